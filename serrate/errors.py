@@ -1,0 +1,78 @@
+"""Every mistake a user can make has one class here; each is also the builtin exception that fits.
+
+In: nothing. Out: exception classes. A message says what is wrong, what was got, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class SerrateError(Exception):
+    """The root of everything serrate raises on purpose."""
+
+
+class StructureError(SerrateError, ValueError):
+    """Offsets, lengths or nesting that do not describe rows (decreasing, not ending at the values, negative ...)."""
+
+
+class StructureMismatch(SerrateError, ValueError):
+    """Two ragged operands whose structures differ, or a component paired with another partition's ragged domain."""
+
+
+class ShapeError(SerrateError, ValueError):
+    """Dims, ranks or extents that do not fit together."""
+
+
+class DtypeError(SerrateError, TypeError):
+    """A dtype an operation does not take."""
+
+
+class DeviceError(SerrateError, ValueError):
+    """Tensors on different devices, or a backend that cannot run on the device at hand."""
+
+
+class DomainError(SerrateError, ValueError):
+    """A domain transform that is not defined for its arguments."""
+
+
+class ScheduleError(SerrateError, ValueError):
+    """A schedule step that is illegal for the program it is applied to."""
+
+
+class StrategyError(SerrateError, ValueError):
+    """A strategy that is unknown, or that does not apply to a program."""
+
+
+class VerificationError(SerrateError, AssertionError):
+    """A pass left a program that is not legal after its stage: a bug in serrate, not in the user's program."""
+
+
+class TraceError(SerrateError, TypeError):
+    """Something inside a `@serrate.jit` function that cannot be traced."""
+
+
+class GradientError(SerrateError, RuntimeError):
+    """A gradient was asked of something that has none."""
+
+
+class SyncError(SerrateError, RuntimeError):
+    """A copy of lengths to the host was needed under `serrate.no_sync()`."""
+
+
+class CompilerError(SerrateError, RuntimeError):
+    """The system compiler refused generated code; the message names the kept source."""
+
+
+class CompilerMissing(CompilerError):
+    """No system compiler was found."""
+
+
+class CacheError(SerrateError, RuntimeError):
+    """The cache folder holds something that is not what was written there."""
+
+
+class BackendError(SerrateError, ValueError):
+    """A backend that is unknown or not installed."""
+
+
+class CallError(SerrateError, TypeError):
+    """A compiled program called with the wrong number or kind of arguments."""

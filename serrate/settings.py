@@ -1,0 +1,58 @@
+"""Every environment variable serrate reads, with its type, default and whether it changes generated code.
+
+In: the process environment. Out: `settings`, one frozen record read once at import (`reload` reads it again).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings in force.
+
+    >>> from serrate.settings import current
+    >>> current().cache_dir.is_absolute()
+    True
+    """
+
+    cache_dir: Path
+    """`SERRATE_CACHE_DIR`: where built programs are kept. Does not change generated code."""
+
+    log: frozenset[str]
+    """`SERRATE_LOG`: comma-separated names of what to print (`plan`, `source`, `build`). Does not change generated code."""
+
+    backend: str | None
+    """`SERRATE_BACKEND`: `reference`, `cpp` or `triton` instead of the device's default. Chooses which code is generated."""
+
+    cxx: str | None
+    """`CXX`: the C++ compiler, else g++ then clang++ are looked for. Part of the key of built programs."""
+
+
+def _read() -> Settings:
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = os.environ.get("SERRATE_CACHE_DIR") or str(Path(home) / "serrate")
+    return Settings(
+        cache_dir=Path(folder).expanduser().absolute(),
+        log=frozenset(filter(None, os.environ.get("SERRATE_LOG", "").split(","))),
+        backend=os.environ.get("SERRATE_BACKEND") or None,
+        cxx=os.environ.get("CXX") or None,
+    )
+
+
+_current = _read()
+
+
+def current() -> Settings:
+    """The settings read from the environment at import or at the last `reload`."""
+    return _current
+
+
+def reload() -> Settings:
+    """Reads the environment again; for tests and for programs that set variables after importing serrate."""
+    global _current
+    _current = _read()
+    return _current
