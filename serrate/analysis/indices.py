@@ -1,0 +1,89 @@
+"""Indices: from the positions of loops to the position in any domain, through transforms in both directions.
+
+In: index expressions of some domains (the loops). Out: the index expression of any domain that they determine. First
+everything the loops were made from is filled in backwards; then a wanted domain is derived forwards from its definition,
+which is where a position finds its component by search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from serrate.errors import DomainError
+from serrate.ir.domains import IterDomain
+from serrate.ir.expr import Expr
+from serrate.ir.transforms import Transform
+
+
+def ancestry(domains: Iterable[IterDomain]) -> list[Transform]:
+    """Every transform that leads to `domains`, those nearest to them first."""
+    found: dict[int, Transform] = {}
+    order: list[Transform] = []
+    pending = [d.definition for d in domains if d.definition is not None]
+    while pending:
+        transform = pending.pop(0)
+        if id(transform) in found:
+            continue
+        found[id(transform)] = transform
+        order.append(transform)
+        pending.extend(d.definition for d in transform.inputs if d.definition is not None)
+    return order
+
+
+class Indices:
+    """The index expressions that follow from those of some domains.
+
+    >>> from serrate.ir import IterDomain, split
+    >>> from serrate.ir.expr import symbol
+    >>> d = IterDomain(100)
+    >>> o, n = split(d, 8)
+    >>> print(Indices({o: symbol("o"), n: symbol("n", 0, 7)}).of(d))
+    n + o*8
+    """
+
+    def __init__(self, loops: Mapping[IterDomain, Expr] | Iterable[tuple[IterDomain, Expr]]) -> None:
+        pairs = list(loops.items() if isinstance(loops, Mapping) else loops)
+        self.known: dict[int, Expr] = {d.uid: e for d, e in pairs}
+        self._fill(ancestry(d for d, _ in pairs))
+
+    def _fill(self, transforms: list[Transform]) -> None:
+        waiting = list(transforms)
+        while True:
+            left = []
+            for transform in waiting:
+                if all(d.uid in self.known for d in transform.inputs):
+                    continue
+                try:
+                    inputs = transform.to_inputs(self.known)
+                except KeyError:
+                    left.append(transform)
+                    continue
+                for domain, index in zip(transform.inputs, inputs, strict=True):
+                    self.known.setdefault(domain.uid, index)
+            if len(left) == len(waiting):
+                return
+            waiting = left
+
+    def of(self, domain: IterDomain) -> Expr:
+        """The index of `domain`; raises when the loops do not determine it."""
+        found = self._derive(domain)
+        if found is None:
+            raise DomainError(f"the index of {domain} does not follow from the loops")
+        return found
+
+    def _derive(self, domain: IterDomain) -> Expr | None:
+        if domain.uid in self.known:
+            return self.known[domain.uid]
+        transform = domain.definition
+        if transform is None:
+            return None
+        for source in transform.inputs:
+            if self._derive(source) is None:
+                return None
+        try:
+            outputs = transform.to_outputs(self.known)
+        except KeyError:
+            return None
+        for output, index in zip(transform.outputs, outputs, strict=True):
+            self.known.setdefault(output.uid, index)
+        return self.known[domain.uid]

@@ -1,0 +1,20 @@
+"""The grammar of serrate: index expressions, domains and their transforms, values, tile programs, fusions.
+
+In: nothing but torch dtypes. Out: immutable nodes that every later stage reads and rewrites.
+"""
+
+from serrate.ir.domains import IterDomain, IterType, ParallelType, RaggedIterDomain
+from serrate.ir.transforms import combine, cover, merge, partition, restrict, split
+
+__all__ = [
+    "IterDomain",
+    "IterType",
+    "ParallelType",
+    "RaggedIterDomain",
+    "combine",
+    "cover",
+    "merge",
+    "partition",
+    "restrict",
+    "split",
+]

@@ -1,0 +1,557 @@
+"""Index expressions: small, immutable, interned integers-to-be.
+
+In: Python ints and other expressions, combined with `+ - * // %`, `minimum`, `maximum`. Out: expressions in a canonical
+form (sums are collected, so `o*64 + n - o*64` is `n`), with integer bounds, substitution and evaluation. Interning
+makes equal expressions the same object: `==` is `is`, and dictionaries keyed by expressions are cheap.
+
+    e ::= Const | Symbol | Sum(terms, const) | Product(a, b) | FloorDiv(a, b) | Mod(a, b) | Minimum(a, b) | Maximum(a, b)
+        | Element(array, e)            array[e]
+        | Search(array, count, e)      upper_bound(array[0 : count+1], e) - 1: the component that owns position e
+    condition ::= Less(e, e)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+from weakref import WeakValueDictionary
+
+Bounds = tuple[int | None, int | None]
+"""Smallest and largest value, both included; None where nothing is known."""
+
+
+@dataclass(frozen=True)
+class Array:
+    """A one-dimensional integer array that expressions read: an argument of the program, a constant, or derived from one.
+
+    `data` holds a constant's elements. `recipe`, where given, says how a derived array is made from others; the runtime
+    makes it once for each structure.
+    """
+
+    name: str
+    data: tuple[int, ...] | None = None
+    recipe: RunningSum | None = None
+
+    def __getitem__(self, index: Expr | int) -> Expr:
+        return element(self, as_expr(index))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class RunningSum:
+    """Recipe of a derived array: `[0, f(0), f(0)+f(1), ...]` where `f` is `term` as a function of `coordinate`."""
+
+    term: Expr
+    coordinate: Symbol
+    count: Expr
+
+
+class Expr:
+    """One index expression. Build with operators; never call the node classes directly."""
+
+    __slots__ = ("__weakref__", "_key", "bounds", "text")
+    _key: tuple[Any, ...]
+    _interned: ClassVar[WeakValueDictionary[tuple[Any, ...], Expr]] = WeakValueDictionary()
+    bounds: Bounds
+    text: str
+
+    def __add__(self, other: Expr | int) -> Expr:
+        return _sum([(self, 1), (as_expr(other), 1)])
+
+    def __radd__(self, other: int) -> Expr:
+        return _sum([(self, 1), (as_expr(other), 1)])
+
+    def __sub__(self, other: Expr | int) -> Expr:
+        return _sum([(self, 1), (as_expr(other), -1)])
+
+    def __rsub__(self, other: int) -> Expr:
+        return _sum([(as_expr(other), 1), (self, -1)])
+
+    def __mul__(self, other: Expr | int) -> Expr:
+        return _product(self, as_expr(other))
+
+    def __rmul__(self, other: int) -> Expr:
+        return _product(self, as_expr(other))
+
+    def __floordiv__(self, other: Expr | int) -> Expr:
+        return _floordiv(self, as_expr(other))
+
+    def __mod__(self, other: Expr | int) -> Expr:
+        return _mod(self, as_expr(other))
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    @property
+    def value(self) -> int | None:
+        """The integer this expression is, when it is one."""
+        return self._key[1] if isinstance(self, Const) else None
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        """The expressions this one is made of."""
+        return ()
+
+    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
+        """The same operation on other operands, simplified again."""
+        return self
+
+    def evaluate(self, environment: Environment) -> Any:
+        """The value under `environment`: ints, or integer tensors that broadcast against each other."""
+        raise NotImplementedError
+
+    def substitute(self, replacement: Mapping[Expr, Expr]) -> Expr:
+        """This expression with every occurrence of a key replaced by its value."""
+        if self in replacement:
+            return replacement[self]
+        operands = self.operands
+        if not operands:
+            return self
+        new = tuple(operand.substitute(replacement) for operand in operands)
+        return self if new == operands else self.rebuild(new)
+
+    def walk(self) -> Iterable[Expr]:
+        """This expression and everything inside it."""
+        yield self
+        for operand in self.operands:
+            yield from operand.walk()
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        """The symbols that occur in this expression."""
+        return frozenset(e for e in self.walk() if isinstance(e, Symbol))
+
+    @property
+    def arrays(self) -> frozenset[Array]:
+        """The arrays this expression reads."""
+        return frozenset(e.array for e in self.walk() if isinstance(e, Element | Search))
+
+
+class Environment:
+    """What symbols and arrays stand for during evaluation; arrays are anything indexable with a `searchsorted`-like search."""
+
+    def __init__(
+        self,
+        symbols: Mapping[Symbol, Any],
+        array: Callable[[Array, Any], Any] | None = None,
+        search: Callable[[Array, int, Any], Any] | None = None,
+    ) -> None:
+        self.symbols = symbols
+        self.array = array or _constant_element
+        self.search = search or _constant_search
+
+
+def _constant_element(array: Array, index: Any) -> Any:
+    assert array.data is not None, f"no elements known for {array}"
+    return array.data[index]
+
+
+def _constant_search(array: Array, count: int, position: Any) -> Any:
+    assert array.data is not None, f"no elements known for {array}"
+    return sum(1 for k in range(1, count + 1) if array.data[k] <= position)
+
+
+class Const(Expr):
+    """An integer."""
+
+    def evaluate(self, environment: Environment) -> Any:
+        return self._key[1]
+
+
+class Symbol(Expr):
+    """A named unknown: a loop index, or an extent known when the program is called."""
+
+    @property
+    def name(self) -> str:
+        return cast(str, self._key[1])
+
+    def evaluate(self, environment: Environment) -> Any:
+        try:
+            return environment.symbols[self]
+        except KeyError:
+            raise KeyError(f"no value given for symbol {self.name}") from None
+
+
+class Sum(Expr):
+    """A linear combination: `terms` are (expression, integer factor), none of them a Sum or a Const."""
+
+    @property
+    def terms(self) -> tuple[tuple[Expr, int], ...]:
+        return cast(tuple[tuple[Expr, int], ...], self._key[1])
+
+    @property
+    def constant(self) -> int:
+        return cast(int, self._key[2])
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        return tuple(term for term, _ in self.terms)
+
+    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
+        factors = [factor for _, factor in self.terms]
+        return _sum([*zip(operands, factors, strict=True), (const(self.constant), 1)])
+
+    def evaluate(self, environment: Environment) -> Any:
+        total: Any = self.constant
+        for term, factor in self.terms:
+            total = total + term.evaluate(environment) * factor
+        return total
+
+
+class _Binary(Expr):
+    @property
+    def left(self) -> Expr:
+        return cast(Expr, self._key[1])
+
+    @property
+    def right(self) -> Expr:
+        return cast(Expr, self._key[2])
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        return (self.left, self.right)
+
+
+class Product(_Binary):
+    """A product of two expressions, neither of them a constant."""
+
+    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
+        return operands[0] * operands[1]
+
+    def evaluate(self, environment: Environment) -> Any:
+        return self.left.evaluate(environment) * self.right.evaluate(environment)
+
+
+class FloorDiv(_Binary):
+    """Division rounded down; the divisor is positive."""
+
+    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
+        return operands[0] // operands[1]
+
+    def evaluate(self, environment: Environment) -> Any:
+        return self.left.evaluate(environment) // self.right.evaluate(environment)
+
+
+class Mod(_Binary):
+    """The rest of a division rounded down; the divisor is positive, and so is the result."""
+
+    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
+        return operands[0] % operands[1]
+
+    def evaluate(self, environment: Environment) -> Any:
+        return self.left.evaluate(environment) % self.right.evaluate(environment)
+
+
+class Minimum(_Binary):
+    """The smaller of two expressions."""
+
+    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
+        return minimum(*operands)
+
+    def evaluate(self, environment: Environment) -> Any:
+        a, b = self.left.evaluate(environment), self.right.evaluate(environment)
+        return a * (a < b) + b * (a >= b)
+
+
+class Maximum(_Binary):
+    """The larger of two expressions."""
+
+    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
+        return maximum(*operands)
+
+    def evaluate(self, environment: Environment) -> Any:
+        a, b = self.left.evaluate(environment), self.right.evaluate(environment)
+        return a * (a > b) + b * (a <= b)
+
+
+class Element(Expr):
+    """`array[index]`."""
+
+    @property
+    def array(self) -> Array:
+        return cast(Array, self._key[1])
+
+    @property
+    def index(self) -> Expr:
+        return cast(Expr, self._key[2])
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        return (self.index,)
+
+    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
+        return element(self.array, operands[0])
+
+    def evaluate(self, environment: Environment) -> Any:
+        return environment.array(self.array, self.index.evaluate(environment))
+
+
+class Search(Expr):
+    """The component that owns a position: the last `c < count` with `array[c] <= position` (empty components never own one)."""
+
+    @property
+    def array(self) -> Array:
+        return cast(Array, self._key[1])
+
+    @property
+    def count(self) -> Expr:
+        return cast(Expr, self._key[2])
+
+    @property
+    def position(self) -> Expr:
+        return cast(Expr, self._key[3])
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        return (self.count, self.position)
+
+    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
+        return search(self.array, *operands)
+
+    def evaluate(self, environment: Environment) -> Any:
+        return environment.search(self.array, self.count.evaluate(environment), self.position.evaluate(environment))
+
+
+@dataclass(frozen=True)
+class Less:
+    """The condition `left < right`."""
+
+    left: Expr
+    right: Expr
+
+    def __str__(self) -> str:
+        return f"{self.left} < {self.right}"
+
+    def substitute(self, replacement: Mapping[Expr, Expr]) -> Less:
+        return Less(self.left.substitute(replacement), self.right.substitute(replacement))
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        return self.left.symbols | self.right.symbols
+
+    @property
+    def proven(self) -> bool:
+        """Whether bounds alone show that the condition always holds."""
+        high = (self.left - self.right).bounds[1]
+        return high is not None and high < 0
+
+    def evaluate(self, environment: Environment) -> Any:
+        return self.left.evaluate(environment) < self.right.evaluate(environment)
+
+
+def _intern(kind: type[Expr], *key: Any, bounds: Bounds, text: str) -> Expr:
+    full = (kind, *key)
+    found = Expr._interned.get(full)
+    if found is None:
+        found = kind.__new__(kind)
+        found._key = full
+        found.bounds, found.text = bounds, text
+        found = Expr._interned.setdefault(full, found)
+    return found
+
+
+def const(value: int) -> Expr:
+    """The integer as an expression."""
+    return _intern(Const, int(value), bounds=(int(value), int(value)), text=str(int(value)))
+
+
+def symbol(name: str, low: int | None = 0, high: int | None = None) -> Symbol:
+    """A named unknown between `low` and `high` (both included); not negative unless said otherwise."""
+    return cast(Symbol, _intern(Symbol, name, low, high, bounds=(low, high), text=name))
+
+
+def as_expr(value: Expr | int) -> Expr:
+    """An expression as it is, an int as a constant."""
+    return value if isinstance(value, Expr) else const(value)
+
+
+def element(array: Array, index: Expr) -> Expr:
+    """`array[index]`; a constant array at a constant index is a constant."""
+    if array.data is not None and index.value is not None:
+        return const(array.data[index.value])
+    low, high = (min(array.data), max(array.data)) if array.data else (0, None)
+    return _intern(Element, array, index, bounds=(low, high), text=f"{array.name}[{index}]")
+
+
+def search(array: Array, count: Expr | int, position: Expr | int) -> Expr:
+    """The component that owns `position` under the offsets `array`."""
+    count, position = as_expr(count), as_expr(position)
+    high = count.bounds[1]
+    bounds = (0, None if high is None else max(high - 1, 0))
+    return _intern(Search, array, count, position, bounds=bounds, text=f"search({array.name}, {position})")
+
+
+def ceildiv(a: Expr | int, b: Expr | int) -> Expr:
+    """`a / b` rounded up."""
+    b = as_expr(b)
+    return (as_expr(a) + b - 1) // b
+
+
+def minimum(a: Expr | int, b: Expr | int) -> Expr:
+    """The smaller of two; decided at once where bounds tell."""
+    return _extremum(Minimum, "min", as_expr(a), as_expr(b))
+
+
+def maximum(a: Expr | int, b: Expr | int) -> Expr:
+    """The larger of two; decided at once where bounds tell."""
+    return _extremum(Maximum, "max", as_expr(a), as_expr(b))
+
+
+def _extremum(kind: type[Expr], name: str, a: Expr, b: Expr) -> Expr:
+    if a is b:
+        return a
+    low, high = (a - b).bounds
+    smaller, larger = (a, b) if kind is Minimum else (b, a)
+    if high is not None and high <= 0:
+        return smaller
+    if low is not None and low >= 0:
+        return larger
+    a, b = sorted((a, b), key=lambda e: e.text)
+    lows, highs = (a.bounds[0], b.bounds[0]), (a.bounds[1], b.bounds[1])
+    if kind is Minimum:
+        bounds = (_each(min, lows), _known(min, highs))
+    else:
+        bounds = (_known(max, lows), _each(max, highs))
+    return _intern(kind, a, b, bounds=bounds, text=f"{name}({a}, {b})")
+
+
+def _each(pick: Callable[..., int], values: tuple[int | None, ...]) -> int | None:
+    return None if None in values else pick(values)
+
+
+def _known(pick: Callable[..., int], values: tuple[int | None, ...]) -> int | None:
+    known = [v for v in values if v is not None]
+    return pick(known) if known else None
+
+
+def _scaled(bounds: Bounds, factor: int) -> Bounds:
+    low = None if bounds[0] is None else bounds[0] * factor
+    high = None if bounds[1] is None else bounds[1] * factor
+    return (low, high) if factor >= 0 else (high, low)
+
+
+def _sum(parts: Iterable[tuple[Expr, int]]) -> Expr:
+    factors: dict[Expr, int] = {}
+    constant = 0
+    for part, factor in parts:
+        if isinstance(part, Const):
+            constant += cast(int, part.value) * factor
+        elif isinstance(part, Sum):
+            constant += part.constant * factor
+            for term, inner in part.terms:
+                factors[term] = factors.get(term, 0) + inner * factor
+        else:
+            factors[part] = factors.get(part, 0) + factor
+    terms = tuple(sorted(((t, f) for t, f in factors.items() if f), key=lambda tf: (tf[1] < 0, tf[0].text)))
+    if not terms:
+        return const(constant)
+    if constant == 0 and len(terms) == 1 and terms[0][1] == 1:
+        return terms[0][0]
+    low: int | None = constant
+    high: int | None = constant
+    for term, factor in terms:
+        term_low, term_high = _scaled(term.bounds, factor)
+        low = None if low is None or term_low is None else low + term_low
+        high = None if high is None or term_high is None else high + term_high
+    return _intern(Sum, terms, constant, bounds=(low, high), text=_sum_text(terms, constant))
+
+
+def _sum_text(terms: tuple[tuple[Expr, int], ...], constant: int) -> str:
+    text = ""
+    for term, factor in terms:
+        inner = term.text
+        size = abs(factor)
+        piece = inner if size == 1 else f"{inner}*{size}"
+        text += (f" - {piece}" if factor < 0 else f" + {piece}") if text else (f"-{piece}" if factor < 0 else piece)
+    if constant:
+        text += f" {'-' if constant < 0 else '+'} {abs(constant)}"
+    return text
+
+
+def _bracketed(e: Expr) -> str:
+    return f"({e})" if isinstance(e, Sum | FloorDiv | Mod) else str(e)
+
+
+def _product(a: Expr, b: Expr) -> Expr:
+    if isinstance(a, Const):
+        a, b = b, a
+    if isinstance(b, Const):
+        return _sum([(a, cast(int, b.value))])
+    # A common factor inside a sum is kept outside, so that (2*x)*y and 2*(x*y) are one expression.
+    if isinstance(a, Sum) and len(a.terms) == 1 and a.constant == 0:
+        return _sum([(_product(a.terms[0][0], b), a.terms[0][1])])
+    if isinstance(b, Sum) and len(b.terms) == 1 and b.constant == 0:
+        return _sum([(_product(a, b.terms[0][0]), b.terms[0][1])])
+    a, b = sorted((a, b), key=lambda e: e.text)
+    corners = [None if x is None or y is None else x * y for x in a.bounds for y in b.bounds]
+    if None not in corners:
+        known = cast(list[int], corners)
+        bounds: Bounds = (min(known), max(known))
+    elif a.bounds[0] is not None and b.bounds[0] is not None and a.bounds[0] >= 0 and b.bounds[0] >= 0:
+        bounds = (a.bounds[0] * b.bounds[0], None)
+    else:
+        bounds = (None, None)
+    return _intern(Product, a, b, bounds=bounds, text=f"{_bracketed(a)}*{_bracketed(b)}")
+
+
+def _divided(a: Expr, divisor: int) -> tuple[Expr, Expr]:
+    """`a` as `divisor*quotient + rest`, moving every term that divides into the quotient."""
+    terms = a.terms if isinstance(a, Sum) else ((a, 1),)
+    constant = a.constant if isinstance(a, Sum) else 0
+    if isinstance(a, Const):
+        terms, constant = (), cast(int, a.value)
+    whole = _sum([(t, f // divisor) for t, f in terms if f % divisor == 0] + [(const(constant // divisor), 1)])
+    rest = _sum([(t, f) for t, f in terms if f % divisor] + [(const(constant % divisor), 1)])
+    return whole, rest
+
+
+def _floordiv(a: Expr, b: Expr) -> Expr:
+    divisor = b.value
+    if divisor is not None:
+        if divisor <= 0:
+            raise ZeroDivisionError(f"{a} // {b}: the divisor must be positive")
+        if divisor == 1:
+            return a
+        if a.value is not None:
+            return const(a.value // divisor)
+        whole, rest = _divided(a, divisor)
+        low, high = rest.bounds
+        if low is not None and high is not None and low // divisor == high // divisor:
+            return whole + low // divisor
+        if whole is not const(0):
+            return whole + _floordiv(rest, b)
+        if isinstance(a, FloorDiv) and a.right.value is not None:
+            return _floordiv(a.left, const(a.right.value * divisor))
+    elif a is b:
+        return const(1)
+    elif a.value == 0:
+        return a
+    bounds: Bounds = (None, None)
+    if divisor is not None:
+        bounds = tuple(None if x is None else x // divisor for x in a.bounds)  # type: ignore[assignment]
+    elif a.bounds[0] is not None and a.bounds[0] >= 0:
+        bounds = (0, a.bounds[1])
+    return _intern(FloorDiv, a, b, bounds=bounds, text=f"{_bracketed(a)} // {_bracketed(b)}")
+
+
+def _mod(a: Expr, b: Expr) -> Expr:
+    divisor = b.value
+    if divisor is not None:
+        if divisor <= 0:
+            raise ZeroDivisionError(f"{a} % {b}: the divisor must be positive")
+        _, rest = _divided(a, divisor)
+        low, high = rest.bounds
+        if low is not None and high is not None and low // divisor == high // divisor:
+            return rest - (low // divisor) * divisor
+        a = rest
+    elif a is b or a.value == 0:
+        return const(0)
+    high = b.bounds[1]
+    bounds: Bounds = (0, None if high is None else high - 1)
+    return _intern(Mod, a, b, bounds=bounds, text=f"{_bracketed(a)} % {_bracketed(b)}")

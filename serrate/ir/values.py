@@ -1,0 +1,211 @@
+"""Values: the numbers a program computes, as expressions over tensor elements.
+
+In: tensors, domains, constants. Out: interned nodes, equal iff they are the same object.
+
+    v ::= Constant(number) | Read(tensor, index) | Call(function, args) | Position(domain)
+    index ::= one domain, or None for a broadcast dim, for each dim of the tensor
+
+`FUNCTIONS` names every elementwise function with its arity; each backend has a table from these names to its own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar, cast
+from weakref import WeakValueDictionary
+
+import torch
+
+from serrate.errors import DtypeError
+from serrate.ir.domains import IterDomain
+
+Index = tuple[IterDomain | None, ...]
+
+FUNCTIONS: dict[str, int] = {
+    **dict.fromkeys(
+        "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu silu gelu erf floor ceil square isnan logical_not finite_or_zero".split(),
+        1,
+    ),
+    **dict.fromkeys("add sub mul div maximum minimum lt le gt ge eq ne logical_and logical_or pow".split(), 2),
+    "where": 3,
+    "cast": 1,
+}
+"""Name -> number of arguments. `finite_or_zero(x)` is x, or 0 where x is infinite (softmax statistics use it)."""
+
+
+class Role(Enum):
+    """Where a tensor lives."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    SCRATCH = "scratch"
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor of a tile program: indexed by `logical` domains, stored over `storage` domains (row-major, back to back).
+
+    `carry` is the dtype it is computed and kept in while it is private to a kernel.
+    """
+
+    name: str
+    dtype: torch.dtype
+    logical: tuple[IterDomain, ...]
+    storage: tuple[IterDomain, ...]
+    role: Role = Role.SCRATCH
+    source: int = field(default=-1)
+    """Which argument or result of the program this is, for inputs and outputs."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.logical))}]"
+
+
+class Value:
+    """One scalar value for each position of the domains it mentions. Build with `read`, `call`, `constant`, `position`."""
+
+    __slots__ = ("__weakref__", "_key", "dtype")
+    _key: tuple[Any, ...]
+    dtype: torch.dtype
+    _interned: ClassVar[WeakValueDictionary[tuple[Any, ...], Value]] = WeakValueDictionary()
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return ()
+
+    def walk(self) -> Iterator[Value]:
+        """This value and everything inside it, each node once."""
+        seen: set[int] = set()
+        pending: list[Value] = [self]
+        while pending:
+            value = pending.pop()
+            if id(value) not in seen:
+                seen.add(id(value))
+                yield value
+                pending.extend(value.args)
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        return tuple(v for v in self.walk() if isinstance(v, Read))
+
+
+class Constant(Value):
+    """A number."""
+
+    @property
+    def number(self) -> float | int | bool:
+        return cast(float, self._key[1])
+
+    def __str__(self) -> str:
+        return str(self.number)
+
+
+class Read(Value):
+    """An element of a tensor."""
+
+    @property
+    def tensor(self) -> Tensor:
+        return cast(Tensor, self._key[1])
+
+    @property
+    def index(self) -> Index:
+        return cast(Index, self._key[3])
+
+    def __str__(self) -> str:
+        return f"{self.tensor.name}[{', '.join('0' if d is None else d.name for d in self.index)}]"
+
+
+class Call(Value):
+    """An elementwise function of other values."""
+
+    @property
+    def function(self) -> str:
+        return cast(str, self._key[1])
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return cast(tuple[Value, ...], self._key[2])
+
+    def __str__(self) -> str:
+        if self.function == "cast":
+            return f"{str(self.dtype).removeprefix('torch.')}({self.args[0]})"
+        return f"{self.function}({', '.join(map(str, self.args))})"
+
+
+class Position(Value):
+    """The index of a domain, as a number."""
+
+    @property
+    def domain(self) -> IterDomain:
+        return cast(IterDomain, self._key[2])
+
+    def __str__(self) -> str:
+        return f"index({self.domain.name})"
+
+
+def _intern(kind: type[Value], dtype: torch.dtype, *key: Any) -> Value:
+    full = (kind, *key, dtype)
+    found = Value._interned.get(full)
+    if found is None:
+        found = kind.__new__(kind)
+        found._key, found.dtype = full, dtype
+        found = Value._interned.setdefault(full, found)
+    return found
+
+
+def constant(number: float | int | bool, dtype: torch.dtype) -> Value:
+    """A number of the given dtype."""
+    # The text tells 1 from 1.0 and True, 0.0 from -0.0, and lets nan be found again.
+    return _intern(Constant, dtype, number, repr(number))
+
+
+def read(tensor: Tensor, index: Index) -> Value:
+    """The element of `tensor` at `index`."""
+    return _intern(Read, tensor.dtype, tensor, tuple(None if d is None else d.uid for d in index), index)
+
+
+def call(function: str, *args: Value, dtype: torch.dtype) -> Value:
+    """An elementwise function; `dtype` is the result's."""
+    if FUNCTIONS.get(function) != len(args):
+        raise DtypeError(f"{function}: takes {FUNCTIONS.get(function)} arguments, got {len(args)}")
+    return _intern(Call, dtype, function, args)
+
+
+def position(domain: IterDomain) -> Value:
+    """The index of `domain` as an int64."""
+    return _intern(Position, torch.int64, domain.uid, domain)
+
+
+def rewrite(value: Value, change: Callable[[Value], Value | None], memo: dict[int, Value] | None = None) -> Value:
+    """`value` with every node for which `change` returns something replaced by it; shared nodes stay shared."""
+    memo = {} if memo is None else memo
+    if id(value) in memo:
+        return memo[id(value)]
+    new = change(value)
+    if new is None:
+        new = value
+        if isinstance(value, Call):
+            args = tuple(rewrite(a, change, memo) for a in value.args)
+            new = value if args == value.args else call(value.function, *args, dtype=value.dtype)
+    memo[id(value)] = new
+    return new
+
+
+def reindex(value: Value, domains: Mapping[int, IterDomain | None]) -> Value:
+    """`value` with domains (by uid) replaced by others; used when a producer is moved into its reader."""
+
+    def change(v: Value) -> Value | None:
+        if isinstance(v, Read):
+            return read(v.tensor, tuple(None if d is None else domains.get(d.uid, d) for d in v.index))
+        if isinstance(v, Position):
+            new = domains.get(v.domain.uid, v.domain)
+            return constant(0, torch.int64) if new is None else position(new)
+        return None
+
+    return rewrite(value, change)
+
+
+def carried_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What values of a dtype are computed in: sixteen-bit floats in float32, everything else as it is."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
