@@ -188,4 +188,3 @@ def _positions(loop: Sequence[IterDomain], indices: Indices, symbols: dict[int, 
             yield from run({**done, symbols[rest[0].uid]: k}, rest[1:])
 
     yield from run({}, loop)
-

@@ -4,13 +4,16 @@ In: nothing but torch dtypes. Out: immutable nodes that every later stage reads 
 """
 
 from serrate.ir.domains import IterDomain, IterType, ParallelType, RaggedIterDomain
+from serrate.ir.fusion import Fusion, TensorView
 from serrate.ir.transforms import combine, cover, merge, partition, restrict, split
 
 __all__ = [
+    "Fusion",
     "IterDomain",
     "IterType",
     "ParallelType",
     "RaggedIterDomain",
+    "TensorView",
     "combine",
     "cover",
     "merge",

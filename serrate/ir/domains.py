@@ -66,6 +66,8 @@ class IterDomain:
     pairing: Hashable = None
     """Identity of the structure whose components this domain counts (see `transforms.partition`)."""
     definition: Transform | None = field(default=None, repr=False)
+    bound: Expr | None = field(default=None, repr=False)
+    """Not less than the extent, and known without looking at lengths; None where the extent itself is."""
     uid: int = field(default_factory=lambda: next(_uids))
     derived: dict[Hashable, tuple[IterDomain, ...]] = field(default_factory=dict, repr=False)
     """What transforms have made of this domain, so that the same transform gives the same domains again."""
@@ -87,6 +89,11 @@ class IterDomain:
     def extent_expr(self) -> Expr:
         """The number of positions as an expression."""
         return as_expr(self._extent)
+
+    @property
+    def host_bound(self) -> Expr:
+        """A bound of the extent that needs no lengths on the host."""
+        return self.extent_expr if self.bound is None else self.bound
 
     @property
     def is_ragged(self) -> bool:
@@ -115,7 +122,7 @@ class RaggedIterDomain(IterDomain):
     """Positions `0 .. length(c)-1`, where `c` is the index of `component`; `extent` is the sum over all components."""
 
     component: IterDomain = None  # type: ignore[assignment]  # the base class's defaults force one here
-    length: Expr = const(0)
+    length: Expr = field(default_factory=lambda: const(0))
     start: Expr | None = None
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ class Array:
 
     name: str
     data: tuple[int, ...] | None = None
-    recipe: RunningSum | None = None
+    recipe: RunningSum | GroupMaximum | None = None
 
     def __getitem__(self, index: Expr | int) -> Expr:
         return element(self, as_expr(index))
@@ -47,6 +47,16 @@ class RunningSum:
     term: Expr
     coordinate: Symbol
     count: Expr
+
+
+@dataclass(frozen=True)
+class GroupMaximum:
+    """Recipe of a derived array: element g is the largest `f(c)` among the components `g*size .. (g+1)*size-1`."""
+
+    term: Expr
+    coordinate: Symbol
+    count: Expr
+    size: int
 
 
 class Expr:

@@ -11,7 +11,7 @@ that split a row alike share their domains.
 | partition        | I -> (C, R)          | i = start[c] + r             | K, lengths                   |
 | combine          | (C, R) -> I          | c = search(off, i), r = rest | sum of lengths               |
 |   of an inner pair (C under G, R) -> ragged under G: the ragged domain it came from                  |
-| cover            | R -> regular         | r = r' (guard r < length[c]) | the longest of a group       |
+| cover            | R -> longer rows     | r = r' (guard r < length[c]) | the longest of a group       |
 | restrict lo, hi  | I -> sub-range       | i = i' + lo                  | hi - lo                      |
 """
 
@@ -220,12 +220,18 @@ def split(domain: IterDomain, factor: int | Expr, *, inner: bool = True) -> tupl
                 pairing=domain.pairing,
                 component=domain.component,
                 length=per_row,
+                bound=domain.host_bound // size + domain.component.host_bound,
             )
             outputs = (outer, IterDomain(size, name=f"{domain.name}i"))
         else:
             other = ceildiv(domain.extent_expr, size)
+            bound = None if domain.bound is None else ceildiv(domain.bound, size)
             o, n = (other, size) if inner else (size, other)
-            outputs = (IterDomain(o, name=f"{domain.name}o"), IterDomain(n, name=f"{domain.name}i"))
+            bounds = (bound, None) if inner else (None, bound)
+            outputs = (
+                IterDomain(o, name=f"{domain.name}o", bound=bounds[0]),
+                IterDomain(n, name=f"{domain.name}i", bound=bounds[1]),
+            )
         return _finish(Split((domain,), (), size), outputs)
 
     return cast(tuple[IterDomain, IterDomain], _once(domain, ("split", size, inner), make))
@@ -276,6 +282,7 @@ def merge(outer: IterDomain, inner: IterDomain) -> IterDomain:
                 component=outer.component,
                 length=length,
                 start=start,
+                bound=outer.host_bound * inner.extent_expr,
             )
         else:
             output = IterDomain(outer.extent_expr * inner.extent_expr, name=name)
@@ -289,7 +296,7 @@ def partition(
     offsets: Sequence[int] | Sequence[Sequence[int]] | Array | torch.Tensor,
     count: int | Expr | None = None,
     *,
-    name: str = "",
+    names: tuple[str, str] | None = None,
 ) -> tuple[IterDomain, RaggedIterDomain]:
     """I -> (C, R) by K+1 boundaries. A ragged input takes one row of K+1 boundaries for each of its components.
 
@@ -311,14 +318,14 @@ def partition(
     if isinstance(offsets, Array):
         if count is None:
             raise DomainError(f"partition by {offsets}: the number of components must be given")
-        return _partition_by(domain, offsets, as_expr(count), name)
+        return _partition_by(domain, offsets, as_expr(count), names)
     if any(not isinstance(b, int) and not isinstance(b, Sequence) for b in offsets):
         raise DomainError(f"partition: offsets must be integers, got {list(offsets)}")
     if isinstance(domain, RaggedIterDomain):
-        return _partition_ragged(domain, cast(Sequence[Sequence[int]], offsets), name)
+        return _partition_ragged(domain, cast(Sequence[Sequence[int]], offsets), names)
     boundaries = tuple(cast(Sequence[int], offsets))
     _check_boundaries(boundaries, domain.extent_expr.value)
-    return _partition_by(domain, Array(f"offsets{list(boundaries)}", boundaries), const(len(boundaries) - 1), name)
+    return _partition_by(domain, Array(f"offsets{list(boundaries)}", boundaries), const(len(boundaries) - 1), names)
 
 
 def _check_boundaries(boundaries: tuple[int, ...], total: int | None) -> None:
@@ -333,12 +340,16 @@ def _check_boundaries(boundaries: tuple[int, ...], total: int | None) -> None:
         raise DomainError(f"partition: offsets must end at the extent {total}, got {boundaries[-1]}")
 
 
-def _partition_by(domain: IterDomain, offsets: Array, count: Expr, name: str) -> tuple[IterDomain, RaggedIterDomain]:
+def _partition_by(
+    domain: IterDomain, offsets: Array, count: Expr, names: tuple[str, str] | None
+) -> tuple[IterDomain, RaggedIterDomain]:
+    component_name, ragged_name = names or (f"{domain.name}c", f"{domain.name}r")
+
     def make() -> Outputs:
-        component = IterDomain(count, name=f"{name or domain.name}c", pairing=offsets)
+        component = IterDomain(count, name=component_name, pairing=offsets)
         ragged = RaggedIterDomain(
             domain.extent_expr,
-            name=f"{name or domain.name}r",
+            name=ragged_name,
             pairing=offsets,
             component=component,
             length=offsets[COORDINATE + 1] - offsets[COORDINATE],
@@ -350,7 +361,9 @@ def _partition_by(domain: IterDomain, offsets: Array, count: Expr, name: str) ->
     return cast(tuple[IterDomain, RaggedIterDomain], made)
 
 
-def _partition_ragged(domain: RaggedIterDomain, rows: Sequence[Sequence[int]], name: str) -> tuple[IterDomain, RaggedIterDomain]:
+def _partition_ragged(
+    domain: RaggedIterDomain, rows: Sequence[Sequence[int]], names: tuple[str, str] | None
+) -> tuple[IterDomain, RaggedIterDomain]:
     """Same number of parts in every component: the parts of all components, flattened, own the new ragged domain."""
     extents = domain.extents
     assert isinstance(extents, tuple)
@@ -365,12 +378,13 @@ def _partition_ragged(domain: RaggedIterDomain, rows: Sequence[Sequence[int]], n
     for row in rows:
         base = flat[-1]
         flat.extend(base + boundary for boundary in row[1:])
-    part = IterDomain(width, name=f"{name or domain.name}c")
+    component_name, ragged_name = names or (f"{domain.name}c", f"{domain.name}r")
+    part = IterDomain(width, name=component_name)
     owner = merge(domain.component, part)
     starts = Array(f"offsets{flat}", tuple(flat))
     ragged = RaggedIterDomain(
         domain.extent_expr,
-        name=f"{name or domain.name}r",
+        name=ragged_name,
         pairing=starts,
         component=owner,
         length=starts[COORDINATE + 1] - starts[COORDINATE],
@@ -417,7 +431,8 @@ def combine(component: IterDomain, ragged: IterDomain) -> IterDomain:
 
     def make() -> Outputs:
         offsets = offsets_array(ragged)
-        output = IterDomain(offsets[ragged.component.extent_expr], name=f"{component.name}{ragged.name}")
+        total = offsets[ragged.component.extent_expr]
+        output = IterDomain(total, name=f"{component.name}{ragged.name}", bound=ragged.host_bound)
         return _finish(Combine((component, ragged), (), offsets), (output,))
 
     return _once(component, ("combine", ragged.uid), make)[0]
@@ -444,15 +459,23 @@ def _combine_inner(component: RaggedIterDomain, ragged: RaggedIterDomain) -> Ite
     return _once(component, ("combine", ragged.uid), make)[0]
 
 
-def cover(ragged: IterDomain, bound: Expr | int) -> IterDomain:
-    """R -> a regular domain of `bound` positions, at least the longest row it stands for; shorter rows leave holes."""
+def cover(ragged: IterDomain, bound: Expr | int, group: IterDomain | None = None) -> IterDomain:
+    """R -> positions up to `bound`, at least the longest row it stands for; shorter rows leave holes.
+
+    With `group`, a domain whose positions are groups of components, `bound` is an expression in COORDINATE: the longest
+    row of that group.
+    """
     if not isinstance(_plain("cover", ragged), RaggedIterDomain):
         raise DomainError(f"cover: expected a ragged domain, got {ragged}; a regular domain covers itself")
+    name, length = f"{ragged.name}x", as_expr(bound)
 
     def make() -> Outputs:
-        return _finish(Cover((ragged,), (), const(0)), (IterDomain(bound, name=f"{ragged.name}x"),))
+        output = IterDomain(length, name=name)
+        if group is not None:
+            output = RaggedIterDomain(_total(group, length), name=name, component=group, length=length)
+        return _finish(Cover((ragged,), (), const(0)), (output,))
 
-    return _once(ragged, ("cover", as_expr(bound)), make)[0]
+    return _once(ragged, ("cover", length, None if group is None else group.uid), make)[0]
 
 
 def restrict(domain: IterDomain, low: Expr | int, high: Expr | int) -> IterDomain:

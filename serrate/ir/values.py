@@ -2,7 +2,9 @@
 
 In: tensors, domains, constants. Out: interned nodes, equal iff they are the same object.
 
-    v ::= Constant(number) | Read(tensor, index) | Call(function, args) | Position(domain)
+    v ::= Constant(number) | Read(tensor, index) | Call(function, args)
+        | Position(domain)     the index itself
+        | Extent(domain)       how many positions the domain has; of a ragged one, in the row at hand
     index ::= one domain, or None for a broadcast dim, for each dim of the tensor
 
 `FUNCTIONS` names every elementwise function with its arity; each backend has a table from these names to its own code.
@@ -23,14 +25,13 @@ from serrate.ir.domains import IterDomain
 
 Index = tuple[IterDomain | None, ...]
 
+UNARY = "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu silu gelu erf floor ceil square isnan logical_not cast"
+BINARY = "add sub mul div maximum minimum lt le gt ge eq ne logical_and logical_or pow"
 FUNCTIONS: dict[str, int] = {
-    **dict.fromkeys(
-        "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu silu gelu erf floor ceil square isnan logical_not finite_or_zero".split(),
-        1,
-    ),
-    **dict.fromkeys("add sub mul div maximum minimum lt le gt ge eq ne logical_and logical_or pow".split(), 2),
+    **dict.fromkeys(UNARY.split(), 1),
+    "finite_or_zero": 1,
+    **dict.fromkeys(BINARY.split(), 2),
     "where": 3,
-    "cast": 1,
 }
 """Name -> number of arguments. `finite_or_zero(x)` is x, or 0 where x is infinite (softmax statistics use it)."""
 
@@ -41,22 +42,26 @@ class Role(Enum):
     INPUT = "input"
     OUTPUT = "output"
     SCRATCH = "scratch"
+    PRIVATE = "private"
+    """Scratch that holds one component's row, one for each worker."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor of a tile program: indexed by `logical` domains, stored over `storage` domains (row-major, back to back).
-
-    `carry` is the dtype it is computed and kept in while it is private to a kernel.
-    """
+    """A tensor of a tile program: indexed by `logical` domains, stored over `storage` domains (row-major, back to back)."""
 
     name: str
     dtype: torch.dtype
     logical: tuple[IterDomain, ...]
     storage: tuple[IterDomain, ...]
     role: Role = Role.SCRATCH
-    source: int = field(default=-1)
-    """Which argument or result of the program this is, for inputs and outputs."""
+    base: Tensor | None = field(default=None, repr=False)
+    """The tensor whose memory this one views under other logical domains, if any."""
+
+    @property
+    def memory(self) -> Tensor:
+        """The tensor that owns the memory."""
+        return self if self.base is None else self.base.memory
 
     def __str__(self) -> str:
         return f"{self.name}: {str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.logical))}]"
@@ -144,7 +149,18 @@ class Position(Value):
         return f"index({self.domain.name})"
 
 
-def _intern(kind: type[Value], dtype: torch.dtype, *key: Any) -> Value:
+class Extent(Value):
+    """The number of positions of a domain; of a ragged one, the length of the row at hand."""
+
+    @property
+    def domain(self) -> IterDomain:
+        return cast(IterDomain, self._key[2])
+
+    def __str__(self) -> str:
+        return f"extent({self.domain.name})"
+
+
+def intern(kind: type[Value], dtype: torch.dtype, *key: Any) -> Value:
     full = (kind, *key, dtype)
     found = Value._interned.get(full)
     if found is None:
@@ -157,24 +173,29 @@ def _intern(kind: type[Value], dtype: torch.dtype, *key: Any) -> Value:
 def constant(number: float | int | bool, dtype: torch.dtype) -> Value:
     """A number of the given dtype."""
     # The text tells 1 from 1.0 and True, 0.0 from -0.0, and lets nan be found again.
-    return _intern(Constant, dtype, number, repr(number))
+    return intern(Constant, dtype, number, repr(number))
 
 
 def read(tensor: Tensor, index: Index) -> Value:
     """The element of `tensor` at `index`."""
-    return _intern(Read, tensor.dtype, tensor, tuple(None if d is None else d.uid for d in index), index)
+    return intern(Read, tensor.dtype, tensor, tuple(None if d is None else d.uid for d in index), index)
 
 
 def call(function: str, *args: Value, dtype: torch.dtype) -> Value:
     """An elementwise function; `dtype` is the result's."""
     if FUNCTIONS.get(function) != len(args):
         raise DtypeError(f"{function}: takes {FUNCTIONS.get(function)} arguments, got {len(args)}")
-    return _intern(Call, dtype, function, args)
+    return intern(Call, dtype, function, args)
 
 
 def position(domain: IterDomain) -> Value:
     """The index of `domain` as an int64."""
-    return _intern(Position, torch.int64, domain.uid, domain)
+    return intern(Position, torch.int64, domain.uid, domain)
+
+
+def extent(domain: IterDomain) -> Value:
+    """The number of positions of `domain` as an int64."""
+    return intern(Extent, torch.int64, domain.uid, domain)
 
 
 def rewrite(value: Value, change: Callable[[Value], Value | None], memo: dict[int, Value] | None = None) -> Value:
@@ -201,6 +222,9 @@ def reindex(value: Value, domains: Mapping[int, IterDomain | None]) -> Value:
         if isinstance(v, Position):
             new = domains.get(v.domain.uid, v.domain)
             return constant(0, torch.int64) if new is None else position(new)
+        if isinstance(v, Extent):
+            new = domains.get(v.domain.uid, v.domain)
+            return constant(1, torch.int64) if new is None else extent(new)
         return None
 
     return rewrite(value, change)

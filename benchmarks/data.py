@@ -1,0 +1,74 @@
+"""Length distributions and seeded ragged data.
+
+Comes in: a distribution's name, rows, mean length. Goes out: lengths, or a `Ragged` of values and offsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DISTRIBUTIONS = ("uniform", "exponential", "bimodal", "giant")
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows back to back: `values[offsets[r]:offsets[r + 1]]` is row r."""
+
+    distribution: str
+    values: Tensor
+    offsets: Tensor
+
+    @property
+    def rows(self) -> int:
+        return self.offsets.numel() - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.offsets.diff()
+
+    @property
+    def longest(self) -> int:
+        return int(self.lengths.max())
+
+
+def lengths(distribution: str, rows: int, mean: float, seed: int = 0) -> Tensor:
+    """At least one element a row; the total is close to rows x mean, not exactly that.
+
+    >>> lengths("giant", rows=100, mean=10)[50].item()
+    500
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if distribution == "uniform":
+        drawn = torch.randn(rows, generator=generator) * (mean / 16) + mean
+    elif distribution == "exponential":
+        drawn = torch.empty(rows).exponential_(1 / mean, generator=generator)
+    elif distribution == "bimodal":
+        is_short = torch.rand(rows, generator=generator) < 0.9
+        drawn = torch.where(is_short, mean / 8, 8.875 * mean)
+    elif distribution == "giant":
+        drawn = torch.randn(rows, generator=generator) * (mean / 32) + mean / 2
+        # in the middle: a schedule that hands out rows in order meets it late, as it may in real data
+        drawn[rows // 2] = rows * mean / 2
+    else:
+        raise ValueError(f"distribution {distribution!r} is not one of {', '.join(DISTRIBUTIONS)}")
+    return drawn.round().clamp(min=1).to(torch.int64)
+
+
+def offsets(lengths: Tensor) -> Tensor:
+    """The boundaries of rows of these lengths.
+
+    >>> offsets(torch.tensor([2, 1])).tolist()
+    [0, 2, 3]
+    """
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def ragged(distribution: str, rows: int, mean: float, features: int, seed: int = 0) -> Ragged:
+    """Normal values of shape [total, features]."""
+    boundaries = offsets(lengths(distribution, rows, mean, seed))
+    generator = torch.Generator().manual_seed(seed + 1)
+    values = torch.randn(int(boundaries[-1]), features, generator=generator)
+    return Ragged(distribution, values, boundaries)

@@ -1,0 +1,169 @@
+"""`serrate cache info` and `serrate cache clear`: what the cache folder holds, and how to empty it.
+
+In: the cache folder of the settings in force. Out: a summary, or the folder without its built programs. Only entries of
+the layout `<cache_dir>/programs/<digest>/` are counted and removed; whatever else lies there belongs to someone else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from serrate import settings
+from serrate.errors import CacheError
+
+PROGRAMS = "programs"
+"""The subfolder of the cache folder that holds one folder per built program."""
+
+_REMOVING = ".removing"
+_ENTRY_NAME = re.compile(rf"[0-9a-f]{{16,64}}({re.escape(_REMOVING)})?")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One built program in the cache: its folder, how many files, their bytes, and when the last of them was written."""
+
+    path: Path
+    files: int
+    bytes: int
+    modified: float
+
+
+def entries(cache_dir: Path) -> list[Entry]:
+    """The built programs under `cache_dir`, oldest first; none if the folder does not exist.
+
+    >>> entries(Path("/nonexistent"))
+    []
+    """
+    found = (_measure(path) for path in _children(cache_dir / PROGRAMS) if _is_entry(path))
+    return sorted((entry for entry in found if entry is not None), key=lambda entry: (entry.modified, entry.path.name))
+
+
+def remove(entry: Entry) -> None:
+    """Deletes one entry.
+
+    The folder is renamed first, so that another process finds the program whole or not at all. A program that is loaded keeps
+    running: its file stays until it is closed.
+    """
+    path = entry.path
+    try:
+        if path.suffix != _REMOVING:
+            leftover = path.with_name(path.name + _REMOVING)
+            if leftover.exists():
+                shutil.rmtree(leftover)
+            path = path.rename(leftover)
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        # Another process removed it between listing and now: what was asked for is so.
+        return
+    except OSError as error:
+        raise CacheError(f"cannot remove {path}: {error.strerror}; check who owns the cache folder") from error
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CacheError(f"cannot read {folder}: {error.strerror}; point SERRATE_CACHE_DIR at a folder you own") from error
+
+
+def _is_entry(path: Path) -> bool:
+    # A link could lead out of the cache folder, and serrate never makes one.
+    return _ENTRY_NAME.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
+
+
+def _measure(path: Path) -> Entry | None:
+    """The entry at `path`, or None if another process removed it meanwhile."""
+    try:
+        stats = [os.lstat(file) for file in _files(path)]
+        modified = max((stat.st_mtime for stat in stats), default=path.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+    return Entry(path, len(stats), sum(stat.st_size for stat in stats), modified)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for root, _, names in os.walk(folder):
+        yield from (Path(root, name) for name in names)
+
+
+def format_bytes(count: int) -> str:
+    """A byte count for people.
+
+    >>> format_bytes(1536)
+    '1.5 KiB'
+    """
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
+
+
+def format_age(seconds: float) -> str:
+    """A time span in its largest whole unit.
+
+    >>> format_age(7300)
+    '2 hours'
+    """
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'s' if count > 1 else ''}"
+    return "under a minute"
+
+
+def _programs(count: int) -> str:
+    return f"{count} program{'' if count == 1 else 's'}"
+
+
+app = typer.Typer(help="Show or empty the cache of built programs.", no_args_is_help=True)
+
+
+@app.command()
+def info() -> None:
+    """Show where built programs are kept, how many there are, their size and their age."""
+    folder = settings.current().cache_dir
+    held = entries(folder)
+    now = time.time()
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("programs", str(len(held)))
+    table.add_row("files", str(sum(entry.files for entry in held)))
+    table.add_row("size", format_bytes(sum(entry.bytes for entry in held)))
+    if held:
+        table.add_row("oldest", format_age(now - held[0].modified))
+        table.add_row("newest", format_age(now - held[-1].modified))
+    # The path is printed apart from the table, which would cut it to the width of the terminal.
+    typer.echo(f"cache folder: {folder}" + ("" if folder.exists() else " (not made yet)"))
+    Console().print(table)
+
+
+@app.command()
+def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
+    """Delete every built program; they are built again when they are next needed."""
+    folder = settings.current().cache_dir
+    held = entries(folder)
+    if not held:
+        typer.echo(f"nothing to clear in {folder}")
+        return
+    what = f"{_programs(len(held))} ({format_bytes(sum(entry.bytes for entry in held))})"
+    if not yes:
+        typer.confirm(f"Delete {what} from {folder}?", abort=True)
+    for entry in held:
+        remove(entry)
+    typer.echo(f"deleted {what} from {folder}")

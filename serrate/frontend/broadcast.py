@@ -1,0 +1,70 @@
+"""Broadcasting: which domains the result of an operation runs over, and at which index each operand is read.
+
+In: operands (tensors of a fusion, Python numbers). Out: the result's domains and one index for each operand. Dims are
+aligned from the right, as in torch. Ragged dims must have the same structure: the same offsets, or offsets that turn out
+equal when the program is called. A dense operand may stand beside a ragged one with extents [1, ...] or reach past it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from serrate.errors import ShapeError, StructureMismatch
+from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.expr import Array
+from serrate.ir.fusion import AtLeastLongest, Equal, Fusion, TensorView
+from serrate.ir.transforms import offsets_array
+from serrate.ir.values import Index
+
+
+def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tuple[tuple[IterDomain, ...], list[Index]]:
+    """The result's domains and the index at which each view is read."""
+    rank = max(view.ndim for view in views)
+    result: list[IterDomain] = []
+    for dim in range(rank):
+        found = [view.domains[dim - rank] for view in views if rank - dim <= view.ndim]
+        ragged = [d for d in found if d.is_ragged]
+        wide = [d for d in found if d.extent != 1]
+        chosen = (ragged or wide or found)[0]
+        for other in found:
+            _match(fusion, operation, chosen, other)
+        result.append(chosen)
+    return tuple(result), [index_into(view, result) for view in views]
+
+
+def index_into(view: TensorView, domains: Sequence[IterDomain]) -> Index:
+    """Where `view` is read for a result over `domains`: aligned from the right, extent-1 dims not indexed."""
+    aligned = domains[len(domains) - view.ndim :]
+    return tuple(None if own.extent == 1 and to.uid != own.uid else to for own, to in zip(view.domains, aligned, strict=True))
+
+
+def _match(fusion: Fusion, operation: str, chosen: IterDomain, other: IterDomain) -> None:
+    if other is chosen or other.extent == 1 and not other.is_ragged:
+        return
+    if isinstance(chosen, RaggedIterDomain) and isinstance(other, RaggedIterDomain):
+        if chosen.pairing == other.pairing:
+            return
+        left, right = offsets_array(chosen), offsets_array(other)
+        if left.data is not None and right.data is not None:
+            if left.data != right.data:
+                raise StructureMismatch(f"{operation}: rows of {chosen} and of {other} differ in length")
+            return
+        _require(fusion, Equal(left, right, f"{operation}: the structures of {chosen.name} and {other.name}"))
+        return
+    if isinstance(chosen, RaggedIterDomain):
+        fusion.checks.append(
+            AtLeastLongest(other.extent_expr, chosen, f"{operation}: the dense operand beside the ragged dim {chosen.name}")
+        )
+        return
+    if isinstance(other, RaggedIterDomain):
+        raise ShapeError(f"{operation}: {other} is ragged where {chosen} is not")
+    difference = (chosen.extent_expr - other.extent_expr).value
+    if difference is None:
+        _require(fusion, Equal(chosen.extent_expr, other.extent_expr, f"{operation}: extents of {chosen.name} and {other.name}"))
+    elif difference != 0:
+        raise ShapeError(f"{operation}: extents {chosen.extent} and {other.extent} do not broadcast")
+
+
+def _require(fusion: Fusion, check: Equal) -> None:
+    if check not in fusion.checks and not (isinstance(check.left, Array) and check.left == check.right):
+        fusion.checks.append(check)

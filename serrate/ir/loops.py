@@ -1,0 +1,316 @@
+"""LoopProgram: what lowering makes and every backend prints. All indices are expressions, all guards are explicit.
+
+In: a scheduled tile program. Out: kernels of loops and block operations on lanes; nothing here mentions domains.
+
+    kernel    ::= name, statement*
+    statement ::= For(symbol, extent, kind, body)          kind: grid or serial
+                | Bind(symbol, expression, lanes)          a name for an index used several times
+                | Declare(local, number)                   a private block (carried values live in these)
+                | Assign(lanes, guard, local, value)       local = value, lane by lane
+                | Reduce(lanes, guard, local, operator, value)   local = local op value over the lanes it does not have
+                | Dot(lanes, guard, local, left, right)    local += left @ right over the last lane
+                | Write(lanes, guard, tensor, index, value)
+    value     ::= Constant | Call | Load(tensor, index) | Held(local) | Number(expression) | Existing(lanes, guard)
+A guard is an ordered conjunction; it says in which lanes the statement's elements exist. Loads are made only there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from serrate.ir.domains import ParallelType
+from serrate.ir.expr import Array, Expr, Less, Symbol
+from serrate.ir.values import Tensor, Value, intern, rewrite
+
+Guard = tuple[Less, ...]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One axis of a block: positions 0 .. size-1."""
+
+    symbol: Symbol
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.symbol}:{self.size}"
+
+
+Lanes = tuple[Lane, ...]
+
+
+@dataclass(frozen=True)
+class Local:
+    """A private block; a scalar when it has no lanes."""
+
+    name: str
+    dtype: torch.dtype
+    lanes: Lanes
+
+    def __str__(self) -> str:
+        return f"{self.name}<{', '.join(map(str, self.lanes))}>"
+
+
+class Load(Value):
+    """An element of memory at index expressions, one for each storage dim."""
+
+    @property
+    def tensor(self) -> Tensor:
+        return cast(Tensor, self._key[1])
+
+    @property
+    def index(self) -> tuple[Expr, ...]:
+        return cast(tuple[Expr, ...], self._key[2])
+
+    def __str__(self) -> str:
+        return f"{self.tensor.name}[{', '.join(map(str, self.index))}]"
+
+
+class Held(Value):
+    """What a private block holds."""
+
+    @property
+    def local(self) -> Local:
+        return cast(Local, self._key[1])
+
+    def __str__(self) -> str:
+        return self.local.name
+
+
+class Number(Value):
+    """An index expression as a number."""
+
+    @property
+    def expr(self) -> Expr:
+        return cast(Expr, self._key[1])
+
+    def __str__(self) -> str:
+        return f"({self.expr})"
+
+
+class Existing(Value):
+    """How many positions of `lanes` exist under `guard`."""
+
+    @property
+    def guard(self) -> Guard:
+        return cast(Guard, self._key[2])
+
+    @property
+    def lanes(self) -> Lanes:
+        return cast(Lanes, self._key[1])
+
+    def __str__(self) -> str:
+        return f"existing({', '.join(map(str, self.lanes))})"
+
+
+def load(tensor: Tensor, index: tuple[Expr, ...]) -> Value:
+    return intern(Load, tensor.dtype, tensor, index)
+
+
+def held(local: Local) -> Value:
+    return intern(Held, local.dtype, local)
+
+
+def number(expr: Expr, dtype: torch.dtype = torch.int64) -> Value:
+    return intern(Number, dtype, expr)
+
+
+def existing(lanes: Lanes, guard: Guard, dtype: torch.dtype) -> Value:
+    symbols = {lane.symbol for lane in lanes}
+    return intern(Existing, dtype, lanes, tuple(g for g in guard if g.symbols & symbols))
+
+
+@dataclass(frozen=True, eq=False)
+class For:
+    """`body` for every value of `symbol` below `extent`. A grid loop is launched for `bound` values, not less than its extent."""
+
+    symbol: Symbol
+    extent: Expr
+    kind: ParallelType
+    body: tuple[Node, ...]
+    bound: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class Bind:
+    """A name for an index expression; with lanes, one value in each."""
+
+    symbol: Symbol
+    expr: Expr
+    lanes: Lanes
+    guard: Guard
+
+
+@dataclass(frozen=True, eq=False)
+class Declare:
+    """A private block, filled with a number."""
+
+    local: Local
+    number: float | int | bool
+
+
+@dataclass(frozen=True, eq=False)
+class Assign:
+    """`local = value` in every lane."""
+
+    lanes: Lanes
+    guard: Guard
+    local: Local
+    value: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Reduce:
+    """`local = local op value`, over the lanes of the statement that the local does not have; holes do not count."""
+
+    lanes: Lanes
+    guard: Guard
+    local: Local
+    operator: str
+    value: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Dot:
+    """`local[m, n] += sum over k of left[m, k] * right[k, n]`; `lanes` are (m, n, k)."""
+
+    lanes: Lanes
+    guard: Guard
+    local: Local
+    left: Value
+    right: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Write:
+    """`tensor[index] = value` in every lane that exists."""
+
+    lanes: Lanes
+    guard: Guard
+    tensor: Tensor
+    index: tuple[Expr, ...]
+    value: Value
+
+
+Block = Assign | Reduce | Dot | Write
+Node = For | Bind | Declare | Assign | Reduce | Dot | Write
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One launch."""
+
+    name: str
+    body: tuple[Node, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LoopProgram:
+    """Kernels over tensors in memory; `arrays` are read by indices, `symbols` are extents given by the caller."""
+
+    name: str
+    kernels: tuple[Kernel, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    scratch: tuple[Tensor, ...]
+    arrays: tuple[Array, ...]
+    symbols: tuple[Symbol, ...]
+    header: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return text(self)
+
+
+def nodes(body: tuple[Node, ...]) -> Iterator[Node]:
+    """Every statement, outer ones first."""
+    for node in body:
+        yield node
+        if isinstance(node, For):
+            yield from nodes(node.body)
+
+
+def values_of(node: Node) -> tuple[Value, ...]:
+    """The values a statement computes."""
+    if isinstance(node, Assign | Reduce | Write):
+        return (node.value,)
+    return (node.left, node.right) if isinstance(node, Dot) else ()
+
+
+def expressions_of(node: Node) -> Iterator[Expr]:
+    """The index expressions a statement itself uses (not those of statements inside it)."""
+    if isinstance(node, For):
+        yield node.extent
+    elif isinstance(node, Bind):
+        yield node.expr
+    if isinstance(node, Assign | Reduce | Dot | Write):
+        for condition in node.guard:
+            yield condition.left
+            yield condition.right
+    if isinstance(node, Write):
+        yield from node.index
+    for value in values_of(node):
+        for inner in value.walk():
+            if isinstance(inner, Load):
+                yield from inner.index
+            elif isinstance(inner, Number):
+                yield inner.expr
+            elif isinstance(inner, Existing):
+                for condition in inner.guard:
+                    yield condition.left
+                    yield condition.right
+
+
+def rewrite_value(value: Value, expression: dict[Expr, Expr]) -> Value:
+    """`value` with index expressions replaced."""
+
+    def change(v: Value) -> Value | None:
+        if isinstance(v, Load):
+            return load(v.tensor, tuple(e.substitute(expression) for e in v.index))
+        if isinstance(v, Number):
+            return number(v.expr.substitute(expression), v.dtype)
+        if isinstance(v, Existing):
+            return existing(v.lanes, tuple(g.substitute(expression) for g in v.guard), v.dtype)
+        return None
+
+    return rewrite(value, change)
+
+
+def text(program: LoopProgram) -> str:
+    """The program as people read it."""
+    lines = [f"# {line}" for line in program.header]
+    for tensor in (*program.inputs, *program.outputs, *program.scratch):
+        shape = ", ".join(str(d.extent_expr) for d in tensor.storage)
+        lines.append(f"{tensor.role.value} {tensor.name}: {str(tensor.dtype).removeprefix('torch.')}[{shape}]")
+    for kernel in program.kernels:
+        lines.append(f"kernel {kernel.name}:")
+        _lines(kernel.body, "  ", lines)
+    return "\n".join(lines) + "\n"
+
+
+def _lines(body: tuple[Node, ...], indent: str, lines: list[str]) -> None:
+    for node in body:
+        if isinstance(node, For):
+            lines.append(f"{indent}{node.kind.value} {node.symbol} < {node.extent}:")
+            _lines(node.body, indent + "  ", lines)
+        else:
+            lines.append(indent + _line(node))
+
+
+def _line(node: Node) -> str:
+    if isinstance(node, Bind):
+        return f"{node.symbol} := {node.expr}"
+    if isinstance(node, Declare):
+        return f"{node.local} = {node.number}"
+    assert not isinstance(node, For)
+    lanes = f"[{', '.join(map(str, node.lanes))}] " if node.lanes else ""
+    where = "  where " + " and ".join(map(str, node.guard)) if node.guard else ""
+    if isinstance(node, Write):
+        return f"{lanes}{node.tensor.name}[{', '.join(map(str, node.index))}] = {node.value}{where}"
+    if isinstance(node, Dot):
+        return f"{lanes}{node.local.name} += {node.left} @ {node.right}{where}"
+    operator = f"{node.operator}" if isinstance(node, Reduce) else ""
+    return f"{lanes}{node.local.name} {operator}= {node.value}{where}"

@@ -1,0 +1,248 @@
+"""From scheduled tile programs to loop programs: domains become index expressions, lanes become blocks.
+
+In: a scheduled `TileProgram`. Out: a `LoopProgram` before naming and tightening (`pipeline` runs those next). For every
+statement the indices of its loops give the index of every access; the guards of those loops say where it exists. A
+scratch tensor that only one position of the kept loops writes and reads becomes a private block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serrate.analysis.guards import condition, needed
+from serrate.analysis.indices import Indices
+from serrate.errors import DomainError, ScheduleError
+from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.expr import Expr, Less, Symbol, const, symbol
+from serrate.ir.loops import (
+    Assign,
+    Declare,
+    For,
+    Guard,
+    Kernel,
+    Lane,
+    Lanes,
+    Local,
+    LoopProgram,
+    Node,
+    Write,
+    held,
+    load,
+    number,
+    rewrite_value,
+)
+from serrate.ir.tile import GRID, LANES, Accumulate, Leaf, Loop, Phase, Statement, Store, TileProgram, walk
+from serrate.ir.values import Constant, Extent, Index, Position, Read, Role, Tensor, Value, rewrite
+from serrate.lower.reductions import Tile, expand
+
+
+def blocks(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProgram:
+    """The loop program of a scheduled tile program."""
+    lowered = [_PhaseLowering(program, phase, k) for k, phase in enumerate(program.phases)]
+    kernels = tuple(Kernel(f"{name}_{k}" if len(lowered) > 1 else name, p.run()) for k, p in enumerate(lowered))
+    held_locally = {t for p in lowered for t in p.private}
+    scratch = tuple(t for t in program.scratch if t not in held_locally)
+    private = tuple({t: None for p in program.phases for t in p.writes if t.role is Role.PRIVATE})
+    return LoopProgram(name, kernels, program.inputs, program.outputs, scratch + private, (), (), header)
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """The loops around a statement, their symbols, and what follows from them."""
+
+    loops: tuple[Loop, ...]
+
+    @property
+    def symbols(self) -> list[Symbol]:
+        return [loop_symbol(loop) for loop in self.loops]
+
+    @property
+    def indices(self) -> Indices:
+        return Indices(zip((loop.domain for loop in self.loops), self.symbols, strict=True))
+
+    @property
+    def lanes(self) -> Lanes:
+        return tuple(_lane(loop) for loop in self.loops if loop.kind is LANES)
+
+    def guard(self) -> Guard:
+        """The conditions under which a position of these loops is an element, those that always hold left out."""
+        indices = self.indices
+        found = (condition(d, indices) for d, _ in needed([loop.domain for loop in self.loops]))
+        return tuple(g for g in found if not g.proven)
+
+
+def loop_symbol(loop: Loop) -> Symbol:
+    """The symbol of a loop: its domain's name, bounded by its extent."""
+    high = None if loop.domain.is_ragged else loop.domain.extent_expr.bounds[1]
+    return symbol(loop.domain.name, 0, None if high is None else max(high - 1, 0))
+
+
+def _lane(loop: Loop) -> Lane:
+    size = loop.domain.extent_expr.value
+    if size is None:
+        raise ScheduleError(f"lanes over {loop.domain} need an extent that is known when the program is compiled")
+    return Lane(loop_symbol(loop), size)
+
+
+class _PhaseLowering:
+    def __init__(self, program: TileProgram, phase: Phase, number_: int) -> None:
+        self.program, self.phase = program, phase
+        outside = [p for k, p in enumerate(program.phases) if k != number_]
+        shared = {t for p in outside for t in p.reads | p.writes}
+        self.private: dict[Tensor, Local] = {}
+        for leaf, loops in walk(phase.body):
+            if not isinstance(leaf, Loop):
+                self._claim(leaf, loops, shared)
+        self.declared: set[int] = set()
+
+    def _claim(self, leaf: Leaf, loops: tuple[Loop, ...], shared: set[Tensor]) -> None:
+        """Makes a private block of every scratch target that no other phase sees."""
+        lanes = self._index_lanes(leaf.index, loops)
+        for target in leaf.targets:
+            if target.role is Role.SCRATCH and target not in shared and target in self.phase.reads:
+                self.private[target] = Local(target.name, target.dtype, lanes)
+
+    def _index_lanes(self, index: Index, loops: tuple[Loop, ...]) -> Lanes:
+        """The lanes that an index depends on."""
+        kept = {loop.domain.uid for loop in self._kept(index, loops)}
+        return tuple(_lane(loop) for loop in loops if loop.kind is LANES and loop.domain.uid in kept)
+
+    def _kept(self, index: Index, loops: tuple[Loop, ...]) -> list[Loop]:
+        """The loops whose position follows from the index; the others are reduced."""
+        known = Indices([(d, symbol(f"@{d.uid}")) for d in index if d is not None])
+        kept = []
+        for loop in loops:
+            try:
+                known.of(loop.domain)
+                kept.append(loop)
+            except DomainError:
+                continue
+        return kept
+
+    def run(self) -> tuple[Node, ...]:
+        return tuple(self._body(self.phase.body, ()))
+
+    def _body(self, body: Sequence[Statement], outer: tuple[Loop, ...]) -> list[Node]:
+        out: list[Node] = []
+        for statement in body:
+            begun = [a for a in self._accumulations(statement, outer) if self._begins(a, statement, outer)]
+            for leaf, loops in begun:
+                out += self._declare(leaf, loops)
+            if isinstance(statement, Loop) and statement.kind is not LANES:
+                inner = tuple(self._body(statement.body, (*outer, statement)))
+                out.append(self._for(statement, outer, inner))
+            elif isinstance(statement, Loop):
+                out += self._body(statement.body, (*outer, statement))
+            else:
+                out += self._leaf(statement, _Scope(outer))
+            for leaf, loops in begun:
+                out += self._publish(leaf, loops)
+        return out
+
+    def _for(self, loop: Loop, outer: tuple[Loop, ...], body: tuple[Node, ...]) -> For:
+        domain = loop.domain
+        extent = domain.extent_expr
+        if isinstance(domain, RaggedIterDomain):
+            extent = domain.length_of(_Scope((*outer, loop)).indices.of(domain.component))
+        return For(loop_symbol(loop), extent, loop.kind, body, domain.host_bound if loop.kind is GRID else extent)
+
+    # --- reductions: declared before the first reduced loop, published after it ---------------------------------------
+
+    def _accumulations(self, statement: Statement, outer: tuple[Loop, ...]) -> list[tuple[Accumulate, tuple[Loop, ...]]]:
+        found = walk((statement,), outer)
+        return [(s, loops) for s, loops in found if isinstance(s, Accumulate) and id(s) not in self.declared]
+
+    def _begins(self, found: tuple[Accumulate, tuple[Loop, ...]], statement: Statement, outer: tuple[Loop, ...]) -> bool:
+        leaf, loops = found
+        kept = {loop.domain.uid for loop in self._kept(leaf.index, loops)}
+        inside = [loop for loop in loops[len(outer) :] if loop.kind is not LANES]
+        if any(loop.domain.uid in kept for loop in inside):
+            if inside[0].domain.uid not in kept:
+                names = ", ".join(loop.domain.name for loop in inside)
+                raise ScheduleError(f"phase {self.phase.name}: a loop that `{leaf}` keeps lies inside one it reduces ({names})")
+            return False
+        self.declared.add(id(leaf))
+        return True
+
+    def _states(self, leaf: Accumulate, loops: tuple[Loop, ...]) -> tuple[Local, ...]:
+        lanes = self._index_lanes(leaf.index, loops)
+        return tuple(self.private.get(t, Local(f"{t.name}_", t.dtype, lanes)) for t in leaf.targets)
+
+    def _declare(self, leaf: Accumulate, loops: tuple[Loop, ...]) -> list[Node]:
+        states = self._states(leaf, loops)
+        out: list[Node] = [Declare(s, leaf.reduction.identity(k, s.dtype)) for k, s in enumerate(states)]
+        if leaf.reduction.name == "welford" and not leaf.merge:
+            out.append(self._first_value(leaf, states[1], loops))
+        return out
+
+    def _first_value(self, leaf: Accumulate, mean: Local, loops: tuple[Loop, ...]) -> Node:
+        """The mean of nothing may be anything: starting it at the row's first element keeps sums of squares small."""
+        scope = _Scope(loops)
+        kept = {loop.domain.uid for loop in self._kept(leaf.index, loops)}
+        start: dict[Expr, Expr] = {loop_symbol(loop): const(0) for loop in loops if loop.domain.uid not in kept}
+        value = rewrite_value(self._value(leaf.values[0], scope), start)
+        guard = tuple(g.substitute(start) for g in scope.guard())
+        # A serial row loop that does not run at all has no first element either.
+        for loop in loops:
+            if loop.domain.uid not in kept and loop.kind is not LANES:
+                guard += (Less(const(0), self._for(loop, loops, ()).extent),)
+        return Assign(mean.lanes, tuple(g for g in guard if not g.proven), mean, value)
+
+    def _publish(self, leaf: Accumulate, loops: tuple[Loop, ...]) -> list[Node]:
+        """Writes states that others read to memory."""
+        out: list[Node] = []
+        kept_loops = tuple(self._kept(leaf.index, loops))
+        scope = _Scope(kept_loops)
+        for target, state in zip(leaf.targets, self._states(leaf, loops), strict=True):
+            used = target.role is Role.OUTPUT or any(target in p.reads for p in self.program.phases)
+            if target not in self.private and used:
+                out.append(Write(state.lanes, scope.guard(), target, self._place(target, leaf.index, scope), held(state)))
+        return out
+
+    def _leaf(self, leaf: Leaf, scope: _Scope) -> list[Node]:
+        if isinstance(leaf, Store):
+            value = self._value(leaf.value, scope)
+            if leaf.tensor in self.private:
+                local = self.private[leaf.tensor]
+                return [Declare(local, 0), Assign(local.lanes, scope.guard(), local, value)]
+            return [Write(scope.lanes, scope.guard(), leaf.tensor, self._place(leaf.tensor, leaf.index, scope), value)]
+        kept_loops = tuple(self._kept(leaf.index, scope.loops))
+        states = self._states(leaf, scope.loops)
+        tile = Tile(scope.lanes, scope.guard(), states[0].lanes, _Scope(kept_loops).guard())
+        values = tuple(self._value(v, scope) for v in leaf.values)
+        return expand(leaf.reduction, states, values, tile, merge=leaf.merge)
+
+    def _value(self, value: Value, scope: _Scope) -> Value:
+        indices = scope.indices
+
+        def change(v: Value) -> Value | None:
+            if isinstance(v, Read):
+                if v.tensor in self.private:
+                    return held(self.private[v.tensor])
+                return load(v.tensor.memory, self._place(v.tensor, v.index, scope))
+            if isinstance(v, Position):
+                return number(indices.of(v.domain))
+            if isinstance(v, Extent):
+                return number(extent_of(v.domain, indices))
+            return v if isinstance(v, Constant) else None
+
+        return rewrite(value, change)
+
+    def _place(self, tensor: Tensor, index: Index, scope: _Scope) -> tuple[Expr, ...]:
+        """Index expressions in storage for an access at logical domains."""
+        indices = scope.indices
+        known = [(d, const(0) if at is None else indices.of(at)) for d, at in zip(tensor.logical, index, strict=True)]
+        if tensor.role is Role.PRIVATE:
+            # One row at a time: the component's own dim has no place in it.
+            owners = {d.component.uid for d, _ in known if isinstance(d, RaggedIterDomain)}
+            return tuple(e for d, e in known if d.uid not in owners)
+        storage = Indices(known)
+        return tuple(storage.of(d) for d in tensor.storage)
+
+
+def extent_of(domain: IterDomain, indices: Indices) -> Expr:
+    """The extent of a domain; of a ragged one, in the row that the indices lie in."""
+    if isinstance(domain, RaggedIterDomain):
+        return domain.length_of(indices.of(domain.component))
+    return domain.extent_expr

@@ -1,0 +1,95 @@
+"""The naive tile program of a fusion: one phase for each operation, serial loops over its domains.
+
+In: a fusion. Out: a `TileProgram` that means the same and is slow; schedules rewrite it. Views (`as_nested` and friends)
+disappear here: a read of a view becomes a read of the tensor it views wherever their domains say how.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from serrate.ir.domains import IterDomain
+from serrate.ir.fusion import Fusion
+from serrate.ir.tile import SERIAL, Leaf, Phase, Store, TileProgram, nest
+from serrate.ir.transforms import Transform
+from serrate.ir.values import Index, Read, Role, Tensor, Value, read, rewrite
+
+
+def naive(fusion: Fusion) -> TileProgram:
+    """One phase for each operation that outputs depend on, named after the tensor it writes."""
+    fusion.verify()
+    outputs = {
+        view.tensor.memory: replace(view.tensor.memory, role=Role.OUTPUT) for view in fusion.outputs if _computed(view.tensor)
+    }
+
+    def swap(tensor: Tensor) -> Tensor:
+        if tensor.base is not None and tensor.memory in outputs:
+            return replace(tensor, base=outputs[tensor.memory], role=Role.OUTPUT)
+        return outputs.get(tensor, tensor)
+
+    def resolve(value: Value) -> Value | None:
+        if not isinstance(value, Read):
+            return None
+        index = base_index(value)
+        if index is not None:
+            return read(swap(value.tensor.memory), index)
+        return read(swap(value.tensor), value.index)
+
+    def rebuild(leaf: Leaf) -> Leaf:
+        values = tuple(rewrite(v, resolve) for v in leaf.values)
+        if isinstance(leaf, Store):
+            return Store(swap(leaf.tensor), leaf.index, values[0])
+        return replace(leaf, targets=tuple(map(swap, leaf.targets)), values=values)
+
+    phases = []
+    for definition in fusion.live():
+        leaf = rebuild(definition.statement)
+        loops = tuple((d, SERIAL) for d in definition.domains)
+        phases.append(Phase(leaf.targets[0].name, nest(loops, leaf)))
+    inputs = tuple(view.tensor for view in fusion.inputs)
+    return TileProgram(fusion.name, inputs, tuple(outputs.values()), tuple(phases))
+
+
+def _computed(tensor: Tensor) -> bool:
+    return tensor.memory.role is not Role.INPUT
+
+
+def base_index(element: Read) -> Index | None:
+    """Where a read of a view lies in the tensor it views, if domains alone tell; the index itself for a plain tensor.
+
+    A base dim that is a dim of the view is read where the view is. One that the view has partitioned (or combined) is
+    itself an index as long as the view is read at the very domains that came of it.
+    """
+    view, base = element.tensor, element.tensor.memory
+    if view is base:
+        return element.index
+    places = {d.uid: at for d, at in zip(view.logical, element.index, strict=True)}
+    index: list[IterDomain | None] = []
+    for domain in base.logical:
+        if domain.uid in places:
+            index.append(places[domain.uid])
+        elif domain.extent == 1 or _unmoved(domain, view, element.index):
+            index.append(None if domain.extent == 1 else domain)
+        else:
+            return None
+    return tuple(index)
+
+
+def _unmoved(domain: IterDomain, view: Tensor, index: Index) -> bool:
+    """Whether every dim of the view that is connected to `domain` by transforms is read at itself."""
+    for own, at in zip(view.logical, index, strict=True):
+        if (at is None or at.uid != own.uid) and (_descends(own, domain) or _descends(domain, own)):
+            return False
+    return True
+
+
+def _descends(domain: IterDomain, ancestor: IterDomain) -> bool:
+    pending: list[Transform] = [domain.definition] if domain.definition else []
+    while pending:
+        transform = pending.pop()
+        for source in transform.inputs:
+            if source.uid == ancestor.uid:
+                return True
+            if source.definition is not None:
+                pending.append(source.definition)
+    return False

@@ -1,0 +1,250 @@
+"""The lowering pipeline: a scheduled tile program becomes the loop program that every backend prints.
+
+In: a scheduled `TileProgram`. Out: a `LoopProgram`. One function, passes in order, checked in between:
+
+    blocks    domains -> index expressions and guards, lanes -> blocks, private scratch -> blocks
+    tighten   serial loops end where guards say nothing exists any more
+    name      array reads and searches that several statements share get a name, as far out as possible
+    collect   which arrays and extents the program needs from its caller
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from serrate.errors import VerificationError
+from serrate.ir.domains import COORDINATE
+from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, ceildiv, minimum, symbol
+from serrate.ir.loops import (
+    Assign,
+    Bind,
+    Declare,
+    Dot,
+    For,
+    Guard,
+    Lane,
+    Lanes,
+    LoopProgram,
+    Node,
+    Reduce,
+    Write,
+    expressions_of,
+    nodes,
+    rewrite_value,
+)
+from serrate.ir.tile import SERIAL, TileProgram, verify
+from serrate.lower.blocks import blocks
+
+
+def lower(program: TileProgram, name: str, header: tuple[str, ...] = ()) -> LoopProgram:
+    """The loop program of a scheduled tile program."""
+    verify(program)
+    loops = blocks(program, name, header)
+    for each in (tighten, name_indices, collect):
+        loops = each(loops)
+        check(loops)
+    return loops
+
+
+def check(program: LoopProgram) -> None:
+    """Raises unless every symbol is introduced before it is used and every private block is declared."""
+    given = set(program.symbols)
+
+    def walk(body: tuple[Node, ...], known: frozenset[Symbol], locals_: set[str]) -> None:
+        known_here = set(known)
+        for node in body:
+            used = frozenset(s for e in expressions_of(node) for s in e.symbols)
+            lanes = frozenset(lane.symbol for lane in getattr(node, "lanes", ()))
+            counted = frozenset(s for s in used if s.name in _lane_names(program))
+            missing = used - known_here - lanes - counted - given
+            if missing and program.symbols:
+                raise VerificationError(f"{program.name}: {sorted(s.name for s in missing)} used before it is known, in {node}")
+            if isinstance(node, Bind):
+                known_here.add(node.symbol)
+            elif isinstance(node, Declare):
+                locals_.add(node.local.name)
+            elif isinstance(node, Assign | Reduce | Dot) and node.local.name not in locals_:
+                raise VerificationError(f"{program.name}: {node.local.name} is used before it is declared")
+            elif isinstance(node, For):
+                walk(node.body, frozenset(known_here | {node.symbol}), set(locals_))
+
+    for kernel in program.kernels:
+        walk(kernel.body, frozenset(), set())
+
+
+def _lane_names(program: LoopProgram) -> frozenset[str]:
+    return frozenset(lane.symbol.name for k in program.kernels for n in nodes(k.body) for lane in getattr(n, "lanes", ()))
+
+
+# --- tighten -----------------------------------------------------------------------------------------------------------
+
+
+def tighten(program: LoopProgram) -> LoopProgram:
+    """Ends serial loops where every statement inside is guarded away: skipping what does not exist changes nothing."""
+    return replace(program, kernels=tuple(replace(k, body=_tightened(k.body)) for k in program.kernels))
+
+
+def _tightened(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    out: list[Node] = []
+    for node in body:
+        if isinstance(node, For):
+            inner = _tightened(node.body)
+            node = replace(node, body=inner)
+            if node.kind is SERIAL:
+                bound = _guard_bound(node)
+                extent = node.extent if bound is None else minimum(node.extent, bound)
+                node = replace(node, extent=extent, bound=extent)
+        out.append(node)
+    return tuple(out)
+
+
+def _guard_bound(loop: For) -> Expr | None:
+    """The first position of the loop from which on a guard that all its statements share cannot hold."""
+    statements = [n for n in nodes(loop.body) if isinstance(n, Assign | Reduce | Dot | Write)]
+    inner = {n.symbol for n in nodes(loop.body) if isinstance(n, For)} | {lane.symbol for s in statements for lane in s.lanes}
+    # Statements on kept lanes only (rescaling) carry no row guard of their own and rest with their row.
+    guarded = [s for s in statements if any(loop.symbol in g.symbols for g in s.guard)]
+    if not guarded or any(isinstance(s, Write) and s not in guarded for s in statements):
+        return None
+    for guard in guarded[0].guard:
+        if (
+            all(guard in s.guard for s in guarded)
+            and not (guard.right.symbols & inner)
+            and loop.symbol not in guard.right.symbols
+        ):
+            bound = _solve(guard, loop.symbol, inner)
+            if bound is not None:
+                return bound
+    return None
+
+
+def _solve(guard: Less, wanted: Symbol, inner: set[Symbol]) -> Expr | None:
+    terms = guard.left.terms if isinstance(guard.left, Sum) else ((guard.left, 1),)
+    factor = next((f for t, f in terms if t is wanted), 0)
+    rest = guard.left - wanted * factor
+    if factor < 1 or wanted in rest.symbols:
+        return None
+    for term, f in terms:
+        if term in inner:
+            if f < 0:
+                return None
+            rest = rest - term * f
+    return ceildiv(guard.right - rest, factor) if not rest.symbols & inner else None
+
+
+# --- name --------------------------------------------------------------------------------------------------------------
+
+
+def name_indices(program: LoopProgram) -> LoopProgram:
+    """Gives array reads and searches a name where their operands are first known."""
+    names = array_names(program)
+    lanes = {lane.symbol: lane for k in program.kernels for n in nodes(k.body) for lane in getattr(n, "lanes", ())}
+    kernels = []
+    for kernel in program.kernels:
+        namer = _Namer(names, lanes)
+        kernels.append(replace(kernel, body=namer.body(kernel.body, frozenset(), {})))
+    return replace(program, kernels=tuple(kernels))
+
+
+def array_names(program: LoopProgram) -> dict[Array, str]:
+    """An identifier for every array the program reads: its own name for an argument, else `derived0`, `derived1`, ..."""
+    found: dict[Array, None] = {}
+    for kernel in program.kernels:
+        for node in nodes(kernel.body):
+            for expr in expressions_of(node):
+                for inner in expr.walk():
+                    if isinstance(inner, Element | Search):
+                        found[inner.array] = None
+    derived = (f"derived{k}" for k in range(len(found)))
+    return {a: a.name if a.recipe is None and a.data is None else next(derived) for a in found}
+
+
+class _Namer:
+    def __init__(self, arrays: dict[Array, str], lanes: dict[Symbol, Lane]) -> None:
+        self.arrays, self.lanes = arrays, lanes
+        self.lanes_of: dict[Symbol, Lanes] = {s: (lane,) for s, lane in lanes.items()}
+        self.used: set[str] = set()
+
+    def body(self, body: tuple[Node, ...], known: frozenset[Symbol], named: dict[Expr, Expr]) -> tuple[Node, ...]:
+        named, out = dict(named), []
+        loops = {n.symbol for n in nodes(body) if isinstance(n, For)}
+        for expr, guard in _candidates(body):
+            current = expr.substitute(named)
+            if current in named or not isinstance(current, Element | Search):
+                continue
+            if current.symbols & loops and not current.symbols <= known:
+                continue
+            bind = self._bind(current, tuple(g.substitute(named) for g in guard))
+            out.append(bind)
+            named[current] = named[expr] = bind.symbol
+            known |= {bind.symbol}
+        return (*out, *(self._renamed(node, known, named) for node in body))
+
+    def _bind(self, expr: Expr, guard: Guard) -> Bind:
+        lanes = tuple(dict.fromkeys(lane for s in sorted(expr.symbols, key=str) for lane in self.lanes_of.get(s, ())))
+        array = expr.array  # type: ignore[attr-defined]  # an Element or a Search
+        place = expr.index if isinstance(expr, Element) else expr.position  # type: ignore[attr-defined]
+        short = "_".join(re.findall(r"\w+", str(place)))
+        base = f"{self.arrays[array]}_{short}" if isinstance(expr, Element) else f"owner_{short}"
+        name, k = base[:40], 1
+        while name in self.used:
+            k += 1
+            name = f"{base[:40]}_{k}"
+        self.used.add(name)
+        new = symbol(name, *expr.bounds)
+        self.lanes_of[new] = lanes
+        # What must hold before the array may be read here: conditions on the same lanes that do not read it themselves.
+        protects = tuple(g for g in guard if lanes and g.symbols <= expr.symbols | set() and not (g.left.arrays | g.right.arrays))
+        return Bind(new, expr, lanes, protects)
+
+    def _renamed(self, node: Node, known: frozenset[Symbol], named: dict[Expr, Expr]) -> Node:
+        if isinstance(node, For):
+            extent, bound = node.extent.substitute(named), node.bound
+            inner = self.body(node.body, known | {node.symbol}, named)
+            return replace(node, extent=extent, bound=bound, body=inner)
+        if isinstance(node, Declare | Bind):
+            return node
+        guard = tuple(g.substitute(named) for g in node.guard)
+        if isinstance(node, Dot):
+            return replace(node, guard=guard, left=rewrite_value(node.left, named), right=rewrite_value(node.right, named))
+        node = replace(node, guard=guard, value=rewrite_value(node.value, named))
+        return replace(node, index=tuple(e.substitute(named) for e in node.index)) if isinstance(node, Write) else node
+
+
+def _candidates(body: tuple[Node, ...]) -> Iterable[tuple[Expr, Guard]]:
+    """Array reads and searches in the body, inner ones before those that contain them, with their statement's guard."""
+    for node in nodes(body):
+        guard = getattr(node, "guard", ())
+        for expr in expressions_of(node):
+            for inner in reversed(list(expr.walk())):
+                if isinstance(inner, Element | Search):
+                    yield inner, guard
+
+
+# --- collect -----------------------------------------------------------------------------------------------------------
+
+
+def collect(program: LoopProgram) -> LoopProgram:
+    """Lists the arrays and symbols that the caller must supply."""
+    arrays = dict.fromkeys(array_names(program))
+    introduced: set[Symbol] = set()
+    used: dict[Symbol, None] = {}
+    for kernel in program.kernels:
+        for node in nodes(kernel.body):
+            if isinstance(node, For | Bind):
+                introduced.add(node.symbol)
+            introduced.update(lane.symbol for lane in getattr(node, "lanes", ()))
+            for expr in expressions_of(node):
+                used.update(dict.fromkeys(sorted(expr.symbols, key=str)))
+                for inner in expr.walk():
+                    if isinstance(inner, Search):
+                        used.update(dict.fromkeys(sorted(inner.count.symbols, key=str)))
+            if isinstance(node, For):
+                used.update(dict.fromkeys(sorted(node.bound.symbols, key=str)))
+    for tensor in (*program.inputs, *program.outputs, *program.scratch):
+        for domain in tensor.storage:
+            used.update(dict.fromkeys(sorted(domain.host_bound.symbols, key=str)))
+    symbols = tuple(s for s in used if s not in introduced and s is not COORDINATE)
+    return replace(program, arrays=tuple(arrays), symbols=symbols)

@@ -1,0 +1,176 @@
+"""Expansion of reductions into block operations: one tile of values is reduced and combined with what is carried.
+
+In: a reduction, its states as private blocks, the tile's values and the lanes they vary over. Out: block statements that
+use only sum, prod, max, min, any and all, which every backend has. Each compound reduction is written once, for whole
+states; lifting a plain value is the special case where some states are constants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from serrate.ir.loops import Assign, Declare, Dot, Guard, Held, Lanes, Load, Local, Node, Reduce, existing, held
+from serrate.ir.reductions import Reduction
+from serrate.ir.values import Call, Constant, Value, call, constant
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Where a reduction happens: the statement's lanes and guard, and the lanes that its states keep."""
+
+    lanes: Lanes
+    guard: Guard
+    kept: Lanes
+    kept_guard: Guard
+
+    @property
+    def reduced(self) -> Lanes:
+        return tuple(lane for lane in self.lanes if lane not in self.kept)
+
+
+def expand(kind: Reduction, states: tuple[Local, ...], values: tuple[Value, ...], tile: Tile, *, merge: bool) -> list[Node]:
+    """Block statements that combine `values` into `states` over the lanes the states do not have."""
+    if merge:
+        whole = values
+    else:
+        whole = tuple(values[0] if c is None else constant(c, s.dtype) for c, s in zip(kind.lifted, states, strict=True))
+    if kind.name == "softmax":
+        return _softmax(states, whole, tile)
+    if kind.name == "welford":
+        return _shifted_moments(states, values[0], tile) if not merge else _merged_moments(states, whole, tile)
+    product = as_dot(kind, states[0], whole[0], tile)
+    return [product or Reduce(tile.lanes, tile.guard, states[0], kind.name, whole[0])]
+
+
+def as_dot(kind: Reduction, local: Local, value: Value, tile: Tile) -> Dot | None:
+    """The reduction as a matrix product, if it is one: a product of two blocks that share exactly the reduced lane."""
+    if kind.name != "sum" or len(tile.reduced) != 1 or len(tile.kept) != 2:
+        return None
+    if not (isinstance(value, Call) and value.function == "mul"):
+        return None
+    inner = tile.reduced[0]
+    left, right = value.args
+    for a, b in ((left, right), (right, left)):
+        if lanes_of(a, tile.lanes) == {tile.kept[0], inner} and lanes_of(b, tile.lanes) == {tile.kept[1], inner}:
+            return Dot((*tile.kept, inner), tile.guard, local, a, b)
+    return None
+
+
+def lanes_of(value: Value, lanes: Lanes) -> set[object]:
+    """The lanes a value varies over."""
+    found: set[object] = set()
+    for node in value.walk():
+        if isinstance(node, Held):
+            found.update(node.local.lanes)
+        elif isinstance(node, Load):
+            symbols = frozenset().union(*(e.symbols for e in node.index)) if node.index else frozenset()
+            found.update(lane for lane in lanes if lane.symbol in symbols)
+    return found
+
+
+def _named(like: Local, suffix: str) -> Local:
+    return Local(f"{like.name}_{suffix}", like.dtype, like.lanes)
+
+
+def _softmax(states: tuple[Local, ...], whole: tuple[Value, ...], tile: Tile) -> list[Node]:
+    """m' = max(m, tile);  t = t*e^(m - m') + sum of tile totals*e^(tile maxima - m').
+
+    Exponents are taken relative to finite_or_zero(m'), so that a row of only -inf has total 0 rather than NaN.
+    """
+    (largest, total), (x, weight), dtype = states, whole, states[0].dtype
+    seen = _named(largest, "tile")
+    grown = call("maximum", held(largest), held(seen), dtype=dtype)
+    scale = _rescale(held(largest), grown, dtype)
+    power = call("exp", call("sub", x, call("finite_or_zero", held(largest), dtype=dtype), dtype=dtype), dtype=dtype)
+    if not (isinstance(weight, Constant) and weight.number == 1.0):
+        # A partial total of an empty part is 0 beside a maximum of -inf, and must stay 0.
+        power = call("mul", weight, _rescale(x, held(largest), dtype), dtype=dtype)
+    return [
+        Declare(seen, float("-inf")),
+        Reduce(tile.lanes, tile.guard, seen, "max", x),
+        Assign(tile.kept, tile.kept_guard, total, call("mul", held(total), scale, dtype=dtype)),
+        Assign(tile.kept, tile.kept_guard, largest, grown),
+        Reduce(tile.lanes, tile.guard, total, "sum", power),
+    ]
+
+
+def _rescale(old: Value, new: Value, dtype: torch.dtype) -> Value:
+    """e^(old - new), and 0 where nothing was seen before (old is -inf)."""
+    finite_old = call("finite_or_zero", old, dtype=dtype)
+    finite_new = call("finite_or_zero", new, dtype=dtype)
+    power = call("exp", call("sub", finite_old, finite_new, dtype=dtype), dtype=dtype)
+    nothing = call("eq", old, constant(float("-inf"), dtype), dtype=torch.bool)
+    return call("where", nothing, constant(0.0, dtype), power, dtype=dtype)
+
+
+def _shifted_moments(states: tuple[Local, ...], x: Value, tile: Tile) -> list[Node]:
+    """Sums of (x - mean) and of its square, relative to the mean so far; then the parallel-variance update.
+
+    The mean so far starts as the row's first element (see `first_value`). It is one of the data, so the squares can not
+    cancel: the part of them that a far-off first element brings is really there.
+    """
+    count, mean, square = states
+    dtype = mean.dtype
+    near, near2 = _named(mean, "near"), _named(square, "near")
+    shifted = call("sub", x, held(mean), dtype=dtype)
+    seen = existing(tile.reduced, tile.guard, dtype)
+    delta = call("div", held(near), call("maximum", seen, constant(1.0, dtype), dtype=dtype), dtype=dtype)
+    return [
+        Declare(near, 0.0),
+        Declare(near2, 0.0),
+        Reduce(tile.lanes, tile.guard, near, "sum", shifted),
+        Reduce(tile.lanes, tile.guard, near2, "sum", call("square", shifted, dtype=dtype)),
+        Assign(
+            tile.kept, tile.guard, square, _grown_square(held(count), held(square), seen, delta, held(near), held(near2), dtype)
+        ),
+        Assign(tile.kept, tile.kept_guard, mean, _grown_mean(held(count), held(mean), seen, delta, dtype)),
+        Assign(tile.kept, tile.kept_guard, count, call("add", held(count), seen, dtype=dtype)),
+    ]
+
+
+def _share(count: Value, seen: Value, dtype: torch.dtype) -> Value:
+    """seen / (count + seen), 0 when both are 0."""
+    total = call("maximum", call("add", count, seen, dtype=dtype), constant(1.0, dtype), dtype=dtype)
+    return call("div", seen, total, dtype=dtype)
+
+
+def _grown_mean(count: Value, mean: Value, seen: Value, delta: Value, dtype: torch.dtype) -> Value:
+    return call("add", mean, call("mul", delta, _share(count, seen, dtype), dtype=dtype), dtype=dtype)
+
+
+def _grown_square(count: Value, square: Value, seen: Value, delta: Value, near: Value, near2: Value, dtype: torch.dtype) -> Value:
+    within = call("sub", near2, call("mul", delta, near, dtype=dtype), dtype=dtype)
+    weight = call("mul", count, _share(count, seen, dtype), dtype=dtype)
+    between = call("mul", call("square", delta, dtype=dtype), weight, dtype=dtype)
+    # Rounding can leave a tiny negative rest where all elements are equal.
+    total = call("add", call("maximum", within, constant(0.0, dtype), dtype=dtype), between, dtype=dtype)
+    return call("add", square, total, dtype=dtype)
+
+
+def _merged_moments(states: tuple[Local, ...], whole: tuple[Value, ...], tile: Tile) -> list[Node]:
+    """The mean of the parts first, then squares within and between the parts: no difference of large numbers."""
+    count, mean, square = states
+    dtype = mean.dtype
+    n, m, s = whole
+    seen, near, near2 = _named(count, "parts"), _named(mean, "parts"), _named(square, "parts")
+    average = call("div", held(near), call("maximum", held(seen), constant(1.0, dtype), dtype=dtype), dtype=dtype)
+    away = call("square", call("sub", m, held(near), dtype=dtype), dtype=dtype)
+    spread = call("add", s, call("mul", n, away, dtype=dtype), dtype=dtype)
+    delta = call("sub", held(near), held(mean), dtype=dtype)
+    weight = call("mul", held(count), _share(held(count), held(seen), dtype), dtype=dtype)
+    between = call("mul", call("square", delta, dtype=dtype), weight, dtype=dtype)
+    squares = call("add", held(square), call("add", held(near2), between, dtype=dtype), dtype=dtype)
+    return [
+        Declare(seen, 0.0),
+        Declare(near, 0.0),
+        Declare(near2, 0.0),
+        Reduce(tile.lanes, tile.guard, seen, "sum", n),
+        Reduce(tile.lanes, tile.guard, near, "sum", call("mul", n, m, dtype=dtype)),
+        Assign(tile.kept, tile.kept_guard, near, average),
+        Reduce(tile.lanes, tile.guard, near2, "sum", spread),
+        Assign(tile.kept, tile.kept_guard, square, squares),
+        Assign(tile.kept, tile.kept_guard, mean, _grown_mean(held(count), held(mean), held(seen), delta, dtype)),
+        Assign(tile.kept, tile.kept_guard, count, call("add", held(count), held(seen), dtype=dtype)),
+    ]

@@ -1,0 +1,72 @@
+"""Plans: schedules as data. A plan prints, hashes and replays; strategies make plans and the tuner searches them.
+
+In: a tile program and steps. Out: the scheduled program, and the frozen list of steps that made it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serrate.errors import ScheduleError
+from serrate.ir.tile import TileProgram
+from serrate.schedule.primitives import PRIMITIVES
+
+
+@dataclass(frozen=True)
+class Step:
+    """One primitive with its arguments."""
+
+    primitive: str
+    args: tuple[str | int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.primitive} {' '.join(map(str, self.args))}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A strategy's name and the steps it chose.
+
+    >>> print(Plan("maskless", (Step("split", ("T1", "r0", 32)), Step("mark", ("T1", "c0", "grid")))))
+    maskless: split T1 r0 32; mark T1 c0 grid
+    """
+
+    strategy: str
+    steps: tuple[Step, ...]
+    warps: int = 4
+    """How many warps a GPU program runs with; nothing to a CPU."""
+
+    def apply(self, program: TileProgram) -> TileProgram:
+        """The program after all steps."""
+        for step in self.steps:
+            if step.primitive not in PRIMITIVES:
+                raise ScheduleError(f"no primitive is called {step.primitive!r}; there are {', '.join(PRIMITIVES)}")
+            program = PRIMITIVES[step.primitive](program, *step.args)
+        return program
+
+    def __str__(self) -> str:
+        return f"{self.strategy}: {'; '.join(map(str, self.steps))}"
+
+
+class Recorder:
+    """Applies primitives one by one and remembers them; how strategies write plans."""
+
+    def __init__(self, program: TileProgram) -> None:
+        self.program = program
+        self.steps: list[Step] = []
+
+    def do(self, primitive: str, *args: str | int) -> None:
+        """Applies a primitive, or raises and changes nothing."""
+        self.program = PRIMITIVES[primitive](self.program, *args)
+        self.steps.append(Step(primitive, args))
+
+    def attempt(self, primitive: str, *args: str | int) -> bool:
+        """Applies a primitive if it is legal; says whether it was."""
+        try:
+            self.do(primitive, *args)
+        except ScheduleError:
+            return False
+        return True
+
+    def plan(self, strategy: str, warps: int = 4) -> Plan:
+        return Plan(strategy, tuple(self.steps), warps)

@@ -1,0 +1,54 @@
+"""What every test shares: one cache of built programs, the hypothesis profiles, the thread count, and who is skipped.
+
+In: the environment (`SERRATE_TEST_FULL`, `SERRATE_CACHE_DIR`). Out: settings made before any test is imported, and fixtures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FULL = os.environ.get("SERRATE_TEST_FULL") == "1"
+
+# Before torch and serrate are imported, because both read the environment then. One folder for all workers and runs: a program is
+# built once and found by the others.
+os.environ.setdefault("SERRATE_CACHE_DIR", str(ROOT / "build" / "test-cache"))
+# Generated code may bring its own OpenMP run-time, which torch.set_num_threads does not reach.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from serrate import settings  # noqa: E402
+
+# serrate may have been imported by a plugin before the variable was set.
+settings.reload()
+# The test workers already share the cores.
+torch.set_num_threads(2)
+
+hypothesis.settings.register_profile("fast", max_examples=25, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("full", max_examples=200, deadline=None)
+hypothesis.settings.load_profile("full" if FULL else "fast")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips, with the reason, what this machine or this kind of run does not do."""
+    for item in items:
+        if item.get_closest_marker("slow") and not FULL:
+            item.add_marker(pytest.mark.skip(reason="slow: set SERRATE_TEST_FULL=1"))
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no GPU"))
+
+
+@pytest.fixture
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache folder of the test's own, not made yet, in force until the test ends."""
+    folder = tmp_path / "cache"
+    with monkeypatch.context() as patch:
+        patch.setenv("SERRATE_CACHE_DIR", str(folder))
+        settings.reload()
+        yield folder
+    settings.reload()

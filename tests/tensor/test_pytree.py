@@ -1,0 +1,50 @@
+"""JaggedTensor in torch's trees: values are the leaf, the structure stays beside it.
+
+In: trees that hold ragged tensors. Out: failures where a tree loses a structure or takes values that do not fit.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from serrate.errors import ShapeError
+from serrate.tensor import JaggedTensor
+
+
+def example() -> JaggedTensor:
+    return JaggedTensor.from_lengths(torch.arange(3.0), [1, 2]).with_hint(reuse="low")
+
+
+def test_values_are_the_only_leaf() -> None:
+    jt = example()
+    leaves, spec = tree_flatten({"x": jt, "y": 1})
+    assert leaves[0] is jt.values and leaves[1:] == [1]
+    again = tree_unflatten(leaves, spec)["x"]
+    assert again.structure is jt.structure and again.hints == jt.hints
+
+
+def test_specs_of_equal_structures_are_equal() -> None:
+    assert tree_flatten(example())[1] == tree_flatten(example())[1]
+    other = JaggedTensor.from_lengths(torch.arange(3.0), [2, 1]).with_hint(reuse="low")
+    assert tree_flatten(example())[1] != tree_flatten(other)[1]
+
+
+def test_maps_keep_the_structure_and_follow_the_device() -> None:
+    assert tree_map(lambda values: values * 2, example()).to_list()[1].tolist() == [2, 4]
+    assert tree_map(lambda values: values.to("meta"), example()).offsets.device.type == "meta"
+    assert tree_map(lambda values: values.dtype, example()).values is torch.float32
+
+
+def test_values_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ShapeError, match="the rows hold 3 positions together"):
+        tree_map(lambda values: values[:2], example())
+
+
+def test_pickles() -> None:
+    jt = pickle.loads(pickle.dumps(example()))
+    assert [row.tolist() for row in jt] == [[0], [1, 2]]
+    assert jt.hints.reuse == "low"

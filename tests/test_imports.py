@@ -1,0 +1,149 @@
+"""Imports go one way: a module uses its own package and those that come earlier in the order of stages.
+
+In: the source of the package, parsed and not imported. Out: failures that name the file, the line and the import.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "serrate"
+
+ORDER = (
+    "errors",
+    "settings",
+    "ir",
+    "tensor",
+    "frontend",
+    "analysis",
+    "schedule",
+    "lower",
+    "codegen",
+    "runtime",
+    "tune",
+    "autograd",
+    "distributed",
+    "engine",
+    "cli",
+)
+
+FREE = ("", "language")
+"""The public faces, `serrate` itself and `serrate.language`: they gather names from everywhere, and only `cli` uses them."""
+
+HEAVY = ("sympy", "triton", "awkward", "pyarrow", "safetensors", "matplotlib", "fbgemm_gpu")
+"""Packages of the tests and of the extras: `import serrate` must work, and be quick, without them."""
+
+
+def rank(unit: str) -> int:
+    """The place of a unit (a top-level package or module of serrate) in the order; a face stands just before `cli`."""
+    return ORDER.index("cli") - 1 if unit in FREE else ORDER.index(unit)
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def unit_of(path: Path, package: Path = PACKAGE) -> str:
+    """`ir` for serrate/ir/expr.py, `errors` for serrate/errors.py, the empty name for serrate/__init__.py."""
+    parts = path.relative_to(package).with_suffix("").parts
+    return "" if parts == ("__init__",) else parts[0]
+
+
+def imported_units(path: Path, package: Path = PACKAGE) -> Iterator[tuple[int, str]]:
+    """Line and unit of every import of serrate in a file, wherever it stands: inside functions and type checks too."""
+    here = ("serrate", *path.relative_to(package).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            targets = [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = here[: len(here) - node.level + 1] if node.level else ()
+            source = (*base, *(node.module.split(".") if node.module else ()))
+            targets = [(*source, alias.name) for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            if target[0] == "serrate":
+                yield node.lineno, _unit(target[1:], package)
+
+
+def _unit(parts: tuple[str, ...], package: Path) -> str:
+    # `from serrate import jit` names an attribute of the top module, not a unit.
+    if not parts or not ((package / parts[0]).is_dir() or (package / f"{parts[0]}.py").is_file()):
+        return ""
+    return parts[0]
+
+
+def violations(path: Path, package: Path = PACKAGE) -> list[str]:
+    unit = unit_of(path, package)
+    if unit in FREE:
+        return []
+    return [
+        f"{path}:{line}: serrate.{unit} imports serrate{'.' if target else ''}{target}, which comes later in the order"
+        for line, target in imported_units(path, package)
+        if target != unit and rank(target) >= rank(unit)
+    ]
+
+
+def test_every_unit_has_a_place_in_the_order() -> None:
+    assert {unit_of(path) for path in modules()} <= {*ORDER, *FREE}
+
+
+def test_imports_go_one_way() -> None:
+    assert [violation for path in modules() for violation in violations(path)] == []
+
+
+def test_no_star_imports() -> None:
+    stars = [
+        f"{path}:{node.lineno}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text(), str(path)))
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
+    ]
+    assert stars == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "allowed"),
+    [
+        ("import serrate.errors", True),
+        ("from serrate.ir import expr", True),
+        ("from serrate import ir", True),
+        ("from . import guards", True),
+        ("from .guards import guards", True),
+        ("from ..ir import expr", True),
+        ("import torch", True),
+        ("import serrate.schedule", False),
+        ("from serrate.cli import main", False),
+        ("from serrate import codegen", False),
+        ("from serrate import jit", False),
+        ("import serrate", False),
+        ("import serrate.language as hl", False),
+        ("from .. import lower", False),
+        ("from ..lower.passes import run", False),
+        ("def f():\n    import serrate.tune", False),
+    ],
+)
+def test_the_check_tells_directions_apart(tmp_path: Path, statement: str, allowed: bool) -> None:
+    for unit in ORDER:
+        (tmp_path / unit).mkdir()
+    (tmp_path / "language.py").touch()
+    module = tmp_path / "analysis" / "probe.py"
+    module.write_text(statement)
+    assert (violations(module, tmp_path) == []) is allowed
+
+
+@pytest.mark.parametrize("name", ["serrate.ir", "serrate.analysis"])
+def test_import_is_light(name: str) -> None:
+    # torch first: what it brings along is not ours to answer for.
+    program = f"import sys, torch; before = set(sys.modules); import {name}; print(*(set(sys.modules) - before))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=PACKAGE.parent, timeout=120)
+    assert run.returncode == 0, run.stderr
+    brought = {module.partition(".")[0] for module in run.stdout.split()}
+    assert "serrate" in brought
+    assert brought.isdisjoint(HEAVY)
