@@ -1,13 +1,20 @@
 // What memory allows: a copy with stores that bypass the cache, and a read that keeps nothing.
 #include "vector.h"
 
-enum { STEP = 4 * LANES };
+enum { STEP = 4 * LANES, BLOCK = 512 };
 
 extern "C" void copy(const float* __restrict from, float* __restrict to, i64 count) {
 #pragma omp parallel
   {
+    // by blocks of 2 KB: memory that turns between reads and writes less often is a few percent faster
+    alignas(64) float stage[BLOCK];
 #pragma omp for schedule(static)
-    for (i64 i = 0; i < count / STEP; i++) stream_copy(to + i * STEP, from + i * STEP, STEP);
+    for (i64 i = 0; i < (count + BLOCK - 1) / BLOCK; i++) {
+      i64 start = i * BLOCK, n = count - start < BLOCK ? count - start : BLOCK;
+#pragma omp simd
+      for (i64 j = 0; j < n; j++) stage[j] = from[start + j];
+      stream_copy(to + start, stage, n);
+    }
     stream_fence();
   }
 }

@@ -49,9 +49,11 @@ def needed(loops: Sequence[IterDomain], unbounded: Iterable[IterDomain] = ()) ->
     """
     open_: dict[int, tuple[IterDomain, str]] = {d.uid: (d, "launched by a bound") for d in unbounded}
     order: list[int] = list(open_)
+    known = Indices(zip(loops, loop_symbols(loops), strict=True)).known
     for transform in _outputs_first(loops):
         reason = _opens(transform)
-        if reason is None:
+        # What these loops do not determine is somebody else's to guard (a part of a row without its inner positions).
+        if reason is None or any(d.uid not in known for d in transform.outputs):
             continue
         source = transform.inputs[0]
         if source.uid not in open_:

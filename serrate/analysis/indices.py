@@ -71,6 +71,10 @@ class Indices:
             raise DomainError(f"the index of {domain} does not follow from the loops")
         return found
 
+    def knows(self, domain: IterDomain) -> bool:
+        """Whether the loops determine the index of `domain`."""
+        return self._derive(domain) is not None
+
     def _derive(self, domain: IterDomain) -> Expr | None:
         if domain.uid in self.known:
             return self.known[domain.uid]

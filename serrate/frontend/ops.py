@@ -262,7 +262,7 @@ def _reduce(name: str, x: TensorView, dims: tuple[int, ...], dtype: torch.dtype,
     value = x.at(x.domains)
     lifted = value if carried_dtype(value.dtype) == state else call("cast", value, dtype=state)
     targets = tuple(fusion.tensor(state, kept) for _ in kind.states)
-    views = fusion.define(targets, (*kept, *over), Accumulate(targets, kept, kind, (lifted,), over))
+    views = fusion.define(targets, x.domains, Accumulate(targets, kept, kind, (lifted,), over))
     return views if dtype == state or len(views) > 1 else (cast(views[0], dtype),)
 
 

@@ -33,7 +33,7 @@ _current: ContextVar[Fusion | None] = ContextVar("fusion", default=None)
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """One operation: a statement and the domains it is computed for, reduced ones last."""
+    """One operation: a statement and the domains it is computed for."""
 
     statement: Leaf
     domains: tuple[IterDomain, ...]

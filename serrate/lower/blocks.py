@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from serrate.analysis.guards import condition, needed
 from serrate.analysis.indices import Indices
-from serrate.errors import DomainError, ScheduleError
+from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain, RaggedIterDomain
 from serrate.ir.expr import Expr, Less, Symbol, const, symbol
 from serrate.ir.loops import (
@@ -111,14 +111,7 @@ class _PhaseLowering:
     def _kept(self, index: Index, loops: tuple[Loop, ...]) -> list[Loop]:
         """The loops whose position follows from the index; the others are reduced."""
         known = Indices([(d, symbol(f"@{d.uid}")) for d in index if d is not None])
-        kept = []
-        for loop in loops:
-            try:
-                known.of(loop.domain)
-                kept.append(loop)
-            except DomainError:
-                continue
-        return kept
+        return [loop for loop in loops if known.knows(loop.domain)]
 
     def run(self) -> tuple[Node, ...]:
         return tuple(self._body(self.phase.body, ()))

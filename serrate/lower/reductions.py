@@ -123,7 +123,10 @@ def _shifted_moments(states: tuple[Local, ...], x: Value, tile: Tile) -> list[No
         Reduce(tile.lanes, tile.guard, near, "sum", shifted),
         Reduce(tile.lanes, tile.guard, near2, "sum", call("square", shifted, dtype=dtype)),
         Assign(
-            tile.kept, tile.guard, square, _grown_square(held(count), held(square), seen, delta, held(near), held(near2), dtype)
+            tile.kept,
+            tile.kept_guard,
+            square,
+            _grown_square(held(count), held(square), seen, delta, held(near), held(near2), dtype),
         ),
         Assign(tile.kept, tile.kept_guard, mean, _grown_mean(held(count), held(mean), seen, delta, dtype)),
         Assign(tile.kept, tile.kept_guard, count, call("add", held(count), seen, dtype=dtype)),

@@ -11,13 +11,27 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from serrate.analysis.indices import Indices
-from serrate.errors import DomainError, ScheduleError
+from serrate.errors import ScheduleError
 from serrate.ir import transforms
 from serrate.ir.domains import COORDINATE, IterDomain, ParallelType, RaggedIterDomain
 from serrate.ir.expr import Array, GroupMaximum, symbol
 from serrate.ir.fusion import storage_of
 from serrate.ir.reductions import reduction
-from serrate.ir.tile import LANES, SERIAL, Accumulate, Leaf, Loop, Phase, Statement, Store, TileProgram, chain, map_leaves, nest
+from serrate.ir.tile import (
+    LANES,
+    SERIAL,
+    Accumulate,
+    Leaf,
+    Loop,
+    Phase,
+    Statement,
+    Store,
+    TileProgram,
+    chain,
+    map_leaves,
+    nest,
+    walk,
+)
 from serrate.ir.values import Read, Role, Tensor, Value, call, read, reindex, rewrite
 
 Loops = tuple[tuple[IterDomain, ParallelType], ...]
@@ -267,24 +281,42 @@ def _merged(a: tuple[Statement, ...], b: tuple[Statement, ...], depth: int) -> t
 
 
 def _check_private(tensor: Tensor, a: Phase, b: Phase, loops: list[IterDomain]) -> None:
-    """Each position of the shared loops must read only what the same position wrote."""
-    written = [leaf.index for leaf in a.leaves if tensor in leaf.targets]
-    for index in written:
-        known = Indices([(d, symbol(f"@{d.uid}")) for d in index if d is not None])
+    """Each position of the shared loops must read only what the same position wrote, and all of it in one block."""
+    shared = {d.uid for d in loops}
+    writers = [(leaf.index, around) for leaf, around in walk(a.body) if not isinstance(leaf, Loop) and tensor in leaf.targets]
+    readers = [
+        (element.index, around)
+        for leaf, around in walk(b.body)
+        if not isinstance(leaf, Loop)
+        for value in leaf.values
+        for element in value.reads
+        if element.tensor is tensor
+    ]
+    if any(r.memory is tensor and r is not tensor for r in b.reads):
+        raise ScheduleError(f"fuse: {tensor.name} is read through a view; it must be complete first")
+    for index, around in writers:
+        known = _known(index)
         for loop in loops:
-            try:
-                known.of(loop)
-            except DomainError:
+            if not known.knows(loop):
                 raise ScheduleError(
                     f"fuse: {tensor.name} is complete only after all of {loop.name}, so its reader cannot share that loop"
-                ) from None
-    for leaf in b.leaves:
-        for value in leaf.values:
-            for element in value.reads:
-                if element.tensor is tensor and any(_places(element.index) != _places(index) for index in written):
-                    raise ScheduleError(f"fuse: {tensor.name} is read at another place than it is written at")
-                if element.tensor is not tensor and element.tensor.memory is tensor:
-                    raise ScheduleError(f"fuse: {tensor.name} is read through a view; it must be complete first")
+                )
+        for other, reading in readers:
+            if _places(other) != _places(index):
+                raise ScheduleError(f"fuse: {tensor.name} is read at another place than it is written at")
+            if tensor.role is not Role.PRIVATE and _apart(index, around, shared) != _apart(index, reading, shared):
+                raise ScheduleError(f"fuse: {tensor.name} is written and read by loops of their own; it must be complete first")
+
+
+def _known(index: tuple[IterDomain | None, ...]) -> Indices:
+    return Indices([(d, symbol(f"@{d.uid}")) for d in index if d is not None])
+
+
+def _apart(index: tuple[IterDomain | None, ...], loops: tuple[Loop, ...], shared: set[int]) -> tuple[object, ...]:
+    """What an access runs over beyond the shared loops: lanes by domain; any other loop makes it one of its own."""
+    known = _known(index)
+    own = [loop for loop in loops if loop.domain.uid not in shared and known.knows(loop.domain)]
+    return tuple(loop.domain.uid if loop.kind is LANES else object() for loop in own)
 
 
 def _places(index: tuple[IterDomain | None, ...]) -> tuple[int | None, ...]:

@@ -1,0 +1,232 @@
+// Shared by all generated programs: number formats, elementwise functions, copies past the cache, the product of blocks.
+// No header is included: parsing them would cost more than compiling a program.
+typedef long long i64;
+typedef int i32;
+typedef short i16;
+typedef signed char i8;
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef float f32;
+typedef double f64;
+extern "C" int omp_get_thread_num();
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+static inline f32 as_float(u32 bits) { f32 x; __builtin_memcpy(&x, &bits, 4); return x; }
+static inline u32 as_bits(f32 x) { u32 bits; __builtin_memcpy(&bits, &x, 4); return bits; }
+
+// Sixteen-bit floats are stored as such and computed in float32; conversions are integer arithmetic, which vectorises.
+static inline f32 load(bf16 x) { return as_float((u32)x.bits << 16); }
+static inline f32 load(f16 x) {
+  u32 magnitude = x.bits & 0x7fffu;
+  u32 sign = (u32)(x.bits & 0x8000u) << 16;
+  f32 y = as_float(magnitude << 13) * 5.192296858534828e33f;  // 2^112 moves the exponent, subnormals included
+  u32 special = (magnitude << 13) | 0x7f800000u;
+  u32 bits = magnitude >= 0x7c00u ? special : as_bits(y);
+  return as_float(bits | sign);
+}
+template <class T> static inline T load(T x) { return x; }
+
+static inline void store(bf16& to, f32 x) {
+  u32 bits = as_bits(x);
+  u32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  to.bits = (u16)(x != x ? 0x7fc0u : rounded);
+}
+static inline void store(f16& to, f32 x) {
+  u32 bits = as_bits(x), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+  u32 normal = (magnitude + 0xc8000fffu + ((magnitude >> 13) & 1u)) >> 13;
+  u32 small = as_bits(as_float(magnitude) + 0.5f) - as_bits(0.5f);  // adding 0.5 rounds to the spacing of subnormals
+  u32 finite = magnitude < 0x38800000u ? small : normal;
+  u32 large = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  to.bits = (u16)(sign | (magnitude >= 0x477ff000u ? large : finite));
+}
+template <class T> static inline void store(T& to, T x) { to = x; }
+static inline f32 round_bf16(f32 x) { bf16 y; store(y, x); return load(y); }
+static inline f32 round_f16(f32 x) { f16 y; store(y, x); return load(y); }
+
+template <class T> static inline T smaller(T a, T b) { return a < b ? a : b; }
+template <class T> static inline T larger(T a, T b) { return a > b ? a : b; }
+// NaN wins, as in torch; two single selects are what g++ vectorises best.
+template <class T> static inline T max_nan(T m, T x) { T g = x > m ? x : m; return x != x ? x : g; }
+template <class T> static inline T min_nan(T m, T x) { T g = x < m ? x : m; return x != x ? x : g; }
+#pragma omp declare reduction(max_nan : f32 : omp_out = max_nan(omp_out, omp_in)) initializer(omp_priv = -__builtin_inff())
+#pragma omp declare reduction(min_nan : f32 : omp_out = min_nan(omp_out, omp_in)) initializer(omp_priv = __builtin_inff())
+#pragma omp declare reduction(max_nan : f64 : omp_out = max_nan(omp_out, omp_in)) initializer(omp_priv = -__builtin_inf())
+#pragma omp declare reduction(min_nan : f64 : omp_out = min_nan(omp_out, omp_in)) initializer(omp_priv = __builtin_inf())
+
+// exp to within one unit in the last place: -inf -> 0, +inf -> inf, nan -> nan, subnormal results kept.
+static inline f32 fn_exp(f32 x) {
+  f32 t = __builtin_fmaf(x, 1.44269504f, 12583038.0f);  // 1.5 * 2^23 + 126: the low bits hold round(x / ln 2) + 126
+  f32 n = t - 12583038.0f;
+  f32 r = __builtin_fmaf(n, -0.693145752f, x);
+  r = __builtin_fmaf(n, -1.42860677e-6f, r);
+  f32 p = 0.00138145406f;
+  p = __builtin_fmaf(p, r, 0.00836874545f);
+  p = __builtin_fmaf(p, r, 0.041668389f);
+  p = __builtin_fmaf(p, r, 0.166665211f);
+  p = __builtin_fmaf(p, r, 0.49999994f);
+  p = __builtin_fmaf(p, r, 1.0f);
+  p = __builtin_fmaf(p, r, 1.0f);
+  u32 low = x < -86.0f ? 64u : 0u;  // scaled in two steps where the result may be subnormal
+  f32 y = (p + p) * as_float((as_bits(t) + low) << 23);
+  y = x < -86.0f ? y * 5.42101086e-20f : y;
+  y = x < -104.0f ? 0.0f : y;
+  return x > 88.7228394f ? __builtin_inff() : y;
+}
+static inline f64 fn_exp(f64 x) { return __builtin_exp(x); }
+
+// Natural logarithm to within two units in the last place, by the exponent and a polynomial of the mantissa.
+static inline f32 fn_log(f32 x) {
+  f32 scaled = x < 1.17549435e-38f ? x * 8388608.0f : x;
+  f32 shift = x < 1.17549435e-38f ? -23.0f : 0.0f;
+  u32 bits = as_bits(scaled) - 0x3f2aaaabu;
+  f32 e = (f32)((i32)bits >> 23) + shift;
+  f32 m = as_float((bits & 0x007fffffu) + 0x3f2aaaabu) - 1.0f;
+  f32 s = m * m;
+  f32 p = -0.130310059f;
+  p = __builtin_fmaf(p, m, 0.140869141f);
+  p = __builtin_fmaf(p, m, -0.121483892f);
+  p = __builtin_fmaf(p, m, 0.139814854f);
+  p = __builtin_fmaf(p, m, -0.166846126f);
+  p = __builtin_fmaf(p, m, 0.200120345f);
+  p = __builtin_fmaf(p, m, -0.249996200f);
+  p = __builtin_fmaf(p, m, 0.333331972f);
+  p = __builtin_fmaf(p, m, -0.5f);
+  f32 y = __builtin_fmaf(p, s, m);
+  y = __builtin_fmaf(e, 0.693147182f, y);
+  y = x == 0.0f ? -__builtin_inff() : y;
+  y = x < 0.0f ? __builtin_nanf("") : y;
+  y = x == __builtin_inff() ? x : y;
+  return x != x ? x : y;
+}
+static inline f64 fn_log(f64 x) { return __builtin_log(x); }
+
+static inline f32 fn_tanh(f32 x) {
+  f32 a = __builtin_fabsf(x), s = a * a;
+  f32 e = fn_exp(-2.0f * a);
+  f32 far = (1.0f - e) / (1.0f + e);
+  f32 p = -0.00570498872f;
+  p = __builtin_fmaf(p, s, 0.0206390887f);
+  p = __builtin_fmaf(p, s, -0.0537397087f);
+  p = __builtin_fmaf(p, s, 0.133314422f);
+  p = __builtin_fmaf(p, s, -0.333332819f);
+  f32 near = __builtin_fmaf(a * s, p, a);
+  f32 y = a < 0.625f ? near : far;
+  return __builtin_copysignf(y, x);
+}
+static inline f64 fn_tanh(f64 x) { return __builtin_tanh(x); }
+
+template <class T> static inline T fn_sigmoid(T x) { return (T)1 / ((T)1 + fn_exp(-x)); }
+template <class T> static inline T fn_silu(T x) { return x / ((T)1 + fn_exp(-x)); }
+static inline f32 fn_sqrt(f32 x) { return __builtin_sqrtf(x); }
+static inline f64 fn_sqrt(f64 x) { return __builtin_sqrt(x); }
+static inline f32 fn_erf(f32 x) { return __builtin_erff(x); }
+static inline f64 fn_erf(f64 x) { return __builtin_erf(x); }
+template <class T> static inline T fn_gelu(T x) { return x * (T)0.5 * ((T)1 + fn_erf(x * (T)0.7071067811865476)); }
+static inline f32 fn_abs(f32 x) { return __builtin_fabsf(x); }
+static inline f64 fn_abs(f64 x) { return __builtin_fabs(x); }
+template <class T> static inline T fn_abs(T x) { return x < 0 ? (T)-x : x; }
+template <class T> static inline T fn_relu(T x) { return x < 0 ? (T)0 : x; }
+static inline f32 fn_floor(f32 x) { return __builtin_floorf(x); }
+static inline f64 fn_floor(f64 x) { return __builtin_floor(x); }
+static inline f32 fn_ceil(f32 x) { return __builtin_ceilf(x); }
+static inline f64 fn_ceil(f64 x) { return __builtin_ceil(x); }
+template <class T> static inline T fn_floor(T x) { return x; }
+template <class T> static inline T fn_ceil(T x) { return x; }
+static inline f32 fn_pow(f32 x, f32 y) { return __builtin_powf(x, y); }
+static inline f64 fn_pow(f64 x, f64 y) { return __builtin_pow(x, y); }
+template <class T> static inline T fn_pow(T x, T y) {
+  i64 b = x, r = 1;
+  for (i64 e = y; e > 0; e >>= 1) { if (e & 1) r = (i64)((unsigned long long)r * (unsigned long long)b); b = (i64)((unsigned long long)b * (unsigned long long)b); }
+  return y < 0 ? (T)(x == 1 ? 1 : x == -1 ? (y & 1 ? -1 : 1) : 0) : (T)r;
+}
+template <class T> static inline T fn_finite_or_zero(T x) {
+  T y = x == (T)__builtin_inf() ? (T)0 : x;
+  return x == (T)-__builtin_inf() ? (T)0 : y;
+}
+
+// The component that owns a position: the last c < count with offsets[c] <= position.
+template <class T> static inline i64 owner(const T* offsets, i64 count, i64 position) {
+  i64 low = 0, high = count;
+  while (low < high) {
+    i64 middle = (low + high) >> 1;
+    if ((i64)offsets[middle + 1] <= position) low = middle + 1; else high = middle;
+  }
+  return low < count ? low : larger(count - 1, (i64)0);
+}
+
+// Copies a finished block past the cache, for results larger than it. A fence follows at the end of the kernel.
+static inline void stream_copy(void* to, const void* from, i64 bytes) {
+  char* d = (char*)to;
+  const char* s = (const char*)from;
+#if defined(__AVX512F__) || defined(__AVX__)
+#if defined(__AVX512F__)
+  enum { W = 64 };
+#else
+  enum { W = 32 };
+#endif
+  typedef f32 vec_any __attribute__((vector_size(W), aligned(1), may_alias));
+  i64 head = (W - ((unsigned long long)d & (W - 1))) & (W - 1);
+  head = smaller(head, bytes);
+  __builtin_memcpy(d, s, head);
+  i64 i = head;
+  for (; i + W <= bytes; i += W) {
+#if defined(__AVX512F__)
+    __builtin_ia32_movntps512((f32*)(d + i), *(const vec_any*)(s + i));
+#else
+    __builtin_ia32_movntps256((f32*)(d + i), *(const vec_any*)(s + i));
+#endif
+  }
+  __builtin_memcpy(d + i, s + i, bytes - i);
+#else
+  __builtin_memcpy(d, s, bytes);
+#endif
+}
+static inline void stream_fence() {
+#if defined(__x86_64__)
+  __builtin_ia32_sfence();
+#endif
+}
+
+// acc[m][n] += a[m][k] * b[k][n]: rows of a `am` apart, rows of b `bk` apart, columns of b side by side.
+template <int M, int W, int NV, class T> static inline void dot_rows(T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 depth) {
+  typedef T vec __attribute__((vector_size(W * sizeof(T)), aligned(sizeof(T)), may_alias));
+  vec c[M][NV];
+#pragma GCC unroll 16
+  for (int i = 0; i < M; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; j++) c[i][j] = *(const vec*)(acc + i * ld + j * W);
+  for (i64 k = 0; k < depth; k++) {
+#pragma GCC unroll 16
+    for (int i = 0; i < M; i++)
+#pragma GCC unroll 4
+      for (int j = 0; j < NV; j++) c[i][j] += a[i * am + k] * *(const vec*)(b + k * bk + j * W);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < M; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; j++) *(vec*)(acc + i * ld + j * W) = c[i][j];
+}
+template <class T> static void dot(T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 rows, i64 columns, i64 depth) {
+#if defined(__AVX512F__)
+  enum { W = 64 / sizeof(T), NV = 2, M = 8 };
+#else
+  enum { W = 32 / sizeof(T), NV = 2, M = 6 };
+#endif
+  i64 j = 0;
+  for (; j + W * NV <= columns; j += W * NV) {
+    i64 i = 0;
+    for (; i + M <= rows; i += M) dot_rows<M, W, NV>(acc + i * ld + j, ld, a + i * am, am, b + j, bk, depth);
+    if (i + 4 <= rows) { dot_rows<4, W, NV>(acc + i * ld + j, ld, a + i * am, am, b + j, bk, depth); i += 4; }
+    if (i + 2 <= rows) { dot_rows<2, W, NV>(acc + i * ld + j, ld, a + i * am, am, b + j, bk, depth); i += 2; }
+    for (; i < rows; i++) dot_rows<1, W, NV>(acc + i * ld + j, ld, a + i * am, am, b + j, bk, depth);
+  }
+  if (j < columns)
+    for (i64 i = 0; i < rows; i++)
+      for (i64 k = 0; k < depth; k++) {
+        T x = a[i * am + k];
+#pragma omp simd
+        for (i64 n = j; n < columns; n++) acc[i * ld + n] += x * b[k * bk + n];
+      }
+}

@@ -1,0 +1,518 @@
+"""Loop programs as C++: grid loops over threads, serial loops as they are, blocks as loops over their lanes.
+
+In: a loop program. Out: one source text with an `extern "C"` function, and the order of its arguments. Guards become loop
+bounds: a lane's loop ends where its elements end, so no lane is ever masked. Blocks over the same lanes share one nest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serrate.codegen.cpp.values import Scalars, computed, ctype, index_text, number
+from serrate.errors import VerificationError
+from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.expr import Array, Expr, Less, Sum, Symbol, const
+from serrate.ir.loops import (
+    Assign,
+    Bind,
+    Block,
+    Declare,
+    Dot,
+    Existing,
+    For,
+    Guard,
+    Held,
+    Kernel,
+    Lane,
+    Lanes,
+    Load,
+    Local,
+    LoopProgram,
+    Node,
+    Reduce,
+    Write,
+    held,
+    nodes,
+    values_of,
+)
+from serrate.ir.reductions import reduction
+from serrate.ir.tile import GRID
+from serrate.ir.values import Role, Tensor, Value
+from serrate.lower.pipeline import array_names
+
+COMBINE = {
+    "sum": "{0} += {1}",
+    "prod": "{0} *= {1}",
+    "max": "{0} = max_nan({0}, {1})",
+    "min": "{0} = min_nan({0}, {1})",
+    "any": "{0} = {0} || {1}",
+    "all": "{0} = {0} && {1}",
+}
+CLAUSES = {"sum": "+", "prod": "*", "max": "max_nan", "min": "min_nan", "any": "||", "all": "&&"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Generated C++ and how to call it: pointers, then integers, in this order."""
+
+    name: str
+    text: str
+    tensors: tuple[Tensor, ...]
+    arrays: tuple[Array, ...]
+    symbols: tuple[Symbol, ...]
+    private: tuple[Tensor, ...]
+
+
+def print_cpp(program: LoopProgram, wide: frozenset[Array] = frozenset()) -> Source:
+    """The program in C++; `wide` names the arrays that hold int64 (others hold int32)."""
+    return _Printer(program, wide).source()
+
+
+class _Printer:
+    def __init__(self, program: LoopProgram, wide: frozenset[Array]) -> None:
+        self.program = program
+        self.wide = wide
+        self.names: dict[object, str] = {a: f"{name}_at" for a, name in array_names(program).items()}
+        self.lines: list[str] = []
+        self.indent = 0
+        self.count = 0
+        self.laned: dict[Symbol, Bind] = {}
+        self.private = tuple(t for t in program.scratch if t.role is Role.PRIVATE)
+        self.tensors = (*program.inputs, *program.outputs, *program.scratch)
+        self.strided: set[Symbol] = set()
+
+    def source(self) -> Source:
+        program = self.program
+        for line in program.header:
+            self.put(f"// {line}")
+        self.put(f'extern "C" void {program.name}(void* const* pointer, const i64* given) {{')
+        self.indent = 1
+        self._arguments()
+        for kernel in program.kernels:
+            self._kernel(kernel)
+        self.indent = 0
+        self.put("}")
+        text = "\n".join(self.lines) + "\n"
+        return Source(program.name, text, self.tensors, program.arrays, program.symbols, self.private)
+
+    def _arguments(self) -> None:
+        used = self._used_tensors()
+        for k, tensor in enumerate(self.tensors):
+            if tensor not in used:
+                continue
+            qualifier = "const " if tensor.role is Role.INPUT else ""
+            name = f"{tensor.name}_all" if tensor in self.private else tensor.name
+            self.put(f"{qualifier}{ctype(tensor.dtype)}* __restrict {name} = ({qualifier}{ctype(tensor.dtype)}*)pointer[{k}];")
+        for k, array in enumerate(self.program.arrays, len(self.tensors)):
+            kind = "i64" if array in self.wide else "i32"
+            self.put(f"const {kind}* __restrict {self.names[array]} = (const {kind}*)pointer[{k}];")
+        self.put("const int threads = (int)given[0];")
+        if self._streams():
+            self.put("const bool stream = given[1];")
+        for k, symbol in enumerate(self.program.symbols, 2):
+            self.put(f"const i64 {symbol} = given[{k}];")
+        for k, tensor in enumerate(self.private, 2 + len(self.program.symbols)):
+            self.put(f"const i64 {tensor.name}_size = given[{k}];")
+
+    def _used_tensors(self) -> set[Tensor]:
+        used: set[Tensor] = set()
+        for kernel in self.program.kernels:
+            for node in nodes(kernel.body):
+                if isinstance(node, Write):
+                    used.add(node.tensor)
+                used.update(v.tensor for value in values_of(node) for v in value.walk() if isinstance(v, Load))
+        return used
+
+    def _streams(self) -> bool:
+        return any(isinstance(n, Write) and self._block_bytes(n) for k in self.program.kernels for n in nodes(k.body))
+
+    # --- text ---------------------------------------------------------------------------------------------------------
+
+    def put(self, line: str) -> None:
+        self.lines.append("  " * self.indent + line if line and not line.startswith("#") else line)
+
+    def open(self, line: str) -> None:
+        self.put(line + " {")
+        self.indent += 1
+
+    def close(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.indent -= 1
+            self.put("}")
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    def index(self, expr: Expr) -> str:
+        return index_text(self.unlaned(expr), self.names)
+
+    def unlaned(self, expr: Expr) -> Expr:
+        """Names with lanes are spelled out: in C++ they live inside the loops over those lanes."""
+        while any(s in self.laned for s in expr.symbols):
+            expr = expr.substitute({s: self.laned[s].expr for s in expr.symbols if s in self.laned})
+        return expr
+
+    # --- kernels and loops --------------------------------------------------------------------------------------------
+
+    def _kernel(self, kernel: Kernel) -> None:
+        self.put(f"// {kernel.name}")
+        self.open("")
+        body = list(kernel.body)
+        while body and isinstance(body[0], Bind):
+            self._node(body.pop(0))
+        if len(body) == 1 and isinstance(body[0], For) and body[0].kind is GRID:
+            self._grid(body[0])
+        else:
+            self._nodes(body)
+        self.close()
+
+    def _grid(self, outermost: For) -> None:
+        """Nested grid loops as one loop over all their positions, shared out to threads in small runs."""
+        loops = [outermost]
+        while len(loops[-1].body) == 1 and isinstance(loops[-1].body[0], For) and loops[-1].body[0].kind is GRID:
+            loops.append(loops[-1].body[0])
+        for k, loop in enumerate(loops):
+            self.put(f"const i64 extent{k} = {self.index(loop.extent)};")
+        total = " * ".join(f"extent{k}" for k in range(len(loops)))
+        self.put(f"const i64 positions = {total};")
+        self.put("const i64 run = larger<i64>(1, smaller<i64>(16, positions / (threads * 16)));")
+        self.put("#pragma omp parallel num_threads(threads) if (threads > 1)")
+        self.open("")
+        for tensor in self.private:
+            mine = f"{tensor.name}_all + omp_get_thread_num() * {tensor.name}_size"
+            self.put(f"{ctype(tensor.dtype)}* __restrict {tensor.name} = {mine};")
+        self.put("#pragma omp for schedule(dynamic, run)")
+        if len(loops) == 1:
+            self.open(f"for (i64 {outermost.symbol} = 0; {outermost.symbol} < positions; {outermost.symbol}++)")
+        else:
+            self.open("for (i64 position = 0; position < positions; position++)")
+            rest = "position"
+            for k in reversed(range(len(loops))):
+                self.put(f"const i64 {loops[k].symbol} = {rest}{f' % extent{k}' if k else ''};")
+                rest = f"{rest} / extent{k}" if k else rest
+        self._nodes(loops[-1].body)
+        self.close()
+        if any(isinstance(n, Write) and self._block_bytes(n) for n in nodes((outermost,))):
+            self.put("if (stream) stream_fence();")
+        self.close()
+
+    def _nodes(self, body: Sequence[Node]) -> None:
+        group: list[Block] = []
+        for node in body:
+            if isinstance(node, Declare) and not any(node.local in _locals(b) for b in group):
+                self._declare(node)
+            elif isinstance(node, Assign | Reduce | Dot | Write):
+                if group and not _joins(group, node):
+                    self._blocks(group)
+                    group = []
+                group.append(node)
+            else:
+                if group:
+                    self._blocks(group)
+                    group = []
+                self._node(node)
+        if group:
+            self._blocks(group)
+
+    def _node(self, node: Node) -> None:
+        if isinstance(node, Bind):
+            if node.lanes:
+                self.laned[node.symbol] = node
+            else:
+                self.put(f"const i64 {node.symbol} = {self.index(node.expr)};")
+        elif isinstance(node, For):
+            self.open(f"for (i64 {node.symbol} = 0, end = {self.index(node.extent)}; {node.symbol} < end; {node.symbol}++)")
+            self._nodes(node.body)
+            self.close()
+        elif isinstance(node, Declare):
+            self._declare(node)
+        else:
+            raise VerificationError(f"the cpp backend cannot print {node}")
+
+    def _declare(self, node: Declare) -> None:
+        local, kind = node.local, computed(node.local.dtype)
+        value = number(node.number, local.dtype)
+        if not local.lanes:
+            self.put(f"{kind} {local.name} = {value};")
+            return
+        size = _size(local.lanes)
+        self.put(f"alignas(64) {kind} {local.name}[{size}];")
+        self.put("#pragma omp simd")
+        self.put(f"for (i64 k = 0; k < {size}; k++) {local.name}[k] = {value};")
+
+    # --- blocks -------------------------------------------------------------------------------------------------------
+
+    def _blocks(self, group: list[Block]) -> None:
+        """One nest over the lanes that all statements of the group share."""
+        first = group[0]
+        if isinstance(first, Dot):
+            self._dot(first)
+            return
+        lanes, bounds, conditions = first.lanes, self._bounds(first.lanes, first.guard), self._outside(first)
+        for condition in conditions:
+            self.open(f"if ({condition})")
+        staged = {node: self._stage(node, bounds) for node in group if isinstance(node, Write)}
+        self._nest(group, lanes, bounds, staged)
+        for node, stage in staged.items():
+            if stage is not None:
+                size = f"({stage.count}) * sizeof({ctype(node.tensor.dtype)})"
+                self.put(f"if (stream) stream_copy({node.tensor.name} + {stage.base}, {stage.name}, {size});")
+        self.close(len(conditions))
+
+    def _nest(self, group: list[Block], lanes: Lanes, bounds: dict[Lane, list[str]], staged: dict[Write, _Stage | None]) -> None:
+        opened = 0
+        for k, lane in enumerate(lanes):
+            inner = k == len(lanes) - 1
+            if lane.size == 1 and not bounds[lane]:
+                self.put(f"const i64 {lane.symbol} = 0;") if not opened and not inner else None
+                if inner and not opened:
+                    self.open("")
+                    opened += 1
+                self.put(f"const i64 {lane.symbol} = 0;") if opened or inner else None
+                continue
+            limit = self._limit(lane, bounds[lane])
+            scalars = self._scalar_reductions(group, lane) if inner else []
+            for local, node in scalars:
+                identity = number(_identity(node), local.dtype)
+                self.put(f"{computed(local.dtype)} {local.name}_here = {identity};")
+            if inner:
+                clauses = "".join(f" reduction({_clause(n)}: {local.name}_here)" for local, n in scalars)
+                self.put(f"#pragma omp simd{clauses}")
+            self.open(f"for (i64 {lane.symbol} = 0; {lane.symbol} < {limit}; {lane.symbol}++)")
+            for condition in self._unbounded(lanes, group[0].guard, lane):
+                self.put(f"if (!({condition})) continue;")
+            opened += 1
+        here = self._scalar_reductions(group, lanes[-1]) if lanes and (lanes[-1].size > 1 or bounds[lanes[-1]]) else []
+        self._statements(group, {local for local, _ in here}, staged)
+        if here:
+            self.close()
+            opened -= 1
+            for local, node in here:
+                self.put(COMBINE[node.operator].format(self._cell(local), f"{local.name}_here") + ";")
+        self.close(opened)
+
+    def _scalar_reductions(self, group: list[Block], lane: Lane) -> list[tuple[Local, Reduce]]:
+        return [(n.local, n) for n in group if isinstance(n, Reduce) and lane not in n.local.lanes]
+
+    def _statements(self, group: list[Block], here: set[Local], staged: dict[Write, _Stage | None]) -> None:
+        scalars = Scalars(self._load, lambda h: self._cell(h.local), self._existing, self.index, self.fresh)
+        for node in group:
+            assert not isinstance(node, Dot)
+            text = scalars.text(node.value)
+            for line in scalars.lines:
+                self.put(line)
+            scalars.lines.clear()
+            if isinstance(node, Write):
+                stage = staged[node]
+                to = f"{stage.pointer}[{stage.index}]" if stage else f"{node.tensor.name}[{self._flat(node.tensor, node.index)}]"
+                self.put(f"store({to}, ({computed(node.tensor.dtype)}){text});")
+            elif isinstance(node, Assign):
+                self.put(f"{self._cell(node.local)} = {text};")
+                scalars.forget(held(node.local))
+            else:
+                name = f"{node.local.name}_here" if node.local in here else self._cell(node.local)
+                self.put(COMBINE[node.operator].format(name, text) + ";")
+                scalars.forget(held(node.local))
+
+    def _cell(self, local: Local) -> str:
+        """An element of a private block, at the current lanes."""
+        if not local.lanes:
+            return local.name
+        place: Expr = const(0)
+        for lane in local.lanes:
+            place = place * lane.size + lane.symbol
+        return f"{local.name}[{index_text(place, self.names)}]"
+
+    def _flat(self, tensor: Tensor, index: Sequence[Expr]) -> str:
+        return self.index(self._flat_expr(tensor, index))
+
+    def _flat_expr(self, tensor: Tensor, index: Sequence[Expr]) -> Expr:
+        """The position in memory: row-major over storage, or over a private row."""
+        sizes = [d.extent_expr for d in tensor.storage]
+        if tensor.role is Role.PRIVATE:
+            sizes = [d.extent_expr for d in tensor.logical if not _owns(d, tensor)]
+        place: Expr = const(0)
+        for e, size in zip(index, sizes, strict=True):
+            place = place * size + self.unlaned(e) if place.value != 0 else self.unlaned(e)
+        return place
+
+    def _load(self, value: Load) -> str:
+        return f"load({value.tensor.name}[{self._flat(value.tensor, value.index)}])"
+
+    def _existing(self, value: Existing) -> str:
+        bounds = self._bounds(value.lanes, value.guard)
+        return " * ".join(f"larger<i64>(0, {self._limit(lane, bounds[lane])})" for lane in value.lanes)
+
+    # --- guards as bounds ---------------------------------------------------------------------------------------------
+
+    def _outside(self, node: Block) -> list[str]:
+        lanes = {lane.symbol for lane in node.lanes}
+        plain = [g for g in node.guard if not ({s for e in (g.left, g.right) for s in self.unlaned(e).symbols} & lanes)]
+        return [f"{self.index(g.left)} < {self.index(g.right)}" for g in plain]
+
+    def _bounds(self, lanes: Lanes, guard: Guard) -> dict[Lane, list[str]]:
+        """For each lane the bounds that guards put on it, given the lanes before it."""
+        bounds: dict[Lane, list[str]] = {lane: [] for lane in lanes}
+        for lane, condition in self._on_lanes(lanes, guard):
+            bound = self._bound(lane, condition)
+            if bound is not None:
+                bounds[lane].append(bound)
+        return bounds
+
+    def _on_lanes(self, lanes: Lanes, guard: Guard) -> list[tuple[Lane, Less]]:
+        """Each condition with the innermost lane it depends on."""
+        spelled = [Less(self.unlaned(g.left), self.unlaned(g.right)) for g in guard]
+        pairs = [([lane for lane in lanes if lane.symbol in g.symbols], g) for g in spelled]
+        return [(on[-1], g) for on, g in pairs if on]
+
+    def _unbounded(self, lanes: Lanes, guard: Guard, lane: Lane) -> list[str]:
+        """Conditions on a lane that no loop bound can express; tested inside its loop."""
+        found = [g for on, g in self._on_lanes(lanes, guard) if on == lane and self._bound(on, g) is None]
+        return [f"{self.index(g.left)} < {self.index(g.right)}" for g in found]
+
+    def _bound(self, lane: Lane, condition: Less) -> str | None:
+        terms = condition.left.terms if isinstance(condition.left, Sum) else ((condition.left, 1),)
+        factor = next((f for t, f in terms if t is lane.symbol), 0)
+        rest = condition.left - lane.symbol * factor
+        if factor < 1 or lane.symbol in rest.symbols or lane.symbol in condition.right.symbols:
+            return None
+        room = condition.right - rest
+        return self.index(room if factor == 1 else (room + factor - 1) // factor)
+
+    def _limit(self, lane: Lane, bounds: list[str]) -> str:
+        limit = str(lane.size)
+        for bound in bounds:
+            limit = f"smaller<i64>({limit}, {bound})"
+        return limit
+
+    # --- results past the cache ---------------------------------------------------------------------------------------
+
+    def _block_bytes(self, node: Write) -> int:
+        """Bytes of the block a statement writes if it lies in one piece, else 0."""
+        if node.tensor.role is not Role.OUTPUT or not node.lanes:
+            return 0
+        flat = self._flat_expr(node.tensor, node.index)
+        terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
+        expected = 1
+        guarded = {lane for g in node.guard for lane in node.lanes if lane.symbol in g.symbols}
+        for k, lane in reversed(list(enumerate(node.lanes))):
+            if terms.get(lane.symbol) != expected or (k > 0 and lane in guarded):
+                return 0
+            expected *= lane.size
+        size = expected * node.tensor.dtype.itemsize
+        return size if 256 <= size <= 65536 else 0
+
+    def _stage(self, node: Write, bounds: dict[Lane, list[str]]) -> _Stage | None:
+        if not self._block_bytes(node):
+            return None
+        flat = self._flat_expr(node.tensor, node.index)
+        start = flat.substitute({lane.symbol: const(0) for lane in node.lanes})
+        name = self.fresh()
+        kind = ctype(node.tensor.dtype)
+        inner = _size(node.lanes[1:])
+        base = self.fresh()
+        self.put(f"const i64 {base} = {self.index(start)};")
+        self.put(f"alignas(64) {kind} {name}_stage[{_size(node.lanes)}];")
+        self.put(f"{kind}* __restrict {name} = stream ? {name}_stage : {node.tensor.name} + {base};")
+        count = f"larger<i64>(0, {self._limit(node.lanes[0], bounds[node.lanes[0]])}) * {inner}"
+        return _Stage(f"{name}_stage", name, base, index_text(flat - start, self.names), count)
+
+    # --- matrix products ----------------------------------------------------------------------------------------------
+
+    def _dot(self, node: Dot) -> None:
+        """A product of blocks: operands that lie in memory as float32 or float64 are used in place, others are copied."""
+        rows, columns, depth = node.lanes
+        bounds = self._bounds(node.lanes, node.guard)
+        for condition in self._outside(node):
+            self.put(f"if (!({condition})) continue;")
+        limits = {lane: self.fresh() for lane in node.lanes}
+        for lane in node.lanes:
+            self.put(f"const i64 {limits[lane]} = larger<i64>(0, {self._limit(lane, bounds[lane])});")
+        a, am = self._operand(node.left, rows, depth, limits, node.local)
+        b, bk = self._operand(node.right, depth, columns, limits, node.local)
+        extents = ", ".join(limits[lane] for lane in (rows, columns, depth))
+        self.put(f"dot<{computed(node.local.dtype)}>({node.local.name}, {columns.size}, {a}, {am}, {b}, {bk}, {extents});")
+
+    def _operand(self, value: Value, outer: Lane, inner: Lane, limits: dict[Lane, str], local: Local) -> tuple[str, str]:
+        """A pointer to the operand and the distance of its rows; its columns are side by side."""
+        kind = computed(local.dtype)
+        if isinstance(value, Load) and ctype(value.dtype) == kind:
+            flat = self._flat_expr(value.tensor, value.index)
+            terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
+            at: dict[Expr, Expr] = {s: const(0) for s in (outer.symbol, inner.symbol)}
+            stride = flat.substitute({outer.symbol: const(1), inner.symbol: const(0)}) - flat.substitute(at)
+            if terms.get(inner.symbol) == 1 and not stride.symbols & {outer.symbol, inner.symbol}:
+                return f"{value.tensor.name} + {self.index(flat.substitute(at))}", f"({self.index(stride)})"
+        name = self.fresh()
+        self.put(f"static thread_local {kind} {name}[{outer.size * inner.size}];")
+        self.open(f"for (i64 {outer.symbol} = 0; {outer.symbol} < {limits[outer]}; {outer.symbol}++)")
+        self.open(f"for (i64 {inner.symbol} = 0; {inner.symbol} < {limits[inner]}; {inner.symbol}++)")
+        scalars = Scalars(self._load, lambda h: self._cell(h.local), self._existing, self.index, self.fresh)
+        text = scalars.text(value)
+        for line in scalars.lines:
+            self.put(line)
+        self.put(f"{name}[{outer.symbol} * {inner.size} + {inner.symbol}] = {text};")
+        self.close(2)
+        return name, str(inner.size)
+
+
+@dataclass(frozen=True)
+class _Stage:
+    name: str
+    pointer: str
+    base: str
+    index: str
+    count: str
+
+
+def _size(lanes: Lanes) -> int:
+    size = 1
+    for lane in lanes:
+        size *= lane.size
+    return size
+
+
+def _owns(domain: IterDomain, tensor: Tensor) -> bool:
+    return any(isinstance(d, RaggedIterDomain) and d.component.uid == domain.uid for d in tensor.logical)
+
+
+def _identity(node: Reduce) -> float | int | bool:
+    return reduction(node.operator).identity(0, node.local.dtype)
+
+
+def _clause(node: Reduce) -> str:
+    if node.operator in ("max", "min") and not node.local.dtype.is_floating_point:
+        return node.operator
+    return CLAUSES[node.operator]
+
+
+def _locals(node: Block) -> set[Local]:
+    """The private blocks a statement reads or writes."""
+    found = {v.local for value in values_of(node) for v in value.walk() if isinstance(v, Held)}
+    if isinstance(node, Assign | Reduce | Dot):
+        found.add(node.local)
+    return found
+
+
+def _joins(group: list[Block], node: Block) -> bool:
+    """Whether a statement may run in the same nest as the group before it, lane by lane."""
+    first = group[0]
+    if isinstance(node, Dot) or isinstance(first, Dot) or node.lanes != first.lanes or node.guard != first.guard:
+        return False
+    read = {v.local for value in values_of(node) for v in value.walk() if isinstance(v, Held)}
+    loaded = {v.tensor for value in values_of(node) for v in value.walk() if isinstance(v, Load)}
+    for earlier in group:
+        if isinstance(earlier, Reduce) and earlier.lanes != earlier.local.lanes:
+            written = node.local if isinstance(node, Assign | Reduce) else None
+            if earlier.local in read or written == earlier.local:
+                return False
+        if isinstance(earlier, Write) and earlier.tensor in loaded:
+            return False
+        # A block that an earlier statement reads must not change before all its lanes were read.
+        if isinstance(node, Reduce) and node.lanes != node.local.lanes:
+            own = {earlier.local} if isinstance(earlier, Assign | Reduce) else set()
+            if node.local in _locals(earlier) - own:
+                return False
+    return True

@@ -1,0 +1,209 @@
+"""Values in C++: one scalar expression for each value node, shared nodes computed once.
+
+In: value nodes and how loads and private blocks are spelled. Out: C++ text. Sixteen-bit floats are float32 here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from serrate.errors import VerificationError
+from serrate.ir.expr import Element, Expr, FloorDiv, Maximum, Minimum, Mod, Product, Search, Sum, Symbol
+from serrate.ir.loops import Existing, Held, Load, Number
+from serrate.ir.values import Call, Constant, Value, carried_dtype
+
+CTYPES: dict[torch.dtype, str] = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+}
+
+_PLAIN = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "div": "({0} / {1})",
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "gt": "({0} > {1})",
+    "ge": "({0} >= {1})",
+    "eq": "({0} == {1})",
+    "ne": "({0} != {1})",
+    "logical_and": "({0} && {1})",
+    "logical_or": "({0} || {1})",
+    "logical_not": "(!{0})",
+    "neg": "(-{0})",
+    "square": "({0} * {0})",
+    "reciprocal": "(1 / {0})",
+    "rsqrt": "(1 / fn_sqrt({0}))",
+    "isnan": "({0} != {0})",
+    "where": "({0} ? {1} : {2})",
+    "maximum": "max_nan({0}, {1})",
+    "minimum": "min_nan({0}, {1})",
+}
+_CALLED = "exp log sqrt sigmoid tanh relu silu gelu erf floor ceil abs pow finite_or_zero"
+FUNCTIONS: dict[str, str] = {
+    **_PLAIN,
+    **{n: f"fn_{n}({{0}})" for n in _CALLED.split()},
+    "pow": "fn_pow({0}, {1})",
+}
+WRAPPING = frozenset(("add", "sub", "mul", "neg", "square"))
+"""Integer operations whose overflow wraps in torch; in C++ they are computed unsigned, where it is defined."""
+
+
+def ctype(dtype: torch.dtype) -> str:
+    """The C++ type a dtype is stored as."""
+    return CTYPES[dtype]
+
+
+def computed(dtype: torch.dtype) -> str:
+    """The C++ type a dtype is computed in."""
+    return CTYPES[carried_dtype(dtype)]
+
+
+def number(value: float | int | bool, dtype: torch.dtype) -> str:
+    """A literal of the type that `dtype` is computed in."""
+    kind = computed(dtype)
+    if dtype.is_floating_point:
+        suffix = "f" if kind == "f32" else ""
+        if math.isnan(value):
+            return f'__builtin_nan{suffix}("")'
+        if math.isinf(value):
+            return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
+        rounded = torch.tensor(float(value), dtype=carried_dtype(dtype)).item()
+        text = repr(rounded)
+        return text + suffix if math.isfinite(rounded) else number(rounded, dtype)
+    if dtype == torch.bool:
+        return "true" if value else "false"
+    if value == -(2**63):
+        return "(-9223372036854775807LL - 1)"
+    return f"({kind}){int(value)}{'LL' if kind == 'i64' else ''}"
+
+
+def index_text(expr: Expr, arrays: dict[object, str]) -> str:
+    """An index expression in C++; indices are not negative wherever they are divided."""
+
+    def go(e: Expr) -> str:
+        if e.value is not None:
+            return str(e.value)
+        if isinstance(e, Symbol):
+            return e.name
+        if isinstance(e, Sum):
+            text = ""
+            for term, factor in e.terms:
+                piece = go(term) if abs(factor) == 1 else f"{go(term)} * {abs(factor)}"
+                text += (f" - {piece}" if factor < 0 else f" + {piece}") if text else (f"-{piece}" if factor < 0 else piece)
+            if e.constant:
+                text += f" {'-' if e.constant < 0 else '+'} {abs(e.constant)}"
+            return f"({text})"
+        if isinstance(e, Product):
+            return f"{go(e.left)} * {go(e.right)}"
+        if isinstance(e, FloorDiv):
+            return f"({go(e.left)} / {go(e.right)})"
+        if isinstance(e, Mod):
+            return f"({go(e.left)} % {go(e.right)})"
+        if isinstance(e, Minimum):
+            return f"smaller<i64>({go(e.left)}, {go(e.right)})"
+        if isinstance(e, Maximum):
+            return f"larger<i64>({go(e.left)}, {go(e.right)})"
+        if isinstance(e, Element):
+            return f"(i64){arrays[e.array]}[{_open(go(e.index))}]"
+        assert isinstance(e, Search), e
+        return f"owner({arrays[e.array]}, {go(e.count)}, {go(e.position)})"
+
+    return _open(go(expr))
+
+
+def _open(text: str) -> str:
+    """Without a pair of parentheses around all of it."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for k, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0 and k < len(text) - 1:
+            return text
+    return text[1:-1]
+
+
+class Scalars:
+    """Turns value nodes into C++ expressions; nodes that occur more than once get a name in `lines`."""
+
+    def __init__(
+        self,
+        load: Callable[[Load], str],
+        held: Callable[[Held], str],
+        existing: Callable[[Existing], str],
+        index: Callable[[Expr], str],
+        fresh: Callable[[], str],
+    ) -> None:
+        self._load, self._held, self._existing, self._index, self._fresh = load, held, existing, index, fresh
+        self.lines: list[str] = []
+        self._names: dict[int, str] = {}
+        self._kept: list[Value] = []
+
+    def text(self, value: Value) -> str:
+        """The value as an expression; every call is one named constant, so that the code reads line by line."""
+        if id(value) in self._names:
+            return self._names[id(value)]
+        text = self._build(value)
+        if isinstance(value, Call | Load):
+            name = self._fresh()
+            self.lines.append(f"const {computed(value.dtype)} {name} = {text};")
+            text = name
+        self._names[id(value)] = text
+        self._kept.append(value)
+        return text
+
+    def forget(self, value: Value) -> None:
+        """What was computed from `value` is not valid any more (a private block changed)."""
+        self._names = {k: v for k, v in self._names.items() if k not in {id(x) for x in self._kept if value in set(x.walk())}}
+
+    def _build(self, value: Value) -> str:
+        if isinstance(value, Constant):
+            return number(value.number, value.dtype)
+        if isinstance(value, Load):
+            return self._load(value)
+        if isinstance(value, Held):
+            return self._held(value)
+        if isinstance(value, Existing):
+            return f"({computed(value.dtype)}){self._existing(value)}"
+        if isinstance(value, Number):
+            return f"({computed(value.dtype)})({self._index(value.expr)})"
+        assert isinstance(value, Call), value
+        return self._call(value)
+
+    def _call(self, value: Call) -> str:
+        kind = computed(value.dtype)
+        args = [self.text(a) for a in value.args]
+        if value.function == "cast":
+            return self._cast(value, args[0])
+        if value.function not in FUNCTIONS:
+            raise VerificationError(f"the cpp backend has no function {value.function!r}")
+        integers = not value.dtype.is_floating_point and value.dtype != torch.bool
+        if integers and value.function in WRAPPING:
+            args = [f"(unsigned long long){a}" for a in args]
+        text = FUNCTIONS[value.function].format(*args)
+        if value.function in ("div", "where", "pow") or (integers and value.function in WRAPPING):
+            return f"({kind}){text}"
+        return text
+
+    def _cast(self, value: Call, arg: str) -> str:
+        source = value.args[0].dtype
+        if value.dtype == torch.bool:
+            return f"({arg} != 0)"
+        if value.dtype in (torch.bfloat16, torch.float16):
+            return f"round_{ctype(value.dtype)}((f32){arg})"
+        if source.is_floating_point and not value.dtype.is_floating_point:
+            return f"({computed(value.dtype)})(i64){arg}"
+        return f"({computed(value.dtype)}){arg}"

@@ -1,0 +1,235 @@
+"""The reference backend: runs a loop program with plain torch, block by block. The oracle of every other backend.
+
+In: a loop program and what its tensors, arrays and symbols stand for. Out: the tensors, written. Lanes are tensor axes,
+grid and serial loops are Python loops. Nothing is skipped for speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from serrate.errors import VerificationError
+from serrate.ir.expr import Array, Environment, Expr, Symbol
+from serrate.ir.loops import (
+    Assign,
+    Bind,
+    Declare,
+    Dot,
+    Existing,
+    For,
+    Guard,
+    Held,
+    Lane,
+    Lanes,
+    Load,
+    Local,
+    LoopProgram,
+    Node,
+    Number,
+    Reduce,
+    Write,
+)
+from serrate.ir.reductions import reduction
+from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
+
+_SAME_NAME = (
+    "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu erf floor ceil square isnan add sub mul maximum minimum "
+    "lt le gt ge eq ne logical_not logical_and logical_or pow where"
+)
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    **{name: getattr(torch, name) for name in _SAME_NAME.split()},
+    "div": torch.true_divide,
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "finite_or_zero": lambda x: torch.where(torch.isinf(x), torch.zeros_like(x), x),
+}
+
+REDUCERS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
+    "sum": (lambda x, dims: x.sum(dims) if dims else x, torch.add),
+    "prod": (lambda x, dims: _each_dim(torch.prod, x, dims), torch.mul),
+    "max": (lambda x, dims: torch.amax(x, dims) if dims else x, torch.maximum),
+    "min": (lambda x, dims: torch.amin(x, dims) if dims else x, torch.minimum),
+    "any": (lambda x, dims: _each_dim(torch.any, x, dims), torch.logical_or),
+    "all": (lambda x, dims: _each_dim(torch.all, x, dims), torch.logical_and),
+}
+
+
+def _each_dim(function: Callable[..., torch.Tensor], x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    for dim in sorted(dims, reverse=True):
+        x = function(x, dim)
+    return x
+
+
+def run(
+    program: LoopProgram,
+    tensors: Mapping[Tensor, torch.Tensor],
+    arrays: Mapping[Array, torch.Tensor],
+    symbols: Mapping[Symbol, int],
+) -> None:
+    """Runs all kernels in order."""
+    for kernel in program.kernels:
+        _Interpreter(tensors, arrays, symbols).run(kernel.body)
+
+
+class _Interpreter:
+    def __init__(
+        self, tensors: Mapping[Tensor, torch.Tensor], arrays: Mapping[Array, torch.Tensor], symbols: Mapping[Symbol, int]
+    ) -> None:
+        self.tensors, self.arrays = tensors, arrays
+        self.symbols: dict[Symbol, Any] = dict(symbols)
+        self.laned: dict[Symbol, Bind] = {}
+        self.locals: dict[Local, torch.Tensor] = {}
+        self.device = next(iter(tensors.values())).device if tensors else torch.device("cpu")
+
+    def run(self, body: tuple[Node, ...]) -> None:
+        for node in body:
+            if isinstance(node, For):
+                for k in range(int(self.evaluate(node.extent, ()))):
+                    self.symbols[node.symbol] = k
+                    self.run(node.body)
+            elif isinstance(node, Bind):
+                if node.lanes:
+                    self.laned[node.symbol] = node
+                else:
+                    self.symbols[node.symbol] = self.evaluate(node.expr, ())
+            elif isinstance(node, Declare):
+                shape = [lane.size for lane in node.local.lanes]
+                self.locals[node.local] = torch.full(
+                    shape, node.number, dtype=carried_dtype(node.local.dtype), device=self.device
+                )
+            else:
+                self.block(node)
+
+    def block(self, node: Assign | Reduce | Dot | Write) -> None:
+        shape = [lane.size for lane in node.lanes]
+        exists = self.mask(node.guard, node.lanes).expand(shape)
+        if isinstance(node, Write):
+            value = self.value(node.value, node.lanes, exists).expand(shape)
+            memory = self.tensors[node.tensor]
+            place = tuple(
+                torch.as_tensor(self.evaluate(e, node.lanes), device=self.device).expand(shape)[exists] for e in node.index
+            )
+            if exists.any():
+                memory[place] = value[exists].to(memory.dtype)
+            return
+        local = self.locals[node.local]
+        if isinstance(node, Assign):
+            value = self.value(node.value, node.lanes, exists).expand(shape).to(local.dtype)
+            self.locals[node.local] = torch.where(exists, value, local)
+        elif isinstance(node, Dot):
+            left = self.value(node.left, node.lanes, exists).expand(shape)
+            right = self.value(node.right, node.lanes, exists).expand(shape)
+            zero = torch.zeros((), dtype=local.dtype, device=self.device)
+            product = torch.where(exists, left.to(local.dtype) * right.to(local.dtype), zero)
+            self.locals[node.local] = local + product.sum(-1)
+        else:
+            whole, combine = REDUCERS[node.operator]
+            identity = reduction(node.operator).identity(0, local.dtype)
+            value = self.value(node.value, node.lanes, exists).expand(shape).to(local.dtype)
+            value = torch.where(exists, value, torch.full((), identity, dtype=local.dtype, device=self.device))
+            dims = tuple(k for k, lane in enumerate(node.lanes) if lane not in node.local.lanes)
+            self.locals[node.local] = combine(local, whole(value, dims).to(local.dtype))
+
+    def evaluate(self, expr: Expr, lanes: Lanes) -> Any:
+        symbols = _Symbols(self, lanes)
+
+        def element(array: Array, index: Any) -> Any:
+            data = self.arrays[array]
+            if isinstance(index, torch.Tensor):
+                return data[index.clamp(0, max(len(data) - 1, 0))].long() if len(data) else torch.zeros_like(index)
+            return int(data[index])
+
+        def search(array: Array, count: int, position: Any) -> Any:
+            data = self.arrays[array][1 : count + 1].contiguous()
+            found = torch.searchsorted(data, torch.as_tensor(position, dtype=data.dtype, device=data.device), right=True)
+            found = found.clamp(max=max(count - 1, 0))
+            return found if isinstance(position, torch.Tensor) else int(found)
+
+        return expr.evaluate(Environment(symbols, element, search))
+
+    def mask(self, guard: Guard, lanes: Lanes) -> torch.Tensor:
+        exists = torch.ones([1] * len(lanes), dtype=torch.bool, device=self.device)
+        for condition in guard:
+            left, right = self.evaluate(condition.left, lanes), self.evaluate(condition.right, lanes)
+            exists = exists & torch.as_tensor(left < right, device=self.device)
+        return exists
+
+    def value(self, value: Value, lanes: Lanes, exists: torch.Tensor) -> torch.Tensor:
+        memo: dict[int, torch.Tensor] = {}
+
+        def compute(v: Value) -> torch.Tensor:
+            if id(v) not in memo:
+                memo[id(v)] = self._compute(v, lanes, exists, compute)
+            return memo[id(v)]
+
+        return compute(value)
+
+    def _compute(self, v: Value, lanes: Lanes, exists: torch.Tensor, compute: Callable[[Value], torch.Tensor]) -> torch.Tensor:
+        if isinstance(v, Constant):
+            return torch.full((), v.number, dtype=carried_dtype(v.dtype), device=self.device)
+        if isinstance(v, Load):
+            return self._load(v, lanes, exists)
+        if isinstance(v, Held):
+            local = self.locals[v.local]
+            return local.reshape([lane.size if lane in v.local.lanes else 1 for lane in lanes])
+        if isinstance(v, Number):
+            return torch.as_tensor(self.evaluate(v.expr, lanes), device=self.device).to(v.dtype)
+        if isinstance(v, Existing):
+            return self._existing(v, lanes)
+        assert isinstance(v, Call), v
+        args = [compute(a) for a in v.args]
+        if v.function == "cast":
+            return _cast(args[0], v.dtype)
+        if v.function not in FUNCTIONS:
+            raise VerificationError(f"the reference backend has no function {v.function!r}")
+        return FUNCTIONS[v.function](*args).to(carried_dtype(v.dtype))
+
+    def _load(self, v: Load, lanes: Lanes, exists: torch.Tensor) -> torch.Tensor:
+        memory = self.tensors[v.tensor]
+        places, inside = [], exists
+        for e, size in zip(v.index, memory.shape, strict=True):
+            place = torch.as_tensor(self.evaluate(e, lanes), device=self.device)
+            inside = inside & (place >= 0) & (place < size)
+            places.append(place.clamp(0, max(size - 1, 0)))
+        if memory.numel() == 0:
+            return torch.zeros(inside.shape, dtype=carried_dtype(memory.dtype), device=self.device)
+        found = memory[tuple(places)] if places else memory
+        return torch.where(inside, found, torch.zeros((), dtype=memory.dtype, device=self.device)).to(carried_dtype(memory.dtype))
+
+    def _existing(self, v: Existing, lanes: Lanes) -> torch.Tensor:
+        every: Lanes = (*lanes, *(lane for lane in v.lanes if lane not in lanes))
+        shape = [lane.size if lane in v.lanes else 1 for lane in every]
+        mask = self.mask(v.guard, every)
+        counted = tuple(k for k, lane in enumerate(every) if lane in v.lanes)
+        full = mask & torch.ones(shape, dtype=torch.bool, device=self.device)
+        total = full.sum(counted, keepdim=True).to(v.dtype)
+        return total.reshape(total.shape[: len(lanes)])
+
+
+def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rounds to a sixteen-bit dtype and comes back to what it is computed in."""
+    return x.to(dtype).to(carried_dtype(dtype))
+
+
+class _Symbols(dict[Symbol, Any]):
+    """Symbols as seen by a block: its lanes are axes, names with lanes are worked out when asked for."""
+
+    def __init__(self, interpreter: _Interpreter, lanes: Lanes) -> None:
+        super().__init__(interpreter.symbols)
+        self.interpreter, self.lanes = interpreter, lanes
+        for k, lane in enumerate(lanes):
+            self[lane.symbol] = _axis(lane, k, len(lanes), interpreter.device)
+
+    def __missing__(self, symbol: Symbol) -> Any:
+        bind = self.interpreter.laned.get(symbol)
+        if bind is None:
+            raise KeyError(symbol)
+        self[symbol] = self.interpreter.evaluate(bind.expr, self.lanes)
+        return self[symbol]
+
+
+def _axis(lane: Lane, position: int, rank: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(lane.size, device=device).reshape([-1 if k == position else 1 for k in range(rank)])

@@ -1,0 +1,82 @@
+"""The system C++ compiler: found, described, called.
+
+In: source text. Out: a shared library, or an error that keeps the source. Flags change no state of the process that loads
+the library: nothing here turns on flush-to-zero or assumes that numbers are finite.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from serrate import settings
+from serrate.errors import CompilerError, CompilerMissing
+
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-shared",
+    "-fPIC",
+    "-w",
+)
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler and everything about it that changes what it makes."""
+
+    path: str
+    version: str
+    native: str
+    """The flag that lets it use all instructions of this CPU."""
+    features: str
+    """The CPU's instruction sets: a library built for one CPU must not be loaded on another."""
+    extra: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return "\n".join((self.path, self.version, self.native, self.features, *FLAGS, *self.extra))
+
+    def build(self, source: Path, library: Path) -> None:
+        """Compiles `source` to `library`."""
+        command = [self.path, *FLAGS, self.native, *self.extra, "-o", str(library), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CompilerError(f"{' '.join(command)} failed; the source is kept at {source}\n{done.stderr.strip()}")
+
+
+def find_compiler(extra: tuple[str, ...] = ()) -> Compiler:
+    """The compiler that `CXX` names, else g++, else clang++."""
+    return _describe(settings.current().cxx, extra)
+
+
+@functools.cache
+def _describe(cxx: str | None, extra: tuple[str, ...]) -> Compiler:
+    candidates = [cxx] if cxx else ["g++", "clang++"]
+    for candidate in candidates:
+        path = shutil.which(candidate)
+        if path is not None:
+            version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
+            native = "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"
+            return Compiler(path, version[0] if version else "", native, _cpu_features(), extra)
+    if cxx:
+        raise CompilerMissing(f"CXX names {cxx!r}, which is not found; install it, or unset CXX to use g++ or clang++")
+    raise CompilerMissing("no C++ compiler is found; install g++ or clang++, or name one in CXX")
+
+
+def _cpu_features() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("flags", "Features", "model name", "CPU part")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))

@@ -1,0 +1,158 @@
+"""What every strategy does first: compute elementwise results where they are read, and bring loops to one ragged pair.
+
+In: a recorder with a naive program. Out: the same recorder, its phases now `[component, ragged, regular dims ...]`, or
+without the pair. Afterwards `describe` tells what each phase is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serrate.analysis.indices import Indices
+from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.expr import symbol
+from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
+from serrate.ir.values import Call, Read, Role
+from serrate.schedule.plan import Recorder
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A phase that is a perfect nest: its ragged pair if it has one, its regular loops, and which of all are reduced."""
+
+    phase: str
+    leaf: Leaf
+    component: IterDomain | None
+    ragged: RaggedIterDomain | None
+    regular: tuple[IterDomain, ...]
+    reduced: frozenset[int]
+
+    @property
+    def reduces_rows(self) -> bool:
+        return self.ragged is not None and self.ragged.uid in self.reduced
+
+    @property
+    def is_product(self) -> bool:
+        """Whether this is a matrix product: a sum over one regular dim of products of two reads that share it."""
+        if not isinstance(self.leaf, Accumulate) or self.leaf.reduction.name != "sum" or self.leaf.merge:
+            return False
+        value = self.leaf.values[0]
+        inner = [d for d in self.regular if d.uid in self.reduced]
+        if len(inner) != 1 or self.reduces_rows or len(self.regular) < 2:
+            return False
+        if not (isinstance(value, Call) and value.function == "mul"):
+            return False
+        sides = [{d.uid for r in side.reads for d in r.index if d is not None} for side in value.args]
+        return all(inner[0].uid in side for side in sides) and sides[0] != sides[1]
+
+
+def describe(program: TileProgram, name: str) -> Shape:
+    """What the phase of that name is."""
+    phase = next(p for p in program.phases if p.name == name)
+    found = chain(phase)
+    assert found is not None, f"phase {name} is not a perfect nest"
+    loops, leaf = found
+    domains = [loop.domain for loop in loops]
+    ragged = next((d for d in reversed(domains) if isinstance(d, RaggedIterDomain)), None)
+    component = None if ragged is None else next((d for d in domains if d.uid == ragged.component.uid), None)
+    if component is None:
+        # A phase for each component, or each of something that rows belong to: the first loop is it.
+        component = next((d for d in domains if d.pairing is not None and not d.is_ragged), None)
+        ragged = None
+    paired = {d.uid for d in (component, ragged) if d is not None}
+    regular = tuple(d for d in domains if d.uid not in paired)
+    return Shape(name, leaf, component, ragged, regular, _reduced(leaf, domains))
+
+
+def _reduced(leaf: Leaf, domains: list[IterDomain]) -> frozenset[int]:
+    known = Indices([(d, symbol(f"@{d.uid}")) for d in leaf.index if d is not None])
+    return frozenset(d.uid for d in domains if not known.knows(d))
+
+
+def prepare(recorder: Recorder) -> None:
+    """Inlines elementwise results, then flattens nested levels to one (component, ragged) pair for each phase."""
+    inline_elementwise(recorder)
+    flatten_levels(recorder)
+    flatten_rows(recorder)
+
+
+def inline_elementwise(recorder: Recorder) -> None:
+    """Computes an elementwise result in its readers when they run over the same domains (or when it costs nothing)."""
+    for phase in list(recorder.program.phases):
+        found = chain(phase)
+        if found is None or not isinstance(found[1], Store) or found[1].tensor.role is not Role.SCRATCH:
+            continue
+        own = {loop.domain.uid for loop in found[0]}
+        free = not any(isinstance(v, Read) for v in found[1].value.walk())
+        readers = [p for p in recorder.program.phases if found[1].tensor in {t.memory for t in p.reads}]
+        if free or all(_runs_over(p) == own for p in readers):
+            recorder.attempt("inline", phase.name)
+
+
+def _runs_over(phase: Phase) -> set[int]:
+    found = chain(phase)
+    return set() if found is None else {loop.domain.uid for loop in found[0]}
+
+
+def flatten_levels(recorder: Recorder) -> None:
+    """Nested levels: combine the pairs that no phase tells apart, so that one (component, ragged) pair is left."""
+    coarse = any(_reduces_two_levels(p) for p in recorder.program.phases)
+    for phase in list(recorder.program.phases):
+        while True:
+            domains = [loop.domain for loop in (chain(phase) or ((), None))[0]]
+            ragged = [d for d in domains if isinstance(d, RaggedIterDomain)]
+            if len(ragged) < 2 and not (ragged and _keeps_both(phase, ragged[0])):
+                break
+            if len(ragged) >= 2 and coarse:
+                recorder.do("combine", phase.name, ragged[-2].name, ragged[-1].name)
+            elif _kept(phase, ragged[0]):
+                recorder.do("combine", phase.name, ragged[0].component.name, ragged[0].name)
+            else:
+                break
+            phase = next(p for p in recorder.program.phases if p.name == phase.name)
+
+
+def _kept(phase: Phase, domain: IterDomain) -> bool:
+    found = chain(phase)
+    assert found is not None
+    return domain.uid not in _reduced(found[1], [loop.domain for loop in found[0]])
+
+
+def _keeps_both(phase: Phase, ragged: RaggedIterDomain) -> bool:
+    """Whether a lone ragged loop counts components of rows (sentences of a document) rather than elements of rows."""
+    made = ragged.definition
+    counts_rows = made is not None and any(d.pairing is not None for d in made.inputs)
+    return counts_rows and _kept(phase, ragged)
+
+
+def _reduces_two_levels(phase: Phase) -> bool:
+    found = chain(phase)
+    if found is None:
+        return False
+    domains = [loop.domain for loop in found[0]]
+    reduced = _reduced(found[1], domains)
+    return sum(1 for d in domains if d.is_ragged and d.uid in reduced) >= 2
+
+
+def flatten_rows(recorder: Recorder) -> None:
+    """Where nothing tells rows apart, runs over all elements as one regular dim: then nothing is ragged any more."""
+    shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
+    if any(s.reduces_rows or _tells_rows_apart(s) for s in shapes):
+        return
+    for shape in shapes:
+        if shape.ragged is not None and shape.component is not None:
+            recorder.attempt("combine", shape.phase, shape.component.name, shape.ragged.name)
+
+
+def _tells_rows_apart(shape: Shape) -> bool:
+    """Whether something is read or computed for a component rather than for an element."""
+    if shape.ragged is None:
+        return shape.component is not None
+    for value in shape.leaf.values:
+        for element in value.reads:
+            index = {d.uid for d in element.index if d is not None}
+            if shape.component is not None and shape.component.uid in index and shape.ragged.uid not in index:
+                return True
+            if shape.ragged.uid in index and len(element.tensor.storage) == len(element.tensor.logical):
+                return True
+    return any("extent" in str(v) or "index" in str(v) for v in shape.leaf.values)

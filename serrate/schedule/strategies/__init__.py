@@ -1,0 +1,27 @@
+"""Strategies: how a (component, ragged) pair becomes loops. One file each; a strategy is a function that records a plan.
+
+In: a naive tile program and a target. Out: a plan. Adding a strategy is adding a module here and a line to `STRATEGIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from serrate.errors import StrategyError
+from serrate.ir.tile import TileProgram
+from serrate.schedule.plan import Plan
+from serrate.schedule.strategies.masked import masked
+from serrate.schedule.strategies.maskless import maskless
+from serrate.schedule.strategies.persistent_dynamic import persistent_dynamic
+from serrate.schedule.target import Target
+
+Strategy = Callable[..., Plan]
+
+STRATEGIES: dict[str, Strategy] = {"maskless": maskless, "masked": masked, "persistent_dynamic": persistent_dynamic}
+
+
+def plan(program: TileProgram, strategy: str, target: Target, **sizes: int) -> Plan:
+    """The plan that a strategy makes for a program on a target."""
+    if strategy not in STRATEGIES:
+        raise StrategyError(f"no strategy is called {strategy!r}; there are {', '.join(STRATEGIES)}")
+    return STRATEGIES[strategy](program, target, **sizes)

@@ -1,0 +1,185 @@
+"""What strategies share: lanes for regular dims, blocks of matrix products, and fusing phases that run alike.
+
+In: a recorder and the shape of a phase. Out: recorded steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from serrate.errors import ScheduleError
+from serrate.ir.domains import IterDomain
+from serrate.ir.tile import Accumulate, Store, chain
+from serrate.ir.values import Role
+from serrate.schedule.plan import Recorder
+from serrate.schedule.prepare import Shape
+from serrate.schedule.target import Target, power_of_two_at_least
+
+
+LONG = 4096
+"""The longest block of a row: enough to make the loop around it free."""
+
+
+def loop_names(recorder: Recorder, phase: str) -> list[str]:
+    """The loops of a phase, outermost first."""
+    found = chain(next(p for p in recorder.program.phases if p.name == phase))
+    assert found is not None
+    return [loop.domain.name for loop in found[0]]
+
+
+def lanes_of(domain: IterDomain, target: Target, most: int) -> int:
+    """How many lanes a regular dim gets: all of it where it fits, else a part."""
+    extent = domain.extent_expr.value
+    wanted = most if extent is None else min(extent, most)
+    return power_of_two_at_least(wanted) if target.power_of_two else max(wanted, 1)
+
+
+def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list[str], list[str], list[str]]:
+    """Makes the innermost regular dim lanes (split if it is wide) and leaves the others as loops.
+
+    Gives the names of loops that are kept, loops that are reduced, and lanes.
+    """
+    kept: list[str] = []
+    reduced: list[str] = []
+    lanes: list[str] = []
+    for k, domain in enumerate(shape.regular):
+        goal = reduced if domain.uid in shape.reduced else kept
+        if k < len(shape.regular) - 1:
+            goal.append(domain.name)
+            continue
+        size = lanes_of(domain, target, target.widest)
+        if domain.extent_expr.value == size:
+            lanes.append(domain.name)
+        else:
+            recorder.do("split", shape.phase, domain.name, size)
+            goal.append(f"{domain.name}o")
+            lanes.append(f"{domain.name}i")
+    return kept, reduced, lanes
+
+
+def width(shape: Shape, target: Target) -> int:
+    """Lanes of the regular dims of a phase."""
+    return lanes_of(shape.regular[-1], target, target.widest) if shape.regular else 1
+
+
+def row_block(shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
+    """How many positions of a row one block holds. Phases that keep rows agree on it, so that they can be fused."""
+    across = width(shape, target)
+    if isinstance(shape.leaf, Accumulate) and shape.reduces_rows:
+        simple = shape.leaf.reduction.name not in ("softmax", "welford")
+        # A plain loop needs no blocks: a CPU runs a simple reduction straight through the row.
+        size = LONG if simple and not target.power_of_two else target.block // across
+    elif isinstance(shape.leaf, Store) and shape.leaf.tensor.role is Role.PRIVATE:
+        size = LONG
+    else:
+        kept = [s for s in shapes if not s.reduces_rows and not s.is_product]
+        size = min(target.store_bytes // (width(s, target) * s.leaf.targets[0].dtype.itemsize) for s in kept)
+    size = max(min(size, LONG), 1)
+    return power_of_two_at_least(size) if target.power_of_two else size
+
+
+def finish_loops(recorder: Recorder, phase: str, order: list[str], grid: list[str], lanes: list[str]) -> None:
+    """Puts the loops of a phase in order and marks them."""
+    if loop_names(recorder, phase) != order:
+        recorder.do("reorder", phase, *order)
+    for name in order:
+        if name in grid:
+            recorder.do("mark", phase, name, "grid")
+        elif name in lanes:
+            recorder.do("mark", phase, name, "lanes")
+
+
+def schedule_regular(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], target: Target) -> None:
+    """A phase with no ragged pair left: its first dim in blocks on the grid, the last as lanes."""
+    domains = shape.regular if shape.component is None else (shape.component, *shape.regular)
+    if not domains:
+        return
+    if shape.is_product:
+        schedule_product(recorder, shape, target, rows=domains[0] if len(domains) > 2 else None)
+        return
+    first = domains[0]
+    block = _first_block(shapes, target)
+    recorder.do("split", shape.phase, first.name, block)
+    outer, inner = f"{first.name}o", f"{first.name}i"
+    rest = Shape(shape.phase, shape.leaf, None, None, domains[1:], shape.reduced)
+    kept, reduced, lanes = lane_regular(recorder, rest, target)
+    if first.uid in shape.reduced:
+        finish_loops(recorder, shape.phase, [*kept, outer, *reduced, inner, *lanes], kept, [inner, *lanes])
+    else:
+        finish_loops(recorder, shape.phase, [outer, *kept, *reduced, inner, *lanes], [outer], [inner, *lanes])
+
+
+def _first_block(shapes: Sequence[Shape], target: Target) -> int:
+    """Positions of the first dim in one block: the same for all phases, so that they can be fused."""
+    sizes = []
+    for shape in shapes:
+        if not shape.is_product:
+            inner = shape.regular if shape.component is not None else shape.regular[1:]
+            across = lanes_of(inner[-1], target, target.widest) if inner else 1
+            sizes.append(target.store_bytes // (across * shape.leaf.targets[0].dtype.itemsize))
+    size = max(min(sizes, default=1), 1)
+    return power_of_two_at_least(size) if target.power_of_two else size
+
+
+def schedule_product(
+    recorder: Recorder, shape: Shape, target: Target, rows: IterDomain | None, before: list[str] | None = None, grid: int = 99
+) -> None:
+    """A matrix product: rows, columns and depth in blocks; every block of the result is one worker's.
+
+    `before` are loops already outside (component, tile); the outermost `grid` of all loops go on the grid.
+    """
+    inner = next(d for d in shape.regular if d.uid in shape.reduced)
+    others = [d for d in shape.regular if d.uid not in shape.reduced and (rows is None or d.uid != rows.uid)]
+    columns = others[-1]
+    m, n, k = target.matmul
+    n, k = lanes_of(columns, target, n), lanes_of(inner, target, k)
+    if target.power_of_two:
+        n, k = max(n, 16), max(k, 16)
+    outside = list(before or []) + [d.name for d in others[:-1]]
+    recorder.do("split", shape.phase, columns.name, n)
+    recorder.do("split", shape.phase, inner.name, k)
+    lanes = [f"{columns.name}i", f"{inner.name}i"]
+    serial = [f"{inner.name}o"]
+    kept = [*outside, f"{columns.name}o"]
+    if rows is not None:
+        recorder.do("split", shape.phase, rows.name, m)
+        kept.append(f"{rows.name}o")
+        lanes.insert(0, f"{rows.name}i")
+    finish_loops(recorder, shape.phase, [*kept, *serial, *lanes], kept[:grid], lanes)
+
+
+def fuse_neighbours(recorder: Recorder) -> None:
+    """Fuses each phase with the one before it at the deepest loops where that is legal; stops at the grid otherwise."""
+    k = 1
+    while k < len(recorder.program.phases):
+        first, second = recorder.program.phases[k - 1], recorder.program.phases[k]
+        if not _fused(recorder, first.name, second.name):
+            k += 1
+
+
+def _fused(recorder: Recorder, first: str, second: str) -> bool:
+    for depth in range(8, 0, -1):
+        if recorder.attempt("fuse", first, second, depth):
+            return True
+    return False
+
+
+def factor_lanes(recorder: Recorder, shape: Shape, lane: str) -> bool:
+    """Reduces rows first and lanes once at the end, instead of across lanes in every block."""
+    if not isinstance(shape.leaf, Accumulate) or shape.leaf.merge or not shape.reduces_rows:
+        return False
+    names = {d.name: d for d in shape.regular}
+    if lane not in names or names[lane].uid not in shape.reduced:
+        return False
+    try:
+        recorder.do("rfactor", shape.phase, lane)
+    except ScheduleError:
+        return False
+    return True
+
+
+def finish_merge(recorder: Recorder, phase: str, grid: list[str], lanes: list[str]) -> None:
+    """Orders the loops of a finishing phase: the grid, what is merged serially, lanes."""
+    names = loop_names(recorder, phase)
+    serial = [n for n in names if n not in grid and n not in lanes]
+    finish_loops(recorder, phase, [*grid, *serial, *lanes], grid, lanes)

@@ -1,0 +1,43 @@
+"""Targets: the few facts about a machine that a schedule depends on.
+
+In: nothing. Out: `CPU` and `GPU`, from which strategies take tile sizes. They decide speed, never meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """Sizes in elements unless said otherwise."""
+
+    name: str
+    power_of_two: bool
+    """Whether lanes must come in powers of two."""
+    widest: int
+    """The most lanes one dim may have."""
+    block: int
+    """Elements of a block that is reduced at once."""
+    store_bytes: int
+    """Bytes of a block that is stored at once."""
+    chunk: int
+    """Elements of a row's part when a row is cut between workers."""
+    keeps_rows: bool
+    """Whether a worker can keep a whole row private, so that exp is not computed twice."""
+    matmul: tuple[int, int, int]
+    """Rows, columns and depth of one block of a matrix product."""
+    rows_together: int
+    """Rows that `masked` processes as lanes."""
+    finish: int
+    """Partial results of a row that are combined at once."""
+
+
+# 2 KB of output at a time leave room in the first-level cache for what is being read; see docs/benchmarks.md.
+CPU = Target("cpu", False, 1024, 2048, 2048, 262144, True, (64, 32, 512), 8, 1)
+GPU = Target("gpu", True, 1024, 4096, 16384, 65536, False, (128, 128, 64), 4, 16)
+
+
+def power_of_two_at_least(n: int) -> int:
+    """The smallest power of two that is not less than n."""
+    return 1 << max(n - 1, 0).bit_length()
