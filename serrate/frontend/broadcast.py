@@ -24,8 +24,9 @@ def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tu
     for dim in range(rank):
         found = [view.domains[dim - rank] for view in views if rank - dim <= view.ndim]
         ragged = [d for d in found if d.is_ragged]
+        counting = [d for d in found if d.pairing is not None]
         wide = [d for d in found if d.extent != 1]
-        chosen = (ragged or wide or found)[0]
+        chosen = (ragged or counting or wide or found)[0]
         for other in found:
             _match(fusion, operation, chosen, other)
         result.append(chosen)

@@ -366,19 +366,30 @@ def _softmax_states(x: TensorView, dim: Dims) -> tuple[tuple[int, ...], TensorVi
     return dims, largest, total
 
 
+def _shifted(x: TensorView, largest: TensorView, dims: tuple[int, ...]) -> TensorView:
+    """x minus the maximum it was summed relative to."""
+    return sub(x, _keep(x, _elementwise("finite_or_zero", largest.dtype, largest), dims, True))
+
+
+def _undefined(largest: TensorView) -> TensorView:
+    """0, or NaN where the maximum is infinite: such a row has no softmax."""
+    return sub(largest, largest)
+
+
 def softmax(x: TensorView, dim: Dims, dtype: torch.dtype | None = None) -> TensorView:
     """`torch.softmax` over a ragged or a regular dim (or several at once)."""
     x = x if dtype is None else cast(x, dtype)
     dims, largest, total = _softmax_states(x, dim)
-    scale = _keep(x, reciprocal(total), dims, True)
-    return cast(mul(exp(sub(x, _keep(x, largest, dims, True))), scale), x.dtype)
+    scale = _keep(x, add(reciprocal(total), _undefined(largest)), dims, True)
+    return cast(mul(exp(_shifted(x, largest, dims)), scale), x.dtype)
 
 
 def log_softmax(x: TensorView, dim: Dims, dtype: torch.dtype | None = None) -> TensorView:
     """`torch.log_softmax` over a ragged or a regular dim."""
     x = x if dtype is None else cast(x, dtype)
     dims, largest, total = _softmax_states(x, dim)
-    return cast(sub(sub(x, _keep(x, largest, dims, True)), _keep(x, log(total), dims, True)), x.dtype)
+    scale = _keep(x, add(log(total), _undefined(largest)), dims, True)
+    return cast(sub(_shifted(x, largest, dims), scale), x.dtype)
 
 
 def logsumexp(x: TensorView, dim: Dims, keepdim: bool = False) -> TensorView:

@@ -266,7 +266,7 @@ def current_fusion() -> Fusion:
 def storage_of(logical: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
     """Storage domains for rows back to back: every ragged domain combined with its component, outermost first."""
     domains = list(logical)
-    for _ in range(len(domains)):
+    for _ in range(len(domains) + 1):
         for k, domain in enumerate(domains):
             if isinstance(domain, RaggedIterDomain):
                 owners = [j for j, other in enumerate(domains) if other.uid == domain.component.uid]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from serrate.analysis.guards import condition, needed
 from serrate.analysis.indices import Indices
@@ -54,7 +55,7 @@ class _Scope:
     loops: tuple[Loop, ...]
 
     @property
-    def symbols(self) -> list[Symbol]:
+    def symbols(self) -> list[Expr]:
         return [loop_symbol(loop) for loop in self.loops]
 
     @property
@@ -63,7 +64,7 @@ class _Scope:
 
     @property
     def lanes(self) -> Lanes:
-        return tuple(_lane(loop) for loop in self.loops if loop.kind is LANES)
+        return tuple(_lane(loop) for loop in self.loops if loop.kind is LANES and not _once(loop))
 
     def guard(self) -> Guard:
         """The conditions under which a position of these loops is an element, those that always hold left out."""
@@ -72,8 +73,15 @@ class _Scope:
         return tuple(g for g in found if not g.proven)
 
 
-def loop_symbol(loop: Loop) -> Symbol:
-    """The symbol of a loop: its domain's name, bounded by its extent."""
+def _once(loop: Loop) -> bool:
+    """Whether a loop has exactly one position: then it needs neither a loop nor a lane."""
+    return not loop.domain.is_ragged and loop.domain.extent_expr.value == 1
+
+
+def loop_symbol(loop: Loop) -> Expr:
+    """The index of a loop: a symbol with its domain's name, bounded by its extent; 0 where that is all there is."""
+    if _once(loop):
+        return const(0)
     high = None if loop.domain.is_ragged else loop.domain.extent_expr.bounds[1]
     return symbol(loop.domain.name, 0, None if high is None else max(high - 1, 0))
 
@@ -82,7 +90,7 @@ def _lane(loop: Loop) -> Lane:
     size = loop.domain.extent_expr.value
     if size is None:
         raise ScheduleError(f"lanes over {loop.domain} need an extent that is known when the program is compiled")
-    return Lane(loop_symbol(loop), size)
+    return Lane(cast(Symbol, loop_symbol(loop)), size)
 
 
 class _PhaseLowering:
@@ -106,7 +114,7 @@ class _PhaseLowering:
     def _index_lanes(self, index: Index, loops: tuple[Loop, ...]) -> Lanes:
         """The lanes that an index depends on."""
         kept = {loop.domain.uid for loop in self._kept(index, loops)}
-        return tuple(_lane(loop) for loop in loops if loop.kind is LANES and loop.domain.uid in kept)
+        return tuple(_lane(loop) for loop in loops if loop.kind is LANES and loop.domain.uid in kept and not _once(loop))
 
     def _kept(self, index: Index, loops: tuple[Loop, ...]) -> list[Loop]:
         """The loops whose position follows from the index; the others are reduced."""
@@ -123,8 +131,8 @@ class _PhaseLowering:
             for leaf, loops in begun:
                 out += self._declare(leaf, loops)
             if isinstance(statement, Loop) and statement.kind is not LANES:
-                inner = tuple(self._body(statement.body, (*outer, statement)))
-                out.append(self._for(statement, outer, inner))
+                inner = self._body(statement.body, (*outer, statement))
+                out += inner if _once(statement) else [self._for(statement, outer, tuple(inner))]
             elif isinstance(statement, Loop):
                 out += self._body(statement.body, (*outer, statement))
             else:
@@ -138,7 +146,7 @@ class _PhaseLowering:
         extent = domain.extent_expr
         if isinstance(domain, RaggedIterDomain):
             extent = domain.length_of(_Scope((*outer, loop)).indices.of(domain.component))
-        return For(loop_symbol(loop), extent, loop.kind, body, domain.host_bound if loop.kind is GRID else extent)
+        return For(cast(Symbol, loop_symbol(loop)), extent, loop.kind, body, domain.host_bound if loop.kind is GRID else extent)
 
     # --- reductions: declared before the first reduced loop, published after it ---------------------------------------
 
@@ -173,12 +181,13 @@ class _PhaseLowering:
         """The mean of nothing may be anything: starting it at the row's first element keeps sums of squares small."""
         scope = _Scope(loops)
         kept = {loop.domain.uid for loop in self._kept(leaf.index, loops)}
-        start: dict[Expr, Expr] = {loop_symbol(loop): const(0) for loop in loops if loop.domain.uid not in kept}
+        reduced = [loop for loop in loops if loop.domain.uid not in kept and not _once(loop)]
+        start = {loop_symbol(loop): const(0) for loop in reduced}
         value = rewrite_value(self._value(leaf.values[0], scope), start)
         guard = tuple(g.substitute(start) for g in scope.guard())
         # A serial row loop that does not run at all has no first element either.
-        for loop in loops:
-            if loop.domain.uid not in kept and loop.kind is not LANES:
+        for loop in reduced:
+            if loop.kind is not LANES:
                 guard += (Less(const(0), self._for(loop, loops, ()).extent),)
         return Assign(mean.lanes, tuple(g for g in guard if not g.proven), mean, value)
 

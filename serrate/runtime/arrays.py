@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 

@@ -136,6 +136,10 @@ def _reduces_two_levels(phase: Phase) -> bool:
 
 def flatten_rows(recorder: Recorder) -> None:
     """Where nothing tells rows apart, runs over all elements as one regular dim: then nothing is ragged any more."""
+    for phase in recorder.program.phases:
+        shape = describe(recorder.program, phase.name)
+        if shape.reduces_rows and shape.component is not None and shape.component.uid in shape.reduced:
+            recorder.do("combine", shape.phase, shape.component.name, shape.ragged.name if shape.ragged else "")
     shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
     if any(s.reduces_rows or _tells_rows_apart(s) for s in shapes):
         return

@@ -207,18 +207,20 @@ def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
 
 
 def two_pass(program: TileProgram, phase: str) -> TileProgram:
-    """(m, t) softmax= x   ->   m max= x;  e = exp(x - m);  t sum= e   and later exp(x - m) becomes e
+    """(m, t) softmax= x; b = finite(m); ... exp(x - b)   ->   m max= x; b = finite(m); e = exp(x - b); t sum= e; ... e
 
-    e is a row long; the lowering keeps it private to a worker. Rows whose maximum is infinite come out as NaN, as
-    exp(x - m) does everywhere else.
+    e is a row long and private to a worker. Refused where nobody needs the exponentials again.
     """
     loops, leaf = _loops(program, phase)
     if not isinstance(leaf, Accumulate) or leaf.reduction.name != "softmax" or leaf.merge:
         raise ScheduleError(f"phase {phase} does not compute softmax statistics")
     x, (largest, total) = leaf.values[0], leaf.targets
     domains = tuple(d for d, _ in loops)
-    shifted = call("sub", x, read(largest, leaf.index), dtype=largest.dtype)
+    base = _base(program, call("finite_or_zero", read(largest, leaf.index), dtype=largest.dtype))
+    shifted = call("sub", x, read(base.tensor, base.index), dtype=largest.dtype)
     power = call("exp", shifted, dtype=largest.dtype)
+    if not any(power in set(v.walk()) for p in program.phases for each in p.leaves for v in each.values):
+        raise ScheduleError(f"phase {phase}: nothing needs the exponentials again")
     kept = Tensor(f"{total.name}_e", largest.dtype, domains, storage_of(domains), Role.PRIVATE)
 
     def use(value: Value) -> Value | None:
@@ -228,19 +230,27 @@ def two_pass(program: TileProgram, phase: str) -> TileProgram:
         values = tuple(rewrite(v, use) for v in leaf.values)
         return Store(leaf.tensor, leaf.index, values[0]) if isinstance(leaf, Store) else replace(leaf, values=values)
 
-    later = False
-    phases: list[Phase] = []
-    for old in program.phases:
-        if old.name == phase:
-            maximum = replace(leaf, targets=(largest,), reduction=reduction("max"))
-            summed = replace(leaf, targets=(total,), reduction=reduction("sum"), values=(power,))
-            phases.append(Phase(largest.name, nest(loops, maximum)))
-            phases.append(Phase(kept.name, nest(loops, Store(kept, domains, power))))
-            phases.append(Phase(total.name, nest(loops, summed)))
-            later = True
-        else:
-            phases.append(replace(old, body=map_leaves(old.body, change)) if later else old)
-    return program.with_phases(tuple(phases))
+    maximum = replace(leaf, targets=(largest,), reduction=reduction("max"))
+    summed = replace(leaf, targets=(total,), reduction=reduction("sum"), values=(power,))
+    replaced = (
+        Phase(largest.name, nest(loops, maximum)),
+        find(program, base.tensor.name),
+        Phase(kept.name, nest(loops, Store(kept, domains, power))),
+        Phase(total.name, nest(loops, summed)),
+    )
+    others = [p for p in program.phases if p.name != base.tensor.name]
+    place = next(k for k, p in enumerate(others) if p.name == phase)
+    later = (replace(p, body=map_leaves(p.body, change)) for p in others[place + 1 :])
+    return program.with_phases((*others[:place], *replaced, *later))
+
+
+def _base(program: TileProgram, value: Value) -> Store:
+    """The statement that stores `value`."""
+    for phase in program.phases:
+        for leaf in phase.leaves:
+            if isinstance(leaf, Store) and leaf.value is value:
+                return leaf
+    raise ScheduleError(f"nothing stores {value}")
 
 
 def fuse(program: TileProgram, first: str, second: str, depth: int) -> TileProgram:
@@ -253,21 +263,22 @@ def fuse(program: TileProgram, first: str, second: str, depth: int) -> TileProgr
     if shared is None:
         raise ScheduleError(f"fuse: {first} and {second} do not share their outermost {depth} loops")
     for tensor in a.writes & b.reads:
-        _check_private(tensor, a, b, [loop.domain for loop in shared])
+        _check_private(tensor, a, b, shared)
     phases = list(program.phases)
     phases[k : k + 2] = [Phase(second, _merged(a.body, b.body, depth))]
     return program.with_phases(tuple(phases))
 
 
 def _prefix(a: tuple[Statement, ...], b: tuple[Statement, ...], depth: int) -> list[Loop] | None:
+    """The last loops of the first phase that are the first loops of the second, as they stand in the first."""
     shared: list[Loop] = []
     for _ in range(depth):
         left, right = a[-1] if a else None, b[0] if b else None
         if not isinstance(left, Loop) or not isinstance(right, Loop):
             return None
-        if left.domain.uid != right.domain.uid or left.kind is not right.kind or (shared and len(a) != 1 and left is not a[-1]):
+        if left.domain.uid != right.domain.uid or left.kind is not right.kind:
             return None
-        shared.append(right)
+        shared.append(left)
         a, b = left.body, right.body
     return shared
 
@@ -280,9 +291,8 @@ def _merged(a: tuple[Statement, ...], b: tuple[Statement, ...], depth: int) -> t
     return (*a[:-1], replace(left, body=_merged(left.body, right.body, depth - 1)), *b[1:])
 
 
-def _check_private(tensor: Tensor, a: Phase, b: Phase, loops: list[IterDomain]) -> None:
+def _check_private(tensor: Tensor, a: Phase, b: Phase, loops: list[Loop]) -> None:
     """Each position of the shared loops must read only what the same position wrote, and all of it in one block."""
-    shared = {d.uid for d in loops}
     writers = [(leaf.index, around) for leaf, around in walk(a.body) if not isinstance(leaf, Loop) and tensor in leaf.targets]
     readers = [
         (element.index, around)
@@ -296,10 +306,13 @@ def _check_private(tensor: Tensor, a: Phase, b: Phase, loops: list[IterDomain]) 
         raise ScheduleError(f"fuse: {tensor.name} is read through a view; it must be complete first")
     for index, around in writers:
         known = _known(index)
-        for loop in loops:
-            if not known.knows(loop):
+        inside = [loop for loop in loops if any(loop is other for other in around)]
+        shared = {loop.domain.uid for loop in inside}
+        for loop in inside:
+            if not known.knows(loop.domain):
+                name = loop.domain.name
                 raise ScheduleError(
-                    f"fuse: {tensor.name} is complete only after all of {loop.name}, so its reader cannot share that loop"
+                    f"fuse: {tensor.name} is complete only after all of {name}, so its reader cannot share that loop"
                 )
         for other, reading in readers:
             if _places(other) != _places(index):

@@ -133,7 +133,7 @@ class _Printer:
         self.lines.append("  " * self.indent + line if line and not line.startswith("#") else line)
 
     def open(self, line: str) -> None:
-        self.put(line + " {")
+        self.put(f"{line} {{" if line else "{")
         self.indent += 1
 
     def close(self, times: int = 1) -> None:
@@ -265,13 +265,6 @@ class _Printer:
         opened = 0
         for k, lane in enumerate(lanes):
             inner = k == len(lanes) - 1
-            if lane.size == 1 and not bounds[lane]:
-                self.put(f"const i64 {lane.symbol} = 0;") if not opened and not inner else None
-                if inner and not opened:
-                    self.open("")
-                    opened += 1
-                self.put(f"const i64 {lane.symbol} = 0;") if opened or inner else None
-                continue
             limit = self._limit(lane, bounds[lane])
             scalars = self._scalar_reductions(group, lane) if inner else []
             for local, node in scalars:
@@ -284,7 +277,7 @@ class _Printer:
             for condition in self._unbounded(lanes, group[0].guard, lane):
                 self.put(f"if (!({condition})) continue;")
             opened += 1
-        here = self._scalar_reductions(group, lanes[-1]) if lanes and (lanes[-1].size > 1 or bounds[lanes[-1]]) else []
+        here = self._scalar_reductions(group, lanes[-1]) if lanes else []
         self._statements(group, {local for local, _ in here}, staged)
         if here:
             self.close()

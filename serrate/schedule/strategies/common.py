@@ -15,7 +15,6 @@ from serrate.schedule.plan import Recorder
 from serrate.schedule.prepare import Shape
 from serrate.schedule.target import Target, power_of_two_at_least
 
-
 LONG = 4096
 """The longest block of a row: enough to make the loop around it free."""
 
@@ -55,6 +54,12 @@ def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list
             goal.append(f"{domain.name}o")
             lanes.append(f"{domain.name}i")
     return kept, reduced, lanes
+
+
+def block_size(asked: int | None, usual: int, target: Target) -> int:
+    """The size a caller asked for, or the usual one, in a form the target can have."""
+    size = asked or usual
+    return power_of_two_at_least(size) if target.power_of_two else size
 
 
 def width(shape: Shape, target: Target) -> int:
@@ -98,15 +103,34 @@ def schedule_regular(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], 
         schedule_product(recorder, shape, target, rows=domains[0] if len(domains) > 2 else None)
         return
     first = domains[0]
+    if first.uid in shape.reduced and isinstance(shape.leaf, Accumulate) and not shape.leaf.merge:
+        _schedule_total(recorder, shape, domains, target)
+        return
     block = _first_block(shapes, target)
     recorder.do("split", shape.phase, first.name, block)
     outer, inner = f"{first.name}o", f"{first.name}i"
     rest = Shape(shape.phase, shape.leaf, None, None, domains[1:], shape.reduced)
     kept, reduced, lanes = lane_regular(recorder, rest, target)
-    if first.uid in shape.reduced:
-        finish_loops(recorder, shape.phase, [*kept, outer, *reduced, inner, *lanes], kept, [inner, *lanes])
-    else:
-        finish_loops(recorder, shape.phase, [outer, *kept, *reduced, inner, *lanes], [outer], [inner, *lanes])
+    finish_loops(recorder, shape.phase, [outer, *kept, *reduced, inner, *lanes], [outer], [inner, *lanes])
+
+
+def _schedule_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain, ...], target: Target) -> None:
+    """A reduction over the first dim: parts of it on the grid, finished in order by one worker."""
+    first, rest = domains[0], domains[1:]
+    across = lanes_of(rest[-1], target, target.widest) if rest else 1
+    block = block_size(None, max(target.block // across, 1), target)
+    part = block_size(None, max(target.chunk // across, 1), target)
+    recorder.do("split", shape.phase, first.name, max(part // block, 1) * block)
+    outer, inner = f"{first.name}o", f"{first.name}i"
+    recorder.do("rfactor", shape.phase, outer)
+    partial = f"{shape.leaf.targets[0].name}_{outer}"
+    kept, reduced, lanes = lane_regular(recorder, Shape(partial, shape.leaf, None, None, rest, shape.reduced), target)
+    recorder.do("split", partial, inner, block)
+    order = [outer, *kept, f"{inner}o", *reduced, f"{inner}i", *lanes]
+    finish_loops(recorder, partial, order, [outer], [f"{inner}i", *lanes])
+    left = tuple(d for d in rest if d.uid not in shape.reduced)
+    kept, _, lanes = lane_regular(recorder, Shape(shape.phase, shape.leaf, None, None, left, shape.reduced), target)
+    finish_loops(recorder, shape.phase, [*kept, outer, *lanes], [], lanes)
 
 
 def _first_block(shapes: Sequence[Shape], target: Target) -> int:
@@ -158,10 +182,7 @@ def fuse_neighbours(recorder: Recorder) -> None:
 
 
 def _fused(recorder: Recorder, first: str, second: str) -> bool:
-    for depth in range(8, 0, -1):
-        if recorder.attempt("fuse", first, second, depth):
-            return True
-    return False
+    return any(recorder.attempt("fuse", first, second, depth) for depth in range(8, 0, -1))
 
 
 def factor_lanes(recorder: Recorder, shape: Shape, lane: str) -> bool:

@@ -9,6 +9,7 @@ from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
 from serrate.schedule.strategies.common import (
+    block_size,
     factor_lanes,
     finish_loops,
     fuse_neighbours,
@@ -17,7 +18,7 @@ from serrate.schedule.strategies.common import (
     schedule_product,
     schedule_regular,
 )
-from serrate.schedule.target import Target, power_of_two_at_least
+from serrate.schedule.target import Target
 
 
 def masked(program: TileProgram, target: Target, tile: int | None = None, rows: int | None = None) -> Plan:
@@ -26,7 +27,7 @@ def masked(program: TileProgram, target: Target, tile: int | None = None, rows: 
     prepare(recorder)
     shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
     for shape in shapes:
-        _schedule(recorder, shape, shapes, target, tile, rows or target.rows_together)
+        _schedule(recorder, shape, shapes, target, tile, block_size(rows, target.rows_together, target))
     fuse_neighbours(recorder)
     return recorder.plan("masked", 8 if target.power_of_two else 4)
 
@@ -52,8 +53,8 @@ def _schedule(recorder: Recorder, shape: Shape, shapes: list[Shape], target: Tar
         return
     recorder.do("cover", shape.phase, shape.ragged.name, group, rows)
     cover = f"{shape.ragged.name}x"
-    size = tile or max(row_block(shape, shapes, target) // rows, 1)
-    recorder.do("split", shape.phase, cover, power_of_two_at_least(size) if target.power_of_two else size)
+    size = block_size(tile, max(row_block(shape, shapes, target) // rows, 1), target)
+    recorder.do("split", shape.phase, cover, size)
     outer, inner = f"{cover}o", f"{cover}i"
     order = [group, *kept, outer, *reduced] if shape.reduces_rows else [group, outer, *kept, *reduced]
     finish_loops(recorder, shape.phase, [*order, member, inner, *lanes], [group], [member, inner, *lanes])

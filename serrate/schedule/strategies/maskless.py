@@ -9,6 +9,7 @@ from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
 from serrate.schedule.strategies.common import (
+    block_size,
     factor_lanes,
     finish_loops,
     fuse_neighbours,
@@ -58,7 +59,7 @@ def _schedule(recorder: Recorder, shape: Shape, shapes: list[Shape], target: Tar
     if shape.ragged is None:
         finish_loops(recorder, shape.phase, [*row, *kept, *reduced, *lanes], row, lanes)
         return
-    recorder.do("split", shape.phase, shape.ragged.name, tile or row_block(shape, shapes, target))
+    recorder.do("split", shape.phase, shape.ragged.name, block_size(tile, row_block(shape, shapes, target), target))
     outer, inner = f"{shape.ragged.name}o", f"{shape.ragged.name}i"
     order = [*row, *kept, outer, *reduced] if shape.reduces_rows else [*row, outer, *kept, *reduced]
     finish_loops(recorder, shape.phase, [*order, inner, *lanes], row, [inner, *lanes])

@@ -11,6 +11,7 @@ from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
 from serrate.schedule.strategies.common import (
+    block_size,
     factor_lanes,
     finish_loops,
     finish_merge,
@@ -53,7 +54,7 @@ def _schedule(recorder: Recorder, shape: Shape, shapes: list[Shape], target: Tar
         _schedule(recorder, describe(recorder.program, first), shapes, target, tile, chunk)
         _schedule(recorder, describe(recorder.program, shape.phase), shapes, target, tile, chunk)
         return
-    block = tile or row_block(shape, shapes, target)
+    block = block_size(tile, row_block(shape, shapes, target), target)
     part = max(chunk or target.chunk // max(width(s, target) for s in shapes), 1)
     part = power_of_two_at_least(part) if target.power_of_two else part
     block = min(block, part)
@@ -97,8 +98,7 @@ def _schedule_product(recorder: Recorder, shape: Shape, target: Target) -> None:
     recorder.do("split", shape.phase, ragged, target.matmul[0])
     recorder.do("combine", shape.phase, row, f"{ragged}o")
     inner = describe(recorder.program, shape.phase)
-    columns = [d for d in shape.regular]
-    plain = Shape(shape.phase, shape.leaf, None, None, tuple(columns), inner.reduced)
+    plain = Shape(shape.phase, shape.leaf, None, None, shape.regular, inner.reduced)
     block = next(d for d in inner.regular if d.name == f"{ragged}i")
     _blocks(recorder, plain, target, f"{row}{ragged}o", block.name)
 

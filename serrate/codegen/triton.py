@@ -1,0 +1,570 @@
+"""Loop programs as Triton: grid loops are programs, serial loops are loops, blocks are block operations.
+
+In: a loop program. Out: Python source of one module with a `@triton.jit` function for each kernel, and how to launch them.
+Only `triton.language` is used. Lanes are `tl.arange`s; a value is written with its own lanes and spread over a statement's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from serrate.errors import VerificationError
+from serrate.ir.expr import Array, Element, Expr, FloorDiv, Less, Maximum, Minimum, Mod, Product, Search, Sum, Symbol, const
+from serrate.ir.loops import (
+    Assign,
+    Bind,
+    Block,
+    Declare,
+    Dot,
+    Existing,
+    For,
+    Guard,
+    Held,
+    Kernel,
+    Lane,
+    Lanes,
+    Load,
+    LoopProgram,
+    Node,
+    Number,
+    Reduce,
+    Write,
+    expressions_of,
+    nodes,
+    values_of,
+)
+from serrate.ir.reductions import reduction
+from serrate.ir.tile import GRID
+from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
+from serrate.lower.pipeline import array_names
+
+TYPES: dict[torch.dtype, str] = {
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float16: "tl.float16",
+    torch.int8: "tl.int8",
+    torch.int16: "tl.int16",
+    torch.int32: "tl.int32",
+    torch.int64: "tl.int64",
+    torch.uint8: "tl.uint8",
+    torch.bool: "tl.int1",
+}
+FUNCTIONS: dict[str, str] = {
+    **{n: f"tl.{n}({{0}})" for n in ("exp", "log", "rsqrt", "sigmoid", "erf", "floor", "ceil", "abs")},
+    "sqrt": "tl.sqrt_rn({0})",
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "div": "({0} / {1})",
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "gt": "({0} > {1})",
+    "ge": "({0} >= {1})",
+    "eq": "({0} == {1})",
+    "ne": "({0} != {1})",
+    "logical_and": "({0} & {1})",
+    "logical_or": "({0} | {1})",
+    "logical_not": "({0} == 0)",
+    "neg": "(-{0})",
+    "square": "({0} * {0})",
+    "reciprocal": "(1.0 / {0})",
+    "isnan": "({0} != {0})",
+    "where": "tl.where({0}, {1}, {2})",
+    "maximum": "largest({0}, {1})",
+    "minimum": "smallest({0}, {1})",
+    "relu": "tl.where({0} < 0, {0} * 0, {0})",
+    "silu": "({0} * tl.sigmoid({0}))",
+    "gelu": "({0} * 0.5 * (1.0 + tl.erf({0} * 0.7071067811865476)))",
+    "tanh": "tanh({0})",
+    "pow": "power({0}, {1})",
+    "finite_or_zero": 'tl.where(tl.abs({0}) == float("inf"), 0.0, {0})',
+}
+COMBINE = {
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "largest({0}, {1})",
+    "min": "smallest({0}, {1})",
+    "any": "{0} | ({1})",
+    "all": "{0} & ({1})",
+}
+REDUCERS = {
+    "sum": "tl.sum({0}, {1})",
+    "prod": "tl.reduce({0}, {1}, product)",
+    "max": "tl.reduce({0}, {1}, largest)",
+    "min": "tl.reduce({0}, {1}, smallest)",
+    "any": "tl.reduce({0}, {1}, either)",
+    "all": "tl.reduce({0}, {1}, both)",
+}
+
+PRELUDE = '''import triton
+import triton.language as tl
+
+
+@triton.jit
+def largest(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def smallest(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def product(a, b):
+    return a * b
+
+
+@triton.jit
+def either(a, b):
+    return a | b
+
+
+@triton.jit
+def both(a, b):
+    return a & b
+
+
+@triton.jit
+def tanh(x):
+    a = tl.abs(x)
+    s = a * a
+    e = tl.exp(-2.0 * a)
+    p = -0.00570498872 * s + 0.0206390887
+    p = p * s - 0.0537397087
+    p = p * s + 0.133314422
+    p = p * s - 0.333332819
+    y = tl.where(a < 0.625, a * s * p + a, (1.0 - e) / (1.0 + e))
+    return tl.where(x < 0, -y, y)
+
+
+@triton.jit
+def power(x, y):
+    size = tl.exp2(y * tl.log2(tl.abs(x)))
+    whole = tl.floor(y) == y
+    odd = tl.floor(y * 0.5) * 2.0 != y
+    signed = tl.where(odd, -size, size)
+    return tl.where(y == 0, 1.0, tl.where(x < 0, tl.where(whole, signed, float("nan")), size))
+
+
+@triton.jit
+def owner(offsets, count, position):
+    """The component that owns a position: the last c < count with offsets[c] <= position."""
+    low = position * 0
+    high = low + count
+    while low < high:
+        middle = (low + high) // 2
+        behind = tl.load(offsets + middle + 1) <= position
+        low = tl.where(behind, middle + 1, low)
+        high = tl.where(behind, high, middle)
+    return tl.minimum(low, count - 1)
+
+
+@triton.jit
+def owners(offsets, count, position):
+    """`owner` for a block of positions."""
+    low = position * 0
+    high = low + count
+    for _ in range(0, 40):
+        middle = (low + high) // 2
+        open_ = low < high
+        behind = open_ & (tl.load(offsets + middle + 1, mask=open_, other=0) <= position)
+        high = tl.where(open_ & (behind == 0), middle, high)
+        low = tl.where(behind, middle + 1, low)
+    return tl.minimum(low, count - 1)
+'''
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel: its function, what it takes in order, and how many programs it needs."""
+
+    function: str
+    tensors: tuple[Tensor, ...]
+    arrays: tuple[Array, ...]
+    symbols: tuple[Symbol, ...]
+    grid: tuple[Expr, ...]
+    has_dot: bool
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module's text and its launches, in order."""
+
+    text: str
+    launches: tuple[Launch, ...]
+
+
+def print_triton(program: LoopProgram) -> Source:
+    """The program as a Triton module."""
+    parts, launches = [PRELUDE], []
+    for kernel in program.kernels:
+        text, launch = _Printer(program, kernel).run()
+        parts.append(text)
+        launches.append(launch)
+    header = "".join(f"# {line}\n" for line in program.header)
+    return Source(header + "\n\n".join(parts), tuple(launches))
+
+
+class _Printer:
+    def __init__(self, program: LoopProgram, kernel: Kernel) -> None:
+        self.program, self.kernel = program, kernel
+        self.names: dict[Array, str] = {a: f"{name}_at" for a, name in array_names(program).items()}
+        self.lines: list[str] = []
+        self.indent = 1
+        self.count = 0
+        self.lanes_of: dict[Symbol, Lanes] = {}
+        self.shared: dict[tuple[int, Lanes, Guard], str] = {}
+        self.kept: list[Value] = []
+
+    def run(self) -> tuple[str, Launch]:
+        kernel, body = self.kernel, self.kernel.body
+        every = list(nodes(body))
+        tensors = self._tensors(every)
+        arrays = self._arrays(every)
+        symbols = self._symbols(every)
+        lanes = dict.fromkeys(lane for n in every for lane in (*getattr(n, "lanes", ()), *_counted(n)))
+        for lane in lanes:
+            self.lanes_of[lane.symbol] = (lane,)
+            self.put(f"{lane.symbol} = tl.arange(0, {lane.size})")
+        grid = self._body(body)
+        names = [t.name for t in tensors] + [self.names[a] for a in arrays] + [str(s) for s in symbols]
+        fixed = ", ".join(f'"{s}"' for s in symbols)
+        head = f"@triton.jit(do_not_specialize=[{fixed}])\ndef {kernel.name}({', '.join(names)}):\n"
+        has_dot = any(isinstance(n, Dot) for n in every)
+        return head + "\n".join(self.lines) + "\n", Launch(kernel.name, tensors, arrays, symbols, grid, has_dot)
+
+    # --- what a kernel takes -----------------------------------------------------------------------------------------
+
+    def _tensors(self, every: list[Node]) -> tuple[Tensor, ...]:
+        found: dict[Tensor, None] = {}
+        for node in every:
+            found.update((v.tensor, None) for value in values_of(node) for v in value.walk() if isinstance(v, Load))
+            if isinstance(node, Write):
+                found[node.tensor] = None
+        return tuple(found)
+
+    def _arrays(self, every: list[Node]) -> tuple[Array, ...]:
+        found: dict[Array, None] = {}
+        for node in every:
+            for expr in expressions_of(node):
+                for e in expr.walk():
+                    if isinstance(e, Element | Search):
+                        found[e.array] = None
+        return tuple(found)
+
+    def _symbols(self, every: list[Node]) -> tuple[Symbol, ...]:
+        given = set(self.program.symbols)
+        found: dict[Symbol, None] = {}
+        for node in every:
+            exprs = [*expressions_of(node), *([node.bound] if isinstance(node, For) else [])]
+            for tensor in self._tensors([node]):
+                exprs += [d.extent_expr for d in tensor.storage[1:]]
+            found.update((s, None) for e in exprs for s in sorted(e.symbols, key=str) if s in given)
+        return tuple(found)
+
+    # --- text ----------------------------------------------------------------------------------------------------------
+
+    def put(self, line: str) -> None:
+        self.lines.append("    " * self.indent + line)
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    def spread(self, name: str, own: Lanes, lanes: Lanes) -> str:
+        """A block with its own lanes, as a block that broadcasts over a statement's lanes."""
+        if not own or own == lanes:
+            return name
+        return f"{name}[{', '.join(':' if lane in own else 'None' for lane in lanes)}]"
+
+    def index(self, expr: Expr, lanes: Lanes = ()) -> str:
+        """An index expression; symbols with lanes are spread over `lanes`."""
+
+        def go(e: Expr) -> str:
+            if e.value is not None:
+                return str(e.value)
+            if isinstance(e, Symbol):
+                return self.spread(e.name, self.lanes_of.get(e, ()), lanes)
+            if isinstance(e, Sum):
+                text = ""
+                for term, factor in e.terms:
+                    piece = go(term) if abs(factor) == 1 else f"{go(term)} * {abs(factor)}"
+                    text += (f" - {piece}" if factor < 0 else f" + {piece}") if text else (f"-{piece}" if factor < 0 else piece)
+                if e.constant:
+                    text += f" {'-' if e.constant < 0 else '+'} {abs(e.constant)}"
+                return f"({text})"
+            if isinstance(e, Product):
+                return f"{go(e.left)} * {go(e.right)}"
+            if isinstance(e, FloorDiv):
+                return f"({go(e.left)} // {go(e.right)})"
+            if isinstance(e, Mod):
+                return f"({go(e.left)} % {go(e.right)})"
+            if isinstance(e, Minimum | Maximum):
+                name = "minimum" if isinstance(e, Minimum) else "maximum"
+                return f"tl.{name}({go(e.left)}, {go(e.right)})"
+            if isinstance(e, Element):
+                return f"tl.load({self.names[e.array]} + {go(e.index)}).to(tl.int64)"
+            assert isinstance(e, Search), e
+            name = "owners" if self.lanes_in(e.position) else "owner"
+            return f"{name}({self.names[e.array]}, {go(e.count)}, {go(e.position)})"
+
+        return go(expr)
+
+    def lanes_in(self, expr: Expr) -> set[Lane]:
+        return {lane for s in expr.symbols for lane in self.lanes_of.get(s, ())}
+
+    # --- loops -----------------------------------------------------------------------------------------------------------
+
+    def _body(self, body: Sequence[Node]) -> tuple[Expr, ...]:
+        """Names before the grid, the grid itself as program ids, and what each program does."""
+        body = list(body)
+        while body and isinstance(body[0], Bind):
+            self._node(body.pop(0))
+        loops: list[For] = []
+        inner: Sequence[Node] = body
+        while len(inner) == 1 and isinstance(inner[0], For) and inner[0].kind is GRID:
+            loops.append(inner[0])
+            inner = inner[0].body
+        if loops:
+            self.put("position = tl.program_id(0).to(tl.int64)")
+        # The innermost grid loop varies slowest: programs side by side then share what the outer loops do not index.
+        rest = "position"
+        for k, loop in enumerate(loops):
+            last = k == len(loops) - 1
+            self.put(f"{loop.symbol} = {rest}" + ("" if last else f" % {self.index(loop.bound)}"))
+            rest = f"({rest} // {self.index(loop.bound)})"
+        beyond = [loop for loop in loops if loop.bound is not loop.extent]
+        if beyond:
+            self.put(f"if {' & '.join(f'({loop.symbol} < {self.index(loop.extent)})' for loop in beyond)}:")
+            self.indent += 1
+        self._nodes(inner)
+        return tuple(loop.bound for loop in loops)
+
+    def _nodes(self, body: Sequence[Node]) -> None:
+        for node in body:
+            self._node(node)
+
+    def _node(self, node: Node) -> None:
+        if isinstance(node, For):
+            self.put(f"for {node.symbol} in range(0, {self.index(node.extent)}):")
+            self.indent += 1
+            outer = self.shared
+            self.shared = {}
+            self._nodes(node.body)
+            self.shared = outer
+            self.indent -= 1
+        elif isinstance(node, Bind):
+            self._bind(node)
+        elif isinstance(node, Declare):
+            kind = TYPES[carried_dtype(node.local.dtype)]
+            number = _number(node.number)
+            if node.local.lanes:
+                self.put(f"{node.local.name} = tl.full({_shape(node.local.lanes)}, {number}, {kind})")
+            else:
+                self.put(f"{node.local.name} = tl.full([], {number}, {kind})")
+            self._forget(node.local.name)
+        else:
+            self._block(node)
+
+    def _block(self, node: Block) -> None:
+        """A block operation; conditions that no lane takes part in decide whether it happens at all."""
+        plain = [g for g in node.guard if not self.lanes_in(g.left) | self.lanes_in(g.right)]
+        if plain:
+            self.put(f"if {' & '.join(f'({self._condition(g, ())})' for g in plain)}:")
+            self.indent += 1
+            outer, self.shared = self.shared, {}
+            self._operation(replace(node, guard=tuple(g for g in node.guard if g not in plain)))
+            self.shared = outer
+            self.indent -= 1
+            if not isinstance(node, Write):
+                self._forget(node.local.name)
+        else:
+            self._operation(node)
+
+    def _operation(self, node: Block) -> None:
+        if isinstance(node, Write):
+            self._write(node)
+        elif isinstance(node, Assign):
+            value = self._full(node.value, node.lanes, node.guard)
+            self.put(f"{node.local.name} = {value}")
+            self._forget(node.local.name)
+        elif isinstance(node, Reduce):
+            self._reduce(node)
+        else:
+            self._dot(node)
+
+    def _forget(self, local: str) -> None:
+        """Values computed from a private block are not valid after it changed."""
+        stale = {id(v) for v in self.kept if any(isinstance(n, Held) and n.local.name == local for n in v.walk())}
+        self.shared = {key: name for key, name in self.shared.items() if key[0] not in stale}
+
+    def _bind(self, node: Bind) -> None:
+        self.lanes_of[node.symbol] = node.lanes
+        if not node.lanes or isinstance(node.expr, Search):
+            self.put(f"{node.symbol} = {self.index(node.expr, node.lanes)}")
+            return
+        assert isinstance(node.expr, Element)
+        mask = self._mask(node.guard, node.lanes, set(node.lanes))
+        guarded = f", mask={mask}, other=0" if mask else ""
+        at = self.index(node.expr.index, node.lanes)
+        self.put(f"{node.symbol} = tl.load({self.names[node.expr.array]} + {at}{guarded}).to(tl.int64)")
+
+    # --- blocks ------------------------------------------------------------------------------------------------------------
+
+    def _mask(self, guard: Guard, lanes: Lanes, own: set[Lane]) -> str:
+        """The conditions on the given lanes (and on none), as a block that broadcasts over `lanes`."""
+        wanted = [g for g in guard if (self.lanes_in(g.left) | self.lanes_in(g.right)) <= own]
+        return " & ".join(f"({self._condition(g, lanes)})" for g in wanted)
+
+    def _condition(self, g: Less, lanes: Lanes) -> str:
+        return f"{self.index(g.left, lanes)} < {self.index(g.right, lanes)}"
+
+    def _pointer(self, tensor: Tensor, index: Sequence[Expr], lanes: Lanes) -> tuple[str, set[Lane]]:
+        """A pointer block: the part without lanes first, so that lanes add small offsets to one base."""
+        place: Expr = const(0)
+        for e, domain in zip(index, tensor.storage, strict=True):
+            place = e if place.value == 0 else place * domain.extent_expr + e
+        terms = place.terms if isinstance(place, Sum) else ((place, 1),)
+        base: Expr = const(place.constant if isinstance(place, Sum) else 0)
+        offsets: Expr = const(0)
+        for term, factor in terms:
+            if self.lanes_in(term):
+                offsets = offsets + term * factor
+            else:
+                base = base + term * factor
+        text = tensor.name
+        if base.value != 0:
+            text += f" + {self.index(base)}"
+        if offsets.value != 0:
+            text += f" + {self.index(offsets, lanes)}"
+        return text, self.lanes_in(place)
+
+    def value(self, value: Value, lanes: Lanes, guard: Guard, *, raw: bool = False) -> str:
+        """A value as a block that broadcasts over `lanes`; computed once for each use in a loop body."""
+        if isinstance(value, Constant):
+            return _number(value.number)
+        if isinstance(value, Held):
+            return self.spread(value.local.name, value.local.lanes, lanes)
+        key = (id(value), lanes, guard)
+        if key not in self.shared or raw:
+            text = self._load(value, lanes, guard, raw) if isinstance(value, Load) else self._compute(value, lanes, guard)
+            name = self.fresh()
+            self.put(f"{name} = {text}")
+            if raw:
+                return name
+            self.shared[key] = name
+            self.kept.append(value)
+        return self.shared[key]
+
+    def _load(self, value: Load, lanes: Lanes, guard: Guard, raw: bool) -> str:
+        pointer, own = self._pointer(value.tensor, value.index, lanes)
+        mask = self._mask(guard, lanes, own)
+        text = f"tl.load({pointer}{f', mask={mask}, other=0' if mask else ''})"
+        wanted = carried_dtype(value.dtype)
+        return text if raw or wanted == value.dtype else f"{text}.to({TYPES[wanted]})"
+
+    def _compute(self, value: Value, lanes: Lanes, guard: Guard) -> str:
+        if isinstance(value, Number):
+            return f"({self.index(value.expr, lanes)}).to({TYPES[value.dtype]})" if value.expr.value is None else str(value.expr)
+        if isinstance(value, Existing):
+            return self._existing(value, lanes)
+        assert isinstance(value, Call), value
+        args = [self.value(a, lanes, guard) for a in value.args]
+        if value.function == "cast":
+            return self._cast(value, args[0])
+        if value.function not in FUNCTIONS:
+            raise VerificationError(f"the triton backend has no function {value.function!r}")
+        return FUNCTIONS[value.function].format(*args)
+
+    def _cast(self, value: Call, arg: str) -> str:
+        if isinstance(value.args[0], Number) and value.args[0].expr.value is not None:
+            return f"{float(value.args[0].expr.value)}" if value.dtype.is_floating_point else arg
+        if value.dtype == torch.bool:
+            return f"({arg} != 0)"
+        kept = TYPES[carried_dtype(value.dtype)]
+        rounded = f"{arg}.to({TYPES[value.dtype]})"
+        return rounded if kept == TYPES[value.dtype] else f"{rounded}.to({kept})"
+
+    def _existing(self, value: Existing, lanes: Lanes) -> str:
+        counts = []
+        for lane in value.lanes:
+            limit = str(lane.size)
+            for g in value.guard:
+                if lane.symbol in g.symbols:
+                    limit = f"tl.minimum({limit}, {self.index(_room(lane, g), lanes)})"
+            counts.append(limit if limit.isdigit() else f"tl.maximum({limit}, 0)")
+        total = " * ".join(counts)
+        return f"({total}) * 1.0" if all(c.isdigit() for c in counts) else f"({total}).to({TYPES[value.dtype]})"
+
+    def _full(self, value: Value, lanes: Lanes, guard: Guard) -> str:
+        """A value as a block of exactly these lanes."""
+        text = self.value(value, lanes, guard)
+        return f"tl.broadcast_to({text}, {_shape(lanes)})" if lanes else text
+
+    def _write(self, node: Write) -> None:
+        pointer, own = self._pointer(node.tensor, node.index, node.lanes)
+        mask = self._mask(node.guard, node.lanes, own)
+        value = self._full(node.value, node.lanes, node.guard)
+        self.put(f"tl.store({pointer}, {value}{f', mask={mask}' if mask else ''})")
+
+    def _reduce(self, node: Reduce) -> None:
+        local, lanes = node.local, node.lanes
+        text = self._full(node.value, lanes, node.guard)
+        mask = self._mask(node.guard, lanes, set(lanes))
+        reduced = [k for k, lane in enumerate(lanes) if lane not in local.lanes]
+        if mask:
+            identity = _number(reduction(node.operator).identity(0, local.dtype))
+            text = f"tl.where({mask}, {text}, {identity})"
+        for k in reversed(reduced):
+            text = REDUCERS[node.operator].format(text, k)
+        self.put(f"{local.name} = {COMBINE[node.operator].format(local.name, text)}")
+        self._forget(local.name)
+
+    def _dot(self, node: Dot) -> None:
+        rows, columns, depth = node.lanes
+        left = self._operand(node.left, (rows, depth), node.guard, depth)
+        right = self._operand(node.right, (depth, columns), node.guard, depth)
+        precision = ', input_precision="ieee"' if node.local.dtype == torch.float32 else ""
+        kind = TYPES[node.local.dtype]
+        self.put(f"{node.local.name} = tl.dot({left}, {right}, acc={node.local.name}{precision}, out_dtype={kind})")
+        self._forget(node.local.name)
+
+    def _operand(self, value: Value, lanes: Lanes, guard: Guard, depth: Lane) -> str:
+        own = tuple(g for g in guard if (self.lanes_in(g.left) | self.lanes_in(g.right)) <= set(lanes))
+        if isinstance(value, Load):
+            return self.value(value, lanes, own, raw=True)
+        # What a prologue makes of a masked zero need not be zero.
+        mask = self._mask(own, lanes, set(lanes))
+        text = self._full(value, lanes, own)
+        return f"tl.where({mask}, {text}, 0.0)" if mask else text
+
+
+def _room(lane: Lane, condition: Less) -> Expr:
+    """How many positions of a lane a condition leaves."""
+    rest = condition.left - lane.symbol
+    if lane.symbol in rest.symbols or lane.symbol in condition.right.symbols:
+        raise VerificationError(f"the guard {condition} does not bound the lane {lane}")
+    return condition.right - rest
+
+
+def _counted(node: Node) -> tuple[Lane, ...]:
+    found = [lane for value in values_of(node) for v in value.walk() if isinstance(v, Existing) for lane in v.lanes]
+    return tuple(found)
+
+
+def _shape(lanes: Lanes) -> str:
+    return f"[{', '.join(str(lane.size) for lane in lanes)}]"
+
+
+def _number(value: float | int | bool) -> str:
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(value)

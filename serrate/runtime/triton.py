@@ -1,0 +1,85 @@
+"""Triton programs: written to the cache as modules, imported, launched.
+
+In: a loop program. Out: an executable for CUDA tensors, and for CPU tensors under Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from serrate.codegen.triton import Launch, print_triton
+from serrate.errors import BackendError
+from serrate.ir.expr import Array, Environment
+from serrate.ir.loops import LoopProgram
+from serrate.runtime.cache import folder
+from serrate.runtime.launch import Arrays, Symbols, Tensors
+
+_modules: dict[str, ModuleType] = {}
+
+
+class TritonExecutable:
+    """Launches generated Triton kernels."""
+
+    def __init__(self, program: LoopProgram, wide: frozenset[Array], warps: int) -> None:
+        self.program = program
+        self._printed = print_triton(program)
+        self.source = self._printed.text
+        self.warps = warps
+        self._module = _load(self._printed.text, program.name)
+        self._kernels = [getattr(self._module, launch.function) for launch in self._printed.launches]
+
+    def __call__(self, tensors: Tensors, arrays: Arrays, symbols: Symbols) -> None:
+        for launch, kernel in zip(self._printed.launches, self._kernels, strict=True):
+            self._launch(launch, kernel, tensors, arrays, symbols)
+
+    def _launch(self, launch: Launch, kernel: Any, tensors: Tensors, arrays: Arrays, symbols: Symbols) -> None:
+        programs = 1
+        for extent in launch.grid:
+            programs *= int(extent.evaluate(Environment(symbols)))
+        if programs == 0:
+            return
+        args = [tensors[t] for t in launch.tensors] + [arrays[a] for a in launch.arrays] + [symbols[s] for s in launch.symbols]
+        if args and isinstance(args[0], torch.Tensor) and args[0].device.type == "cpu" and not _interpreted():
+            raise BackendError("the triton backend runs CPU tensors only under its interpreter; set TRITON_INTERPRET=1 first")
+        kernel[(programs,)](*args, num_warps=self.warps, **({"num_stages": 3} if launch.has_dot else {}))
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+
+
+def _load(text: str, name: str) -> ModuleType:
+    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    key = f"{digest}{'i' if _interpreted() else ''}"
+    if key not in _modules:
+        try:
+            import triton  # noqa: F401  the message below is better than the module's own
+        except ImportError as error:
+            raise BackendError("the triton backend needs triton; install serrate[gpu]") from error
+        path = _write(text, digest)
+        spec = importlib.util.spec_from_file_location(f"serrate_{name}_{digest[:8]}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        _modules[key] = module
+    return _modules[key]
+
+
+def _write(text: str, digest: str) -> Path:
+    entry = folder() / digest
+    path = entry / "program.py"
+    if not path.is_file() or path.read_text() != text:
+        entry.mkdir(exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=entry, suffix=".py")
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    return path

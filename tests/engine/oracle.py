@@ -1,0 +1,315 @@
+"""Plain torch, row by row: what every operation must give, on structures of every awkward kind.
+
+In: a `Case` (how to record it, and what one row of its result is), rows, dtypes. Out: arguments, the wanted result, and a
+comparison that names the first bad coordinate. Nothing here imports a backend: a third one is a line in `BACKENDS`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import serrate.engine  # noqa: F401  installs Fusion.compile
+from serrate import ir
+from serrate.frontend import ops
+from serrate.ir.fusion import TensorView
+from serrate.tensor import JaggedTensor
+
+BACKENDS = ["reference", "cpp"]
+STRATEGIES = ["maskless", "masked", "persistent_dynamic"]
+FULL = os.environ.get("SERRATE_TEST_FULL") == "1"
+
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "maskless": [{}, {"tile": 3}, {"keep_rows": False}, {"tile": 1}],
+    "masked": [{}, {"rows": 3, "tile": 2}, {"tile": 1, "rows": 1}],
+    "persistent_dynamic": [{}, {"chunk": 7, "tile": 3}, {"chunk": 1}, {"chunk": 16}],
+}
+"""Options that must not change the meaning. A tile of 3 cuts most rows unevenly; a chunk of 7 gives most rows several parts."""
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int32, torch.int64)
+NUMBERS = FLOATS + INTEGERS
+
+TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
+    torch.float32: (1e-4, 3e-5),
+    torch.float64: (1e-10, 1e-11),
+    torch.bfloat16: (2e-2, 2e-2),
+    torch.float16: (4e-3, 4e-3),
+}
+"""dtype -> relative, absolute. The oracle computes in float64, so this is all the error there is."""
+
+
+# --- structures ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Lengths of rows, and for two levels how many rows each group has."""
+
+    lengths: tuple[int, ...]
+    groups: tuple[int, ...] | None = None
+
+    @property
+    def offsets(self) -> list[int]:
+        return [0, *itertools.accumulate(self.lengths)]
+
+    @property
+    def group_offsets(self) -> list[int]:
+        assert self.groups is not None
+        return [0, *itertools.accumulate(self.groups)]
+
+    @property
+    def total(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def merged(self) -> Rows:
+        """Each group as one row."""
+        return Rows(tuple(sum(self.lengths[a:b]) for a, b in itertools.pairwise(self.group_offsets)))
+
+
+ONE_LEVEL: dict[str, Rows] = {
+    "mixed": Rows((3, 0, 7, 1, 13, 0)),
+    "none": Rows(()),
+    "all_empty": Rows((0, 0, 0, 0, 0)),
+    "single": Rows((5,)),
+    "single_empty": Rows((0,)),
+    "primes": Rows((2, 3, 5, 7, 11, 13, 17)),
+    "giant": Rows((*[1, 2, 0, 3] * 4, 24, 0)),
+    "tiny": Rows(tuple((k * 7) % 3 for k in range(40))),
+}
+TWO_LEVELS: dict[str, Rows] = {
+    "mixed": Rows((3, 0, 7, 1, 5, 0, 2), (2, 0, 4, 1)),
+    "none": Rows((), ()),
+    "empty_groups": Rows((), (0, 0, 0)),
+    "empty_rows": Rows((0, 0, 0), (1, 2)),
+    "single": Rows((4,), (1,)),
+    "giant": Rows((1, 0, 2, 20, 1, 0, 3), (3, 1, 3)),
+    "tiny": Rows(tuple(k % 3 for k in range(30)), tuple((k * 5) % 4 for k in range(20))),
+}
+assert all(sum(rows.groups or ()) == len(rows.lengths) for rows in TWO_LEVELS.values())
+
+
+# --- cases ---------------------------------------------------------------------------------------------------------------
+
+Features = tuple[int | None, ...]
+"""The dims behind the rows; None is 5 positions that the program does not know when it is compiled."""
+ANY: tuple[Features, ...] = ((5,), (), (1,), (3,), (64,), (2, 3), (None,), (2, 3, 4))
+WIDE: tuple[Features, ...] = ((5,), (1,), (64,), (2, 3), (None,), (1025,), (3000,))
+"""For what reduces over features, so that there must be some, and more of them than one block holds."""
+VECTOR: tuple[Features, ...] = ((5,), (1,), (3,), (64,), (None,))
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An argument beside the rows. `shape` uses F for the features, C for components, L for the longest row, or numbers."""
+
+    shape: tuple[str | int, ...]
+    ragged: bool = False
+
+    def sizes(self, features: tuple[int, ...], components: int, longest: int) -> list[int]:
+        known: dict[str, tuple[int, ...]] = {"F": features, "C": (components,), "L": (longest,), "D": features[-1:]}
+        return [n for s in self.shape for n in (known[s] if isinstance(s, str) else (s,))]
+
+    def declared(self, features: Features) -> list[int | None]:
+        known: dict[str, Features] = {"F": features, "C": (None,), "L": (None,), "D": features[-1:]}
+        return [n for s in self.shape for n in (known[s] if isinstance(s, str) else (s,))]
+
+
+FEATURE = Extra(("F",))
+PER_COMPONENT = Extra(("C", 1, "F"))
+DENSE = Extra(("C", "L", "F"))
+ROWS = Extra(("N", "F"), ragged=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program: `build` records it on jagged rows and extras, `row` computes one row of each result with torch."""
+
+    name: str
+    build: Callable[..., TensorView | tuple[TensorView, ...]]
+    row: Callable[..., Tensor | tuple[Tensor, ...]]
+    kind: str = "ragged"
+    """What comes out: `ragged` rows, one `component` value for each row, or `whole`: one result from all rows."""
+    features: tuple[Features, ...] = ANY
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    extras: tuple[Extra, ...] = ()
+    data: str = "normal"
+    own_dtype: bool = False
+    """Whether torch computes the wanted result in the dtype itself (rounding is what is tested), not in float64."""
+    levels: str = "rows"
+    """In two levels: what a row of the oracle is, `rows` or `groups`."""
+    marks: tuple[Any, ...] = field(default=(), compare=False)
+
+
+def sample(rows: Rows, features: tuple[int, ...], dtype: torch.dtype, data: str, generator: torch.Generator) -> Tensor:
+    """Values for rows; ties, zeros and negative numbers included."""
+    return numbers((rows.total, *features), dtype, data, generator)
+
+
+def numbers(shape: Sequence[int], dtype: torch.dtype, data: str, generator: torch.Generator) -> Tensor:
+    if dtype == torch.bool:
+        return torch.rand(*shape, generator=generator) < (0.8 if data == "mostly_true" else 0.3)
+    if not dtype.is_floating_point:
+        low = 1 if data == "positive" else -3
+        return torch.randint(low, 4, tuple(shape), generator=generator).to(dtype)
+    x = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    if data == "positive":
+        x = x.abs() + 0.5
+    elif data == "near_one":
+        x = 1 + x / 16
+    elif data == "far":
+        x = 100 + x
+    return x.to(dtype)
+
+
+# --- running -------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def compiled(case: Case, backend: str, strategy: str | None, options: tuple[tuple[str, Any], ...], dtype: torch.dtype, features: Features, levels: int = 1) -> Any:  # noqa: E501
+    """The program of a case; it does not depend on lengths, so that one build serves every structure."""
+    fusion = ir.Fusion(f"case_{case.name}")
+    with fusion:
+        x = fusion.input((None, *features), dtype)
+        offsets = [fusion.input((None,), torch.int64) for _ in range(levels)]
+        nested = functools.reduce(ops.as_nested, offsets, x)
+        extras = []
+        for extra in case.extras:
+            if extra.ragged:
+                own = fusion.input((None, *features), dtype)
+                extras.append(functools.reduce(ops.as_nested, offsets, own))
+            else:
+                extras.append(fusion.input(extra.declared(features), dtype))
+        result = case.build(nested, *extras)
+        fusion.output(*(result if isinstance(result, tuple) else (result,)))
+    return fusion.compile(backend, strategy, **dict(options))
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a program is called with, and the same things row by row."""
+
+    call: tuple[Tensor, ...]
+    values: Tensor
+    extras: tuple[Tensor, ...]
+    rows: Rows
+
+    def split(self, specs: Sequence[Extra]) -> list[tuple[Tensor, ...]]:
+        """For each row: its values and its part of every extra."""
+        out = []
+        for c, (a, b) in enumerate(itertools.pairwise(self.rows.offsets)):
+            parts = [self.values[a:b]]
+            for spec, extra in zip(specs, self.extras, strict=True):
+                if spec.ragged:
+                    parts.append(extra[a:b])
+                elif "L" in spec.shape:
+                    parts.append(extra[c][: b - a] if spec.shape[0] == "C" else extra[: b - a])
+                else:
+                    parts.append(extra[c] if spec.shape[0] == "C" else extra)
+            out.append(tuple(parts))
+        return out
+
+
+def arguments(case: Case, rows: Rows, dtype: torch.dtype, features: Features, seed: str) -> Arguments:
+    """Random arguments, the same in every run."""
+    generator = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
+    known = tuple(5 if n is None else n for n in features)
+    oracle_rows = rows.merged if rows.groups is not None and case.levels == "groups" else rows
+    values = sample(rows, known, dtype, case.data, generator)
+    outer = len(rows.lengths if rows.groups is None else rows.groups)
+    extras = tuple(
+        sample(rows, known, dtype, case.data, generator)
+        if e.ragged
+        # Two positions past the longest row: a dense operand may reach further than the rows do.
+        else numbers(e.sizes(known, outer, max(rows.lengths, default=0) + 2), dtype, case.data, generator)
+        for e in case.extras
+    )
+    offsets = [torch.tensor(rows.offsets)]
+    if rows.groups is not None:
+        offsets.append(torch.tensor(rows.group_offsets))
+    return Arguments((values, *offsets, *extras), values, extras, oracle_rows)
+
+
+def wanted(case: Case, given: Arguments) -> list[tuple[Tensor, torch.dtype]]:
+    """Each result by plain torch, with the dtype that torch gives it."""
+    def tupled(x: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return x if isinstance(x, tuple) else (x,)
+
+    dtypes = [t.dtype for t in tupled(case.row(*_probe(case, given)))]
+    own = case.own_dtype or not given.values.dtype.is_floating_point
+    wide = given if own else Arguments(given.call, given.values.double(), tuple(e.double() for e in given.extras), given.rows)
+    if case.kind == "whole":
+        found = tupled(case.row(wide.values, *wide.extras))
+        return list(zip(found, dtypes, strict=True))
+    rows = [tupled(case.row(*parts)) for parts in wide.split(case.extras)]
+    probe = tupled(case.row(*_probe(case, wide)))
+    results = []
+    for k, dtype in enumerate(dtypes):
+        if case.kind == "ragged":
+            results.append((torch.cat([probe[k][:0], *(r[k] for r in rows)]), dtype))
+        else:
+            results.append((torch.stack([probe[k], *(r[k] for r in rows)])[1:], dtype))
+    return results
+
+
+def _probe(case: Case, given: Arguments) -> tuple[Tensor, ...]:
+    """One row of ones, for the dtype and the dims of results where there may be no rows."""
+    known = given.values.shape[1:]
+    extras = []
+    for spec, extra in zip(case.extras, given.extras, strict=True):
+        shape = (1, *known) if spec.ragged else extra.shape[1:] if spec.shape[0] == "C" else extra.shape
+        extras.append(torch.ones((1, *shape[1:]) if "L" in spec.shape else shape, dtype=extra.dtype))
+    return (torch.ones((1, *known), dtype=given.values.dtype), *extras)
+
+
+def check(case: Case, got: Any, given: Arguments, where: str) -> None:
+    """Fails with the first bad coordinate of the first bad result."""
+    results = got if isinstance(got, tuple) else (got,)
+    for k, (result, (want, dtype)) in enumerate(zip(results, wanted(case, given), strict=True)):
+        place = f"{where}, result {k}" if len(results) > 1 else where
+        if case.kind == "ragged":
+            assert isinstance(result, JaggedTensor), f"{place}: expected a JaggedTensor, got {type(result).__name__}"
+            if case.levels == "rows":
+                assert result.offsets.tolist() == given.call[1].tolist(), f"{place}: offsets {result.offsets.tolist()}"
+            result = result.values
+        assert isinstance(result, Tensor), f"{place}: expected a Tensor, got {type(result).__name__}"
+        assert result.dtype == dtype, f"{place}: expected {dtype} as torch gives, got {result.dtype}"
+        compare(result, want, place, given.rows if case.kind == "ragged" else None)
+
+
+def compare(got: Tensor, want: Tensor, where: str, rows: Rows | None = None, tolerance: tuple[float, float] | None = None) -> None:
+    """Fails with the first coordinate at which two tensors differ by more than the dtype allows."""
+    assert got.shape == want.shape, f"{where}: expected shape {tuple(want.shape)}, got {tuple(got.shape)}"
+    if got.dtype.is_floating_point:
+        relative, absolute = tolerance or TOLERANCES[got.dtype]
+        # What the dtype cannot hold is infinite in it.
+        a, b = got.double(), want.to(got.dtype).double() if want.dtype == torch.float64 else want.double()
+        good = torch.isclose(a, b, rtol=relative, atol=absolute, equal_nan=True)
+    else:
+        good = got == want
+    if good.all():
+        return
+    bad = (~good).nonzero()
+    first = tuple(bad[0].tolist())
+    owner = ""
+    if rows is not None and first:
+        row = max(c for c, start in enumerate(rows.offsets[:-1]) if start <= first[0])
+        owner = f" (row {row} of length {rows.lengths[row]}, position {first[0] - rows.offsets[row]})"
+    raise AssertionError(
+        f"{where}: {len(bad)} of {got.numel()} elements differ; first at {list(first)}{owner}: "
+        f"got {got[first].item()!r}, want {want[first].item()!r}"
+    )
+
+
+def pick(choices: Sequence[Any], *key: object) -> Any:
+    """One of the choices, the same in every run and process."""
+    return choices[zlib.crc32(repr(key).encode()) % len(choices)]
