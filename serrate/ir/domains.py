@@ -73,6 +73,8 @@ class IterDomain:
     """What transforms have made of this domain, so that the same transform gives the same domains again."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self._extent, Expr | int):
+            raise DomainError(f"IterDomain: an extent must be an integer or an index expression, got {self._extent!r}")
         value = as_expr(self._extent)
         if value.value is not None and value.value < 0:
             raise DomainError(f"IterDomain: an extent must not be negative, got {value}")
@@ -161,18 +163,26 @@ class RaggedIterDomain(IterDomain):
 
     def extent_for_component(self, index: int) -> Expr | int:
         """The length of component `index`, an int where known."""
-        length = self.length_of(index)
+        length = self.length_of(self._component(index))
         return length if length.value is None else length.value
 
     def offset_for_component(self, index: int) -> Expr | int:
         """The position at which component `index` begins, an int where known."""
-        start = self.start_of(index) if self.start is not None else None
-        if start is None:
-            return sum((self.length_of(k) for k in range(index)), const(0))
+        if self.start is not None:
+            start = self.start_of(self._component(index))
+        else:
+            start = sum((self.length_of(k) for k in range(self._component(index))), const(0))
         return start if start.value is None else start.value
 
+    def _component(self, index: int) -> int:
+        count = self.component.extent_expr.value
+        if index < 0 or (count is not None and index >= count):
+            raise DomainError(f"{self}: there is no component {index}; there are {self.component.extent_expr}")
+        return index
+
     def _structure(self) -> tuple[object, ...]:
-        return (type(self), self.length, self.component._structure(), self.iter_type, self.parallel)
+        known = _try_nested(self)
+        return (type(self), self.length if known is None else known, self.component._structure(), self.iter_type, self.parallel)
 
     def __str__(self) -> str:
         mark = "" if self.parallel is ParallelType.SERIAL else f".{self.parallel.value}"

@@ -12,6 +12,7 @@ makes equal expressions the same object: `==` is `is`, and dictionaries keyed by
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -159,6 +160,8 @@ class Environment:
 
 def _constant_element(array: Array, index: Any) -> Any:
     assert array.data is not None, f"no elements known for {array}"
+    if index < 0:
+        raise IndexError(f"{array}[{index}]")
     return array.data[index]
 
 
@@ -303,7 +306,10 @@ class Element(Expr):
 
 
 class Search(Expr):
-    """The component that owns a position: the last `c < count` with `array[c] <= position` (empty components never own one)."""
+    """The component that owns a position: the last c with `array[c] <= position`, so empty components never own one.
+
+    A position at or past the end has no owner: the answer is then `count`, or anything below it on a backend that clamps.
+    """
 
     @property
     def array(self) -> Array:
@@ -368,7 +374,8 @@ def _intern(kind: type[Expr], *key: Any, bounds: Bounds, text: str) -> Expr:
 
 def const(value: int) -> Expr:
     """The integer as an expression."""
-    return _intern(Const, int(value), bounds=(int(value), int(value)), text=str(int(value)))
+    number = operator.index(value)
+    return _intern(Const, number, bounds=(number, number), text=str(number))
 
 
 def symbol(name: str, low: int | None = 0, high: int | None = None) -> Symbol:
@@ -382,8 +389,8 @@ def as_expr(value: Expr | int) -> Expr:
 
 
 def element(array: Array, index: Expr) -> Expr:
-    """`array[index]`; a constant array at a constant index is a constant."""
-    if array.data is not None and index.value is not None:
+    """`array[index]`; a constant array at a constant index is a constant, unless the index is outside (evaluating it raises)."""
+    if array.data is not None and index.value is not None and 0 <= index.value < len(array.data):
         return const(array.data[index.value])
     low, high = (min(array.data), max(array.data)) if array.data else (0, None)
     return _intern(Element, array, index, bounds=(low, high), text=f"{array.name}[{index}]")
@@ -392,9 +399,10 @@ def element(array: Array, index: Expr) -> Expr:
 def search(array: Array, count: Expr | int, position: Expr | int) -> Expr:
     """The component that owns `position` under the offsets `array`."""
     count, position = as_expr(count), as_expr(position)
-    high = count.bounds[1]
-    bounds = (0, None if high is None else max(high - 1, 0))
-    return _intern(Search, array, count, position, bounds=bounds, text=f"search({array.name}, {position})")
+    if array.data is not None and count.value is not None and position.value is not None:
+        return const(_constant_search(array, count.value, position.value))
+    # The count itself is where positions past the end are put.
+    return _intern(Search, array, count, position, bounds=(0, count.bounds[1]), text=f"search({array.name}, {position})")
 
 
 def ceildiv(a: Expr | int, b: Expr | int) -> Expr:
@@ -422,13 +430,18 @@ def _extremum(kind: type[Expr], name: str, a: Expr, b: Expr) -> Expr:
         return smaller
     if low is not None and low >= 0:
         return larger
-    a, b = sorted((a, b), key=lambda e: e.text)
+    a, b = sorted((a, b), key=_order)
     lows, highs = (a.bounds[0], b.bounds[0]), (a.bounds[1], b.bounds[1])
     if kind is Minimum:
         bounds = (_each(min, lows), _known(min, highs))
     else:
         bounds = (_known(max, lows), _each(max, highs))
     return _intern(kind, a, b, bounds=bounds, text=f"{name}({a}, {b})")
+
+
+def _order(e: Expr) -> tuple[str, int]:
+    """Sorts operands: by text, and where different expressions read alike, by identity."""
+    return (e.text, id(e))
 
 
 def _each(pick: Callable[..., int], values: tuple[int | None, ...]) -> int | None:
@@ -458,7 +471,7 @@ def _sum(parts: Iterable[tuple[Expr, int]]) -> Expr:
                 factors[term] = factors.get(term, 0) + inner * factor
         else:
             factors[part] = factors.get(part, 0) + factor
-    terms = tuple(sorted(((t, f) for t, f in factors.items() if f), key=lambda tf: (tf[1] < 0, tf[0].text)))
+    terms = tuple(sorted(((t, f) for t, f in factors.items() if f), key=lambda tf: (tf[1] < 0, _order(tf[0]))))
     if not terms:
         return const(constant)
     if constant == 0 and len(terms) == 1 and terms[0][1] == 1:
@@ -475,7 +488,8 @@ def _sum(parts: Iterable[tuple[Expr, int]]) -> Expr:
 def _sum_text(terms: tuple[tuple[Expr, int], ...], constant: int) -> str:
     text = ""
     for term, factor in terms:
-        inner = term.text
+        # A leading minus binds tighter than a division.
+        inner = _bracketed(term) if factor < 0 and not text else term.text
         size = abs(factor)
         piece = inner if size == 1 else f"{inner}*{size}"
         text += (f" - {piece}" if factor < 0 else f" + {piece}") if text else (f"-{piece}" if factor < 0 else piece)
@@ -488,6 +502,14 @@ def _bracketed(e: Expr) -> str:
     return f"({e})" if isinstance(e, Sum | FloorDiv | Mod) else str(e)
 
 
+def _divisor(e: Expr) -> str:
+    return f"({e})" if isinstance(e, Product) else _bracketed(e)
+
+
+def _factors(e: Expr) -> list[Expr]:
+    return [*_factors(e.left), *_factors(e.right)] if isinstance(e, Product) else [e]
+
+
 def _product(a: Expr, b: Expr) -> Expr:
     if isinstance(a, Const):
         a, b = b, a
@@ -498,7 +520,14 @@ def _product(a: Expr, b: Expr) -> Expr:
         return _sum([(_product(a.terms[0][0], b), a.terms[0][1])])
     if isinstance(b, Sum) and len(b.terms) == 1 and b.constant == 0:
         return _sum([(_product(a, b.terms[0][0]), b.terms[0][1])])
-    a, b = sorted((a, b), key=lambda e: e.text)
+    first, *rest = sorted([*_factors(a), *_factors(b)], key=_order)
+    for factor in rest:
+        first = _pair(first, factor)
+    return first
+
+
+def _pair(a: Expr, b: Expr) -> Expr:
+    """The node of a product whose factors are in order."""
     corners = [None if x is None or y is None else x * y for x in a.bounds for y in b.bounds]
     if None not in corners:
         known = cast(list[int], corners)
@@ -547,7 +576,7 @@ def _floordiv(a: Expr, b: Expr) -> Expr:
         bounds = tuple(None if x is None else x // divisor for x in a.bounds)  # type: ignore[assignment]
     elif a.bounds[0] is not None and a.bounds[0] >= 0:
         bounds = (0, a.bounds[1])
-    return _intern(FloorDiv, a, b, bounds=bounds, text=f"{_bracketed(a)} // {_bracketed(b)}")
+    return _intern(FloorDiv, a, b, bounds=bounds, text=f"{_bracketed(a)} // {_divisor(b)}")
 
 
 def _mod(a: Expr, b: Expr) -> Expr:
@@ -564,4 +593,4 @@ def _mod(a: Expr, b: Expr) -> Expr:
         return const(0)
     high = b.bounds[1]
     bounds: Bounds = (0, None if high is None else high - 1)
-    return _intern(Mod, a, b, bounds=bounds, text=f"{_bracketed(a)} % {_bracketed(b)}")
+    return _intern(Mod, a, b, bounds=bounds, text=f"{_bracketed(a)} % {_divisor(b)}")

@@ -177,6 +177,10 @@ def verify(program: TileProgram) -> None:
                     if element.tensor.role is not Role.INPUT and element.tensor not in written:
                         raise VerificationError(f"phase {phase.name}: {element.tensor.name} is read before it is written")
             written.update(leaf.targets)
+    for tensor in {t for p in program.phases for t in p.writes if t.role is Role.PRIVATE}:
+        users = [p.name for p in program.phases if tensor in p.writes | p.reads]
+        if len(users) > 1:
+            raise VerificationError(f"{tensor.name} is private to a worker, yet phases {', '.join(users)} share it")
     for tensor in program.outputs:
         if tensor not in written:
             raise VerificationError(f"output {tensor.name} is never written")

@@ -12,6 +12,7 @@ from serrate.analysis.indices import Indices
 from serrate.ir.domains import IterDomain, RaggedIterDomain
 from serrate.ir.expr import symbol
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
+from serrate.ir.transforms import Partition
 from serrate.ir.values import Call, Read, Role
 from serrate.schedule.plan import Recorder
 
@@ -121,8 +122,7 @@ def _kept(phase: Phase, domain: IterDomain) -> bool:
 def _keeps_both(phase: Phase, ragged: RaggedIterDomain) -> bool:
     """Whether a lone ragged loop counts components of rows (sentences of a document) rather than elements of rows."""
     made = ragged.definition
-    counts_rows = made is not None and any(d.pairing is not None for d in made.inputs)
-    return counts_rows and _kept(phase, ragged)
+    return isinstance(made, Partition) and made.inputs[0].pairing is not None and _kept(phase, ragged)
 
 
 def _reduces_two_levels(phase: Phase) -> bool:

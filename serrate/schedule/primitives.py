@@ -188,21 +188,18 @@ def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
     if not isinstance(leaf, Accumulate) or leaf.merge:
         raise ScheduleError(f"phase {phase} is not a reduction of values; there is nothing to factor")
     chosen = tuple(loops[_position(loops, phase, name)][0] for name in kept)
-    index = tuple(d for d in leaf.index if d is not None)
-    if any(d.uid in {i.uid for i in index} for d in chosen):
+    known = _known(leaf.index)
+    if any(known.knows(d) for d in chosen):
         raise ScheduleError(f"phase {phase}: {', '.join(kept)} is not reduced there")
-    # Domains of the partial result: the result's own, a ragged part beside the component that owns it.
-    logical = list(index)
-    for domain in chosen:
-        owner = [k for k, d in enumerate(logical) if isinstance(domain, RaggedIterDomain) and d.uid == domain.component.uid]
-        logical.insert(owner[0] + 1 if owner else len(logical), domain)
+    picked = {d.uid for d in chosen}
+    logical = tuple(d for d, _ in loops if d.uid in picked or known.knows(d))
     suffix = "_".join(kept)
-    partial = tuple(Tensor(f"{t.name}_{suffix}", t.dtype, tuple(logical), storage_of(logical)) for t in leaf.targets)
-    left = tuple(d for d, _ in loops if d.uid not in {i.uid for i in logical})
-    first = Accumulate(partial, tuple(logical), leaf.reduction, leaf.values, left)
-    values = tuple(read(p, tuple(logical)) for p in partial)
+    partial = tuple(Tensor(f"{t.name}_{suffix}", t.dtype, logical, storage_of(logical)) for t in leaf.targets)
+    left = tuple(d for d, _ in loops if all(d is not other for other in logical))
+    first = Accumulate(partial, logical, leaf.reduction, leaf.values, left)
+    values = tuple(read(p, logical) for p in partial)
     second = Accumulate(leaf.targets, leaf.index, leaf.reduction, values, chosen, merge=True)
-    finish: Loops = tuple((d, SERIAL) for d in (*index, *chosen))
+    finish: Loops = tuple((d, SERIAL) for d in logical)
     return _swap(program, phase, Phase(partial[0].name, nest(loops, first)), Phase(phase, nest(finish, second)))
 
 
