@@ -1,3 +1,13 @@
-"""A ragged-tensor compiler for PyTorch."""
+"""serrate: a ragged-tensor compiler for PyTorch.
+
+In: tensors whose rows have different lengths, and an ordinary-looking program. Out: the program's results, computed
+without padding by generated code.
+"""
+
+from serrate import engine, errors, ir
+from serrate.frontend import ops
+from serrate.tensor import JaggedTensor, Structure, no_sync
 
 __version__ = "0.1.0"
+
+__all__ = ["JaggedTensor", "Structure", "engine", "errors", "ir", "no_sync", "ops"]

@@ -7,52 +7,56 @@ In: fusions and arguments. Out: results. The whole compiler is `build`, read top
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from serrate import settings
-from serrate.errors import BackendError, CompilerMissing
+from serrate.errors import BackendError, CompilerMissing, StrategyError
 from serrate.ir import fusion as fusion_module
 from serrate.ir.domains import RaggedIterDomain
-from serrate.ir.expr import Array
-from serrate.ir.fusion import Fusion
+from serrate.ir.expr import Array, Environment, Expr
+from serrate.ir.fusion import Fusion, TensorView
 from serrate.ir.loops import LoopProgram
 from serrate.ir.tile import TileProgram
+from serrate.ir.transforms import offsets_array
 from serrate.ir.values import Role, Tensor
 from serrate.lower.naive import naive
 from serrate.lower.pipeline import lower
 from serrate.runtime import memory
+from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, Call
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable
 from serrate.schedule.heuristic import Rows, choose
 from serrate.schedule.plan import Plan
+from serrate.schedule.prepare import row_facts
 from serrate.schedule.strategies import STRATEGIES, plan
 from serrate.schedule.target import CPU, GPU, Target
-from serrate.tensor import JaggedTensor
+from serrate.tensor import JaggedTensor, Structure
 
 log = logging.getLogger("serrate")
+
+_numbers = itertools.count()
 
 BACKENDS: dict[str, Target] = {"reference": CPU, "cpp": CPU, "triton": GPU}
 
 
-def build(program: TileProgram, chosen: Plan, name: str, backend: str, wide: frozenset[Array]) -> Executable:
-    """The compiler in one function: schedule, lower, print, build."""
+def build(program: TileProgram, chosen: Plan, name: str, backend: str, is_wide: Callable[[Array], bool]) -> Executable:
+    """The compiler in one function: schedule, lower, print, build. `is_wide` tells which arrays hold int64."""
     scheduled = chosen.apply(program)
     loops = lower(scheduled, name, header=(f"{name}: {chosen.strategy}", *(f"  {step}" for step in chosen.steps)))
-    return _executable(loops, backend, wide, chosen)
-
-
-def _executable(loops: LoopProgram, backend: str, wide: frozenset[Array], chosen: Plan) -> Executable:
     if backend == "reference":
         return ReferenceExecutable(loops)
     if backend == "cpp":
-        return CppExecutable(loops, wide)
+        return CppExecutable(loops, frozenset(filter(is_wide, loops.arrays)))
     from serrate.runtime.triton import TritonExecutable  # triton is an extra: only its own backend may need it
 
-    return TritonExecutable(loops, wide, chosen.warps)
+    return TritonExecutable(loops, chosen.warps)
 
 
 @functools.cache
@@ -79,118 +83,158 @@ def default_backend(device: torch.device) -> str:
     return "cpp"
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """Everything about a call that depends only on its offsets and extents: made once, used by every call like it."""
+
+    plan: Plan
+    executable: Executable
+    arrays: tuple[torch.Tensor, ...]
+    symbols: tuple[int, ...]
+    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    """Of outputs and scratch that are in memory."""
+    private: tuple[torch.Tensor, ...]
+    results: tuple[tuple[int, tuple[int, ...], Structure | None], ...]
+    """For each result: which tensor holds it, its shape, its structure if it is ragged."""
+
+
 class Compiled:
-    """A fusion compiled for one backend. Plans are chosen by strategy, or by the rows of a call when none is named."""
+    """A fusion compiled for one backend. Plans are chosen by strategy, or by the rows of a call when none is named.
+
+    >>> from serrate import ir, ops
+    >>> with ir.Fusion() as f:
+    ...     x, offsets = f.input((None, 2), torch.float32), f.input((None,), torch.int64)
+    ...     f.output(ops.sum(ops.as_nested(x, offsets), 1))
+    >>> f.compile("reference")(torch.ones(3, 2), torch.tensor([0, 2, 2, 3]))
+    tensor([[2., 2.],
+            [0., 0.],
+            [1., 1.]])
+    """
 
     def __init__(self, fusion: Fusion, backend: str | None = None, strategy: str | None = None, **options: Any) -> None:
         if backend is not None and backend not in BACKENDS:
             raise BackendError(f"no backend is called {backend!r}; there are {', '.join(BACKENDS)}")
-        self.fusion, self.strategy, self.options = fusion, strategy, options
-        self.backend = backend
+        if strategy is not None and strategy not in STRATEGIES:
+            raise StrategyError(f"no strategy is called {strategy!r}; there are {', '.join(STRATEGIES)}")
+        self.fusion, self.backend, self.strategy, self.options = fusion, backend, strategy, options
         self.naive = naive(fusion)
         self.binder = Binder(fusion)
-        self.outputs = {t.name: t for t in self.naive.outputs}
-        self.rows = next((d for t in self._tensors() for d in reversed(t.logical) if isinstance(d, RaggedIterDomain)), None)
-        self.product = any("mul(" in str(leaf) and "over" in str(leaf) for p in self.naive.phases for leaf in p.leaves)
+        self._facts = row_facts(self.naive)
         self._built: dict[Any, tuple[Plan, Executable]] = {}
-        if strategy is not None:
-            plan(self.naive, strategy, CPU)
-
-    def _tensors(self) -> list[Tensor]:
-        read = [r.tensor for d in self.fusion.definitions for v in d.statement.values for r in v.reads]
-        return [*read, *(v.tensor for v in self.fusion.outputs)]
+        self._flat: dict[Any, Prepared] = {}
+        self._number = next(_numbers)
 
     def __call__(self, *args: Any) -> Any:
-        return self.run(self.binder.bind(args))
-
-    def run(self, call: Call) -> Any:
-        """Runs a bound call and gives its results."""
-        executable = self.executable(call)
-        tensors = dict(call.tensors)
-        for tensor in executable.program.outputs:
-            tensors[tensor] = self._allocate(call, tensor)
-        for tensor in executable.program.scratch:
-            tensors[tensor] = self._allocate(call, tensor)
-        arrays = {a: call.array(a) for a in executable.program.arrays}
-        executable(tensors, arrays, call.symbols)
-        results = [self.binder.result(call, v, self._memory(tensors, v.tensor)) for v in self.fusion.outputs]
+        call = self.binder.bind(args)
+        ready = self.prepared(call)
+        memory_ = [memory.empty(shape, dtype, call.device) for shape, dtype in ready.shapes]
+        tensors = [*call.args, *memory_, *ready.private]
+        ready.executable(tensors, ready.arrays, ready.symbols)
+        results = []
+        for place, shape, structure in ready.results:
+            values = tensors[place].view(shape)
+            results.append(values if structure is None else JaggedTensor(values, structure))
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _memory(self, tensors: dict[Tensor, torch.Tensor], tensor: Tensor) -> torch.Tensor:
-        own = tensor.memory
-        return tensors[own] if own.role is Role.INPUT else tensors[self.outputs[own.name]]
+    def prepared(self, call: Call) -> Prepared:
+        """What is known of calls with these offsets and extents."""
+        threads = torch.get_num_threads()
+        key = (self._number, call.numbers, call.device, threads)
+        owners = tuple(call.args[k] for k in self.binder.offsets)
+        if owners:
+            return remembered(owners, key, lambda: self._prepare(call))
+        if key not in self._flat:
+            self._flat[key] = self._prepare(call)
+        return self._flat[key]
 
-    def _allocate(self, call: Call, tensor: Tensor) -> torch.Tensor:
-        if tensor.role is Role.PRIVATE:
-            row = next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
-            sizes = [
-                self.binder.longest(call, d) if isinstance(d, RaggedIterDomain) else call.size(d.extent_expr)
-                for d in tensor.logical
-                if d.uid != row.component.uid
-            ]
-        else:
-            sizes = [call.size(d.host_bound) for d in tensor.storage]
-        return memory.empty(sizes, tensor.dtype, call.device)
-
-    def executable(self, call: Call) -> Executable:
-        """The executable for a call, built the first time its plan is needed."""
+    def _prepare(self, call: Call) -> Prepared:
+        binder = self.binder
+        binder.check(call)
         backend = self.backend or default_backend(call.device)
         strategy, options = self._choice(call, backend)
-        wide = frozenset(a for a in self._arrays(call))
-        key = (backend, strategy, tuple(sorted(options.items())), wide)
+        plan_, executable = self._build(call, backend, strategy, options)
+        program = executable.program
+        in_memory = [t for t in (*program.outputs, *program.scratch) if t.role is not Role.PRIVATE]
+        private = [t for t in program.scratch if t.role is Role.PRIVATE]
+        return Prepared(
+            plan_,
+            executable,
+            tuple(binder.array(call, a) for a in program.arrays),
+            tuple(call.numbers[binder.symbols[s]] for s in program.symbols),
+            tuple((tuple(self._size(call, d.host_bound) for d in t.storage), t.dtype) for t in in_memory),
+            tuple(torch.empty(self._row_shape(call, t), dtype=t.dtype, device="meta") for t in private),
+            tuple(self._result(call, view, program) for view in self.fusion.outputs),
+        )
+
+    def _size(self, call: Call, expr: Expr) -> int:
+        """An extent as a number; one that only lengths tell is read from them."""
+        if not expr.arrays:
+            return self.binder.size(expr)(call.numbers)
+        symbols = dict(zip(self.binder.symbols, call.numbers, strict=True))
+        return int(expr.evaluate(Environment(symbols, lambda array, k: int(self.binder.array(call, array)[k]))))
+
+    def _row_shape(self, call: Call, tensor: Tensor) -> tuple[int, ...]:
+        row = next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
+        inner = [d for d in tensor.logical if d.uid not in (row.uid, row.component.uid)]
+        return (self.binder.longest(call, row), *(self._size(call, d.extent_expr) for d in inner))
+
+    def _result(self, call: Call, view: TensorView, program: LoopProgram) -> tuple[int, tuple[int, ...], Structure | None]:
+        own = view.tensor.memory
+        names = [t.name for t in (*program.inputs, *program.outputs)]
+        logical = view.tensor.logical
+        chain = tuple(offsets_array(d) for d in logical if isinstance(d, RaggedIterDomain))
+        if not chain:
+            return names.index(own.name), tuple(self._size(call, d.extent_expr) for d in logical), None
+        last = max(k for k, d in enumerate(logical) if d.is_ragged)
+        total = view.tensor.storage[0].extent_expr
+        inner = tuple(self._size(call, d.extent_expr) for d in logical[last + 1 :])
+        structure = self.binder.structure(call, chain, total)
+        return names.index(own.name), (self._size(call, total), *inner), structure
+
+    def _build(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
+        dtypes = tuple(call.args[k].dtype for k in self.binder.offsets)
+        key = (backend, strategy, tuple(sorted(options.items())), dtypes)
         if key not in self._built:
             chosen = plan(self.naive, strategy, BACKENDS[backend], **options)
             if "plan" in settings.current().log:
                 log.warning("%s", chosen)
-            built = build(self.naive, chosen, self.fusion.name, backend, self._all_wide(call, chosen))
+            built = build(
+                self.naive, chosen, self.fusion.name, backend, lambda a: self.binder.array(call, a).dtype == torch.int64
+            )
             if "source" in settings.current().log:
                 log.warning("%s", built.source)
             self._built[key] = (chosen, built)
-        return self._built[key][1]
+        return self._built[key]
 
     def _choice(self, call: Call, backend: str) -> tuple[str, dict[str, Any]]:
         if self.strategy is not None:
             return self.strategy, self.options
+        target, facts = BACKENDS[backend], self._facts
         rows = None
-        target = BACKENDS[backend]
-        if self.rows is not None:
-            known = call.device.type == "cpu"
+        if facts is not None:
             width = 1
-            for tensor in self._tensors():
-                if self.rows in tensor.logical:
-                    width = max(
-                        width, tensor.dtype.itemsize * call.size(tensor.storage[-1].extent_expr) if len(tensor.storage) > 1 else 4
-                    )
-            rows = Rows(
-                call.size(self.rows.component.extent_expr),
-                call.size(self.rows.host_bound),
-                self.binder.longest(call, self.rows) if known else None,
-                width,
-            )
-        workers = torch.get_num_threads() if target is CPU else 132
-        strategy, options = choose(rows, target, workers, product=self.product)
+            for extent in facts.inner:
+                width *= self._size(call, extent)
+            # On a device nothing is copied to the host only to choose a plan.
+            longest = self.binder.longest(call, facts.ragged) if call.device.type == "cpu" else None
+            count, total = (self._size(call, e) for e in (facts.ragged.component.host_bound, facts.ragged.host_bound))
+            rows = Rows(count, total, longest, width * facts.itemsize)
+        workers = torch.get_num_threads() if target is CPU else device_workers(call.device)
+        strategy, options = choose(rows, target, workers, product=facts is not None and facts.product)
         return strategy, {**options, **self.options}
-
-    def _arrays(self, call: Call) -> list[Array]:
-        """Arguments that serve as arrays and hold int64."""
-        return [Array(name) for name, x in call.named.items() if x.dtype == torch.int64]
-
-    def _all_wide(self, call: Call, chosen: Plan) -> frozenset[Array]:
-        program = lower(chosen.apply(self.naive), "probe")
-        return frozenset(a for a in program.arrays if call.array(a).dtype == torch.int64)
 
     def source(self, *args: Any) -> str:
         """The code that runs for these arguments."""
-        return self.executable(self.binder.bind(args)).source
+        return self.prepared(self.binder.bind(args)).executable.source
 
     def plan(self, *args: Any) -> Plan:
         """The plan that is used for these arguments."""
-        call = self.binder.bind(args)
-        self.executable(call)
-        backend = self.backend or default_backend(call.device)
-        strategy, options = self._choice(call, backend)
-        key = (backend, strategy, tuple(sorted(options.items())), frozenset(self._arrays(call)))
-        return self._built[key][0]
+        return self.prepared(self.binder.bind(args)).plan
+
+
+def device_workers(device: torch.device) -> int:
+    """How many workers a device runs side by side."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
 def evaluate(fusion: Fusion, *args: Any) -> Any:

@@ -7,27 +7,31 @@ Loops stay inside their own extents. Going back from the loops, each transform e
 holes. The rules, with the reason each one holds:
 
   split   i = o*f + n.  If f divides, o and n in bounds put i in bounds: o <= N/f - 1, n <= f - 1, so i <= N - 1.
-          If not, i needs its guard; and i < N implies o < ceil(N/f), because n >= 0: a guard on o is then dropped.
-          If o's extent is 1, i = n: a guard on i makes one on n needless.
-  merge   a = m // Nb < Na  iff  m < Na*Nb, and b = m % Nb < Nb always: only m can need a guard.
+          If not, i needs its guard.
+          i < N implies o < ceil(N/f), because n >= 0: a guard on o is needless where i is in bounds.
+          If o's extent is 1 as well, i = n: neither is one on n.
+  merge   a = m // Nb < Na  iff  m < Na*Nb, and b = m % Nb < Nb always: only m can need a guard, and it is needless
+          where a is in bounds.
   partition, combine   (c, r) is an element of a row iff i is an element: nothing new opens.
+          A combined t past the end finds c = K, whose row would begin where i ends: where i is in bounds for another
+          reason, so is t. But t keeps its guard if anything reads length[c], because length[K] does not exist.
   cover   rows shorter than the cover have holes: r < length[c], always; it implies the bound of the cover itself.
   ragged  as split, against length[c]; one past the end would land in the next row, inside the buffer.
-A guard comes after the guards that make its own evaluation safe (c in range before length[c] is read), which is the order
-in which indices are computed.
+What is needless makes more of the same needless, from a domain to what the loops have made of it (`_Path`).
+A guard comes after the guards that make its own evaluation safe (c in range before length[c] is read).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from serrate.analysis.indices import Indices, ancestry
 from serrate.errors import DomainError
 from serrate.ir.domains import IterDomain, RaggedIterDomain
 from serrate.ir.expr import Environment, Expr, Less, Symbol, symbol
-from serrate.ir.transforms import Cover, Restrict, Split, Transform
+from serrate.ir.transforms import Combine, Cover, Merge, Partition, Restrict, Split, Transform
 
 
 @dataclass(frozen=True)
@@ -48,24 +52,75 @@ def needed(loops: Sequence[IterDomain], unbounded: Iterable[IterDomain] = ()) ->
     `unbounded` names loops that may themselves run past their extent (a launch grid sized by a bound).
     """
     open_: dict[int, tuple[IterDomain, str]] = {d.uid: (d, "launched by a bound") for d in unbounded}
-    order: list[int] = list(open_)
     known = Indices(zip(loops, loop_symbols(loops), strict=True)).known
-    for transform in _outputs_first(loops):
+    # What these loops do not determine is somebody else's to guard (a part of a row without its inner positions).
+    transforms = [t for t in _outputs_first(loops) if all(d.uid in known for d in t.outputs)]
+    path = _Path(loops, transforms)
+    for transform in transforms:
         reason = _opens(transform)
-        # What these loops do not determine is somebody else's to guard (a part of a row without its inner positions).
-        if reason is None or any(d.uid not in known for d in transform.outputs):
-            continue
-        source = transform.inputs[0]
-        if source.uid not in open_:
-            open_[source.uid] = (source, reason)
-            order.append(source.uid)
-        if isinstance(transform, Cover):
-            open_.pop(transform.outputs[0].uid, None)
+        if reason is not None:
+            source = transform.inputs[0]
+            open_.setdefault(source.uid, (source, reason))
+            path.close(source, open_)
+    return path.ordered(open_)
+
+
+class _Path:
+    """The way from domains to the loops that were made of them."""
+
+    def __init__(self, loops: Sequence[IterDomain], transforms: Sequence[Transform]) -> None:
+        self.loops = loops
+        self.made_of: dict[int, Transform] = {}
+        for transform in transforms:
+            for source in transform.inputs:
+                self.made_of.setdefault(source.uid, transform)
+
+    def close(self, domain: IterDomain, open_: dict[int, tuple[IterDomain, str]]) -> None:
+        """Drops the guards that are needless because `domain` is in bounds."""
+        for implied in self._implied(domain, [d for d, _ in open_.values()]):
+            open_.pop(implied.uid, None)
+            self.close(implied, open_)
+
+    def _implied(self, domain: IterDomain, guarded: Sequence[IterDomain]) -> Iterator[IterDomain]:
+        transform = self.made_of.get(domain.uid)
         if isinstance(transform, Split):
-            open_.pop(transform.outputs[0].uid, None)
-            if transform.outputs[0].extent == 1:
-                open_.pop(transform.outputs[1].uid, None)
-    return [open_[uid] for uid in order if uid in open_]
+            yield from transform.outputs if transform.outputs[0].extent == 1 else transform.outputs[:1]
+        elif isinstance(transform, Cover) or (isinstance(transform, Merge) and transform.inputs[0] is domain):
+            yield from transform.outputs
+        elif isinstance(transform, Partition):
+            measured = {d.component.uid for d in (*guarded, *self.loops) if isinstance(d, RaggedIterDomain)}
+            component: IterDomain | None = transform.outputs[0]
+            while component is not None and component.uid not in measured:
+                user = self.made_of.get(component.uid)
+                if isinstance(user, Combine):
+                    yield from user.outputs
+                component = user.outputs[0] if isinstance(user, Merge | Partition) and user.inputs[0] is component else None
+
+    def ordered(self, open_: Mapping[int, tuple[IterDomain, str]]) -> list[tuple[IterDomain, str]]:
+        """The guards in an order where each comes after those on domains that its own index or row is found by."""
+        waiting = dict(open_)
+        placed: list[tuple[IterDomain, str]] = []
+        while waiting:
+            ready = next(uid for uid, (d, _) in waiting.items() if not self._behind(d) & (waiting.keys() - {uid}))
+            placed.append(waiting.pop(ready))
+        return placed
+
+    def _behind(self, domain: IterDomain) -> set[int]:
+        """The domains (by uid) whose index is computed before that of `domain`, or before the row it lies in."""
+        found: set[int] = set()
+        pending = [domain]
+        while pending:
+            current = pending.pop()
+            if current.uid in found:
+                continue
+            found.add(current.uid)
+            if isinstance(current, RaggedIterDomain):
+                pending.append(current.component)
+            if current.uid in self.made_of:
+                pending.extend(self.made_of[current.uid].outputs)
+            elif current.definition is not None and not any(current is d for d in self.loops):
+                pending.extend(current.definition.inputs)
+        return found - {domain.uid}
 
 
 def _outputs_first(loops: Sequence[IterDomain]) -> list[Transform]:
@@ -89,7 +144,7 @@ def _opens(transform: Transform) -> str | None:
     """Why the transform's input can be out of bounds although its outputs are in bounds, or None."""
     if isinstance(transform, Split):
         size = transform.outputs[1].extent_expr
-        if transform.divides or size.value == 1:
+        if transform.divides:
             return None
         if isinstance(transform.inputs[0], RaggedIterDomain):
             return f"rows are not whole tiles of {size}"
@@ -149,44 +204,49 @@ def visits(logical: Sequence[IterDomain], loop: Sequence[IterDomain], guards: Se
     indices = Indices(zip(loop, symbols, strict=True))
     wanted = [(d, indices.of(d)) for d in logical]
     counted: Counter[object] = Counter()
-    for position in _positions(loop, indices, dict(zip((d.uid for d in loop), symbols, strict=True))):
+    for position in _positions(loop, symbols, indices, [g.condition for g in guards]):
         environment = Environment(position)
-        if not all(_holds(g.condition, environment) for g in guards):
-            continue
         found = tuple(_position(d, e, indices, environment) for d, e in wanted)
         counted[None if None in found else (found[0] if len(found) == 1 else found)] += 1
     return counted
 
 
-def _holds(wanted: Less, environment: Environment) -> bool:
+def _evaluated(what: Expr | Less, environment: Environment) -> int:
     try:
-        return bool(wanted.evaluate(environment))
+        return int(what.evaluate(environment))
     except IndexError:
-        raise DomainError(f"guard {wanted} was evaluated where its own arrays end: a guard that protects it is missing") from None
+        raise DomainError(f"{what} was evaluated where its own arrays end: a guard that protects it is missing") from None
 
 
 def _position(domain: IterDomain, index: Expr, indices: Indices, environment: Environment) -> int | None:
     try:
         value = int(index.evaluate(environment))
-        return value if 0 <= value and bool(condition(domain, indices).evaluate(environment)) else None
+        return value if value >= 0 and bool(condition(domain, indices).evaluate(environment)) else None
     except IndexError:
         return None
 
 
-def _positions(loop: Sequence[IterDomain], indices: Indices, symbols: dict[int, Symbol]) -> Iterator[dict[Symbol, int]]:
-    """All loop positions: a ragged loop runs over the row that the loops before it have chosen."""
+def _positions(
+    loop: Sequence[IterDomain], symbols: Sequence[Symbol], indices: Indices, conditions: Sequence[Less]
+) -> Iterator[dict[Symbol, int]]:
+    """All loop positions where the conditions hold: each is checked, in order, as soon as the loops it depends on are there.
 
-    def extents(done: dict[Symbol, int], domain: IterDomain) -> int:
-        extent = domain.extent_expr
-        if isinstance(domain, RaggedIterDomain):
-            extent = domain.length_of(indices.of(domain.component))
-        return int(extent.evaluate(Environment(done)))
+    A ragged loop runs over the row that the loops before it have chosen, so what guards that row's length is checked before.
+    """
+    ends = [
+        domain.length_of(indices.of(domain.component)) if isinstance(domain, RaggedIterDomain) else domain.extent_expr
+        for domain in loop
+    ]
+    depths = [max((symbols.index(s) + 1 for s in c.symbols if s in symbols), default=0) for c in conditions]
 
-    def run(done: dict[Symbol, int], rest: Sequence[IterDomain]) -> Iterator[dict[Symbol, int]]:
-        if not rest:
+    def run(done: dict[Symbol, int]) -> Iterator[dict[Symbol, int]]:
+        depth, environment = len(done), Environment(done)
+        if not all(_evaluated(c, environment) for c, d in zip(conditions, depths, strict=True) if d == depth):
+            return
+        if depth == len(loop):
             yield done
             return
-        for k in range(extents(done, rest[0])):
-            yield from run({**done, symbols[rest[0].uid]: k}, rest[1:])
+        for k in range(_evaluated(ends[depth], environment)):
+            yield from run({**done, symbols[depth]: k})
 
-    yield from run({}, loop)
+    yield from run({})

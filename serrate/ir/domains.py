@@ -73,9 +73,10 @@ class IterDomain:
     """What transforms have made of this domain, so that the same transform gives the same domains again."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self._extent, Expr | int):
-            raise DomainError(f"IterDomain: an extent must be an integer or an index expression, got {self._extent!r}")
-        value = as_expr(self._extent)
+        try:
+            value = as_expr(self._extent)
+        except TypeError:
+            raise DomainError(f"IterDomain: an extent must be an integer or an expression, got {self._extent!r}") from None
         if value.value is not None and value.value < 0:
             raise DomainError(f"IterDomain: an extent must not be negative, got {value}")
         object.__setattr__(self, "_extent", value)

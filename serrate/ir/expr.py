@@ -13,7 +13,8 @@ makes equal expressions the same object: `==` is `is`, and dictionaries keyed by
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 from weakref import WeakValueDictionary
@@ -594,3 +595,21 @@ def _mod(a: Expr, b: Expr) -> Expr:
     high = b.bounds[1]
     bounds: Bounds = (0, None if high is None else high - 1)
     return _intern(Mod, a, b, bounds=bounds, text=f"{_bracketed(a)} % {_divisor(b)}")
+
+
+def size_function(expr: Expr, symbols: Sequence[Symbol]) -> Callable[[Sequence[int]], int]:
+    """An expression without arrays, compiled: a function of the values of `symbols`, in their order.
+
+    >>> size_function(ceildiv(symbol("n"), 4), [symbol("n")])([10])
+    3
+    """
+    value = expr.value
+    if value is not None:
+        constant = value
+        return lambda numbers: constant
+    # The text of an expression is Python, so it is compiled once instead of walked at every call.
+    text = str(expr)
+    for place, s in enumerate(symbols):
+        text = re.sub(rf"\b{re.escape(s.name)}\b", f"numbers[{place}]", text)
+    found: Callable[[Sequence[int]], int] = eval(f"lambda numbers: {text}")
+    return found

@@ -221,6 +221,11 @@ class LoopProgram:
     symbols: tuple[Symbol, ...]
     header: tuple[str, ...] = ()
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors in memory: inputs, outputs, scratch."""
+        return (*self.inputs, *self.outputs, *self.scratch)
+
     def __str__(self) -> str:
         return text(self)
 
@@ -282,7 +287,7 @@ def rewrite_value(value: Value, expression: dict[Expr, Expr]) -> Value:
 def text(program: LoopProgram) -> str:
     """The program as people read it."""
     lines = [f"# {line}" for line in program.header]
-    for tensor in (*program.inputs, *program.outputs, *program.scratch):
+    for tensor in program.tensors:
         shape = ", ".join(str(d.extent_expr) for d in tensor.storage)
         lines.append(f"{tensor.role.value} {tensor.name}: {str(tensor.dtype).removeprefix('torch.')}[{shape}]")
     for kernel in program.kernels:

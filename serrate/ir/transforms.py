@@ -9,6 +9,7 @@ that split a row alike share their domains.
 | split f          | I -> (O, In)         | i = o*f + n                  | ceil(N/f), f                 |
 | merge            | (A, B) -> M          | a = m // Nb, b = m % Nb      | Na*Nb                        |
 | partition        | I -> (C, R)          | i = start[c] + r             | K, lengths                   |
+|   of ragged R under G: the parts of all g, flattened, own the new rows; i = start[g][c] + r           |
 | combine          | (C, R) -> I          | c = search(off, i), r = rest | sum of lengths               |
 |   of an inner pair (C under G, R) -> ragged under G: the ragged domain it came from                  |
 | cover            | R -> longer rows     | r = r' (guard r < length[c]) | the longest of a group       |
@@ -51,7 +52,7 @@ class Transform:
         """Indices of the outputs from those of the inputs."""
         raise NotImplementedError
 
-    def nest(self, component: IterDomain, flat: tuple[int, ...]) -> NestedInts:
+    def nest(self, component: IterDomain, flat: tuple[NestedInts, ...]) -> tuple[NestedInts, ...]:
         """A flat tuple over `component` (an output) in the shape the components are nested in."""
         return flat
 
@@ -67,16 +68,13 @@ class Split(Transform):
         return (outer * self.outputs[1].extent_expr + inner,)
 
     def to_outputs(self, known: Known) -> tuple[Expr, ...]:
-        index, size = known[self.inputs[0].uid], self.outputs[1].extent_expr
+        index, size = known[self.inputs[0].uid], _divisor(self.outputs[1])
         return (index // size, index % size)
 
     @property
     def divides(self) -> bool:
-        """Whether the split is known to make no holes."""
-        return (
-            not self.inputs[0].is_ragged
-            and (self.inputs[0].extent_expr - self.outputs[0].extent_expr * self.outputs[1].extent_expr).value == 0
-        )
+        """Whether the split is known to make no holes, in any row."""
+        return (_length(self.inputs[0]) - _length(self.outputs[0]) * self.outputs[1].extent_expr).value == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,19 +82,18 @@ class Merge(Transform):
     """(A, B) -> M with a = m // Nb, b = m % Nb."""
 
     def to_inputs(self, known: Known) -> tuple[Expr, ...]:
-        index, size = known[self.outputs[0].uid], self._inner_extent(known)
+        index, size = known[self.outputs[0].uid], _divisor(self.inputs[1])
         return (index // size, index % size)
 
     def to_outputs(self, known: Known) -> tuple[Expr, ...]:
         outer, inner = (known[d.uid] for d in self.inputs)
-        return (outer * self._inner_extent(known) + inner,)
+        return (outer * self.inputs[1].extent_expr + inner,)
 
-    def _inner_extent(self, known: Known) -> Expr:
-        return self.inputs[1].extent_expr
-
-    def nest(self, component: IterDomain, flat: tuple[int, ...]) -> NestedInts:
-        size = self.inputs[1].extent_expr.value or 1
-        return tuple(flat[k : k + size] for k in range(0, len(flat), size))
+    def nest(self, component: IterDomain, flat: tuple[NestedInts, ...]) -> tuple[NestedInts, ...]:
+        outer = self.inputs[0]
+        count, size = (cast(int, d.extent_expr.value) for d in self.inputs)
+        groups = tuple(flat[k * size : (k + 1) * size] for k in range(count))
+        return outer.definition.nest(outer, groups) if outer.definition else groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +113,28 @@ class Partition(Transform):
     @property
     def _ragged(self) -> RaggedIterDomain:
         return cast(RaggedIterDomain, self.outputs[1])
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionInner(Transform):
+    """R under G -> (C, R'): the parts of a row. Row g*K + c of `offsets` is part c of row g; all rows lie back to back."""
+
+    offsets: Array
+
+    def to_inputs(self, known: Known) -> tuple[Expr, ...]:
+        part, ragged = self.outputs
+        first = self._first(known)
+        return (self.offsets[first + known[part.uid]] - self.offsets[first] + known[ragged.uid],)
+
+    def to_outputs(self, known: Known) -> tuple[Expr, ...]:
+        first = self._first(known)
+        position = self.offsets[first] + known[self.inputs[0].uid]
+        owner = search(self.offsets, cast(RaggedIterDomain, self.outputs[1]).component.extent_expr, position)
+        return (owner - first, position - self.offsets[owner])
+
+    def _first(self, known: Known) -> Expr:
+        group = cast(RaggedIterDomain, self.inputs[0]).component
+        return known[group.uid] * self.outputs[0].extent_expr
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +211,23 @@ def _finish(transform: Transform, outputs: Outputs) -> Outputs:
     return outputs
 
 
+def _length(domain: IterDomain) -> Expr:
+    """The extent; of a ragged domain that of one row, as an expression in COORDINATE."""
+    return domain.length if isinstance(domain, RaggedIterDomain) else domain.extent_expr
+
+
+def _divisor(domain: IterDomain) -> Expr:
+    """The extent as something to divide by: an empty domain has no positions, so any divisor will do."""
+    return const(1) if domain.extent_expr.value == 0 else domain.extent_expr
+
+
+def _size(what: str, value: int | Expr) -> Expr:
+    try:
+        return as_expr(value)
+    except TypeError:
+        raise DomainError(f"{what} must be an integer or an expression, got {value!r}") from None
+
+
 def _plain(function: str, domain: object) -> IterDomain:
     if not isinstance(domain, IterDomain):
         raise DomainError(f"{function}: expected an IterDomain, got {type(domain).__name__}")
@@ -205,7 +241,7 @@ def split(domain: IterDomain, factor: int | Expr, *, inner: bool = True) -> tupl
     [2, 4]
     """
     _plain("split", domain)
-    size = as_expr(factor)
+    size = _size("split: a factor", factor)
     if size.value is not None and size.value < 1:
         raise DomainError(f"split: a factor must be at least 1, got {size}")
 
@@ -216,21 +252,22 @@ def split(domain: IterDomain, factor: int | Expr, *, inner: bool = True) -> tupl
             per_row = ceildiv(domain.length, size)
             outer: IterDomain = RaggedIterDomain(
                 _total(domain.component, per_row),
+                iter_type=domain.iter_type,
                 name=f"{domain.name}o",
                 pairing=domain.pairing,
                 component=domain.component,
                 length=per_row,
                 bound=domain.host_bound // size + domain.component.host_bound,
             )
-            outputs = (outer, IterDomain(size, name=f"{domain.name}i"))
+            outputs = (outer, IterDomain(size, domain.iter_type, name=f"{domain.name}i"))
         else:
             other = ceildiv(domain.extent_expr, size)
             bound = None if domain.bound is None else ceildiv(domain.bound, size)
             o, n = (other, size) if inner else (size, other)
             bounds = (bound, None) if inner else (None, bound)
             outputs = (
-                IterDomain(o, name=f"{domain.name}o", bound=bounds[0]),
-                IterDomain(n, name=f"{domain.name}i", bound=bounds[1]),
+                IterDomain(o, domain.iter_type, name=f"{domain.name}o", bound=bounds[0]),
+                IterDomain(n, domain.iter_type, name=f"{domain.name}i", bound=bounds[1]),
             )
         return _finish(Split((domain,), (), size), outputs)
 
@@ -269,6 +306,13 @@ def merge(outer: IterDomain, inner: IterDomain) -> IterDomain:
         if inner.component is outer or (inner.pairing is not None and inner.pairing == outer.pairing):
             raise DomainError(f"merge({outer}, {inner}): a component and its ragged domain have no common width; use combine")
         raise DomainError(f"merge({outer}, {inner}): the outer domain does not own the ragged one, so rows have no common width")
+    if isinstance(outer, RaggedIterDomain) and outer.component.uid == inner.uid:
+        raise DomainError(
+            f"merge({outer}, {inner}): the inner domain counts the components of the outer one; use combine({inner}, ...)"
+        )
+    if outer.iter_type is not inner.iter_type:
+        kinds = f"{outer.iter_type.name.lower()} and {inner.iter_type.name.lower()}"
+        raise DomainError(f"merge({outer}, {inner}): one domain cannot be both {kinds}")
 
     def make() -> Outputs:
         name = f"{outer.name}{inner.name}"
@@ -277,15 +321,18 @@ def merge(outer: IterDomain, inner: IterDomain) -> IterDomain:
             start = None if outer.start is None else outer.start * inner.extent_expr
             output: IterDomain = RaggedIterDomain(
                 outer.extent_expr * inner.extent_expr,
+                iter_type=outer.iter_type,
                 name=name,
                 pairing=outer.pairing,
                 component=outer.component,
                 length=length,
                 start=start,
-                bound=outer.host_bound * inner.extent_expr,
+                bound=outer.host_bound * inner.host_bound,
             )
         else:
-            output = IterDomain(outer.extent_expr * inner.extent_expr, name=name)
+            known = outer.bound is None and inner.bound is None
+            bound = None if known else outer.host_bound * inner.host_bound
+            output = IterDomain(outer.extent_expr * inner.extent_expr, outer.iter_type, name=name, bound=bound)
         return _finish(Merge((outer, inner), ()), (output,))
 
     return _once(outer, ("merge", inner.uid), make)[0]
@@ -309,23 +356,40 @@ def partition(
         raise DomainError(f"partition: {domain} is a {domain.iter_type.name.lower()} domain; only iteration domains have parts")
     if domain.parallel is not ParallelType.SERIAL:
         raise DomainError(f"partition: {domain} is already parallelized; partition it first, then parallelize the parts")
-    if offsets is None:
-        raise DomainError("partition: offsets must be integers, got None")
-    if isinstance(offsets, torch.Tensor):
-        if offsets.is_floating_point():
-            raise DomainError(f"partition: offsets must be integers, got {offsets.dtype}")
-        offsets = offsets.tolist()
     if isinstance(offsets, Array):
+        if isinstance(domain, RaggedIterDomain):
+            raise DomainError(
+                f"partition of ragged {domain}: needs one row of offsets for each component, got the array {offsets}"
+            )
         if count is None:
             raise DomainError(f"partition by {offsets}: the number of components must be given")
-        return _partition_by(domain, offsets, as_expr(count), names)
-    if any(not isinstance(b, int) and not isinstance(b, Sequence) for b in offsets):
-        raise DomainError(f"partition: offsets must be integers, got {list(offsets)}")
+        number = as_expr(count)
+        if offsets.data is not None and number.value is not None:
+            _check_boundaries(offsets.data[: number.value + 1], domain.extent_expr.value)
+        return _partition_by(domain, offsets, number, names)
+    rows = _integers(offsets)
     if isinstance(domain, RaggedIterDomain):
-        return _partition_ragged(domain, cast(Sequence[Sequence[int]], offsets), names)
-    boundaries = tuple(cast(Sequence[int], offsets))
+        return _partition_inner(domain, rows, names)
+    if not all(isinstance(b, int) for b in rows):
+        raise DomainError(
+            f"partition: offsets of {domain} must have one dim, because no ragged or component dim precedes it; got {rows}"
+        )
+    boundaries = cast(tuple[int, ...], rows)
     _check_boundaries(boundaries, domain.extent_expr.value)
     return _partition_by(domain, Array(f"offsets{list(boundaries)}", boundaries), const(len(boundaries) - 1), names)
+
+
+def _integers(offsets: object) -> tuple[NestedInts, ...]:
+    """Offsets as nested tuples of ints."""
+    if isinstance(offsets, torch.Tensor):
+        if offsets.is_floating_point() or offsets.ndim == 0:
+            raise DomainError(f"partition: offsets must be integers, one row or more, got {offsets.dtype} of {offsets.ndim} dims")
+        offsets = offsets.tolist()
+    if not isinstance(offsets, Sequence) or isinstance(offsets, str):
+        raise DomainError(f"partition: offsets must be integers, got {offsets!r}")
+    if any(not isinstance(b, int) and (not isinstance(b, Sequence) or isinstance(b, str)) for b in offsets):
+        raise DomainError(f"partition: offsets must be integers, got {list(offsets)}")
+    return tuple(b if isinstance(b, int) else _integers(b) for b in offsets)
 
 
 def _check_boundaries(boundaries: tuple[int, ...], total: int | None) -> None:
@@ -361,36 +425,54 @@ def _partition_by(
     return cast(tuple[IterDomain, RaggedIterDomain], made)
 
 
-def _partition_ragged(
-    domain: RaggedIterDomain, rows: Sequence[Sequence[int]], names: tuple[str, str] | None
+def _partition_inner(
+    domain: RaggedIterDomain, offsets: tuple[NestedInts, ...], names: tuple[str, str] | None
 ) -> tuple[IterDomain, RaggedIterDomain]:
     """Same number of parts in every component: the parts of all components, flattened, own the new ragged domain."""
-    extents = domain.extents
-    assert isinstance(extents, tuple)
-    if not all(isinstance(row, Sequence) for row in rows) or len(rows) != len(extents):
-        raise DomainError(f"partition of ragged {domain}: expected one row of offsets for each of {len(extents)} components")
+    rows, lengths = _rows(offsets), _flat(domain.extents)
+    if len(rows) != len(lengths):
+        raise DomainError(
+            f"partition of ragged {domain}: expected one row of offsets for each of {len(lengths)} components, got {len(rows)}"
+        )
     width = len(rows[0]) - 1 if rows else 0
-    for row, length in zip(rows, extents, strict=True):
-        if len(row) - 1 != width:
-            raise DomainError("partition of ragged: every component must have the same number of parts")
-        _check_boundaries(tuple(row), cast(int, length))
     flat = [0]
-    for row in rows:
+    for row, length in zip(rows, lengths, strict=True):
+        if len(row) - 1 != width:
+            raise DomainError(
+                f"partition of ragged {domain}: every component must have {width} parts, got the offsets {list(row)}"
+            )
+        _check_boundaries(row, length)
         base = flat[-1]
         flat.extend(base + boundary for boundary in row[1:])
-    component_name, ragged_name = names or (f"{domain.name}c", f"{domain.name}r")
-    part = IterDomain(width, name=component_name)
-    owner = merge(domain.component, part)
     starts = Array(f"offsets{flat}", tuple(flat))
-    ragged = RaggedIterDomain(
-        domain.extent_expr,
-        name=ragged_name,
-        pairing=starts,
-        component=owner,
-        length=starts[COORDINATE + 1] - starts[COORDINATE],
-        start=starts[COORDINATE],
-    )
-    return part, ragged
+    component_name, ragged_name = names or (f"{domain.name}c", f"{domain.name}r")
+
+    def make() -> Outputs:
+        part = IterDomain(width, name=component_name, pairing=starts)
+        ragged = RaggedIterDomain(
+            domain.extent_expr,
+            name=ragged_name,
+            pairing=starts,
+            component=merge(domain.component, part),
+            length=starts[COORDINATE + 1] - starts[COORDINATE],
+            start=starts[COORDINATE],
+        )
+        return _finish(PartitionInner((domain,), (), starts), (part, ragged))
+
+    return cast(tuple[IterDomain, RaggedIterDomain], _once(domain, ("partition", starts, width), make))
+
+
+def _rows(offsets: NestedInts) -> list[tuple[int, ...]]:
+    """The innermost rows of nested offsets, in order."""
+    if isinstance(offsets, int):
+        raise DomainError(f"partition of a ragged domain: expected rows of offsets, got {offsets}")
+    if offsets and all(isinstance(b, int) for b in offsets):
+        return [cast(tuple[int, ...], offsets)]
+    return [row for inner in offsets for row in _rows(inner)]
+
+
+def _flat(extents: NestedInts) -> list[int]:
+    return [extents] if isinstance(extents, int) else [length for inner in extents for length in _flat(inner)]
 
 
 def offsets_array(ragged: RaggedIterDomain) -> Array:
@@ -403,7 +485,7 @@ def offsets_array(ragged: RaggedIterDomain) -> Array:
 
 
 def combine(component: IterDomain, ragged: IterDomain) -> IterDomain:
-    """(C, R) -> I, the inverse of partition: gives back the very domain that was partitioned.
+    """(C, R) -> I, the inverse of partition: gives back the very domain that was partitioned, be it regular or ragged.
 
     >>> d = IterDomain(325)
     >>> combine(*partition(d, [0, 127, 127, 325])) is d
@@ -426,8 +508,14 @@ def combine(component: IterDomain, ragged: IterDomain) -> IterDomain:
                 f"but {ragged} belongs to {ragged.pairing or ragged.component}; pass the component it was made with"
             )
     made = ragged.definition
-    if isinstance(made, Partition) and made.outputs[0] is component and made.outputs[1] is ragged:
+    if isinstance(made, Partition | PartitionInner) and made.outputs[0] is component and made.outputs[1] is ragged:
         return made.inputs[0]
+    if isinstance(component.definition, PartitionInner):
+        group = cast(RaggedIterDomain, component.definition.inputs[0]).component
+        raise DomainError(
+            f"combine: {component} counts the parts of one row and {ragged} was transformed since; combine them before that, "
+            f"or combine merge({group}, {component}) with it"
+        )
 
     def make() -> Outputs:
         offsets = offsets_array(ragged)
@@ -465,9 +553,13 @@ def cover(ragged: IterDomain, bound: Expr | int, group: IterDomain | None = None
     With `group`, a domain whose positions are groups of components, `bound` is an expression in COORDINATE: the longest
     row of that group.
     """
-    if not isinstance(_plain("cover", ragged), RaggedIterDomain):
+    _plain("cover", ragged)
+    if not isinstance(ragged, RaggedIterDomain):
         raise DomainError(f"cover: expected a ragged domain, got {ragged}; a regular domain covers itself")
-    name, length = f"{ragged.name}x", as_expr(bound)
+    name, length = f"{ragged.name}x", _size("cover: the bound", bound)
+    longest = _longest(ragged)
+    if group is None and length.value is not None and longest is not None and length.value < longest:
+        raise DomainError(f"cover: {ragged} has a row of {longest}, which is longer than the bound {length}")
 
     def make() -> Outputs:
         output = IterDomain(length, name=name)
@@ -478,6 +570,14 @@ def cover(ragged: IterDomain, bound: Expr | int, group: IterDomain | None = None
     return _once(ragged, ("cover", length, None if group is None else group.uid), make)[0]
 
 
+def _longest(ragged: RaggedIterDomain) -> int | None:
+    """The longest row, where lengths are known."""
+    try:
+        return max(_flat(ragged.extents), default=0)
+    except DomainError:
+        return None
+
+
 def restrict(domain: IterDomain, low: Expr | int, high: Expr | int) -> IterDomain:
     """I -> its positions from `low` (included) to `high` (not included), as a domain of its own.
 
@@ -485,7 +585,7 @@ def restrict(domain: IterDomain, low: Expr | int, high: Expr | int) -> IterDomai
     5
     """
     _plain("restrict", domain)
-    low, high = as_expr(low), as_expr(high)
+    low, high = _size("restrict: the lower bound", low), _size("restrict: the upper bound", high)
     if low.bounds[0] is None or low.bounds[0] < 0:
         raise DomainError(f"restrict: the lower bound must not be negative, got {low}")
 

@@ -243,7 +243,7 @@ def collect(program: LoopProgram) -> LoopProgram:
                         used.update(dict.fromkeys(sorted(inner.count.symbols, key=str)))
             if isinstance(node, For):
                 used.update(dict.fromkeys(sorted(node.bound.symbols, key=str)))
-    for tensor in (*program.inputs, *program.outputs, *program.scratch):
+    for tensor in program.tensors:
         for domain in tensor.storage:
             used.update(dict.fromkeys(sorted(domain.host_bound.symbols, key=str)))
     symbols = tuple(s for s in used if s not in introduced and s is not COORDINATE)

@@ -6,31 +6,40 @@ validated structures. What is remembered goes away with the offsets tensor, and 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from serrate.ir.expr import Array, Environment, GroupMaximum, RunningSum, Symbol
 
 T = TypeVar("T")
 
-_memory: Any = WeakIdKeyDictionary()
-"""By identity of the offsets tensor: {key: (versions, what was made)}."""
+_memory: dict[int, tuple[weakref.ref[torch.Tensor], dict[Any, tuple[tuple[int, ...], Any]]]] = {}
+"""By id of the offsets tensor: the tensor, and {key: (versions, what was made)}. Entries go when the tensor goes."""
 
 
 def remembered(owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
     """What `make` gave for these tensors and this key before, unless one of them was written to since."""
-    entries = _memory.setdefault(owners[0], {})
-    full = (key, *(id(t) for t in owners[1:]))
-    version = tuple(t._version for t in owners)
-    found = entries.get(full)
+    first = owners[0]
+    place = id(first)
+    entry = _memory.get(place)
+    if entry is None or entry[0]() is not first:
+        entry = _memory[place] = (weakref.ref(first, lambda gone: _forget(place, gone)), {})
+    full = (key, *map(id, owners[1:]))
+    version = tuple([t._version for t in owners])
+    found = entry[1].get(full)
     if found is None or found[0] != version:
-        found = (version, make())
-        entries[full] = found
+        found = entry[1][full] = (version, make())
     made: T = found[1]
     return made
+
+
+def _forget(place: int, gone: weakref.ref[torch.Tensor]) -> None:
+    entry = _memory.get(place)
+    if entry is not None and entry[0] is gone:
+        del _memory[place]
 
 
 def derive(

@@ -1,149 +1,147 @@
-"""Binding: a caller's arguments to the tensors, extents and structures of a fusion, checked.
+"""Binding: a caller's arguments to the extents and structures of a fusion, checked.
 
-In: a fusion and its arguments. Out: a `Call`: what symbols and arrays stand for, and memory for results. Everything that
-can be wrong with a call is found here, before anything runs.
+In: a fusion and its arguments. Out: a `Call`: the arguments, and what symbols and arrays stand for. Everything that can be
+wrong with a call is found here, before anything runs. What depends on lengths is checked once for each tensor of offsets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureMismatch
-from serrate.ir.domains import IterDomain, RaggedIterDomain
-from serrate.ir.expr import Array, Environment, Expr, Symbol
-from serrate.ir.fusion import AtLeastLongest, Equal, Fusion, TensorView
+from serrate.ir.domains import RaggedIterDomain
+from serrate.ir.expr import Array, Expr, Symbol, size_function
+from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
 from serrate.ir.transforms import Partition, offsets_array
-from serrate.ir.values import Tensor
 from serrate.runtime.arrays import derive, remembered
-from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor import Structure
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a program."""
+    """One call of a program: its arguments, and the values of the fusion's symbols in the order of `Binder.symbols`."""
 
-    tensors: dict[Tensor, torch.Tensor]
-    named: dict[str, torch.Tensor]
-    symbols: dict[Symbol, int]
+    args: tuple[torch.Tensor, ...]
+    numbers: tuple[int, ...]
     device: torch.device
-
-    def size(self, expr: Expr) -> int:
-        """An extent, as a number; one that only lengths tell is read from the device."""
-        if expr.value is not None:
-            return expr.value
-        return int(expr.evaluate(Environment(self.symbols, lambda array, k: int(self.array(array)[k]))))
-
-    def array(self, array: Array) -> torch.Tensor:
-        return derive(array, self.named, self.symbols, self.device)
 
 
 class Binder:
     """Everything about a fusion's arguments that can be worked out before the first call."""
 
     def __init__(self, fusion: Fusion) -> None:
-        self.fusion = fusion
-        self.inputs = [view.tensor for view in fusion.inputs]
-        self.unknown = [
-            [(k, d.extent_expr) for k, d in enumerate(t.logical) if isinstance(d.extent_expr, Symbol)] for t in self.inputs
-        ]
-        self.fixed = [
-            [(k, d.extent_expr.value) for k, d in enumerate(t.logical) if d.extent_expr.value is not None] for t in self.inputs
-        ]
+        self.name = fusion.name
+        self.checks = tuple(fusion.checks)
+        self.inputs = tuple(view.tensor for view in fusion.inputs)
+        self.symbols: dict[Symbol, int] = {}
+        self._forms = []
+        for tensor in self.inputs:
+            fixed, unknown = [], []
+            for dim, domain in enumerate(tensor.logical):
+                extent = domain.extent_expr
+                if isinstance(extent, Symbol):
+                    self.symbols[extent] = len(self.symbols)
+                    unknown.append(dim)
+                else:
+                    fixed.append((dim, extent.value))
+            self._forms.append((tensor.dtype, len(tensor.logical), tuple(fixed), tuple(unknown)))
+        self._place = {tensor.name: k for k, tensor in enumerate(self.inputs)}
         self.partitions = _partitions(fusion)
+        self.offsets = tuple(sorted({k for chain, _ in self.partitions for a in chain for k in self._owners(a)}))
+
+    def _owners(self, array: Array) -> set[int]:
+        """The arguments an array is made from."""
+        if array.recipe is None:
+            return {self._place[array.name]} if array.name in self._place else set()
+        return {k for a in array.recipe.term.arrays for k in self._owners(a)}
 
     def bind(self, args: Sequence[torch.Tensor]) -> Call:
-        """Checks the arguments and binds them."""
+        """Checks the arguments and binds them; what depends on lengths is left to `check`."""
         if len(args) != len(self.inputs):
-            raise CallError(f"{self.fusion.name} takes {len(self.inputs)} arguments, got {len(args)}")
-        symbols: dict[Symbol, int] = {}
-        tensors: dict[Tensor, torch.Tensor] = {}
+            raise CallError(f"{self.name} takes {len(self.inputs)} arguments, got {len(args)}")
+        numbers: list[int] = []
         device = args[0].device if args else torch.device("cpu")
         grad = torch.is_grad_enabled()
-        for k, (tensor, arg) in enumerate(zip(self.inputs, args, strict=True)):
-            if arg.dtype is not tensor.dtype or arg.ndim != len(tensor.logical):
-                raise CallError(
-                    f"argument {k} of {self.fusion.name} must be {tensor.dtype} with {len(tensor.logical)} dims, "
-                    f"got {arg.dtype} with {arg.ndim}"
-                )
+        clean = True
+        for k, arg in enumerate(args):
+            dtype, rank, fixed, unknown = self._forms[k]
+            if not isinstance(arg, torch.Tensor) or arg.dtype is not dtype or arg.ndim != rank:
+                raise CallError(f"argument {k} of {self.name} must be a {dtype} tensor with {rank} dims, got {_described(arg)}")
             if arg.device != device:
-                raise DeviceError(f"argument {k} of {self.fusion.name} is on {arg.device}, argument 0 on {device}")
+                raise DeviceError(f"argument {k} of {self.name} is on {arg.device}, argument 0 on {device}; move one of them")
             if grad and arg.requires_grad:
                 raise GradientError(
-                    f"argument {k} of {self.fusion.name} requires a gradient, and compiled programs have none; "
+                    f"argument {k} of {self.name} requires a gradient, and compiled programs have none; "
                     "call it under torch.no_grad(), or detach the argument"
                 )
             shape = arg.shape
-            for dim, size in self.fixed[k]:
+            for dim, size in fixed:
                 if shape[dim] != size:
-                    raise ShapeError(f"argument {k} of {self.fusion.name}: dim {dim} must be {size}, got {shape[dim]}")
-            for dim, symbol in self.unknown[k]:
-                assert isinstance(symbol, Symbol)
-                symbols[symbol] = shape[dim]
-            tensors[tensor] = arg if arg.is_contiguous() else arg.contiguous()
-        call = Call(tensors, {t.name: x for t, x in tensors.items()}, symbols, device)
-        self._check(call)
-        return call
+                    raise ShapeError(f"argument {k} of {self.name}: dim {dim} must be {size}, got {shape[dim]}")
+            for dim in unknown:
+                numbers.append(shape[dim])
+            clean = clean and arg.is_contiguous()
+        given = tuple(args) if clean else tuple(a.contiguous() for a in args)
+        return Call(given, tuple(numbers), device)
 
-    def _check(self, call: Call) -> None:
+    def size(self, expr: Expr) -> Callable[[Sequence[int]], int]:
+        """An extent without arrays, as a function of a call's numbers."""
+        return size_function(expr, tuple(self.symbols))
+
+    def array(self, call: Call, array: Array) -> torch.Tensor:
+        """The elements of an array in a call."""
+        named = {t.name: x for t, x in zip(self.inputs, call.args, strict=True)}
+        return derive(array, named, dict(zip(self.symbols, call.numbers, strict=True)), call.device)
+
+    def check(self, call: Call) -> None:
+        """Everything that depends on lengths; done once for each tensor of offsets."""
         for chain, total in self.partitions:
             self.structure(call, chain, total)
-        for check in self.fusion.checks:
+        for check in self.checks:
             if isinstance(check, AtLeastLongest):
-                longest = self.longest(call, check.ragged)
-                if call.size(check.extent) < longest:
-                    raise ShapeError(f"{check.what} has {call.size(check.extent)} positions; the longest row has {longest}")
+                longest, reach = self.longest(call, check.ragged), self.size(check.extent)(call.numbers)
+                if reach < longest:
+                    raise ShapeError(f"{check.what} has {reach} positions; the longest row has {longest}")
             elif isinstance(check.left, Array) and isinstance(check.right, Array):
-                left, right = call.array(check.left), call.array(check.right)
+                left, right = self.array(call, check.left), self.array(call, check.right)
                 if left is not right and not torch.equal(left.long(), right.long()):
-                    raise StructureMismatch(f"{check.what} differ: {_lengths(left)} and {_lengths(right)}")
+                    raise StructureMismatch(f"{check.what} differ: lengths {_lengths(left)} and {_lengths(right)}")
             elif isinstance(check, Equal):
                 assert isinstance(check.left, Expr) and isinstance(check.right, Expr)
-                if call.size(check.left) != call.size(check.right):
-                    raise ShapeError(f"{check.what} differ: {call.size(check.left)} and {call.size(check.right)}")
+                a, b = self.size(check.left)(call.numbers), self.size(check.right)(call.numbers)
+                if a != b:
+                    raise ShapeError(f"{check.what} differ: {a} and {b}")
 
     def structure(self, call: Call, chain: tuple[Array, ...], total: Expr) -> Structure:
         """The structure that a chain of offsets describes, validated once for each tensor."""
-        tensors = tuple(call.array(a) for a in chain)
-        size = call.size(total)
+        tensors = tuple(self.array(call, a) for a in chain)
+        size = self.size(total)(call.numbers)
         return remembered(tensors, ("structure", size), lambda: Structure.from_offsets(*tensors, total=size))
 
     def longest(self, call: Call, ragged: RaggedIterDomain) -> int:
         """The length of the longest row."""
-        offsets = call.array(offsets_array(ragged))
+        offsets = self.array(call, offsets_array(ragged))
         return remembered((offsets,), "longest", lambda: int(offsets.diff().max()) if len(offsets) > 1 else 0)
 
-    def result(self, call: Call, view: TensorView, memory: torch.Tensor) -> torch.Tensor | JaggedTensor:
-        """A result as the caller sees it: rows with their structure, or a plain tensor."""
-        logical = view.tensor.logical
-        chain = tuple(offsets_array(d) for d in logical if isinstance(d, RaggedIterDomain))
-        inner = [call.size(d.extent_expr) for d in _behind(logical)]
-        if not chain:
-            return memory.view([call.size(d.extent_expr) for d in logical])
-        structure = self.structure(call, chain, view.tensor.storage[0].extent_expr)
-        return JaggedTensor(memory.view([memory.shape[0], *inner]), structure)
 
-
-def _behind(logical: tuple[IterDomain, ...]) -> tuple[IterDomain, ...]:
-    last = max((k for k, d in enumerate(logical) if d.is_ragged), default=-1)
-    return logical[last + 1 :]
+def _described(arg: object) -> str:
+    if isinstance(arg, torch.Tensor):
+        return f"{arg.dtype} with {arg.ndim}"
+    return type(arg).__name__
 
 
 def _partitions(fusion: Fusion) -> list[tuple[tuple[Array, ...], Expr]]:
-    """Every chain of offsets that the fusion's tensors are nested by, with the extent it must end at."""
+    """Every array of offsets that the fusion's tensors are nested by, with the extent it must end at."""
     found: dict[tuple[Array, ...], Expr] = {}
-    for view in (*fusion.outputs, *_views(fusion)):
-        for domain in view.tensor.logical:
+    tensors = {r.tensor for d in fusion.definitions for v in d.statement.values for r in v.reads}
+    for tensor in (*tensors, *(view.tensor for view in fusion.outputs)):
+        for domain in tensor.logical:
             if isinstance(domain, RaggedIterDomain) and isinstance(domain.definition, Partition):
                 found[(offsets_array(domain),)] = domain.definition.inputs[0].extent_expr
     return list(found.items())
-
-
-def _views(fusion: Fusion) -> list[TensorView]:
-    tensors = {r.tensor for d in fusion.definitions for v in d.statement.values for r in v.reads}
-    return [fusion.view(t) for t in tensors]
 
 
 def _lengths(offsets: torch.Tensor) -> str:

@@ -1,7 +1,7 @@
 """Executables: a loop program ready to run on one backend.
 
-In: a loop program. Out: an object that takes the tensors, arrays and symbols of a call and runs it. `Source` text is kept
-for whoever wants to read what runs.
+In: a loop program. Out: an object that takes a call's tensors, arrays and symbols, in the program's own order, and runs it.
+`source` is kept for whoever wants to read what runs. A private tensor is passed as a meta tensor: its shape, no memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,17 +17,16 @@ import torch
 
 from serrate.codegen import reference
 from serrate.codegen.cpp import printer as cpp
-from serrate.ir.expr import Array, Symbol
+from serrate.ir.expr import Array
 from serrate.ir.loops import LoopProgram
-from serrate.ir.values import Role, Tensor
+from serrate.ir.values import Role
 from serrate.runtime import cache
 from serrate.runtime.compiler import Compiler, find_compiler
 
 PRELUDE = (Path(cpp.__file__).parent / "prelude.h").read_text()
 
-Tensors = Mapping[Tensor, torch.Tensor]
-Arrays = Mapping[Array, torch.Tensor]
-Symbols = Mapping[Symbol, int]
+Tensors = Sequence[torch.Tensor]
+Numbers = Sequence[int]
 
 
 class Executable(Protocol):
@@ -36,7 +35,7 @@ class Executable(Protocol):
     program: LoopProgram
     source: str
 
-    def __call__(self, tensors: Tensors, arrays: Arrays, symbols: Symbols) -> None: ...
+    def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None: ...
 
 
 class ReferenceExecutable:
@@ -45,8 +44,15 @@ class ReferenceExecutable:
     def __init__(self, program: LoopProgram) -> None:
         self.program, self.source = program, str(program)
 
-    def __call__(self, tensors: Tensors, arrays: Arrays, symbols: Symbols) -> None:
-        reference.run(self.program, tensors, arrays, symbols)
+    def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None:
+        program = self.program
+        own = [torch.empty(t.shape, dtype=t.dtype) if t.device.type == "meta" else t for t in tensors]
+        reference.run(
+            program,
+            dict(zip(program.tensors, own, strict=True)),
+            dict(zip(program.arrays, arrays, strict=True)),
+            dict(zip(program.symbols, symbols, strict=True)),
+        )
 
 
 class CppExecutable:
@@ -57,51 +63,45 @@ class CppExecutable:
 
     def __init__(self, program: LoopProgram, wide: frozenset[Array], compiler: Compiler | None = None) -> None:
         self.program = program
-        self._source = cpp.print_cpp(program, wide)
-        self.source = self._source.text
-        self._compiler = compiler or find_compiler()
-        self._function = cache.functions([self.unit], PRELUDE, self._compiler)[0]
-        self._private = threading.local()
-        self._outputs = [k for k, t in enumerate(self._source.tensors) if t.role is Role.OUTPUT]
+        printed = cpp.print_cpp(program, wide)
+        self.source = printed.text
+        self.unit = cache.Unit(printed.name, printed.text)
+        self._function = cache.functions([self.unit], PRELUDE, compiler or find_compiler())[0]
+        self._outputs = [k for k, t in enumerate(program.tensors) if t.role is Role.OUTPUT]
+        self._private = [k for k, t in enumerate(program.tensors) if t.role is Role.PRIVATE]
+        self._pointers = ctypes.c_void_p * (len(program.tensors) + len(program.arrays))
+        self._numbers = ctypes.c_longlong * (2 + len(program.symbols) + len(self._private))
+        self._rows = threading.local()
 
-    @property
-    def unit(self) -> cache.Unit:
-        return cache.Unit(self._source.name, self._source.text)
-
-    def __call__(self, tensors: Tensors, arrays: Arrays, symbols: Symbols) -> None:
-        source = self._source
-        given = [tensors.get(t) for t in source.tensors]
-        work = max((t.numel() for t in given if t is not None), default=0)
+    def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None:
+        work = max([t.numel() for t in tensors])
         threads = torch.get_num_threads() if work >= self.SMALL else 1
-        written = max((t.nbytes for k in self._outputs if (t := given[k]) is not None), default=0)
-        private = [self._row(t, tensors[t], threads) for t in source.private]
-        # The row buffers of all threads stand in for the one row the caller describes.
-        by_private = dict(zip(source.private, private, strict=True))
-        pointers = [
-            by_private[t].data_ptr() if t in by_private else x.data_ptr() if x is not None else 0
-            for t, x in zip(source.tensors, given, strict=True)
-        ]
-        pointers += [arrays[a].data_ptr() for a in source.arrays]
-        numbers = [threads, int(written > last_level_cache())]
-        numbers += [symbols[s] for s in source.symbols]
-        numbers += [p.numel() // max(threads, 1) for p in private]
-        self._function((ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_longlong * len(numbers))(*numbers))
+        stream = any(tensors[k].nbytes > last_level_cache() for k in self._outputs)
+        pointers = [t.data_ptr() for t in tensors]
+        sizes = []
+        for k in self._private:
+            rows, size = self._row(k, tensors[k], threads)
+            pointers[k] = rows.data_ptr()
+            sizes.append(size)
+        pointers += [a.data_ptr() for a in arrays]
+        self._function(self._pointers(*pointers), self._numbers(threads, stream, *symbols, *sizes))
 
-    def _row(self, tensor: Tensor, like: torch.Tensor, threads: int) -> torch.Tensor:
+    def _row(self, k: int, like: torch.Tensor, threads: int) -> tuple[torch.Tensor, int]:
         """Memory for one private row of each thread, kept from call to call; whole cache lines apart."""
-        size = -(-like.numel() * like.itemsize // 64) * 64 // like.itemsize * threads
-        rows: dict[Tensor, torch.Tensor] = self._private.__dict__.setdefault("rows", {})
-        kept = rows.get(tensor)
-        if kept is None or kept.numel() < size or kept.numel() % threads:
-            kept = rows[tensor] = torch.empty(size, dtype=like.dtype)
-        return kept
+        size = -(-max(like.numel(), 1) * like.itemsize // 64) * 64 // like.itemsize
+        rows: dict[int, torch.Tensor] = self._rows.__dict__.setdefault("rows", {})
+        kept = rows.get(k)
+        if kept is None or kept.numel() < size * threads:
+            kept = rows[k] = torch.empty(size * threads, dtype=like.dtype)
+        return kept, size
 
 
 @functools.cache
 def last_level_cache() -> int:
     """Bytes of the largest cache; results beyond it are written past the cache."""
-    sizes = [32 << 20]
+    sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
-        sizes.append(int(text[:-1]) << {"K": 10, "M": 20}.get(text[-1], 0) if text[-1] in "KM" else int(text))
-    return max(sizes[1:], default=sizes[0])
+        unit = {"K": 10, "M": 20}.get(text[-1:], 0)
+        sizes.append(int(text[:-1] if unit else text) << unit)
+    return max(sizes, default=32 << 20)

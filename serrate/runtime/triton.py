@@ -9,18 +9,18 @@ import hashlib
 import importlib.util
 import os
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from serrate.codegen.triton import Launch, print_triton
 from serrate.errors import BackendError
-from serrate.ir.expr import Array, Environment
+from serrate.ir.expr import size_function
 from serrate.ir.loops import LoopProgram
 from serrate.runtime.cache import folder
-from serrate.runtime.launch import Arrays, Symbols, Tensors
+from serrate.runtime.launch import Numbers, Tensors
 
 _modules: dict[str, ModuleType] = {}
 
@@ -28,28 +28,47 @@ _modules: dict[str, ModuleType] = {}
 class TritonExecutable:
     """Launches generated Triton kernels."""
 
-    def __init__(self, program: LoopProgram, wide: frozenset[Array], warps: int) -> None:
+    def __init__(self, program: LoopProgram, warps: int) -> None:
         self.program = program
         self._printed = print_triton(program)
         self.source = self._printed.text
         self.warps = warps
         self._module = _load(self._printed.text, program.name)
-        self._kernels = [getattr(self._module, launch.function) for launch in self._printed.launches]
+        self._launches = [self._ready(launch) for launch in self._printed.launches]
 
-    def __call__(self, tensors: Tensors, arrays: Arrays, symbols: Symbols) -> None:
-        for launch, kernel in zip(self._printed.launches, self._kernels, strict=True):
-            self._launch(launch, kernel, tensors, arrays, symbols)
-
-    def _launch(self, launch: Launch, kernel: Any, tensors: Tensors, arrays: Arrays, symbols: Symbols) -> None:
-        programs = 1
-        for extent in launch.grid:
-            programs *= int(extent.evaluate(Environment(symbols)))
-        if programs == 0:
-            return
-        args = [tensors[t] for t in launch.tensors] + [arrays[a] for a in launch.arrays] + [symbols[s] for s in launch.symbols]
-        if args and isinstance(args[0], torch.Tensor) and args[0].device.type == "cpu" and not _interpreted():
+    def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None:
+        if tensors[0].device.type == "cpu" and not _interpreted():
             raise BackendError("the triton backend runs CPU tensors only under its interpreter; set TRITON_INTERPRET=1 first")
-        kernel[(programs,)](*args, num_warps=self.warps, **({"num_stages": 3} if launch.has_dot else {}))
+        for launch in self._launches:
+            programs = 1
+            for extent in launch.grid:
+                programs *= extent(symbols)
+            if programs:
+                args = [tensors[k] for k in launch.tensors]
+                args += [arrays[k] for k in launch.arrays]
+                launch.kernel[(programs,)](*args, *(symbols[k] for k in launch.symbols), **launch.options)
+
+    def _ready(self, launch: Launch) -> _Ready:
+        program = self.program
+        options = {"num_warps": self.warps, **({"num_stages": 3} if launch.has_dot else {})}
+        return _Ready(
+            getattr(self._module, launch.function),
+            tuple(program.tensors.index(t) for t in launch.tensors),
+            tuple(program.arrays.index(a) for a in launch.arrays),
+            tuple(program.symbols.index(s) for s in launch.symbols),
+            tuple(size_function(extent, program.symbols) for extent in launch.grid),
+            options,
+        )
+
+
+@dataclass(frozen=True)
+class _Ready:
+    kernel: Any
+    tensors: tuple[int, ...]
+    arrays: tuple[int, ...]
+    symbols: tuple[int, ...]
+    grid: tuple[Callable[[Sequence[int]], int], ...]
+    options: dict[str, int]
 
 
 def _interpreted() -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from serrate.analysis.indices import Indices
 from serrate.ir.domains import IterDomain, RaggedIterDomain
-from serrate.ir.expr import symbol
+from serrate.ir.expr import Expr, symbol
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.transforms import Partition
 from serrate.ir.values import Call, Read, Role
@@ -45,6 +45,27 @@ class Shape:
             return False
         sides = [{d.uid for r in side.reads for d in r.index if d is not None} for side in value.args]
         return all(inner[0].uid in side for side in sides) and sides[0] != sides[1]
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """What the choice of a strategy looks at: the innermost rows of a program and what one position of them holds."""
+
+    ragged: RaggedIterDomain
+    inner: tuple[Expr, ...]
+    itemsize: int
+    product: bool
+
+
+def row_facts(program: TileProgram) -> RowFacts | None:
+    """The facts about the rows that a naive program runs over; None where nothing is ragged."""
+    shapes = [describe(program, p.name) for p in program.phases]
+    found = [s for s in shapes if s.ragged is not None]
+    if not found or found[0].ragged is None:
+        return None
+    inner = tuple(d.extent_expr for d in found[0].regular)
+    itemsize = max(t.dtype.itemsize for s in found for t in s.leaf.targets)
+    return RowFacts(found[0].ragged, inner, itemsize, any(s.is_product for s in shapes))
 
 
 def describe(program: TileProgram, name: str) -> Shape:

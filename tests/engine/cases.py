@@ -148,7 +148,7 @@ def _binary_cases() -> list[Case]:
         Case("pow_scalar", lambda x: ops.pow(x, 3), lambda r: r**3, dtypes=NUMBERS),
         Case("pow_rows", ops.pow, torch.pow, dtypes=FLOATS, extras=(ROWS,), data="positive"),
         Case("operators", lambda x, y: (x + 1.0) * y - x / 2.0, lambda r, y: (r + 1.0) * y - r / 2.0, extras=(ROWS,)),
-        Case("shared_dense", ops.add, lambda r, e: r + e[0], extras=(one,)),
+        Case("shared_dense", ops.add, torch.add, extras=(one,)),
         Case("where_scalar", lambda x: ops.where(ops.gt(x, 0), x, -1.0), lambda r: torch.where(r > 0, r, -1.0), dtypes=NUMBERS),
         Case(
             "where_scalars",
@@ -417,7 +417,7 @@ def _nested_cases() -> list[Case]:
         dtypes = _DTYPES.get(name, NUMBERS)
         data = _DATA.get(name, "normal")
         return [
-            Case(f"{name}_positions", lambda x: operation(x, 2), lambda r: reduce(r, (0,)), "positions", small, dtypes, data=data),
+            Case(f"{name}_positions", lambda x: operation(x, 2), lambda r: reduce(r, (0,)), "grouped", small, dtypes, data=data),
             Case(
                 f"{name}_groups",
                 lambda x: operation(x, (1, 2)),

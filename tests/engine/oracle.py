@@ -138,7 +138,8 @@ class Case:
     build: Callable[..., TensorView | tuple[TensorView, ...]]
     row: Callable[..., Tensor | tuple[Tensor, ...]]
     kind: str = "ragged"
-    """What comes out: `ragged` rows, one `component` value for each row, or `whole`: one result from all rows."""
+    """What comes out: `ragged` rows, one `component` value for each row (`grouped` by the outer level, if it stays), or
+    `whole`: one result from all rows."""
     features: tuple[Features, ...] = ANY
     dtypes: tuple[torch.dtype, ...] = FLOATS
     extras: tuple[Extra, ...] = ()
@@ -157,11 +158,11 @@ def sample(rows: Rows, features: tuple[int, ...], dtype: torch.dtype, data: str,
 
 def numbers(shape: Sequence[int], dtype: torch.dtype, data: str, generator: torch.Generator) -> Tensor:
     if dtype == torch.bool:
-        return torch.rand(*shape, generator=generator) < (0.8 if data == "mostly_true" else 0.3)
+        return torch.rand(tuple(shape), generator=generator) < (0.8 if data == "mostly_true" else 0.3)
     if not dtype.is_floating_point:
         low = 1 if data == "positive" else -3
         return torch.randint(low, 4, tuple(shape), generator=generator).to(dtype)
-    x = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    x = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     if data == "positive":
         x = x.abs() + 0.5
     elif data == "near_one":
@@ -212,9 +213,9 @@ class Arguments:
                 if spec.ragged:
                     parts.append(extra[a:b])
                 elif "L" in spec.shape:
-                    parts.append(extra[c][: b - a] if spec.shape[0] == "C" else extra[: b - a])
+                    parts.append(extra[c if spec.shape[0] == "C" else 0][: b - a])
                 else:
-                    parts.append(extra[c] if spec.shape[0] == "C" else extra)
+                    parts.append(extra[c] if spec.shape[:1] == ("C",) else extra)
             out.append(tuple(parts))
         return out
 
@@ -266,7 +267,8 @@ def _probe(case: Case, given: Arguments) -> tuple[Tensor, ...]:
     known = given.values.shape[1:]
     extras = []
     for spec, extra in zip(case.extras, given.extras, strict=True):
-        shape = (1, *known) if spec.ragged else extra.shape[1:] if spec.shape[0] == "C" else extra.shape
+        dropped = spec.shape[:1] == ("C",) or "L" in spec.shape
+        shape = (1, *known) if spec.ragged else extra.shape[1:] if dropped else extra.shape
         extras.append(torch.ones((1, *shape[1:]) if "L" in spec.shape else shape, dtype=extra.dtype))
     return (torch.ones((1, *known), dtype=given.values.dtype), *extras)
 
@@ -276,10 +278,10 @@ def check(case: Case, got: Any, given: Arguments, where: str) -> None:
     results = got if isinstance(got, tuple) else (got,)
     for k, (result, (want, dtype)) in enumerate(zip(results, wanted(case, given), strict=True)):
         place = f"{where}, result {k}" if len(results) > 1 else where
-        if case.kind == "ragged":
+        if case.kind in ("ragged", "grouped"):
             assert isinstance(result, JaggedTensor), f"{place}: expected a JaggedTensor, got {type(result).__name__}"
-            if case.levels == "rows":
-                assert result.offsets.tolist() == given.call[1].tolist(), f"{place}: offsets {result.offsets.tolist()}"
+            offsets = given.call[1 if case.kind == "ragged" else 2].tolist()
+            assert result.offsets.tolist() == offsets, f"{place}: offsets must be {offsets}, got {result.offsets.tolist()}"
             result = result.values
         assert isinstance(result, Tensor), f"{place}: expected a Tensor, got {type(result).__name__}"
         assert result.dtype == dtype, f"{place}: expected {dtype} as torch gives, got {result.dtype}"

@@ -54,14 +54,11 @@ CLAUSES = {"sum": "+", "prod": "*", "max": "max_nan", "min": "min_nan", "any": "
 
 @dataclass(frozen=True)
 class Source:
-    """Generated C++ and how to call it: pointers, then integers, in this order."""
+    """Generated C++. It takes pointers to the program's tensors and arrays, then integers: the number of threads, whether
+    results go past the cache, the program's symbols, and the size of a row of each private tensor."""
 
     name: str
     text: str
-    tensors: tuple[Tensor, ...]
-    arrays: tuple[Array, ...]
-    symbols: tuple[Symbol, ...]
-    private: tuple[Tensor, ...]
 
 
 def print_cpp(program: LoopProgram, wide: frozenset[Array] = frozenset()) -> Source:
@@ -79,8 +76,7 @@ class _Printer:
         self.count = 0
         self.laned: dict[Symbol, Bind] = {}
         self.private = tuple(t for t in program.scratch if t.role is Role.PRIVATE)
-        self.tensors = (*program.inputs, *program.outputs, *program.scratch)
-        self.strided: set[Symbol] = set()
+        self.tensors = program.tensors
 
     def source(self) -> Source:
         program = self.program
@@ -94,7 +90,7 @@ class _Printer:
         self.indent = 0
         self.put("}")
         text = "\n".join(self.lines) + "\n"
-        return Source(program.name, text, self.tensors, program.arrays, program.symbols, self.private)
+        return Source(program.name, text)
 
     def _arguments(self) -> None:
         used = self._used_tensors()

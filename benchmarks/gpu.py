@@ -1,0 +1,155 @@
+"""The GPU table: ragged programs on one CUDA device, against its copy rate and its dense matrix rate.
+
+In: a CUDA device. Out: a table (and JSON with --json) with, for every work and distribution of lengths, each strategy's
+percent of the limit measured in the same run; results are checked against torch first. Run as `python -m benchmarks.gpu`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import serrate  # noqa: F401  installs Fusion.compile
+from benchmarks.data import lengths
+from serrate import ir
+from serrate.frontend import ops
+
+STRATEGIES = ("maskless", "masked", "persistent_dynamic")
+DISTRIBUTIONS = ("uniform", "exponential", "bimodal", "giant")
+Run = Callable[[], object]
+
+
+def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
+    """Milliseconds of each run, timed round robin with device events."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    torch.cuda.synchronize()
+    for _ in range(rounds):
+        for name, run in runs.items():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            times[name].append(begin.elapsed_time(end))
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def program(body: Callable[..., ir.TensorView], inner: int, dtype: torch.dtype, *extra: tuple[int, ...]) -> ir.Fusion:
+    """A fusion of one ragged input, its offsets and dense operands."""
+    with ir.Fusion() as f:
+        x, offsets = f.input((None, inner), dtype), f.input((None,), torch.int64)
+        f.output(body(ops.as_nested(x, offsets), *(f.input(shape, dtype) for shape in extra)))
+    return f
+
+
+def memory_work(rows: int, mean: int, inner: int, rounds: int, console: Console) -> list[dict[str, object]]:
+    """Works that move bytes: percent of what a copy moves."""
+    works: dict[str, tuple[Callable[..., ir.TensorView], int, Callable[[torch.Tensor], torch.Tensor] | None]] = {
+        "sum": (lambda x: ops.sum(x, 1), 1, lambda r: r.sum(0)),
+        "pointwise": (lambda x: ops.relu(ops.add(ops.mul(x, 2.0), 1.0)), 2, lambda r: torch.relu(r * 2 + 1)),
+        "softmax": (lambda x: ops.softmax(x, 1), 2, lambda r: torch.softmax(r, 0)),
+        "layer norm": (lambda x: ops.layer_norm(x, (1, 2)), 2, lambda r: torch.nn.functional.layer_norm(r, r.shape)),
+    }
+    table: list[dict[str, object]] = []
+    for distribution in DISTRIBUTIONS:
+        n = torch.as_tensor(lengths(distribution, rows, mean)).long()
+        offsets = torch.cat([torch.zeros(1, dtype=torch.long), n.cumsum(0)]).cuda()
+        x = torch.randn(int(n.sum()), inner, device="cuda")
+        y = torch.empty_like(x)
+        bounds = [int(v) for v in offsets.cpu()]
+        for name, (body, passes, row) in works.items():
+            runs: dict[str, Run] = {"copy": lambda x=x, y=y: y.copy_(x)}
+            fusion = program(body, inner, torch.float32)
+            for strategy in (*STRATEGIES, None):
+                try:
+                    compiled = fusion.compile("triton", strategy)
+                    got = compiled(x, offsets)
+                    values = got if isinstance(got, torch.Tensor) else got.values
+                    for k in [0, 1, rows // 2, rows - 1, int(n.argmax())]:
+                        a, b = bounds[k], bounds[k + 1]
+                        if b > a:
+                            want = row(x[a:b].double()).float()
+                            mine = values[k] if isinstance(got, torch.Tensor) else values[a:b]
+                            torch.testing.assert_close(mine, want, rtol=2e-4, atol=2e-4)
+                    runs[strategy or "chosen"] = lambda c=compiled, x=x, o=offsets: c(x, o)
+                except Exception as error:
+                    console.print(f"[red]{name} {distribution} {strategy}: {type(error).__name__}: {str(error)[:1500]}")
+            times = medians(runs, rounds)
+            limit = times["copy"] * passes / 2
+            percent = {k: 100 * limit / v for k, v in times.items() if k != "copy"}
+            table.append({"work": name, "lengths": distribution, "limit_ms": limit, "percent": percent})
+    return table
+
+
+def grouped_work(groups: int, tokens: int, k: int, n: int, rounds: int, console: Console) -> list[dict[str, object]]:
+    """Grouped matrix products in bfloat16: percent of one dense product of equal work."""
+    table: list[dict[str, object]] = []
+    for distribution in DISTRIBUTIONS[:3]:
+        sizes = torch.as_tensor(lengths(distribution, groups, tokens // groups)).long()
+        offsets = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)]).cuda()
+        total = int(sizes.sum())
+        x = torch.randn(total, k, device="cuda", dtype=torch.bfloat16)
+        w = torch.randn(groups, k, n, device="cuda", dtype=torch.bfloat16)
+        dense = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
+        ends = offsets[1:].int()
+        runs: dict[str, Run] = {
+            "dense": lambda x=x, dense=dense: x @ dense,
+            "grouped_mm": lambda x=x, w=w, ends=ends: torch._grouped_mm(x, w, offs=ends),
+        }
+        fusion = program(lambda t, w: ops.matmul(t, w), k, torch.bfloat16, (groups, k, n))
+        bounds = [int(v) for v in offsets.cpu()]
+        for strategy in ("maskless", "persistent_dynamic", None):
+            try:
+                compiled = fusion.compile("triton", strategy)
+                got = compiled(x, offsets, w).values
+                for g in (0, groups // 2, groups - 1):
+                    a, b = bounds[g], bounds[g + 1]
+                    torch.testing.assert_close(got[a:b], x[a:b] @ w[g], rtol=2e-2, atol=2e-1)
+                runs[strategy or "chosen"] = lambda c=compiled, x=x, o=offsets, w=w: c(x, o, w)
+            except Exception as error:
+                console.print(f"[red]grouped {distribution} {strategy}: {type(error).__name__}: {str(error)[:1500]}")
+        times = medians(runs, rounds)
+        percent = {name: 100 * times["dense"] / v for name, v in times.items() if name != "dense"}
+        table.append({"work": "grouped matmul bf16", "lengths": distribution, "limit_ms": times["dense"], "percent": percent})
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--mean", type=int, default=256)
+    parser.add_argument("--inner", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    console = Console(width=160)
+    torch.manual_seed(0)
+    rows = memory_work(options.rows, options.mean, options.inner, options.rounds, console)
+    rows += grouped_work(64, 65536, 4096, 2048, options.rounds, console)
+    import triton
+
+    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, {date.today()}"
+    table = Table(title=f"percent of the limit ({machine})")
+    columns = list(dict.fromkeys(k for row in rows for k in row["percent"]))  # type: ignore[attr-defined]
+    for name in ("work", "lengths", "limit ms", *columns):
+        table.add_column(name, justify="left" if name in ("work", "lengths") else "right")
+    for row in rows:
+        cells = [f"{row['percent'][c]:.0f}" if c in row["percent"] else "-" for c in columns]  # type: ignore[index,operator]
+        table.add_row(str(row["work"]), str(row["lengths"]), f"{row['limit_ms']:.2f}", *cells)
+    console.print(table)
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
