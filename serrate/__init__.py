@@ -4,10 +4,11 @@ In: tensors whose rows have different lengths, and an ordinary-looking program. 
 without padding by generated code.
 """
 
-from serrate import engine, errors, ir
+from serrate import analysis, errors, ir
+from serrate.engine import jit
 from serrate.frontend import ops
 from serrate.tensor import JaggedTensor, Structure, no_sync
 
 __version__ = "0.1.0"
 
-__all__ = ["JaggedTensor", "Structure", "engine", "errors", "ir", "no_sync", "ops"]
+__all__ = ["JaggedTensor", "Structure", "analysis", "errors", "ir", "jit", "no_sync", "ops"]

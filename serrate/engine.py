@@ -7,6 +7,7 @@ In: fusions and arguments. Out: results. The whole compiler is `build`, read top
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import logging
 import warnings
@@ -18,6 +19,7 @@ import torch
 
 from serrate import settings
 from serrate.errors import BackendError, CompilerMissing, StrategyError
+from serrate.frontend.trace import Key, Trace, key_of, tensors_of, trace
 from serrate.ir import fusion as fusion_module
 from serrate.ir.domains import RaggedIterDomain
 from serrate.ir.expr import Array, Environment, Expr
@@ -242,6 +244,66 @@ def evaluate(fusion: Fusion, *args: Any) -> Any:
     return Compiled(fusion, "reference", "maskless", keep_rows=False)(*args)
 
 
-fusion_module.install(evaluate=evaluate, compile=Compiled)
+class Jitted:
+    """A function over JaggedTensors and Tensors that is traced, compiled and run. Made by `serrate.jit`."""
 
-__all__ = ["STRATEGIES", "Compiled", "JaggedTensor", "build", "evaluate"]
+    def __init__(self, function: Callable[..., Any], backend: str | None, strategy: str | None) -> None:
+        functools.update_wrapper(self, function)
+        self.fn = function
+        self._backend, self._strategy = backend, strategy
+        self._traces: dict[Key, tuple[Trace, Compiled]] = {}
+        self._signature = inspect.signature(function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args = self._arguments(args, kwargs)
+        traced, compiled = self._traced(args)
+        for arg in args:
+            if isinstance(arg, JaggedTensor):
+                # Results over the same offsets then carry the very structure of the argument.
+                remembered(arg.structure.offsets, ("structure", arg.values.shape[0]), lambda a=arg: a.structure)  # type: ignore[misc]
+        result = compiled(*tensors_of(args))
+        return traced.rebuild(result if len(compiled.fusion.outputs) > 1 else (result,))
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        if kwargs or len(args) != len(self._signature.parameters):
+            bound = self._signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            args = bound.args
+        return args
+
+    def _traced(self, args: tuple[Any, ...]) -> tuple[Trace, Compiled]:
+        key = key_of(args)
+        found = self._traces.get(key)
+        if found is None:
+            traced = trace(self.fn, args)
+            found = self._traces[key] = (traced, Compiled(traced.fusion, self._backend, self._strategy))
+        return found
+
+    def source(self, *args: Any, **kwargs: Any) -> str:
+        """The code that runs for these arguments."""
+        args = self._arguments(args, kwargs)
+        return self._traced(args)[1].source(*tensors_of(args))
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan that is used for these arguments."""
+        args = self._arguments(args, kwargs)
+        return self._traced(args)[1].plan(*tensors_of(args))
+
+
+def jit(function: Callable[..., Any] | None = None, *, backend: str | None = None, strategy: str | None = None) -> Any:
+    """Traces a function over JaggedTensors and Tensors, compiles it, and runs it without padding.
+
+    >>> from serrate import JaggedTensor, jit
+    >>> @jit
+    ... def center(jt):
+    ...     return jt - jt.mean(dim=1, keepdim=True)
+    >>> center(JaggedTensor.from_list([torch.tensor([[1.0], [3.0]]), torch.tensor([[5.0]])])).unbind()[0]
+    tensor([[-1.],
+            [ 1.]])
+    """
+    if function is None:
+        return lambda f: Jitted(f, backend, strategy)
+    return Jitted(function, backend, strategy)
+
+
+fusion_module.install(evaluate=evaluate, compile=Compiled)

@@ -9,7 +9,8 @@ holes. The rules, with the reason each one holds:
   split   i = o*f + n.  If f divides, o and n in bounds put i in bounds: o <= N/f - 1, n <= f - 1, so i <= N - 1.
           If not, i needs its guard.
           i < N implies o < ceil(N/f), because n >= 0: a guard on o is needless where i is in bounds.
-          If o's extent is 1 as well, i = n: neither is one on n.
+          It implies n < N as well, because o >= 0: if N <= f, so is one on n (o's extent is then 1, or would be
+          had an outer split not asked for more).
   merge   a = m // Nb < Na  iff  m < Na*Nb, and b = m % Nb < Nb always: only m can need a guard, and it is needless
           where a is in bounds.
   partition, combine   (c, r) is an element of a row iff i is an element: nothing new opens.
@@ -30,8 +31,8 @@ from dataclasses import dataclass
 from serrate.analysis.indices import Indices, ancestry
 from serrate.errors import DomainError
 from serrate.ir.domains import IterDomain, RaggedIterDomain
-from serrate.ir.expr import Environment, Expr, Less, Symbol, symbol
-from serrate.ir.transforms import Combine, Cover, Merge, Partition, Restrict, Split, Transform
+from serrate.ir.expr import Environment, Expr, Less, Symbol, ceildiv, symbol
+from serrate.ir.transforms import Combine, Cover, Merge, Partition, Restrict, Split, Transform, row_length
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def needed(loops: Sequence[IterDomain], unbounded: Iterable[IterDomain] = ()) ->
         if reason is not None:
             source = transform.inputs[0]
             open_.setdefault(source.uid, (source, reason))
-            path.close(source, open_)
+            path.close(source, row_length(source), open_)
     return path.ordered(open_)
 
 
@@ -75,26 +76,41 @@ class _Path:
             for source in transform.inputs:
                 self.made_of.setdefault(source.uid, transform)
 
-    def close(self, domain: IterDomain, open_: dict[int, tuple[IterDomain, str]]) -> None:
-        """Drops the guards that are needless because `domain` is in bounds."""
-        for implied in self._implied(domain, [d for d, _ in open_.values()]):
+    def close(self, domain: IterDomain, limit: Expr, open_: dict[int, tuple[IterDomain, str]]) -> None:
+        """Drops the guards that are needless because the index of `domain` is below `limit`, no more than its extent."""
+        for implied, below in self._implied(domain, limit, [d for d, _ in open_.values()]):
             open_.pop(implied.uid, None)
-            self.close(implied, open_)
+            self.close(implied, below, open_)
 
-    def _implied(self, domain: IterDomain, guarded: Sequence[IterDomain]) -> Iterator[IterDomain]:
+    def _implied(self, domain: IterDomain, limit: Expr, guarded: Sequence[IterDomain]) -> Iterator[tuple[IterDomain, Expr]]:
         transform = self.made_of.get(domain.uid)
         if isinstance(transform, Split):
-            yield from transform.outputs if transform.outputs[0].extent == 1 else transform.outputs[:1]
-        elif isinstance(transform, Cover) or (isinstance(transform, Merge) and transform.inputs[0] is domain):
-            yield from transform.outputs
+            outer, inner = transform.outputs
+            size = inner.extent_expr
+            if size.value != 0:
+                yield outer, ceildiv(limit, size)
+            if Less(limit - 1, size).proven:
+                yield inner, limit
+        elif isinstance(transform, Merge) and transform.inputs[0] is domain:
+            yield transform.outputs[0], limit * transform.inputs[1].extent_expr
+        elif isinstance(transform, Cover):
+            yield transform.outputs[0], row_length(transform.outputs[0])
         elif isinstance(transform, Partition):
-            measured = {d.component.uid for d in (*guarded, *self.loops) if isinstance(d, RaggedIterDomain)}
-            component: IterDomain | None = transform.outputs[0]
-            while component is not None and component.uid not in measured:
-                user = self.made_of.get(component.uid)
-                if isinstance(user, Combine):
-                    yield from user.outputs
-                component = user.outputs[0] if isinstance(user, Merge | Partition) and user.inputs[0] is component else None
+            combined = self._combined(transform.outputs[0], guarded)
+            if combined is not None:
+                yield combined, combined.extent_expr
+
+    def _combined(self, component: IterDomain, guarded: Sequence[IterDomain]) -> IterDomain | None:
+        """The domain in which a component was combined with its rows, unless the length of a row is read on the way there."""
+        read = {d.component.uid for d in (*guarded, *self.loops) if isinstance(d, RaggedIterDomain)}
+        while component.uid not in read:
+            user = self.made_of.get(component.uid)
+            if isinstance(user, Combine):
+                return user.outputs[0]
+            if not isinstance(user, Merge | Partition) or user.inputs[0] is not component:
+                return None
+            component = user.outputs[0]
+        return None
 
     def ordered(self, open_: Mapping[int, tuple[IterDomain, str]]) -> list[tuple[IterDomain, str]]:
         """The guards in an order where each comes after those on domains that its own index or row is found by."""

@@ -493,13 +493,15 @@ class _Printer:
 
     def _existing(self, value: Existing, lanes: Lanes) -> str:
         counts = []
+        counted = {lane.symbol for lane in value.lanes}
         for lane in value.lanes:
             limit = str(lane.size)
             for g in value.guard:
                 if lane.symbol in g.symbols:
                     limit = f"tl.minimum({limit}, {self.index(_room(lane, g), lanes)})"
             counts.append(limit if limit.isdigit() else f"tl.maximum({limit}, 0)")
-        total = " * ".join(counts)
+        counts += [f"({self._condition(g, lanes)}).to(tl.int64)" for g in value.guard if not g.symbols & counted]
+        total = " * ".join(counts) or "1"
         return f"({total}) * 1.0" if all(c.isdigit() for c in counts) else f"({total}).to({TYPES[value.dtype]})"
 
     def _full(self, value: Value, lanes: Lanes, guard: Guard) -> str:

@@ -40,7 +40,7 @@ def index_into(view: TensorView, domains: Sequence[IterDomain]) -> Index:
 
 
 def _match(fusion: Fusion, operation: str, chosen: IterDomain, other: IterDomain) -> None:
-    if other is chosen or other.extent == 1 and not other.is_ragged:
+    if other is chosen or (other.extent == 1 and not other.is_ragged):
         return
     if isinstance(chosen, RaggedIterDomain) and isinstance(other, RaggedIterDomain):
         if chosen.pairing == other.pairing:

@@ -16,7 +16,7 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import broadcast, index_into
 from serrate.ir.domains import COORDINATE, IterDomain, RaggedIterDomain
 from serrate.ir.expr import Array, RunningSum
-from serrate.ir.fusion import Equal, Fusion, TensorView, current_fusion, storage_of
+from serrate.ir.fusion import Equal, Fusion, TensorView, collapse, current_fusion, storage_of
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import Accumulate, Store
 from serrate.ir.transforms import combine, partition
@@ -327,11 +327,10 @@ def _floating(name: str, x: TensorView) -> torch.dtype:
 def _count(x: TensorView, dims: tuple[int, ...], like: TensorView, dtype: torch.dtype) -> TensorView:
     """How many elements a reduction over `dims` counts, as a tensor over `like`'s domains."""
     fusion = x.fusion
-    value: Value | None = None
-    for d in dims:
-        one = call("cast", extent(x.domains[d]), dtype=dtype)
-        value = one if value is None else call("mul", value, one, dtype=dtype)
-    assert value is not None
+    value = constant(1.0, dtype)
+    # A ragged dim and its component, both reduced, count the elements of all rows.
+    for domain in collapse([x.domains[d] for d in dims]):
+        value = call("mul", value, call("cast", extent(domain), dtype=dtype), dtype=dtype)
     out = fusion.tensor(dtype, like.domains)
     return fusion.define([out], like.domains, Store(out, like.domains, value))[0]
 

@@ -14,6 +14,8 @@ one statement of the tile grammar with the domains it runs over; the compiler lo
 from __future__ import annotations
 
 import itertools
+import os
+import traceback
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from serrate.errors import CallError, ShapeError, VerificationError
+from serrate.errors import CallError, ShapeError, TraceError, VerificationError
 from serrate.ir.domains import IterDomain, RaggedIterDomain
 from serrate.ir.expr import Array, Expr, as_expr, symbol
 from serrate.ir.tile import Accumulate, Leaf
@@ -113,11 +115,34 @@ class TensorView:
             raise CallError(f"{getattr(function, '__name__', function)} is not an operation on ragged tensors that can be traced")
         return cls.operators[function](*args, **(kwargs or {}))
 
+    def __bool__(self) -> bool:
+        raise TraceError(f"a branch on data cannot be traced ({user_line()}); write where(condition, a, b) instead")
+
+    def __len__(self) -> int:
+        raise TraceError(f"len() of a traced tensor is not known while tracing ({user_line()})")
+
+    def __iter__(self) -> Any:
+        raise TraceError(f"a traced tensor cannot be iterated over ({user_line()}); write an operation on all rows instead")
+
+    def __float__(self) -> float:
+        raise TraceError(f"the data of a traced tensor is not known while tracing ({user_line()})")
+
+    __int__ = __index__ = __float__
+
     def __getattr__(self, name: str) -> Any:
         if name in TensorView.operators:
             operation = TensorView.operators[name]
             return lambda *args, **kwargs: operation(self, *args, **kwargs)
         raise AttributeError(f"a traced tensor has no attribute {name!r}")
+
+
+def user_line() -> str:
+    """File and line of the innermost frame outside serrate: where the user's program is."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for frame in reversed(traceback.extract_stack()):
+        if not os.path.abspath(frame.filename).startswith((package, os.path.dirname(torch.__file__))):
+            return f"{frame.filename}:{frame.lineno}: {frame.line}"
+    return "unknown line"
 
 
 def _operator(name: str, swapped: bool = False) -> Callable[..., Any]:
@@ -263,18 +288,26 @@ def current_fusion() -> Fusion:
     return fusion
 
 
-def storage_of(logical: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
-    """Storage domains for rows back to back: every ragged domain combined with its component, outermost first."""
-    domains = list(logical)
-    for _ in range(len(domains) + 1):
-        for k, domain in enumerate(domains):
-            if isinstance(domain, RaggedIterDomain):
-                owners = [j for j, other in enumerate(domains) if other.uid == domain.component.uid]
-                if owners:
-                    domains[owners[0]] = combine(domain.component, domain)
-                    del domains[k]
-                    break
+def collapse(domains: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
+    """The domains with every ragged one combined with its component where that stands beside it, outermost first."""
+    left = list(domains)
+    while True:
+        for k, domain in enumerate(left):
+            owners = [
+                j for j, other in enumerate(left) if isinstance(domain, RaggedIterDomain) and other.uid == domain.component.uid
+            ]
+            if owners:
+                left[owners[0]] = combine(left[owners[0]], domain)
+                del left[k]
+                break
         else:
-            return tuple(domains)
-    names = ", ".join(map(str, logical))
-    raise ShapeError(f"a tensor over [{names}] has no storage: a ragged dim needs the dim of its components beside it")
+            return tuple(left)
+
+
+def storage_of(logical: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
+    """Storage domains for rows back to back."""
+    domains = collapse(logical)
+    if any(d.is_ragged for d in domains):
+        names = ", ".join(map(str, logical))
+        raise ShapeError(f"a tensor over [{names}] has no storage: a ragged dim needs the dim of its components beside it")
+    return domains

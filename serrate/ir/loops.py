@@ -120,8 +120,7 @@ def number(expr: Expr, dtype: torch.dtype = torch.int64) -> Value:
 
 
 def existing(lanes: Lanes, guard: Guard, dtype: torch.dtype) -> Value:
-    symbols = {lane.symbol for lane in lanes}
-    return intern(Existing, dtype, lanes, tuple(g for g in guard if g.symbols & symbols))
+    return intern(Existing, dtype, lanes, guard)
 
 
 @dataclass(frozen=True, eq=False)

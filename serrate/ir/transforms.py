@@ -74,7 +74,7 @@ class Split(Transform):
     @property
     def divides(self) -> bool:
         """Whether the split is known to make no holes, in any row."""
-        return (_length(self.inputs[0]) - _length(self.outputs[0]) * self.outputs[1].extent_expr).value == 0
+        return (row_length(self.inputs[0]) - row_length(self.outputs[0]) * self.outputs[1].extent_expr).value == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +211,7 @@ def _finish(transform: Transform, outputs: Outputs) -> Outputs:
     return outputs
 
 
-def _length(domain: IterDomain) -> Expr:
+def row_length(domain: IterDomain) -> Expr:
     """The extent; of a ragged domain that of one row, as an expression in COORDINATE."""
     return domain.length if isinstance(domain, RaggedIterDomain) else domain.extent_expr
 
@@ -306,10 +306,8 @@ def merge(outer: IterDomain, inner: IterDomain) -> IterDomain:
         if inner.component is outer or (inner.pairing is not None and inner.pairing == outer.pairing):
             raise DomainError(f"merge({outer}, {inner}): a component and its ragged domain have no common width; use combine")
         raise DomainError(f"merge({outer}, {inner}): the outer domain does not own the ragged one, so rows have no common width")
-    if isinstance(outer, RaggedIterDomain) and outer.component.uid == inner.uid:
-        raise DomainError(
-            f"merge({outer}, {inner}): the inner domain counts the components of the outer one; use combine({inner}, ...)"
-        )
+    if isinstance(outer, RaggedIterDomain) and _picks(inner, outer.component):
+        raise DomainError(f"merge({outer}, {inner}): the inner domain picks the row that the outer one lies in")
     if outer.iter_type is not inner.iter_type:
         kinds = f"{outer.iter_type.name.lower()} and {inner.iter_type.name.lower()}"
         raise DomainError(f"merge({outer}, {inner}): one domain cannot be both {kinds}")
@@ -336,6 +334,14 @@ def merge(outer: IterDomain, inner: IterDomain) -> IterDomain:
         return _finish(Merge((outer, inner), ()), (output,))
 
     return _once(outer, ("merge", inner.uid), make)[0]
+
+
+def _picks(domain: IterDomain, component: IterDomain) -> bool:
+    """Whether the index of `component` depends on that of `domain`."""
+    if isinstance(component.definition, Merge) and any(_picks(domain, part) for part in component.definition.inputs):
+        return True
+    sources = domain.definition.inputs if domain.definition else ()
+    return domain.uid == component.uid or any(_picks(source, component) for source in sources)
 
 
 def partition(

@@ -115,7 +115,7 @@ def _shifted_moments(states: tuple[Local, ...], x: Value, tile: Tile) -> list[No
     dtype = mean.dtype
     near, near2 = _named(mean, "near"), _named(square, "near")
     shifted = call("sub", x, held(mean), dtype=dtype)
-    seen = existing(tile.reduced, tile.guard, dtype)
+    seen = existing(tile.reduced, tuple(g for g in tile.guard if g not in tile.kept_guard), dtype)
     delta = call("div", held(near), call("maximum", seen, constant(1.0, dtype), dtype=dtype), dtype=dtype)
     return [
         Declare(near, 0.0),

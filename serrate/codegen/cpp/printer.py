@@ -332,7 +332,11 @@ class _Printer:
 
     def _existing(self, value: Existing) -> str:
         bounds = self._bounds(value.lanes, value.guard)
-        return " * ".join(f"larger<i64>(0, {self._limit(lane, bounds[lane])})" for lane in value.lanes)
+        counts = [f"larger<i64>(0, {self._limit(lane, bounds[lane])})" for lane in value.lanes]
+        on_lanes = {g for _, g in self._on_lanes(value.lanes, value.guard)}
+        spelled = [Less(self.unlaned(g.left), self.unlaned(g.right)) for g in value.guard]
+        tests = [f"({self.index(g.left)} < {self.index(g.right)})" for g in spelled if g not in on_lanes]
+        return f"({' * '.join([*counts, *tests]) or '1'})"
 
     # --- guards as bounds ---------------------------------------------------------------------------------------------
 

@@ -197,10 +197,3 @@ def factor_lanes(recorder: Recorder, shape: Shape, lane: str) -> bool:
     except ScheduleError:
         return False
     return True
-
-
-def finish_merge(recorder: Recorder, phase: str, grid: list[str], lanes: list[str]) -> None:
-    """Orders the loops of a finishing phase: the grid, what is merged serially, lanes."""
-    names = loop_names(recorder, phase)
-    serial = [n for n in names if n not in grid and n not in lanes]
-    finish_loops(recorder, phase, [*grid, *serial, *lanes], grid, lanes)

@@ -6,6 +6,7 @@ for c:  for r[c]: s   ->   grid c:  serial ro:  lanes ri: s       (ro ends with 
 from __future__ import annotations
 
 from serrate.ir.tile import TileProgram
+from serrate.ir.values import Role
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
 from serrate.schedule.strategies.common import (
@@ -25,13 +26,22 @@ def maskless(program: TileProgram, target: Target, tile: int | None = None, keep
     """A plan with rows on the grid; `tile` overrides how many positions of a row are one block."""
     recorder = Recorder(program)
     prepare(recorder)
-    if target.keeps_rows if keep_rows is None else keep_rows:
+    keep = target.keeps_rows if keep_rows is None else keep_rows
+    if keep:
         _keep_rows(recorder)
     shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
     for shape in shapes:
         _schedule(recorder, shape, shapes, target, tile)
     fuse_neighbours(recorder)
+    if keep and _shares_rows(recorder.program):
+        return maskless(program, target, tile, keep_rows=False)
     return recorder.plan("maskless", 8 if target.power_of_two else 4)
+
+
+def _shares_rows(program: TileProgram) -> bool:
+    """Whether a row that is private to a worker is needed by another launch."""
+    private = {t for p in program.phases for t in p.writes if t.role is Role.PRIVATE}
+    return any(sum(1 for p in program.phases if t in p.writes | p.reads) > 1 for t in private)
 
 
 def _keep_rows(recorder: Recorder) -> None:

@@ -14,7 +14,6 @@ from serrate.schedule.strategies.common import (
     block_size,
     factor_lanes,
     finish_loops,
-    finish_merge,
     fuse_neighbours,
     lane_regular,
     loop_names,
@@ -88,7 +87,7 @@ def _finish(recorder: Recorder, shape: Shape, target: Target) -> None:
         order = [row, *kept, f"{parts}o", *reduced, f"{parts}i", *lanes]
         finish_loops(recorder, shape.phase, order, [row], [f"{parts}i", *lanes])
     else:
-        finish_merge(recorder, shape.phase, [row], lanes)
+        finish_loops(recorder, shape.phase, [row, *kept, parts, *reduced, *lanes], [row], lanes)
 
 
 def _schedule_product(recorder: Recorder, shape: Shape, target: Target) -> None:
