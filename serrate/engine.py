@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from serrate import settings
-from serrate.errors import BackendError, CompilerMissing, StrategyError
+from serrate.errors import BackendError, CompilerMissing, ShapeError, StrategyError
 from serrate.frontend.trace import Key, Trace, key_of, tensors_of, trace
 from serrate.ir import fusion as fusion_module
 from serrate.ir.domains import RaggedIterDomain
@@ -119,6 +119,8 @@ class Compiled:
         if strategy is not None and strategy not in STRATEGIES:
             raise StrategyError(f"no strategy is called {strategy!r}; there are {', '.join(STRATEGIES)}")
         self.fusion, self.backend, self.strategy, self.options = fusion, backend, strategy, options
+        for view in fusion.outputs:
+            _check_result(view)
         self.naive = naive(fusion)
         self.binder = Binder(fusion)
         self._facts = row_facts(self.naive)
@@ -232,6 +234,14 @@ class Compiled:
     def plan(self, *args: Any) -> Plan:
         """The plan that is used for these arguments."""
         return self.prepared(self.binder.bind(args)).plan
+
+
+def _check_result(view: TensorView) -> None:
+    """A ragged result is rows first: components, rows, then what each position holds."""
+    logical = view.tensor.logical
+    ragged = [k for k, d in enumerate(logical) if d.is_ragged]
+    if ragged and ragged != list(range(1, len(ragged) + 1)):
+        raise ShapeError(f"output {view}: a ragged result must begin with its components and rows; put other dims behind them")
 
 
 def device_workers(device: torch.device) -> int:

@@ -53,6 +53,8 @@ class Indices:
             for transform in waiting:
                 if all(d.uid in self.known for d in transform.inputs):
                     continue
+                for domain in transform.beside:
+                    self._derive(domain)
                 try:
                     inputs = transform.to_inputs(self.known)
                 except KeyError:
@@ -81,7 +83,7 @@ class Indices:
         transform = domain.definition
         if transform is None:
             return None
-        for source in transform.inputs:
+        for source in (*transform.inputs, *transform.beside):
             if self._derive(source) is None:
                 return None
         try:

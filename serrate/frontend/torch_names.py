@@ -15,42 +15,11 @@ from serrate.errors import ShapeError
 from serrate.frontend import ops
 from serrate.ir.fusion import TensorView
 
-_UNARY = [
-    "neg",
-    "abs",
-    "exp",
-    "log",
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-    "sigmoid",
-    "tanh",
-    "relu",
-    "erf",
-    "floor",
-    "ceil",
-    "square",
-    "isnan",
-    "logical_not",
-]
-_BINARY = [
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "pow",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "eq",
-    "ne",
-    "maximum",
-    "minimum",
-    "logical_and",
-    "logical_or",
-]
-_REDUCE = ["sum", "prod", "mean", "amax", "amin", "any", "all", "var", "logsumexp", "softmax", "log_softmax"]
+_UNARY = (
+    "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu erf floor ceil square isnan logical_not".split()  # noqa: SIM905
+)
+_BINARY = "add sub mul div pow lt le gt ge eq ne maximum minimum logical_and logical_or".split()  # noqa: SIM905
+_REDUCE = "sum prod mean amax amin any all var logsumexp softmax log_softmax".split()  # noqa: SIM905
 
 
 def _layer_norm(

@@ -119,7 +119,8 @@ def _flatten(result: Any, leaves: list[TensorView], fusion: Fusion) -> Any:
     if isinstance(result, dict):
         return {k: _flatten(v, leaves, fusion) for k, v in result.items()}
     raise TraceError(
-        f"a traced function must return tensors computed from its arguments (or tuples, lists, dicts of them), got {type(result).__name__}"
+        "a traced function must return tensors computed from its arguments (or tuples, lists, dicts of them), "
+        f"got {type(result).__name__}"
     )
 
 

@@ -44,6 +44,11 @@ class Transform:
     inputs: tuple[IterDomain, ...]
     outputs: tuple[IterDomain, ...]
 
+    @property
+    def beside(self) -> tuple[IterDomain, ...]:
+        """The domains whose index the rules read besides those of inputs and outputs: which row all of these lie in."""
+        return ()
+
     def to_inputs(self, known: Known) -> tuple[Expr, ...]:
         """Indices of the inputs from those of the outputs."""
         raise NotImplementedError
@@ -121,6 +126,10 @@ class PartitionInner(Transform):
 
     offsets: Array
 
+    @property
+    def beside(self) -> tuple[IterDomain, ...]:
+        return (cast(RaggedIterDomain, self.inputs[0]).component,)
+
     def to_inputs(self, known: Known) -> tuple[Expr, ...]:
         part, ragged = self.outputs
         first = self._first(known)
@@ -133,8 +142,7 @@ class PartitionInner(Transform):
         return (owner - first, position - self.offsets[owner])
 
     def _first(self, known: Known) -> Expr:
-        group = cast(RaggedIterDomain, self.inputs[0]).component
-        return known[group.uid] * self.outputs[0].extent_expr
+        return known[self.beside[0].uid] * self.outputs[0].extent_expr
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +164,10 @@ class Combine(Transform):
 @dataclass(frozen=True, eq=False)
 class CombineInner(Transform):
     """(C under G, R) -> ragged under G: sentences into their documents. Positions are those of the partitioned domain."""
+
+    @property
+    def beside(self) -> tuple[IterDomain, ...]:
+        return (cast(RaggedIterDomain, self.inputs[0]).component,)
 
     def to_inputs(self, known: Known) -> tuple[Expr, ...]:
         component, ragged, combined = self._domains

@@ -133,9 +133,7 @@ class Call(Value):
         return cast(tuple[Value, ...], self._key[2])
 
     def __str__(self) -> str:
-        if self.function == "cast":
-            return f"{str(self.dtype).removeprefix('torch.')}({self.args[0]})"
-        return f"{self.function}({', '.join(map(str, self.args))})"
+        return shown(self)
 
 
 class Position(Value):
@@ -158,6 +156,34 @@ class Extent(Value):
 
     def __str__(self) -> str:
         return f"extent({self.domain.name})"
+
+
+def shown(value: Value) -> str:
+    """The value as text. A value too large to read as one tree names what it shares: `add(v0, v0) where v0 = ...`."""
+    names: dict[int, str] = {}
+    texts: list[str] = []
+
+    def go(v: Value) -> str:
+        if not isinstance(v, Call):
+            return str(v)
+        if id(v) in names:
+            return names[id(v)]
+        args = ", ".join(go(a) for a in v.args)
+        head = str(v.dtype).removeprefix("torch.") if v.function == "cast" else v.function
+        text = f"{head}({args})"
+        if uses[id(v)] > 1 and len(text) > 40:
+            names[id(v)] = f"v{len(names)}"
+            texts.append(f"{names[id(v)]} = {text}")
+            return names[id(v)]
+        return text
+
+    uses: dict[int, int] = {}
+    for node in value.walk():
+        for arg in node.args:
+            uses[id(arg)] = uses.get(id(arg), 0) + 1
+    uses[id(value)] = 0
+    text = go(value)
+    return f"{text} where {'; '.join(texts)}" if texts else text
 
 
 def intern(kind: type[Value], dtype: torch.dtype, *key: Any) -> Value:

@@ -21,6 +21,7 @@ from serrate.ir.loops import (
     Declare,
     For,
     Guard,
+    Held,
     Kernel,
     Lane,
     Lanes,
@@ -174,22 +175,26 @@ class _PhaseLowering:
         states = self._states(leaf, loops)
         out: list[Node] = [Declare(s, leaf.reduction.identity(k, s.dtype)) for k, s in enumerate(states)]
         if leaf.reduction.name == "welford" and not leaf.merge:
-            out.append(self._first_value(leaf, states[1], loops))
+            out += self._first_value(leaf, states[1], loops)
         return out
 
-    def _first_value(self, leaf: Accumulate, mean: Local, loops: tuple[Loop, ...]) -> Node:
+    def _first_value(self, leaf: Accumulate, mean: Local, loops: tuple[Loop, ...]) -> list[Node]:
         """The mean of nothing may be anything: starting it at the row's first element keeps sums of squares small."""
         scope = _Scope(loops)
         kept = {loop.domain.uid for loop in self._kept(leaf.index, loops)}
         reduced = [loop for loop in loops if loop.domain.uid not in kept and not _once(loop)]
         start = {loop_symbol(loop): const(0) for loop in reduced}
-        value = rewrite_value(self._value(leaf.values[0], scope), start)
+        value = self._value(leaf.values[0], scope)
+        if any(isinstance(v, Held) and set(v.local.lanes) - set(mean.lanes) for v in value.walk()):
+            # A private block has no first element to speak of; a mean that starts at 0 is right too.
+            return []
+        value = rewrite_value(value, start)
         guard = tuple(g.substitute(start) for g in scope.guard())
         # A serial row loop that does not run at all has no first element either.
         for loop in reduced:
             if loop.kind is not LANES:
                 guard += (Less(const(0), self._for(loop, loops, ()).extent),)
-        return Assign(mean.lanes, tuple(g for g in guard if not g.proven), mean, value)
+        return [Assign(mean.lanes, tuple(g for g in guard if not g.proven), mean, value)]
 
     def _publish(self, leaf: Accumulate, loops: tuple[Loop, ...]) -> list[Node]:
         """Writes states that others read to memory."""

@@ -1,13 +1,14 @@
 """Derived arrays and structures, made once for each tensor of offsets and remembered with it.
 
 In: arrays (with recipes) and the tensors that programs' arrays stand for. Out: integer tensors on the same device, and
-validated structures. What is remembered goes away with the offsets tensor, and is made again if it was written to.
+validated structures. What is remembered is bounded in number, and made again if an offsets tensor was written to.
 """
 
 from __future__ import annotations
 
-import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -16,30 +17,43 @@ from serrate.ir.expr import Array, Environment, GroupMaximum, RunningSum, Symbol
 
 T = TypeVar("T")
 
-_memory: dict[int, tuple[weakref.ref[torch.Tensor], dict[Any, tuple[tuple[int, ...], Any]]]] = {}
-"""By id of the offsets tensor: the tensor, and {key: (versions, what was made)}. Entries go when the tensor goes."""
+TENSORS = 32
+"""How many offsets tensors are remembered; the least recently used goes first."""
+ENTRIES = 64
+"""How many things are remembered for one of them."""
+
+
+@dataclass
+class _Entry:
+    versions: tuple[int, ...]
+    owners: tuple[torch.Tensor, ...]
+    made: Any
+
+
+_memory: OrderedDict[int, dict[Any, _Entry]] = OrderedDict()
+"""By id of the first offsets tensor. An entry holds its tensors, so that no id is used again while it is here."""
 
 
 def remembered(owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
     """What `make` gave for these tensors and this key before, unless one of them was written to since."""
-    first = owners[0]
-    place = id(first)
-    entry = _memory.get(place)
-    if entry is None or entry[0]() is not first:
-        entry = _memory[place] = (weakref.ref(first, lambda gone: _forget(place, gone)), {})
+    place = id(owners[0])
+    entries = _memory.get(place)
+    if entries is None:
+        entries = _memory[place] = {}
+        while len(_memory) > TENSORS:
+            _memory.popitem(last=False)
+    else:
+        _memory.move_to_end(place)
     full = (key, *map(id, owners[1:]))
-    version = tuple([t._version for t in owners])
-    found = entry[1].get(full)
-    if found is None or found[0] != version:
-        found = entry[1][full] = (version, make())
-    made: T = found[1]
+    versions = tuple([t._version for t in owners])
+    found = entries.get(full)
+    if found is None or found.versions != versions:
+        found = _Entry(versions, owners, make())
+        while len(entries) >= ENTRIES:
+            del entries[next(iter(entries))]
+        entries[full] = found
+    made: T = found.made
     return made
-
-
-def _forget(place: int, gone: weakref.ref[torch.Tensor]) -> None:
-    entry = _memory.get(place)
-    if entry is not None and entry[0] is gone:
-        del _memory[place]
 
 
 def derive(

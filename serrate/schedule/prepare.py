@@ -13,7 +13,7 @@ from serrate.ir.domains import IterDomain, RaggedIterDomain
 from serrate.ir.expr import Expr, symbol
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.transforms import Partition
-from serrate.ir.values import Call, Read, Role
+from serrate.ir.values import Call, Extent, Position, Read, Role
 from serrate.schedule.plan import Recorder
 
 
@@ -125,13 +125,23 @@ def flatten_levels(recorder: Recorder) -> None:
             ragged = [d for d in domains if isinstance(d, RaggedIterDomain)]
             if len(ragged) < 2 and not (ragged and _keeps_both(phase, ragged[0])):
                 break
-            if len(ragged) >= 2 and coarse:
+            if len(ragged) >= 2 and _combines_inner(phase, ragged[-2], ragged[-1], coarse):
                 recorder.do("combine", phase.name, ragged[-2].name, ragged[-1].name)
             elif _kept(phase, ragged[0]):
                 recorder.do("combine", phase.name, ragged[0].component.name, ragged[0].name)
             else:
                 break
             phase = next(p for p in recorder.program.phases if p.name == phase.name)
+
+
+def _combines_inner(phase: Phase, component: RaggedIterDomain, ragged: RaggedIterDomain, coarse: bool) -> bool:
+    """Whether a phase treats the inner pair as one: it reduces both, or keeps both and nothing is known of one alone."""
+    if not _kept(phase, component):
+        return True
+    if not _kept(phase, ragged) or not coarse:
+        return False
+    indices = [{d.uid for d in r.index if d is not None} for leaf in phase.leaves for v in leaf.values for r in v.reads]
+    return not any(component.uid in index and ragged.uid not in index for index in indices)
 
 
 def _kept(phase: Phase, domain: IterDomain) -> bool:
@@ -180,4 +190,4 @@ def _tells_rows_apart(shape: Shape) -> bool:
                 return True
             if shape.ragged.uid in index and len(element.tensor.storage) == len(element.tensor.logical):
                 return True
-    return any("extent" in str(v) or "index" in str(v) for v in shape.leaf.values)
+    return any(isinstance(node, Extent | Position) for value in shape.leaf.values for node in value.walk())

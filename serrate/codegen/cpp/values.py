@@ -204,6 +204,6 @@ class Scalars:
             return f"({arg} != 0)"
         if value.dtype in (torch.bfloat16, torch.float16):
             return f"round_{ctype(value.dtype)}((f32){arg})"
-        if source.is_floating_point and not value.dtype.is_floating_point:
+        if source.is_floating_point and not value.dtype.is_floating_point and value.dtype != torch.int32:
             return f"({computed(value.dtype)})(i64){arg}"
         return f"({computed(value.dtype)}){arg}"
