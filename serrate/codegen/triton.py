@@ -333,11 +333,9 @@ class _Printer:
             inner = inner[0].body
         if loops:
             self.put("position = tl.program_id(0).to(tl.int64)")
-        # The innermost grid loop varies slowest: programs side by side then share what the outer loops do not index.
         rest = "position"
-        for k, loop in enumerate(loops):
-            last = k == len(loops) - 1
-            self.put(f"{loop.symbol} = {rest}" + ("" if last else f" % {self.index(loop.bound)}"))
+        for k, loop in reversed(list(enumerate(loops))):
+            self.put(f"{loop.symbol} = {rest}{f' % {self.index(loop.bound)}' if k else ''}")
             rest = f"({rest} // {self.index(loop.bound)})"
         beyond = [loop for loop in loops if loop.bound is not loop.extent]
         if beyond:

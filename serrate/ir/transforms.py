@@ -520,7 +520,8 @@ def combine(component: IterDomain, ragged: IterDomain) -> IterDomain:
             paired = component.pairing is None and ragged.pairing is None and component.extent == ragged.component.extent
         else:
             paired = component.pairing == ragged.pairing
-        if not paired:
+        # Both sides of a pair carry its identity, so a ragged domain could pass for the component of another one.
+        if not paired or isinstance(component, RaggedIterDomain):
             raise StructureMismatch(
                 f"combine: {component} counts the components of {component.pairing or 'no partition'}, "
                 f"but {ragged} belongs to {ragged.pairing or ragged.component}; pass the component it was made with"

@@ -22,6 +22,9 @@ from serrate.ir.loops import LoopProgram
 from serrate.runtime.cache import folder
 from serrate.runtime.launch import Numbers, Tensors
 
+STAGES = 4
+"""How many blocks of a matrix product are in flight."""
+
 _modules: dict[str, ModuleType] = {}
 
 
@@ -50,7 +53,7 @@ class TritonExecutable:
 
     def _ready(self, launch: Launch) -> _Ready:
         program = self.program
-        options = {"num_warps": self.warps, **({"num_stages": 3} if launch.has_dot else {})}
+        options = {"num_warps": self.warps, **({"num_stages": STAGES} if launch.has_dot else {})}
         return _Ready(
             getattr(self._module, launch.function),
             tuple(program.tensors.index(t) for t in launch.tensors),

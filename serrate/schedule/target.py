@@ -31,11 +31,41 @@ class Target:
     """Rows that `masked` processes as lanes."""
     finish: int
     """Partial results of a row that are combined at once."""
+    factors_blocks: bool
+    """Whether lanes of a block keep results of their own until the row is done; worth it where combining them is slow."""
+    warps: int
+    """Warps of a program, where there are such."""
 
 
 # 2 KB of output at a time leave room in the first-level cache for what is being read; see docs/benchmarks.md.
-CPU = Target("cpu", False, 1024, 2048, 2048, 262144, True, (64, 32, 512), 8, 1)
-GPU = Target("gpu", True, 1024, 4096, 16384, 65536, False, (128, 128, 64), 4, 16)
+CPU = Target(
+    name="cpu",
+    power_of_two=False,
+    widest=1024,
+    block=2048,
+    store_bytes=2048,
+    chunk=262144,
+    keeps_rows=True,
+    matmul=(64, 32, 512),
+    rows_together=8,
+    finish=1,
+    factors_blocks=False,
+    warps=1,
+)
+GPU = Target(
+    name="gpu",
+    power_of_two=True,
+    widest=1024,
+    block=4096,
+    store_bytes=16384,
+    chunk=65536,
+    keeps_rows=False,
+    matmul=(128, 128, 64),
+    rows_together=4,
+    finish=16,
+    factors_blocks=True,
+    warps=4,
+)
 
 
 def power_of_two_at_least(n: int) -> int:

@@ -1,18 +1,19 @@
-"""What strategies share: lanes for regular dims, blocks of matrix products, and fusing phases that run alike.
+"""What strategies share: which phase gets which loops, lanes for regular dims, matrix products, fusing.
 
-In: a recorder and the shape of a phase. Out: recorded steps.
+In: a recorder, and a strategy's way to arrange component and ragged loops. Out: recorded steps. `schedule` is the whole of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
 
-from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain
 from serrate.ir.tile import Accumulate, Store, chain
 from serrate.ir.values import Role
 from serrate.schedule.plan import Recorder
-from serrate.schedule.prepare import Shape
+from serrate.schedule.prepare import Shape, describe
 from serrate.schedule.target import Target, power_of_two_at_least
 
 LONG = 4096
@@ -146,11 +147,18 @@ def _first_block(shapes: Sequence[Shape], target: Target) -> int:
 
 
 def schedule_product(
-    recorder: Recorder, shape: Shape, target: Target, rows: IterDomain | None, before: list[str] | None = None, grid: int = 99
+    recorder: Recorder,
+    shape: Shape,
+    target: Target,
+    rows: IterDomain | None,
+    before: Sequence[str] = (),
+    block: str = "",
+    grid: int = 99,
 ) -> None:
     """A matrix product: rows, columns and depth in blocks; every block of the result is one worker's.
 
-    `before` are loops already outside (component, tile); the outermost `grid` of all loops go on the grid.
+    `rows` is the domain to be split into blocks of rows; a strategy that has split it already names the `block` instead.
+    `before` are loops already outside; the outermost `grid` of all loops that are kept go on the grid.
     """
     inner = next(d for d in shape.regular if d.uid in shape.reduced)
     others = [d for d in shape.regular if d.uid not in shape.reduced and (rows is None or d.uid != rows.uid)]
@@ -159,17 +167,16 @@ def schedule_product(
     n, k = lanes_of(columns, target, n), lanes_of(inner, target, k)
     if target.power_of_two:
         n, k = max(n, 16), max(k, 16)
-    outside = list(before or []) + [d.name for d in others[:-1]]
     recorder.do("split", shape.phase, columns.name, n)
     recorder.do("split", shape.phase, inner.name, k)
+    kept = [*before, *(d.name for d in others[:-1]), f"{columns.name}o"]
     lanes = [f"{columns.name}i", f"{inner.name}i"]
-    serial = [f"{inner.name}o"]
-    kept = [*outside, f"{columns.name}o"]
     if rows is not None:
         recorder.do("split", shape.phase, rows.name, m)
         kept.append(f"{rows.name}o")
-        lanes.insert(0, f"{rows.name}i")
-    finish_loops(recorder, shape.phase, [*kept, *serial, *lanes], kept[:grid], lanes)
+        block = f"{rows.name}i"
+    lanes = [block, *lanes] if block else lanes
+    finish_loops(recorder, shape.phase, [*kept, f"{inner.name}o", *lanes], kept[:grid], lanes)
 
 
 def fuse_neighbours(recorder: Recorder) -> None:
@@ -185,15 +192,76 @@ def _fused(recorder: Recorder, first: str, second: str) -> bool:
     return any(recorder.attempt("fuse", first, second, depth) for depth in range(8, 0, -1))
 
 
-def factor_lanes(recorder: Recorder, shape: Shape, lane: str) -> bool:
-    """Reduces rows first and lanes once at the end, instead of across lanes in every block."""
-    if not isinstance(shape.leaf, Accumulate) or shape.leaf.merge or not shape.reduces_rows:
+class RowLoops(Protocol):
+    """What makes a strategy: how the loops over components and rows are arranged."""
+
+    @property
+    def tile(self) -> int | None:
+        """How many positions of a row one block holds, if the caller said so."""
+
+    def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
+        """Arranges a loop over components alone: gives grid loops and lanes."""
+
+    def per_row(self, recorder: Recorder, shape: Shape, block: int) -> tuple[list[str], list[str], list[str]]:
+        """Arranges component and ragged loops: gives grid loops, serial loops and lanes."""
+
+    def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
+        """Arranges a matrix product whose rows are ragged."""
+
+    def cut(self, recorder: Recorder, shape: Shape, block: int, target: Target) -> str:
+        """Cuts rows into parts, if the strategy does; gives the phase to go on with."""
+
+
+def schedule(recorder: Recorder, target: Target, rows: RowLoops) -> None:
+    """Arranges the loops of all phases, then fuses what runs alike."""
+    shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
+    for shape in shapes:
+        _schedule_phase(recorder, shape, shapes, target, rows)
+    fuse_neighbours(recorder)
+
+
+def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], target: Target, rows: RowLoops) -> None:
+    if shape.component is None:
+        schedule_regular(recorder, shape, shapes, target)
+    elif shape.ragged is None:
+        kept, reduced, lanes = lane_regular(recorder, shape, target)
+        grid, own = rows.per_component(recorder, shape)
+        finish_loops(recorder, shape.phase, [*grid, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
+    elif shape.is_product:
+        rows.product(recorder, shape, target)
+    elif _factored_lanes(recorder, shape):
+        for name in (f"{shape.leaf.targets[0].name}_{shape.regular[-1].name}", shape.phase):
+            _schedule_phase(recorder, describe(recorder.program, name), shapes, target, rows)
+    else:
+        block = block_size(rows.tile, row_block(shape, shapes, target), target)
+        phase = rows.cut(recorder, shape, block, target)
+        _schedule_rows(recorder, replace(shape, phase=phase), target, rows, block)
+
+
+def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLoops, block: int) -> None:
+    phase = shape.phase
+    kept, reduced, lanes = lane_regular(recorder, shape, target)
+    grid, serial, own = rows.per_row(recorder, shape, block)
+    if not shape.reduces_rows:
+        finish_loops(recorder, phase, [*grid, *serial, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
+        return
+    order = [*grid, *kept, *serial, *reduced, *own, *lanes]
+    if not target.factors_blocks:
+        finish_loops(recorder, phase, order, grid, [*own, *lanes])
+        return
+    # Every lane reduces what it sees; lanes are combined once, behind the loop over the row.
+    recorder.do("rfactor", phase, own[-1])
+    finish_loops(recorder, f"{_first_target(recorder, phase)}_{own[-1]}", order, grid, [*own, *lanes])
+    finish_loops(recorder, phase, [*grid, *kept, *own, *lanes], grid, [*own, *lanes])
+
+
+def _first_target(recorder: Recorder, phase: str) -> str:
+    return describe(recorder.program, phase).leaf.targets[0].name
+
+
+def _factored_lanes(recorder: Recorder, shape: Shape) -> bool:
+    """Reduces rows first and the innermost dim once at the end, instead of across lanes in every block."""
+    if not shape.regular or not isinstance(shape.leaf, Accumulate) or shape.leaf.merge or not shape.reduces_rows:
         return False
-    names = {d.name: d for d in shape.regular}
-    if lane not in names or names[lane].uid not in shape.reduced:
-        return False
-    try:
-        recorder.do("rfactor", shape.phase, lane)
-    except ScheduleError:
-        return False
-    return True
+    last = shape.regular[-1]
+    return last.uid in shape.reduced and recorder.attempt("rfactor", shape.phase, last.name)

@@ -5,37 +5,52 @@ for c:  for r[c]: s   ->   grid c:  serial ro:  lanes ri: s       (ro ends with 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from serrate.ir.tile import TileProgram
 from serrate.ir.values import Role
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
-from serrate.schedule.strategies.common import (
-    block_size,
-    factor_lanes,
-    finish_loops,
-    fuse_neighbours,
-    lane_regular,
-    row_block,
-    schedule_product,
-    schedule_regular,
-)
+from serrate.schedule.strategies.common import schedule, schedule_product
 from serrate.schedule.target import Target
 
 
-def maskless(program: TileProgram, target: Target, tile: int | None = None, keep_rows: bool | None = None) -> Plan:
+def maskless(
+    program: TileProgram, target: Target, tile: int | None = None, keep_rows: bool | None = None, warps: int | None = None
+) -> Plan:
     """A plan with rows on the grid; `tile` overrides how many positions of a row are one block."""
     recorder = Recorder(program)
     prepare(recorder)
     keep = target.keeps_rows if keep_rows is None else keep_rows
     if keep:
         _keep_rows(recorder)
-    shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
-    for shape in shapes:
-        _schedule(recorder, shape, shapes, target, tile)
-    fuse_neighbours(recorder)
+    schedule(recorder, target, WholeRows(tile))
     if keep and _shares_rows(recorder.program):
-        return maskless(program, target, tile, keep_rows=False)
-    return recorder.plan("maskless", 8 if target.power_of_two else 4)
+        return maskless(program, target, tile, keep_rows=False, warps=warps)
+    return recorder.plan("maskless", warps or target.warps)
+
+
+@dataclass(frozen=True)
+class WholeRows:
+    """Components on the grid, a row serially in blocks."""
+
+    tile: int | None
+
+    def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
+        assert shape.component is not None
+        return [shape.component.name], []
+
+    def per_row(self, recorder: Recorder, shape: Shape, block: int) -> tuple[list[str], list[str], list[str]]:
+        assert shape.component is not None and shape.ragged is not None
+        recorder.do("split", shape.phase, shape.ragged.name, block)
+        return [shape.component.name], [f"{shape.ragged.name}o"], [f"{shape.ragged.name}i"]
+
+    def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
+        assert shape.component is not None
+        schedule_product(recorder, shape, target, rows=shape.ragged, before=[shape.component.name], grid=2)
+
+    def cut(self, recorder: Recorder, shape: Shape, block: int, target: Target) -> str:
+        return shape.phase
 
 
 def _shares_rows(program: TileProgram) -> bool:
@@ -50,26 +65,3 @@ def _keep_rows(recorder: Recorder) -> None:
         shape = describe(recorder.program, phase)
         if shape.reduces_rows and not any(d.uid in shape.reduced for d in shape.regular):
             recorder.attempt("two_pass", phase)
-
-
-def _schedule(recorder: Recorder, shape: Shape, shapes: list[Shape], target: Target, tile: int | None) -> None:
-    if shape.component is None:
-        schedule_regular(recorder, shape, shapes, target)
-        return
-    row = [shape.component.name]
-    if shape.is_product and shape.ragged is not None:
-        schedule_product(recorder, shape, target, rows=shape.ragged, before=row, grid=2)
-        return
-    if shape.ragged is not None and shape.regular and factor_lanes(recorder, shape, shape.regular[-1].name):
-        suffix = shape.regular[-1].name
-        first = f"{shape.leaf.targets[0].name}_{suffix}"
-        _schedule(recorder, describe(recorder.program, first), shapes, target, tile)
-        shape = describe(recorder.program, shape.phase)
-    kept, reduced, lanes = lane_regular(recorder, shape, target)
-    if shape.ragged is None:
-        finish_loops(recorder, shape.phase, [*row, *kept, *reduced, *lanes], row, lanes)
-        return
-    recorder.do("split", shape.phase, shape.ragged.name, block_size(tile, row_block(shape, shapes, target), target))
-    outer, inner = f"{shape.ragged.name}o", f"{shape.ragged.name}i"
-    order = [*row, *kept, outer, *reduced] if shape.reduces_rows else [*row, outer, *kept, *reduced]
-    finish_loops(recorder, shape.phase, [*order, inner, *lanes], row, [inner, *lanes])

@@ -7,105 +7,70 @@ so results do not depend on who computed what.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
-from serrate.schedule.strategies.common import (
-    block_size,
-    factor_lanes,
-    finish_loops,
-    fuse_neighbours,
-    lane_regular,
-    loop_names,
-    row_block,
-    schedule_product,
-    schedule_regular,
-    width,
-)
-from serrate.schedule.target import Target, power_of_two_at_least
+from serrate.schedule.strategies.common import block_size, finish_loops, lane_regular, schedule, schedule_product, width
+from serrate.schedule.target import Target
 
 
-def persistent_dynamic(program: TileProgram, target: Target, tile: int | None = None, chunk: int | None = None) -> Plan:
+def persistent_dynamic(
+    program: TileProgram, target: Target, tile: int | None = None, chunk: int | None = None, warps: int | None = None
+) -> Plan:
     """A plan with parts of rows on the grid; `chunk` positions are one part, `tile` of them one block."""
     recorder = Recorder(program)
     prepare(recorder)
-    shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
-    for shape in shapes:
-        _schedule(recorder, shape, shapes, target, tile, chunk)
-    fuse_neighbours(recorder)
-    return recorder.plan("persistent_dynamic", 8 if target.power_of_two else 4)
+    across = max((width(describe(recorder.program, p.name), target) for p in recorder.program.phases), default=1)
+    part = block_size(chunk, max(target.chunk // across, 1), target)
+    schedule(recorder, target, PartsOfRows(tile, part))
+    return recorder.plan("persistent_dynamic", warps or target.warps)
 
 
-def _schedule(recorder: Recorder, shape: Shape, shapes: list[Shape], target: Target, tile: int | None, chunk: int | None) -> None:
-    if shape.component is None:
-        schedule_regular(recorder, shape, shapes, target)
-        return
-    row = shape.component.name
-    if shape.ragged is None:
+@dataclass(frozen=True)
+class PartsOfRows:
+    """One list of the parts of all rows on the grid, a part serially in blocks."""
+
+    tile: int | None
+    part: int
+
+    def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
+        assert shape.component is not None
+        return [shape.component.name], []
+
+    def cut(self, recorder: Recorder, shape: Shape, block: int, target: Target) -> str:
+        assert shape.ragged is not None
+        ragged = shape.ragged.name
+        # A part is whole blocks, or its last block would reach into the next part.
+        recorder.do("split", shape.phase, ragged, -(-self.part // block) * block)
+        if not shape.reduces_rows:
+            return shape.phase
+        recorder.do("rfactor", shape.phase, f"{ragged}o")
+        self._finish(recorder, describe(recorder.program, shape.phase), target)
+        return f"{shape.leaf.targets[0].name}_{ragged}o"
+
+    def per_row(self, recorder: Recorder, shape: Shape, block: int) -> tuple[list[str], list[str], list[str]]:
+        assert shape.component is not None and shape.ragged is not None
+        row, ragged = shape.component.name, shape.ragged.name
+        recorder.do("split", shape.phase, f"{ragged}i", block)
+        recorder.do("combine", shape.phase, row, f"{ragged}o")
+        return [f"{row}{ragged}o"], [f"{ragged}io"], [f"{ragged}ii"]
+
+    def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
+        assert shape.component is not None and shape.ragged is not None
+        row, ragged = shape.component.name, shape.ragged.name
+        recorder.do("split", shape.phase, ragged, target.matmul[0])
+        recorder.do("combine", shape.phase, row, f"{ragged}o")
+        schedule_product(recorder, shape, target, rows=None, before=[f"{row}{ragged}o"], block=f"{ragged}i")
+
+    def _finish(self, recorder: Recorder, shape: Shape, target: Target) -> None:
+        """Combines the partial results of a row, in order."""
+        assert shape.component is not None and shape.ragged is not None
         kept, reduced, lanes = lane_regular(recorder, shape, target)
-        finish_loops(recorder, shape.phase, [row, *kept, *reduced, *lanes], [row], lanes)
-        return
-    if shape.is_product:
-        _schedule_product(recorder, shape, target)
-        return
-    if shape.regular and factor_lanes(recorder, shape, shape.regular[-1].name):
-        first = f"{shape.leaf.targets[0].name}_{shape.regular[-1].name}"
-        _schedule(recorder, describe(recorder.program, first), shapes, target, tile, chunk)
-        _schedule(recorder, describe(recorder.program, shape.phase), shapes, target, tile, chunk)
-        return
-    block = block_size(tile, row_block(shape, shapes, target), target)
-    part = max(chunk or target.chunk // max(width(s, target) for s in shapes), 1)
-    part = power_of_two_at_least(part) if target.power_of_two else part
-    block = min(block, part)
-    # A part must be whole blocks, or its last block would reach into the next part.
-    part = -(-part // block) * block
-    ragged = shape.ragged.name
-    outer, inner = f"{ragged}o", f"{ragged}i"
-    recorder.do("split", shape.phase, ragged, part)
-    phase = shape.phase
-    if shape.reduces_rows:
-        recorder.do("rfactor", phase, outer)
-        _finish(recorder, describe(recorder.program, phase), target)
-        phase = f"{shape.leaf.targets[0].name}_{outer}"
-    partial = Shape(phase, shape.leaf, shape.component, shape.ragged, shape.regular, shape.reduced)
-    kept, reduced, lanes = lane_regular(recorder, partial, target)
-    recorder.do("split", phase, inner, block)
-    recorder.do("combine", phase, row, outer)
-    parts = f"{row}{outer}"
-    serial, lane = f"{inner}o", f"{inner}i"
-    order = [parts, *kept, serial, *reduced] if shape.reduces_rows else [parts, serial, *kept, *reduced]
-    finish_loops(recorder, phase, [*order, lane, *lanes], [parts], [lane, *lanes])
-
-
-def _finish(recorder: Recorder, shape: Shape, target: Target) -> None:
-    """Combines the partial results of a row, in order."""
-    assert shape.component is not None and shape.ragged is not None
-    kept, reduced, lanes = lane_regular(recorder, shape, target)
-    row, parts = shape.component.name, shape.ragged.name
-    if target.finish > 1:
-        recorder.do("split", shape.phase, parts, target.finish)
-        order = [row, *kept, f"{parts}o", *reduced, f"{parts}i", *lanes]
-        finish_loops(recorder, shape.phase, order, [row], [f"{parts}i", *lanes])
-    else:
-        finish_loops(recorder, shape.phase, [row, *kept, parts, *reduced, *lanes], [row], lanes)
-
-
-def _schedule_product(recorder: Recorder, shape: Shape, target: Target) -> None:
-    """Blocks of rows of all components in one list; columns beside it on the grid."""
-    assert shape.component is not None and shape.ragged is not None
-    row, ragged = shape.component.name, shape.ragged.name
-    recorder.do("split", shape.phase, ragged, target.matmul[0])
-    recorder.do("combine", shape.phase, row, f"{ragged}o")
-    inner = describe(recorder.program, shape.phase)
-    plain = Shape(shape.phase, shape.leaf, None, None, shape.regular, inner.reduced)
-    block = next(d for d in inner.regular if d.name == f"{ragged}i")
-    _blocks(recorder, plain, target, f"{row}{ragged}o", block.name)
-
-
-def _blocks(recorder: Recorder, shape: Shape, target: Target, parts: str, rows: str) -> None:
-    schedule_product(recorder, shape, target, rows=None, before=[parts, rows])
-    found = [name for name in loop_names(recorder, shape.phase) if name != rows]
-    lanes = [name for name in found if name.endswith("i") and name != parts]
-    outside = [name for name in found if name not in lanes]
-    recorder.do("reorder", shape.phase, *outside, rows, *lanes)
-    recorder.do("mark", shape.phase, rows, "lanes")
+        row, parts = shape.component.name, shape.ragged.name
+        serial = parts
+        if target.finish > 1:
+            recorder.do("split", shape.phase, parts, target.finish)
+            serial, lanes = f"{parts}o", [f"{parts}i", *lanes]
+        finish_loops(recorder, shape.phase, [row, *kept, serial, *reduced, *lanes], [row], lanes)
