@@ -51,7 +51,8 @@ BACKENDS: dict[str, Target] = {"reference": CPU, "cpp": CPU, "triton": GPU}
 def build(program: TileProgram, chosen: Plan, name: str, backend: str, is_wide: Callable[[Array], bool]) -> Executable:
     """The compiler in one function: schedule, lower, print, build. `is_wide` tells which arrays hold int64."""
     scheduled = chosen.apply(program)
-    loops = lower(scheduled, name, header=(f"{name}: {chosen.strategy}", *(f"  {step}" for step in chosen.steps)))
+    header = (f"{name}: {chosen.strategy}", *(f"  {step}" for step in chosen.steps))
+    loops = lower(scheduled, name, header, tables=BACKENDS[backend].tables)
     if backend == "reference":
         return ReferenceExecutable(loops)
     if backend == "cpp":
@@ -220,7 +221,7 @@ class Compiled:
             for extent in facts.inner:
                 width *= self._size(call, extent)
             # On a device nothing is copied to the host only to choose a plan.
-            longest = self.binder.longest(call, facts.ragged) if call.device.type == "cpu" else None
+            longest = self.binder.known_longest(call, facts.ragged)
             count, total = (self._size(call, e) for e in (facts.ragged.component.host_bound, facts.ragged.host_bound))
             rows = Rows(count, total, longest, width * facts.itemsize)
         workers = torch.get_num_threads() if target is CPU else device_workers(call.device)

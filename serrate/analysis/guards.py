@@ -189,7 +189,7 @@ def guards(logical: Sequence[IterDomain], loop: Sequence[IterDomain]) -> tuple[G
     >>> from serrate.ir import IterDomain, split
     >>> d = IterDomain(6)
     >>> [str(g.condition) for g in guards([d], split(d, 4))]
-    ['i1 + i0*4 < 6']
+    ['i0*4 + i1 < 6']
     """
     symbols = loop_symbols(loop)
     indices = Indices(zip(loop, symbols, strict=True))

@@ -7,7 +7,7 @@ which is where a position finds its component by search.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from serrate.errors import DomainError
 from serrate.ir.domains import IterDomain
@@ -37,12 +37,13 @@ class Indices:
     >>> from serrate.ir.expr import symbol
     >>> d = IterDomain(100)
     >>> o, n = split(d, 8)
-    >>> print(Indices({o: symbol("o"), n: symbol("n", 0, 7)}).of(d))
+    >>> print(Indices([(o, symbol("o")), (n, symbol("n", 0, 7))]).of(d))
     n + o*8
     """
 
-    def __init__(self, loops: Mapping[IterDomain, Expr] | Iterable[tuple[IterDomain, Expr]]) -> None:
-        pairs = list(loops.items() if isinstance(loops, Mapping) else loops)
+    def __init__(self, loops: Iterable[tuple[IterDomain, Expr]]) -> None:
+        # Pairs and not a mapping: domains of one extent are equal, so a mapping would lose one of them.
+        pairs = list(loops)
         self.known: dict[int, Expr] = {d.uid: e for d, e in pairs}
         self._fill(ancestry(d for d, _ in pairs))
 

@@ -29,6 +29,7 @@ from serrate.ir.loops import (
     LoopProgram,
     Node,
     Number,
+    Prefetch,
     Reduce,
     Write,
 )
@@ -100,7 +101,7 @@ class _Interpreter:
                 self.locals[node.local] = torch.full(
                     shape, node.number, dtype=carried_dtype(node.local.dtype), device=self.device
                 )
-            else:
+            elif not isinstance(node, Prefetch):
                 self.block(node)
 
     def block(self, node: Assign | Reduce | Dot | Write) -> None:
@@ -205,7 +206,8 @@ class _Interpreter:
         mask = self.mask(v.guard, every)
         counted = tuple(k for k, lane in enumerate(every) if lane in v.lanes)
         full = mask & torch.ones(shape, dtype=torch.bool, device=self.device)
-        total = full.sum(counted, keepdim=True).to(v.dtype)
+        # torch sums over everything when it is given no dims.
+        total = (full.sum(counted, keepdim=True) if counted else full).to(v.dtype)
         return total.reshape(total.shape[: len(lanes)])
 
 

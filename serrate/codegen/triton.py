@@ -17,7 +17,6 @@ from serrate.ir.expr import Array, Element, Expr, FloorDiv, Less, Maximum, Minim
 from serrate.ir.loops import (
     Assign,
     Bind,
-    Block,
     Declare,
     Dot,
     Existing,
@@ -31,6 +30,7 @@ from serrate.ir.loops import (
     LoopProgram,
     Node,
     Number,
+    Prefetch,
     Reduce,
     Write,
     expressions_of,
@@ -367,10 +367,10 @@ class _Printer:
             else:
                 self.put(f"{node.local.name} = tl.full([], {number}, {kind})")
             self._forget(node.local.name)
-        else:
+        elif not isinstance(node, Prefetch):
             self._block(node)
 
-    def _block(self, node: Block) -> None:
+    def _block(self, node: Assign | Reduce | Dot | Write) -> None:
         """A block operation; conditions that no lane takes part in decide whether it happens at all."""
         plain = [g for g in node.guard if not self.lanes_in(g.left) | self.lanes_in(g.right)]
         if plain:
@@ -385,7 +385,7 @@ class _Printer:
         else:
             self._operation(node)
 
-    def _operation(self, node: Block) -> None:
+    def _operation(self, node: Assign | Reduce | Dot | Write) -> None:
         if isinstance(node, Write):
             self._write(node)
         elif isinstance(node, Assign):

@@ -33,7 +33,7 @@ class Array:
 
     name: str
     data: tuple[int, ...] | None = None
-    recipe: RunningSum | GroupMaximum | None = None
+    recipe: RunningSum | GroupMaximum | Owners | None = None
 
     def __getitem__(self, index: Expr | int) -> Expr:
         return element(self, as_expr(index))
@@ -59,6 +59,15 @@ class GroupMaximum:
     coordinate: Symbol
     count: Expr
     size: int
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Recipe of a derived array: element i is the component that owns position i under `offsets`; `size` elements."""
+
+    offsets: Array
+    count: Expr
+    size: Expr
 
 
 class Expr:

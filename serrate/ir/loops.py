@@ -10,6 +10,7 @@ In: a scheduled tile program. Out: kernels of loops and block operations on lane
                 | Reduce(lanes, guard, local, operator, value)   local = local op value over the lanes it does not have
                 | Dot(lanes, guard, local, left, right)    local += left @ right over the last lane
                 | Write(lanes, guard, tensor, index, value)
+                | Prefetch(lanes, guard, tensor, index)    a hint that these elements are needed soon
     value     ::= Constant | Call | Load(tensor, index) | Held(local) | Number(expression) | Existing(lanes, guard)
 A guard is an ordered conjunction; it says in which lanes the statement's elements exist. Loads are made only there.
 """
@@ -195,8 +196,18 @@ class Write:
     value: Value
 
 
-Block = Assign | Reduce | Dot | Write
-Node = For | Bind | Declare | Assign | Reduce | Dot | Write
+@dataclass(frozen=True, eq=False)
+class Prefetch:
+    """The elements at `index` are needed soon; they may lie past the tensor's end. Means nothing."""
+
+    lanes: Lanes
+    guard: Guard
+    tensor: Tensor
+    index: tuple[Expr, ...]
+
+
+Block = Assign | Reduce | Dot | Write | Prefetch
+Node = For | Bind | Declare | Assign | Reduce | Dot | Write | Prefetch
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,11 +261,11 @@ def expressions_of(node: Node) -> Iterator[Expr]:
         yield node.extent
     elif isinstance(node, Bind):
         yield node.expr
-    if isinstance(node, Assign | Reduce | Dot | Write):
+    if isinstance(node, Assign | Reduce | Dot | Write | Prefetch):
         for condition in node.guard:
             yield condition.left
             yield condition.right
-    if isinstance(node, Write):
+    if isinstance(node, Write | Prefetch):
         yield from node.index
     for value in values_of(node):
         for inner in value.walk():
@@ -314,6 +325,8 @@ def _line(node: Node) -> str:
     where = "  where " + " and ".join(map(str, node.guard)) if node.guard else ""
     if isinstance(node, Write):
         return f"{lanes}{node.tensor.name}[{', '.join(map(str, node.index))}] = {node.value}{where}"
+    if isinstance(node, Prefetch):
+        return f"{lanes}prefetch {node.tensor.name}[{', '.join(map(str, node.index))}]{where}"
     if isinstance(node, Dot):
         return f"{lanes}{node.local.name} += {node.left} @ {node.right}{where}"
     operator = f"{node.operator}" if isinstance(node, Reduce) else ""

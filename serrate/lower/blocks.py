@@ -25,9 +25,11 @@ from serrate.ir.loops import (
     Kernel,
     Lane,
     Lanes,
+    Load,
     Local,
     LoopProgram,
     Node,
+    Prefetch,
     Write,
     held,
     load,
@@ -213,12 +215,24 @@ class _PhaseLowering:
             if leaf.tensor in self.private:
                 local = self.private[leaf.tensor]
                 return [Declare(local, 0), Assign(local.lanes, scope.guard(), local, value)]
-            return [Write(scope.lanes, scope.guard(), leaf.tensor, self._place(leaf.tensor, leaf.index, scope), value)]
+            write = Write(scope.lanes, scope.guard(), leaf.tensor, self._place(leaf.tensor, leaf.index, scope), value)
+            return [*self._next_row(leaf.tensor, value, scope), write]
         kept_loops = tuple(self._kept(leaf.index, scope.loops))
         states = self._states(leaf, scope.loops)
         tile = Tile(scope.lanes, scope.guard(), states[0].lanes, _Scope(kept_loops).guard())
         values = tuple(self._value(v, scope) for v in leaf.values)
         return expand(leaf.reduction, states, values, tile, merge=leaf.merge)
+
+    def _next_row(self, tensor: Tensor, value: Value, scope: _Scope) -> list[Node]:
+        """While a row is worked on in private, what it was computed from is fetched for the next row, right behind it."""
+        if tensor.role is not Role.PRIVATE:
+            return []
+        ragged = next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
+        length = extent_of(ragged, scope.indices)
+        within = scope.indices.of(ragged).symbols
+        found = [v for v in value.walk() if isinstance(v, Load) and v.tensor.role is Role.INPUT and v.index]
+        moving = [v for v in found if v.index[0].symbols & within]
+        return [Prefetch(scope.lanes, scope.guard(), v.tensor, (v.index[0] + length, *v.index[1:])) for v in moving]
 
     def _value(self, value: Value, scope: _Scope) -> Value:
         indices = scope.indices

@@ -4,6 +4,7 @@ In: a scheduled `TileProgram`. Out: a `LoopProgram`. One function, passes in ord
 
     blocks    domains -> index expressions and guards, lanes -> blocks, private scratch -> blocks
     tighten   serial loops end where guards say nothing exists any more
+    tabulate  (where a target wants it) the component that owns a grid position comes from a table
     name      array reads and searches that several statements share get a name, as far out as possible
     collect   which arrays and extents the program needs from its caller
 """
@@ -16,7 +17,7 @@ from dataclasses import replace
 
 from serrate.errors import VerificationError
 from serrate.ir.domains import COORDINATE
-from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, ceildiv, minimum, symbol
+from serrate.ir.expr import Array, Element, Expr, Less, Owners, Search, Sum, Symbol, ceildiv, minimum, symbol
 from serrate.ir.loops import (
     Assign,
     Bind,
@@ -28,21 +29,22 @@ from serrate.ir.loops import (
     Lanes,
     LoopProgram,
     Node,
+    Prefetch,
     Reduce,
     Write,
     expressions_of,
     nodes,
     rewrite_value,
 )
-from serrate.ir.tile import SERIAL, TileProgram, verify
+from serrate.ir.tile import GRID, SERIAL, TileProgram, verify
 from serrate.lower.blocks import blocks
 
 
-def lower(program: TileProgram, name: str, header: tuple[str, ...] = ()) -> LoopProgram:
-    """The loop program of a scheduled tile program."""
+def lower(program: TileProgram, name: str, header: tuple[str, ...] = (), *, tables: bool = False) -> LoopProgram:
+    """The loop program of a scheduled tile program; with `tables`, owners of grid positions are looked up."""
     verify(program)
     loops = blocks(program, name, header)
-    for each in (tighten, name_indices, collect):
+    for each in (tighten, *((tabulate,) if tables else ()), name_indices, collect):
         loops = each(loops)
         check(loops)
     return loops
@@ -134,6 +136,36 @@ def _solve(guard: Less, wanted: Symbol, inner: set[Symbol]) -> Expr | None:
     return ceildiv(guard.right - rest, factor) if not rest.symbols & inner else None
 
 
+# --- tabulate ----------------------------------------------------------------------------------------------------------
+
+
+def tabulate(program: LoopProgram) -> LoopProgram:
+    """Replaces searches for the owner of a grid position by reads of a derived array, made once for each structure."""
+    grids = {n.symbol: n.bound for k in program.kernels for n in nodes(k.body) if isinstance(n, For) and n.kind is GRID}
+    found: dict[Expr, Expr] = {}
+    for kernel in program.kernels:
+        for node in nodes(kernel.body):
+            for expr in expressions_of(node):
+                for e in expr.walk():
+                    if isinstance(e, Search) and e.position in grids and not grids[e.position].arrays:
+                        size = grids[e.position]
+                        table = Array(f"owners({e.array.name})", recipe=Owners(e.array, e.count, size))
+                        found[e] = table[e.position]
+    if not found:
+        return program
+    return replace(program, kernels=tuple(replace(k, body=_replaced(k.body, found)) for k in program.kernels))
+
+
+def _replaced(body: tuple[Node, ...], found: dict[Expr, Expr]) -> tuple[Node, ...]:
+    out: list[Node] = []
+    for node in body:
+        if isinstance(node, For):
+            out.append(replace(node, extent=node.extent.substitute(found), body=_replaced(node.body, found)))
+        else:
+            out.append(substituted(node, found))
+    return tuple(out)
+
+
 # --- name --------------------------------------------------------------------------------------------------------------
 
 
@@ -204,13 +236,20 @@ class _Namer:
             extent, bound = node.extent.substitute(named), node.bound
             inner = self.body(node.body, known | {node.symbol}, named)
             return replace(node, extent=extent, bound=bound, body=inner)
-        if isinstance(node, Declare | Bind):
-            return node
-        guard = tuple(g.substitute(named) for g in node.guard)
-        if isinstance(node, Dot):
-            return replace(node, guard=guard, left=rewrite_value(node.left, named), right=rewrite_value(node.right, named))
-        node = replace(node, guard=guard, value=rewrite_value(node.value, named))
-        return replace(node, index=tuple(e.substitute(named) for e in node.index)) if isinstance(node, Write) else node
+        return substituted(node, named)
+
+
+def substituted(node: Node, named: dict[Expr, Expr]) -> Node:
+    """A statement with index expressions replaced; statements inside it are not looked at."""
+    if isinstance(node, For | Declare | Bind):
+        return node
+    guard = tuple(g.substitute(named) for g in node.guard)
+    if isinstance(node, Prefetch):
+        return replace(node, guard=guard, index=tuple(e.substitute(named) for e in node.index))
+    if isinstance(node, Dot):
+        return replace(node, guard=guard, left=rewrite_value(node.left, named), right=rewrite_value(node.right, named))
+    node = replace(node, guard=guard, value=rewrite_value(node.value, named))
+    return replace(node, index=tuple(e.substitute(named) for e in node.index)) if isinstance(node, Write) else node
 
 
 def _candidates(body: tuple[Node, ...]) -> Iterable[tuple[Expr, Guard]]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from serrate.ir.expr import Array, Environment, GroupMaximum, RunningSum, Symbol
+from serrate.ir.expr import Array, Environment, Owners, RunningSum, Symbol
 
 T = TypeVar("T")
 
@@ -64,26 +64,40 @@ def derive(
         return tensors[array.name]
     if array.recipe is None:
         return torch.tensor(array.data, dtype=torch.int64, device=device)
+    owners = tuple(tensors[a.name] for a in sorted(sources(array), key=lambda a: a.name))
+    numbers = tuple(symbols[s] for s in sorted(_symbols(array), key=str))
+    return remembered(owners, (array.name, numbers), lambda: _make(array, tensors, symbols, device))
+
+
+def sources(array: Array) -> set[Array]:
+    """The arguments that an array is made from: itself, unless it has a recipe."""
     recipe = array.recipe
-    owners = tuple(tensors[a.name] for a in sorted(_sources(array), key=lambda a: a.name))
+    if recipe is None:
+        return {array} if array.data is None else set()
+    if isinstance(recipe, Owners):
+        return sources(recipe.offsets)
+    return {source for a in recipe.term.arrays for source in sources(a)}
+
+
+def _symbols(array: Array) -> set[Symbol]:
+    recipe = array.recipe
+    if recipe is None:
+        return set()
+    if isinstance(recipe, Owners):
+        return set(recipe.count.symbols | recipe.size.symbols) | _symbols(recipe.offsets)
+    inner = {s for a in recipe.term.arrays for s in _symbols(a)}
+    return (set(recipe.term.symbols) | set(recipe.count.symbols) | inner) - {recipe.coordinate}
+
+
+def _make(array: Array, tensors: Mapping[str, torch.Tensor], symbols: Mapping[Symbol, int], device: torch.device) -> torch.Tensor:
+    recipe = array.recipe
+    assert recipe is not None
     count = int(recipe.count.evaluate(Environment(symbols)))
-    return remembered(owners, (array.name, count), lambda: _make(recipe, count, tensors, symbols, device))
+    if isinstance(recipe, Owners):
+        offsets = derive(recipe.offsets, tensors, symbols, device)[1 : count + 1].contiguous()
+        positions = torch.arange(int(recipe.size.evaluate(Environment(symbols))), dtype=offsets.dtype, device=device)
+        return torch.searchsorted(offsets, positions, right=True).clamp_(max=max(count - 1, 0))
 
-
-def _sources(array: Array) -> set[Array]:
-    """The arguments that a derived array is made from."""
-    if array.recipe is None:
-        return {array}
-    return {source for a in array.recipe.term.arrays for source in _sources(a)}
-
-
-def _make(
-    recipe: RunningSum | GroupMaximum,
-    count: int,
-    tensors: Mapping[str, torch.Tensor],
-    symbols: Mapping[Symbol, int],
-    device: torch.device,
-) -> torch.Tensor:
     def element(array: Array, index: Any) -> Any:
         return derive(array, tensors, symbols, device)[index].long()
 

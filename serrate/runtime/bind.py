@@ -16,7 +16,7 @@ from serrate.ir.domains import RaggedIterDomain
 from serrate.ir.expr import Array, Expr, Symbol, size_function
 from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
 from serrate.ir.transforms import Partition, offsets_array
-from serrate.runtime.arrays import derive, remembered
+from serrate.runtime.arrays import derive, remembered, sources
 from serrate.tensor import Structure
 
 
@@ -48,15 +48,10 @@ class Binder:
                 else:
                     fixed.append((dim, extent.value))
             self._forms.append((tensor.dtype, len(tensor.logical), tuple(fixed), tuple(unknown)))
-        self._place = {tensor.name: k for k, tensor in enumerate(self.inputs)}
+        place = {tensor.name: k for k, tensor in enumerate(self.inputs)}
         self.partitions = _partitions(fusion)
-        self.offsets = tuple(sorted({k for chain, _ in self.partitions for a in chain for k in self._owners(a)}))
-
-    def _owners(self, array: Array) -> set[int]:
-        """The arguments an array is made from."""
-        if array.recipe is None:
-            return {self._place[array.name]} if array.name in self._place else set()
-        return {k for a in array.recipe.term.arrays for k in self._owners(a)}
+        arrays = {source for chain, _ in self.partitions for a in chain for source in sources(a)}
+        self.offsets = tuple(sorted(place[a.name] for a in arrays))
 
     def bind(self, args: Sequence[torch.Tensor]) -> Call:
         """Checks the arguments and binds them; what depends on lengths is left to `check`."""
@@ -120,6 +115,14 @@ class Binder:
         tensors = tuple(self.array(call, a) for a in chain)
         size = self.size(total)(call.numbers)
         return remembered(tensors, ("structure", size), lambda: Structure.from_offsets(*tensors, total=size))
+
+    def known_longest(self, call: Call, ragged: RaggedIterDomain) -> int | None:
+        """The length of the longest row, if nothing needs to be copied to the host to say it."""
+        array = offsets_array(ragged)
+        total = next((t for chain, t in self.partitions if chain == (array,)), None)
+        if total is not None:
+            return self.structure(call, (array,), total).known_max_length()
+        return self.longest(call, ragged) if call.device.type == "cpu" else None
 
     def longest(self, call: Call, ragged: RaggedIterDomain) -> int:
         """The length of the longest row."""

@@ -18,7 +18,9 @@ class Target:
     widest: int
     """The most lanes one dim may have."""
     block: int
-    """Elements of a block that is reduced at once."""
+    """Elements of a block that softmax statistics or moments are taken of at once."""
+    simple_block: int
+    """Elements of a block that is summed (or the like) at once; 0 where a plain loop over the row is best."""
     store_bytes: int
     """Bytes of a block that is stored at once."""
     chunk: int
@@ -35,6 +37,8 @@ class Target:
     """Whether lanes of a block keep results of their own until the row is done; worth it where combining them is slow."""
     warps: int
     """Warps of a program, where there are such."""
+    tables: bool
+    """Whether the component that owns a part is looked up in a table rather than searched for by every worker."""
 
 
 # 2 KB of output at a time leave room in the first-level cache for what is being read; see docs/benchmarks.md.
@@ -43,6 +47,7 @@ CPU = Target(
     power_of_two=False,
     widest=1024,
     block=2048,
+    simple_block=0,
     store_bytes=2048,
     chunk=262144,
     keeps_rows=True,
@@ -51,20 +56,23 @@ CPU = Target(
     finish=1,
     factors_blocks=False,
     warps=1,
+    tables=False,
 )
 GPU = Target(
     name="gpu",
     power_of_two=True,
     widest=1024,
-    block=4096,
-    store_bytes=16384,
-    chunk=65536,
+    block=2048,
+    simple_block=8192,
+    store_bytes=8192,
+    chunk=131072,
     keeps_rows=False,
-    matmul=(128, 128, 64),
+    matmul=(128, 256, 64),
     rows_together=4,
     finish=16,
     factors_blocks=True,
     warps=4,
+    tables=True,
 )
 
 

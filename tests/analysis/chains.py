@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from serrate.analysis import Indices
-from serrate.analysis.guards import loop_symbols
-from serrate.errors import DomainError, StructureMismatch
+from serrate.errors import DomainError
 from serrate.ir import IterDomain, RaggedIterDomain, combine, merge, partition, split
+from serrate.ir.expr import symbol
+from serrate.ir.transforms import Partition, PartitionInner
 
 KINDS = ("split", "split", "outer split", "merge", "partition", "combine")
 ROOTS = ("one", "one", "two", "rows", "flattened rows")
@@ -83,7 +84,8 @@ class Built:
             rows = lengths(domain)
             parts = self.rng.randint(1 if any(rows) else 0, 3)
             return self.note(*partition(domain, [self.boundaries(length, parts) for length in rows]))
-        return self.note(*partition(domain, self.boundaries(number(domain), self.rng.randint(1 if number(domain) else 0, 5))))
+        parts = self.rng.randint(1 if number(domain) else 0, self.rng.choice((5, 5, 5, 17)))
+        return self.note(*partition(domain, self.boundaries(number(domain), parts)))
 
     def boundaries(self, total: int, parts: int) -> list[int]:
         """Offsets of `parts` components; two cuts at the same place make an empty one."""
@@ -103,8 +105,8 @@ class Built:
             return [(d,) for d in self.loop if not d.is_ragged]
         if kind in ("split", "partition"):
             return [(d,) for d in self.loop]
-        function = {"merge": merge, "combine": combine}[kind]
-        return [pair for pair in itertools.permutations(self.loop, 2) if accepts(function, *pair)]
+        test = {"merge": mergeable, "combine": combinable}[kind]
+        return [pair for pair in itertools.permutations(self.loop, 2) if test(*pair)]
 
     def _made(self, step: Step, *chosen: IterDomain) -> list[IterDomain]:
         if step.kind == "partition":
@@ -114,13 +116,22 @@ class Built:
         return self.note((merge if step.kind == "merge" else combine)(*chosen))
 
 
-def accepts(function, *domains: IterDomain) -> bool:  # type: ignore[no-untyped-def]
-    """Whether a transform takes these domains; what it refuses never depends on extents."""
+def mergeable(outer: IterDomain, inner: IterDomain) -> bool:
     try:
-        function(*domains)
-    except (DomainError, StructureMismatch):
+        merge(outer, inner)
+    except DomainError:
         return False
     return True
+
+
+def combinable(component: IterDomain, ragged: IterDomain) -> bool:
+    """Whether they are a pair; two pairs whose offsets happen to be equal are not mixed, or chains would depend on extents."""
+    if not isinstance(ragged, RaggedIterDomain):
+        return False
+    made = component.definition
+    if isinstance(made, Partition) and isinstance(component, RaggedIterDomain) and ragged.component is made.inputs[0]:
+        return ragged.start is not None
+    return ragged.component is component or (isinstance(made, PartitionInner) and made.outputs[1] is ragged)
 
 
 def extent(chain: Chain, rng: random.Random) -> int:
@@ -150,14 +161,15 @@ def build(chain: Chain, seed: int) -> Built | None:
 
 def rows_after_their_component(loop: list[IterDomain]) -> list[IterDomain] | None:
     """The loops in the nearest order in which every ragged loop finds its row chosen by the loops before it, if there is one."""
-    symbols = loop_symbols(loop)
+    # Without bounds, so that no index is simplified away.
+    symbols = [symbol(f"loop{k}") for k in range(len(loop))]
     indices = Indices(zip(loop, symbols, strict=True))
     waiting = dict(zip(symbols, loop, strict=True))
     placed: list[IterDomain] = []
     while waiting:
-        for symbol, domain in waiting.items():
+        for index, domain in waiting.items():
             if not isinstance(domain, RaggedIterDomain) or not indices.of(domain.component).symbols & waiting.keys():
-                placed.append(waiting.pop(symbol))
+                placed.append(waiting.pop(index))
                 break
         else:
             return None

@@ -153,8 +153,15 @@ class Case:
 
 
 def sample(rows: Rows, features: tuple[int, ...], dtype: torch.dtype, data: str, generator: torch.Generator) -> Tensor:
-    """Values for rows; ties, zeros and negative numbers included."""
-    return numbers((rows.total, *features), dtype, data, generator)
+    """Values for rows; `special` makes whole rows of -inf, and plants inf, NaN and -inf in others."""
+    x = numbers((rows.total, *features), dtype, data, generator)
+    if data == "special":
+        for c, (a, b) in enumerate(itertools.pairwise(rows.offsets)):
+            if b > a and c % 5 == 0:
+                x[a:b] = float("-inf")
+            elif b > a and c % 5 < 4:
+                x[(a + b) // 2] = (float("inf"), float("nan"), float("-inf"))[c % 5 - 1]
+    return x
 
 
 def numbers(shape: Sequence[int], dtype: torch.dtype, data: str, generator: torch.Generator) -> Tensor:

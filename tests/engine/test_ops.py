@@ -1,8 +1,9 @@
 """Every operation, under every strategy and backend, on every kind of structure, against plain torch row by row.
 
-In: the cases of `cases.py`. Out: failures that name the structure, the first bad coordinate and both values. By default each
-(case, backend, strategy) runs with one dtype, one feature shape and one set of options, chosen by name; all of them under
-SERRATE_TEST_FULL=1. A program is built once and called with every structure, since it does not depend on lengths.
+In: the cases of `cases.py`. Out: failures that name the structure, the first bad coordinate and both values. By default each case
+runs under every strategy (elementwise ones under one for each backend), with a backend, a dtype, a feature shape and options chosen
+by name; all combinations under SERRATE_TEST_FULL=1. A program is built once and called with every structure, since it does not
+depend on lengths.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.cases import CASES, NESTED_CASES
+from serrate.runtime import launch
+from tests.engine.cases import CASES, NESTED_CASES, SPECIALS
 from tests.engine.oracle import (
+    ANY,
     BACKENDS,
     FULL,
     ONE_LEVEL,
@@ -36,13 +39,24 @@ Options = tuple[tuple[str, Any], ...]
 Point = tuple[str, str, str, Options, torch.dtype, Features]
 
 
-def points(cases: dict[str, Case], level: int) -> list[Any]:
+def _pairs(case: Case, elementwise: bool) -> list[tuple[str, str]]:
+    """Which backends and strategies a case runs on by default."""
+    if elementwise:
+        return [(backend, pick(STRATEGIES, case.name, backend)) for backend in BACKENDS]
+    first = pick(range(len(BACKENDS)), case.name)
+    return [(BACKENDS[(first + k) % len(BACKENDS)], strategy) for k, strategy in enumerate(STRATEGIES)]
+
+
+def points(cases: dict[str, Case], suite: str) -> list[Any]:
     """The sampled matrix, or all of it."""
     found: list[Any] = []
     for case in cases.values():
-        for backend, strategy in itertools.product(BACKENDS, STRATEGIES):
+        # An elementwise case has no loop to schedule but the one over all elements.
+        elementwise = (case.kind == "ragged" and case.features == ANY and suite != "two levels") or suite == "special"
+        everything = list(itertools.product(BACKENDS, STRATEGIES))
+        for backend, strategy in everything if FULL else _pairs(case, elementwise):
             rest = list(itertools.product(VARIANTS[strategy], case.dtypes, case.features))
-            chosen = rest if FULL else [pick(rest, level, case.name, backend, strategy)]
+            chosen = rest if FULL else [pick(rest, suite, case.name, backend, strategy)]
             for variant, dtype, features in chosen:
                 options = tuple(sorted(variant.items()))
                 shown = ",".join(f"{k}={v}" for k, v in options)
@@ -74,11 +88,43 @@ def run(
     assert not failures, "\n" + "\n".join(failures)
 
 
-@pytest.mark.parametrize(("case", "backend", "strategy", "options", "dtype", "features"), points(CASES, 1))
+@pytest.mark.parametrize(("case", "backend", "strategy", "options", "dtype", "features"), points(CASES, "one level"))
 def test_one_level(case: str, backend: str, strategy: str, options: Options, dtype: torch.dtype, features: Features) -> None:
     run(CASES[case], backend, strategy, options, dtype, features, ONE_LEVEL, 1)
 
 
-@pytest.mark.parametrize(("case", "backend", "strategy", "options", "dtype", "features"), points(NESTED_CASES, 2))
+@pytest.mark.parametrize(("case", "backend", "strategy", "options", "dtype", "features"), points(NESTED_CASES, "two levels"))
 def test_two_levels(case: str, backend: str, strategy: str, options: Options, dtype: torch.dtype, features: Features) -> None:
     run(NESTED_CASES[case], backend, strategy, options, dtype, features, TWO_LEVELS, 2)
+
+
+@pytest.mark.parametrize(("case", "backend", "strategy", "options", "dtype", "features"), points(SPECIALS, "special"))
+def test_infinities_and_nan(
+    case: str, backend: str, strategy: str, options: Options, dtype: torch.dtype, features: Features
+) -> None:
+    run(SPECIALS[case], backend, strategy, options, dtype, features, ONE_LEVEL, 1)
+
+
+STREAMED = ["relu", "add_component", "softmax_rows", "layer_norm_features", "cast_bfloat16", "sum_features", "matmul_shared"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", STREAMED)
+def test_results_written_past_the_cache(name: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large results take another way to memory; here every result does."""
+    monkeypatch.setattr(launch, "last_level_cache", lambda: -1)
+    case = CASES[name]
+    rows = {"long": Rows((300, 0, 1, 77, 2)), **ONE_LEVEL}
+    dtype, features = pick([(torch.float32, (64,)), (torch.bfloat16, (64,)), (torch.float32, (5,))], name, strategy)
+    run(case, "cpp", strategy, (), dtype, features, rows, 1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["sum_rows", "softmax_rows", "layer_norm_both", "matmul_each", "var_rows", "relu_affine"])
+def test_the_chosen_plan_is_right_too(name: str, backend: str) -> None:
+    """No strategy named: rows decide, and the program changes with them between calls."""
+    program = compiled(CASES[name], backend, None, (), torch.float32, (5,))
+    long = {"long": Rows((9000, 3, 0, 70)), "even": Rows((50,) * 40)} if backend != "reference" else {}
+    for where, rows in {**ONE_LEVEL, **long}.items():
+        given = arguments(CASES[name], rows, torch.float32, (5,), where)
+        check(CASES[name], program(*given.call), given, f"{name} on {where}")

@@ -30,6 +30,7 @@ from serrate.ir.loops import (
     Local,
     LoopProgram,
     Node,
+    Prefetch,
     Reduce,
     Write,
     held,
@@ -199,7 +200,7 @@ class _Printer:
         for node in body:
             if isinstance(node, Declare) and not any(node.local in _locals(b) for b in group):
                 self._declare(node)
-            elif isinstance(node, Assign | Reduce | Dot | Write):
+            elif isinstance(node, Assign | Reduce | Dot | Write | Prefetch):
                 if group and not _joins(group, node):
                     self._blocks(group)
                     group = []
@@ -246,6 +247,8 @@ class _Printer:
         if isinstance(first, Dot):
             self._dot(first)
             return
+        if all(isinstance(node, Prefetch) for node in group):
+            return
         lanes, bounds, conditions = first.lanes, self._bounds(first.lanes, first.guard), self._outside(first)
         for condition in conditions:
             self.open(f"if ({condition})")
@@ -262,6 +265,8 @@ class _Printer:
         for k, lane in enumerate(lanes):
             inner = k == len(lanes) - 1
             limit = self._limit(lane, bounds[lane])
+            if inner and opened:
+                self._prefetches(group, lane)
             scalars = self._scalar_reductions(group, lane) if inner else []
             for local, node in scalars:
                 identity = number(_identity(node), local.dtype)
@@ -282,12 +287,25 @@ class _Printer:
                 self.put(COMBINE[node.operator].format(self._cell(local), f"{local.name}_here") + ";")
         self.close(opened)
 
+    def _prefetches(self, group: list[Block], lane: Lane) -> None:
+        """Cache lines of what comes next, one after the other, for hints whose innermost lane runs along memory."""
+        for node in group:
+            if isinstance(node, Prefetch):
+                flat = self._flat_expr(node.tensor, node.index)
+                start = flat.substitute({lane.symbol: const(0)})
+                if (flat - start) is lane.symbol:
+                    step = max(64 // node.tensor.dtype.itemsize, 1)
+                    hint = f"__builtin_prefetch({node.tensor.name} + {self.index(start)} + k, 0, 2)"
+                    self.put(f"for (i64 k = 0; k < {lane.size}; k += {step}) {hint};")
+
     def _scalar_reductions(self, group: list[Block], lane: Lane) -> list[tuple[Local, Reduce]]:
         return [(n.local, n) for n in group if isinstance(n, Reduce) and lane not in n.local.lanes]
 
     def _statements(self, group: list[Block], here: set[Local], staged: dict[Write, _Stage | None]) -> None:
         scalars = Scalars(self._load, lambda h: self._cell(h.local), self._existing, self.index, self.fresh)
         for node in group:
+            if isinstance(node, Prefetch):
+                continue
             assert not isinstance(node, Dot)
             text = scalars.text(node.value)
             for line in scalars.lines:

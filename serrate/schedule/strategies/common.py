@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from serrate.ir.domains import IterDomain
-from serrate.ir.tile import Accumulate, Store, chain
+from serrate.ir.tile import Accumulate, Store, TileProgram, chain
 from serrate.ir.values import Role
 from serrate.schedule.plan import Recorder
 from serrate.schedule.prepare import Shape, describe
@@ -63,6 +63,13 @@ def block_size(asked: int | None, usual: int, target: Target) -> int:
     return power_of_two_at_least(size) if target.power_of_two else size
 
 
+def warps_for(program: TileProgram, target: Target) -> int:
+    """More warps where each lane carries much (moments, blocks of matrix products), so that registers suffice."""
+    shapes = [describe(program, p.name) for p in program.phases]
+    heavy = any(isinstance(s.leaf, Accumulate) and (s.leaf.reduction.name == "welford" or s.is_product) for s in shapes)
+    return 2 * target.warps if heavy else target.warps
+
+
 def width(shape: Shape, target: Target) -> int:
     """Lanes of the regular dims of a phase."""
     return lanes_of(shape.regular[-1], target, target.widest) if shape.regular else 1
@@ -73,8 +80,7 @@ def row_block(shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
     across = width(shape, target)
     if isinstance(shape.leaf, Accumulate) and shape.reduces_rows:
         simple = shape.leaf.reduction.name not in ("softmax", "welford")
-        # A plain loop needs no blocks: a CPU runs a simple reduction straight through the row.
-        size = LONG if simple and not target.power_of_two else target.block // across
+        size = (target.simple_block // across or LONG) if simple else target.block // across
     elif isinstance(shape.leaf, Store) and shape.leaf.tensor.role is Role.PRIVATE:
         size = LONG
     else:

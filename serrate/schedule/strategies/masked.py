@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, prepare
-from serrate.schedule.strategies.common import block_size, schedule, schedule_product
+from serrate.schedule.strategies.common import block_size, schedule, schedule_product, warps_for
 from serrate.schedule.target import Target
 
 
@@ -21,7 +21,7 @@ def masked(
     recorder = Recorder(program)
     prepare(recorder)
     schedule(recorder, target, GroupedRows(tile, block_size(rows, target.rows_together, target)))
-    return recorder.plan("masked", warps or target.warps)
+    return recorder.plan("masked", warps or warps_for(program, target))
 
 
 @dataclass(frozen=True)

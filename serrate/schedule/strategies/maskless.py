@@ -11,7 +11,7 @@ from serrate.ir.tile import TileProgram
 from serrate.ir.values import Role
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
-from serrate.schedule.strategies.common import schedule, schedule_product
+from serrate.schedule.strategies.common import schedule, schedule_product, warps_for
 from serrate.schedule.target import Target
 
 
@@ -27,7 +27,7 @@ def maskless(
     schedule(recorder, target, WholeRows(tile))
     if keep and _shares_rows(recorder.program):
         return maskless(program, target, tile, keep_rows=False, warps=warps)
-    return recorder.plan("maskless", warps or target.warps)
+    return recorder.plan("maskless", warps or warps_for(program, target))
 
 
 @dataclass(frozen=True)

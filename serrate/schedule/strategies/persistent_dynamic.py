@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
-from serrate.schedule.strategies.common import block_size, finish_loops, lane_regular, schedule, schedule_product, width
+from serrate.schedule.strategies.common import (
+    block_size,
+    finish_loops,
+    lane_regular,
+    schedule,
+    schedule_product,
+    warps_for,
+    width,
+)
 from serrate.schedule.target import Target
 
 
@@ -25,7 +33,7 @@ def persistent_dynamic(
     across = max((width(describe(recorder.program, p.name), target) for p in recorder.program.phases), default=1)
     part = block_size(chunk, max(target.chunk // across, 1), target)
     schedule(recorder, target, PartsOfRows(tile, part))
-    return recorder.plan("persistent_dynamic", warps or target.warps)
+    return recorder.plan("persistent_dynamic", warps or warps_for(program, target))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,322 @@
+"""Guards against brute force: worked cases with their numbers, and random chains on random extents.
+
+In: domains and loops. Out: failures where an element is missed, repeated or read outside, or where a guard is needless.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serrate.analysis import Guard, Indices, guards, visits
+from serrate.analysis.guards import condition, loop_symbols, needed
+from serrate.errors import DomainError
+from serrate.ir import IterDomain, combine, cover, merge, partition, restrict, split
+from serrate.ir.expr import Array, symbol
+from tests.analysis.chains import Built, Chain, Step, build, chains
+
+FULL = os.environ.get("SERRATE_TEST_FULL") == "1"
+LENGTHS = (127, 0, 198)
+OFFSETS = (0, 127, 127, 325)
+
+Domains = Sequence[IterDomain]
+
+
+def bounds(domains: Domains, loop: Domains) -> list[Guard]:
+    """The bounds of the given domains and no other."""
+    indices = Indices(zip(loop, loop_symbols(loop), strict=True))
+    return [Guard(d, condition(d, indices), "given") for d in domains]
+
+
+def repeats(logical: Domains, loop: Domains) -> int:
+    """How often an element is visited again when only the logical indices are bounded."""
+    counted = visits(logical, loop, bounds(logical, loop))
+    assert counted.pop(None, 0) == 0
+    return sum(count - 1 for count in counted.values())
+
+
+def once(logical: Domains, loop: Domains, kept: Sequence[Guard]) -> bool:
+    """Whether every element is visited once and nothing else is."""
+    counted = visits(logical, loop, kept)
+    total = 1
+    for domain in logical:
+        assert isinstance(domain.extent, int)
+        total *= domain.extent
+    return counted[None] == 0 and set(counted.values()) <= {0, 1} and len(+counted) == total
+
+
+def in_splits() -> tuple[Domains, Domains]:
+    d = IterDomain(6)
+    return [d], split(d, 4)
+
+
+def both_parts_split() -> tuple[Domains, Domains]:
+    d = IterDomain(15)
+    o, n = split(d, 6)
+    return [d], [*split(o, 2), *split(n, 4)]
+
+
+def inner_split(extent: int, first: int, second: int) -> Callable[[], tuple[Domains, Domains]]:
+    def made() -> tuple[Domains, Domains]:
+        d = IterDomain(extent)
+        o, n = split(d, first)
+        return [d], [o, *split(n, second)]
+
+    return made
+
+
+def split_merge_split() -> tuple[Domains, Domains]:
+    d, e = IterDomain(24), IterDomain(2)
+    o, n = split(d, 5)
+    return [d, e], [o, *split(merge(n, e), 3)]
+
+
+def all_merged() -> tuple[Domains, Domains]:
+    d, e = IterDomain(10), IterDomain(20)
+    o, n = split(d, 5)
+    return [d, e], [merge(merge(o, n), e)]
+
+
+@pytest.mark.parametrize(
+    ("case", "extents", "beyond", "again"),
+    [
+        (in_splits, [2, 4], [], 0),
+        (both_parts_split, [2, 2, 2, 4], ["i2*4 + i3 < 6"], 4),
+        (inner_split(24, 5, 3), [5, 2, 3], ["i1*3 + i2 < 5"], 4),
+        (inner_split(999, 5, 3), [200, 2, 3], ["i1*3 + i2 < 5"], 199),
+        (inner_split(24, 4, 2), [6, 2, 2], [], 0),
+        (split_merge_split, [5, 4, 3], ["i1*3 + i2 < 10"], 8),
+        (inner_split(8, 1, 4), [8, 1, 4], ["i1*4 + i2 < 1"], 18),
+        (all_merged, [200], [], 0),
+    ],
+    ids=["6", "15", "24 by 5", "999 by 5", "24 by 4", "24, 2", "8 by 1", "10, 20"],
+)
+def test_worked_cases(case: Callable[[], tuple[Domains, Domains]], extents: list[int], beyond: list[str], again: int) -> None:
+    logical, loop = case()
+    assert [d.extent for d in loop] == extents
+    found = guards(logical, loop)
+    assert [str(g.condition) for g in found if all(g.domain is not d for d in logical)] == beyond
+    assert repeats(logical, loop) == again
+    assert once(logical, loop, found)
+
+
+def test_nineteen_visits_of_fifteen() -> None:
+    logical, loop = both_parts_split()
+    assert sum(visits(logical, loop, bounds(logical, loop)).values()) == 19
+
+
+@pytest.mark.parametrize(("extent", "same"), [(5, False), (8, True), (6, False)])
+def test_split_then_merge_is_merge_then_split_only_when_the_inner_extent_divides(extent: int, same: bool) -> None:
+    a, b = IterDomain(2), IterDomain(extent)
+    o, n = split(b, 4)
+    first = [merge(a, o), n]
+    second = split(merge(a, b), 4)
+    assert ([d.extent for d in first] == [d.extent for d in second]) is same
+    assert [d.extent for d in first] == [4, 4]
+    for loop in (first, second):
+        assert once([a, b], loop, guards([a, b], loop))
+
+
+def test_the_index_of_an_extent_of_one_is_not_dropped() -> None:
+    d = IterDomain(8)
+    o, n = split(d, 10)
+    loop = [*split(o, 4), n]
+    assert [x.extent for x in loop] == [1, 4, 10]
+    (guard,) = guards([d], loop)
+    assert str(guard.condition) == "i0*40 + i1*10 + i2 < 8"
+    assert once([d], loop, [guard])
+
+
+def test_an_outer_split_may_ask_for_more_than_there_is() -> None:
+    d = IterDomain(3)
+    loop = split(d, 8, inner=False)
+    assert [x.extent for x in loop] == [8, 1]
+    assert [g.domain for g in guards([d], loop)] == [d]
+    assert once([d], loop, guards([d], loop))
+
+
+class TestRows:
+    """Rows of 127, 0 and 198 elements in tiles of 64."""
+
+    def test_to_the_longest_row(self) -> None:
+        d = IterDomain(325)
+        c, r = partition(d, OFFSETS)
+        loop = [c, *split(cover(r, 198), 64)]
+        assert sum(visits([d], loop, bounds([d], loop)).values()) - visits([d], loop, bounds([d], loop))[None] == 652
+        assert [g.domain is r for g in guards([d], loop)] == [True]
+        assert once([d], loop, guards([d], loop))
+
+    def test_to_their_own_number_of_tiles(self) -> None:
+        d = IterDomain(325)
+        c, r = partition(d, OFFSETS)
+        loop = [c, *split(r, 64)]
+        assert repeats([d], loop) == 1
+        assert [g.domain is r for g in guards([d], loop)] == [True]
+        assert once([d], loop, guards([d], loop))
+
+    def test_one_list_of_tiles_for_a_number_of_workers(self) -> None:
+        d = IterDomain(325)
+        c, r = partition(d, OFFSETS)
+        o, n = split(r, 64)
+        t = combine(c, o)
+        loop = [*split(t, 4), n]
+        assert [x.extent for x in loop] == [2, 4, 64]
+        assert [g.domain for g in guards([d], loop)] == [t, r]
+        assert once([d], loop, guards([d], loop))
+        with pytest.raises(DomainError, match="a guard that protects it is missing"):
+            visits([d], loop, guards([d], loop)[1:])
+
+    def test_lanes_of_rows_over_the_longest_of_their_group(self) -> None:
+        d = IterDomain(325)
+        c, r = partition(d, OFFSETS)
+        co, ci = split(c, 2)
+        longest = Array("longest", (127, 198))
+        loop = [co, ci, *split(cover(r, longest[symbol("@c")], co), 64)]
+        assert [g.domain for g in guards([d], loop)] == [c, r]
+        assert once([d], loop, guards([d], loop))
+
+    def test_no_rows(self) -> None:
+        d = IterDomain(0)
+        c, r = partition(d, [0])
+        for loop in (
+            [c, r],
+            [*split(c, 2), r],
+            [merge(IterDomain(3), c), r],
+            [*split(combine(c, split(r, 4)[0]), 2), split(r, 4)[1]],
+        ):
+            assert visits([d], loop, guards([d], loop)) == Counter()
+
+    def test_a_row_of_whole_tiles_in_any_case(self) -> None:
+        d, e = IterDomain(10), IterDomain(4)
+        c, r = partition(d, [0, 3, 8, 10])
+        assert guards([d, e], [c, *split(merge(r, e), 2)]) == ()
+
+
+def test_a_guard_comes_after_those_that_protect_it() -> None:
+    d = IterDomain(325)
+    c, r = partition(d, OFFSETS)
+    o, n = split(r, 64)
+    co, ci = split(c, 2)
+    # The tile's own lanes first: nearest to the end of the chain, and yet its guard reads the length of row c.
+    loop = [n, co, ci, o]
+    assert [g.domain for g in guards([d], loop)] == [c, r]
+    assert once([d], loop, guards([d], loop))
+    with pytest.raises(DomainError, match="a guard that protects it is missing"):
+        visits([d], loop, guards([d], loop)[1:])
+
+
+def test_what_follows_from_another_guard_is_left_out() -> None:
+    d, e = IterDomain(7), IterDomain(3)
+    o, n = split(d, 4)
+    loop = [*split(merge(o, e), 4), n]
+    assert [g.domain for g in guards([d, e], loop)] == [d]
+    assert once([d, e], loop, guards([d, e], loop))
+
+
+def test_a_sub_range_is_guarded_where_it_may_reach_past_the_end() -> None:
+    d = IterDomain(10)
+    assert guards([d], [restrict(d, 2, 7)]) == ()
+    assert visits([d], [restrict(d, 2, 7)], ()) == Counter(range(2, 7))
+    loop = [restrict(d, 8, 12)]
+    assert [str(g.condition) for g in guards([d], loop)] == ["i0 + 8 < 10"]
+    assert visits([d], loop, guards([d], loop)) == Counter([8, 9])
+    assert visits([d], loop, ())[None] == 2
+
+
+def test_a_loop_launched_by_a_bound_is_guarded_itself() -> None:
+    d = IterDomain(10)
+    assert needed([d]) == []
+    assert needed([d], unbounded=[d]) == [(d, "launched by a bound")]
+    o, n = split(d, 4)
+    assert [x is d for x, _ in needed([o, n], unbounded=[o])] == [True]
+
+
+def test_loops_that_do_not_determine_the_elements_are_refused() -> None:
+    d = IterDomain(10)
+    o, _ = split(d, 4)
+    with pytest.raises(DomainError, match="does not follow from the loops"):
+        guards([d], [o])
+
+
+def test_reasons_are_given() -> None:
+    d = IterDomain(6)
+    (guard,) = guards([d], split(d, 4))
+    assert str(guard) == "i0*4 + i1 < 6  (4 may not divide 6)"
+
+
+def correct(built: Built, kept: Sequence[Guard]) -> bool:
+    """Whether every element is visited once and nothing outside is; a read out of range is not correct."""
+    try:
+        counted = visits(built.logical, built.loop, kept)
+    except DomainError:
+        return False
+    return counted == Counter(built.elements)
+
+
+def needless(chain: Chain, seed: int, tries: int = 150, largest: int = 20_000) -> list[str]:
+    """The guards of the chain that could be left out on every extent tried, those that only ever keep position 0 aside."""
+    built = build(chain, seed)
+    assert built is not None
+    found = []
+    for guard in guards(built.logical, built.loop):
+        which, others = built.numbers[guard.domain.uid], False
+        for k in range(tries):
+            variant = build(chain, seed + 1_000_003 * k)
+            if variant is None or variant.size > largest:
+                continue
+            all_ = guards(variant.logical, variant.loop)
+            rest = [g for g in all_ if variant.numbers[g.domain.uid] != which]
+            if len(rest) < len(all_):
+                if not correct(variant, rest):
+                    break
+                (left_out,) = (g.domain for g in all_ if variant.numbers[g.domain.uid] == which)
+                others = others or not set(visits([left_out], variant.loop, all_)) <= {0}
+        else:
+            if others:
+                found.append(str(guard))
+    return found
+
+
+def check(chain: Chain, seed: int) -> None:
+    built = build(chain, seed)
+    if built is None or built.size > 3000:
+        return
+    found = guards(built.logical, built.loop)
+    counted = visits(built.logical, built.loop, found)
+    assert counted[None] == 0
+    assert +counted == Counter(built.elements), [str(d) for d in built.loop]
+    if built.elements:
+        assert needless(chain, seed) == [], [str(d) for d in built.loop]
+
+
+@given(chains, st.integers(0, 10_000))
+@settings(max_examples=3000 if FULL else 150)
+def test_random_chains(chain: Chain, seed: int) -> None:
+    check(chain, seed)
+
+
+def step(kind: str, pick: int, size: int = 1) -> Step:
+    return Step(kind, pick, size)
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        # An outer part of one position, split again by an outer factor: its inner part is in bounds by the first guard.
+        Chain("rows", (step("outer split", 0, 2), step("split", 1, 3), step("outer split", 0, 2), step("split", 3, 6))),
+        # A merge whose outer part is bounded by the split it came from.
+        Chain("two", (step("split", 0, 4), step("merge", 0), step("split", 1, 4))),
+        # Tiles of rows, combined and spread over workers.
+        Chain("one", (step("partition", 0), step("split", 1, 3), step("combine", 0), step("split", 1, 4))),
+        # The parts of a row, and the parts of those.
+        Chain("one", (step("partition", 0), step("partition", 1), step("partition", 2), step("split", 3, 2))),
+    ],
+)
+@pytest.mark.parametrize("seed", [1, 5, 9, 16])
+def test_chains_that_were_wrong_once(chain: Chain, seed: int) -> None:
+    check(chain, seed)

@@ -1,0 +1,134 @@
+"""Indices there and back: from loops to logical positions, and from logical positions to loops, by brute force.
+
+In: random chains on random extents. Out: failures where a position does not come back as itself.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serrate.analysis import Indices, guards
+from serrate.analysis.guards import loop_symbols
+from serrate.analysis.indices import ancestry
+from serrate.errors import DomainError
+from serrate.ir import IterDomain, RaggedIterDomain, combine, merge, partition, split
+from serrate.ir.expr import Environment, Symbol, const, symbol
+from tests.analysis.chains import Built, Chain, build, chains
+
+
+def positions(built: Built) -> list[dict[Symbol, int]]:
+    """The loop positions that belong to an element."""
+    symbols = loop_symbols(built.loop)
+    indices = Indices(zip(built.loop, symbols, strict=True))
+    conditions = [g.condition for g in guards(built.logical, built.loop)]
+    found: list[dict[Symbol, int]] = [{}]
+    for own, domain in zip(symbols, built.loop, strict=True):
+        end = domain.length_of(indices.of(domain.component)) if isinstance(domain, RaggedIterDomain) else domain.extent_expr
+        # A row that a guard excludes may lie behind the last one: it has no length, and no position.
+        found = [
+            {**done, own: k} for done in found if safe(conditions, done) for k in range(int(end.evaluate(Environment(done))))
+        ]
+    return [done for done in found if safe(conditions, done)]
+
+
+def safe(conditions: list, done: dict[Symbol, int]) -> bool:  # type: ignore[type-arg]
+    return all(c.evaluate(Environment(done)) for c in conditions if c.symbols <= done.keys())
+
+
+@given(chains, st.integers(0, 10_000))
+def test_there_and_back(chain: Chain, seed: int) -> None:
+    built = build(chain, seed)
+    if built is None or built.size > 500:
+        return
+    symbols = loop_symbols(built.loop)
+    there = Indices(zip(built.loop, symbols, strict=True))
+    logical = [symbol(f"x{k}") for k in range(len(built.logical))]
+    back = Indices(zip(built.logical, logical, strict=True))
+    seen = set()
+    for done in positions(built):
+        element = [int(there.of(d).evaluate(Environment(done))) for d in built.logical]
+        seen.add(tuple(element))
+        environment = Environment(dict(zip(logical, element, strict=True)))
+        assert [int(back.of(d).evaluate(environment)) for d in built.loop] == [done[s] for s in symbols]
+    assert len(seen) == len(built.elements)
+
+
+def at(indices: Indices, domain: IterDomain, **values: int) -> int:
+    return int(indices.of(domain).evaluate(Environment({symbol(name): value for name, value in values.items()})))
+
+
+def test_a_position_finds_its_component_past_empty_ones() -> None:
+    d = IterDomain(325)
+    c, r = partition(d, [0, 127, 127, 325])
+    forward = Indices([(d, symbol("i"))])
+    assert [(at(forward, c, i=i), at(forward, r, i=i)) for i in (0, 126, 127, 324)] == [(0, 0), (0, 126), (2, 0), (2, 197)]
+    backward = Indices([(c, symbol("c")), (r, symbol("r"))])
+    assert at(backward, d, c=2, r=0) == 127
+
+
+def test_the_walk_of_a_list_of_tiles() -> None:
+    d = IterDomain(325)
+    c, r = partition(d, [0, 127, 127, 325])
+    o, n = split(r, 64)
+    t = combine(c, o)
+    assert t.extent == 6
+    indices = Indices([(t, symbol("t")), (n, symbol("n"))])
+    assert [(at(indices, c, t=k), at(indices, o, t=k)) for k in range(6)] == [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2), (2, 3)]
+    assert at(indices, d, t=3, n=5) == 127 + 64 + 5
+
+
+def test_parts_of_rows() -> None:
+    d = IterDomain(325)
+    c, r = partition(d, [0, 127, 127, 325])
+    part, inner = partition(r, [[0, 50, 127], [0, 0, 0], [0, 100, 198]])
+    backward = Indices([(c, symbol("c")), (part, symbol("p")), (inner, symbol("q"))])
+    assert (at(backward, r, c=2, p=1, q=7), at(backward, d, c=2, p=1, q=7)) == (107, 127 + 107)
+    forward = Indices([(d, symbol("i"))])
+    assert [at(forward, x, i=50) for x in (c, part, inner)] == [0, 1, 0]
+    assert [at(forward, x, i=127) for x in (c, part, inner)] == [2, 0, 0]
+
+
+def test_sentences_into_documents() -> None:
+    d = IterDomain(10)
+    sentence, word = partition(d, [0, 3, 3, 8, 10])
+    document, inner = partition(sentence, [0, 1, 4])
+    words = combine(inner, word)
+    indices = Indices([(document, symbol("g")), (words, symbol("w"))])
+    assert [at(indices, x, g=1, w=5) for x in (inner, word, sentence, d)] == [2, 0, 3, 8]
+    back = Indices([(d, symbol("i"))])
+    assert [at(back, x, i=8) for x in (document, words)] == [1, 5]
+
+
+def test_two_domains_of_one_extent_are_two_indices() -> None:
+    d = IterDomain(16)
+    o, n = split(d, 4)
+    assert o == n
+    assert str(Indices([(o, symbol("o")), (n, symbol("n"))]).of(d)) == "n + o*4"
+
+
+def test_an_empty_inner_part_divides_nothing() -> None:
+    a, b = IterDomain(3), IterDomain(0)
+    indices = Indices([(merge(a, b), const(0))])
+    assert (indices.of(a).value, indices.of(b).value) == (0, 0)
+
+
+def test_what_does_not_follow() -> None:
+    d = IterDomain(10)
+    o, n = split(d, 4)
+    indices = Indices([(o, symbol("o"))])
+    assert indices.knows(o)
+    assert not indices.knows(d)
+    assert not indices.knows(n)
+    assert not indices.knows(IterDomain(10))
+    with pytest.raises(DomainError, match="does not follow from the loops"):
+        indices.of(d)
+
+
+def test_ancestry_is_nearest_first_and_each_once() -> None:
+    d = IterDomain(100)
+    o, n = split(d, 8)
+    m = merge(o, n)
+    a, b = split(m, 7)
+    assert ancestry([a, b]) == [a.definition, m.definition, o.definition]

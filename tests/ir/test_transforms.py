@@ -1,0 +1,410 @@
+"""Transforms: the numbers they make, what they refuse and how they say it, and which pairs belong together.
+
+In: domains of known and unknown extents. Out: failures of extents, identities, messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from serrate.errors import DomainError, StructureMismatch
+from serrate.ir import (
+    IterDomain,
+    IterType,
+    ParallelType,
+    RaggedIterDomain,
+    combine,
+    cover,
+    merge,
+    partition,
+    restrict,
+    split,
+)
+from serrate.ir.domains import COORDINATE
+from serrate.ir.expr import Array, RunningSum, symbol
+from serrate.ir.transforms import offsets_array, running_sum
+
+OFFSETS = [0, 127, 127, 325]
+PARTS = [[0, 50, 127], [0, 0, 0], [0, 100, 198]]
+
+
+def experts() -> tuple[IterDomain, IterDomain, RaggedIterDomain]:
+    d = IterDomain(325)
+    return d, *partition(d, OFFSETS)
+
+
+def rows(*lengths: int) -> RaggedIterDomain:
+    offsets = [sum(lengths[:k]) for k in range(len(lengths) + 1)]
+    return partition(IterDomain(offsets[-1]), offsets)[1]
+
+
+class TestSplit:
+    @pytest.mark.parametrize(
+        ("extent", "factor", "inner", "extents"),
+        [(6, 4, True, [2, 4]), (6, 4, False, [4, 2]), (8, 1, True, [8, 1]), (0, 4, True, [0, 4]), (3, 8, False, [8, 1])],
+    )
+    def test_extents(self, extent: int, factor: int, inner: bool, extents: list[int]) -> None:
+        assert [d.extent for d in split(IterDomain(extent), factor, inner=inner)] == extents
+
+    def test_of_unknown_extent(self) -> None:
+        outer, inner = split(IterDomain(symbol("n")), 4)
+        assert str(outer.extent) == "(n + 3) // 4"
+        assert inner.extent == 4
+
+    def test_of_rows(self) -> None:
+        outer, inner = split(rows(3, 5, 2), 2)
+        assert isinstance(outer, RaggedIterDomain)
+        assert (outer.extents, outer.extent, inner.extent) == ((2, 3, 1), 6, 2)
+
+    def test_of_rows_by_an_outer_factor_is_refused(self) -> None:
+        with pytest.raises(DomainError, match=r"an outer factor would differ by row; split by the inner extent"):
+            split(rows(3, 5, 2), 2, inner=False)
+
+    @pytest.mark.parametrize("factor", [0, -3])
+    def test_factors_are_at_least_one(self, factor: int) -> None:
+        with pytest.raises(DomainError, match=f"split: a factor must be at least 1, got {factor}"):
+            split(IterDomain(6), factor)
+
+    @pytest.mark.parametrize("factor", [2.5, None])
+    def test_factors_are_integers(self, factor: Any) -> None:
+        with pytest.raises(DomainError, match="split: a factor must be an integer or an expression, got"):
+            split(IterDomain(6), factor)
+
+    def test_keeps_the_iter_type(self) -> None:
+        assert {d.iter_type for d in split(IterDomain(6, IterType.REDUCTION), 4)} == {IterType.REDUCTION}
+
+    def test_whether_it_divides(self) -> None:
+        n = symbol("n")
+        assert split(IterDomain(8), 4)[0].definition.divides  # type: ignore[union-attr]
+        assert not split(IterDomain(6), 4)[0].definition.divides  # type: ignore[union-attr]
+        assert split(IterDomain(n * 4), 2)[0].definition.divides  # type: ignore[union-attr]
+        assert not split(IterDomain(n), 2)[0].definition.divides  # type: ignore[union-attr]
+        assert split(rows(3, 5, 2), 1)[0].definition.divides  # type: ignore[union-attr]
+        assert split(merge(rows(3, 5, 2), IterDomain(4)), 4)[0].definition.divides  # type: ignore[union-attr]
+        assert not split(rows(3, 5, 2), 2)[0].definition.divides  # type: ignore[union-attr]
+
+    def test_tiles_of_rows_have_a_bound_without_lengths(self) -> None:
+        r = partition(IterDomain(symbol("n")), Array("off"), symbol("k"))[1]
+        assert str(split(r, 64)[0].host_bound) == "k + n // 64"
+
+
+class TestMerge:
+    def test_extents(self) -> None:
+        assert merge(IterDomain(3), IterDomain(5)).extent == 15
+        assert str(merge(IterDomain(symbol("n")), IterDomain(4)).extent) == "n*4"
+
+    def test_rows_with_a_regular_domain(self) -> None:
+        merged = merge(rows(3, 5, 2), IterDomain(4))
+        assert isinstance(merged, RaggedIterDomain)
+        assert (merged.extents, merged.extent, merged.offsets) == ((12, 20, 8), 40, (0, 12, 32, 40))
+
+    def test_a_component_with_its_rows_is_refused(self) -> None:
+        _, c, r = experts()
+        with pytest.raises(DomainError, match="have no common width; use combine"):
+            merge(c, r)
+
+    def test_rows_that_the_outer_domain_does_not_own_are_refused(self) -> None:
+        with pytest.raises(DomainError, match="the outer domain does not own the ragged one"):
+            merge(IterDomain(3), rows(3, 5, 2))
+
+    @pytest.mark.parametrize("pick", [lambda c: c, lambda c: split(c, 2)[1], lambda c: merge(c, IterDomain(2))])
+    def test_rows_with_what_picks_them_are_refused(self, pick: Callable[[IterDomain], IterDomain]) -> None:
+        _, c, r = experts()
+        with pytest.raises(DomainError, match="the inner domain picks the row that the outer one lies in"):
+            merge(r, pick(c))
+
+    def test_parts_of_rows_with_the_part_are_refused(self) -> None:
+        part, inner = partition(experts()[2], PARTS)
+        with pytest.raises(DomainError, match="the inner domain picks the row"):
+            merge(inner, part)
+
+    def test_different_iter_types_are_refused(self) -> None:
+        with pytest.raises(DomainError, match="cannot be both iteration and reduction"):
+            merge(IterDomain(3), IterDomain(4, IterType.REDUCTION))
+        assert merge(IterDomain(3, IterType.REDUCTION), IterDomain(4, IterType.REDUCTION)).iter_type is IterType.REDUCTION
+
+    def test_keeps_a_bound_that_needs_no_lengths(self) -> None:
+        c, r = partition(IterDomain(symbol("n")), Array("off"), symbol("k"))
+        tiles = combine(c, split(r, 64)[0])
+        assert str(tiles.host_bound) == "k + n // 64"
+        assert merge(tiles, IterDomain(4)).host_bound is tiles.host_bound * 4
+        assert merge(IterDomain(3), IterDomain(4)).bound is None
+
+
+class TestPartition:
+    def test_numbers(self) -> None:
+        d, c, r = experts()
+        assert (c.extent, r.extents, r.extent, r.offsets) == (3, (127, 0, 198), 325, (0, 127, 127, 325))
+        assert c.definition is r.definition
+        assert c.definition is not None
+        assert c.definition.inputs == (d,)
+        assert c.definition.outputs == (c, r)
+
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+    def test_by_a_tensor(self, dtype: torch.dtype) -> None:
+        assert partition(IterDomain(325), torch.tensor(OFFSETS, dtype=dtype))[1].extents == (127, 0, 198)
+
+    @pytest.mark.parametrize(
+        ("offsets", "message"),
+        [
+            (None, "offsets must be integers, got None"),
+            ([0.0, 325.0], r"offsets must be integers, got \[0.0, 325.0\]"),
+            ([0, None, 325], "offsets must be integers"),
+            (torch.tensor([0.0, 325.0]), "offsets must be integers, .* got torch.float32"),
+            (torch.tensor(3), "got torch.int64 of 0 dims"),
+            ([1, 325], r"offsets must start at 0, got \[1\]"),
+            ([], r"offsets must start at 0, got \[\]"),
+            ([0, 200, 100, 325], r"must not decrease: offsets\[2\] = 100 < offsets\[1\] = 200"),
+            ([0, 127, 300], "offsets must end at the extent 325, got 300"),
+            ([0], "offsets must end at the extent 325, got 0"),
+            ([[0, 100], [0, 225]], "must have one dim, because no ragged or component dim precedes it"),
+        ],
+    )
+    def test_bad_offsets_are_refused(self, offsets: Any, message: str) -> None:
+        with pytest.raises(DomainError, match=message):
+            partition(IterDomain(325), offsets)
+
+    @pytest.mark.parametrize("iter_type", [IterType.REDUCTION, IterType.BROADCAST])
+    def test_only_iteration_domains_have_parts(self, iter_type: IterType) -> None:
+        with pytest.raises(DomainError, match=f"is a {iter_type.name.lower()} domain; only iteration domains have parts"):
+            partition(IterDomain(325, iter_type), OFFSETS)
+
+    def test_a_parallelized_domain_is_refused(self) -> None:
+        with pytest.raises(DomainError, match="already parallelized; partition it first"):
+            partition(IterDomain(325).parallelize(ParallelType.GRID), OFFSETS)
+
+    def test_by_an_array(self) -> None:
+        c, r = partition(IterDomain(symbol("n")), Array("off"), 3, names=("c", "r"))
+        assert (c.name, r.name, c.extent) == ("c", "r", 3)
+        with pytest.raises(DomainError, match="partition by off: the number of components must be given"):
+            partition(IterDomain(symbol("n")), Array("off"))
+
+    def test_an_array_is_checked_at_once_where_known(self) -> None:
+        with pytest.raises(DomainError, match="must end at the extent 325, got 200"):
+            partition(IterDomain(325), Array("off", (0, 100, 200)), 2)
+
+    def test_offsets_of_unknown_extent_are_checked_as_far_as_they_can(self) -> None:
+        assert partition(IterDomain(symbol("n")), OFFSETS)[1].extents == (127, 0, 198)
+        with pytest.raises(DomainError, match="must not decrease"):
+            partition(IterDomain(symbol("n")), [0, 3, 2])
+
+
+class TestNested:
+    def test_numbers(self) -> None:
+        _, c, r = experts()
+        part, inner = partition(r, PARTS)
+        assert (part.extent, inner.extent) == (2, 325)
+        assert inner.extents == ((50, 77), (0, 0), (100, 98))
+        assert inner.offsets == ((0, 50, 127), (0, 0, 0), (0, 100, 198))
+        assert inner.component is merge(c, part)
+        assert part.definition is inner.definition
+
+    def test_nests_again(self) -> None:
+        inner = partition(experts()[2], PARTS)[1]
+        third = partition(inner, [[[0, 20, 50], [0, 7, 77]], [[0, 0, 0], [0, 0, 0]], [[0, 0, 100], [0, 98, 98]]])[1]
+        assert third.extents == (((20, 30), (7, 70)), ((0, 0), (0, 0)), ((0, 100), (98, 0)))
+
+    def test_without_parts(self) -> None:
+        r = partition(IterDomain(0), [0, 0, 0])[1]
+        part, inner = partition(r, [[0], [0]])
+        assert (part.extent, inner.extents) == (0, ((), ()))
+        none = partition(partition(IterDomain(0), [0])[1], [])
+        assert (none[0].extent, none[1].extents) == (0, ())
+
+    @pytest.mark.parametrize(
+        ("offsets", "message"),
+        [
+            ([[0, 127], [0, 0]], "one row of offsets for each of 3 components, got 2"),
+            (OFFSETS, "one row of offsets for each of 3 components, got 1"),
+            ([[0, 50, 127], [0, 0], [0, 100, 198]], r"every component must have 2 parts, got the offsets \[0, 0\]"),
+            ([[0, 50, 126], [0, 0, 0], [0, 100, 198]], "must end at the extent 127, got 126"),
+            ([[0, 50, 127], [0, 0, 0], [0, 200, 198]], "must not decrease"),
+            ([[0, 1.5, 127], [0, 0, 0], [0, 100, 198]], "offsets must be integers"),
+            (Array("off"), "needs one row of offsets for each component, got the array off"),
+        ],
+    )
+    def test_bad_offsets_are_refused(self, offsets: Any, message: str) -> None:
+        with pytest.raises(DomainError, match=message):
+            partition(experts()[2], offsets)
+
+    def test_a_component_is_partitioned_like_any_domain(self) -> None:
+        sentence, word = partition(IterDomain(10), [0, 3, 3, 8, 10])
+        document, inner = partition(sentence, [0, 1, 4])
+        assert (document.extent, inner.extents, word.component) == (2, (1, 3), sentence)
+
+    def test_sentences_into_documents(self) -> None:
+        sentence, word = partition(IterDomain(10), [0, 3, 3, 8, 10])
+        document, inner = partition(sentence, [0, 1, 4])
+        words = combine(inner, word)
+        assert isinstance(words, RaggedIterDomain)
+        assert (words.extents, words.extent, words.offsets) == ((3, 7), 10, (0, 3, 10))
+        assert words.component is document
+        assert words == partition(IterDomain(10), [0, 3, 10])[1]
+        assert combine(document, words).extent == 10
+        assert combine(document, inner) is sentence
+
+    def test_tiles_of_words_are_not_combined_into_documents(self) -> None:
+        sentence, word = partition(IterDomain(10), [0, 3, 3, 8, 10])
+        inner = partition(sentence, [0, 1, 4])[1]
+        with pytest.raises(DomainError, match="combine before splitting"):
+            combine(inner, split(word, 2)[0])
+
+
+class TestCombine:
+    def test_gives_back_what_was_partitioned(self) -> None:
+        d, c, r = experts()
+        assert combine(c, r) is d
+        part, inner = partition(r, PARTS)
+        assert combine(part, inner) is r
+        assert combine(merge(c, part), inner).extent == 325
+
+    def test_tiles(self) -> None:
+        _, c, r = experts()
+        tiles = combine(c, split(r, 64)[0])
+        assert tiles.extent == 6
+        assert not tiles.is_ragged
+
+    def test_no_rows(self) -> None:
+        c, r = partition(IterDomain(0), [0])
+        assert combine(c, split(r, 4)[0]).extent == 0
+
+    def test_of_rows_known_only_when_run(self) -> None:
+        off = Array("off")
+        c, r = partition(IterDomain(symbol("n")), off, symbol("k"))
+        tiles = combine(c, split(r, 64)[0])
+        assert str(tiles.extent) == "sum((off[c + 1] - off[c] + 63) // 64)[k]"
+        assert str(tiles.host_bound) == "k + n // 64"
+
+    def test_a_parallelized_pair_still_pairs(self) -> None:
+        _, c, r = experts()
+        assert combine(c.parallelize(ParallelType.GRID), r).extent == 325
+
+    def test_pairs_by_value(self) -> None:
+        assert combine(experts()[1], experts()[2]).extent == 325
+
+    @pytest.mark.parametrize(
+        "component",
+        [
+            lambda: partition(IterDomain(325), [0, 100, 200, 325])[0],
+            lambda: IterDomain(3),
+            lambda: experts()[2],
+            lambda: partition(IterDomain(325), [0, 100, 200, 325])[1],
+        ],
+        ids=["of another partition", "of none", "a ragged domain of an equal one", "a ragged domain"],
+    )
+    def test_another_component_is_refused_by_name(self, component: Callable[[], IterDomain]) -> None:
+        _, _, r = experts()
+        other = component()
+        with pytest.raises(StructureMismatch) as raised:
+            combine(other, r)
+        assert str(other) in str(raised.value)
+        assert str(r) in str(raised.value)
+        assert str(OFFSETS) in str(raised.value)
+
+    def test_after_a_transform_of_one_side_another_component_is_still_refused(self) -> None:
+        outer = split(experts()[2], 64)[0]
+        with pytest.raises(StructureMismatch):
+            combine(partition(IterDomain(325), [0, 100, 200, 325])[0], outer)
+
+    def test_parts_of_a_row_with_tiles_are_refused(self) -> None:
+        part, inner = partition(experts()[2], PARTS)
+        with pytest.raises(DomainError, match=r"counts the parts of one row .* combine them before that, or combine merge\("):
+            combine(part, split(inner, 4)[0])
+
+    def test_regular_domains_are_refused(self) -> None:
+        with pytest.raises(DomainError, match=r"the second domain must be ragged, got .*; use merge for regular ones"):
+            combine(IterDomain(3), IterDomain(4))
+
+    @pytest.mark.parametrize("arguments", [(None, None), (None, 3)])
+    def test_nothing_is_refused(self, arguments: Any) -> None:
+        with pytest.raises(DomainError, match="combine: expected an IterDomain, got NoneType"):
+            combine(*arguments)
+
+
+class TestCover:
+    def test_to_the_longest_row(self) -> None:
+        x = cover(experts()[2], 198)
+        assert x.extent == 198
+        assert not x.is_ragged
+
+    def test_of_groups(self) -> None:
+        _, c, r = experts()
+        groups, _ = split(c, 2)
+        x = cover(r, Array("longest", (127, 198))[COORDINATE], groups)
+        assert isinstance(x, RaggedIterDomain)
+        assert (x.extents, x.extent, x.component) == ((127, 198), 325, groups)
+
+    def test_a_bound_below_the_longest_row_is_refused(self) -> None:
+        with pytest.raises(DomainError, match="has a row of 198, which is longer than the bound 100"):
+            cover(experts()[2], 100)
+
+    def test_a_regular_domain_is_refused(self) -> None:
+        with pytest.raises(DomainError, match=r"expected a ragged domain, got .*; a regular domain covers itself"):
+            cover(IterDomain(4), 4)
+
+
+class TestRestrict:
+    def test_extents(self) -> None:
+        end = symbol("end", 3)
+        assert restrict(IterDomain(10), 2, 7).extent == 5
+        assert restrict(IterDomain(10), 7, 2).extent == 0
+        assert str(restrict(IterDomain(10), 2, end).extent) == "end - 2"
+        assert str(restrict(rows(3, 5, 2), 0, end).extent) == "end"
+
+    @pytest.mark.parametrize("low", [-1, symbol("low", None)])
+    def test_a_lower_bound_below_zero_is_refused(self, low: Any) -> None:
+        with pytest.raises(DomainError, match=f"the lower bound must not be negative, got {low}"):
+            restrict(IterDomain(10), low, 7)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda d, r: split(d, 4),
+        lambda d, r: split(d, 4, inner=False),
+        lambda d, r: split(r, 4),
+        lambda d, r: (merge(d, r.component),),
+        lambda d, r: partition(d, [0, 100, 325]),
+        lambda d, r: partition(r, PARTS),
+        lambda d, r: (combine(r.component, split(r, 4)[0]),),
+        lambda d, r: (cover(r, 200),),
+        lambda d, r: (restrict(d, 1, 4),),
+    ],
+)
+def test_the_same_transform_gives_the_same_domains(
+    transform: Callable[[IterDomain, RaggedIterDomain], tuple[IterDomain, ...]],
+) -> None:
+    d, _, r = experts()
+    first, second = transform(d, r), transform(d, r)
+    assert all(a is b for a, b in zip(first, second, strict=True))
+    assert all(a.definition is not None and a.definition.outputs == first for a in first)
+
+
+def test_other_arguments_give_other_domains() -> None:
+    d = IterDomain(325)
+    assert split(d, 4)[0] is not split(d, 8)[0]
+    assert split(d, 4)[0] is not split(d, 4, inner=False)[0]
+    assert partition(d, [0, 100, 325])[0] is not partition(d, [0, 101, 325])[0]
+
+
+def test_running_sums() -> None:
+    r = rows(3, 0, 2)
+    assert running_sum(r.component, r.length).data == (0, 3, 3, 5)
+    assert offsets_array(r).data == (0, 3, 3, 5)
+    assert offsets_array(merge(r, IterDomain(4))).data == (0, 12, 12, 20)  # type: ignore[arg-type]
+    off = Array("off")
+    unknown = partition(IterDomain(symbol("n")), off, symbol("k"))[1]
+    assert offsets_array(unknown) == off
+    assert isinstance(running_sum(unknown.component, unknown.length).recipe, RunningSum)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: split(x, 4), lambda x: merge(x, x), lambda x: partition(x, [0]), lambda x: cover(x, 4)]
+)
+def test_what_is_not_a_domain_is_refused(function: Callable[[Any], Any]) -> None:
+    with pytest.raises(DomainError, match="expected an IterDomain, got int"):
+        function(7)
