@@ -45,7 +45,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "div": torch.true_divide,
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
-    "finite_or_zero": lambda x: torch.where(torch.isinf(x), torch.zeros_like(x), x),
+    "exp_diff": lambda x, m: torch.where(x == m, torch.ones_like(x - m), torch.exp(x - m)),
 }
 
 REDUCERS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {

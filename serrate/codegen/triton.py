@@ -82,7 +82,7 @@ FUNCTIONS: dict[str, str] = {
     "gelu": "({0} * 0.5 * (1.0 + tl.erf({0} * 0.7071067811865476)))",
     "tanh": "tanh({0})",
     "pow": "power({0}, {1})",
-    "finite_or_zero": 'tl.where(tl.abs({0}) == float("inf"), 0.0, {0})',
+    "exp_diff": "tl.where({0} == {1}, 1.0, tl.exp({0} - {1}))",
 }
 COMBINE = {
     "sum": "{0} + {1}",
@@ -390,7 +390,8 @@ class _Printer:
             self._write(node)
         elif isinstance(node, Assign):
             value = self._full(node.value, node.lanes, node.guard)
-            self.put(f"{node.local.name} = {value}")
+            mask = self._mask(node.guard, node.lanes, set(node.lanes))
+            self.put(f"{node.local.name} = {f'tl.where({mask}, {value}, {node.local.name})' if mask else value}")
             self._forget(node.local.name)
         elif isinstance(node, Reduce):
             self._reduce(node)

@@ -365,11 +365,6 @@ def _softmax_states(x: TensorView, dim: Dims) -> tuple[tuple[int, ...], TensorVi
     return dims, largest, total
 
 
-def _shifted(x: TensorView, largest: TensorView, dims: tuple[int, ...]) -> TensorView:
-    """x minus the maximum it was summed relative to."""
-    return sub(x, _keep(x, _elementwise("finite_or_zero", largest.dtype, largest), dims, True))
-
-
 def _undefined(largest: TensorView) -> TensorView:
     """0, or NaN where the maximum is infinite: such a row has no softmax."""
     return sub(largest, largest)
@@ -380,7 +375,8 @@ def softmax(x: TensorView, dim: Dims, dtype: torch.dtype | None = None) -> Tenso
     x = x if dtype is None else cast(x, dtype)
     dims, largest, total = _softmax_states(x, dim)
     scale = _keep(x, add(reciprocal(total), _undefined(largest)), dims, True)
-    return cast(mul(exp(_shifted(x, largest, dims)), scale), x.dtype)
+    power = _elementwise("exp_diff", scale.dtype, x, _keep(x, largest, dims, True), compute=scale.dtype)
+    return cast(mul(power, scale), x.dtype)
 
 
 def log_softmax(x: TensorView, dim: Dims, dtype: torch.dtype | None = None) -> TensorView:
@@ -388,14 +384,13 @@ def log_softmax(x: TensorView, dim: Dims, dtype: torch.dtype | None = None) -> T
     x = x if dtype is None else cast(x, dtype)
     dims, largest, total = _softmax_states(x, dim)
     scale = _keep(x, add(log(total), _undefined(largest)), dims, True)
-    return cast(sub(_shifted(x, largest, dims), scale), x.dtype)
+    return cast(sub(sub(x, _keep(x, largest, dims, True)), scale), x.dtype)
 
 
 def logsumexp(x: TensorView, dim: Dims, keepdim: bool = False) -> TensorView:
     """`torch.logsumexp`; an empty row gives -inf."""
     dims, largest, total = _softmax_states(x, dim)
-    base = _elementwise("finite_or_zero", largest.dtype, largest)
-    return _keep(x, cast(add(base, log(total)), x.dtype), dims, keepdim)
+    return _keep(x, cast(add(largest, log(total)), x.dtype), dims, keepdim)
 
 
 def _affine(x: TensorView, normal: TensorView, weight: Operand | None, bias: Operand | None) -> TensorView:

@@ -9,6 +9,7 @@ is, one Accumulate statement serves a whole row, a tile of it, and the ordered f
 | max, min  | extremum            | x         | max, min; NaN wins                                               |
 | any, all  | bool                | x != 0    | or, and                                                          |
 | softmax   | maximum, total      | (x, 1)    | M = max(m1, m2); t1*e^(m1-M) + t2*e^(m2-M)                       |
+| softmax_max  the maximum alone, as softmax starts it                                                    |
 | welford   | count, mean, square | (1, x, 0) | n = n1+n2; d = m2-m1; m1 + d*n2/n; s1 + s2 + d*d*n1*n2/n         |
 """
 
@@ -41,7 +42,10 @@ class Reduction:
             return 1 if not dtype.is_floating_point else 1.0
         if self.name in ("any", "all"):
             return self.name == "all"
-        lowest = self.name in ("max", "softmax")
+        if self.name in ("softmax", "softmax_max"):
+            # Finite, so that e^(maximum - maximum) is 1 and not NaN when nothing was seen yet.
+            return torch.finfo(dtype).min
+        lowest = self.name == "max"
         if dtype.is_floating_point:
             return float("-inf") if lowest else float("inf")
         if dtype == torch.bool:
@@ -53,6 +57,7 @@ class Reduction:
 REDUCTIONS: dict[str, Reduction] = {
     **{name: Reduction(name, (state,), (None,)) for name, state in [("sum", "sum"), ("prod", "prod"), ("max", "max")]},
     **{name: Reduction(name, (name,), (None,)) for name in ("min", "any", "all")},
+    "softmax_max": Reduction("softmax_max", ("maximum",), (None,)),
     "softmax": Reduction("softmax", ("maximum", "total"), (None, 1.0)),
     "welford": Reduction("welford", ("count", "mean", "square"), (1.0, None, 0.0)),
 }

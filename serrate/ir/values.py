@@ -26,14 +26,14 @@ from serrate.ir.domains import IterDomain
 Index = tuple[IterDomain | None, ...]
 
 UNARY = "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu silu gelu erf floor ceil square isnan logical_not cast"
-BINARY = "add sub mul div maximum minimum lt le gt ge eq ne logical_and logical_or pow"
+BINARY = "add sub mul div maximum minimum lt le gt ge eq ne logical_and logical_or pow exp_diff"
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(UNARY.split(), 1),
     "finite_or_zero": 1,
     **dict.fromkeys(BINARY.split(), 2),
     "where": 3,
 }
-"""Name -> number of arguments. `finite_or_zero(x)` is x, or 0 where x is infinite (softmax statistics use it)."""
+"""Name -> number of arguments. `exp_diff(x, m)` is e^(x - m) for x <= m, and 1 where they are equal, infinite or not."""
 
 
 class Role(Enum):

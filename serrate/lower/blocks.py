@@ -45,8 +45,7 @@ def blocks(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProg
     """The loop program of a scheduled tile program."""
     lowered = [_PhaseLowering(program, phase, k) for k, phase in enumerate(program.phases)]
     kernels = tuple(Kernel(f"{name}_{k}" if len(lowered) > 1 else name, p.run()) for k, p in enumerate(lowered))
-    held_locally = {t for p in lowered for t in p.private}
-    scratch = tuple(t for t in program.scratch if t not in held_locally)
+    scratch = tuple(t for t in program.scratch if any(p.stores(t) for p in lowered))
     private = tuple({t: None for p in program.phases for t in p.writes if t.role is Role.PRIVATE})
     return LoopProgram(name, kernels, program.inputs, program.outputs, scratch + private, (), (), header)
 
@@ -100,19 +99,19 @@ class _PhaseLowering:
     def __init__(self, program: TileProgram, phase: Phase, number_: int) -> None:
         self.program, self.phase = program, phase
         outside = [p for k, p in enumerate(program.phases) if k != number_]
-        shared = {t for p in outside for t in p.reads | p.writes}
+        self.shared = {t for p in outside for t in p.reads}
         self.private: dict[Tensor, Local] = {}
+        """Blocks of what this phase both writes and reads; `fuse` has made sure that one position does both."""
         for leaf, loops in walk(phase.body):
             if not isinstance(leaf, Loop):
-                self._claim(leaf, loops, shared)
+                lanes = self._index_lanes(leaf.index, loops)
+                held_here = [t for t in leaf.targets if t in phase.reads and t.role is not Role.PRIVATE]
+                self.private.update((t, Local(t.name, t.dtype, lanes)) for t in held_here)
         self.declared: set[int] = set()
 
-    def _claim(self, leaf: Leaf, loops: tuple[Loop, ...], shared: set[Tensor]) -> None:
-        """Makes a private block of every scratch target that no other phase sees."""
-        lanes = self._index_lanes(leaf.index, loops)
-        for target in leaf.targets:
-            if target.role is Role.SCRATCH and target not in shared and target in self.phase.reads:
-                self.private[target] = Local(target.name, target.dtype, lanes)
+    def stores(self, tensor: Tensor) -> bool:
+        """Whether a tensor that this phase writes must be in memory: a result, or read by another phase."""
+        return tensor in self.phase.writes and (tensor.role is Role.OUTPUT or tensor in self.shared)
 
     def _index_lanes(self, index: Index, loops: tuple[Loop, ...]) -> Lanes:
         """The lanes that an index depends on."""
@@ -159,6 +158,9 @@ class _PhaseLowering:
 
     def _begins(self, found: tuple[Accumulate, tuple[Loop, ...]], statement: Statement, outer: tuple[Loop, ...]) -> bool:
         leaf, loops = found
+        if isinstance(statement, Loop) and statement.kind is LANES:
+            # Lanes are no loops of their own: a reduction over lanes alone begins where it stands among its neighbours.
+            return False
         kept = {loop.domain.uid for loop in self._kept(leaf.index, loops)}
         inside = [loop for loop in loops[len(outer) :] if loop.kind is not LANES]
         if any(loop.domain.uid in kept for loop in inside):
@@ -204,19 +206,22 @@ class _PhaseLowering:
         kept_loops = tuple(self._kept(leaf.index, loops))
         scope = _Scope(kept_loops)
         for target, state in zip(leaf.targets, self._states(leaf, loops), strict=True):
-            used = target.role is Role.OUTPUT or any(target in p.reads for p in self.program.phases)
-            if target not in self.private and used:
+            if self.stores(target):
                 out.append(Write(state.lanes, scope.guard(), target, self._place(target, leaf.index, scope), held(state)))
         return out
 
     def _leaf(self, leaf: Leaf, scope: _Scope) -> list[Node]:
         if isinstance(leaf, Store):
             value = self._value(leaf.value, scope)
+            out: list[Node] = []
             if leaf.tensor in self.private:
                 local = self.private[leaf.tensor]
-                return [Declare(local, 0), Assign(local.lanes, scope.guard(), local, value)]
+                out += [Declare(local, 0), Assign(local.lanes, scope.guard(), local, value)]
+                if not self.stores(leaf.tensor):
+                    return out
+                value = held(local)
             write = Write(scope.lanes, scope.guard(), leaf.tensor, self._place(leaf.tensor, leaf.index, scope), value)
-            return [*self._next_row(leaf.tensor, value, scope), write]
+            return [*out, *self._next_row(leaf.tensor, value, scope), write]
         kept_loops = tuple(self._kept(leaf.index, scope.loops))
         states = self._states(leaf, scope.loops)
         tile = Tile(scope.lanes, scope.guard(), states[0].lanes, _Scope(kept_loops).guard())

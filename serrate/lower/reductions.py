@@ -41,7 +41,8 @@ def expand(kind: Reduction, states: tuple[Local, ...], values: tuple[Value, ...]
     if kind.name == "welford":
         return _shifted_moments(states, values[0], tile) if not merge else _merged_moments(states, whole, tile)
     product = as_dot(kind, states[0], whole[0], tile)
-    return [product or Reduce(tile.lanes, tile.guard, states[0], kind.name, whole[0])]
+    operator = "max" if kind.name == "softmax_max" else kind.name
+    return [product or Reduce(tile.lanes, tile.guard, states[0], operator, whole[0])]
 
 
 def as_dot(kind: Reduction, local: Local, value: Value, tile: Tile) -> Dot | None:
@@ -75,34 +76,42 @@ def _named(like: Local, suffix: str) -> Local:
 
 
 def _softmax(states: tuple[Local, ...], whole: tuple[Value, ...], tile: Tile) -> list[Node]:
-    """m' = max(m, tile);  t = t*e^(m - m') + sum of tile totals*e^(tile maxima - m').
-
-    Exponents are taken relative to finite_or_zero(m'), so that a row of only -inf has total 0 rather than NaN.
-    """
+    """m' = max(m, tile);  t = t*e^(m - m') + sum of tile totals*e^(tile maxima - m')."""
     (largest, total), (x, weight), dtype = states, whole, states[0].dtype
+    lifted = isinstance(weight, Constant)
+    if lifted and not tile.reduced:
+        return _softmax_lane_by_lane(states, x, tile)
     seen = _named(largest, "tile")
     grown = call("maximum", held(largest), held(seen), dtype=dtype)
-    scale = _rescale(held(largest), grown, dtype)
-    power = call("exp", call("sub", x, call("finite_or_zero", held(largest), dtype=dtype), dtype=dtype), dtype=dtype)
-    if not (isinstance(weight, Constant) and weight.number == 1.0):
-        # A partial total of an empty part is 0 beside a maximum of -inf, and must stay 0.
-        power = call("mul", weight, _rescale(x, held(largest), dtype), dtype=dtype)
+    scale = call("exp_diff", held(largest), grown, dtype=dtype)
+    power = call("exp_diff", x, held(largest), dtype=dtype)
     return [
-        Declare(seen, float("-inf")),
+        Declare(seen, torch.finfo(dtype).min),
         Reduce(tile.lanes, tile.guard, seen, "max", x),
         Assign(tile.kept, tile.kept_guard, total, call("mul", held(total), scale, dtype=dtype)),
         Assign(tile.kept, tile.kept_guard, largest, grown),
-        Reduce(tile.lanes, tile.guard, total, "sum", power),
+        Reduce(tile.lanes, tile.guard, total, "sum", power if lifted else call("mul", weight, power, dtype=dtype)),
     ]
 
 
-def _rescale(old: Value, new: Value, dtype: torch.dtype) -> Value:
-    """e^(old - new), and 0 where nothing was seen before (old is -inf)."""
-    finite_old = call("finite_or_zero", old, dtype=dtype)
-    finite_new = call("finite_or_zero", new, dtype=dtype)
-    power = call("exp", call("sub", finite_old, finite_new, dtype=dtype), dtype=dtype)
-    nothing = call("eq", old, constant(float("-inf"), dtype), dtype=torch.bool)
-    return call("where", nothing, constant(0.0, dtype), power, dtype=dtype)
+def _softmax_lane_by_lane(states: tuple[Local, ...], x: Value, tile: Tile) -> list[Node]:
+    """One value for each lane: a single exponential, of the distance to the maximum so far, serves both ways.
+
+    e = e^-|x - m|;  t = t*e + 1 if x is the new maximum, else t + e
+    """
+    (largest, total), dtype = states, states[0].dtype
+    m, t, one = held(largest), held(total), constant(1.0, dtype)
+    distance = call("abs", call("sub", x, m, dtype=dtype), dtype=dtype)
+    power = call("exp", call("neg", distance, dtype=dtype), dtype=dtype)
+    same = call("eq", x, m, dtype=torch.bool)
+    power = call("where", same, one, power, dtype=dtype)
+    above = call("add", call("mul", t, power, dtype=dtype), one, dtype=dtype)
+    below = call("add", t, power, dtype=dtype)
+    grows = call("gt", x, m, dtype=torch.bool)
+    return [
+        Assign(tile.lanes, tile.guard, total, call("where", grows, above, below, dtype=dtype)),
+        Assign(tile.lanes, tile.guard, largest, call("maximum", m, x, dtype=dtype)),
+    ]
 
 
 def _shifted_moments(states: tuple[Local, ...], x: Value, tile: Tile) -> list[Node]:

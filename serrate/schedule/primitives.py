@@ -204,7 +204,7 @@ def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
 
 
 def two_pass(program: TileProgram, phase: str) -> TileProgram:
-    """(m, t) softmax= x; b = finite(m); ... exp(x - b)   ->   m max= x; b = finite(m); e = exp(x - b); t sum= e; ... e
+    """(m, t) softmax= x; ... e^(x - m)   ->   m max= x; e = e^(x - m); t sum= e; ... e
 
     e is a row long and private to a worker. Refused where nobody needs the exponentials again.
     """
@@ -213,9 +213,7 @@ def two_pass(program: TileProgram, phase: str) -> TileProgram:
         raise ScheduleError(f"phase {phase} does not compute softmax statistics")
     x, (largest, total) = leaf.values[0], leaf.targets
     domains = tuple(d for d, _ in loops)
-    base = _base(program, call("finite_or_zero", read(largest, leaf.index), dtype=largest.dtype))
-    shifted = call("sub", x, read(base.tensor, base.index), dtype=largest.dtype)
-    power = call("exp", shifted, dtype=largest.dtype)
+    power = call("exp_diff", x, read(largest, leaf.index), dtype=largest.dtype)
     if not any(power in set(v.walk()) for p in program.phases for each in p.leaves for v in each.values):
         raise ScheduleError(f"phase {phase}: nothing needs the exponentials again")
     kept = Tensor(f"{total.name}_e", largest.dtype, domains, storage_of(domains), Role.PRIVATE)
@@ -227,27 +225,17 @@ def two_pass(program: TileProgram, phase: str) -> TileProgram:
         values = tuple(rewrite(v, use) for v in leaf.values)
         return Store(leaf.tensor, leaf.index, values[0]) if isinstance(leaf, Store) else replace(leaf, values=values)
 
-    maximum = replace(leaf, targets=(largest,), reduction=reduction("max"))
+    # The maximum starts as softmax statistics do, so that a row of only -inf comes out the same in both forms.
+    maximum = replace(leaf, targets=(largest,), reduction=reduction("softmax_max"))
     summed = replace(leaf, targets=(total,), reduction=reduction("sum"), values=(power,))
     replaced = (
         Phase(largest.name, nest(loops, maximum)),
-        find(program, base.tensor.name),
         Phase(kept.name, nest(loops, Store(kept, domains, power))),
         Phase(total.name, nest(loops, summed)),
     )
-    others = [p for p in program.phases if p.name != base.tensor.name]
-    place = next(k for k, p in enumerate(others) if p.name == phase)
-    later = (replace(p, body=map_leaves(p.body, change)) for p in others[place + 1 :])
-    return program.with_phases((*others[:place], *replaced, *later))
-
-
-def _base(program: TileProgram, value: Value) -> Store:
-    """The statement that stores `value`."""
-    for phase in program.phases:
-        for leaf in phase.leaves:
-            if isinstance(leaf, Store) and leaf.value is value:
-                return leaf
-    raise ScheduleError(f"nothing stores {value}")
+    place = next(k for k, p in enumerate(program.phases) if p.name == phase)
+    later = (replace(p, body=map_leaves(p.body, change)) for p in program.phases[place + 1 :])
+    return program.with_phases((*program.phases[:place], *replaced, *later))
 
 
 def fuse(program: TileProgram, first: str, second: str, depth: int) -> TileProgram:

@@ -32,7 +32,7 @@ class Target:
     rows_together: int
     """Rows that `masked` processes as lanes."""
     finish: int
-    """Partial results of a row that are combined at once."""
+    """Elements of partial results of a row that are combined at once."""
     factors_blocks: bool
     """Whether lanes of a block keep results of their own until the row is done; worth it where combining them is slow."""
     warps: int
@@ -62,14 +62,14 @@ GPU = Target(
     name="gpu",
     power_of_two=True,
     widest=1024,
-    block=2048,
+    block=1024,
     simple_block=8192,
-    store_bytes=8192,
+    store_bytes=4096,
     chunk=131072,
     keeps_rows=False,
     matmul=(128, 256, 64),
     rows_together=4,
-    finish=16,
+    finish=8192,
     factors_blocks=True,
     warps=4,
     tables=True,

@@ -218,6 +218,38 @@ def test_what_follows_from_another_guard_is_left_out() -> None:
     assert once([d, e], loop, guards([d, e], loop))
 
 
+def test_an_inner_part_that_holds_everything_needs_no_guard() -> None:
+    d = IterDomain(4)
+    o, n = split(d, 5)
+    loop = [o, *split(n, 3)]
+    assert [x.extent for x in loop] == [1, 2, 3]
+    assert [g.domain is d for g in guards([d], loop)] == [True]
+    assert once([d], loop, guards([d], loop))
+
+
+def test_a_combined_domain_is_bounded_by_what_its_rows_are_part_of() -> None:
+    d, e = IterDomain(7), IterDomain(3)
+    o, n = split(d, 4)
+    c, r = partition(o, [0, 1, 2])
+    loop = [*split(combine(c, merge(r, e)), 4), n]
+    assert [g.domain is d for g in guards([d, e], loop)] == [True]
+    assert once([d, e], loop, guards([d, e], loop))
+
+
+def test_but_not_where_the_length_of_a_row_is_read() -> None:
+    d = IterDomain(39)
+    o, n = split(d, 4)
+    c, r = partition(o, [0, 5, 5, 10])
+    tiles, lane = split(r, 2)
+    t = combine(c, tiles)
+    loop = [*split(t, 4), lane, n]
+    found = guards([d], loop)
+    assert [g.domain.uid for g in found] == [t.uid, r.uid, d.uid]
+    assert once([d], loop, found)
+    with pytest.raises(DomainError, match="a guard that protects it is missing"):
+        visits([d], loop, found[1:])
+
+
 def test_a_sub_range_is_guarded_where_it_may_reach_past_the_end() -> None:
     d = IterDomain(10)
     assert guards([d], [restrict(d, 2, 7)]) == ()

@@ -77,6 +77,8 @@ def test_the_walk_of_a_list_of_tiles() -> None:
     indices = Indices([(t, symbol("t")), (n, symbol("n"))])
     assert [(at(indices, c, t=k), at(indices, o, t=k)) for k in range(6)] == [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2), (2, 3)]
     assert at(indices, d, t=3, n=5) == 127 + 64 + 5
+    back = Indices([(d, symbol("i"))])
+    assert [at(back, x, i=127 + 64 + 5) for x in (t, n)] == [3, 5]
 
 
 def test_parts_of_rows() -> None:

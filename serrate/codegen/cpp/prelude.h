@@ -76,6 +76,26 @@ static inline f32 fn_exp(f32 x) {
 }
 static inline f64 fn_exp(f64 x) { return __builtin_exp(x); }
 
+// e^(x - m) for x <= m or nan, and 1 where they are equal even if infinite; results below 2^-126 are 0.
+static inline f32 fn_exp_diff(f32 x, f32 m) {
+  f32 d = x - m;
+  f32 t = __builtin_fmaf(d, 1.44269504f, 12583039.0f);  // 1.5 * 2^23 + 127
+  f32 n = t - 12583039.0f;
+  f32 r = __builtin_fmaf(n, -0.693145752f, d);
+  r = __builtin_fmaf(n, -1.42860677e-6f, r);
+  f32 p = 0.00138145406f;
+  p = __builtin_fmaf(p, r, 0.00836874545f);
+  p = __builtin_fmaf(p, r, 0.041668389f);
+  p = __builtin_fmaf(p, r, 0.166665211f);
+  p = __builtin_fmaf(p, r, 0.49999994f);
+  p = __builtin_fmaf(p, r, 1.0f);
+  p = __builtin_fmaf(p, r, 1.0f);
+  f32 y = p * as_float(as_bits(t) << 23);
+  y = d < -87.0f ? 0.0f : y;
+  return x == m ? 1.0f : y;
+}
+static inline f64 fn_exp_diff(f64 x, f64 m) { return x == m ? 1.0 : __builtin_exp(x - m); }
+
 // Natural logarithm to within two units in the last place, by the exponent and a polynomial of the mantissa.
 static inline f32 fn_log(f32 x) {
   f32 scaled = x < 1.17549435e-38f ? x * 8388608.0f : x;
@@ -141,11 +161,6 @@ template <class T> static inline T fn_pow(T x, T y) {
   for (i64 e = y; e > 0; e >>= 1) { if (e & 1) r = (i64)((unsigned long long)r * (unsigned long long)b); b = (i64)((unsigned long long)b * (unsigned long long)b); }
   return y < 0 ? (T)(x == 1 ? 1 : x == -1 ? (y & 1 ? -1 : 1) : 0) : (T)r;
 }
-template <class T> static inline T fn_finite_or_zero(T x) {
-  T y = x == (T)__builtin_inf() ? (T)0 : x;
-  return x == (T)-__builtin_inf() ? (T)0 : y;
-}
-
 // The component that owns a position: the last c < count with offsets[c] <= position.
 template <class T> static inline i64 owner(const T* offsets, i64 count, i64 position) {
   i64 low = 0, high = count;

@@ -51,11 +51,12 @@ _PLAIN = {
     "maximum": "max_nan({0}, {1})",
     "minimum": "min_nan({0}, {1})",
 }
-_CALLED = "exp log sqrt sigmoid tanh relu silu gelu erf floor ceil abs pow finite_or_zero"
+_CALLED = "exp log sqrt sigmoid tanh relu silu gelu erf floor ceil abs pow"
 FUNCTIONS: dict[str, str] = {
     **_PLAIN,
     **{n: f"fn_{n}({{0}})" for n in _CALLED.split()},
     "pow": "fn_pow({0}, {1})",
+    "exp_diff": "fn_exp_diff({0}, {1})",
 }
 WRAPPING = frozenset(("add", "sub", "mul", "neg", "square"))
 """Integer operations whose overflow wraps in torch; in C++ they are computed unsigned, where it is defined."""

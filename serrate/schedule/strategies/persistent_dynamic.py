@@ -79,6 +79,6 @@ class PartsOfRows:
         row, parts = shape.component.name, shape.ragged.name
         serial = parts
         if target.finish > 1:
-            recorder.do("split", shape.phase, parts, target.finish)
+            recorder.do("split", shape.phase, parts, block_size(None, max(target.finish // width(shape, target), 1), target))
             serial, lanes = f"{parts}o", [f"{parts}i", *lanes]
         finish_loops(recorder, shape.phase, [row, *kept, serial, *reduced, *lanes], [row], lanes)
