@@ -106,8 +106,12 @@ class _PhaseLowering:
             if not isinstance(leaf, Loop):
                 lanes = self._index_lanes(leaf.index, loops)
                 held_here = [t for t in leaf.targets if t in phase.reads and t.role is not Role.PRIVATE]
-                self.private.update((t, Local(t.name, t.dtype, lanes)) for t in held_here)
+                self.private.update((t, self._local(t, lanes)) for t in held_here)
         self.declared: set[int] = set()
+
+    def _local(self, tensor: Tensor, lanes: Lanes) -> Local:
+        """A block named after a tensor, told apart from it where that is in memory too."""
+        return Local(f"{tensor.name}_" if self.stores(tensor) else tensor.name, tensor.dtype, lanes)
 
     def stores(self, tensor: Tensor) -> bool:
         """Whether a tensor that this phase writes must be in memory: a result, or read by another phase."""
@@ -173,7 +177,7 @@ class _PhaseLowering:
 
     def _states(self, leaf: Accumulate, loops: tuple[Loop, ...]) -> tuple[Local, ...]:
         lanes = self._index_lanes(leaf.index, loops)
-        return tuple(self.private.get(t, Local(f"{t.name}_", t.dtype, lanes)) for t in leaf.targets)
+        return tuple(self.private.get(t) or self._local(t, lanes) for t in leaf.targets)
 
     def _declare(self, leaf: Accumulate, loops: tuple[Loop, ...]) -> list[Node]:
         states = self._states(leaf, loops)
