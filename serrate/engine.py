@@ -37,7 +37,7 @@ from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutabl
 from serrate.schedule.heuristic import Rows, choose
 from serrate.schedule.plan import Plan
 from serrate.schedule.prepare import row_facts
-from serrate.schedule.strategies import STRATEGIES, plan
+from serrate.schedule.strategies import STRATEGIES, check, plan
 from serrate.schedule.target import CPU, GPU, Target
 from serrate.tensor import JaggedTensor, Structure
 
@@ -117,8 +117,10 @@ class Compiled:
     def __init__(self, fusion: Fusion, backend: str | None = None, strategy: str | None = None, **options: Any) -> None:
         if backend is not None and backend not in BACKENDS:
             raise BackendError(f"no backend is called {backend!r}; there are {', '.join(BACKENDS)}")
-        if strategy is not None and strategy not in STRATEGIES:
-            raise StrategyError(f"no strategy is called {strategy!r}; there are {', '.join(STRATEGIES)}")
+        if strategy is not None:
+            check(strategy, options)
+        elif options:
+            raise StrategyError(f"{', '.join(options)}: options belong to a strategy; name one of {', '.join(STRATEGIES)}")
         self.fusion, self.backend, self.strategy, self.options = fusion, backend, strategy, options
         for view in fusion.outputs:
             _check_result(view)

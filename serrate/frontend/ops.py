@@ -462,6 +462,10 @@ def _equal(fusion: Fusion, what: str, a: IterDomain, b: IterDomain) -> None:
 def linear(x: TensorView, weight: TensorView, bias: TensorView | None = None) -> TensorView:
     """`torch.nn.functional.linear`: weight is [j, k]."""
     fusion = x.fusion
+    if weight.ndim != 2:
+        raise ShapeError(f"linear: expected a weight [j, k], got {weight}")
+    if x.dtype != weight.dtype:
+        raise DtypeError(f"linear: both must have one dtype, got {x.dtype} and {weight.dtype}")
     k, j = x.domains[-1], weight.domains[0]
     _equal(fusion, "linear: the contracted extents", k, weight.domains[1])
     kept = (*x.domains[:-1], j)

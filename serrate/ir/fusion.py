@@ -27,7 +27,7 @@ from serrate.errors import CallError, ShapeError, TraceError, VerificationError
 from serrate.ir.domains import IterDomain, RaggedIterDomain
 from serrate.ir.expr import Array, Expr, as_expr, symbol
 from serrate.ir.tile import Accumulate, Leaf
-from serrate.ir.transforms import combine
+from serrate.ir.transforms import Partition, combine
 from serrate.ir.values import Read, Role, Tensor, Value, read
 
 _current: ContextVar[Fusion | None] = ContextVar("fusion", default=None)
@@ -289,19 +289,28 @@ def current_fusion() -> Fusion:
 
 
 def collapse(domains: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
-    """The domains with every ragged one combined with its component where that stands beside it, outermost first."""
+    """The domains with every ragged one combined with its component where that stands beside it, outermost first.
+
+    A ragged component (sentences of a document) takes in what its parts own (words) even where the document is not there.
+    """
     left = list(domains)
     while True:
         for k, domain in enumerate(left):
-            owners = [
-                j for j, other in enumerate(left) if isinstance(domain, RaggedIterDomain) and other.uid == domain.component.uid
-            ]
-            if owners:
-                left[owners[0]] = combine(left[owners[0]], domain)
+            owner = next((j for j, other in enumerate(left) if j != k and _owns(other, domain)), None)
+            if owner is not None:
+                left[owner] = combine(left[owner], domain)
                 del left[k]
                 break
         else:
             return tuple(left)
+
+
+def _owns(component: IterDomain, ragged: IterDomain) -> bool:
+    if not isinstance(ragged, RaggedIterDomain):
+        return False
+    made = component.definition
+    counts = [component, *(made.inputs if component.is_ragged and isinstance(made, Partition) else ())]
+    return any(d.uid == ragged.component.uid for d in counts)
 
 
 def storage_of(logical: Sequence[IterDomain]) -> tuple[IterDomain, ...]:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from serrate.analysis import Indices
+from serrate.analysis.indices import ancestry
 from serrate.errors import DomainError
 from serrate.ir import IterDomain, RaggedIterDomain, combine, merge, partition, split
-from serrate.ir.expr import symbol
 from serrate.ir.transforms import Partition, PartitionInner
 
 KINDS = ("split", "split", "outer split", "merge", "partition", "combine")
@@ -161,19 +160,36 @@ def build(chain: Chain, seed: int) -> Built | None:
 
 def rows_after_their_component(loop: list[IterDomain]) -> list[IterDomain] | None:
     """The loops in the nearest order in which every ragged loop finds its row chosen by the loops before it, if there is one."""
-    # Without bounds, so that no index is simplified away.
-    symbols = [symbol(f"loop{k}") for k in range(len(loop))]
-    indices = Indices(zip(loop, symbols, strict=True))
-    waiting = dict(zip(symbols, loop, strict=True))
+    before = {d.uid: chosen_by(d, loop) if isinstance(d, RaggedIterDomain) else set() for d in loop}
+    waiting = list(loop)
     placed: list[IterDomain] = []
     while waiting:
-        for index, domain in waiting.items():
-            if not isinstance(domain, RaggedIterDomain) or not indices.of(domain.component).symbols & waiting.keys():
-                placed.append(waiting.pop(index))
-                break
-        else:
+        ready = next((d for d in waiting if not before[d.uid] & {w.uid for w in waiting}), None)
+        if ready is None:
             return None
+        waiting = [d for d in waiting if d is not ready]
+        placed.append(ready)
     return placed
+
+
+def chosen_by(domain: RaggedIterDomain, loop: list[IterDomain]) -> set[int]:
+    """The loops (by uid) that pick the row of a ragged domain, whatever the extents."""
+    made_of = {source.uid: t for t in ancestry(loop) for source in t.inputs}
+    loops = {d.uid for d in loop}
+    found: set[int] = set()
+    pending: list[IterDomain] = [domain.component]
+    while pending:
+        current = pending.pop()
+        if current.uid in found:
+            continue
+        found.add(current.uid)
+        if isinstance(current, RaggedIterDomain):
+            pending.append(current.component)
+        if current.uid in made_of:
+            pending.extend((*made_of[current.uid].outputs, *made_of[current.uid].beside))
+        elif current.uid not in loops and current.definition is not None:
+            pending.extend(current.definition.inputs)
+    return found & loops
 
 
 def number(domain: IterDomain) -> int:

@@ -21,6 +21,7 @@ from tests.engine.oracle import (
     DENSE,
     FEATURE,
     FLOATS,
+    INTEGERS,
     NUMBERS,
     PER_COMPONENT,
     ROWS,
@@ -242,6 +243,21 @@ def _max_of_sums(r: Tensor) -> Tensor:
     return REDUCERS["amax"](r.sum(-1), (0,))
 
 
+def _wrapping_cases() -> list[Case]:
+    """Integers that overflow: they wrap in torch, and must be computed so that they may."""
+    unary = {"neg": torch.neg, "abs": torch.abs, "square": torch.square}
+    binary = {"add": torch.add, "sub": torch.sub, "mul": torch.mul}
+    cases = [Case(n, getattr(ops, n), f) for n, f in unary.items()]
+    cases += [Case(n, getattr(ops, n), f, extras=(ROWS,)) for n, f in binary.items()]
+    cases += [
+        Case("pow", lambda x: ops.pow(x, 5), lambda r: r**5),
+        Case("sum", lambda x: ops.sum(x, 1), lambda r: r.sum(0), "component"),
+        Case("prod", lambda x: ops.prod(x, 1), lambda r: r.prod(0), "component"),
+        Case("sum_features", lambda x: ops.sum(x, -1), lambda r: r.sum(-1), features=VECTOR),
+    ]
+    return [replace(case, name=f"{case.name}_wrapping", dtypes=INTEGERS, data="huge") for case in cases]
+
+
 def _norm_cases() -> list[Case]:
     weight, bias = FEATURE, FEATURE
     cases = [
@@ -348,9 +364,7 @@ def _chain_cases() -> list[Case]:
             lambda x: (ops.relu(x), ops.exp(ops.mul(x, 0.5))),
             lambda r: (torch.relu(r), torch.exp(r * 0.5)),
         ),
-        Case(
-            "two_sums", lambda x: (ops.sum(x, 1), ops.amax(x, 1)), lambda r: (r.sum(0), REDUCERS["amax"](r, (0,))), "component"
-        ),
+        Case("two_sums", lambda x: (ops.sum(x, 1), ops.amax(x, 1)), lambda r: (r.sum(0), REDUCERS["amax"](r, (0,))), "component"),
         Case(
             "intermediate_output",
             lambda x: (y := ops.mul(x, 2.0), ops.softmax(y, 1)),
@@ -406,7 +420,15 @@ def _named(*groups: list[Case]) -> dict[str, Case]:
     return found
 
 
-CASES = _named(_unary_cases(), _binary_cases(), _reduction_cases(), _norm_cases(), _product_cases(), _chain_cases())
+CASES = _named(
+    _unary_cases(),
+    _binary_cases(),
+    _reduction_cases(),
+    _wrapping_cases(),
+    _norm_cases(),
+    _product_cases(),
+    _chain_cases(),
+)
 
 
 def _nested_cases() -> list[Case]:
@@ -450,9 +472,7 @@ def _nested_cases() -> list[Case]:
         Case("set", ops.set, lambda r: r, features=small, dtypes=NUMBERS),
         Case("add_feature", ops.add, lambda r, e: r + e, features=small, extras=(FEATURE,), dtypes=NUMBERS),
         Case("add_rows", ops.add, lambda r, e: r + e, features=small, extras=(ROWS,), dtypes=NUMBERS),
-        Case(
-            "add_group", ops.add, lambda r, e: r + e[0], features=small, extras=(group,), dtypes=NUMBERS, levels="groups"
-        ),
+        Case("add_group", ops.add, lambda r, e: r + e[0], features=small, extras=(group,), dtypes=NUMBERS, levels="groups"),
         Case("softmax_positions", lambda x: ops.softmax(x, 2), lambda r: torch.softmax(r, 0), features=small),
         Case("softmax_groups", lambda x: ops.softmax(x, (1, 2)), lambda r: torch.softmax(r, 0), features=small, levels="groups"),
         Case("layer_norm", ops.layer_norm, lambda r: _layer_norm(r, (-1,)), features=some),
@@ -488,7 +508,9 @@ def _special_cases() -> list[Case]:
     for name in names:
         operation, reduce = getattr(ops, name), wanted[name]
         same = name.endswith("softmax")
-        rows = Case(f"{name}_rows", lambda x, f=operation: f(x, 1), lambda r, f=reduce: f(r, (0,)), "ragged" if same else "component")
+        rows = Case(
+            f"{name}_rows", lambda x, f=operation: f(x, 1), lambda r, f=reduce: f(r, (0,)), "ragged" if same else "component"
+        )
         features = Case(f"{name}_features", lambda x, f=operation: f(x, -1), lambda r, f=reduce: f(r, (-1,)), features=VECTOR)
         cases += [rows, features]
         if not same:

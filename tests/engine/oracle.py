@@ -168,6 +168,8 @@ def numbers(shape: Sequence[int], dtype: torch.dtype, data: str, generator: torc
     if dtype == torch.bool:
         return torch.rand(tuple(shape), generator=generator) < (0.8 if data == "mostly_true" else 0.3)
     if not dtype.is_floating_point:
+        if data == "huge":
+            return torch.randint(torch.iinfo(dtype).min, torch.iinfo(dtype).max, tuple(shape), generator=generator, dtype=dtype)
         low = 1 if data == "positive" else -3
         return torch.randint(low, 4, tuple(shape), generator=generator).to(dtype)
     x = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
@@ -186,7 +188,15 @@ def numbers(shape: Sequence[int], dtype: torch.dtype, data: str, generator: torc
 
 
 @functools.cache
-def compiled(case: Case, backend: str, strategy: str | None, options: tuple[tuple[str, Any], ...], dtype: torch.dtype, features: Features, levels: int = 1) -> Any:  # noqa: E501
+def compiled(
+    case: Case,
+    backend: str,
+    strategy: str | None,
+    options: tuple[tuple[str, Any], ...],
+    dtype: torch.dtype,
+    features: Features,
+    levels: int = 1,
+) -> Any:  # noqa: E501
     """The program of a case; it does not depend on lengths, so that one build serves every structure."""
     fusion = ir.Fusion(f"case_{case.name}")
     with fusion:
@@ -252,6 +262,7 @@ def arguments(case: Case, rows: Rows, dtype: torch.dtype, features: Features, se
 
 def wanted(case: Case, given: Arguments) -> list[tuple[Tensor, torch.dtype]]:
     """Each result by plain torch, with the dtype that torch gives it."""
+
     def tupled(x: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return x if isinstance(x, tuple) else (x,)
 
@@ -300,7 +311,9 @@ def check(case: Case, got: Any, given: Arguments, where: str) -> None:
         compare(result, want, place, given.rows if case.kind == "ragged" else None, (relative * slack, absolute * slack))
 
 
-def compare(got: Tensor, want: Tensor, where: str, rows: Rows | None = None, tolerance: tuple[float, float] | None = None) -> None:
+def compare(
+    got: Tensor, want: Tensor, where: str, rows: Rows | None = None, tolerance: tuple[float, float] | None = None
+) -> None:
     """Fails with the first coordinate at which two tensors differ by more than the dtype allows."""
     assert got.shape == want.shape, f"{where}: expected shape {tuple(want.shape)}, got {tuple(got.shape)}"
     if got.dtype.is_floating_point:

@@ -207,12 +207,17 @@ def check(program: Program, rows: Rows, got: Any, want: list[Tensor], where: str
         compare(values.reshape(b.shape), b, f"{where}, output {k} of {program} on {rows}", tolerance=(1e-7, 1e-8))
 
 
+def _options(**choices: list[Any]) -> Any:
+    """None stands for an option that is not given."""
+    drawn = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in choices.items()})
+    return drawn.map(lambda options: {name: value for name, value in options.items() if value is not None})
+
+
+TILES = [None, 1, 3, 64]
 OPTIONS: dict[str, Any] = {
-    "maskless": st.fixed_dictionaries({"tile": st.sampled_from([None, 1, 3, 64]), "keep_rows": st.booleans()}),
-    "masked": st.fixed_dictionaries({"tile": st.sampled_from([None, 1, 3, 64]), "rows": st.sampled_from([None, 1, 3, 16])}),
-    "persistent_dynamic": st.fixed_dictionaries(
-        {"tile": st.sampled_from([None, 1, 3, 64]), "chunk": st.sampled_from([None, 1, 3, 5, 64])}
-    ),
+    "maskless": _options(tile=TILES, keep_rows=[True, False]),
+    "masked": _options(tile=TILES, rows=[None, 1, 3, 16]),
+    "persistent_dynamic": _options(tile=TILES, chunk=[None, 1, 3, 5, 64]),
 }
 
 

@@ -5,7 +5,8 @@ In: a naive tile program and a target. Out: a plan. Adding a strategy is adding 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 
 from serrate.errors import StrategyError
 from serrate.ir.tile import TileProgram
@@ -20,8 +21,19 @@ Strategy = Callable[..., Plan]
 STRATEGIES: dict[str, Strategy] = {"maskless": maskless, "masked": masked, "persistent_dynamic": persistent_dynamic}
 
 
-def plan(program: TileProgram, strategy: str, target: Target, **sizes: int) -> Plan:
-    """The plan that a strategy makes for a program on a target."""
+def check(strategy: str, sizes: Mapping[str, object]) -> None:
+    """Raises unless the strategy exists and takes these options."""
     if strategy not in STRATEGIES:
         raise StrategyError(f"no strategy is called {strategy!r}; there are {', '.join(STRATEGIES)}")
+    taken = [name for name in inspect.signature(STRATEGIES[strategy]).parameters if name not in ("program", "target")]
+    for name, size in sizes.items():
+        if name not in taken:
+            raise StrategyError(f"{strategy} takes {', '.join(taken)}; got {name}")
+        if size is not None and not isinstance(size, bool) and (not isinstance(size, int) or size < 1):
+            raise StrategyError(f"{strategy}: {name} must be at least 1, got {size!r}")
+
+
+def plan(program: TileProgram, strategy: str, target: Target, **sizes: int) -> Plan:
+    """The plan that a strategy makes for a program on a target."""
+    check(strategy, sizes)
     return STRATEGIES[strategy](program, target, **sizes)

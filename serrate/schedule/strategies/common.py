@@ -64,9 +64,9 @@ def block_size(asked: int | None, usual: int, target: Target) -> int:
 
 
 def warps_for(program: TileProgram, target: Target) -> int:
-    """More warps where each lane carries much (moments, blocks of matrix products), so that registers suffice."""
+    """More warps where each lane carries much (several states, blocks of matrix products), so that registers suffice."""
     shapes = [describe(program, p.name) for p in program.phases]
-    heavy = any(isinstance(s.leaf, Accumulate) and (s.leaf.reduction.name == "welford" or s.is_product) for s in shapes)
+    heavy = any(isinstance(s.leaf, Accumulate) and (len(s.leaf.targets) > 1 or s.is_product) for s in shapes)
     return 2 * target.warps if heavy else target.warps
 
 

@@ -7,7 +7,7 @@ so results do not depend on who computed what.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
@@ -32,7 +32,9 @@ def persistent_dynamic(
     prepare(recorder)
     across = max((width(describe(recorder.program, p.name), target) for p in recorder.program.phases), default=1)
     part = block_size(chunk, max(target.chunk // across, 1), target)
-    schedule(recorder, target, PartsOfRows(tile, part))
+    # Parts are short enough that large blocks would leave most of their lanes without work.
+    simple_block = target.block if target.simple_block else 0
+    schedule(recorder, replace(target, simple_block=simple_block), PartsOfRows(tile, part))
     return recorder.plan("persistent_dynamic", warps or warps_for(program, target))
 
 

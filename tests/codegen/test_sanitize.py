@@ -1,0 +1,84 @@
+"""Generated C++ under the address and undefined-behaviour sanitizers: every read and write is inside its tensor.
+
+In: a sample of the engine's cases, all of them under SERRATE_TEST_FULL=1. Out: the sanitizer's report of the first bad access.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.cases import CASES, NESTED_CASES
+from tests.engine.oracle import FULL, STRATEGIES, VARIANTS, Case, pick
+
+pytestmark = pytest.mark.sanitize
+
+ROOT = Path(__file__).resolve().parents[2]
+Point = tuple[str, str, dict[str, Any], str, tuple[int | None, ...], int, bool]
+
+SAMPLE = (
+    *("add_component", "add_dense", "rsub_rows", "where_component", "pow_scalar", "cast_int32", "bool_add_int", "set"),
+    *("sum_rows", "sum_both", "sum_everything", "prod_features", "amax_rows", "any_both", "var_rows", "logsumexp_both"),
+    *("softmax_rows", "softmax_both", "layer_norm_features", "layer_norm_both", "rms_norm", "softmax_twice"),
+    *("matmul_shared", "matmul_each", "linear_bias", "norm_matmul", "matmul_softmax", "two_outputs", "relu_affine"),
+    *("sum_wrapping", "prod_wrapping", "abs_wrapping", "mul_wrapping", "neg_wrapping"),
+)
+
+
+def _point(case: Case, strategy: str, levels: int) -> Point:
+    options, dtype, features = pick(
+        list(itertools.product(VARIANTS[strategy], case.dtypes, case.features)), "sanitize", case.name, strategy, levels
+    )
+    stream = pick([False, True], case.name, strategy)
+    return case.name, strategy, options, str(dtype).removeprefix("torch."), features, levels, stream
+
+
+def points() -> list[Point]:
+    if FULL:
+        pairs = [(case, 1) for case in CASES.values()] + [(case, 2) for case in NESTED_CASES.values()]
+        return [_point(case, strategy, levels) for case, levels in pairs for strategy in STRATEGIES]
+    some = [(CASES[name], 1) for name in SAMPLE] + [
+        (NESTED_CASES[n], 2) for n in ("sum_groups", "softmax_positions", "add_group")
+    ]
+    return [_point(case, pick(STRATEGIES, "sanitize", case.name), levels) for case, levels in some]
+
+
+def _run(argument: str) -> subprocess.CompletedProcess[str]:
+    compiler = os.environ.get("CXX", "g++")
+    found = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=False).stdout.strip()
+    if not Path(found).is_absolute():
+        pytest.skip(f"{compiler} has no libasan.so to preload")
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": found,
+        # Python itself leaks at exit, and is not what is tested here.
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PYTHONPATH": str(ROOT),
+        "SERRATE_BACKEND": "cpp",
+    }
+    command = [sys.executable, "-W", "ignore", "-m", "tests.codegen.sanitized", argument]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
+
+
+CHUNK = 8
+"""Points of one process: starting it costs as much as building two programs."""
+
+
+@pytest.mark.parametrize("part", range(-(-len(points()) // CHUNK)))
+def test_no_access_outside(part: int) -> None:
+    done = _run(json.dumps(points()[part * CHUNK : (part + 1) * CHUNK]))
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_the_sanitizer_sees_an_overrun() -> None:
+    done = _run("overrun")
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
