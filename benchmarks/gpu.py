@@ -10,12 +10,18 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
+
+try:
+    import triton
+except ImportError:
+    triton = None
 
 import serrate  # noqa: F401  installs Fusion.compile
 from benchmarks.data import lengths
@@ -27,6 +33,16 @@ from serrate.tensor import Structure
 STRATEGIES = ("maskless", "masked", "persistent_dynamic")
 DISTRIBUTIONS = ("uniform", "exponential", "bimodal", "giant")
 Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One work on one distribution of lengths: the limit, and what part of it everyone reaches."""
+
+    work: str
+    lengths: str
+    limit_ms: float
+    percent: dict[str, float]
 
 
 def captured(run: Run) -> Run:
@@ -66,7 +82,7 @@ def program(body: Callable[..., ir.TensorView], inner: int, dtype: torch.dtype, 
     return f
 
 
-def memory_work(rows: int, mean: int, inner: int, rounds: int, console: Console) -> list[dict[str, object]]:
+def memory_work(rows: int, mean: int, inner: int, rounds: int, console: Console) -> list[Cell]:
     """Works that move bytes: percent of what a copy moves."""
     works: dict[str, tuple[Callable[..., ir.TensorView], int, Callable[[torch.Tensor], torch.Tensor] | None]] = {
         "sum": (lambda x: ops.sum(x, 1), 1, lambda r: r.sum(0)),
@@ -74,7 +90,7 @@ def memory_work(rows: int, mean: int, inner: int, rounds: int, console: Console)
         "softmax": (lambda x: ops.softmax(x, 1), 2, lambda r: torch.softmax(r, 0)),
         "layer norm": (lambda x: ops.layer_norm(x, (1, 2)), 2, lambda r: torch.nn.functional.layer_norm(r, r.shape)),
     }
-    table: list[dict[str, object]] = []
+    table: list[Cell] = []
     for distribution in DISTRIBUTIONS:
         n = torch.as_tensor(lengths(distribution, rows, mean)).long()
         offsets = torch.cat([torch.zeros(1, dtype=torch.long), n.cumsum(0)]).cuda()
@@ -107,13 +123,13 @@ def memory_work(rows: int, mean: int, inner: int, rounds: int, console: Console)
             times = medians(runs, rounds)
             limit = min(times["copy"], times["copy by kernel"]) * passes / 2
             percent = {k: 100 * limit / v for k, v in times.items() if not k.startswith("copy")}
-            table.append({"work": name, "lengths": distribution, "limit_ms": limit, "percent": percent})
+            table.append(Cell(name, distribution, limit, percent))
     return table
 
 
-def grouped_work(groups: int, tokens: int, k: int, n: int, rounds: int, console: Console) -> list[dict[str, object]]:
+def grouped_work(groups: int, tokens: int, k: int, n: int, rounds: int, console: Console) -> list[Cell]:
     """Grouped matrix products in bfloat16: percent of one dense product of equal work."""
-    table: list[dict[str, object]] = []
+    table: list[Cell] = []
     for distribution in DISTRIBUTIONS[:3]:
         sizes = torch.as_tensor(lengths(distribution, groups, tokens // groups)).long()
         offsets = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)]).cuda()
@@ -140,8 +156,30 @@ def grouped_work(groups: int, tokens: int, k: int, n: int, rounds: int, console:
                 console.print(f"[red]grouped {distribution} {strategy}: {type(error).__name__}: {str(error)[:1500]}")
         times = medians(runs, rounds)
         percent = {name: 100 * times["dense"] / v for name, v in times.items() if name != "dense"}
-        table.append({"work": "grouped matmul bf16", "lengths": distribution, "limit_ms": times["dense"], "percent": percent})
+        table.append(Cell("grouped matmul bf16", distribution, times["dense"], percent))
     return table
+
+
+def run_all(rounds: int, out: Path, rows: int = 4096, mean: int = 256, inner: int = 128) -> None:
+    """Measures everything, prints the table, writes gpu.json."""
+    console = Console(width=160)
+    if not torch.cuda.is_available():
+        console.print("no CUDA device is here; the GPU table needs one")
+        return
+    torch.manual_seed(0)
+    cells = memory_work(rows, mean, inner, rounds, console)
+    cells += grouped_work(64, 65536, 4096, 2048, rounds, console)
+    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, {date.today()}"
+    table = Table(title=f"percent of the limit ({machine})")
+    columns = list(dict.fromkeys(k for cell in cells for k in cell.percent))
+    for name in ("work", "lengths", "limit ms", *columns):
+        table.add_column(name, justify="left" if name in ("work", "lengths") else "right")
+    for cell in cells:
+        percents = [f"{cell.percent[c]:.0f}" if c in cell.percent else "-" for c in columns]
+        table.add_row(cell.work, cell.lengths, f"{cell.limit_ms:.2f}", *percents)
+    console.print(table)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "gpu.json").write_text(json.dumps({"machine": machine, "cells": [asdict(c) for c in cells]}, indent=1))
 
 
 def main() -> None:
@@ -150,25 +188,9 @@ def main() -> None:
     parser.add_argument("--mean", type=int, default=256)
     parser.add_argument("--inner", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
     options = parser.parse_args()
-    console = Console(width=160)
-    torch.manual_seed(0)
-    rows = memory_work(options.rows, options.mean, options.inner, options.rounds, console)
-    rows += grouped_work(64, 65536, 4096, 2048, options.rounds, console)
-    import triton
-
-    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, {date.today()}"
-    table = Table(title=f"percent of the limit ({machine})")
-    columns = list(dict.fromkeys(k for row in rows for k in row["percent"]))  # type: ignore[attr-defined]
-    for name in ("work", "lengths", "limit ms", *columns):
-        table.add_column(name, justify="left" if name in ("work", "lengths") else "right")
-    for row in rows:
-        cells = [f"{row['percent'][c]:.0f}" if c in row["percent"] else "-" for c in columns]  # type: ignore[index,operator]
-        table.add_row(str(row["work"]), str(row["lengths"]), f"{row['limit_ms']:.2f}", *cells)
-    console.print(table)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+    run_all(options.rounds, options.out, options.rows, options.mean, options.inner)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ from rich.console import Console
 from rich.text import Text
 
 from serrate import __version__
-from serrate.cli import cache, doctor
+from serrate.cli import bench, cache, demo, doctor
 from serrate.errors import SerrateError
 
 app = typer.Typer(name="serrate", help="A ragged-tensor compiler for PyTorch.", no_args_is_help=True, add_completion=False)
+app.command("demo")(demo.demo)
+app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)
 app.add_typer(cache.app, name="cache")
 
