@@ -107,9 +107,7 @@ def _expert_job(scale: int) -> Job:
         [
             Way("serrate", lambda: experts(ours, weights), lambda r: list(r.unbind()), values.nbytes),
             Way("torch.mm for each expert", loop, list, values.nbytes),
-            Way(
-                "padded bmm", padded, lambda r: [r[k, :n] for k, n in enumerate(lengths.tolist())], count * longest * width * item
-            ),
+            Way("padded bmm", padded, lambda r: _unpadded(r, lengths), padded_bytes),
             Way("NestedTensor", lambda: None, lambda r: [], 0, "cannot: no weight of its own for each row"),
         ],
         want,
