@@ -6,6 +6,7 @@ sequences of very different lengths are normalised and softmaxed. Each way is ch
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Callable
@@ -62,6 +63,8 @@ def demo(
 ) -> None:
     """Routes tokens to experts and normalises ragged sequences: ours, padded, and torch's NestedTensor, side by side."""
     console = Console()
+    # torch says something about tracing when NestedTensor is first used; it is not about us.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     torch.manual_seed(0)
     scale = 8 if quick else 1
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; times are medians, and include fresh results\n")

@@ -108,6 +108,7 @@ class _PhaseLowering:
                 held_here = [t for t in leaf.targets if t in phase.reads and t.role is not Role.PRIVATE]
                 self.private.update((t, self._local(t, lanes)) for t in held_here)
         self.declared: set[int] = set()
+        self.known: set[Local] = set()
 
     def _local(self, tensor: Tensor, lanes: Lanes) -> Local:
         """A block named after a tensor, told apart from it where that is in memory too."""
@@ -182,6 +183,7 @@ class _PhaseLowering:
     def _declare(self, leaf: Accumulate, loops: tuple[Loop, ...]) -> list[Node]:
         states = self._states(leaf, loops)
         out: list[Node] = [Declare(s, leaf.reduction.identity(k, s.dtype)) for k, s in enumerate(states)]
+        self.known.update(states)
         if leaf.reduction.name == "welford" and not leaf.merge:
             out += self._first_value(leaf, states[1], loops)
         return out
@@ -193,8 +195,9 @@ class _PhaseLowering:
         reduced = [loop for loop in loops if loop.domain.uid not in kept and not _once(loop)]
         start = {loop_symbol(loop): const(0) for loop in reduced}
         value = self._value(leaf.values[0], scope)
-        if any(isinstance(v, Held) and set(v.local.lanes) - set(mean.lanes) for v in value.walk()):
-            # A private block has no first element to speak of; a mean that starts at 0 is right too.
+        blocks_read = [v.local for v in value.walk() if isinstance(v, Held)]
+        if any(set(local.lanes) - set(mean.lanes) or local not in self.known for local in blocks_read):
+            # A block of the row itself has no first element out here; a mean that starts at 0 is right too.
             return []
         value = rewrite_value(value, start)
         guard = tuple(g.substitute(start) for g in scope.guard())
@@ -221,6 +224,7 @@ class _PhaseLowering:
             if leaf.tensor in self.private:
                 local = self.private[leaf.tensor]
                 out += [Declare(local, 0), Assign(local.lanes, scope.guard(), local, value)]
+                self.known.add(local)
                 if not self.stores(leaf.tensor):
                     return out
                 value = held(local)

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serrate.frontend import ops
-
 from tests.engine.oracle import (
     ANY,
     DENSE,

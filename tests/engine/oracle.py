@@ -6,11 +6,12 @@ comparison that names the first bad coordinate. Nothing here imports a backend: 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +106,8 @@ Features = tuple[int | None, ...]
 ANY: tuple[Features, ...] = ((5,), (), (1,), (3,), (64,), (2, 3), (None,), (2, 3, 4))
 WIDE: tuple[Features, ...] = ((5,), (1,), (64,), (2, 3), (None,), (1025,), (3000,))
 """For what reduces over features, so that there must be some, and more of them than one block holds."""
+FEW = ("mixed", "none", "giant")
+"""Structures that are enough for wide features: each position then costs as much as a row does elsewhere."""
 VECTOR: tuple[Features, ...] = ((5,), (1,), (3,), (64,), (None,))
 
 
@@ -187,6 +190,15 @@ def numbers(shape: Sequence[int], dtype: torch.dtype, data: str, generator: torc
 # --- running -------------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Inputs are small: waking a second thread for each of the reference's many operations costs more than all of them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @functools.cache
 def compiled(
     case: Case,
@@ -196,7 +208,7 @@ def compiled(
     dtype: torch.dtype,
     features: Features,
     levels: int = 1,
-) -> Any:  # noqa: E501
+) -> Any:
     """The program of a case; it does not depend on lengths, so that one build serves every structure."""
     fusion = ir.Fusion(f"case_{case.name}")
     with fusion:

@@ -270,7 +270,7 @@ class _Printer:
             scalars = self._scalar_reductions(group, lane) if inner else []
             for local, node in scalars:
                 identity = number(_identity(node), local.dtype)
-                self.put(f"{computed(local.dtype)} {local.name}_here = {identity};")
+                self.put(f"{_accumulated(node)} {local.name}_here = {identity};")
             if inner:
                 clauses = "".join(f" reduction({_clause(n)}: {local.name}_here)" for local, n in scalars)
                 self.put(f"#pragma omp simd{clauses}")
@@ -284,7 +284,7 @@ class _Printer:
             self.close()
             opened -= 1
             for local, node in here:
-                self.put(COMBINE[node.operator].format(self._cell(local), f"{local.name}_here") + ";")
+                self.put(self._combined(node, self._cell(local), f"{local.name}_here"))
         self.close(opened)
 
     def _prefetches(self, group: list[Block], lane: Lane) -> None:
@@ -320,8 +320,15 @@ class _Printer:
                 scalars.forget(held(node.local))
             else:
                 name = f"{node.local.name}_here" if node.local in here else self._cell(node.local)
-                self.put(COMBINE[node.operator].format(name, text) + ";")
+                self.put(self._combined(node, name, text))
                 scalars.forget(held(node.local))
+
+    def _combined(self, node: Reduce, to: str, value: str) -> str:
+        """`to = to op value`; integers wrap, as in torch."""
+        if _wraps(node):
+            sign = "+" if node.operator == "sum" else "*"
+            return f"{to} = (unsigned long long){to} {sign} (unsigned long long){value};"
+        return COMBINE[node.operator].format(to, value) + ";"
 
     def _cell(self, local: Local) -> str:
         """An element of a private block, at the current lanes."""
@@ -487,6 +494,15 @@ def _size(lanes: Lanes) -> int:
 
 def _owns(domain: IterDomain, tensor: Tensor) -> bool:
     return any(isinstance(d, RaggedIterDomain) and d.component.uid == domain.uid for d in tensor.logical)
+
+
+def _wraps(node: Reduce) -> bool:
+    return node.operator in ("sum", "prod") and not node.local.dtype.is_floating_point
+
+
+def _accumulated(node: Reduce) -> str:
+    """The type a reduction over the innermost lane runs in."""
+    return "unsigned long long" if _wraps(node) else computed(node.local.dtype)
 
 
 def _identity(node: Reduce) -> float | int | bool:
