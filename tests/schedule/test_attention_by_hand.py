@@ -5,6 +5,8 @@ Two ragged axes (queries and keys of one sequence) meet in one program: nothing 
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -50,7 +52,7 @@ def attention() -> TileProgram:
 def steps(rows: int, keys: int, *, parts: bool) -> Plan:
     """Blocks of queries on the grid, keys serially in blocks; with `parts`, blocks of all sequences in one list."""
     out: list[Step] = []
-    for phase, inner in (("S", "d"), ("P", ""), ("O", "v")):
+    for phase in ("S", "P", "O"):
         out += [Step("split", (phase, "q", rows)), Step("split", (phase, "k", keys))]
         outer = ["cqo"] if parts else ["c", "qo"]
         if parts:
@@ -86,7 +88,7 @@ def test_attention_agrees_with_torch_row_by_row(backend: str, rows: int, keys: i
             arrays.append(torch.cat([torch.zeros(1, dtype=torch.long), tiles.cumsum(0)]))
     sizes = {"n0": len(q), "n1": len(offsets)}
     program([q, k, v, offsets, out], arrays, [sizes[str(s)] for s in program.program.symbols])
-    for a, b in zip(offsets, offsets[1:], strict=False):
+    for a, b in itertools.pairwise(offsets):
         torch.testing.assert_close(out[a:b], wanted(q[a:b], k[a:b], v[a:b]), rtol=1e-4, atol=1e-4)
 
 

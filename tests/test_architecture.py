@@ -1,0 +1,56 @@
+"""The dumps in docs/architecture.md are what the compiler makes today; SERRATE_UPDATE_GOLDEN=1 writes them anew."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from serrate import ir, ops
+from serrate.codegen.cpp.printer import print_cpp
+from serrate.codegen.triton import PRELUDE, print_triton
+from serrate.lower.naive import naive
+from serrate.lower.pipeline import lower
+from serrate.schedule.strategies import plan
+from serrate.schedule.target import CPU, GPU
+
+PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
+DUMP = re.compile(r"```text dump:(\w+)\n(.*?)```", re.DOTALL)
+
+
+def dumps() -> dict[str, str]:
+    with ir.Fusion("softmax") as f:
+        x, offsets = f.input((None, 4), torch.float32), f.input((None,), torch.int64)
+        f.output(ops.softmax(ops.as_nested(x, offsets), dim=1))
+    program = naive(f)
+    chosen = plan(program, "maskless", CPU, tile=8, keep_rows=False)
+    scheduled = chosen.apply(program)
+    loops = lower(scheduled, "softmax")
+    gpu = lower(plan(program, "maskless", GPU, tile=8).apply(program), "softmax", tables=True)
+    parts = lower(plan(program, "persistent_dynamic", CPU, tile=8, chunk=64).apply(program), "softmax")
+    return {
+        "fusion": str(f),
+        "naive": str(program),
+        "plan": "\n".join(map(str, chosen.steps)) + "\n",
+        "scheduled": str(scheduled),
+        "loops": str(loops),
+        "cpp": print_cpp(loops, frozenset(loops.arrays)).text,
+        "triton": print_triton(gpu).text.split(PRELUDE)[1].strip() + "\n",
+        "persistent": str(parts).split("kernel softmax_1")[0].split("kernel softmax_0:\n")[1],
+    }
+
+
+def test_architecture_page_shows_real_dumps() -> None:
+    made = dumps()
+    text = PAGE.read_text()
+    if os.environ.get("SERRATE_UPDATE_GOLDEN"):
+        PAGE.write_text(DUMP.sub(lambda m: f"```text dump:{m[1]}\n{made[m[1]]}```", text))
+        return
+    shown = dict(DUMP.findall(text))
+    assert set(shown) == set(made)
+    for name, dump in made.items():
+        if shown[name] != dump:
+            pytest.fail(f"dump {name!r} of docs/architecture.md is stale; run the test with SERRATE_UPDATE_GOLDEN=1\n{dump}")
