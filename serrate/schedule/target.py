@@ -18,7 +18,9 @@ class Target:
     widest: int
     """The most lanes one dim may have."""
     block: int
-    """Elements of a block that softmax statistics or moments are taken of at once."""
+    """Elements of a block that moments are taken of at once."""
+    softmax_block: int
+    """Elements of a block that softmax statistics are taken of at once; it is read twice, so it must stay close."""
     simple_block: int
     """Elements of a block that is summed (or the like) at once; 0 where a plain loop over the row is best."""
     store_bytes: int
@@ -47,6 +49,7 @@ CPU = Target(
     power_of_two=False,
     widest=1024,
     block=2048,
+    softmax_block=1024,
     simple_block=0,
     store_bytes=2048,
     chunk=262144,
@@ -63,6 +66,7 @@ GPU = Target(
     power_of_two=True,
     widest=1024,
     block=2048,
+    softmax_block=2048,
     simple_block=8192,
     store_bytes=8192,
     chunk=131072,
