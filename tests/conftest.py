@@ -17,6 +17,8 @@ FULL = os.environ.get("SERRATE_TEST_FULL") == "1"
 os.environ.setdefault("SERRATE_CACHE_DIR", str(ROOT / "build" / "test-cache"))
 # Generated code may bring its own OpenMP run-time, which torch.set_num_threads does not reach.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Triton decides when it is imported whether it compiles or interprets; tensors are on the CPU here, so it interprets.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402

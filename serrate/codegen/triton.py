@@ -77,13 +77,28 @@ FUNCTIONS: dict[str, str] = {
     "where": "tl.where({0}, {1}, {2})",
     "maximum": "largest({0}, {1})",
     "minimum": "smallest({0}, {1})",
-    "relu": "tl.where({0} < 0, {0} * 0, {0})",
+    "relu": "tl.where({0} < 0, 0, {0})",
     "silu": "({0} * tl.sigmoid({0}))",
     "gelu": "({0} * 0.5 * (1.0 + tl.erf({0} * 0.7071067811865476)))",
     "tanh": "tanh({0})",
     "pow": "power({0}, {1})",
     "exp_diff": "tl.where({0} == {1}, 1.0, tl.exp({0} - {1}))",
 }
+SPECIAL: dict[tuple[str, str], str] = {
+    ("floor", "integer"): "{0}",
+    ("ceil", "integer"): "{0}",
+    ("pow", "integer"): "whole_power({0}, {1})",
+    ("tanh", "double"): "tanh_double({0})",
+}
+"""Where a function is written differently for integers or for float64."""
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if not dtype.is_floating_point:
+        return "integer"
+    return "double" if dtype == torch.float64 else "single"
+
+
 COMBINE = {
     "sum": "{0} + {1}",
     "prod": "{0} * {1}",
@@ -144,6 +159,33 @@ def tanh(x):
 
 
 @triton.jit
+def tanh_double(x):
+    a = tl.abs(x)
+    s = a * a
+    p = 21844.0 / 6081075.0 * s - 1382.0 / 155925.0
+    p = p * s + 62.0 / 2835.0
+    p = p * s - 17.0 / 315.0
+    p = p * s + 2.0 / 15.0
+    p = p * s - 1.0 / 3.0
+    e = tl.exp(-2.0 * a)
+    y = tl.where(a < 0.1, a * s * p + a, (1.0 - e) / (1.0 + e))
+    return tl.where(x < 0, -y, y)
+
+
+@triton.jit
+def whole_power(x, y):
+    result = x * 0 + 1
+    left = result * 0 + y
+    square = x
+    for _ in range(0, 63):
+        result = tl.where(left % 2 == 1, result * square, result)
+        square = square * square
+        left = left // 2
+    below = tl.where(x == 1, 1, tl.where(x == -1, tl.where(y % 2 == 0, 1, -1), 0))
+    return tl.where(result * 0 + y < 0, result * 0 + below, result)
+
+
+@triton.jit
 def power(x, y):
     size = tl.exp2(y * tl.log2(tl.abs(x)))
     whole = tl.floor(y) == y
@@ -200,11 +242,11 @@ class Source:
     launches: tuple[Launch, ...]
 
 
-def print_triton(program: LoopProgram) -> Source:
-    """The program as a Triton module."""
+def print_triton(program: LoopProgram, *, interpreted: bool = False) -> Source:
+    """The program as a Triton module. The interpreter multiplies sixteen-bit blocks wrongly, so it gets float32 ones."""
     parts, launches = [PRELUDE], []
     for kernel in program.kernels:
-        text, launch = _Printer(program, kernel).run()
+        text, launch = _Printer(program, kernel, interpreted).run()
         parts.append(text)
         launches.append(launch)
     header = "".join(f"# {line}\n" for line in program.header)
@@ -212,8 +254,8 @@ def print_triton(program: LoopProgram) -> Source:
 
 
 class _Printer:
-    def __init__(self, program: LoopProgram, kernel: Kernel) -> None:
-        self.program, self.kernel = program, kernel
+    def __init__(self, program: LoopProgram, kernel: Kernel, interpreted: bool) -> None:
+        self.program, self.kernel, self.interpreted = program, kernel, interpreted
         self.names: dict[Array, str] = {a: f"{name}_at" for a, name in array_names(program).items()}
         self.lines: list[str] = []
         self.indent = 1
@@ -479,7 +521,8 @@ class _Printer:
             return self._cast(value, args[0])
         if value.function not in FUNCTIONS:
             raise VerificationError(f"the triton backend has no function {value.function!r}")
-        return FUNCTIONS[value.function].format(*args)
+        special = SPECIAL.get((value.function, _kind(value.dtype)))
+        return (special or FUNCTIONS[value.function]).format(*args)
 
     def _cast(self, value: Call, arg: str) -> str:
         if isinstance(value.args[0], Number) and value.args[0].expr.value is not None:
@@ -487,7 +530,9 @@ class _Printer:
         if value.dtype == torch.bool:
             return f"({arg} != 0)"
         kept = TYPES[carried_dtype(value.dtype)]
-        rounded = f"{arg}.to({TYPES[value.dtype]})"
+        # Sixteen-bit floats are reached through float32, whatever the argument is.
+        through = "" if kept == TYPES[value.dtype] else f".to({kept})"
+        rounded = f"{arg}{through}.to({TYPES[value.dtype]})"
         return rounded if kept == TYPES[value.dtype] else f"{rounded}.to({kept})"
 
     def _existing(self, value: Existing, lanes: Lanes) -> str:
@@ -539,7 +584,7 @@ class _Printer:
     def _operand(self, value: Value, lanes: Lanes, guard: Guard, depth: Lane) -> str:
         own = tuple(g for g in guard if (self.lanes_in(g.left) | self.lanes_in(g.right)) <= set(lanes))
         if isinstance(value, Load):
-            return self.value(value, lanes, own, raw=True)
+            return self.value(value, lanes, own, raw=not self.interpreted)
         # What a prologue makes of a masked zero need not be zero.
         mask = self._mask(own, lanes, set(lanes))
         text = self._full(value, lanes, own)

@@ -227,9 +227,15 @@ class _Namer:
         self.used.add(name)
         new = symbol(name, *expr.bounds)
         self.lanes_of[new] = lanes
-        # What must hold before the array may be read here: conditions on the same lanes that do not read it themselves.
-        protects = tuple(g for g in guard if lanes and g.symbols <= expr.symbols | set() and not (g.left.arrays | g.right.arrays))
+        protects = tuple(g for g in guard if lanes and self._protects(g, lanes))
         return Bind(new, expr, lanes, protects)
+
+    def _protects(self, condition: Less, lanes: Lanes) -> bool:
+        """Whether a condition can be asked before an array is read in these lanes: it is on them, and on no array itself."""
+        if condition.left.arrays | condition.right.arrays:
+            return False
+        varying = [s for s in condition.symbols if self.lanes_of.get(s)]
+        return bool(varying) and all(s in self.lanes and self.lanes[s] in lanes for s in varying)
 
     def _renamed(self, node: Node, known: frozenset[Symbol], named: dict[Expr, Expr]) -> Node:
         if isinstance(node, For):

@@ -33,7 +33,7 @@ class TritonExecutable:
 
     def __init__(self, program: LoopProgram, warps: int) -> None:
         self.program = program
-        self._printed = print_triton(program)
+        self._printed = print_triton(program, interpreted=_interpreted())
         self.source = self._printed.text
         self.warps = warps
         self._module = _load(self._printed.text, program.name)

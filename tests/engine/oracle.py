@@ -24,7 +24,7 @@ from serrate.frontend import ops
 from serrate.ir.fusion import TensorView
 from serrate.tensor import JaggedTensor
 
-BACKENDS = ["reference", "cpp"]
+BACKENDS = ["reference", "cpp", "triton"]
 STRATEGIES = ["maskless", "masked", "persistent_dynamic"]
 FULL = os.environ.get("SERRATE_TEST_FULL") == "1"
 
@@ -199,17 +199,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@functools.cache
-def compiled(
-    case: Case,
-    backend: str,
-    strategy: str | None,
-    options: tuple[tuple[str, Any], ...],
-    dtype: torch.dtype,
-    features: Features,
-    levels: int = 1,
-) -> Any:
-    """The program of a case; it does not depend on lengths, so that one build serves every structure."""
+def recorded(case: Case, dtype: torch.dtype, features: Features, levels: int = 1) -> ir.Fusion:
+    """The fusion of a case."""
     fusion = ir.Fusion(f"case_{case.name}")
     with fusion:
         x = fusion.input((None, *features), dtype)
@@ -224,7 +215,21 @@ def compiled(
                 extras.append(fusion.input(extra.declared(features), dtype))
         result = case.build(nested, *extras)
         fusion.output(*(result if isinstance(result, tuple) else (result,)))
-    return fusion.compile(backend, strategy, **dict(options))
+    return fusion
+
+
+@functools.cache
+def compiled(
+    case: Case,
+    backend: str,
+    strategy: str | None,
+    options: tuple[tuple[str, Any], ...],
+    dtype: torch.dtype,
+    features: Features,
+    levels: int = 1,
+) -> Any:
+    """The program of a case; it does not depend on lengths, so that one build serves every structure."""
+    return recorded(case, dtype, features, levels).compile(backend, strategy, **dict(options))
 
 
 @dataclass(frozen=True)
