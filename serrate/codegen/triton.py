@@ -261,6 +261,7 @@ class _Printer:
         self.indent = 1
         self.count = 0
         self.lanes_of: dict[Symbol, Lanes] = {}
+        self.variables: dict[Symbol, str] = {}
         self.shared: dict[tuple[int, Lanes, Guard], str] = {}
         self.kept: list[Value] = []
 
@@ -273,7 +274,10 @@ class _Printer:
         lanes = dict.fromkeys(lane for n in every for lane in (*getattr(n, "lanes", ()), *_counted(n)))
         for lane in lanes:
             self.lanes_of[lane.symbol] = (lane,)
-            self.put(f"{lane.symbol} = tl.arange(0, {lane.size})")
+            # Two loops over one domain may have blocks of different sizes.
+            taken = lane.symbol.name in self.variables.values()
+            self.variables[lane.symbol] = f"{lane.symbol}_{lane.size}" if taken else lane.symbol.name
+            self.put(f"{self.variables[lane.symbol]} = tl.arange(0, {lane.size})")
         grid = self._body(body)
         names = [t.name for t in tensors] + [self.names[a] for a in arrays] + [str(s) for s in symbols]
         fixed = ", ".join(f'"{s}"' for s in symbols)
@@ -332,7 +336,7 @@ class _Printer:
             if e.value is not None:
                 return str(e.value)
             if isinstance(e, Symbol):
-                return self.spread(e.name, self.lanes_of.get(e, ()), lanes)
+                return self.spread(self.variables.get(e, e.name), self.lanes_of.get(e, ()), lanes)
             if isinstance(e, Sum):
                 text = ""
                 for term, factor in e.terms:

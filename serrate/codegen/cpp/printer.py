@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from serrate.codegen.cpp.values import Scalars, computed, ctype, index_text, number
 from serrate.errors import VerificationError
 from serrate.ir.domains import IterDomain, RaggedIterDomain
-from serrate.ir.expr import Array, Expr, Less, Sum, Symbol, const
+from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
 from serrate.ir.loops import (
     Assign,
     Bind,
@@ -33,6 +33,7 @@ from serrate.ir.loops import (
     Prefetch,
     Reduce,
     Write,
+    expressions_of,
     held,
     nodes,
     values_of,
@@ -50,6 +51,8 @@ COMBINE = {
     "any": "{0} = {0} || {1}",
     "all": "{0} = {0} && {1}",
 }
+TOGETHER = 16
+"""How many positions a thread takes at a time: enough to keep reading forward, few enough to share out evenly."""
 CLAUSES = {"sum": "+", "prod": "*", "max": "max_nan", "min": "min_nan", "any": "||", "all": "&&"}
 
 
@@ -174,13 +177,13 @@ class _Printer:
             self.put(f"const i64 extent{k} = {self.index(loop.extent)};")
         total = " * ".join(f"extent{k}" for k in range(len(loops)))
         self.put(f"const i64 positions = {total};")
-        self.put("const i64 run = larger<i64>(1, smaller<i64>(16, positions / (threads * 16)));")
+        schedule = self._schedule(outermost)
         self.put("#pragma omp parallel num_threads(threads) if (threads > 1)")
         self.open("")
         for tensor in self.private:
             mine = f"{tensor.name}_all + omp_get_thread_num() * {tensor.name}_size"
             self.put(f"{ctype(tensor.dtype)}* __restrict {tensor.name} = {mine};")
-        self.put("#pragma omp for schedule(dynamic, run)")
+        self.put(f"#pragma omp for schedule({schedule})")
         if len(loops) == 1:
             self.open(f"for (i64 {outermost.symbol} = 0; {outermost.symbol} < positions; {outermost.symbol}++)")
         else:
@@ -194,6 +197,14 @@ class _Printer:
         if any(isinstance(n, Write) and self._block_bytes(n) for n in nodes((outermost,))):
             self.put("if (stream) stream_fence();")
         self.close()
+
+    def _schedule(self, outermost: For) -> str:
+        """How positions are shared out: evenly where all cost the same, in short runs where rows differ."""
+        reads = [e for node in nodes((outermost,)) for x in expressions_of(node) for e in x.walk()]
+        if not any(isinstance(e, Element | Search) for e in reads):
+            return "static"
+        self.put(f"const i64 run = larger<i64>(1, smaller<i64>({TOGETHER}, positions / (threads * 16)));")
+        return "dynamic, run"
 
     def _nodes(self, body: Sequence[Node]) -> None:
         group: list[Block] = []
