@@ -7,13 +7,14 @@ Only `triton.language` is used. Lanes are `tl.arange`s; a value is written with 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from serrate.codegen.expressions import Spelling, written
 from serrate.errors import VerificationError
-from serrate.ir.expr import Array, Element, Expr, FloorDiv, Less, Maximum, Minimum, Mod, Product, Search, Sum, Symbol, const
+from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
 from serrate.ir.loops import (
     Assign,
     Bind,
@@ -332,35 +333,19 @@ class _Printer:
     def index(self, expr: Expr, lanes: Lanes = ()) -> str:
         """An index expression; symbols with lanes are spread over `lanes`."""
 
-        def go(e: Expr) -> str:
-            if e.value is not None:
-                return str(e.value)
-            if isinstance(e, Symbol):
-                return self.spread(self.variables.get(e, e.name), self.lanes_of.get(e, ()), lanes)
-            if isinstance(e, Sum):
-                text = ""
-                for term, factor in e.terms:
-                    piece = go(term) if abs(factor) == 1 else f"{go(term)} * {abs(factor)}"
-                    text += (f" - {piece}" if factor < 0 else f" + {piece}") if text else (f"-{piece}" if factor < 0 else piece)
-                if e.constant:
-                    text += f" {'-' if e.constant < 0 else '+'} {abs(e.constant)}"
-                return f"({text})"
-            if isinstance(e, Product):
-                return f"{go(e.left)} * {go(e.right)}"
-            if isinstance(e, FloorDiv):
-                return f"({go(e.left)} // {go(e.right)})"
-            if isinstance(e, Mod):
-                return f"({go(e.left)} % {go(e.right)})"
-            if isinstance(e, Minimum | Maximum):
-                name = "minimum" if isinstance(e, Minimum) else "maximum"
-                return f"tl.{name}({go(e.left)}, {go(e.right)})"
-            if isinstance(e, Element):
-                return f"tl.load({self.names[e.array]} + {go(e.index)}).to(tl.int64)"
-            assert isinstance(e, Search), e
-            name = "owners" if self.lanes_in(e.position) else "owner"
-            return f"{name}({self.names[e.array]}, {go(e.count)}, {go(e.position)})"
+        spelling = Spelling(
+            divide="//",
+            minimum="tl.minimum",
+            maximum="tl.maximum",
+            symbol=lambda s: self.spread(self.variables.get(s, s.name), self.lanes_of.get(s, ()), lanes),
+            element=lambda e, go: f"tl.load({self.names[e.array]} + {go(e.index)}).to(tl.int64)",
+            search=self._search,
+        )
+        return written(expr, spelling)
 
-        return go(expr)
+    def _search(self, e: Search, go: Callable[[Expr], str]) -> str:
+        name = "owners" if self.lanes_in(e.position) else "owner"
+        return f"{name}({self.names[e.array]}, {go(e.count)}, {go(e.position)})"
 
     def lanes_in(self, expr: Expr) -> set[Lane]:
         return {lane for s in expr.symbols for lane in self.lanes_of.get(s, ())}
@@ -493,7 +478,7 @@ class _Printer:
     def value(self, value: Value, lanes: Lanes, guard: Guard, *, raw: bool = False) -> str:
         """A value as a block that broadcasts over `lanes`; computed once for each use in a loop body."""
         if isinstance(value, Constant):
-            return _number(value.number)
+            return _number(float(value.number) if value.dtype.is_floating_point else value.number)
         if isinstance(value, Held):
             return self.spread(value.local.name, value.local.lanes, lanes)
         key = (id(value), lanes, guard)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from tests.engine.cases import CASES, NESTED_CASES
 from tests.engine.oracle import FEW, ONE_LEVEL, STRATEGIES, TWO_LEVELS, VARIANTS, Case, arguments, check, compiled, pick

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import torch
 
+from serrate.codegen.expressions import Spelling, unwrapped, written
 from serrate.errors import VerificationError
-from serrate.ir.expr import Element, Expr, FloorDiv, Maximum, Minimum, Mod, Product, Search, Sum, Symbol
+from serrate.ir.expr import Expr
 from serrate.ir.loops import Existing, Held, Load, Number
 from serrate.ir.values import Call, Constant, Value, carried_dtype
 
@@ -92,49 +93,16 @@ def number(value: float | int | bool, dtype: torch.dtype) -> str:
 
 
 def index_text(expr: Expr, arrays: dict[object, str]) -> str:
-    """An index expression in C++; indices are not negative wherever they are divided."""
-
-    def go(e: Expr) -> str:
-        if e.value is not None:
-            return str(e.value)
-        if isinstance(e, Symbol):
-            return e.name
-        if isinstance(e, Sum):
-            text = ""
-            for term, factor in e.terms:
-                piece = go(term) if abs(factor) == 1 else f"{go(term)} * {abs(factor)}"
-                text += (f" - {piece}" if factor < 0 else f" + {piece}") if text else (f"-{piece}" if factor < 0 else piece)
-            if e.constant:
-                text += f" {'-' if e.constant < 0 else '+'} {abs(e.constant)}"
-            return f"({text})"
-        if isinstance(e, Product):
-            return f"{go(e.left)} * {go(e.right)}"
-        if isinstance(e, FloorDiv):
-            return f"({go(e.left)} / {go(e.right)})"
-        if isinstance(e, Mod):
-            return f"({go(e.left)} % {go(e.right)})"
-        if isinstance(e, Minimum):
-            return f"smaller<i64>({go(e.left)}, {go(e.right)})"
-        if isinstance(e, Maximum):
-            return f"larger<i64>({go(e.left)}, {go(e.right)})"
-        if isinstance(e, Element):
-            return f"(i64){arrays[e.array]}[{_open(go(e.index))}]"
-        assert isinstance(e, Search), e
-        return f"owner({arrays[e.array]}, {go(e.count)}, {go(e.position)})"
-
-    return _open(go(expr))
-
-
-def _open(text: str) -> str:
-    """Without a pair of parentheses around all of it."""
-    if not (text.startswith("(") and text.endswith(")")):
-        return text
-    depth = 0
-    for k, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0 and k < len(text) - 1:
-            return text
-    return text[1:-1]
+    """An index expression in C++."""
+    spelling = Spelling(
+        divide="/",
+        minimum="smaller<i64>",
+        maximum="larger<i64>",
+        symbol=lambda s: s.name,
+        element=lambda e, go: f"(i64){arrays[e.array]}[{unwrapped(go(e.index))}]",
+        search=lambda e, go: f"owner({arrays[e.array]}, {go(e.count)}, {go(e.position)})",
+    )
+    return unwrapped(written(expr, spelling))
 
 
 class Scalars:

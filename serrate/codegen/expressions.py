@@ -1,0 +1,74 @@
+"""Index expressions as text: what C++ and Triton share, with the few spellings in which they differ.
+
+In: an index expression and a `Spelling`. Out: text in the language of the spelling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from serrate.ir.expr import Element, Expr, FloorDiv, Maximum, Minimum, Mod, Product, Search, Sum, Symbol
+
+Write = Callable[[Expr], str]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How one language writes what the others write differently; the callables get a writer for inner expressions."""
+
+    divide: str
+    minimum: str
+    maximum: str
+    symbol: Callable[[Symbol], str]
+    element: Callable[[Element, Write], str]
+    search: Callable[[Search, Write], str]
+
+
+def written(expr: Expr, spelling: Spelling) -> str:
+    """The expression, in parentheses wherever it could be read differently. Indices are not negative where they are divided."""
+
+    def go(e: Expr) -> str:
+        if e.value is not None:
+            return str(e.value)
+        if isinstance(e, Symbol):
+            return spelling.symbol(e)
+        if isinstance(e, Sum):
+            return f"({_sum(e, go)})"
+        if isinstance(e, Product):
+            return f"{go(e.left)} * {go(e.right)}"
+        if isinstance(e, FloorDiv):
+            return f"({go(e.left)} {spelling.divide} {go(e.right)})"
+        if isinstance(e, Mod):
+            return f"({go(e.left)} % {go(e.right)})"
+        if isinstance(e, Minimum):
+            return f"{spelling.minimum}({go(e.left)}, {go(e.right)})"
+        if isinstance(e, Maximum):
+            return f"{spelling.maximum}({go(e.left)}, {go(e.right)})"
+        if isinstance(e, Element):
+            return spelling.element(e, go)
+        assert isinstance(e, Search), e
+        return spelling.search(e, go)
+
+    return go(expr)
+
+
+def _sum(e: Sum, go: Write) -> str:
+    text = ""
+    for term, factor in e.terms:
+        piece = go(term) if abs(factor) == 1 else f"{go(term)} * {abs(factor)}"
+        sign = "-" if factor < 0 else "+"
+        text += f" {sign} {piece}" if text else (f"-{piece}" if factor < 0 else piece)
+    return text + (f" {'-' if e.constant < 0 else '+'} {abs(e.constant)}" if e.constant else "")
+
+
+def unwrapped(text: str) -> str:
+    """Without a pair of parentheses around all of it."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for k, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0 and k < len(text) - 1:
+            return text
+    return text[1:-1]
