@@ -33,7 +33,7 @@ from serrate.lower.pipeline import lower
 from serrate.runtime import memory
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, Call
-from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable
+from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, load_together
 from serrate.schedule.heuristic import Rows, choose
 from serrate.schedule.plan import Plan
 from serrate.schedule.prepare import row_facts
@@ -255,6 +255,23 @@ def device_workers(device: torch.device) -> int:
 def evaluate(fusion: Fusion, *args: Any) -> Any:
     """Runs a fusion on the reference backend, a whole row at a time."""
     return Compiled(fusion, "reference", "maskless", keep_rows=False)(*args)
+
+
+def prebuild(*calls: tuple[Compiled, tuple[Any, ...]]) -> None:
+    """Builds the programs that these calls need, all in one run of the compiler; each then starts at once.
+
+    >>> from serrate import ir, ops
+    >>> programs = []
+    >>> for operation in (ops.sum, ops.amax):
+    ...     with ir.Fusion() as f:
+    ...         x, offsets = f.input((None, 2), torch.float32), f.input((None,), torch.int64)
+    ...         f.output(operation(ops.as_nested(x, offsets), 1))
+    ...     programs.append(f.compile())
+    >>> args = (torch.ones(3, 2), torch.tensor([0, 2, 3]))
+    >>> prebuild(*((program, args) for program in programs))
+    """
+    executables = [compiled.prepared(compiled.binder.bind(args)).executable for compiled, args in calls]
+    load_together([e for e in executables if isinstance(e, CppExecutable)])
 
 
 class Jitted:

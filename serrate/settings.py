@@ -23,7 +23,7 @@ class Settings:
     """`SERRATE_CACHE_DIR`: where built programs are kept. Does not change generated code."""
 
     log: frozenset[str]
-    """`SERRATE_LOG`: comma-separated names of what to print (`plan`, `source`, `build`). Does not change generated code."""
+    """`SERRATE_LOG`: comma-separated names of what to print (`plan`, `source`). Does not change generated code."""
 
     backend: str | None
     """`SERRATE_BACKEND`: `reference`, `cpp` or `triton` instead of the device's default. Chooses which code is generated."""

@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -66,7 +66,8 @@ class CppExecutable:
         printed = cpp.print_cpp(program, wide)
         self.source = printed.text
         self.unit = cache.Unit(printed.name, printed.text)
-        self._function = cache.functions([self.unit], PRELUDE, compiler or find_compiler())[0]
+        self.compiler = compiler or find_compiler()
+        self._function: Any = None
         self._outputs = [k for k, t in enumerate(program.tensors) if t.role is Role.OUTPUT]
         self._private = [k for k, t in enumerate(program.tensors) if t.role is Role.PRIVATE]
         self._pointers = ctypes.c_void_p * (len(program.tensors) + len(program.arrays))
@@ -84,6 +85,8 @@ class CppExecutable:
             pointers[k] = rows.data_ptr()
             sizes.append(size)
         pointers += [a.data_ptr() for a in arrays]
+        if self._function is None:
+            load_together([self])
         self._function(self._pointers(*pointers), self._numbers(threads, stream, *symbols, *sizes))
 
     def _row(self, k: int, like: torch.Tensor, threads: int) -> tuple[torch.Tensor, int]:
@@ -94,6 +97,17 @@ class CppExecutable:
         if kept is None or kept.numel() < size * threads:
             kept = rows[k] = torch.empty(size * threads, dtype=like.dtype)
         return kept, size
+
+
+def load_together(executables: Sequence[CppExecutable]) -> None:
+    """Loads programs, building all that are missing in one translation unit: most of a build is the compiler's start."""
+    by_compiler: dict[Compiler, list[CppExecutable]] = {}
+    for executable in executables:
+        by_compiler.setdefault(executable.compiler, []).append(executable)
+    for compiler, group in by_compiler.items():
+        functions = cache.functions([e.unit for e in group], PRELUDE, compiler)
+        for executable, function in zip(group, functions, strict=True):
+            executable._function = function
 
 
 @functools.cache
