@@ -18,6 +18,7 @@ from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
 from serrate.ir.transforms import Partition, offsets_array
 from serrate.runtime.arrays import derive, remembered, sources
 from serrate.tensor import Structure
+from serrate.tensor.sync import host_copy
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Binder:
                     raise ShapeError(f"{check.what} has {reach} positions; the longest row has {longest}")
             elif isinstance(check.left, Array) and isinstance(check.right, Array):
                 left, right = self.array(call, check.left), self.array(call, check.right)
-                if left is not right and not torch.equal(left.long(), right.long()):
+                if left is not right and not torch.equal(*(host_copy(x.long(), check.what) for x in (left, right))):
                     raise StructureMismatch(f"{check.what} differ: lengths {_lengths(left)} and {_lengths(right)}")
             elif isinstance(check, Equal):
                 assert isinstance(check.left, Expr) and isinstance(check.right, Expr)
@@ -127,7 +128,8 @@ class Binder:
     def longest(self, call: Call, ragged: RaggedIterDomain) -> int:
         """The length of the longest row."""
         offsets = self.array(call, offsets_array(ragged))
-        return remembered((offsets,), "longest", lambda: int(offsets.diff().max()) if len(offsets) > 1 else 0)
+        why = f"the longest row of {ragged.name}"
+        return remembered((offsets,), "longest", lambda: int(host_copy(offsets, why).diff().max()) if len(offsets) > 1 else 0)
 
 
 def _described(arg: object) -> str:
