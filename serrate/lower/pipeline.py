@@ -23,6 +23,7 @@ from serrate.ir.loops import (
     Bind,
     Declare,
     Dot,
+    Existing,
     For,
     Guard,
     Lane,
@@ -35,6 +36,7 @@ from serrate.ir.loops import (
     expressions_of,
     nodes,
     rewrite_value,
+    values_of,
 )
 from serrate.ir.tile import GRID, SERIAL, TileProgram, verify
 from serrate.lower.blocks import blocks
@@ -46,22 +48,19 @@ def lower(program: TileProgram, name: str, header: tuple[str, ...] = (), *, tabl
     loops = blocks(program, name, header)
     for each in (tighten, *((tabulate,) if tables else ()), name_indices, collect):
         loops = each(loops)
-        check(loops)
+        check(loops, complete=each is collect)
     return loops
 
 
-def check(program: LoopProgram) -> None:
-    """Raises unless every symbol is introduced before it is used and every private block is declared."""
-    given = set(program.symbols)
+def check(program: LoopProgram, *, complete: bool) -> None:
+    """Raises unless every private block is declared before it is used; in a `complete` program, every symbol known too."""
 
     def walk(body: tuple[Node, ...], known: frozenset[Symbol], locals_: set[str]) -> None:
         known_here = set(known)
         for node in body:
             used = frozenset(s for e in expressions_of(node) for s in e.symbols)
-            lanes = frozenset(lane.symbol for lane in getattr(node, "lanes", ()))
-            counted = frozenset(s for s in used if s.name in _lane_names(program))
-            missing = used - known_here - lanes - counted - given
-            if missing and program.symbols:
+            missing = used - known_here - {lane.symbol for lane in _lanes_in(node)}
+            if missing and complete:
                 raise VerificationError(f"{program.name}: {sorted(s.name for s in missing)} used before it is known, in {node}")
             if isinstance(node, Bind):
                 known_here.add(node.symbol)
@@ -73,11 +72,13 @@ def check(program: LoopProgram) -> None:
                 walk(node.body, frozenset(known_here | {node.symbol}), set(locals_))
 
     for kernel in program.kernels:
-        walk(kernel.body, frozenset(), set())
+        walk(kernel.body, frozenset(program.symbols), set())
 
 
-def _lane_names(program: LoopProgram) -> frozenset[str]:
-    return frozenset(lane.symbol.name for k in program.kernels for n in nodes(k.body) for lane in getattr(n, "lanes", ()))
+def _lanes_in(node: Node) -> list[Lane]:
+    """The lanes of a statement, and those that it counts."""
+    counted = [lane for value in values_of(node) for v in value.walk() if isinstance(v, Existing) for lane in v.lanes]
+    return [*getattr(node, "lanes", ()), *counted]
 
 
 # --- tighten -----------------------------------------------------------------------------------------------------------

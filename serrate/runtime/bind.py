@@ -6,6 +6,7 @@ wrong with a call is found here, before anything runs. What depends on lengths i
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,7 @@ class Binder:
             self._forms.append((tensor.dtype, len(tensor.logical), tuple(fixed), tuple(unknown)))
         place = {tensor.name: k for k, tensor in enumerate(self.inputs)}
         self.partitions = _partitions(fusion)
+        self._told: set[int] = set()
         arrays = {source for chain, _ in self.partitions for a in chain for source in sources(a)}
         self.offsets = tuple(sorted(place[a.name] for a in arrays))
 
@@ -80,8 +82,20 @@ class Binder:
             for dim in unknown:
                 numbers.append(shape[dim])
             clean = clean and arg.is_contiguous()
-        given = tuple(args) if clean else tuple(a.contiguous() for a in args)
+        given = tuple(args) if clean else tuple(self._packed(k, a) for k, a in enumerate(args))
         return Call(given, tuple(numbers), device)
+
+    def _packed(self, k: int, arg: torch.Tensor) -> torch.Tensor:
+        """The argument with its elements side by side; says so, once, where that takes a copy."""
+        if arg.is_contiguous():
+            return arg
+        if k not in self._told:
+            self._told.add(k)
+            warnings.warn(
+                f"argument {k} of {self.name} is not contiguous and is copied at every call; call .contiguous() once before",
+                stacklevel=4,
+            )
+        return arg.contiguous()
 
     def size(self, expr: Expr) -> Callable[[Sequence[int]], int]:
         """An extent without arrays, as a function of a call's numbers."""

@@ -46,7 +46,7 @@ class ReferenceExecutable:
 
     def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None:
         program = self.program
-        own = [torch.empty(t.shape, dtype=t.dtype) if t.device.type == "meta" else t for t in tensors]
+        own = [torch.empty(t.shape, dtype=t.dtype, device=tensors[0].device) if t.device.type == "meta" else t for t in tensors]
         reference.run(
             program,
             dict(zip(program.tensors, own, strict=True)),

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from serrate.codegen.triton import Launch, print_triton
-from serrate.errors import BackendError
+from serrate.errors import BackendError, CacheError
 from serrate.ir.expr import size_function
 from serrate.ir.loops import LoopProgram
 from serrate.runtime.cache import folder
@@ -98,7 +98,9 @@ def _load(text: str, name: str) -> ModuleType:
 def _write(text: str, digest: str) -> Path:
     entry = folder() / digest
     path = entry / "program.py"
-    if not path.is_file() or path.read_text() != text:
+    if path.is_file() and path.read_text() != text:
+        raise CacheError(f"{path} is not what was written; run `serrate cache clear`")
+    if not path.is_file():
         entry.mkdir(exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=entry, suffix=".py")
         with os.fdopen(handle, "w") as file:

@@ -5,6 +5,7 @@ In: wrong calls. Out: failures where a mistake passes, or where the message does
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -191,3 +192,15 @@ def test_wrong_options(options: dict[str, Any]) -> None:
     with pytest.raises((SerrateError, TypeError)) as caught:
         row_sum().compile("reference", "maskless", **options)(X, OFFSETS)
     assert isinstance(caught.value, SerrateError), repr(caught.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_of_an_argument_is_said_once(backend: str) -> None:
+    program = row_sum().compile(backend)
+    strided = torch.arange(80, dtype=torch.float32).reshape(8, 10)[:, ::2]
+    with pytest.warns(UserWarning, match="argument 0 .* is not contiguous"):
+        first = program(strided, OFFSETS)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*not contiguous")
+        assert torch.equal(program(strided, OFFSETS), first)
+    assert torch.equal(first[0], strided[:3].sum(0))
