@@ -1,0 +1,57 @@
+"""What all operations share: operands, dims, dtypes, and checks that wait for a call.
+
+In: operands of any operation. Out: their fusion, normalised dims, and the checks recorded with the fusion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from serrate.errors import DtypeError, ShapeError
+from serrate.ir.domains import IterDomain
+from serrate.ir.fusion import Equal, Fusion, TensorView, current_fusion
+
+Number = float | int | bool
+Operand = TensorView | Number
+Dims = int | Sequence[int]
+
+
+def fusion_of(*operands: object) -> Fusion:
+    for operand in operands:
+        if isinstance(operand, TensorView):
+            return operand.fusion
+    return current_fusion()
+
+
+def stand_in(operand: Operand) -> Any:
+    """Something torch computes result dtypes from: an empty tensor, or the number itself."""
+    return torch.empty((1,), dtype=operand.dtype, device="meta") if isinstance(operand, TensorView) else operand
+
+
+def dim_of(x: TensorView, dim: int) -> int:
+    if not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:
+        raise ShapeError(f"dim {dim} is out of range for a tensor of {x.ndim} dims")
+    return dim % x.ndim
+
+
+def dims_of(x: TensorView, dim: Dims | None) -> tuple[int, ...]:
+    if dim is None:
+        return tuple(range(x.ndim))
+    return tuple(dict.fromkeys(dim_of(x, d) for d in ([dim] if isinstance(dim, int) else dim)))
+
+
+def floating(name: str, x: TensorView) -> torch.dtype:
+    if not x.dtype.is_floating_point:
+        raise DtypeError(f"{name}: takes floating point, got {x.dtype}; cast first")
+    return x.dtype
+
+
+def require_equal(fusion: Fusion, what: str, a: IterDomain, b: IterDomain) -> None:
+    difference = (a.extent_expr - b.extent_expr).value
+    if difference is None:
+        fusion.checks.append(Equal(a.extent_expr, b.extent_expr, what))
+    elif difference != 0:
+        raise ShapeError(f"{what}: {a.extent} and {b.extent} differ")

@@ -1,0 +1,158 @@
+"""Elementwise operations, with broadcasting and torch's result dtypes (asked of torch on empty tensors).
+
+In: `TensorView`s and Python numbers. Out: a `TensorView` with the structure of its ragged operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from serrate.errors import DtypeError, ShapeError
+from serrate.frontend.broadcast import broadcast
+from serrate.frontend.ops.common import Number, Operand, fusion_of, stand_in
+from serrate.ir.fusion import TensorView
+from serrate.ir.tile import Store
+from serrate.ir.values import Value, call, carried_dtype, constant
+
+
+def elementwise(name: str, dtype: torch.dtype, *operands: Operand, compute: torch.dtype | None = None) -> TensorView:
+    """Records `name` over broadcast operands. `compute` is the dtype arguments are brought to first, if they differ."""
+    fusion = fusion_of(*operands)
+    views = [o for o in operands if isinstance(o, TensorView)]
+    domains, indices = broadcast(fusion, name, views)
+    places = iter(indices)
+    values = [v.at(next(places)) if isinstance(v, TensorView) else constant(v, compute or dtype) for v in operands]
+    if compute is not None:
+        values = [as_dtype(v, compute) for v in values]
+    out = fusion.tensor(dtype, domains)
+    return fusion.define([out], domains, Store(out, domains, call(name, *values, dtype=dtype)))[0]
+
+
+def as_dtype(value: Value, dtype: torch.dtype) -> Value:
+    same = carried_dtype(value.dtype) == carried_dtype(dtype)
+    return value if same else call("cast", value, dtype=dtype)
+
+
+def _unary(name: str, torch_function: Callable[..., Any]) -> Callable[[TensorView], TensorView]:
+    def operation(x: TensorView) -> TensorView:
+        dtype = torch_function(stand_in(x)).dtype
+        return elementwise(name, dtype, x, compute=None if name in ("isnan", "logical_not") else dtype)
+
+    operation.__name__ = operation.__qualname__ = name
+    operation.__doc__ = f"`torch.{torch_function.__name__}`, elementwise; the result has the operand's structure."
+    return operation
+
+
+def _binary(name: str, torch_function: Callable[..., Any]) -> Callable[[Operand, Operand], TensorView]:
+    comparison = name in ("lt", "le", "gt", "ge", "eq", "ne")
+
+    def operation(a: Operand, b: Operand) -> TensorView:
+        stands = (stand_in(a), stand_in(b))
+        dtype = torch_function(*stands).dtype
+        return elementwise(name, dtype, a, b, compute=torch.result_type(*stands) if comparison else dtype)
+
+    operation.__name__ = operation.__qualname__ = name
+    operation.__doc__ = f"`torch.{torch_function.__name__}`, elementwise with broadcasting."
+    return operation
+
+
+neg = _unary("neg", torch.neg)
+abs = _unary("abs", torch.abs)
+exp = _unary("exp", torch.exp)
+log = _unary("log", torch.log)
+sqrt = _unary("sqrt", torch.sqrt)
+rsqrt = _unary("rsqrt", torch.rsqrt)
+reciprocal = _unary("reciprocal", torch.reciprocal)
+sigmoid = _unary("sigmoid", torch.sigmoid)
+tanh = _unary("tanh", torch.tanh)
+relu = _unary("relu", torch.relu)
+silu = _unary("silu", torch.nn.functional.silu)
+erf = _unary("erf", torch.erf)
+floor = _unary("floor", torch.floor)
+ceil = _unary("ceil", torch.ceil)
+square = _unary("square", torch.square)
+isnan = _unary("isnan", torch.isnan)
+add = _binary("add", torch.add)
+sub = _binary("sub", torch.sub)
+mul = _binary("mul", torch.mul)
+div = _binary("div", torch.true_divide)
+pow = _binary("pow", torch.pow)
+lt = _binary("lt", torch.lt)
+le = _binary("le", torch.le)
+gt = _binary("gt", torch.gt)
+ge = _binary("ge", torch.ge)
+eq = _binary("eq", torch.eq)
+ne = _binary("ne", torch.ne)
+
+
+def maximum(a: Operand, b: Operand) -> TensorView:
+    """`torch.maximum`, elementwise with broadcasting; NaN wins."""
+    return _extremum("maximum", a, b)
+
+
+def minimum(a: Operand, b: Operand) -> TensorView:
+    """`torch.minimum`, elementwise with broadcasting; NaN wins."""
+    return _extremum("minimum", a, b)
+
+
+def _extremum(name: str, a: Operand, b: Operand) -> TensorView:
+    dtype = torch.result_type(stand_in(a), stand_in(b))
+    return elementwise(name, dtype, a, b, compute=dtype)
+
+
+def clamp(x: TensorView, min: Number | None = None, max: Number | None = None) -> TensorView:
+    """`torch.clamp` with numbers as bounds."""
+    if min is None and max is None:
+        raise ShapeError("clamp: give min, max or both")
+    x = x if min is None else maximum(x, min)
+    return x if max is None else minimum(x, max)
+
+
+def gelu(x: TensorView, approximate: str = "none") -> TensorView:
+    """`torch.nn.functional.gelu`, exact or by tanh."""
+    if approximate == "tanh":
+        inner = mul(add(x, mul(mul(x, square(x)), 0.044715)), 0.7978845608028654)
+        return mul(mul(x, 0.5), add(tanh(inner), 1.0))
+    if approximate != "none":
+        raise ShapeError(f"gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
+    if not x.dtype.is_floating_point:
+        raise DtypeError(f"gelu: takes floating point, got {x.dtype}")
+    return elementwise("gelu", x.dtype, x)
+
+
+def logical_not(x: TensorView) -> TensorView:
+    """`torch.logical_not`."""
+    return elementwise("logical_not", torch.bool, cast(x, torch.bool))
+
+
+def logical_and(a: TensorView, b: TensorView) -> TensorView:
+    """`torch.logical_and`."""
+    return elementwise("logical_and", torch.bool, cast(a, torch.bool), cast(b, torch.bool))
+
+
+def logical_or(a: TensorView, b: TensorView) -> TensorView:
+    """`torch.logical_or`."""
+    return elementwise("logical_or", torch.bool, cast(a, torch.bool), cast(b, torch.bool))
+
+
+def where(condition: TensorView, a: Operand, b: Operand) -> TensorView:
+    """`torch.where`, with broadcasting."""
+    if condition.dtype != torch.bool:
+        raise DtypeError(f"where: the condition must be bool, got {condition.dtype}")
+    fusion = condition.fusion
+    dtype = torch.where(stand_in(condition), stand_in(a), stand_in(b)).dtype
+    views = [o for o in (condition, a, b) if isinstance(o, TensorView)]
+    domains, indices = broadcast(fusion, "where", views)
+    places = iter(indices)
+    choice = condition.at(next(places))
+    arms = [as_dtype(o.at(next(places)), dtype) if isinstance(o, TensorView) else constant(o, dtype) for o in (a, b)]
+    out = fusion.tensor(dtype, domains)
+    return fusion.define([out], domains, Store(out, domains, call("where", choice, *arms, dtype=dtype)))[0]
+
+
+def cast(x: TensorView, dtype: torch.dtype) -> TensorView:
+    """`x.to(dtype)`; rounds where the new dtype is narrower."""
+    return x if x.dtype == dtype else elementwise("cast", dtype, x)

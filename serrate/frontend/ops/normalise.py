@@ -1,0 +1,73 @@
+"""Softmax and norms: written as the reductions and elementwise steps they are; no later stage knows them by name.
+
+In: a `TensorView` and dims. Out: a `TensorView` of the same structure.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from serrate.frontend.ops.common import Dims, Operand, dims_of, floating
+from serrate.frontend.ops.elementwise import add, cast, div, elementwise, log, mul, reciprocal, rsqrt, square, sub
+from serrate.frontend.ops.reductions import count, keep, moments, reduced
+from serrate.ir.fusion import TensorView
+from serrate.ir.values import carried_dtype
+
+
+def softmax_states(x: TensorView, dim: Dims) -> tuple[tuple[int, ...], TensorView, TensorView]:
+    dims = dims_of(x, dim)
+    state = carried_dtype(floating("softmax", x))
+    largest, total = reduced("softmax", x, dims, state, state)
+    return dims, largest, total
+
+
+def _undefined(largest: TensorView) -> TensorView:
+    """0, or NaN where the maximum is infinite: such a row has no softmax."""
+    return sub(largest, largest)
+
+
+def softmax(x: TensorView, dim: Dims, dtype: torch.dtype | None = None) -> TensorView:
+    """`torch.softmax` over a ragged or a regular dim (or several at once)."""
+    x = x if dtype is None else cast(x, dtype)
+    dims, largest, total = softmax_states(x, dim)
+    scale = keep(x, add(reciprocal(total), _undefined(largest)), dims, True)
+    power = elementwise("exp_diff", scale.dtype, x, keep(x, largest, dims, True), compute=scale.dtype)
+    return cast(mul(power, scale), x.dtype)
+
+
+def log_softmax(x: TensorView, dim: Dims, dtype: torch.dtype | None = None) -> TensorView:
+    """`torch.log_softmax` over a ragged or a regular dim."""
+    x = x if dtype is None else cast(x, dtype)
+    dims, largest, total = softmax_states(x, dim)
+    scale = keep(x, add(log(total), _undefined(largest)), dims, True)
+    return cast(sub(sub(x, keep(x, largest, dims, True)), scale), x.dtype)
+
+
+def logsumexp(x: TensorView, dim: Dims, keepdim: bool = False) -> TensorView:
+    """`torch.logsumexp`; an empty row gives -inf."""
+    dims, largest, total = softmax_states(x, dim)
+    return keep(x, cast(add(largest, log(total)), x.dtype), dims, keepdim)
+
+
+def _affine(x: TensorView, normal: TensorView, weight: Operand | None, bias: Operand | None) -> TensorView:
+    normal = normal if weight is None else mul(normal, weight)
+    return cast(normal if bias is None else add(normal, bias), x.dtype)
+
+
+def layer_norm(
+    x: TensorView, dim: Dims = -1, weight: TensorView | None = None, bias: TensorView | None = None, eps: float = 1e-5
+) -> TensorView:
+    """Normalises to mean 0 and variance 1 over `dim` (any dims, ragged ones included), then scales and shifts."""
+    dims = dims_of(x, dim)
+    count, average, squares = moments(x, dims)
+    scale = rsqrt(add(div(squares, count), eps))
+    normal = mul(sub(x, keep(x, average, dims, True)), keep(x, scale, dims, True))
+    return _affine(x, normal, weight, bias)
+
+
+def rms_norm(x: TensorView, dim: Dims = -1, weight: TensorView | None = None, eps: float | None = None) -> TensorView:
+    """Divides by the root of the mean square over `dim`, then scales."""
+    dims, state = dims_of(x, dim), carried_dtype(floating("rms_norm", x))
+    total = reduced("sum", square(cast(x, state)), dims, state, state)[0]
+    scale = rsqrt(add(div(total, count(x, dims, total, state)), torch.finfo(x.dtype).eps if eps is None else eps))
+    return _affine(x, mul(x, keep(x, scale, dims, True)), weight, None)
