@@ -190,7 +190,7 @@ class _Interpreter:
 
     def _load(self, v: Load, lanes: Lanes, exists: torch.Tensor) -> torch.Tensor:
         memory = self.tensors[v.tensor]
-        places, inside = [], exists
+        places, inside = [], exists & self.mask(v.guard, lanes)
         for e, size in zip(v.index, memory.shape, strict=True):
             place = torch.as_tensor(self.evaluate(e, lanes), device=self.device)
             inside = inside & (place >= 0) & (place < size)

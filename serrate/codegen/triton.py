@@ -35,6 +35,7 @@ from serrate.ir.loops import (
     Reduce,
     Write,
     expressions_of,
+    flat_index,
     nodes,
     values_of,
 )
@@ -457,9 +458,7 @@ class _Printer:
 
     def _pointer(self, tensor: Tensor, index: Sequence[Expr], lanes: Lanes) -> tuple[str, set[Lane]]:
         """A pointer block: the part without lanes first, so that lanes add small offsets to one base."""
-        place: Expr = const(0)
-        for e, domain in zip(index, tensor.storage, strict=True):
-            place = e if place.value == 0 else place * domain.extent_expr + e
+        place = flat_index(index, [d.extent_expr for d in tensor.storage])
         terms = place.terms if isinstance(place, Sum) else ((place, 1),)
         base: Expr = const(place.constant if isinstance(place, Sum) else 0)
         offsets: Expr = const(0)
@@ -494,7 +493,8 @@ class _Printer:
 
     def _load(self, value: Load, lanes: Lanes, guard: Guard, raw: bool) -> str:
         pointer, own = self._pointer(value.tensor, value.index, lanes)
-        mask = self._mask(guard, lanes, own)
+        inside = [f"({self._condition(g, lanes)})" for g in value.guard]
+        mask = " & ".join([*filter(None, [self._mask(guard, lanes, own)]), *inside])
         text = f"tl.load({pointer}{f', mask={mask}, other=0' if mask else ''})"
         wanted = carried_dtype(value.dtype)
         return text if raw or wanted == value.dtype else f"{text}.to({TYPES[wanted]})"

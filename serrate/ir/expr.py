@@ -28,15 +28,24 @@ class Array:
     """A one-dimensional integer array that expressions read: an argument of the program, a constant, or derived from one.
 
     `data` holds a constant's elements. `recipe`, where given, says how a derived array is made from others; the runtime
-    makes it once for each structure.
+    makes it once for each structure. Elements are not negative unless `signed` (indices that a caller computes).
     """
 
     name: str
     data: tuple[int, ...] | None = None
     recipe: RunningSum | GroupMaximum | Owners | None = None
+    signed: bool = False
 
     def __getitem__(self, index: Expr | int) -> Expr:
         return element(self, as_expr(index))
+
+    @property
+    def sources(self) -> frozenset[Array]:
+        """The arguments that this array is made from: itself, unless it is a constant or has a recipe."""
+        if self.recipe is None:
+            return frozenset() if self.data is not None else frozenset((self,))
+        inner = (self.recipe.offsets,) if isinstance(self.recipe, Owners) else self.recipe.term.arrays
+        return frozenset(source for a in inner for source in a.sources)
 
     def __str__(self) -> str:
         return self.name
@@ -402,7 +411,7 @@ def element(array: Array, index: Expr) -> Expr:
     """`array[index]`; a constant array at a constant index is a constant, unless the index is outside (evaluating it raises)."""
     if array.data is not None and index.value is not None and 0 <= index.value < len(array.data):
         return const(array.data[index.value])
-    low, high = (min(array.data), max(array.data)) if array.data else (0, None)
+    low, high = (min(array.data), max(array.data)) if array.data else (None if array.signed else 0, None)
     return _intern(Element, array, index, bounds=(low, high), text=f"{array.name}[{index}]")
 
 

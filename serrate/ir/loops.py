@@ -17,14 +17,14 @@ A guard is an ordered conjunction; it says in which lanes the statement's elemen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 
 from serrate.ir.domains import ParallelType
-from serrate.ir.expr import Array, Expr, Less, Symbol
+from serrate.ir.expr import Array, Expr, Less, Symbol, const
 from serrate.ir.values import Tensor, Value, intern, rewrite
 
 Guard = tuple[Less, ...]
@@ -57,18 +57,23 @@ class Local:
 
 
 class Load(Value):
-    """An element of memory at index expressions, one for each storage dim."""
+    """An element of memory at index expressions, one for each storage dim; 0 where `guard` does not hold."""
 
     @property
     def tensor(self) -> Tensor:
         return cast(Tensor, self._key[1])
 
     @property
+    def guard(self) -> Guard:
+        return cast(Guard, self._key[3])
+
+    @property
     def index(self) -> tuple[Expr, ...]:
         return cast(tuple[Expr, ...], self._key[2])
 
     def __str__(self) -> str:
-        return f"{self.tensor.name}[{', '.join(map(str, self.index))}]"
+        where = f" if {' and '.join(map(str, self.guard))}" if self.guard else ""
+        return f"{self.tensor.name}[{', '.join(map(str, self.index))}{where}]"
 
 
 class Held(Value):
@@ -108,8 +113,8 @@ class Existing(Value):
         return f"existing({', '.join(map(str, self.lanes))})"
 
 
-def load(tensor: Tensor, index: tuple[Expr, ...]) -> Value:
-    return intern(Load, tensor.dtype, tensor, index)
+def load(tensor: Tensor, index: tuple[Expr, ...], guard: Guard = ()) -> Value:
+    return intern(Load, tensor.dtype, tensor, index, guard)
 
 
 def held(local: Local) -> Value:
@@ -240,6 +245,14 @@ class LoopProgram:
         return text(self)
 
 
+def flat_index(index: Sequence[Expr], sizes: Sequence[Expr]) -> Expr:
+    """The position in row-major memory of an index into dims of these sizes."""
+    place: Expr = const(0)
+    for e, size in zip(index, sizes, strict=True):
+        place = e if place.value == 0 else place * size + e
+    return place
+
+
 def nodes(body: tuple[Node, ...]) -> Iterator[Node]:
     """Every statement, outer ones first."""
     for node in body:
@@ -273,7 +286,7 @@ def expressions_of(node: Node) -> Iterator[Expr]:
                 yield from inner.index
             elif isinstance(inner, Number):
                 yield inner.expr
-            elif isinstance(inner, Existing):
+            if isinstance(inner, Load | Existing):
                 for condition in inner.guard:
                     yield condition.left
                     yield condition.right
@@ -284,7 +297,8 @@ def rewrite_value(value: Value, expression: dict[Expr, Expr]) -> Value:
 
     def change(v: Value) -> Value | None:
         if isinstance(v, Load):
-            return load(v.tensor, tuple(e.substitute(expression) for e in v.index))
+            guard = tuple(g.substitute(expression) for g in v.guard)
+            return load(v.tensor, tuple(e.substitute(expression) for e in v.index), guard)
         if isinstance(v, Number):
             return number(v.expr.substitute(expression), v.dtype)
         if isinstance(v, Existing):

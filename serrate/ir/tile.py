@@ -73,6 +73,22 @@ class Loop:
     body: tuple[Statement, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Library:
+    """Whole tensors made by a function of the runtime: what is not a loop nest (sorting). Stands in fusions only; a
+    tile program begins behind it."""
+
+    function: str
+    targets: tuple[Tensor, ...]
+    values: tuple[Value, ...]
+    """Reads of its arguments."""
+    options: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        targets = ", ".join(t.name for t in self.targets)
+        return f"{targets} = {self.function}({', '.join([*map(str, self.values), *map(str, self.options)])})"
+
+
 Statement = Loop | Store | Accumulate
 Leaf = Store | Accumulate
 
@@ -216,6 +232,7 @@ __all__ = [
     "SERIAL",
     "Accumulate",
     "Leaf",
+    "Library",
     "Loop",
     "Phase",
     "Read",

@@ -5,7 +5,8 @@ In: tensors, domains, constants. Out: interned nodes, equal iff they are the sam
     v ::= Constant(number) | Read(tensor, index) | Call(function, args)
         | Position(domain)     the index itself
         | Extent(domain)       how many positions the domain has; of a ragged one, in the row at hand
-    index ::= one domain, or None for a broadcast dim, for each dim of the tensor
+    index ::= one entry for each dim of the tensor: a domain, None for a broadcast dim, or (in reads) a Place, an expression
+              over indices and over integers read elsewhere; it may lie outside the tensor, and the element is then 0
 
 `FUNCTIONS` names every elementwise function with its arity; each backend has a table from these names to its own code.
 """
@@ -13,7 +14,7 @@ In: tensors, domains, constants. Out: interned nodes, equal iff they are the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar, cast
 from weakref import WeakValueDictionary
@@ -22,8 +23,57 @@ import torch
 
 from serrate.errors import DtypeError
 from serrate.ir.domains import IterDomain
+from serrate.ir.expr import Expr, Symbol, const, symbol
 
 Index = tuple[IterDomain | None, ...]
+"""Where something is written: a domain for each dim."""
+
+
+def index_of(domain: IterDomain) -> Symbol:
+    """The symbol that stands for the index of a domain in a `Place`."""
+    return symbol(f"@{domain.uid}")
+
+
+def index_read(k: int) -> Symbol:
+    """The symbol that stands for the k-th of the integers that a `Place` reads."""
+    return symbol(f"#{k}", low=None)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A computed index: `expr` over the indices of `domains` (`index_of`) and the integers `reads` (`index_read`)."""
+
+    expr: Expr
+    domains: tuple[IterDomain, ...] = field(default=(), compare=False)
+    reads: tuple[Value, ...] = ()
+
+    def __str__(self) -> str:
+        names: dict[Expr, Expr] = {index_of(d): symbol(d.name) for d in self.domains}
+        names |= {index_read(k): symbol(str(r)) for k, r in enumerate(self.reads)}
+        return str(self.expr.substitute(names))
+
+    def moved(self, domains: Mapping[int, IterDomain | None]) -> Place:
+        """The same place with domains (by uid) replaced by others; its reads are left to the caller."""
+        new = [(d, domains.get(d.uid, d)) for d in self.domains]
+        expr = self.expr.substitute({index_of(d): const(0) if to is None else index_of(to) for d, to in new})
+        return Place(expr, tuple(to for _, to in new if to is not None), self.reads)
+
+
+Places = tuple[IterDomain | Place | None, ...]
+"""Where something is read: a domain, a computed place, or None for each dim."""
+
+
+def domains_of(places: Places) -> tuple[IterDomain, ...]:
+    """The domains that an index depends on."""
+    found: list[IterDomain] = []
+    for at in places:
+        if isinstance(at, Place):
+            found.extend(at.domains)
+            found.extend(d for r in at.reads if isinstance(r, Read) for d in domains_of(r.index))
+        elif at is not None:
+            found.append(at)
+    return tuple(found)
+
 
 UNARY = "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu silu gelu erf floor ceil square isnan logical_not cast"
 BINARY = "add sub mul div maximum minimum lt le gt ge eq ne logical_and logical_or pow exp_diff"
@@ -114,11 +164,17 @@ class Read(Value):
         return cast(Tensor, self._key[1])
 
     @property
-    def index(self) -> Index:
-        return cast(Index, self._key[3])
+    def index(self) -> Places:
+        return cast(Places, self._key[3])
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        """The integers that computed places of the index are read from."""
+        return tuple(r for at in self.index if isinstance(at, Place) for r in at.reads)
 
     def __str__(self) -> str:
-        return f"{self.tensor.name}[{', '.join('0' if d is None else d.name for d in self.index)}]"
+        shown = ("0" if at is None else str(at) if isinstance(at, Place) else at.name for at in self.index)
+        return f"{self.tensor.name}[{', '.join(shown)}]"
 
 
 class Call(Value):
@@ -202,9 +258,10 @@ def constant(number: float | int | bool, dtype: torch.dtype) -> Value:
     return intern(Constant, dtype, number, repr(number))
 
 
-def read(tensor: Tensor, index: Index) -> Value:
+def read(tensor: Tensor, index: Places) -> Value:
     """The element of `tensor` at `index`."""
-    return intern(Read, tensor.dtype, tensor, tuple(None if d is None else d.uid for d in index), index)
+    key = tuple(at if at is None or isinstance(at, Place) else at.uid for at in index)
+    return intern(Read, tensor.dtype, tensor, key, index)
 
 
 def call(function: str, *args: Value, dtype: torch.dtype) -> Value:
@@ -229,9 +286,13 @@ def rewrite(value: Value, change: Callable[[Value], Value | None], memo: dict[in
     memo = {} if memo is None else memo
     if id(value) in memo:
         return memo[id(value)]
-    new = change(value)
+    changed = value
+    if isinstance(value, Read) and value.args:
+        # An element is found by the integers it is read at, so those are rewritten first.
+        changed = read(value.tensor, tuple(_reread(at, lambda r: rewrite(r, change, memo)) for at in value.index))
+    new = change(changed)
     if new is None:
-        new = value
+        new = changed
         if isinstance(value, Call):
             args = tuple(rewrite(a, change, memo) for a in value.args)
             new = value if args == value.args else call(value.function, *args, dtype=value.dtype)
@@ -239,12 +300,16 @@ def rewrite(value: Value, change: Callable[[Value], Value | None], memo: dict[in
     return new
 
 
+def _reread(at: IterDomain | Place | None, change: Callable[[Value], Value]) -> IterDomain | Place | None:
+    return replace(at, reads=tuple(map(change, at.reads))) if isinstance(at, Place) else at
+
+
 def reindex(value: Value, domains: Mapping[int, IterDomain | None]) -> Value:
     """`value` with domains (by uid) replaced by others; used when a producer is moved into its reader."""
 
     def change(v: Value) -> Value | None:
         if isinstance(v, Read):
-            return read(v.tensor, tuple(None if d is None else domains.get(d.uid, d) for d in v.index))
+            return read(v.tensor, tuple(_moved(at, domains) for at in v.index))
         if isinstance(v, Position):
             new = domains.get(v.domain.uid, v.domain)
             return constant(0, torch.int64) if new is None else position(new)
@@ -254,6 +319,12 @@ def reindex(value: Value, domains: Mapping[int, IterDomain | None]) -> Value:
         return None
 
     return rewrite(value, change)
+
+
+def _moved(at: IterDomain | Place | None, domains: Mapping[int, IterDomain | None]) -> IterDomain | Place | None:
+    if isinstance(at, Place):
+        return at.moved(domains)
+    return None if at is None else domains.get(at.uid, at)
 
 
 def carried_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -15,7 +15,7 @@ from serrate.analysis.guards import condition, needed
 from serrate.analysis.indices import Indices
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain, RaggedIterDomain
-from serrate.ir.expr import Expr, Less, Symbol, const, symbol
+from serrate.ir.expr import Array, Expr, Less, Symbol, const, maximum, minimum, symbol
 from serrate.ir.loops import (
     Assign,
     Declare,
@@ -31,13 +31,28 @@ from serrate.ir.loops import (
     Node,
     Prefetch,
     Write,
+    flat_index,
     held,
     load,
     number,
     rewrite_value,
 )
 from serrate.ir.tile import GRID, LANES, Accumulate, Leaf, Loop, Phase, Statement, Store, TileProgram, walk
-from serrate.ir.values import Constant, Extent, Index, Position, Read, Role, Tensor, Value, rewrite
+from serrate.ir.values import (
+    Constant,
+    Extent,
+    Index,
+    Place,
+    Places,
+    Position,
+    Read,
+    Role,
+    Tensor,
+    Value,
+    index_of,
+    index_read,
+    rewrite,
+)
 from serrate.lower.reductions import Tile, expand
 
 
@@ -254,7 +269,7 @@ class _PhaseLowering:
             if isinstance(v, Read):
                 if v.tensor in self.private:
                     return held(self.private[v.tensor])
-                return load(v.tensor.memory, self._place(v.tensor, v.index, scope))
+                return load(v.tensor.memory, self._place(v.tensor, v.index, scope), self._checks(v.tensor, v.index, scope))
             if isinstance(v, Position):
                 return number(indices.of(v.domain))
             if isinstance(v, Extent):
@@ -263,16 +278,47 @@ class _PhaseLowering:
 
         return rewrite(value, change)
 
-    def _place(self, tensor: Tensor, index: Index, scope: _Scope) -> tuple[Expr, ...]:
+    def _known(self, tensor: Tensor, index: Places, scope: _Scope) -> list[tuple[IterDomain, Expr]]:
+        """The index expression of each logical dim. A computed component is kept where lengths can be read."""
+        owners = {d.component.uid for d in tensor.logical if isinstance(d, RaggedIterDomain)}
+        known: list[tuple[IterDomain, Expr]] = []
+        for domain, at in zip(tensor.logical, index, strict=True):
+            e = _index(at, scope.indices)
+            if isinstance(at, Place) and domain.uid in owners:
+                e = maximum(minimum(e, domain.extent_expr - 1), 0)
+            known.append((domain, e))
+        return known
+
+    def _checks(self, tensor: Tensor, index: Places, scope: _Scope) -> Guard:
+        """Where computed places lie inside the tensor, components before the rows whose lengths they pick."""
+        indices = Indices(self._known(tensor, index, scope))
+        found: list[Less] = []
+        for domain, at in zip(tensor.logical, index, strict=True):
+            if isinstance(at, Place):
+                e = _index(at, scope.indices)
+                found += [Less(const(-1), e), Less(e, extent_of(domain, indices))]
+        return tuple(g for g in found if not g.proven)
+
+    def _place(self, tensor: Tensor, index: Places, scope: _Scope) -> tuple[Expr, ...]:
         """Index expressions in storage for an access at logical domains."""
-        indices = scope.indices
-        known = [(d, const(0) if at is None else indices.of(at)) for d, at in zip(tensor.logical, index, strict=True)]
+        known = self._known(tensor, index, scope)
         if tensor.role is Role.PRIVATE:
             # One row at a time: the component's own dim has no place in it.
             owners = {d.component.uid for d, _ in known if isinstance(d, RaggedIterDomain)}
             return tuple(e for d, e in known if d.uid not in owners)
         storage = Indices(known)
         return tuple(storage.of(d) for d in tensor.storage)
+
+
+def _index(at: IterDomain | Place | None, indices: Indices) -> Expr:
+    if isinstance(at, Place):
+        known: dict[Expr, Expr] = {index_of(d): indices.of(d) for d in at.domains}
+        for k, r in enumerate(at.reads):
+            assert isinstance(r, Load), r
+            array = Array(r.tensor.name, signed=True)
+            known[index_read(k)] = array[flat_index(r.index, [d.extent_expr for d in r.tensor.storage])]
+        return at.expr.substitute(known)
+    return const(0) if at is None else indices.of(at)
 
 
 def extent_of(domain: IterDomain, indices: Indices) -> Expr:

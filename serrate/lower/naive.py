@@ -12,7 +12,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.fusion import Fusion
 from serrate.ir.tile import SERIAL, Leaf, Phase, Store, TileProgram, nest
 from serrate.ir.transforms import Transform
-from serrate.ir.values import Index, Read, Role, Tensor, Value, read, rewrite
+from serrate.ir.values import Place, Places, Read, Role, Tensor, Value, read, rewrite
 
 
 def naive(fusion: Fusion) -> TileProgram:
@@ -54,7 +54,7 @@ def _computed(tensor: Tensor) -> bool:
     return tensor.memory.role is not Role.INPUT
 
 
-def base_index(element: Read) -> Index | None:
+def base_index(element: Read) -> Places | None:
     """Where a read of a view lies in the tensor it views, if domains alone tell; the index itself for a plain tensor.
 
     A base dim that is a dim of the view is read where the view is. One that the view has partitioned (or combined) is
@@ -64,7 +64,7 @@ def base_index(element: Read) -> Index | None:
     if view is base:
         return element.index
     places = {d.uid: at for d, at in zip(view.logical, element.index, strict=True)}
-    index: list[IterDomain | None] = []
+    index: list[IterDomain | Place | None] = []
     for domain in base.logical:
         if domain.uid in places:
             index.append(places[domain.uid])
@@ -75,10 +75,10 @@ def base_index(element: Read) -> Index | None:
     return tuple(index)
 
 
-def _unmoved(domain: IterDomain, view: Tensor, index: Index) -> bool:
+def _unmoved(domain: IterDomain, view: Tensor, index: Places) -> bool:
     """Whether every dim of the view that is connected to `domain` by transforms is read at itself."""
     for own, at in zip(view.logical, index, strict=True):
-        if (at is None or at.uid != own.uid) and (_descends(own, domain) or _descends(domain, own)):
+        if (not isinstance(at, IterDomain) or at.uid != own.uid) and (_descends(own, domain) or _descends(domain, own)):
             return False
     return True
 

@@ -191,7 +191,9 @@ def array_names(program: LoopProgram) -> dict[Array, str]:
                     if isinstance(inner, Element | Search):
                         found[inner.array] = None
     derived = (f"derived{k}" for k in range(len(found)))
-    return {a: a.name if a.recipe is None and a.data is None else next(derived) for a in found}
+    names = {a: a.name if a.recipe is None and a.data is None else next(derived) for a in found}
+    # One tensor may be both offsets and indices; those are arrays of their own, because indices may be negative.
+    return {a: f"{name}_index" if a.signed else name for a, name in names.items()}
 
 
 class _Namer:

@@ -64,19 +64,9 @@ def derive(
         return tensors[array.name]
     if array.recipe is None:
         return torch.tensor(array.data, dtype=torch.int64, device=device)
-    owners = tuple(tensors[a.name] for a in sorted(sources(array), key=lambda a: a.name))
+    owners = tuple(tensors[a.name] for a in sorted(array.sources, key=lambda a: a.name))
     numbers = tuple(symbols[s] for s in sorted(_symbols(array), key=str))
     return remembered(owners, (array.name, numbers), lambda: _make(array, tensors, symbols, device))
-
-
-def sources(array: Array) -> set[Array]:
-    """The arguments that an array is made from: itself, unless it has a recipe."""
-    recipe = array.recipe
-    if recipe is None:
-        return {array} if array.data is None else set()
-    if isinstance(recipe, Owners):
-        return sources(recipe.offsets)
-    return {source for a in recipe.term.arrays for source in sources(a)}
 
 
 def _symbols(array: Array) -> set[Symbol]:

@@ -17,7 +17,7 @@ from serrate.ir.domains import RaggedIterDomain
 from serrate.ir.expr import Array, Expr, Symbol, size_function
 from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
 from serrate.ir.transforms import Partition, offsets_array
-from serrate.runtime.arrays import derive, remembered, sources
+from serrate.runtime.arrays import derive, remembered
 from serrate.tensor import Structure
 from serrate.tensor.sync import host_copy
 
@@ -53,7 +53,7 @@ class Binder:
         place = {tensor.name: k for k, tensor in enumerate(self.inputs)}
         self.partitions = _partitions(fusion)
         self._told: set[int] = set()
-        arrays = {source for chain, _ in self.partitions for a in chain for source in sources(a)}
+        arrays = {source for chain, _ in self.partitions for a in chain for source in a.sources}
         self.offsets = tuple(sorted(place[a.name] for a in arrays))
 
     def bind(self, args: Sequence[torch.Tensor]) -> Call:

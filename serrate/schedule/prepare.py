@@ -13,7 +13,7 @@ from serrate.ir.domains import IterDomain, RaggedIterDomain
 from serrate.ir.expr import Expr, symbol
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.transforms import Partition
-from serrate.ir.values import Call, Extent, Position, Read, Role
+from serrate.ir.values import Call, Extent, Position, Read, Role, domains_of
 from serrate.schedule.plan import Recorder
 
 
@@ -43,7 +43,7 @@ class Shape:
             return False
         if not (isinstance(value, Call) and value.function == "mul"):
             return False
-        sides = [{d.uid for r in side.reads for d in r.index if d is not None} for side in value.args]
+        sides = [{d.uid for r in side.reads for d in domains_of(r.index)} for side in value.args]
         return all(inner[0].uid in side for side in sides) and sides[0] != sides[1]
 
 
@@ -140,7 +140,7 @@ def _combines_inner(phase: Phase, component: RaggedIterDomain, ragged: RaggedIte
         return True
     if not _kept(phase, ragged) or not coarse:
         return False
-    indices = [{d.uid for d in r.index if d is not None} for leaf in phase.leaves for v in leaf.values for r in v.reads]
+    indices = [{d.uid for d in domains_of(r.index)} for leaf in phase.leaves for v in leaf.values for r in v.reads]
     return not any(component.uid in index and ragged.uid not in index for index in indices)
 
 
@@ -185,7 +185,7 @@ def _tells_rows_apart(shape: Shape) -> bool:
         return shape.component is not None
     for value in shape.leaf.values:
         for element in value.reads:
-            index = {d.uid for d in element.index if d is not None}
+            index = {d.uid for d in domains_of(element.index)}
             if shape.component is not None and shape.component.uid in index and shape.ragged.uid not in index:
                 return True
             if shape.ragged.uid in index and len(element.tensor.storage) == len(element.tensor.logical):

@@ -32,7 +32,7 @@ from serrate.ir.tile import (
     nest,
     walk,
 )
-from serrate.ir.values import Read, Role, Tensor, Value, call, read, reindex, rewrite
+from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, call, read, reindex, rewrite
 
 Loops = tuple[tuple[IterDomain, ParallelType], ...]
 
@@ -168,7 +168,12 @@ def inline(program: TileProgram, tensor: str) -> TileProgram:
         if isinstance(value, Read) and value.tensor.memory is target:
             if value.tensor is not target:
                 raise ScheduleError(f"{tensor} is read through a view whose place in it is not known; it must be stored")
-            moved = {d.uid: at for d, at in zip(definition.index, value.index, strict=True) if d is not None}
+            moved: dict[int, IterDomain | None] = {}
+            for own, at in zip(definition.index, value.index, strict=True):
+                if isinstance(at, Place):
+                    raise ScheduleError(f"{tensor} is read at a computed place, which may lie outside it; it must be stored")
+                if own is not None:
+                    moved[own.uid] = at
             return reindex(definition.value, moved)
         return None
 
@@ -306,19 +311,19 @@ def _check_private(tensor: Tensor, a: Phase, b: Phase, loops: list[Loop]) -> Non
                 raise ScheduleError(f"fuse: {tensor.name} is written and read by loops of their own; it must be complete first")
 
 
-def _known(index: tuple[IterDomain | None, ...]) -> Indices:
+def _known(index: Index) -> Indices:
     return Indices([(d, symbol(f"@{d.uid}")) for d in index if d is not None])
 
 
-def _apart(index: tuple[IterDomain | None, ...], loops: tuple[Loop, ...], shared: set[int]) -> tuple[object, ...]:
+def _apart(index: Index, loops: tuple[Loop, ...], shared: set[int]) -> tuple[object, ...]:
     """What an access runs over beyond the shared loops: lanes by domain; any other loop makes it one of its own."""
     known = _known(index)
     own = [loop for loop in loops if loop.domain.uid not in shared and known.knows(loop.domain)]
     return tuple(loop.domain.uid if loop.kind is LANES else object() for loop in own)
 
 
-def _places(index: tuple[IterDomain | None, ...]) -> tuple[int | None, ...]:
-    return tuple(None if d is None else d.uid for d in index)
+def _places(index: Places) -> tuple[object, ...]:
+    return tuple(at.uid if isinstance(at, IterDomain) else at for at in index)
 
 
 PRIMITIVES: dict[str, Callable[..., TileProgram]] = {

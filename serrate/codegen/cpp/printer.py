@@ -34,6 +34,7 @@ from serrate.ir.loops import (
     Reduce,
     Write,
     expressions_of,
+    flat_index,
     held,
     nodes,
     values_of,
@@ -358,13 +359,14 @@ class _Printer:
         sizes = [d.extent_expr for d in tensor.storage]
         if tensor.role is Role.PRIVATE:
             sizes = [d.extent_expr for d in tensor.logical if not _owns(d, tensor)]
-        place: Expr = const(0)
-        for e, size in zip(index, sizes, strict=True):
-            place = place * size + self.unlaned(e) if place.value != 0 else self.unlaned(e)
-        return place
+        return flat_index([self.unlaned(e) for e in index], sizes)
 
     def _load(self, value: Load) -> str:
-        return f"load({value.tensor.name}[{self._flat(value.tensor, value.index)}])"
+        text = f"load({value.tensor.name}[{self._flat(value.tensor, value.index)}])"
+        if not value.guard:
+            return text
+        inside = " && ".join(f"{self.index(g.left)} < {self.index(g.right)}" for g in value.guard)
+        return f"({inside}) ? {text} : ({computed(value.dtype)})0"
 
     def _existing(self, value: Existing) -> str:
         bounds = self._bounds(value.lanes, value.guard)
@@ -467,7 +469,7 @@ class _Printer:
     def _operand(self, value: Value, outer: Lane, inner: Lane, limits: dict[Lane, str], local: Local) -> tuple[str, str]:
         """A pointer to the operand and the distance of its rows; its columns are side by side."""
         kind = computed(local.dtype)
-        if isinstance(value, Load) and ctype(value.dtype) == kind:
+        if isinstance(value, Load) and ctype(value.dtype) == kind and not value.guard:
             flat = self._flat_expr(value.tensor, value.index)
             terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
             at: dict[Expr, Expr] = {s: const(0) for s in (outer.symbol, inner.symbol)}
