@@ -11,8 +11,8 @@ import inspect
 import itertools
 import logging
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,15 +22,15 @@ from serrate.errors import BackendError, CompilerMissing, ShapeError, StrategyEr
 from serrate.frontend.trace import Key, Trace, key_of, tensors_of, trace
 from serrate.ir import fusion as fusion_module
 from serrate.ir.domains import RaggedIterDomain
-from serrate.ir.expr import Array, Environment, Expr
+from serrate.ir.expr import Array
 from serrate.ir.fusion import Fusion, TensorView
 from serrate.ir.loops import LoopProgram
 from serrate.ir.tile import TileProgram
 from serrate.ir.transforms import offsets_array
-from serrate.ir.values import Role, Tensor
-from serrate.lower.naive import naive
+from serrate.ir.values import Read, Role, Tensor
 from serrate.lower.pipeline import lower
-from serrate.runtime import memory
+from serrate.lower.stages import stages
+from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, Call
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, load_together
@@ -93,12 +93,128 @@ class Prepared:
     plan: Plan
     executable: Executable
     arrays: tuple[torch.Tensor, ...]
+    indices: tuple[tuple[int, Array], ...]
+    """Which of the arrays are integers that a caller may change from call to call, and where they come from."""
     symbols: tuple[int, ...]
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     """Of outputs and scratch that are in memory."""
     private: tuple[torch.Tensor, ...]
-    results: tuple[tuple[int, tuple[int, ...], Structure | None], ...]
-    """For each result: which tensor holds it, its shape, its structure if it is ragged."""
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result: the tensor that holds it, its shape, its structure if it is ragged."""
+
+    tensor: str
+    place: int
+    """Where the tensor stands among inputs and outputs of a program that is all of the fusion."""
+    shape: tuple[int, ...]
+    structure: Structure | None
+
+    def of(self, values: torch.Tensor) -> torch.Tensor | JaggedTensor:
+        values = values.view(self.shape)
+        return values if self.structure is None else JaggedTensor(values, self.structure)
+
+
+class Kernels:
+    """One stage: a tile program, and everything that was built for it so far."""
+
+    def __init__(self, owner: Compiled, program: TileProgram) -> None:
+        self.owner, self.naive = owner, program
+        self._facts = row_facts(program)
+        self._built: dict[Any, tuple[Plan, Executable]] = {}
+        self._flat: dict[Any, Prepared] = {}
+        self._number = next(_numbers)
+
+    def run(self, call: Call, inputs: Sequence[torch.Tensor]) -> tuple[Prepared, list[torch.Tensor]]:
+        """Runs the stage; gives what it was prepared with and its tensors: inputs, outputs, scratch."""
+        ready = self.prepared(call)
+        memory_ = [memory.empty(shape, dtype, call.device) for shape, dtype in ready.shapes]
+        tensors = [*inputs, *memory_, *ready.private]
+        arrays = ready.arrays
+        if ready.indices:
+            fresh = {k: self.owner.binder.array(call, array) for k, array in ready.indices}
+            arrays = tuple(fresh.get(k, a) for k, a in enumerate(arrays))
+        ready.executable(tensors, arrays, ready.symbols)
+        return ready, tensors
+
+    def prepared(self, call: Call) -> Prepared:
+        """What is known of calls with these offsets and extents."""
+        if call.computed:
+            return self._prepare(call)
+        threads = torch.get_num_threads()
+        key = (self._number, call.numbers, call.device, threads)
+        owners = tuple(call.args[k] for k in self.owner.binder.offsets)
+        if owners:
+            return remembered(owners, key, lambda: self._prepare(call))
+        if key not in self._flat:
+            self._flat[key] = self._prepare(call)
+        return self._flat[key]
+
+    def _prepare(self, call: Call) -> Prepared:
+        owner, binder = self.owner, self.owner.binder
+        binder.check(call)
+        backend = owner.backend or default_backend(call.device)
+        strategy, options = self._choice(call, backend)
+        plan_, executable = self._build(call, backend, strategy, options)
+        program = executable.program
+        in_memory = [t for t in (*program.outputs, *program.scratch) if t.role is not Role.PRIVATE]
+        private = [t for t in program.scratch if t.role is Role.PRIVATE]
+        return Prepared(
+            plan_,
+            executable,
+            tuple(binder.array(call, a) for a in program.arrays),
+            tuple((k, a) for k, a in enumerate(program.arrays) if a.signed),
+            tuple(call.numbers[binder.symbols[s]] for s in program.symbols),
+            tuple((self._shape(call, t), t.dtype) for t in in_memory),
+            tuple(torch.empty(self._row_shape(call, t), dtype=t.dtype, device="meta") for t in private),
+            owner.results(call, program) if call.computed is None else (),
+        )
+
+    def _shape(self, call: Call, tensor: Tensor) -> tuple[int, ...]:
+        """The shape in memory: that of a result is exact, anything else may be as large as what is known on the host."""
+        exact = tensor.name in self.owner.result_names
+        return tuple(self.owner.binder.extent(call, d.extent_expr if exact else d.host_bound) for d in tensor.storage)
+
+    def _row_shape(self, call: Call, tensor: Tensor) -> tuple[int, ...]:
+        row = next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
+        inner = [d for d in tensor.logical if d.uid not in (row.uid, row.component.uid)]
+        return (self.owner.binder.longest(call, row), *(self.owner.binder.extent(call, d.extent_expr) for d in inner))
+
+    def _build(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
+        owner = self.owner
+        dtypes = tuple(call.args[k].dtype for k in owner.binder.offsets)
+        key = (backend, strategy, tuple(sorted(options.items())), dtypes)
+        if key not in self._built:
+            chosen = plan(self.naive, strategy, BACKENDS[backend], **options)
+            if "plan" in settings.current().log:
+                log.warning("%s", chosen)
+            built = build(
+                self.naive, chosen, self.naive.name, backend, lambda a: owner.binder.array(call, a).dtype == torch.int64
+            )
+            if "source" in settings.current().log:
+                log.warning("%s", built.source)
+            self._built[key] = (chosen, built)
+        return self._built[key]
+
+    def _choice(self, call: Call, backend: str) -> tuple[str, dict[str, Any]]:
+        owner = self.owner
+        if owner.strategy is not None:
+            return owner.strategy, owner.options
+        target, facts = BACKENDS[backend], self._facts
+        rows = None
+        if facts is not None:
+            width = 1
+            for extent in facts.inner:
+                width *= owner.binder.extent(call, extent)
+            # On a device nothing is copied to the host only to choose a plan.
+            longest = owner.binder.known_longest(call, facts.ragged)
+            count, total = (owner.binder.extent(call, e) for e in (facts.ragged.component.host_bound, facts.ragged.host_bound))
+            rows = Rows(count, total, longest, width * facts.itemsize)
+        workers = torch.get_num_threads() if target is CPU else device_workers(call.device)
+        strategy, options = choose(rows, target, workers, product=facts is not None and facts.product)
+        return strategy, {**options, **owner.options}
 
 
 class Compiled:
@@ -124,119 +240,83 @@ class Compiled:
         self.fusion, self.backend, self.strategy, self.options = fusion, backend, strategy, options
         for view in fusion.outputs:
             _check_result(view)
-        self.naive = naive(fusion)
         self.binder = Binder(fusion)
-        self._facts = row_facts(self.naive)
-        self._built: dict[Any, tuple[Plan, Executable]] = {}
-        self._flat: dict[Any, Prepared] = {}
-        self._number = next(_numbers)
+        self.result_names = frozenset(view.tensor.memory.name for view in fusion.outputs)
+        self.stages = tuple(Kernels(self, s) if isinstance(s, TileProgram) else s for s in stages(fusion))
+        self._whole = self.stages[0] if len(self.stages) == 1 and isinstance(self.stages[0], Kernels) else None
 
     def __call__(self, *args: Any) -> Any:
         call = self.binder.bind(args)
-        ready = self.prepared(call)
-        memory_ = [memory.empty(shape, dtype, call.device) for shape, dtype in ready.shapes]
-        tensors = [*call.args, *memory_, *ready.private]
-        ready.executable(tensors, ready.arrays, ready.symbols)
-        results = []
-        for place, shape, structure in ready.results:
-            values = tensors[place].view(shape)
-            results.append(values if structure is None else JaggedTensor(values, structure))
+        if self._whole is None:
+            return self._staged(call)
+        ready, tensors = self._whole.run(call, call.args)
+        results = [r.of(tensors[r.place]) for r in ready.results]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def prepared(self, call: Call) -> Prepared:
-        """What is known of calls with these offsets and extents."""
-        threads = torch.get_num_threads()
-        key = (self._number, call.numbers, call.device, threads)
-        owners = tuple(call.args[k] for k in self.binder.offsets)
-        if owners:
-            return remembered(owners, key, lambda: self._prepare(call))
-        if key not in self._flat:
-            self._flat[key] = self._prepare(call)
-        return self._flat[key]
+    def _staged(self, call: Call) -> Any:
+        """Stage after stage; what one computes is there for the next."""
+        call, env = self._run_stages(call)
+        results = [r.of(env[r.tensor]) for r in self.results(call, None)]
+        return results[0] if len(results) == 1 else tuple(results)
 
-    def _prepare(self, call: Call) -> Prepared:
-        binder = self.binder
-        binder.check(call)
-        backend = self.backend or default_backend(call.device)
-        strategy, options = self._choice(call, backend)
-        plan_, executable = self._build(call, backend, strategy, options)
-        program = executable.program
-        in_memory = [t for t in (*program.outputs, *program.scratch) if t.role is not Role.PRIVATE]
-        private = [t for t in program.scratch if t.role is Role.PRIVATE]
-        return Prepared(
-            plan_,
-            executable,
-            tuple(binder.array(call, a) for a in program.arrays),
-            tuple(call.numbers[binder.symbols[s]] for s in program.symbols),
-            tuple((tuple(self._size(call, d.host_bound) for d in t.storage), t.dtype) for t in in_memory),
-            tuple(torch.empty(self._row_shape(call, t), dtype=t.dtype, device="meta") for t in private),
-            tuple(self._result(call, view, program) for view in self.fusion.outputs),
-        )
+    def _run_stages(self, call: Call, seen: Callable[[Prepared], None] = lambda _: None) -> tuple[Call, dict[str, torch.Tensor]]:
+        computed: dict[str, torch.Tensor] = {}
+        call = replace(call, computed=computed, memo={})
+        env = dict(zip((t.name for t in self.binder.inputs), call.args, strict=True))
+        for stage in self.stages:
+            if isinstance(stage, Kernels):
+                program = stage.naive
+                ready, tensors = stage.run(call, [env[t.name] for t in program.inputs])
+                seen(ready)
+                made = {t.name: x for t, x in zip(ready.executable.program.tensors, tensors, strict=True) if t in program.outputs}
+            else:
+                given = [env[v.tensor.memory.name] for v in stage.values if isinstance(v, Read)]
+                made = dict(zip((t.name for t in stage.targets), library.run(stage.function, given, stage.options), strict=True))
+            computed.update(made)
+            env.update(made)
+        return call, env
 
-    def _size(self, call: Call, expr: Expr) -> int:
-        """An extent as a number; one that only lengths tell is read from them."""
-        if not expr.arrays:
-            return self.binder.size(expr)(call.numbers)
-        symbols = dict(zip(self.binder.symbols, call.numbers, strict=True))
-        return int(expr.evaluate(Environment(symbols, lambda array, k: int(self.binder.array(call, array)[k]))))
+    def results(self, call: Call, program: LoopProgram | None) -> tuple[Result, ...]:
+        """Where each result is, its shape, and its structure."""
+        names = [] if program is None else [t.name for t in (*program.inputs, *program.outputs)]
+        return tuple(self._result(call, view, names) for view in self.fusion.outputs)
 
-    def _row_shape(self, call: Call, tensor: Tensor) -> tuple[int, ...]:
-        row = next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
-        inner = [d for d in tensor.logical if d.uid not in (row.uid, row.component.uid)]
-        return (self.binder.longest(call, row), *(self._size(call, d.extent_expr) for d in inner))
-
-    def _result(self, call: Call, view: TensorView, program: LoopProgram) -> tuple[int, tuple[int, ...], Structure | None]:
-        own = view.tensor.memory
-        names = [t.name for t in (*program.inputs, *program.outputs)]
-        logical = view.tensor.logical
+    def _result(self, call: Call, view: TensorView, names: list[str]) -> Result:
+        name, logical = view.tensor.memory.name, view.tensor.logical
+        place = names.index(name) if name in names else -1
         chain = tuple(offsets_array(d) for d in logical if isinstance(d, RaggedIterDomain))
         if not chain:
-            return names.index(own.name), tuple(self._size(call, d.extent_expr) for d in logical), None
+            return Result(name, place, tuple(self.binder.extent(call, d.extent_expr) for d in logical), None)
         last = max(k for k, d in enumerate(logical) if d.is_ragged)
         total = view.tensor.storage[0].extent_expr
-        inner = tuple(self._size(call, d.extent_expr) for d in logical[last + 1 :])
+        inner = tuple(self.binder.extent(call, d.extent_expr) for d in logical[last + 1 :])
         structure = self.binder.structure(call, chain, total)
-        return names.index(own.name), (self._size(call, total), *inner), structure
+        return Result(name, place, (self.binder.extent(call, total), *inner), structure)
 
-    def _build(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
-        dtypes = tuple(call.args[k].dtype for k in self.binder.offsets)
-        key = (backend, strategy, tuple(sorted(options.items())), dtypes)
-        if key not in self._built:
-            chosen = plan(self.naive, strategy, BACKENDS[backend], **options)
-            if "plan" in settings.current().log:
-                log.warning("%s", chosen)
-            built = build(
-                self.naive, chosen, self.fusion.name, backend, lambda a: self.binder.array(call, a).dtype == torch.int64
-            )
-            if "source" in settings.current().log:
-                log.warning("%s", built.source)
-            self._built[key] = (chosen, built)
-        return self._built[key]
+    def _prepared(self, *args: Any) -> list[Prepared]:
+        """What every stage of a call runs with; later stages need what earlier ones compute."""
+        call = self.binder.bind(args)
+        if self._whole is not None:
+            return [self._whole.prepared(call)]
+        found: list[Prepared] = []
+        self._run_stages(call, found.append)
+        return found
 
-    def _choice(self, call: Call, backend: str) -> tuple[str, dict[str, Any]]:
-        if self.strategy is not None:
-            return self.strategy, self.options
-        target, facts = BACKENDS[backend], self._facts
-        rows = None
-        if facts is not None:
-            width = 1
-            for extent in facts.inner:
-                width *= self._size(call, extent)
-            # On a device nothing is copied to the host only to choose a plan.
-            longest = self.binder.known_longest(call, facts.ragged)
-            count, total = (self._size(call, e) for e in (facts.ragged.component.host_bound, facts.ragged.host_bound))
-            rows = Rows(count, total, longest, width * facts.itemsize)
-        workers = torch.get_num_threads() if target is CPU else device_workers(call.device)
-        strategy, options = choose(rows, target, workers, product=facts is not None and facts.product)
-        return strategy, {**options, **self.options}
+    def executables(self, *args: Any) -> list[Executable]:
+        """The programs that run for these arguments, one for each stage."""
+        return [ready.executable for ready in self._prepared(*args)]
 
     def source(self, *args: Any) -> str:
         """The code that runs for these arguments."""
-        return self.prepared(self.binder.bind(args)).executable.source
+        return "\n".join(executable.source for executable in self.executables(*args))
 
     def plan(self, *args: Any) -> Plan:
-        """The plan that is used for these arguments."""
-        return self.prepared(self.binder.bind(args)).plan
+        """The plan that is used for these arguments; of the last stage where there are several."""
+        return self.plans(*args)[-1]
+
+    def plans(self, *args: Any) -> list[Plan]:
+        """The plans of all stages."""
+        return [ready.plan for ready in self._prepared(*args)]
 
 
 def _check_result(view: TensorView) -> None:
@@ -270,7 +350,7 @@ def prebuild(*calls: tuple[Compiled, tuple[Any, ...]]) -> None:
     >>> args = (torch.ones(3, 2), torch.tensor([0, 2, 3]))
     >>> prebuild(*((program, args) for program in programs))
     """
-    executables = [compiled.prepared(compiled.binder.bind(args)).executable for compiled, args in calls]
+    executables = [executable for compiled, args in calls for executable in compiled.executables(*args)]
     load_together([e for e in executables if isinstance(e, CppExecutable)])
 
 

@@ -12,8 +12,8 @@ import torch
 from serrate import ir, ops
 from serrate.codegen.cpp.printer import print_cpp
 from serrate.codegen.triton import PRELUDE, print_triton
-from serrate.lower.naive import naive
 from serrate.lower.pipeline import lower
+from serrate.lower.stages import stages
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, GPU
 
@@ -25,7 +25,7 @@ def dumps() -> dict[str, str]:
     with ir.Fusion("softmax") as f:
         x, offsets = f.input((None, 4), torch.float32), f.input((None,), torch.int64)
         f.output(ops.softmax(ops.as_nested(x, offsets), dim=1))
-    program = naive(f)
+    (program,) = stages(f)
     chosen = plan(program, "maskless", CPU, tile=8, keep_rows=False)
     scheduled = chosen.apply(program)
     loops = lower(scheduled, "softmax")

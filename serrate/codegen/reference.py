@@ -43,6 +43,10 @@ _SAME_NAME = (
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     **{name: getattr(torch, name) for name in _SAME_NAME.split()},
     "div": torch.true_divide,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "floordiv": lambda a, b: torch.where(b == 0, 0, torch.floor_divide(a, torch.where(b == 0, 1, b))),
+    "rem": lambda a, b: torch.where(b == 0, 0, torch.remainder(a, torch.where(b == 0, 1, b))),
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
     "exp_diff": lambda x, m: torch.where(x == m, torch.ones_like(x - m), torch.exp(x - m)),

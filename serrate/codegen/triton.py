@@ -57,7 +57,7 @@ TYPES: dict[torch.dtype, str] = {
     torch.bool: "tl.int1",
 }
 FUNCTIONS: dict[str, str] = {
-    **{n: f"tl.{n}({{0}})" for n in ("exp", "log", "rsqrt", "sigmoid", "erf", "floor", "ceil", "abs")},
+    **{n: f"tl.{n}({{0}})" for n in ("exp", "log", "rsqrt", "sigmoid", "erf", "floor", "ceil", "abs", "sin", "cos")},
     "sqrt": "tl.sqrt_rn({0})",
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
@@ -84,6 +84,8 @@ FUNCTIONS: dict[str, str] = {
     "gelu": "({0} * 0.5 * (1.0 + tl.erf({0} * 0.7071067811865476)))",
     "tanh": "tanh({0})",
     "pow": "power({0}, {1})",
+    "floordiv": "whole_div({0}, {1})",
+    "rem": "whole_rem({0}, {1})",
     "exp_diff": "tl.where({0} == {1}, 1.0, tl.exp({0} - {1}))",
 }
 SPECIAL: dict[tuple[str, str], str] = {
@@ -185,6 +187,19 @@ def whole_power(x, y):
         left = left // 2
     below = tl.where(x == 1, 1, tl.where(x == -1, tl.where(y % 2 == 0, 1, -1), 0))
     return tl.where(result * 0 + y < 0, result * 0 + below, result)
+
+
+@triton.jit
+def whole_div(x, y):
+    by = tl.where(y == 0, 1, y)
+    quotient = x // by
+    rounded = quotient - ((x % by != 0) & ((x < 0) != (by < 0))).to(quotient.dtype)
+    return tl.where(y == 0, 0, rounded)
+
+
+@triton.jit
+def whole_rem(x, y):
+    return tl.where(y == 0, 0, x - whole_div(x, y) * y)
 
 
 @triton.jit

@@ -28,7 +28,7 @@ def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tu
         wide = [d for d in found if d.extent != 1]
         chosen = (ragged or counting or wide or found)[0]
         for other in found:
-            _match(fusion, operation, chosen, other)
+            match(fusion, operation, chosen, other)
         result.append(chosen)
     return tuple(result), [index_into(view, result) for view in views]
 
@@ -39,7 +39,8 @@ def index_into(view: TensorView, domains: Sequence[IterDomain]) -> Index:
     return tuple(None if own.extent == 1 and to.uid != own.uid else to for own, to in zip(view.domains, aligned, strict=True))
 
 
-def _match(fusion: Fusion, operation: str, chosen: IterDomain, other: IterDomain) -> None:
+def match(fusion: Fusion, operation: str, chosen: IterDomain, other: IterDomain) -> None:
+    """Raises unless a dim of one operand can stand beside a dim of another; what lengths tell is checked when called."""
     if other is chosen or (other.extent == 1 and not other.is_ragged):
         return
     if isinstance(chosen, RaggedIterDomain) and isinstance(other, RaggedIterDomain):

@@ -33,7 +33,7 @@ class Array:
 
     name: str
     data: tuple[int, ...] | None = None
-    recipe: RunningSum | GroupMaximum | Owners | None = None
+    recipe: RunningSum | GroupMaximum | Owners | Joined | None = None
     signed: bool = False
 
     def __getitem__(self, index: Expr | int) -> Expr:
@@ -44,8 +44,7 @@ class Array:
         """The arguments that this array is made from: itself, unless it is a constant or has a recipe."""
         if self.recipe is None:
             return frozenset() if self.data is not None else frozenset((self,))
-        inner = (self.recipe.offsets,) if isinstance(self.recipe, Owners) else self.recipe.term.arrays
-        return frozenset(source for a in inner for source in a.sources)
+        return frozenset(source for a in self.recipe.arrays for source in a.sources)
 
     def __str__(self) -> str:
         return self.name
@@ -59,6 +58,14 @@ class RunningSum:
     coordinate: Symbol
     count: Expr
 
+    @property
+    def arrays(self) -> frozenset[Array]:
+        return self.term.arrays
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        return (self.term.symbols | self.count.symbols) - {self.coordinate}
+
 
 @dataclass(frozen=True)
 class GroupMaximum:
@@ -69,6 +76,14 @@ class GroupMaximum:
     count: Expr
     size: int
 
+    @property
+    def arrays(self) -> frozenset[Array]:
+        return self.term.arrays
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        return (self.term.symbols | self.count.symbols) - {self.coordinate}
+
 
 @dataclass(frozen=True)
 class Owners:
@@ -77,6 +92,31 @@ class Owners:
     offsets: Array
     count: Expr
     size: Expr
+
+    @property
+    def arrays(self) -> frozenset[Array]:
+        return frozenset((self.offsets,))
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        return self.count.symbols | self.size.symbols
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Recipe of a derived array: the running sum of several lists of lengths, one behind the other."""
+
+    terms: tuple[Expr, ...]
+    coordinate: Symbol
+    counts: tuple[Expr, ...]
+
+    @property
+    def arrays(self) -> frozenset[Array]:
+        return frozenset(a for term in self.terms for a in term.arrays)
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        return frozenset(s for e in (*self.terms, *self.counts) for s in e.symbols) - {self.coordinate}
 
 
 class Expr:

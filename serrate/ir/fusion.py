@@ -26,9 +26,10 @@ import torch
 from serrate.errors import CallError, ShapeError, TraceError, VerificationError
 from serrate.ir.domains import IterDomain, RaggedIterDomain
 from serrate.ir.expr import Array, Expr, as_expr, symbol
-from serrate.ir.tile import Accumulate, Leaf
+from serrate.ir.order import in_order
+from serrate.ir.tile import Accumulate, Leaf, Library, Store
 from serrate.ir.transforms import Partition, combine
-from serrate.ir.values import Read, Role, Tensor, Value, read
+from serrate.ir.values import Places, Read, Role, Tensor, Value, read
 
 _current: ContextVar[Fusion | None] = ContextVar("fusion", default=None)
 
@@ -37,7 +38,7 @@ _current: ContextVar[Fusion | None] = ContextVar("fusion", default=None)
 class Definition:
     """One operation: a statement and the domains it is computed for."""
 
-    statement: Leaf
+    statement: Leaf | Library
     domains: tuple[IterDomain, ...]
 
 
@@ -100,9 +101,9 @@ class TensorView:
         """The domain that counts the components of `ragged`."""
         return self.ragged.component
 
-    def at(self, index: Sequence[IterDomain | None]) -> Value:
+    def at(self, index: Places) -> Value:
         """The element at `index`, as a value."""
-        return read(self.tensor, tuple(index))
+        return read(self.tensor, index)
 
     def __str__(self) -> str:
         return str(self.tensor)
@@ -205,12 +206,19 @@ class Fusion:
         for view in views:
             if view.fusion is not self:
                 raise ShapeError(f"output: {view} belongs to another fusion")
-            self.outputs.append(view)
+            self.outputs.append(view if in_order(view.tensor) else self._copied(view))
+
+    def _copied(self, view: TensorView) -> TensorView:
+        """The elements of a view in the order of its dims."""
+        out = self.tensor(view.dtype, view.domains)
+        return self.define([out], view.domains, Store(out, view.domains, view.at(view.domains)))[0]
 
     def view(self, tensor: Tensor) -> TensorView:
         return TensorView(tensor, self)
 
-    def define(self, tensors: Sequence[Tensor], domains: Sequence[IterDomain], statement: Leaf) -> tuple[TensorView, ...]:
+    def define(
+        self, tensors: Sequence[Tensor], domains: Sequence[IterDomain], statement: Leaf | Library
+    ) -> tuple[TensorView, ...]:
         """Records one operation and returns views of what it writes."""
         self.definitions.append(Definition(statement, tuple(domains)))
         return tuple(self.view(t) for t in tensors)
@@ -252,6 +260,8 @@ class Fusion:
             values = ", ".join(map(str, statement.values))
             if isinstance(statement, Accumulate):
                 values = f"{statement.reduction} {values}  over {', '.join(d.name for d in statement.over)}"
+            elif isinstance(statement, Library):
+                values = f"{statement.function} {', '.join([values, *map(str, statement.options)])}"
             lines.append(f"  {targets} = {values}")
         lines += [f"  output {v.tensor.name}" for v in self.outputs]
         return "\n".join(lines) + "\n"

@@ -5,6 +5,7 @@ In: tensors, domains, constants. Out: interned nodes, equal iff they are the sam
     v ::= Constant(number) | Read(tensor, index) | Call(function, args)
         | Position(domain)     the index itself
         | Extent(domain)       how many positions the domain has; of a ragged one, in the row at hand
+        | Computed(place)      an expression over indices and integers, as a number
     index ::= one entry for each dim of the tensor: a domain, None for a broadcast dim, or (in reads) a Place, an expression
               over indices and over integers read elsewhere; it may lie outside the tensor, and the element is then 0
 
@@ -75,15 +76,16 @@ def domains_of(places: Places) -> tuple[IterDomain, ...]:
     return tuple(found)
 
 
-UNARY = "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu silu gelu erf floor ceil square isnan logical_not cast"
-BINARY = "add sub mul div maximum minimum lt le gt ge eq ne logical_and logical_or pow exp_diff"
+UNARY = "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu silu gelu erf floor ceil square isnan logical_not cast sin cos"
+BINARY = "add sub mul div maximum minimum lt le gt ge eq ne logical_and logical_or pow exp_diff floordiv rem"
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(UNARY.split(), 1),
     "finite_or_zero": 1,
     **dict.fromkeys(BINARY.split(), 2),
     "where": 3,
 }
-"""Name -> number of arguments. `exp_diff(x, m)` is e^(x - m) for x <= m, and 1 where they are equal, infinite or not."""
+"""Name -> number of arguments. `exp_diff(x, m)` is e^(x - m) for x <= m, and 1 where they are equal, infinite or not.
+`floordiv` and `rem` are of integers, rounded down; a divisor of 0 gives 0."""
 
 
 class Role(Enum):
@@ -214,6 +216,21 @@ class Extent(Value):
         return f"extent({self.domain.name})"
 
 
+class Computed(Value):
+    """An expression over indices, and over integers read elsewhere, as a number."""
+
+    @property
+    def place(self) -> Place:
+        return cast(Place, self._key[1])
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return self.place.reads
+
+    def __str__(self) -> str:
+        return f"({self.place})"
+
+
 def shown(value: Value) -> str:
     """The value as text. A value too large to read as one tree names what it shares: `add(v0, v0) where v0 = ...`."""
     names: dict[int, str] = {}
@@ -281,6 +298,11 @@ def extent(domain: IterDomain) -> Value:
     return intern(Extent, torch.int64, domain.uid, domain)
 
 
+def computed(place: Place) -> Value:
+    """A place as an int64."""
+    return intern(Computed, torch.int64, place)
+
+
 def rewrite(value: Value, change: Callable[[Value], Value | None], memo: dict[int, Value] | None = None) -> Value:
     """`value` with every node for which `change` returns something replaced by it; shared nodes stay shared."""
     memo = {} if memo is None else memo
@@ -290,6 +312,8 @@ def rewrite(value: Value, change: Callable[[Value], Value | None], memo: dict[in
     if isinstance(value, Read) and value.args:
         # An element is found by the integers it is read at, so those are rewritten first.
         changed = read(value.tensor, tuple(_reread(at, lambda r: rewrite(r, change, memo)) for at in value.index))
+    elif isinstance(value, Computed) and value.args:
+        changed = computed(replace(value.place, reads=tuple(rewrite(r, change, memo) for r in value.args)))
     new = change(changed)
     if new is None:
         new = changed
@@ -313,6 +337,8 @@ def reindex(value: Value, domains: Mapping[int, IterDomain | None]) -> Value:
         if isinstance(v, Position):
             new = domains.get(v.domain.uid, v.domain)
             return constant(0, torch.int64) if new is None else position(new)
+        if isinstance(v, Computed):
+            return computed(v.place.moved(domains))
         if isinstance(v, Extent):
             new = domains.get(v.domain.uid, v.domain)
             return constant(1, torch.int64) if new is None else extent(new)

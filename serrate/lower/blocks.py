@@ -39,6 +39,7 @@ from serrate.ir.loops import (
 )
 from serrate.ir.tile import GRID, LANES, Accumulate, Leaf, Loop, Phase, Statement, Store, TileProgram, walk
 from serrate.ir.values import (
+    Computed,
     Constant,
     Extent,
     Index,
@@ -114,7 +115,7 @@ class _PhaseLowering:
     def __init__(self, program: TileProgram, phase: Phase, number_: int) -> None:
         self.program, self.phase = program, phase
         outside = [p for k, p in enumerate(program.phases) if k != number_]
-        self.shared = {t for p in outside for t in p.reads}
+        self.shared = {t.memory for p in outside for t in p.reads}
         self.private: dict[Tensor, Local] = {}
         """Blocks of what this phase both writes and reads; `fuse` has made sure that one position does both."""
         for leaf, loops in walk(phase.body):
@@ -274,6 +275,8 @@ class _PhaseLowering:
                 return number(indices.of(v.domain))
             if isinstance(v, Extent):
                 return number(extent_of(v.domain, indices))
+            if isinstance(v, Computed):
+                return number(_index(v.place, indices))
             return v if isinstance(v, Constant) else None
 
         return rewrite(value, change)

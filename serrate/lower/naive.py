@@ -1,31 +1,25 @@
-"""The naive tile program of a fusion: one phase for each operation, serial loops over its domains.
+"""The naive tile program of a stage: one phase for each operation, serial loops over its domains.
 
-In: a fusion. Out: a `TileProgram` that means the same and is slow; schedules rewrite it. Views (`as_nested` and friends)
-disappear here: a read of a view becomes a read of the tensor it views wherever their domains say how.
+In: definitions of a fusion. Out: a `TileProgram` that means the same and is slow; schedules rewrite it. Views (`as_nested`
+and friends) disappear here: a read of a view becomes a read of the tensor it views wherever their domains say how.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from serrate.ir.domains import IterDomain
-from serrate.ir.fusion import Fusion
+from serrate.ir.fusion import Definition
 from serrate.ir.tile import SERIAL, Leaf, Phase, Store, TileProgram, nest
 from serrate.ir.transforms import Transform
 from serrate.ir.values import Place, Places, Read, Role, Tensor, Value, read, rewrite
 
 
-def naive(fusion: Fusion) -> TileProgram:
-    """One phase for each operation that outputs depend on, named after the tensor it writes."""
-    fusion.verify()
-    outputs = {
-        view.tensor.memory: replace(view.tensor.memory, role=Role.OUTPUT) for view in fusion.outputs if _computed(view.tensor)
-    }
-
-    def swap(tensor: Tensor) -> Tensor:
-        if tensor.base is not None and tensor.memory in outputs:
-            return replace(tensor, base=outputs[tensor.memory], role=Role.OUTPUT)
-        return outputs.get(tensor, tensor)
+def naive(
+    name: str, definitions: Sequence[Definition], inputs: tuple[Tensor, ...], swap: Callable[[Tensor], Tensor]
+) -> TileProgram:
+    """One phase for each definition, named after the tensor it writes; `swap` gives tensors the role they have here."""
 
     def resolve(value: Value) -> Value | None:
         if not isinstance(value, Read):
@@ -42,16 +36,13 @@ def naive(fusion: Fusion) -> TileProgram:
         return replace(leaf, targets=tuple(map(swap, leaf.targets)), values=values)
 
     phases = []
-    for definition in fusion.live():
+    for definition in definitions:
+        assert isinstance(definition.statement, Leaf)
         leaf = rebuild(definition.statement)
         loops = tuple((d, SERIAL) for d in definition.domains)
         phases.append(Phase(leaf.targets[0].name, nest(loops, leaf)))
-    inputs = tuple(view.tensor for view in fusion.inputs)
-    return TileProgram(fusion.name, inputs, tuple(outputs.values()), tuple(phases))
-
-
-def _computed(tensor: Tensor) -> bool:
-    return tensor.memory.role is not Role.INPUT
+    outputs = tuple(t for phase in phases for leaf in phase.leaves for t in leaf.targets if t.role is Role.OUTPUT)
+    return TileProgram(name, inputs, outputs, tuple(phases))
 
 
 def base_index(element: Read) -> Places | None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from serrate.ir.expr import Array, Environment, Owners, RunningSum, Symbol
+from serrate.ir.expr import Array, Environment, Expr, GroupMaximum, Joined, Owners, Symbol
 
 T = TypeVar("T")
 
@@ -56,49 +56,67 @@ def remembered(owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]
     return made
 
 
+Remember = Callable[[tuple[torch.Tensor, ...], Any, Callable[[], Any]], Any]
+
+
 def derive(
-    array: Array, tensors: Mapping[str, torch.Tensor], symbols: Mapping[Symbol, int], device: torch.device
+    array: Array,
+    tensors: Mapping[str, torch.Tensor],
+    symbols: Mapping[Symbol, int],
+    device: torch.device,
+    remember: Remember = remembered,
 ) -> torch.Tensor:
     """The elements of an array: an argument's own, a constant's, or what its recipe makes of others."""
     if array.recipe is None and array.data is None:
-        return tensors[array.name]
+        return tensors[array.name].reshape(-1)
     if array.recipe is None:
         return torch.tensor(array.data, dtype=torch.int64, device=device)
     owners = tuple(tensors[a.name] for a in sorted(array.sources, key=lambda a: a.name))
     numbers = tuple(symbols[s] for s in sorted(_symbols(array), key=str))
-    return remembered(owners, (array.name, numbers), lambda: _make(array, tensors, symbols, device))
+    made: torch.Tensor = remember(owners, (array.name, numbers), lambda: _make(array, tensors, symbols, device, remember))
+    return made
 
 
-def _symbols(array: Array) -> set[Symbol]:
-    recipe = array.recipe
-    if recipe is None:
-        return set()
-    if isinstance(recipe, Owners):
-        return set(recipe.count.symbols | recipe.size.symbols) | _symbols(recipe.offsets)
-    inner = {s for a in recipe.term.arrays for s in _symbols(a)}
-    return (set(recipe.term.symbols) | set(recipe.count.symbols) | inner) - {recipe.coordinate}
+def _symbols(array: Array) -> frozenset[Symbol]:
+    if array.recipe is None:
+        return frozenset()
+    return array.recipe.symbols | {s for a in array.recipe.arrays for s in _symbols(a)}
 
 
-def _make(array: Array, tensors: Mapping[str, torch.Tensor], symbols: Mapping[Symbol, int], device: torch.device) -> torch.Tensor:
+def _make(
+    array: Array,
+    tensors: Mapping[str, torch.Tensor],
+    symbols: Mapping[Symbol, int],
+    device: torch.device,
+    remember: Remember,
+) -> torch.Tensor:
     recipe = array.recipe
     assert recipe is not None
-    count = int(recipe.count.evaluate(Environment(symbols)))
-    if isinstance(recipe, Owners):
-        offsets = derive(recipe.offsets, tensors, symbols, device)[1 : count + 1].contiguous()
-        positions = torch.arange(int(recipe.size.evaluate(Environment(symbols))), dtype=offsets.dtype, device=device)
-        return torch.searchsorted(offsets, positions, right=True).clamp_(max=max(count - 1, 0))
+    numbers = Environment(symbols)
 
     def element(array: Array, index: Any) -> Any:
-        return derive(array, tensors, symbols, device)[index].long()
+        return derive(array, tensors, symbols, device, remember)[index].long()
 
-    positions = torch.arange(count, device=device)
-    terms = recipe.term.evaluate(Environment({**symbols, recipe.coordinate: positions}, element))
-    terms = torch.as_tensor(terms, device=device).expand(count)
-    if isinstance(recipe, RunningSum):
-        total = torch.zeros(count + 1, dtype=torch.int64, device=device)
-        torch.cumsum(terms, 0, out=total[1:])
-        return total
-    groups = -(-count // recipe.size)
-    padded = torch.zeros(groups * recipe.size, dtype=torch.int64, device=device)
-    padded[:count] = terms
-    return padded.reshape(groups, recipe.size).amax(1) if groups else padded
+    def evaluated(term: Expr, coordinate: Symbol, count: int) -> torch.Tensor:
+        positions = torch.arange(count, device=device)
+        terms = term.evaluate(Environment({**symbols, coordinate: positions}, element))
+        return torch.as_tensor(terms, device=device).expand(count)
+
+    if isinstance(recipe, Owners):
+        count = int(recipe.count.evaluate(numbers))
+        offsets = derive(recipe.offsets, tensors, symbols, device, remember)[1 : count + 1].contiguous()
+        positions = torch.arange(int(recipe.size.evaluate(numbers)), dtype=offsets.dtype, device=device)
+        return torch.searchsorted(offsets, positions, right=True).clamp_(max=max(count - 1, 0))
+    if isinstance(recipe, GroupMaximum):
+        count = int(recipe.count.evaluate(numbers))
+        groups = -(-count // recipe.size)
+        padded = torch.zeros(groups * recipe.size, dtype=torch.int64, device=device)
+        padded[:count] = evaluated(recipe.term, recipe.coordinate, count)
+        return padded.reshape(groups, recipe.size).amax(1) if groups else padded
+    parts = recipe.terms if isinstance(recipe, Joined) else (recipe.term,)
+    counts = recipe.counts if isinstance(recipe, Joined) else (recipe.count,)
+    pairs = zip(parts, counts, strict=True)
+    terms = torch.cat([evaluated(term, recipe.coordinate, int(count.evaluate(numbers))) for term, count in pairs])
+    total = torch.zeros(len(terms) + 1, dtype=torch.int64, device=device)
+    torch.cumsum(terms, 0, out=total[1:])
+    return total

@@ -9,17 +9,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
 from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureMismatch
 from serrate.ir.domains import RaggedIterDomain
-from serrate.ir.expr import Array, Expr, Symbol, size_function
+from serrate.ir.expr import Array, Environment, Expr, Symbol, size_function
 from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
 from serrate.ir.transforms import Partition, offsets_array
 from serrate.runtime.arrays import derive, remembered
 from serrate.tensor import Structure
 from serrate.tensor.sync import host_copy
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,20 @@ class Call:
     args: tuple[torch.Tensor, ...]
     numbers: tuple[int, ...]
     device: torch.device
+    computed: dict[str, torch.Tensor] | None = None
+    """What earlier stages of the program have made, by name; None where there is one stage."""
+    memo: dict[Any, Any] | None = None
+    """What was derived from computed tensors: such tensors are new in every call, and so is what depends on them."""
+
+    def remember(self, owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
+        """What `make` gives for these tensors: remembered with them, or for this call where one of them was computed."""
+        if self.computed is None or self.memo is None or not any(o is t for o in owners for t in self.computed.values()):
+            return remembered(owners, key, make)
+        full = (key, *map(id, owners))
+        if full not in self.memo:
+            self.memo[full] = make()
+        made: T = self.memo[full]
+        return made
 
 
 class Binder:
@@ -54,7 +71,8 @@ class Binder:
         self.partitions = _partitions(fusion)
         self._told: set[int] = set()
         arrays = {source for chain, _ in self.partitions for a in chain for source in a.sources}
-        self.offsets = tuple(sorted(place[a.name] for a in arrays))
+        self.offsets = tuple(sorted(place[a.name] for a in arrays if a.name in place))
+        self._given = frozenset(place)
 
     def bind(self, args: Sequence[torch.Tensor]) -> Call:
         """Checks the arguments and binds them; what depends on lengths is left to `check`."""
@@ -101,16 +119,33 @@ class Binder:
         """An extent without arrays, as a function of a call's numbers."""
         return size_function(expr, tuple(self.symbols))
 
+    def extent(self, call: Call, expr: Expr) -> int:
+        """An extent as a number; one that only lengths tell is read from them, on the host."""
+        if not expr.arrays:
+            return self.size(expr)(call.numbers)
+        symbols = dict(zip(self.symbols, call.numbers, strict=True))
+        why = f"the extent {expr}"
+        return int(expr.evaluate(Environment(symbols, lambda array, k: int(host_copy(self.array(call, array)[k], why)))))
+
     def array(self, call: Call, array: Array) -> torch.Tensor:
         """The elements of an array in a call."""
-        named = {t.name: x for t, x in zip(self.inputs, call.args, strict=True)}
-        return derive(array, named, dict(zip(self.symbols, call.numbers, strict=True)), call.device)
+        named = {t.name: x for t, x in zip(self.inputs, call.args, strict=True)} | (call.computed or {})
+        symbols = dict(zip(self.symbols, call.numbers, strict=True))
+        return derive(array, named, symbols, call.device, call.remember)
+
+    def ready(self, call: Call, *arrays: Array) -> bool:
+        """Whether everything that arrays are made from is there."""
+        known = self._given | (call.computed or {}).keys()
+        return all(source.name in known for array in arrays for source in array.sources)
 
     def check(self, call: Call) -> None:
-        """Everything that depends on lengths; done once for each tensor of offsets."""
+        """Everything that depends on lengths that are there; done once for each tensor of offsets."""
         for chain, total in self.partitions:
-            self.structure(call, chain, total)
+            if self.ready(call, *chain):
+                self.structure(call, chain, total)
         for check in self.checks:
+            if not self.ready(call, *_arrays(check)):
+                continue
             if isinstance(check, AtLeastLongest):
                 longest, reach = self.longest(call, check.ragged), self.size(check.extent)(call.numbers)
                 if reach < longest:
@@ -128,8 +163,8 @@ class Binder:
     def structure(self, call: Call, chain: tuple[Array, ...], total: Expr) -> Structure:
         """The structure that a chain of offsets describes, validated once for each tensor."""
         tensors = tuple(self.array(call, a) for a in chain)
-        size = self.size(total)(call.numbers)
-        return remembered(tensors, ("structure", size), lambda: Structure.from_offsets(*tensors, total=size))
+        size = self.extent(call, total)
+        return call.remember(tensors, ("structure", size), lambda: Structure.from_offsets(*tensors, total=size))
 
     def known_longest(self, call: Call, ragged: RaggedIterDomain) -> int | None:
         """The length of the longest row, if nothing needs to be copied to the host to say it."""
@@ -143,7 +178,14 @@ class Binder:
         """The length of the longest row."""
         offsets = self.array(call, offsets_array(ragged))
         why = f"the longest row of {ragged.name}"
-        return remembered((offsets,), "longest", lambda: int(host_copy(offsets, why).diff().max()) if len(offsets) > 1 else 0)
+        return call.remember((offsets,), "longest", lambda: int(host_copy(offsets, why).diff().max()) if len(offsets) > 1 else 0)
+
+
+def _arrays(check: Equal | AtLeastLongest) -> tuple[Array, ...]:
+    """The arrays that must be there before something can be checked."""
+    if isinstance(check, AtLeastLongest):
+        return (offsets_array(check.ragged),)
+    return tuple(side for side in (check.left, check.right) if isinstance(side, Array))
 
 
 def _described(arg: object) -> str:

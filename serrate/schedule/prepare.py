@@ -13,7 +13,7 @@ from serrate.ir.domains import IterDomain, RaggedIterDomain
 from serrate.ir.expr import Expr, symbol
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.transforms import Partition
-from serrate.ir.values import Call, Extent, Position, Read, Role, domains_of
+from serrate.ir.values import Call, Computed, Extent, Place, Position, Read, Role, domains_of
 from serrate.schedule.plan import Recorder
 
 
@@ -188,6 +188,9 @@ def _tells_rows_apart(shape: Shape) -> bool:
             index = {d.uid for d in domains_of(element.index)}
             if shape.component is not None and shape.component.uid in index and shape.ragged.uid not in index:
                 return True
+            paired = {d.uid for d in (shape.component, shape.ragged) if d is not None}
+            if any(isinstance(at, Place) and paired & {d.uid for d in domains_of((at,))} for at in element.index):
+                return True
             if shape.ragged.uid in index and len(element.tensor.storage) == len(element.tensor.logical):
                 return True
-    return any(isinstance(node, Extent | Position) for value in shape.leaf.values for node in value.walk())
+    return any(isinstance(node, Extent | Position | Computed) for value in shape.leaf.values for node in value.walk())

@@ -154,6 +154,21 @@ static inline f32 fn_ceil(f32 x) { return __builtin_ceilf(x); }
 static inline f64 fn_ceil(f64 x) { return __builtin_ceil(x); }
 template <class T> static inline T fn_floor(T x) { return x; }
 template <class T> static inline T fn_ceil(T x) { return x; }
+static inline f32 fn_sin(f32 x) { return __builtin_sinf(x); }
+static inline f64 fn_sin(f64 x) { return __builtin_sin(x); }
+static inline f32 fn_cos(f32 x) { return __builtin_cosf(x); }
+static inline f64 fn_cos(f64 x) { return __builtin_cos(x); }
+// Integers divided rounding down; a divisor of 0 gives 0, and the smallest integer by -1 wraps.
+template <class T> static inline T whole_div(T a, T b) {
+  if (b == 0) return 0;
+  if (b == (T)-1) return (T)(0ULL - (unsigned long long)a);
+  return (T)(a / b - (a % b != 0 && (a < 0) != (b < 0)));
+}
+template <class T> static inline T whole_rem(T a, T b) {
+  if (b == 0 || b == (T)-1) return 0;
+  T rest = (T)(a % b);
+  return rest != 0 && (rest < 0) != (b < 0) ? (T)(rest + b) : rest;
+}
 static inline f32 fn_pow(f32 x, f32 y) { return __builtin_powf(x, y); }
 static inline f64 fn_pow(f64 x, f64 y) { return __builtin_pow(x, y); }
 template <class T> static inline T fn_pow(T x, T y) {

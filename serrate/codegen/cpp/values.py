@@ -52,12 +52,14 @@ _PLAIN = {
     "maximum": "max_nan({0}, {1})",
     "minimum": "min_nan({0}, {1})",
 }
-_CALLED = "exp log sqrt sigmoid tanh relu silu gelu erf floor ceil abs pow"
+_CALLED = "exp log sqrt sigmoid tanh relu silu gelu erf floor ceil abs pow sin cos"
 FUNCTIONS: dict[str, str] = {
     **_PLAIN,
     **{n: f"fn_{n}({{0}})" for n in _CALLED.split()},
     "pow": "fn_pow({0}, {1})",
     "exp_diff": "fn_exp_diff({0}, {1})",
+    "floordiv": "whole_div({0}, {1})",
+    "rem": "whole_rem({0}, {1})",
 }
 WRAPPING = frozenset(("add", "sub", "mul", "neg", "square"))
 """Integer operations whose overflow wraps in torch; in C++ they are computed unsigned, where it is defined."""
@@ -163,7 +165,7 @@ class Scalars:
         if integers and value.function in WRAPPING:
             args = [f"(unsigned long long){a}" for a in args]
         text = FUNCTIONS[value.function].format(*args)
-        if value.function in ("div", "where", "pow") or (integers and value.function in WRAPPING):
+        if value.function in ("div", "where", "pow", "floordiv", "rem") or (integers and value.function in WRAPPING):
             return f"({kind}){text}"
         return text
 

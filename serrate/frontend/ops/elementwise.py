@@ -75,6 +75,8 @@ floor = _unary("floor", torch.floor)
 ceil = _unary("ceil", torch.ceil)
 square = _unary("square", torch.square)
 isnan = _unary("isnan", torch.isnan)
+sin = _unary("sin", torch.sin)
+cos = _unary("cos", torch.cos)
 add = _binary("add", torch.add)
 sub = _binary("sub", torch.sub)
 mul = _binary("mul", torch.mul)
@@ -123,6 +125,118 @@ def gelu(x: TensorView, approximate: str = "none") -> TensorView:
     return elementwise("gelu", x.dtype, x)
 
 
+def floor_divide(a: Operand, b: Operand) -> TensorView:
+    """`torch.floor_divide`; an integer divided by 0 gives 0."""
+    dtype = torch.result_type(stand_in(a), stand_in(b))
+    return floor(div(a, b)) if dtype.is_floating_point else elementwise("floordiv", dtype, a, b, compute=dtype)
+
+
+def remainder(a: Operand, b: Operand) -> TensorView:
+    """`torch.remainder`: has the sign of the divisor; an integer divided by 0 gives 0."""
+    dtype = torch.result_type(stand_in(a), stand_in(b))
+    if dtype.is_floating_point:
+        return sub(a, mul(floor(div(a, b)), b))
+    return elementwise("rem", dtype, a, b, compute=dtype)
+
+
+def sign(x: TensorView) -> TensorView:
+    """`torch.sign`: -1, 0 or 1; NaN stays NaN."""
+    number = sub(cast(gt(x, 0), x.dtype), cast(lt(x, 0), x.dtype))
+    return where(isnan(x), x, number) if x.dtype.is_floating_point else number
+
+
+def trunc(x: TensorView) -> TensorView:
+    """`torch.trunc`: rounded towards 0."""
+    return where(lt(x, 0), ceil(x), floor(x)) if x.dtype.is_floating_point else x
+
+
+def round(x: TensorView) -> TensorView:
+    """`torch.round`: to the nearest whole number, halves to the even one."""
+    if not x.dtype.is_floating_point:
+        return x
+    low = floor(x)
+    rest = sub(x, low)
+    odd = ne(mul(floor(mul(low, 0.5)), 2.0), low)
+    up = logical_or(gt(rest, 0.5), logical_and(eq(rest, 0.5), odd))
+    return where(up, add(low, 1), low)
+
+
+def isinf(x: TensorView) -> TensorView:
+    """`torch.isinf`."""
+    return eq(abs(x), float("inf")) if x.dtype.is_floating_point else ne(x, x)
+
+
+def isfinite(x: TensorView) -> TensorView:
+    """`torch.isfinite`."""
+    return lt(abs(x), float("inf")) if x.dtype.is_floating_point else eq(x, x)
+
+
+def log1p(x: TensorView) -> TensorView:
+    """`torch.log1p`: log(1 + x), exact also where x is small."""
+    x = _as_float(x)
+    one = add(x, 1.0)
+    away = sub(one, 1.0)
+    # (log u) * x / (u - 1) makes up for what u = 1 + x lost in rounding; where u - 1 is infinite there is nothing to make up.
+    near = mul(log(one), div(x, away))
+    return where(eq(away, 0.0), x, where(isinf(away), log(one), near))
+
+
+def expm1(x: TensorView) -> TensorView:
+    """`torch.expm1`: exp(x) - 1, exact also where x is small."""
+    x = _as_float(x)
+    power = exp(x)
+    less = sub(power, 1.0)
+    near = div(mul(less, x), log(power))
+    far = logical_or(isinf(power), eq(less, -1.0))
+    return where(eq(less, 0.0), x, where(far, less, near))
+
+
+def exp2(x: TensorView) -> TensorView:
+    """`torch.exp2`."""
+    return exp(mul(_as_float(x), 0.6931471805599453))
+
+
+def log2(x: TensorView) -> TensorView:
+    """`torch.log2`."""
+    return mul(log(_as_float(x)), 1.4426950408889634)
+
+
+def log10(x: TensorView) -> TensorView:
+    """`torch.log10`."""
+    return mul(log(_as_float(x)), 0.4342944819032518)
+
+
+def _as_float(x: TensorView) -> TensorView:
+    """Floating point as it is, anything else as torch's functions take it."""
+    return x if x.dtype.is_floating_point else cast(x, torch.get_default_dtype())
+
+
+def softplus(x: TensorView, beta: float = 1.0, threshold: float = 20.0) -> TensorView:
+    """`torch.nn.functional.softplus`."""
+    scaled = mul(x, beta)
+    return where(gt(scaled, threshold), x, div(log1p(exp(minimum(scaled, threshold))), beta))
+
+
+def leaky_relu(x: TensorView, negative_slope: float = 0.01) -> TensorView:
+    """`torch.nn.functional.leaky_relu`."""
+    return where(gt(x, 0), x, mul(x, negative_slope))
+
+
+def elu(x: TensorView, alpha: float = 1.0) -> TensorView:
+    """`torch.nn.functional.elu`."""
+    return where(gt(x, 0), x, mul(expm1(minimum(x, 0.0)), alpha))
+
+
+def lerp(start: TensorView, end: Operand, weight: Operand) -> TensorView:
+    """`torch.lerp`: start + weight * (end - start)."""
+    return add(start, mul(weight, sub(end, start)))
+
+
+def addcmul(x: TensorView, a: Operand, b: Operand, value: Number = 1) -> TensorView:
+    """`torch.addcmul`: x + value * a * b."""
+    return add(x, mul(mul(a, b), value))
+
+
 def logical_not(x: TensorView) -> TensorView:
     """`torch.logical_not`."""
     return elementwise("logical_not", torch.bool, cast(x, torch.bool))
@@ -136,6 +250,11 @@ def logical_and(a: TensorView, b: TensorView) -> TensorView:
 def logical_or(a: TensorView, b: TensorView) -> TensorView:
     """`torch.logical_or`."""
     return elementwise("logical_or", torch.bool, cast(a, torch.bool), cast(b, torch.bool))
+
+
+def logical_xor(a: TensorView, b: TensorView) -> TensorView:
+    """`torch.logical_xor`."""
+    return ne(cast(a, torch.bool), cast(b, torch.bool))
 
 
 def where(condition: TensorView, a: Operand, b: Operand) -> TensorView:

@@ -20,10 +20,10 @@ from serrate.ir.values import call, carried_dtype
 def matmul(x: TensorView, w: TensorView) -> TensorView:
     """Rows of `x` times a weight: [k, j] shared by all rows, or [component, k, j], one for each component.
 
-    >>> from serrate import ir
+    >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
     ...     x, off, w = f.input((None, 8), torch.float32), f.input((4,), torch.int64), f.input((3, 8, 5), torch.float32)
-    ...     print(matmul(as_nested(x, off), w).shape)
+    ...     print(ops.matmul(ops.as_nested(x, off), w).shape)
     (3, 'r0', 5)
     """
     fusion = x.fusion

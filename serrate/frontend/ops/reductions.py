@@ -10,11 +10,12 @@ import torch
 from serrate.errors import ShapeError
 from serrate.frontend.ops.common import Dims, Number, dims_of, floating
 from serrate.frontend.ops.elementwise import cast, div, maximum, sub
+from serrate.frontend.ops.structure import viewed
 from serrate.ir.domains import IterDomain
 from serrate.ir.fusion import TensorView, collapse, storage_of
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import Accumulate, Store
-from serrate.ir.values import Tensor, call, carried_dtype, constant, extent
+from serrate.ir.values import call, carried_dtype, constant, extent
 
 
 def reduced(name: str, x: TensorView, dims: tuple[int, ...], dtype: torch.dtype, state: torch.dtype) -> tuple[TensorView, ...]:
@@ -39,14 +40,10 @@ def keep(x: TensorView, reduced: TensorView, dims: tuple[int, ...], keepdim: boo
     """Puts extent-1 dims back where `dims` were reduced."""
     if not keepdim:
         return reduced
-    fusion, logical = x.fusion, list(reduced.domains)
+    logical = list(reduced.domains)
     for dim in sorted(dims):
-        logical.insert(dim, IterDomain(1, name=fusion.fresh("o")))
-    storage = list(reduced.tensor.storage)
-    tensor = Tensor(
-        fusion.fresh("T"), reduced.dtype, tuple(logical), tuple(storage), reduced.tensor.role, base=reduced.tensor.memory
-    )
-    return fusion.view(tensor)
+        logical.insert(dim, IterDomain(1, name=x.fusion.fresh("o")))
+    return viewed(reduced, logical)
 
 
 def sum(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:

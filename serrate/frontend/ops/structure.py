@@ -5,17 +5,20 @@ In: a `TensorView`. Out: a view of the same memory under other logical domains (
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 import torch
 
 from serrate.errors import DtypeError, ShapeError
-from serrate.frontend.broadcast import index_into
+from serrate.frontend.broadcast import index_into, match
 from serrate.frontend.ops.common import dim_of
-from serrate.ir.domains import COORDINATE, RaggedIterDomain
-from serrate.ir.expr import Array, RunningSum
-from serrate.ir.fusion import TensorView
+from serrate.ir.domains import COORDINATE, IterDomain, RaggedIterDomain
+from serrate.ir.expr import Array, Expr, RunningSum, const
+from serrate.ir.fusion import Equal, TensorView
 from serrate.ir.tile import Store
-from serrate.ir.transforms import combine, partition
-from serrate.ir.values import Role, Tensor
+from serrate.ir.transforms import combine, merge, partition, split
+from serrate.ir.values import Tensor
 
 
 def as_nested(
@@ -31,28 +34,33 @@ def as_nested(
     ...     print(as_nested(x, off).shape)
     (3, 'r0', 4)
     """
-    fusion = x.fusion
     given = offsets if offsets is not None else lengths
     if given is None or (offsets is not None and lengths is not None):
         raise ShapeError("as_nested: give offsets or lengths, one of them")
     if given.ndim != 1 or given.dtype not in (torch.int32, torch.int64):
         raise DtypeError(f"as_nested: {'offsets' if offsets is not None else 'lengths'} must be 1-D int32 or int64, got {given}")
-    if given.tensor.role is not Role.INPUT:
-        raise ShapeError("as_nested: offsets must be an input of the fusion")
+    array, count = Array(given.tensor.memory.name), given.domains[0].extent_expr
+    if offsets is not None:
+        return nested_by(x, array, count - 1, ragged_dim)
+    return nested_by(
+        x, Array(f"sum({array.name}[c])", recipe=RunningSum(array[COORDINATE], COORDINATE, count)), count, ragged_dim
+    )
+
+
+def nested_by(x: TensorView, offsets: Array, count: Expr, ragged_dim: int) -> TensorView:
+    """Views a dim as (component, ragged) by an array of `count` + 1 offsets."""
     dim = dim_of(x, ragged_dim)
     domain = x.domains[dim]
     if isinstance(domain, RaggedIterDomain):
         raise ShapeError(f"as_nested: dim {dim} is ragged; nest the component dim, or partition before nesting")
-    names = (fusion.fresh("c"), fusion.fresh("r"))
-    array = Array(given.tensor.name)
-    if offsets is not None:
-        count = given.domains[0].extent_expr - 1
-    else:
-        count = given.domains[0].extent_expr
-        array = Array(f"sum({array.name}[c])", recipe=RunningSum(array[COORDINATE], COORDINATE, count))
-    component, ragged = partition(domain, array, count, names=names)
-    logical = (*x.domains[:dim], component, ragged, *x.domains[dim + 1 :])
-    return fusion.view(Tensor(fusion.fresh("T"), x.dtype, logical, x.tensor.storage, x.tensor.role, base=x.tensor.memory))
+    component, ragged = partition(domain, offsets, count, names=(x.fusion.fresh("c"), x.fusion.fresh("r")))
+    return viewed(x, (*x.domains[:dim], component, ragged, *x.domains[dim + 1 :]))
+
+
+def viewed(x: TensorView, logical: Sequence[IterDomain]) -> TensorView:
+    """The memory of `x` under other logical domains."""
+    fusion = x.fusion
+    return fusion.view(Tensor(fusion.fresh("T"), x.dtype, tuple(logical), x.tensor.storage, x.tensor.role, base=x.tensor.memory))
 
 
 def as_flattened(x: TensorView, *, component_dim: int = 0, ragged_dim: int = 1) -> TensorView:
@@ -61,9 +69,120 @@ def as_flattened(x: TensorView, *, component_dim: int = 0, ragged_dim: int = 1) 
     flat = combine(x.domains[c], x.domains[r])
     logical = [d for k, d in enumerate(x.domains) if k != r]
     logical[c if c < r else c - 1] = flat
-    return x.fusion.view(
-        Tensor(x.fusion.fresh("T"), x.dtype, tuple(logical), x.tensor.storage, x.tensor.role, base=x.tensor.memory)
-    )
+    return viewed(x, logical)
+
+
+def permute(x: TensorView, *dims: int) -> TensorView:
+    """The dims of `x` in another order; no data moves. A ragged dim stays behind the dim of its components."""
+    order = [dim_of(x, d) for d in (dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims)]
+    if sorted(order) != list(range(x.ndim)):
+        raise ShapeError(f"permute: expected every dim of {x.ndim} once, got {order}")
+    logical = [x.domains[d] for d in order]
+    for k, domain in enumerate(logical):
+        if isinstance(domain, RaggedIterDomain) and any(d.uid == domain.component.uid for d in logical[k + 1 :]):
+            raise ShapeError(f"permute: dim {order[k]} of {x} is ragged and must stay behind the dim that counts its rows")
+    return viewed(x, logical)
+
+
+def flatten(x: TensorView, start: int = 0, end: int = -1) -> TensorView:
+    """Regular dims `start` to `end` as one; no data moves. A component and its rows are one dim by `as_flattened`."""
+    first, last = dim_of(x, start), dim_of(x, end)
+    merged = x.domains[first]
+    for domain in x.domains[first + 1 : last + 1]:
+        merged = merge(merged, domain)
+    return viewed(x, (*x.domains[:first], merged, *x.domains[last + 1 :]))
+
+
+def unflatten(x: TensorView, dim: int, sizes: Sequence[int]) -> TensorView:
+    """A regular dim as several, row-major; one of the sizes may be -1. No data moves.
+
+    >>> from serrate import ir
+    >>> with ir.Fusion() as f:
+    ...     print(unflatten(f.input((None, 12), torch.float32), 1, (3, -1)).shape)
+    (n0, 3, 4)
+    """
+    dim = dim_of(x, dim)
+    domain = x.domains[dim]
+    if domain.is_ragged or domain.pairing is not None:
+        raise ShapeError(f"unflatten: dim {dim} of {x} belongs to rows, which have no common length")
+    unknown = [k for k, size in enumerate(sizes) if size == -1]
+    if len(unknown) > 1 or any(size < 1 for k, size in enumerate(sizes) if k not in unknown):
+        raise ShapeError(f"unflatten: sizes must be positive, at most one of them -1, got {tuple(sizes)}")
+    known = prod(size for size in sizes if size != -1)
+    whole = const(known) if not unknown else domain.extent_expr // known * known
+    _require(x, domain, whole, f"unflatten: {tuple(sizes)} does not divide dim {dim}: its extent and the sizes")
+    parts: list[IterDomain] = []
+    # Sizes behind the unknown one are split off from the inside, those before it from the outside.
+    for size in reversed(sizes[unknown[0] + 1 if unknown else 1 :]):
+        domain, inner = split(domain, size)
+        parts.insert(0, inner)
+    outer: list[IterDomain] = []
+    for size in sizes[: unknown[0]] if unknown else ():
+        first, domain = split(domain, size, inner=False)
+        outer.append(first)
+    return viewed(x, (*x.domains[:dim], *outer, domain, *parts, *x.domains[dim + 1 :]))
+
+
+def reshape(x: TensorView, sizes: Sequence[int]) -> TensorView:
+    """A dense tensor under other extents, row-major; one of them may be -1. No data moves.
+
+    Rows keep their place: where `x` is ragged, use `flatten` and `unflatten` on its regular dims, `as_flattened` on rows.
+    """
+    if any(d.is_ragged for d in x.domains):
+        raise ShapeError(f"reshape: {x} is ragged; use flatten and unflatten on its regular dims, as_flattened on rows")
+    flat = x if x.ndim == 1 else flatten(x)
+    return flat if len(sizes) == 1 and sizes[0] == -1 else unflatten(flat, 0, sizes)
+
+
+def _require(x: TensorView, domain: IterDomain, size: Expr, what: str) -> None:
+    difference = (domain.extent_expr - size).value
+    if difference is None:
+        x.fusion.checks.append(Equal(domain.extent_expr, size, what))
+    elif difference != 0:
+        raise ShapeError(f"{what}: {domain.extent} and {size} differ")
+
+
+def transpose(x: TensorView, dim0: int, dim1: int) -> TensorView:
+    """Two dims of `x` exchanged; no data moves."""
+    a, b = dim_of(x, dim0), dim_of(x, dim1)
+    order = list(range(x.ndim))
+    order[a], order[b] = b, a
+    return permute(x, *order)
+
+
+def unsqueeze(x: TensorView, dim: int) -> TensorView:
+    """A dim of extent 1 before dim `dim`. Between components and their rows there is no place for it."""
+    if not -x.ndim - 1 <= dim <= x.ndim:
+        raise ShapeError(f"unsqueeze: dim {dim} is out of range for a tensor of {x.ndim} dims")
+    place = dim % (x.ndim + 1)
+    return viewed(x, (*x.domains[:place], IterDomain(1, name=x.fusion.fresh("o")), *x.domains[place:]))
+
+
+def squeeze(x: TensorView, dim: int | None = None) -> TensorView:
+    """`x` without dim `dim`, if its extent is 1; without all such dims where none is named."""
+    dims = range(x.ndim) if dim is None else [dim_of(x, dim)]
+    gone = {k for k in dims if x.domains[k].extent == 1 and not x.domains[k].is_ragged and x.domains[k].pairing is None}
+    return viewed(x, [d for k, d in enumerate(x.domains) if k not in gone]) if gone else x
+
+
+def broadcast_to(x: TensorView, like: TensorView) -> TensorView:
+    """`x` spread over the dims of `like`, ragged ones included.
+
+    >>> from serrate import ir, ops
+    >>> with ir.Fusion() as f:
+    ...     x, offsets = f.input((None,), torch.float32), f.input((None,), torch.int64)
+    ...     y = ops.as_nested(x, offsets)
+    ...     f.output(ops.broadcast_to(ops.sum(y, 1, keepdim=True), y))
+    >>> [r.tolist() for r in f.evaluate(torch.arange(3.0), torch.tensor([0, 2, 3])).unbind()]
+    [[1.0, 1.0], [2.0]]
+    """
+    if x.ndim > like.ndim:
+        raise ShapeError(f"broadcast_to: {x} has more dims than {like}")
+    for own, to in zip(x.domains, like.domains[like.ndim - x.ndim :], strict=True):
+        match(x.fusion, "broadcast_to", to, own)
+    out = x.fusion.tensor(x.dtype, like.domains)
+    value = x.at(index_into(x, like.domains))
+    return x.fusion.define([out], like.domains, Store(out, like.domains, value))[0]
 
 
 def set(x: TensorView) -> TensorView:

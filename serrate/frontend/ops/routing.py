@@ -1,0 +1,84 @@
+"""Data-dependent grouping: which rows exist is decided by the program itself, and stays where it is decided.
+
+In: keys, choices, indices. Out: offsets and permutations as tensors of the fusion, for `as_nested` and `index`. A fusion is
+cut into stages here (see `serrate.lower.stages`); nothing is copied to the host.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from serrate.errors import DtypeError, ShapeError
+from serrate.frontend.ops.common import dim_of
+from serrate.frontend.ops.elementwise import cast
+from serrate.frontend.ops.movement import index
+from serrate.frontend.ops.reductions import sum as sum_of
+from serrate.frontend.ops.structure import as_nested, set, transpose
+from serrate.ir.domains import IterDomain
+from serrate.ir.fusion import TensorView
+from serrate.ir.tile import Library
+from serrate.ir.values import Tensor
+
+
+def _library(function: str, x: TensorView, targets: list[Tensor], *options: int) -> tuple[TensorView, ...]:
+    # A function of the runtime takes memory as it is, so a view of another order or shape is copied first.
+    own = x if x.tensor.base is None else set(x)
+    statement = Library(function, tuple(targets), (own.at(own.domains),), options)
+    return x.fusion.define(targets, (), statement)
+
+
+def group_by(keys: TensorView, count: int) -> tuple[TensorView, TensorView]:
+    """Groups positions by key: gives the offsets of `count` groups, and the permutation that puts each group's positions
+    side by side, in their old order (a stable counting sort). Keys outside `0 .. count-1` come last, behind all groups.
+
+    >>> from serrate import ir
+    >>> with ir.Fusion() as f:
+    ...     f.output(*group_by(f.input((None,), torch.int64), 3))
+    >>> f.evaluate(torch.tensor([2, 0, 2, 1]))
+    (tensor([0, 1, 2, 4]), tensor([1, 3, 0, 2]))
+    """
+    if keys.ndim != 1 or keys.dtype == torch.bool or keys.dtype.is_floating_point:
+        raise DtypeError(f"group_by: keys must be 1-D integers, got {keys}")
+    if not isinstance(count, int) or count < 0:
+        raise ShapeError(f"group_by: the number of groups must be an int that is not negative, got {count!r}")
+    fusion = keys.fusion
+    offsets = fusion.tensor(torch.int64, (IterDomain(count + 1, name=fusion.fresh("d")),))
+    permutation = fusion.tensor(torch.int64, keys.domains)
+    found = _library("group_by", cast(keys, torch.int64), [offsets, permutation], count)
+    return found[0], found[1]
+
+
+def invert(permutation: TensorView) -> TensorView:
+    """The permutation that undoes another one: `index(index(x, p), invert(p))` is `x`."""
+    if permutation.ndim != 1 or permutation.dtype != torch.int64:
+        raise DtypeError(f"invert: a permutation is 1-D int64, got {permutation}")
+    return _library("invert", permutation, [permutation.fusion.tensor(torch.int64, permutation.domains)])[0]
+
+
+def topk(x: TensorView, k: int, dim: int = -1) -> tuple[TensorView, TensorView]:
+    """`torch.topk` over a regular dim: the `k` largest values, largest first, and their indices."""
+    dim = dim_of(x, dim)
+    domain = x.domains[dim]
+    if domain.is_ragged or any(d.is_ragged for d in x.domains):
+        raise ShapeError(f"topk: takes dense tensors, got {x}; flatten rows first")
+    extent = domain.extent_expr.value
+    if not isinstance(k, int) or k < 1 or (extent is not None and k > extent):
+        raise ShapeError(f"topk: k must be between 1 and {domain.extent}, got {k!r}")
+    if dim != x.ndim - 1:
+        values, indices = topk(set(transpose(x, dim, -1)), k)
+        return transpose(values, dim, -1), transpose(indices, dim, -1)
+    fusion = x.fusion
+    domains = (*x.domains[:-1], IterDomain(k, name=fusion.fresh("d")))
+    found = _library("topk", x, [fusion.tensor(x.dtype, domains), fusion.tensor(torch.int64, domains)], k)
+    return found[0], found[1]
+
+
+def index_add(x: TensorView, indices: TensorView, count: int) -> TensorView:
+    """Sums the rows of a dense `x` that have the same index: `out[indices[n]] += x[n]` over `count` zeros.
+
+    Rows are grouped first, so that sums are made in order and give the same bits every time.
+    """
+    if x.ndim < 1 or x.domains[0].is_ragged:
+        raise ShapeError(f"index_add: takes a dense tensor, got {x}")
+    offsets, permutation = group_by(indices, count)
+    return sum_of(as_nested(index(x, permutation), offsets), 1)

@@ -1,0 +1,128 @@
+"""Stages: a fusion, cut where one part must be complete before the next can be planned.
+
+In: a fusion. Out: its stages in order, each a naive `TileProgram` or a library call. A cut is needed where something that
+the fusion computes is used as an array of integers: offsets that make rows, or indices that other tensors are read at;
+and on both sides of a library call. What crosses a cut becomes an output of one stage and an input of the next, over the
+very same domains, so ragged tensors keep their structure. The offsets of a ragged result are outputs too, hidden ones:
+they stay where they were computed, and the user sees one tensor. A fusion that computes no offsets is one stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.expr import Array
+from serrate.ir.fusion import Definition, Fusion
+from serrate.ir.tile import Library, TileProgram
+from serrate.ir.transforms import row_length
+from serrate.ir.values import Read, Role, Tensor
+from serrate.lower.naive import naive
+
+Stage = TileProgram | Library
+
+
+def stages(fusion: Fusion) -> tuple[Stage, ...]:
+    """The stages of a fusion, in an order in which they can run."""
+    fusion.verify()
+    live = fusion.live()
+    numbers = _numbered(live)
+    results = [view.tensor for view in fusion.outputs]
+    out: list[Stage] = []
+    for number in sorted(set(numbers)) or [0]:
+        here = [d for d, n in zip(live, numbers, strict=True) if n == number]
+        later = [d for d, n in zip(live, numbers, strict=True) if n > number]
+        out += [d.statement for d in here if isinstance(d.statement, Library)]
+        own = [d for d in here if not isinstance(d.statement, Library)]
+        if own or not live:
+            inputs = [view.tensor for view in fusion.inputs]
+            out.append(_program(fusion.name, own, later, results, inputs, whole=len(set(numbers)) < 2))
+    return tuple(out)
+
+
+def _numbered(live: list[Definition]) -> list[int]:
+    """The number of each definition's stage: one more than that of anything that must be complete before it."""
+    made: dict[str, tuple[int, bool]] = {}
+    numbers: list[int] = []
+    for definition in live:
+        alone = isinstance(definition.statement, Library)
+        number = 0
+        for name in _read_as_tensors(definition):
+            if name in made:
+                before, complete = made[name]
+                number = max(number, before + (alone or complete))
+        for name in _read_as_arrays(definition):
+            if name in made:
+                number = max(number, made[name][0] + 1)
+        numbers.append(number)
+        made.update((t.name, (number, alone)) for t in definition.statement.targets)
+    return numbers
+
+
+def _read_as_tensors(definition: Definition) -> set[str]:
+    return {r.tensor.memory.name for v in definition.statement.values for r in v.reads}
+
+
+def _read_as_arrays(definition: Definition) -> set[str]:
+    """Tensors that make the domains of a definition, or that its computed places are read at."""
+    found = {r.memory.name for v in definition.statement.values for r in _place_tensors(v.walk())}
+    tensors = [*definition.statement.targets, *(r.tensor for v in definition.statement.values for r in v.reads)]
+    domains = [*definition.domains, *(d for t in tensors for d in (*t.logical, *t.storage))]
+    return found | {a.name for a in arrays_of(domains)}
+
+
+def _place_tensors(values: Iterable[object]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Read):
+            yield from (r.tensor for r in value.args if isinstance(r, Read))
+
+
+def arrays_of(domains: Iterable[IterDomain]) -> frozenset[Array]:
+    """The arguments and computed tensors that domains get their extents, starts and positions from."""
+    found: set[Array] = set()
+    seen: set[int] = set()
+    pending = list(domains)
+    while pending:
+        domain = pending.pop()
+        if domain.uid in seen:
+            continue
+        seen.add(domain.uid)
+        found.update(domain.extent_expr.arrays | row_length(domain).arrays)
+        if isinstance(domain, RaggedIterDomain):
+            pending.append(domain.component)
+            found.update(domain.start.arrays if domain.start is not None else ())
+        if domain.definition is not None:
+            pending.extend((*domain.definition.inputs, *domain.definition.outputs))
+    return frozenset(source for array in found for source in array.sources)
+
+
+def _program(
+    name: str, own: list[Definition], later: list[Definition], results: list[Tensor], inputs: list[Tensor], *, whole: bool
+) -> TileProgram:
+    """The naive program of one stage; `whole` where it is the only one and takes the fusion's inputs as they are."""
+    written = {t for d in own for t in d.statement.targets}
+    wanted = {n for d in later for n in (*_read_as_tensors(d), *_read_as_arrays(d))}
+    wanted |= {t.memory.name for t in results} | {a.name for t in results for a in arrays_of(t.logical)}
+    read = {r.tensor.memory: None for d in own for v in d.statement.values for r in v.reads}
+    outside = [t for t in read if t not in written]
+    taken = inputs if whole else [*(t for t in inputs if t in outside), *(t for t in outside if t.role is not Role.INPUT)]
+    roles = {t: replace(t, role=Role.OUTPUT) for t in _in_order(own) if t.name in wanted}
+    roles |= {t: replace(t, role=Role.INPUT) for t in taken if t.role is not Role.INPUT}
+    return naive(name, own, tuple(roles.get(t, t) for t in taken), _swapped(roles))
+
+
+def _in_order(own: list[Definition]) -> list[Tensor]:
+    return [t for d in own for t in d.statement.targets]
+
+
+def _swapped(roles: dict[Tensor, Tensor]) -> Callable[[Tensor], Tensor]:
+    """Tensors with the roles they have in this stage; a view follows the tensor it views."""
+
+    def swap(tensor: Tensor) -> Tensor:
+        if tensor.base is not None and tensor.memory in roles:
+            memory = roles[tensor.memory]
+            return replace(tensor, base=memory, role=memory.role)
+        return roles.get(tensor, tensor)
+
+    return swap
