@@ -31,6 +31,7 @@ from serrate.ir.loops import (
     Number,
     Prefetch,
     Reduce,
+    Running,
     Write,
 )
 from serrate.ir.reductions import reduction
@@ -108,7 +109,7 @@ class _Interpreter:
             elif not isinstance(node, Prefetch):
                 self.block(node)
 
-    def block(self, node: Assign | Reduce | Dot | Write) -> None:
+    def block(self, node: Assign | Reduce | Dot | Running | Write) -> None:
         shape = [lane.size for lane in node.lanes]
         exists = self.mask(node.guard, node.lanes).expand(shape)
         if isinstance(node, Write):
@@ -124,6 +125,8 @@ class _Interpreter:
         if isinstance(node, Assign):
             value = self.value(node.value, node.lanes, exists).expand(shape).to(local.dtype)
             self.locals[node.local] = torch.where(exists, value, local)
+        elif isinstance(node, Running):
+            self.running(node, exists, shape)
         elif isinstance(node, Dot):
             left = self.value(node.left, node.lanes, exists).expand(shape)
             right = self.value(node.right, node.lanes, exists).expand(shape)
@@ -137,6 +140,22 @@ class _Interpreter:
             value = torch.where(exists, value, torch.full((), identity, dtype=local.dtype, device=self.device))
             dims = tuple(k for k, lane in enumerate(node.lanes) if lane not in node.local.lanes)
             self.locals[node.local] = combine(local, whole(value, dims).to(local.dtype))
+
+    def running(self, node: Running, exists: torch.Tensor, shape: list[int]) -> None:
+        _, combine = REDUCERS[node.operator]
+        carry = self.locals[node.carry]
+        identity = reduction(node.operator).identity(0, carry.dtype)
+        value = self.value(node.value, node.lanes, exists).expand(shape).to(carry.dtype)
+        value = torch.where(exists, value, torch.full((), identity, dtype=carry.dtype, device=self.device))
+        if node.axis is None:
+            self.locals[node.carry] = self.locals[node.local] = combine(carry, value)
+            return
+        dim = node.lanes.index(node.axis)
+        out = torch.empty_like(value)
+        for k in range(node.axis.size):
+            carry = combine(carry, value.select(dim, k))
+            out.select(dim, k).copy_(carry)
+        self.locals[node.carry], self.locals[node.local] = carry, out
 
     def evaluate(self, expr: Expr, lanes: Lanes) -> Any:
         symbols = _Symbols(self, lanes)

@@ -33,6 +33,7 @@ from serrate.ir.loops import (
     Number,
     Prefetch,
     Reduce,
+    Running,
     Write,
     expressions_of,
     flat_index,
@@ -111,6 +112,7 @@ COMBINE = {
     "any": "{0} | ({1})",
     "all": "{0} & ({1})",
 }
+SCANNED = {"sum": "total", "prod": "product", "max": "largest", "min": "smallest", "any": "either", "all": "both"}
 REDUCERS = {
     "sum": "tl.sum({0}, {1})",
     "prod": "tl.reduce({0}, {1}, product)",
@@ -132,6 +134,11 @@ def largest(a, b):
 @triton.jit
 def smallest(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def total(a, b):
+    return a + b
 
 
 @triton.jit
@@ -417,7 +424,7 @@ class _Printer:
         elif not isinstance(node, Prefetch):
             self._block(node)
 
-    def _block(self, node: Assign | Reduce | Dot | Write) -> None:
+    def _block(self, node: Assign | Reduce | Dot | Running | Write) -> None:
         """A block operation; conditions that no lane takes part in decide whether it happens at all."""
         plain = [g for g in node.guard if not self.lanes_in(g.left) | self.lanes_in(g.right)]
         if plain:
@@ -432,7 +439,7 @@ class _Printer:
         else:
             self._operation(node)
 
-    def _operation(self, node: Assign | Reduce | Dot | Write) -> None:
+    def _operation(self, node: Assign | Reduce | Dot | Running | Write) -> None:
         if isinstance(node, Write):
             self._write(node)
         elif isinstance(node, Assign):
@@ -442,6 +449,8 @@ class _Printer:
             self._forget(node.local.name)
         elif isinstance(node, Reduce):
             self._reduce(node)
+        elif isinstance(node, Running):
+            self._running(node)
         else:
             self._dot(node)
 
@@ -575,6 +584,27 @@ class _Printer:
             text = REDUCERS[node.operator].format(text, k)
         self.put(f"{local.name} = {COMBINE[node.operator].format(local.name, text)}")
         self._forget(local.name)
+
+    def _running(self, node: Running) -> None:
+        """A scan of the block, combined with what is carried; the carry grows by the block's total."""
+        lanes, local, carry = node.lanes, node.local.name, node.carry.name
+        text = self._full(node.value, lanes, node.guard)
+        mask = self._mask(node.guard, lanes, set(lanes))
+        if mask:
+            text = f"tl.where({mask}, {text}, {_number(reduction(node.operator).identity(0, node.carry.dtype))})"
+        block = self.fresh()
+        self.put(f"{block} = {text}.to({TYPES[carried_dtype(node.carry.dtype)]})")
+        if node.axis is None:
+            self.put(f"{carry} = {COMBINE[node.operator].format(carry, block)}")
+            self.put(f"{local} = {carry}")
+        else:
+            axis = lanes.index(node.axis)
+            scanned = f"tl.associative_scan({block}, {axis}, {SCANNED[node.operator]})"
+            before = self.spread(carry, node.carry.lanes, lanes)
+            self.put(f"{local} = {COMBINE[node.operator].format(before, scanned)}")
+            self.put(f"{carry} = {COMBINE[node.operator].format(carry, REDUCERS[node.operator].format(block, axis))}")
+        self._forget(local)
+        self._forget(carry)
 
     def _dot(self, node: Dot) -> None:
         rows, columns, depth = node.lanes

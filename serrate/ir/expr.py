@@ -33,7 +33,7 @@ class Array:
 
     name: str
     data: tuple[int, ...] | None = None
-    recipe: RunningSum | GroupMaximum | Owners | Joined | None = None
+    recipe: RunningSum | GroupMaximum | Largest | Owners | Joined | None = None
     signed: bool = False
 
     def __getitem__(self, index: Expr | int) -> Expr:
@@ -75,6 +75,23 @@ class GroupMaximum:
     coordinate: Symbol
     count: Expr
     size: int
+
+    @property
+    def arrays(self) -> frozenset[Array]:
+        return self.term.arrays
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        return (self.term.symbols | self.count.symbols) - {self.coordinate}
+
+
+@dataclass(frozen=True)
+class Largest:
+    """Recipe of a derived array of one element: the largest `f(c)` of all components, 0 where there are none."""
+
+    term: Expr
+    coordinate: Symbol
+    count: Expr
 
     @property
     def arrays(self) -> frozenset[Array]:

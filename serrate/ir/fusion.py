@@ -27,7 +27,7 @@ from serrate.errors import CallError, ShapeError, TraceError, VerificationError
 from serrate.ir.domains import IterDomain, RaggedIterDomain
 from serrate.ir.expr import Array, Expr, as_expr, symbol
 from serrate.ir.order import in_order
-from serrate.ir.tile import Accumulate, Leaf, Library, Store
+from serrate.ir.tile import Accumulate, Leaf, Library, Scan, Store
 from serrate.ir.transforms import Partition, combine
 from serrate.ir.values import Places, Read, Role, Tensor, Value, read
 
@@ -260,6 +260,8 @@ class Fusion:
             values = ", ".join(map(str, statement.values))
             if isinstance(statement, Accumulate):
                 values = f"{statement.reduction} {values}  over {', '.join(d.name for d in statement.over)}"
+            elif isinstance(statement, Scan):
+                values = f"running {statement.reduction} of {values}  over {statement.over[0].name}"
             elif isinstance(statement, Library):
                 values = f"{statement.function} {', '.join([values, *map(str, statement.options)])}"
             lines.append(f"  {targets} = {values}")

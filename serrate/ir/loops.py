@@ -9,6 +9,7 @@ In: a scheduled tile program. Out: kernels of loops and block operations on lane
                 | Assign(lanes, guard, local, value)       local = value, lane by lane
                 | Reduce(lanes, guard, local, operator, value)   local = local op value over the lanes it does not have
                 | Dot(lanes, guard, local, left, right)    local += left @ right over the last lane
+                | Running(lanes, guard, local, carry, axis, operator, value)   local = carry op values up to each position
                 | Write(lanes, guard, tensor, index, value)
                 | Prefetch(lanes, guard, tensor, index)    a hint that these elements are needed soon
     value     ::= Constant | Call | Load(tensor, index) | Held(local) | Number(expression) | Existing(lanes, guard)
@@ -191,6 +192,22 @@ class Dot:
 
 
 @dataclass(frozen=True, eq=False)
+class Running:
+    """`local = carry op value` position after position of the lane `axis`; `carry` then holds the last; holes do not count.
+
+    Without an axis there is one position.
+    """
+
+    lanes: Lanes
+    guard: Guard
+    local: Local
+    carry: Local
+    axis: Lane | None
+    operator: str
+    value: Value
+
+
+@dataclass(frozen=True, eq=False)
 class Write:
     """`tensor[index] = value` in every lane that exists."""
 
@@ -211,8 +228,8 @@ class Prefetch:
     index: tuple[Expr, ...]
 
 
-Block = Assign | Reduce | Dot | Write | Prefetch
-Node = For | Bind | Declare | Assign | Reduce | Dot | Write | Prefetch
+Block = Assign | Reduce | Dot | Running | Write | Prefetch
+Node = For | Bind | Declare | Block
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +280,7 @@ def nodes(body: tuple[Node, ...]) -> Iterator[Node]:
 
 def values_of(node: Node) -> tuple[Value, ...]:
     """The values a statement computes."""
-    if isinstance(node, Assign | Reduce | Write):
+    if isinstance(node, Assign | Reduce | Running | Write):
         return (node.value,)
     return (node.left, node.right) if isinstance(node, Dot) else ()
 
@@ -274,7 +291,7 @@ def expressions_of(node: Node) -> Iterator[Expr]:
         yield node.extent
     elif isinstance(node, Bind):
         yield node.expr
-    if isinstance(node, Assign | Reduce | Dot | Write | Prefetch):
+    if isinstance(node, Assign | Reduce | Dot | Running | Write | Prefetch):
         for condition in node.guard:
             yield condition.left
             yield condition.right
@@ -343,5 +360,7 @@ def _line(node: Node) -> str:
         return f"{lanes}prefetch {node.tensor.name}[{', '.join(map(str, node.index))}]{where}"
     if isinstance(node, Dot):
         return f"{lanes}{node.local.name} += {node.left} @ {node.right}{where}"
+    if isinstance(node, Running):
+        return f"{lanes}{node.local.name}, {node.carry.name} running {node.operator}= {node.value}{where}"
     operator = f"{node.operator}" if isinstance(node, Reduce) else ""
     return f"{lanes}{node.local.name} {operator}= {node.value}{where}"

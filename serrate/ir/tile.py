@@ -11,6 +11,8 @@ connects the two.
                 | Accumulate(targets, index, reduction, values, over)
                                                   combine values into targets[index] over the domains `over`; values are
                                                   whole states when `merge`, else plain values to lift
+                | Scan(targets, index, place, reduction, values, over)
+                                                  like Accumulate, and targets[place] = what was combined so far
 Lanes loops are innermost: a statement under lanes loops is one operation on a block with those lanes.
 """
 
@@ -65,6 +67,25 @@ class Accumulate:
 
 
 @dataclass(frozen=True, eq=False)
+class Scan:
+    """`targets[place] = values[0] combined ... combined values[n]` over the positions of `over` up to each one.
+
+    `index` is what one scan belongs to: `place` without the domain that is scanned.
+    """
+
+    targets: tuple[Tensor, ...]
+    index: Index
+    place: Index
+    reduction: Reduction
+    values: tuple[Value, ...]
+    over: tuple[IterDomain, ...]
+
+    def __str__(self) -> str:
+        targets = ", ".join(_access(t, self.place) for t in self.targets)
+        return f"{targets} = running {self.reduction} of {', '.join(map(str, self.values))} over {self.over[0].name}"
+
+
+@dataclass(frozen=True, eq=False)
 class Loop:
     """`body` for every position of `domain`."""
 
@@ -89,8 +110,13 @@ class Library:
         return f"{targets} = {self.function}({', '.join([*map(str, self.values), *map(str, self.options)])})"
 
 
-Statement = Loop | Store | Accumulate
-Leaf = Store | Accumulate
+Statement = Loop | Store | Accumulate | Scan
+Leaf = Store | Accumulate | Scan
+
+
+def written_at(leaf: Leaf) -> Index:
+    """The index at which a statement writes its targets."""
+    return leaf.place if isinstance(leaf, Scan) else leaf.index
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,6 +262,7 @@ __all__ = [
     "Loop",
     "Phase",
     "Read",
+    "Scan",
     "Statement",
     "Store",
     "TileProgram",
@@ -245,4 +272,5 @@ __all__ = [
     "text",
     "verify",
     "walk",
+    "written_at",
 ]

@@ -30,6 +30,7 @@ from serrate.ir.loops import (
     LoopProgram,
     Node,
     Prefetch,
+    Running,
     Write,
     flat_index,
     held,
@@ -37,7 +38,7 @@ from serrate.ir.loops import (
     number,
     rewrite_value,
 )
-from serrate.ir.tile import GRID, LANES, Accumulate, Leaf, Loop, Phase, Statement, Store, TileProgram, walk
+from serrate.ir.tile import GRID, LANES, Accumulate, Leaf, Loop, Phase, Scan, Statement, Store, TileProgram, walk, written_at
 from serrate.ir.values import (
     Computed,
     Constant,
@@ -111,6 +112,10 @@ def _lane(loop: Loop) -> Lane:
     return Lane(cast(Symbol, loop_symbol(loop)), size)
 
 
+Carrying = Accumulate | Scan
+"""Statements whose value goes from one iteration of a loop to the next."""
+
+
 class _PhaseLowering:
     def __init__(self, program: TileProgram, phase: Phase, number_: int) -> None:
         self.program, self.phase = program, phase
@@ -120,7 +125,7 @@ class _PhaseLowering:
         """Blocks of what this phase both writes and reads; `fuse` has made sure that one position does both."""
         for leaf, loops in walk(phase.body):
             if not isinstance(leaf, Loop):
-                lanes = self._index_lanes(leaf.index, loops)
+                lanes = self._index_lanes(written_at(leaf), loops)
                 held_here = [t for t in leaf.targets if t in phase.reads and t.role is not Role.PRIVATE]
                 self.private.update((t, self._local(t, lanes)) for t in held_here)
         self.declared: set[int] = set()
@@ -173,11 +178,11 @@ class _PhaseLowering:
 
     # --- reductions: declared before the first reduced loop, published after it ---------------------------------------
 
-    def _accumulations(self, statement: Statement, outer: tuple[Loop, ...]) -> list[tuple[Accumulate, tuple[Loop, ...]]]:
+    def _accumulations(self, statement: Statement, outer: tuple[Loop, ...]) -> list[tuple[Carrying, tuple[Loop, ...]]]:
         found = walk((statement,), outer)
-        return [(s, loops) for s, loops in found if isinstance(s, Accumulate) and id(s) not in self.declared]
+        return [(s, loops) for s, loops in found if isinstance(s, Accumulate | Scan) and id(s) not in self.declared]
 
-    def _begins(self, found: tuple[Accumulate, tuple[Loop, ...]], statement: Statement, outer: tuple[Loop, ...]) -> bool:
+    def _begins(self, found: tuple[Carrying, tuple[Loop, ...]], statement: Statement, outer: tuple[Loop, ...]) -> bool:
         leaf, loops = found
         if isinstance(statement, Loop) and statement.kind is LANES:
             # Lanes are no loops of their own: a reduction over lanes alone begins where it stands among its neighbours.
@@ -192,15 +197,17 @@ class _PhaseLowering:
         self.declared.add(id(leaf))
         return True
 
-    def _states(self, leaf: Accumulate, loops: tuple[Loop, ...]) -> tuple[Local, ...]:
+    def _states(self, leaf: Carrying, loops: tuple[Loop, ...]) -> tuple[Local, ...]:
         lanes = self._index_lanes(leaf.index, loops)
+        if isinstance(leaf, Scan):
+            return tuple(Local(f"{t.name}_carry", t.dtype, lanes) for t in leaf.targets)
         return tuple(self.private.get(t) or self._local(t, lanes) for t in leaf.targets)
 
-    def _declare(self, leaf: Accumulate, loops: tuple[Loop, ...]) -> list[Node]:
+    def _declare(self, leaf: Carrying, loops: tuple[Loop, ...]) -> list[Node]:
         states = self._states(leaf, loops)
         out: list[Node] = [Declare(s, leaf.reduction.identity(k, s.dtype)) for k, s in enumerate(states)]
         self.known.update(states)
-        if leaf.reduction.name == "welford" and not leaf.merge:
+        if isinstance(leaf, Accumulate) and leaf.reduction.name == "welford" and not leaf.merge:
             out += self._first_value(leaf, states[1], loops)
         return out
 
@@ -223,9 +230,11 @@ class _PhaseLowering:
                 guard += (Less(const(0), self._for(loop, loops, ()).extent),)
         return [Assign(mean.lanes, tuple(g for g in guard if not g.proven), mean, value)]
 
-    def _publish(self, leaf: Accumulate, loops: tuple[Loop, ...]) -> list[Node]:
+    def _publish(self, leaf: Carrying, loops: tuple[Loop, ...]) -> list[Node]:
         """Writes states that others read to memory."""
         out: list[Node] = []
+        if isinstance(leaf, Scan):
+            return out
         kept_loops = tuple(self._kept(leaf.index, loops))
         scope = _Scope(kept_loops)
         for target, state in zip(leaf.targets, self._states(leaf, loops), strict=True):
@@ -246,11 +255,32 @@ class _PhaseLowering:
                 value = held(local)
             write = Write(scope.lanes, scope.guard(), leaf.tensor, self._place(leaf.tensor, leaf.index, scope), value)
             return [*out, *self._next_row(leaf.tensor, value, scope), write]
+        if isinstance(leaf, Scan):
+            return self._scan(leaf, scope)
         kept_loops = tuple(self._kept(leaf.index, scope.loops))
         states = self._states(leaf, scope.loops)
         tile = Tile(scope.lanes, scope.guard(), states[0].lanes, _Scope(kept_loops).guard())
         values = tuple(self._value(v, scope) for v in leaf.values)
         return expand(leaf.reduction, states, values, tile, merge=leaf.merge)
+
+    def _scan(self, leaf: Scan, scope: _Scope) -> list[Node]:
+        """A block of running values, and the block in memory."""
+        (target,), (carry,) = leaf.targets, self._states(leaf, scope.loops)
+        local = self.private.get(target) or Local(f"{target.name}_run", target.dtype, scope.lanes)
+        self.known.add(local)
+        along = [lane for lane in scope.lanes if lane not in carry.lanes]
+        if len(along) > 1:
+            raise ScheduleError(f"phase {self.phase.name}: `{leaf}` runs over one lane, not {', '.join(map(str, along))}")
+        axis = along[0] if along else None
+        value = self._value(leaf.values[0], scope)
+        identity = leaf.reduction.identity(0, local.dtype)
+        out: list[Node] = [
+            Declare(local, identity),
+            Running(scope.lanes, scope.guard(), local, carry, axis, leaf.reduction.name, value),
+        ]
+        if self.stores(target):
+            out.append(Write(scope.lanes, scope.guard(), target, self._place(target, leaf.place, scope), held(local)))
+        return out
 
     def _next_row(self, tensor: Tensor, value: Value, scope: _Scope) -> list[Node]:
         """While a row is worked on in private, what it was computed from is fetched for the next row, right behind it."""

@@ -32,6 +32,7 @@ from serrate.ir.loops import (
     Node,
     Prefetch,
     Reduce,
+    Running,
     Write,
     expressions_of,
     nodes,
@@ -66,7 +67,7 @@ def check(program: LoopProgram, *, complete: bool) -> None:
                 known_here.add(node.symbol)
             elif isinstance(node, Declare):
                 locals_.add(node.local.name)
-            elif isinstance(node, Assign | Reduce | Dot) and node.local.name not in locals_:
+            elif isinstance(node, Assign | Reduce | Dot | Running) and node.local.name not in locals_:
                 raise VerificationError(f"{program.name}: {node.local.name} is used before it is declared")
             elif isinstance(node, For):
                 walk(node.body, frozenset(known_here | {node.symbol}), set(locals_))
@@ -105,7 +106,7 @@ def _tightened(body: tuple[Node, ...]) -> tuple[Node, ...]:
 
 def _guard_bound(loop: For) -> Expr | None:
     """The first position of the loop from which on a guard that all its statements share cannot hold."""
-    statements = [n for n in nodes(loop.body) if isinstance(n, Assign | Reduce | Dot | Write)]
+    statements = [n for n in nodes(loop.body) if isinstance(n, Assign | Reduce | Dot | Running | Write)]
     inner = {n.symbol for n in nodes(loop.body) if isinstance(n, For)} | {lane.symbol for s in statements for lane in s.lanes}
     # Statements on kept lanes only (rescaling) carry no row guard of their own and rest with their row.
     guarded = [s for s in statements if any(loop.symbol in g.symbols for g in s.guard)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from serrate.ir.loops import Assign, Declare, Dot, Guard, Held, Lanes, Load, Local, Node, Reduce, existing, held
-from serrate.ir.reductions import Reduction
+from serrate.ir.reductions import Reduction, reduction
 from serrate.ir.values import Call, Constant, Value, call, constant
 
 
@@ -32,10 +32,10 @@ class Tile:
 
 def expand(kind: Reduction, states: tuple[Local, ...], values: tuple[Value, ...], tile: Tile, *, merge: bool) -> list[Node]:
     """Block statements that combine `values` into `states` over the lanes the states do not have."""
-    if merge:
-        whole = values
-    else:
-        whole = tuple(values[0] if c is None else constant(c, s.dtype) for c, s in zip(kind.lifted, states, strict=True))
+    given = iter(values)
+    whole = tuple(next(given) if merge or c is None else constant(c, s.dtype) for c, s in zip(kind.lifted, states, strict=True))
+    if kind.name in ("argmax", "argmin"):
+        return _arg_extremum(kind.name.removeprefix("arg"), states, whole, tile)
     if kind.name == "softmax":
         return _softmax(states, whole, tile)
     if kind.name == "welford":
@@ -43,6 +43,46 @@ def expand(kind: Reduction, states: tuple[Local, ...], values: tuple[Value, ...]
     product = as_dot(kind, states[0], whole[0], tile)
     operator = "max" if kind.name == "softmax_max" else kind.name
     return [product or Reduce(tile.lanes, tile.guard, states[0], operator, whole[0])]
+
+
+def _arg_extremum(operator: str, states: tuple[Local, ...], whole: tuple[Value, ...], tile: Tile) -> list[Node]:
+    """The tile's extremum, and the first place that holds it; then the better of it and what is carried."""
+    (best, place), (x, at), dtype = states, whole, states[0].dtype
+    seen, first = _named(best, "tile"), _named(place, "tile")
+    none = constant(_NO_PLACE, torch.int64)
+    kind = reduction(operator)
+    holds = call("where", _same(x, held(seen)), at, none, dtype=torch.int64)
+    better = call("gt" if operator == "max" else "lt", held(seen), held(best), dtype=torch.bool)
+    if dtype.is_floating_point:
+        # NaN is better than any number.
+        news = call("logical_and", _nan(held(seen)), call("logical_not", _nan(held(best)), dtype=torch.bool), dtype=torch.bool)
+        better = call("logical_or", better, news, dtype=torch.bool)
+    nearer = call("minimum", held(place), held(first), dtype=torch.int64)
+    kept = call("where", _same(held(seen), held(best)), nearer, held(place), dtype=torch.int64)
+    extremum = call("maximum" if operator == "max" else "minimum", held(best), held(seen), dtype=dtype)
+    return [
+        Declare(seen, kind.identity(0, dtype)),
+        Declare(first, _NO_PLACE),
+        Reduce(tile.lanes, tile.guard, seen, operator, x),
+        Reduce(tile.lanes, tile.guard, first, "min", holds),
+        Assign(tile.kept, tile.kept_guard, place, call("where", better, held(first), kept, dtype=torch.int64)),
+        Assign(tile.kept, tile.kept_guard, best, extremum),
+    ]
+
+
+_NO_PLACE = torch.iinfo(torch.int64).max
+
+
+def _nan(x: Value) -> Value:
+    return call("isnan", x, dtype=torch.bool)
+
+
+def _same(a: Value, b: Value) -> Value:
+    """Whether two values are equal, NaN equal to NaN."""
+    same = call("eq", a, b, dtype=torch.bool)
+    if not a.dtype.is_floating_point:
+        return same
+    return call("logical_or", same, call("logical_and", _nan(a), _nan(b), dtype=torch.bool), dtype=torch.bool)
 
 
 def as_dot(kind: Reduction, local: Local, value: Value, tile: Tile) -> Dot | None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from serrate.ir.expr import Array, Environment, Expr, GroupMaximum, Joined, Owners, Symbol
+from serrate.ir.expr import Array, Environment, Expr, GroupMaximum, Joined, Largest, Owners, Symbol
 
 T = TypeVar("T")
 
@@ -113,6 +113,9 @@ def _make(
         padded = torch.zeros(groups * recipe.size, dtype=torch.int64, device=device)
         padded[:count] = evaluated(recipe.term, recipe.coordinate, count)
         return padded.reshape(groups, recipe.size).amax(1) if groups else padded
+    if isinstance(recipe, Largest):
+        terms = evaluated(recipe.term, recipe.coordinate, int(recipe.count.evaluate(numbers)))
+        return terms.amax(0, keepdim=True) if len(terms) else torch.zeros(1, dtype=torch.int64, device=device)
     parts = recipe.terms if isinstance(recipe, Joined) else (recipe.term,)
     counts = recipe.counts if isinstance(recipe, Joined) else (recipe.count,)
     pairs = zip(parts, counts, strict=True)

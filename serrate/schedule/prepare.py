@@ -81,6 +81,8 @@ def describe(program: TileProgram, name: str) -> Shape:
         # A phase for each component, or each of something that rows belong to: the first loop is it.
         component = next((d for d in domains if d.pairing is not None and not d.is_ragged), None)
         ragged = None
+        if component is not None and component.uid in _reduced(leaf, domains):
+            component = None
     paired = {d.uid for d in (component, ragged) if d is not None}
     regular = tuple(d for d in domains if d.uid not in paired)
     return Shape(name, leaf, component, ragged, regular, _reduced(leaf, domains))

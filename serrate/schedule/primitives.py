@@ -18,12 +18,14 @@ from serrate.ir.expr import Array, GroupMaximum, symbol
 from serrate.ir.fusion import storage_of
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import (
+    GRID,
     LANES,
     SERIAL,
     Accumulate,
     Leaf,
     Loop,
     Phase,
+    Scan,
     Statement,
     Store,
     TileProgram,
@@ -31,6 +33,7 @@ from serrate.ir.tile import (
     map_leaves,
     nest,
     walk,
+    written_at,
 )
 from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, call, read, reindex, rewrite
 
@@ -87,6 +90,9 @@ def combine(program: TileProgram, phase: str, component: str, ragged: str) -> Ti
 
     def change(loops: Loops) -> Loops:
         k = _position(loops, phase, component)
+        leaf = _loops(program, phase)[1]
+        if isinstance(leaf, Scan) and any(d.uid == loops[k + 1 if k + 1 < len(loops) else k][0].uid for d in leaf.over):
+            raise ScheduleError(f"phase {phase}: `{leaf}` begins anew in every row, so rows cannot be one loop")
         if k + 1 >= len(loops) or loops[k + 1][0].name != ragged:
             raise ScheduleError(f"phase {phase}: {component} and {ragged} must be neighbours to be combined")
         return (*loops[:k], (transforms.combine(loops[k][0], loops[k + 1][0]), loops[k][1]), *loops[k + 2 :])
@@ -148,6 +154,9 @@ def mark(program: TileProgram, phase: str, domain: str, kind: str) -> TileProgra
 
     def change(loops: Loops) -> Loops:
         k = _position(loops, phase, domain)
+        leaf = _loops(program, phase)[1]
+        if isinstance(leaf, Scan) and wanted is GRID and not _known(leaf.index).knows(loops[k][0]):
+            raise ScheduleError(f"phase {phase}: `{leaf}` goes from one position of {domain} to the next; it cannot be the grid")
         if wanted is LANES and (loops[k][0].is_ragged or loops[k][0].extent_expr.value is None):
             raise ScheduleError(f"phase {phase}: {loops[k][0]} cannot be lanes: its extent is not known; split it first")
         return (*loops[:k], (loops[k][0], wanted), *loops[k + 1 :])
@@ -283,7 +292,9 @@ def _merged(a: tuple[Statement, ...], b: tuple[Statement, ...], depth: int) -> t
 
 def _check_private(tensor: Tensor, a: Phase, b: Phase, loops: list[Loop]) -> None:
     """Each position of the shared loops must read only what the same position wrote, and all of it in one block."""
-    writers = [(leaf.index, around) for leaf, around in walk(a.body) if not isinstance(leaf, Loop) and tensor in leaf.targets]
+    writers = [
+        (written_at(leaf), around) for leaf, around in walk(a.body) if not isinstance(leaf, Loop) and tensor in leaf.targets
+    ]
     readers = [
         (element.index, around)
         for leaf, around in walk(b.body)

@@ -32,6 +32,7 @@ from serrate.ir.loops import (
     Node,
     Prefetch,
     Reduce,
+    Running,
     Write,
     expressions_of,
     flat_index,
@@ -212,7 +213,7 @@ class _Printer:
         for node in body:
             if isinstance(node, Declare) and not any(node.local in _locals(b) for b in group):
                 self._declare(node)
-            elif isinstance(node, Assign | Reduce | Dot | Write | Prefetch):
+            elif isinstance(node, Assign | Reduce | Dot | Running | Write | Prefetch):
                 if group and not _joins(group, node):
                     self._blocks(group)
                     group = []
@@ -283,7 +284,8 @@ class _Printer:
             for local, node in scalars:
                 identity = number(_identity(node), local.dtype)
                 self.put(f"{_accumulated(node)} {local.name}_here = {identity};")
-            if inner:
+            # A running value goes from one position to the next, so positions along it cannot be done at once.
+            if inner and not any(isinstance(n, Running) and n.axis == lane for n in group):
                 clauses = "".join(f" reduction({_clause(n)}: {local.name}_here)" for local, n in scalars)
                 self.put(f"#pragma omp simd{clauses}")
             self.open(f"for (i64 {lane.symbol} = 0; {lane.symbol} < {limit}; {lane.symbol}++)")
@@ -330,12 +332,17 @@ class _Printer:
             elif isinstance(node, Assign):
                 self.put(f"{self._cell(node.local)} = {text};")
                 scalars.forget(held(node.local))
+            elif isinstance(node, Running):
+                self.put(self._combined(node, self._cell(node.carry), text))
+                self.put(f"{self._cell(node.local)} = {self._cell(node.carry)};")
+                scalars.forget(held(node.local))
+                scalars.forget(held(node.carry))
             else:
                 name = f"{node.local.name}_here" if node.local in here else self._cell(node.local)
                 self.put(self._combined(node, name, text))
                 scalars.forget(held(node.local))
 
-    def _combined(self, node: Reduce, to: str, value: str) -> str:
+    def _combined(self, node: Reduce | Running, to: str, value: str) -> str:
         """`to = to op value`; integers wrap, as in torch."""
         if _wraps(node):
             sign = "+" if node.operator == "sum" else "*"
@@ -509,7 +516,7 @@ def _owns(domain: IterDomain, tensor: Tensor) -> bool:
     return any(isinstance(d, RaggedIterDomain) and d.component.uid == domain.uid for d in tensor.logical)
 
 
-def _wraps(node: Reduce) -> bool:
+def _wraps(node: Reduce | Running) -> bool:
     return node.operator in ("sum", "prod") and not node.local.dtype.is_floating_point
 
 
@@ -531,8 +538,10 @@ def _clause(node: Reduce) -> str:
 def _locals(node: Block) -> set[Local]:
     """The private blocks a statement reads or writes."""
     found = {v.local for value in values_of(node) for v in value.walk() if isinstance(v, Held)}
-    if isinstance(node, Assign | Reduce | Dot):
+    if isinstance(node, Assign | Reduce | Dot | Running):
         found.add(node.local)
+    if isinstance(node, Running):
+        found.add(node.carry)
     return found
 
 

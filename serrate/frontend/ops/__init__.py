@@ -65,8 +65,9 @@ from serrate.frontend.ops.elementwise import (
 from serrate.frontend.ops.movement import cat, embedding, flip, gather, index, pad, select, slice, stack
 from serrate.frontend.ops.normalise import layer_norm, log_softmax, logsumexp, rms_norm, softmax, softmax_states
 from serrate.frontend.ops.products import linear, matmul
-from serrate.frontend.ops.reductions import all, amax, amin, any, mean, prod, sum, var
+from serrate.frontend.ops.reductions import all, amax, amin, any, argmax, argmin, max, mean, min, prod, sum, var
 from serrate.frontend.ops.routing import group_by, index_add, invert, topk
+from serrate.frontend.ops.scans import cumprod, cumsum
 from serrate.frontend.ops.structure import (
     as_flattened,
     as_nested,
@@ -89,6 +90,8 @@ __all__ = [
     "amax",
     "amin",
     "any",
+    "argmax",
+    "argmin",
     "as_flattened",
     "as_nested",
     "broadcast_to",
@@ -97,6 +100,8 @@ __all__ = [
     "ceil",
     "clamp",
     "cos",
+    "cumprod",
+    "cumsum",
     "div",
     "elu",
     "embedding",
@@ -137,8 +142,10 @@ __all__ = [
     "logsumexp",
     "lt",
     "matmul",
+    "max",
     "maximum",
     "mean",
+    "min",
     "minimum",
     "mul",
     "ne",

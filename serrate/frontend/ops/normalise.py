@@ -9,7 +9,8 @@ import torch
 
 from serrate.frontend.ops.common import Dims, Operand, dims_of, floating
 from serrate.frontend.ops.elementwise import add, cast, div, elementwise, log, mul, reciprocal, rsqrt, square, sub
-from serrate.frontend.ops.reductions import count, keep, moments, reduced
+from serrate.frontend.ops.reducing import count, keep, reduced
+from serrate.frontend.ops.reductions import moments
 from serrate.ir.fusion import TensorView
 from serrate.ir.values import carried_dtype
 

@@ -7,43 +7,12 @@ from __future__ import annotations
 
 import torch
 
-from serrate.errors import ShapeError
+from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.ops.common import Dims, Number, dims_of, floating
-from serrate.frontend.ops.elementwise import cast, div, maximum, sub
-from serrate.frontend.ops.structure import viewed
-from serrate.ir.domains import IterDomain
-from serrate.ir.fusion import TensorView, collapse, storage_of
-from serrate.ir.reductions import reduction
-from serrate.ir.tile import Accumulate, Store
-from serrate.ir.values import call, carried_dtype, constant, extent
-
-
-def reduced(name: str, x: TensorView, dims: tuple[int, ...], dtype: torch.dtype, state: torch.dtype) -> tuple[TensorView, ...]:
-    """Records a reduction of `x`; gives one view for each state, over the dims that are left."""
-    fusion, kind = x.fusion, reduction(name)
-    over = tuple(x.domains[d] for d in dims)
-    kept = tuple(d for k, d in enumerate(x.domains) if k not in dims)
-    try:
-        storage_of(kept)
-    except ShapeError:
-        raise ShapeError(
-            f"{name} over a component dim alone: its rows have different lengths; reduce the ragged dim too, or to_padded first"
-        ) from None
-    value = x.at(x.domains)
-    lifted = value if carried_dtype(value.dtype) == state else call("cast", value, dtype=state)
-    targets = tuple(fusion.tensor(state, kept) for _ in kind.states)
-    views = fusion.define(targets, x.domains, Accumulate(targets, kept, kind, (lifted,), over))
-    return views if dtype == state or len(views) > 1 else (cast(views[0], dtype),)
-
-
-def keep(x: TensorView, reduced: TensorView, dims: tuple[int, ...], keepdim: bool) -> TensorView:
-    """Puts extent-1 dims back where `dims` were reduced."""
-    if not keepdim:
-        return reduced
-    logical = list(reduced.domains)
-    for dim in sorted(dims):
-        logical.insert(dim, IterDomain(1, name=x.fusion.fresh("o")))
-    return viewed(reduced, logical)
+from serrate.frontend.ops.elementwise import cast, div, eq, maximum, sub, where
+from serrate.frontend.ops.reducing import count, keep, reduced
+from serrate.ir.fusion import TensorView
+from serrate.ir.values import carried_dtype, position
 
 
 def sum(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
@@ -72,6 +41,46 @@ def amin(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> Tenso
     return keep(x, reduced("min", x, dims, x.dtype, carried_dtype(x.dtype))[0], dims, keepdim)
 
 
+def argmax(x: TensorView, dim: int, keepdim: bool = False) -> TensorView:
+    """`torch.argmax` over one dim: the first position of the largest element (NaN is largest); -1 for an empty row.
+
+    >>> from serrate import ir, ops
+    >>> with ir.Fusion() as f:
+    ...     x, offsets = f.input((None,), torch.float32), f.input((None,), torch.int64)
+    ...     f.output(argmax(ops.as_nested(x, offsets), 1))
+    >>> f.evaluate(torch.tensor([1.0, 5.0, 5.0, 2.0]), torch.tensor([0, 3, 3, 4]))
+    tensor([ 1, -1,  0])
+    """
+    return _arg("argmax", x, dim, keepdim)[1]
+
+
+def argmin(x: TensorView, dim: int, keepdim: bool = False) -> TensorView:
+    """`torch.argmin` over one dim: the first position of the smallest element (NaN is smallest); -1 for an empty row."""
+    return _arg("argmin", x, dim, keepdim)[1]
+
+
+def max(x: TensorView, dim: int, keepdim: bool = False) -> tuple[TensorView, TensorView]:
+    """`torch.max` over one dim: the largest elements and their first positions."""
+    return _arg("argmax", x, dim, keepdim)
+
+
+def min(x: TensorView, dim: int, keepdim: bool = False) -> tuple[TensorView, TensorView]:
+    """`torch.min` over one dim: the smallest elements and their first positions."""
+    return _arg("argmin", x, dim, keepdim)
+
+
+def _arg(name: str, x: TensorView, dim: int, keepdim: bool) -> tuple[TensorView, TensorView]:
+    dims = dims_of(x, dim)
+    if len(dims) != 1:
+        raise ShapeError(f"{name}: takes one dim, got {dim}")
+    if x.dtype == torch.bool:
+        raise DtypeError(f"{name}: takes numbers, got {x.dtype}; cast first")
+    state = carried_dtype(x.dtype)
+    best, place = reduced(name, x, dims, state, state, position(x.domains[dims[0]]))
+    found = where(eq(place, torch.iinfo(torch.int64).max), -1, place)
+    return keep(x, cast(best, x.dtype), dims, keepdim), keep(x, found, dims, keepdim)
+
+
 def any(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
     """`torch.any`."""
     dims = dims_of(x, dim)
@@ -82,17 +91,6 @@ def all(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> Tensor
     """`torch.all`."""
     dims = dims_of(x, dim)
     return keep(x, reduced("all", cast(x, torch.bool), dims, torch.bool, torch.bool)[0], dims, keepdim)
-
-
-def count(x: TensorView, dims: tuple[int, ...], like: TensorView, dtype: torch.dtype) -> TensorView:
-    """How many elements a reduction over `dims` counts, as a tensor over `like`'s domains."""
-    fusion = x.fusion
-    value = constant(1.0, dtype)
-    # A ragged dim and its component, both reduced, count the elements of all rows.
-    for domain in collapse([x.domains[d] for d in dims]):
-        value = call("mul", value, call("cast", extent(domain), dtype=dtype), dtype=dtype)
-    out = fusion.tensor(dtype, like.domains)
-    return fusion.define([out], like.domains, Store(out, like.domains, value))[0]
 
 
 def mean(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:

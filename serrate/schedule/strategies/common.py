@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from serrate.ir.domains import IterDomain
-from serrate.ir.tile import Accumulate, Store, TileProgram, chain
+from serrate.ir.tile import Accumulate, Scan, Store, TileProgram, chain
 from serrate.ir.values import Role
 from serrate.schedule.plan import Recorder
 from serrate.schedule.prepare import Shape, describe
@@ -87,6 +87,7 @@ def row_block(shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
         size = LONG
     else:
         kept = [s for s in shapes if not s.reduces_rows and not s.is_product]
+        kept = kept or [shape]
         size = min(target.store_bytes // (width(s, target) * s.leaf.targets[0].dtype.itemsize) for s in kept)
     size = max(min(size, LONG), 1)
     return power_of_two_at_least(size) if target.power_of_two else size
@@ -254,7 +255,7 @@ def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLo
         finish_loops(recorder, phase, [*grid, *serial, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
         return
     order = [*grid, *kept, *serial, *reduced, *own, *lanes]
-    if not target.factors_blocks:
+    if not target.factors_blocks or isinstance(shape.leaf, Scan):
         finish_loops(recorder, phase, order, grid, [*own, *lanes])
         return
     # Every lane reduces what it sees; lanes are combined once, behind the loop over the row.

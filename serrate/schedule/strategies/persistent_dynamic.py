@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from serrate.ir.tile import TileProgram
+from serrate.ir.tile import Scan, TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
 from serrate.schedule.strategies.common import (
@@ -52,6 +52,8 @@ class PartsOfRows:
     def cut(self, recorder: Recorder, shape: Shape, block: int, target: Target) -> str:
         assert shape.ragged is not None
         ragged = shape.ragged.name
+        if isinstance(shape.leaf, Scan):
+            return shape.phase
         # A part is whole blocks, or its last block would reach into the next part.
         recorder.do("split", shape.phase, ragged, -(-self.part // block) * block)
         if not shape.reduces_rows:
@@ -63,6 +65,10 @@ class PartsOfRows:
     def per_row(self, recorder: Recorder, shape: Shape, block: int) -> tuple[list[str], list[str], list[str]]:
         assert shape.component is not None and shape.ragged is not None
         row, ragged = shape.component.name, shape.ragged.name
+        if isinstance(shape.leaf, Scan):
+            # A running value goes from part to part, so its rows stay whole.
+            recorder.do("split", shape.phase, ragged, block)
+            return [row], [f"{ragged}o"], [f"{ragged}i"]
         recorder.do("split", shape.phase, f"{ragged}i", block)
         recorder.do("combine", shape.phase, row, f"{ragged}o")
         return [f"{row}{ragged}o"], [f"{ragged}io"], [f"{ragged}ii"]

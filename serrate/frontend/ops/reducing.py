@@ -1,0 +1,84 @@
+"""How a reduction is recorded: what is left of a tensor's dims, over which domains it runs, how many elements it counts.
+
+In: a `TensorView`, dims and a reduction's name. Out: one view for each state. `reductions` and `normalise` are built on this.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from serrate.errors import ShapeError
+from serrate.frontend.ops.elementwise import cast, eq, where
+from serrate.frontend.ops.structure import viewed
+from serrate.ir.domains import COORDINATE, IterDomain, RaggedIterDomain
+from serrate.ir.expr import Array, Largest, symbol
+from serrate.ir.fusion import TensorView, collapse
+from serrate.ir.reductions import reduction
+from serrate.ir.tile import Accumulate, Store
+from serrate.ir.transforms import cover
+from serrate.ir.values import Value, call, carried_dtype, constant, extent
+
+
+def reduced(
+    name: str, x: TensorView, dims: tuple[int, ...], dtype: torch.dtype, state: torch.dtype, *extra: Value
+) -> tuple[TensorView, ...]:
+    """Records a reduction of `x`; gives one view for each state, over the dims that are left.
+
+    `extra` are the values of further states, each with a dtype of its own.
+    """
+    fusion, kind = x.fusion, reduction(name)
+    over = tuple(x.domains[d] for d in dims)
+    kept = tuple(_across(name, x, d, over) for k, d in enumerate(x.domains) if k not in dims)
+    value = x.at(x.domains)
+    lifted = value if carried_dtype(value.dtype) == state else call("cast", value, dtype=state)
+    dtypes = (state, *(v.dtype for v in extra)) if extra else (state,) * len(kind.states)
+    targets = tuple(fusion.tensor(t, kept) for t in dtypes)
+    # Positions that rows are reduced across come first: they decide which rows reach that far.
+    crossed = {d.uid for d in kept} - {d.uid for d in x.domains}
+    domains = (*kept, *over) if crossed else x.domains
+    views = fusion.define(targets, domains, Accumulate(targets, kept, kind, (lifted, *extra), over))
+    return views if dtype == state or len(views) > 1 else (cast(views[0], dtype), *views[1:])
+
+
+def _across(name: str, x: TensorView, domain: IterDomain, over: tuple[IterDomain, ...]) -> IterDomain:
+    """A dim of the result. The ragged dim whose components are reduced alone becomes a regular one, as long as the longest
+    row: each position is reduced across the rows that reach it."""
+    if not isinstance(domain, RaggedIterDomain) or all(d.uid != domain.component.uid for d in over):
+        if isinstance(domain, RaggedIterDomain) and not any(d.uid == domain.component.uid for d in x.domains):
+            raise ShapeError(f"{name}: rows of {x} lie inside other rows; flatten the outer level first")
+        return domain
+    if len([d for d in x.domains if d.is_ragged]) > 1:
+        raise ShapeError(f"{name} over a component dim alone: {x} has several levels of rows; flatten the outer ones first")
+    length, count = domain.length, domain.component.extent_expr
+    longest = Array(f"longest({length.substitute({COORDINATE: symbol('c')})})", recipe=Largest(length, COORDINATE, count))
+    return cover(domain, longest[0])
+
+
+def keep(x: TensorView, reduced: TensorView, dims: tuple[int, ...], keepdim: bool) -> TensorView:
+    """Puts extent-1 dims back where `dims` were reduced."""
+    if not keepdim:
+        return reduced
+    logical = list(reduced.domains)
+    for dim in sorted(dims):
+        logical.insert(dim, IterDomain(1, name=x.fusion.fresh("o")))
+    return viewed(reduced, logical)
+
+
+def count(x: TensorView, dims: tuple[int, ...], like: TensorView, dtype: torch.dtype) -> TensorView:
+    """How many elements a reduction over `dims` counts, as a tensor over `like`'s domains."""
+    fusion = x.fusion
+    if any(counts_rows(x, x.domains[d]) for d in dims) and not any(x.domains[d].is_ragged for d in dims):
+        # Across rows, only those count that reach so far.
+        ones = where(eq(x, x), 1.0, 1.0)
+        return reduced("sum", ones, dims, dtype, dtype)[0]
+    value = constant(1.0, dtype)
+    # A ragged dim and its component, both reduced, count the elements of all rows.
+    for domain in collapse([x.domains[d] for d in dims]):
+        value = call("mul", value, call("cast", extent(domain), dtype=dtype), dtype=dtype)
+    out = fusion.tensor(dtype, like.domains)
+    return fusion.define([out], like.domains, Store(out, like.domains, value))[0]
+
+
+def counts_rows(x: TensorView, component: IterDomain) -> bool:
+    """Whether a dim of `x` is made of rows of `component`."""
+    return any(isinstance(d, RaggedIterDomain) and d.component.uid == component.uid for d in x.domains)
