@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from serrate.analysis.indices import ancestry
 from serrate.errors import DomainError
 from serrate.ir import IterDomain, RaggedIterDomain, combine, merge, partition, split
-from serrate.ir.transforms import Partition, PartitionInner
+from serrate.ir.ragged_transforms import Partition
 
 KINDS = ("split", "split", "outer split", "merge", "partition", "combine")
 ROOTS = ("one", "one", "two", "rows", "flattened rows")
@@ -129,8 +129,8 @@ def combinable(component: IterDomain, ragged: IterDomain) -> bool:
         return False
     made = component.definition
     if isinstance(made, Partition) and isinstance(component, RaggedIterDomain) and ragged.component is made.inputs[0]:
-        return ragged.start is not None
-    return ragged.component is component or (isinstance(made, PartitionInner) and made.outputs[1] is ragged)
+        return True
+    return ragged.component is component or (isinstance(made, Partition) and made.outputs[1] is ragged)
 
 
 def extent(chain: Chain, rng: random.Random) -> int:

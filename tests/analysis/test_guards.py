@@ -263,9 +263,9 @@ def test_a_sub_range_is_guarded_where_it_may_reach_past_the_end() -> None:
 def test_a_loop_launched_by_a_bound_is_guarded_itself() -> None:
     d = IterDomain(10)
     assert needed([d]) == []
-    assert needed([d], unbounded=[d]) == [(d, "launched by a bound")]
+    assert needed([d], unbounded=[d]) == [(d, "launched by a bound", False)]
     o, n = split(d, 4)
-    assert [x is d for x, _ in needed([o, n], unbounded=[o])] == [True]
+    assert [x.domain is d for x in needed([o, n], unbounded=[o])] == [True]
 
 
 def test_loops_that_do_not_determine_the_elements_are_refused() -> None:
