@@ -45,7 +45,7 @@ from typing import NamedTuple
 from serrate.analysis.indices import Indices, ancestry
 from serrate.errors import DomainError
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Environment, Expr, Less, Symbol, ceildiv, const, symbol
+from serrate.ir.expr import Environment, Expr, Less, Symbol, ceildiv, const, minimum, symbol
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import Combine, Cover, Partition, Product
 from serrate.ir.transforms import Merge, Resize, Restrict, Split, Swizzle, Transform
@@ -101,6 +101,21 @@ class _Path:
         for transform in self.transforms:
             for source in transform.inputs:
                 self.made_of.setdefault(source.uid, transform)
+        self.read = self._read()
+
+    def _read(self) -> set[int]:
+        """The domains (by uid) at whose index offsets or lengths are read."""
+        pending = [d for t in self.transforms if not isinstance(t, Swizzle) for d in t.beside]
+        pending += [c for d in (*self.loops, *(d for t in self.transforms for d in t.inputs)) for c in d.owners]
+        found: set[int] = set()
+        while pending:
+            current = pending.pop()
+            if current.uid not in found:
+                found.add(current.uid)
+                if current.uid not in self.made_of and current.definition is not None:
+                    if not any(current.uid == d.uid for d in self.loops):
+                        pending.extend((*current.definition.inputs, *current.definition.beside))
+        return found
 
     def close(self, need: Need, open_: _Open) -> None:
         """Drops the guards that are needless because of this one."""
@@ -118,8 +133,10 @@ class _Path:
     def _close(self, domain: IterDomain, limit: Expr, open_: _Open) -> None:
         """Drops what follows from the index of `domain` being below `limit`, no more than its extent."""
         for implied, below in self._implied(domain, limit, [n.domain for n in open_.values()]):
-            open_.pop((implied.uid, False), None)
-            self._close(implied, below, open_)
+            # Where a row is found by this index, its own guard must come before the one that would imply it.
+            if implied.uid not in self.read:
+                open_.pop((implied.uid, False), None)
+                self._close(implied, below, open_)
 
     def _implied(self, domain: IterDomain, limit: Expr, guarded: Sequence[IterDomain]) -> Iterator[tuple[IterDomain, Expr]]:
         transform = self.made_of.get(domain.uid)
@@ -127,10 +144,11 @@ class _Path:
             outer, inner = transform.outputs
             size = inner.row_length
             again = self.made_of.get(outer.uid)
-            if isinstance(again, Merge) and again.inputs == transform.outputs:
+            # By identity: domains of one extent are equal.
+            if isinstance(again, Merge) and all(a is b for a, b in zip(again.inputs, transform.outputs, strict=True)):
                 yield again.outputs[0], limit
             if size.value != 0:
-                yield outer, ceildiv(limit, size)
+                yield outer, minimum(ceildiv(limit, size), outer.row_length)
             if Less(limit - 1, size).proven:
                 yield inner, limit
         elif isinstance(transform, Merge) and transform.inputs[0] is domain:
@@ -240,6 +258,8 @@ def _leaves(transform: Transform) -> Iterator[Need]:
     """Where the transform's outputs can be out of bounds although its inputs are in bounds, and why."""
     output = transform.outputs[-1]
     if isinstance(transform, Partition) and transform.lengths is not None:
+        if not _at_least(transform.outputs[0].extent_expr, 1):
+            yield Need(transform.outputs[0], "there may be no rows at all")
         yield Need(output, "the position may lie before the first row", lower=True)
         yield Need(output, "the position may lie between two rows")
     elif isinstance(transform, Resize):
@@ -284,7 +304,9 @@ def guards(logical: Sequence[IterDomain], loop: Sequence[IterDomain], *, idempot
     if idempotent:
         found = _without_repeats(logical, loop, found)
     found += [need for domain in logical for need in _forwards(domain, behind)]
-    return tuple(Guard(n.domain, condition(n.domain, indices, n.lower), n.reason) for n in dict.fromkeys(found))
+    # Two dims may be derived by one transform.
+    once = {(n.domain.uid, n.lower): n for n in found}.values()
+    return tuple(Guard(n.domain, condition(n.domain, indices, n.lower), n.reason) for n in once)
 
 
 def _forwards(domain: IterDomain, known: set[int]) -> list[Need]:

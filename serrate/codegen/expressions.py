@@ -43,11 +43,11 @@ def written(expr: Expr, spelling: Spelling) -> str:
             return f"{go(e.left)} * {go(e.right)}"
         if isinstance(e, FloorDiv):
             if _negative(e.left):
-                return f"floor_divide({go(e.left)}, {go(e.right)})"
+                return f"floor_divide({unwrapped(go(e.left))}, {go(e.right)})"
             return f"({go(e.left)} {spelling.divide} {go(e.right)})"
         if isinstance(e, Mod):
             if _negative(e.left):
-                return f"floor_rest({go(e.left)}, {go(e.right)})"
+                return f"floor_rest({unwrapped(go(e.left))}, {go(e.right)})"
             return f"({go(e.left)} % {go(e.right)})"
         if isinstance(e, Xor):
             return f"({go(e.left)} ^ {go(e.right)})"
