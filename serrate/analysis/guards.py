@@ -106,16 +106,21 @@ class _Path:
     def _read(self) -> set[int]:
         """The domains (by uid) at whose index offsets or lengths are read."""
         pending = [d for t in self.transforms if not isinstance(t, Swizzle) for d in t.beside]
-        pending += [c for d in (*self.loops, *(d for t in self.transforms for d in t.inputs)) for c in d.owners]
+        pending += [c for d in self.domains for c in d.owners]
         found: set[int] = set()
         while pending:
             current = pending.pop()
             if current.uid not in found:
                 found.add(current.uid)
-                if current.uid not in self.made_of and current.definition is not None:
-                    if not any(current.uid == d.uid for d in self.loops):
-                        pending.extend((*current.definition.inputs, *current.definition.beside))
+                derived = current.uid not in self.made_of and all(current.uid != d.uid for d in self.loops)
+                if derived and current.definition is not None:
+                    pending.extend((*current.definition.inputs, *current.definition.beside))
         return found
+
+    @property
+    def domains(self) -> list[IterDomain]:
+        """The loops and everything behind them that they determine."""
+        return [*self.loops, *(d for t in self.transforms for d in t.inputs)]
 
     def close(self, need: Need, open_: _Open) -> None:
         """Drops the guards that are needless because of this one."""
@@ -163,6 +168,17 @@ class _Path:
             combined = self._combined(transform.outputs[0], guarded)
             if combined is not None:
                 yield combined, combined.extent_expr
+
+    def implied_by(self, domain: IterDomain, kept: Sequence[Need]) -> set[int]:
+        """The domains (by uid) that are in bounds because this one is, and not read before that is known."""
+        found: set[int] = set()
+        pending = [(domain, domain.row_length)]
+        while pending:
+            for implied, below in self._implied(*pending.pop(), [n.domain for n in kept]):
+                if implied.uid not in self.read:
+                    found.add(implied.uid)
+                    pending.append((implied, below))
+        return found
 
     def _combined(self, component: IterDomain, guarded: Sequence[IterDomain]) -> IterDomain | None:
         """The domain in which a component was combined with its rows, unless the length of a row is read on the way there."""
@@ -319,45 +335,38 @@ def _forwards(domain: IterDomain, known: set[int]) -> list[Need]:
 
 
 def _without_repeats(logical: Sequence[IterDomain], loop: Sequence[IterDomain], found: list[Need]) -> list[Need]:
-    """Leaves out the guards without which all logical indices, and all components that pick a row, are still in bounds."""
+    """Leaves out the guards without which all logical indices, and all those that find a row, are still in bounds."""
     path = _Path(loop)
-    own = {d.uid for d in logical}
+    wanted = {uid for d in logical for uid in _sources(d, {x.uid for x in path.domains})}
     kept = list(found)
     for need in found:
         rest = [n for n in kept if n is not need]
-        if need.domain.uid not in own and not need.lower and _safe(path, own, rest):
+        if need.domain.uid not in wanted and not need.lower and _safe(path, wanted, rest):
             kept = rest
     return kept
 
 
-def _safe(path: _Path, logical: set[int], kept: Sequence[Need]) -> bool:
-    """Whether the kept guards put every logical index in bounds, and every index by which an array is read.
+def _sources(domain: IterDomain, reached: set[int]) -> set[int]:
+    """The domains (by uid) behind the loops whose indices a logical one is found by: itself, or what it is derived from."""
+    transform = domain.definition
+    if domain.uid in reached or transform is None:
+        return {domain.uid}
+    return {uid for source in (*transform.inputs, *transform.beside) for uid in _sources(source, reached)}
+
+
+def _safe(path: _Path, wanted: set[int], kept: Sequence[Need]) -> bool:
+    """Whether the kept guards put every wanted index in bounds, and every index by which an array is read.
 
     A domain is in bounds if it is a loop, if it is guarded, if a guard implies it, or if what was made of it is in bounds and
     nothing was opened in between.
     """
     inside = {d.uid for d in path.loops}
     for need in kept:
-        inside.add(need.domain.uid)
-        inside |= _implied_by(path, need.domain, kept)
+        inside |= {need.domain.uid, *path.implied_by(need.domain, kept)}
     for transform in path.transforms:
         if all(d.uid in inside for d in (*transform.outputs, *transform.beside)) and not any(True for _ in _opens(transform)):
             inside |= {d.uid for d in transform.inputs}
-    read = {d.uid for t in path.transforms for d in t.beside}
-    read |= {t.outputs[0].uid for t in path.transforms if isinstance(t, Partition)}
-    read |= {c.uid for n in kept for c in n.domain.owners} | {c.uid for d in path.loops for c in d.owners}
-    reached = {d.uid for t in path.transforms for d in (*t.inputs, *t.outputs)} | {d.uid for d in path.loops}
-    return (logical | read) & reached <= inside
-
-
-def _implied_by(path: _Path, domain: IterDomain, kept: Sequence[Need]) -> set[int]:
-    found: set[int] = set()
-    pending = [(domain, domain.row_length)]
-    while pending:
-        for implied, below in path._implied(*pending.pop(), [n.domain for n in kept]):
-            found.add(implied.uid)
-            pending.append((implied, below))
-    return found
+    return (wanted | path.read) & {d.uid for d in path.domains} <= inside
 
 
 def loop_symbols(loop: Sequence[IterDomain]) -> list[Symbol]:

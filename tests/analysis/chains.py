@@ -156,15 +156,12 @@ def all_positions(domains: list[IterDomain]) -> list[tuple[int, ...]]:
         longer = []
         for done in found:
             indices = Indices([(d, as_expr(at)) for d, at in zip(domains, done, strict=False)])
-            end = int(str(condition_end(domain, indices)))
+            end = domain.extent_at({d.uid: indices.of(d) for d in domain.owners}).value
+            assert end is not None
             longer += [(*done, at) for at in range(end)]
         found = longer
         assert all(len(done) == k + 1 for done in found)
     return found
-
-
-def condition_end(domain: IterDomain, indices: Indices) -> object:
-    return domain.extent_at({d.uid: indices.of(d) for d in domain.owners})
 
 
 def mergeable(outer: IterDomain, inner: IterDomain) -> bool:
@@ -182,12 +179,16 @@ def combinable(component: IterDomain, ragged: IterDomain) -> bool:
     made = component.definition
     if isinstance(made, Partition) and isinstance(component, RaggedIterDomain) and ragged.component is made.inputs[0]:
         return True
-    return ragged.component is component or (isinstance(made, Partition) and made.outputs[0] is component and made.outputs[1] is ragged)
+    return ragged.component is component or (
+        isinstance(made, Partition) and made.outputs[0] is component and made.outputs[1] is ragged
+    )
 
 
 def precedes(group: IterDomain, domain: IterDomain) -> bool:
-    """Whether offsets of a regular domain can be given under another one that was not made of the same."""
-    apart = not {d.uid for d in (group, domain)} & {s.uid for t in ancestry([group, domain]) for s in t.beside}
+    """Whether offsets of a regular domain can be given under another one: neither is found by the index of the other."""
+    behind = ancestry([group, domain])
+    found_by = {d.uid for t in behind for d in t.beside}
+    apart = not found_by & {group.uid, domain.uid, *(d.uid for t in behind for d in t.inputs)}
     return apart and not group.is_ragged and not domain.is_ragged and 0 < number(group) <= 12
 
 
