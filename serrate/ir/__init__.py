@@ -5,9 +5,11 @@ In: nothing but torch dtypes. Out: immutable nodes that every later stage reads 
 
 from serrate.ir.domains import IterDomain, IterType, ParallelType
 from serrate.ir.fusion import Fusion, TensorView
-from serrate.ir.ragged import RaggedIterDomain, traverse
-from serrate.ir.ragged_transforms import combine, cover, partition, product, regroup
+from serrate.ir.partition import partition
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import combine, cover, product, regroup
 from serrate.ir.transforms import merge, resize, restrict, split, swizzle
+from serrate.ir.traversal import traverse
 
 __all__ = [
     "Fusion",

@@ -15,8 +15,8 @@ import torch
 from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureMismatch
 from serrate.ir.expr import Array, Expr, Symbol, size_function
 from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
+from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array
-from serrate.ir.ragged_transforms import Partition
 from serrate.runtime.arrays import derive, remembered, sources
 from serrate.tensor import Structure
 from serrate.tensor.sync import host_copy

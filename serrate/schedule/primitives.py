@@ -15,6 +15,7 @@ from serrate.errors import ScheduleError
 from serrate.ir import ragged_transforms, transforms
 from serrate.ir.domains import COORDINATE, IterDomain, ParallelType
 from serrate.ir.expr import Array, GroupMaximum, symbol
+from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import reduction
 from serrate.ir.storage import storage_of
@@ -138,7 +139,7 @@ def _determines(loop: IterDomain, component: IterDomain) -> bool:
         domain = pending.pop()
         if domain.uid == component.uid:
             return True
-        if domain.definition is not None and not isinstance(domain.definition, ragged_transforms.Partition):
+        if domain.definition is not None and not isinstance(domain.definition, Partition):
             pending.extend(domain.definition.inputs)
     return False
 
