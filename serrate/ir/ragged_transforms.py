@@ -156,6 +156,7 @@ def combine(component: IterDomain, ragged: IterDomain) -> IterDomain:
     equal offsets are one structure, whatever domains they cut. Anything else is refused, with both sides named. A component
     without an identity is *trusted*, if its extent fits, only with rows that have none either.
 
+    >>> from serrate.ir import partition
     >>> d = IterDomain(325)
     >>> c, r = partition(d, [0, 127, 127, 325])
     >>> combine(c, r) is d
@@ -274,6 +275,7 @@ def product(outer: IterDomain, inner: IterDomain) -> RaggedIterDomain:
 
     Legal for two ragged domains of one component: within a row, the inner one has one width.
 
+    >>> from serrate.ir import partition
     >>> c, queries = partition(IterDomain(10), [0, 3, 8, 10])
     >>> keys = cast(RaggedIterDomain, queries.with_rows(queries.length * 2, name="k"))
     >>> product(queries, keys).extents
@@ -303,6 +305,7 @@ def regroup(group: IterDomain, component: IterDomain, ragged: IterDomain) -> Pai
 
     Legal where merge(G, C) owns R: the same number of parts in every g. C is kept as it is.
 
+    >>> from serrate.ir import partition
     >>> g, tokens = IterDomain(2), IterDomain(100)
     >>> c, r = partition(tokens, [[0, 30, 30, 70, 100], [0, 25, 60, 85, 100]], under=[g])
     >>> regroup(g, c, r)[1].extents
