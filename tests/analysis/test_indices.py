@@ -15,8 +15,9 @@ from serrate.analysis import Indices, guards, visits
 from serrate.analysis.guards import loop_symbols
 from serrate.analysis.indices import ancestry
 from serrate.errors import DomainError
-from serrate.ir import IterDomain, RaggedIterDomain, combine, merge, partition, regroup, split
-from serrate.ir.expr import Environment, Symbol, const, symbol
+from serrate.ir import IterDomain, RaggedIterDomain, combine, merge, partition, product, regroup, split
+from serrate.ir.domains import COORDINATE
+from serrate.ir.expr import Array, Environment, Symbol, const, symbol
 from tests.analysis.chains import Built, Chain, build, chains, moving_chains
 
 
@@ -159,6 +160,24 @@ def test_two_domains_of_one_extent_are_two_indices() -> None:
     o, n = split(d, 4)
     assert o == n
     assert str(Indices([(o, symbol("o")), (n, symbol("n"))]).of(d)) == "n + o*4"
+
+
+def test_an_empty_row_divides_nothing() -> None:
+    # Lanes where nothing exists are computed too.
+    c, r = partition(IterDomain(5), [0, 2, 5])
+    s = r.with_rows(Array("other", (3, 0))[COORDINATE], name="s")
+    there = Indices([(c, symbol("c")), (product(r, s), symbol("m"))])
+    assert [(at(there, r, c=0, m=m), at(there, s, c=0, m=m)) for m in range(6)] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+        (1, 2),
+    ]
+    assert [at(there, x, c=1, m=2) for x in (r, s)] == [2, 0]
+    parts = Indices([(c, symbol("c")), (s, symbol("s"))])
+    assert [at(parts, x, c=1, s=4) for x in split(s, 3, inner=False)] == [4, 0]
 
 
 def test_an_empty_inner_part_divides_nothing() -> None:

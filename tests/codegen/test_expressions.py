@@ -120,7 +120,8 @@ def test_swizzled(backend: str) -> None:
 def test_the_part_of_a_row_is_found_in_that_row(backend: str) -> None:
     g, d = IterDomain(2, name="g"), IterDomain(5, name="d")
     c, _ = partition(d, [[0, 1, 1, 5], [0, 2, 4, 5]], under=[g])
-    assert run([g, d], [g, d], [g, c], backend) == [[1, 3, 3, 3, 3], [4, 4, 5, 5, 6]]
+    for loops in ([g, d], [d, g]):
+        assert run(loops, [g, d], [g, c], backend) == [[1, 3, 3, 3, 3], [4, 4, 5, 5, 6]]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

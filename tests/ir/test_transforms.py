@@ -482,6 +482,7 @@ class TestRegroup:
         assert same is c
         assert (moved.extents, moved.extent, moved.component) == ((55, 35, 65, 45), 200, c)
         assert combine(c, moved).extent == 200
+        assert moved.pairing == c.pairing
 
     def test_parts_of_rows(self) -> None:
         _, c, r = experts()
