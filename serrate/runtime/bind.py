@@ -158,7 +158,7 @@ def _partitions(fusion: Fusion) -> list[tuple[tuple[Array, ...], Expr]]:
     tensors = {r.tensor for d in fusion.definitions for v in d.statement.values for r in v.reads}
     for tensor in (*tensors, *(view.tensor for view in fusion.outputs)):
         for domain in tensor.logical:
-            if isinstance(domain, RaggedIterDomain) and isinstance(domain.definition, Partition):
+            if isinstance(domain, RaggedIterDomain) and isinstance(domain.definition, Partition) and domain.definition.covers:
                 found[(offsets_array(domain),)] = domain.definition.inputs[0].extent_expr
     return list(found.items())
 

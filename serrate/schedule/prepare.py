@@ -154,7 +154,7 @@ def _kept(phase: Phase, domain: IterDomain) -> bool:
 def _keeps_both(phase: Phase, ragged: RaggedIterDomain) -> bool:
     """Whether a lone ragged loop counts components of rows (sentences of a document) rather than elements of rows."""
     made = ragged.definition
-    return isinstance(made, Partition) and made.inputs[0].pairing is not None and _kept(phase, ragged)
+    return isinstance(made, Partition) and made.covers and made.inputs[0].pairing is not None and _kept(phase, ragged)
 
 
 def _reduces_two_levels(phase: Phase) -> bool:

@@ -45,6 +45,12 @@ def test_bad_extents_are_refused(extent: Any, message: str) -> None:
         IterDomain(extent)
 
 
+@pytest.mark.parametrize("start", [-1, 2.5, symbol("n")])
+def test_bad_starts_are_refused(start: Any) -> None:
+    with pytest.raises(DomainError, match="the start must be an integer and not negative, got"):
+        IterDomain(4, start=start)
+
+
 def test_a_ragged_domain_counts_all_its_rows() -> None:
     r = rows(3, 5, 2)
     assert (r.extent, r.extents, r.offsets) == (10, (3, 5, 2), (0, 3, 8, 10))

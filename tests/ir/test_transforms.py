@@ -277,6 +277,11 @@ class TestCombine:
         assert tiles.extent == 6
         assert not tiles.is_ragged
 
+    def test_rows_in_blocks(self) -> None:
+        c, r = partition(IterDomain(512), [0, 100, 250, 512])
+        blocks = combine(c, split(r, 128)[0])
+        assert [128 * first for first in blocks.definition.offsets.data] == [0, 128, 384, 768]  # type: ignore[union-attr]
+
     def test_no_rows(self) -> None:
         c, r = partition(IterDomain(0), [0])
         assert combine(c, split(r, 4)[0]).extent == 0
@@ -483,6 +488,13 @@ class TestRegroup:
         assert (moved.extents, moved.extent, moved.component) == ((55, 35, 65, 45), 200, c)
         assert combine(c, moved).extent == 200
         assert moved.pairing == c.pairing
+
+    def test_from_ranks_to_experts(self) -> None:
+        # What two ranks send to three experts, rank by rank; experts want what is theirs, from all ranks.
+        rank, token = IterDomain(2), IterDomain(325)
+        expert, sent = partition(token, [[0, 127, 127, 325], [0, 98, 143, 325]], under=[rank])
+        assert sent.extents == ((127, 0, 198), (98, 45, 182))
+        assert regroup(rank, expert, sent)[1].extents == (225, 45, 380)
 
     def test_parts_of_rows(self) -> None:
         _, c, r = experts()
