@@ -219,6 +219,18 @@ def power(x, y):
 
 
 @triton.jit
+def floor_divide(a, b):
+    """a / b rounded down, for b > 0; `//` rounds towards zero on a GPU."""
+    return tl.where(a >= 0, a // b, -((b - 1 - a) // b))
+
+
+@triton.jit
+def floor_rest(a, b):
+    """What is left of a / b rounded down, for b > 0."""
+    return a - floor_divide(a, b) * b
+
+
+@triton.jit
 def owner(offsets, count, position):
     """The component that owns a position: the last c < count with offsets[c] <= position."""
     low = position * 0
@@ -367,8 +379,11 @@ class _Printer:
         return written(expr, spelling)
 
     def _search(self, e: Search, go: Callable[[Expr], str]) -> str:
-        name = "owners" if self.lanes_in(e.position) else "owner"
-        return f"{name}({self.names[e.array]}, {go(e.count)}, {go(e.position)})"
+        name = "owners" if self.lanes_in(e.position) | self.lanes_in(e.first) else "owner"
+        row = "" if e.first.value == 0 else f" + {go(e.first)}"
+        # The search is as wide as its positions, so they are spread where only their rows have lanes.
+        wide = f" + {go(e.first)} * 0" if self.lanes_in(e.first) - self.lanes_in(e.position) else ""
+        return f"{name}({self.names[e.array]}{row}, {go(e.count)}, {go(e.position)}{wide})"
 
     def lanes_in(self, expr: Expr) -> set[Lane]:
         return {lane for s in expr.symbols for lane in self.lanes_of.get(s, ())}

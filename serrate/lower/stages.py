@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array
 from serrate.ir.fusion import Definition, Fusion
 from serrate.ir.tile import Library, TileProgram
-from serrate.ir.transforms import row_length
+from serrate.ir.traversal import traverse
 from serrate.ir.values import Read, Role, Tensor
 from serrate.lower.naive import naive
 
@@ -80,20 +80,7 @@ def _place_tensors(values: Iterable[object]) -> Iterator[Tensor]:
 
 def arrays_of(domains: Iterable[IterDomain]) -> frozenset[Array]:
     """The arguments and computed tensors that domains get their extents, starts and positions from."""
-    found: set[Array] = set()
-    seen: set[int] = set()
-    pending = list(domains)
-    while pending:
-        domain = pending.pop()
-        if domain.uid in seen:
-            continue
-        seen.add(domain.uid)
-        found.update(domain.extent_expr.arrays | row_length(domain).arrays)
-        if isinstance(domain, RaggedIterDomain):
-            pending.append(domain.component)
-            found.update(domain.start.arrays if domain.start is not None else ())
-        if domain.definition is not None:
-            pending.extend((*domain.definition.inputs, *domain.definition.outputs))
+    found = {node for domain in domains for node in traverse(domain) if isinstance(node, Array)}
     return frozenset(source for array in found for source in array.sources)
 
 

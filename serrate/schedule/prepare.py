@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serrate.analysis.indices import Indices
-from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, symbol
+from serrate.ir.partition import Partition
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
-from serrate.ir.transforms import Partition
 from serrate.ir.values import Call, Computed, Extent, Place, Position, Read, Role, domains_of
 from serrate.schedule.plan import Recorder
 
@@ -155,7 +156,7 @@ def _kept(phase: Phase, domain: IterDomain) -> bool:
 def _keeps_both(phase: Phase, ragged: RaggedIterDomain) -> bool:
     """Whether a lone ragged loop counts components of rows (sentences of a document) rather than elements of rows."""
     made = ragged.definition
-    return isinstance(made, Partition) and made.inputs[0].pairing is not None and _kept(phase, ragged)
+    return isinstance(made, Partition) and made.covers and made.inputs[0].pairing is not None and _kept(phase, ragged)
 
 
 def _reduces_two_levels(phase: Phase) -> bool:

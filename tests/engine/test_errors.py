@@ -148,7 +148,6 @@ def test_unknown_names() -> None:
 
 RECORDINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[SerrateError], list[str]]] = {
     "dim": (lambda x: ops.sum(x, 3), (), ShapeError, ["dim 3", "3 dims"]),
-    "component alone": (lambda x: ops.sum(x, 0), (), ShapeError, ["component", "ragged dim too"]),
     "extents": (ops.add, (((4,), F32),), ShapeError, ["add", "5", "4"]),
     "contracted": (ops.matmul, (((4, 2), F32),), ShapeError, ["contracted", "5", "4"]),
     "matmul dtype": (ops.matmul, (((5, 2), torch.float64),), DtypeError, ["torch.float32", "torch.float64"]),

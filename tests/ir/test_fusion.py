@@ -11,7 +11,8 @@ import torch
 from serrate.errors import CallError, ShapeError, VerificationError
 from serrate.frontend import ops
 from serrate.ir import Fusion, IterDomain, combine, merge, partition
-from serrate.ir.fusion import TensorView, current_fusion, storage_of
+from serrate.ir.fusion import TensorView, current_fusion
+from serrate.ir.storage import storage_of
 from serrate.ir.tile import Store
 from serrate.ir.values import Role, call
 

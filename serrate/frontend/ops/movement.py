@@ -16,11 +16,12 @@ from serrate.frontend.broadcast import match
 from serrate.frontend.ops.common import Number, dim_of, require_equal
 from serrate.frontend.ops.elementwise import cast
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
-from serrate.ir.domains import COORDINATE, IterDomain, RaggedIterDomain
+from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, Joined, RunningSum, const, maximum, minimum, symbol
 from serrate.ir.fusion import Fusion, TensorView
+from serrate.ir.partition import partition
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Store
-from serrate.ir.transforms import partition, row_length
 from serrate.ir.values import Place, Places, Value, call, computed, constant, index_of, index_read, position
 
 
@@ -176,7 +177,7 @@ def slice(x: TensorView, dim: int, start: int | None = None, stop: int | None = 
     """
     dim = dim_of(x, dim)
     domain = x.domains[dim]
-    length = row_length(domain)
+    length = domain.row_length
     low = const(0) if start is None else _bound(start, length)
     high = length if stop is None else _bound(stop, length)
     extent = maximum(high - low, 0)
@@ -331,7 +332,7 @@ def _cat_ragged(views: Sequence[TensorView], dim: int) -> TensorView:
             match(fusion, "cat", a, b)
     ragged = [v.domains[1] for v in views]
     assert all(isinstance(d, RaggedIterDomain) for d in ragged)
-    lengths = [row_length(d) for d in ragged]
+    lengths = [d.row_length for d in ragged]
     bound = _total([d.host_bound for d in ragged])
     component, rows = rows_of(fusion, _total(lengths), count, bound)
     own = [length.substitute({COORDINATE: index_of(component)}) for length in lengths]
@@ -345,7 +346,7 @@ def _cat_rows(views: Sequence[TensorView], dim: int) -> TensorView:
         raise ShapeError(f"cat: rows of {first} lie inside other rows; flatten the outer level first")
     ragged = [v.domains[1] for v in views]
     counts = tuple(d.component.extent_expr for d in ragged if isinstance(d, RaggedIterDomain))
-    lengths = tuple(row_length(d) for d in ragged)
+    lengths = tuple(d.row_length for d in ragged)
     names = ", ".join(str(length.substitute({COORDINATE: symbol("c")})) for length in lengths)
     offsets = Array(f"joined({names})", recipe=Joined(lengths, COORDINATE, counts))
     flat = cat([as_flattened(v) for v in views], 0)

@@ -10,12 +10,14 @@ import torch
 from serrate.errors import ShapeError
 from serrate.frontend.ops.elementwise import cast, eq, where
 from serrate.frontend.ops.structure import viewed
-from serrate.ir.domains import COORDINATE, IterDomain, RaggedIterDomain
+from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Largest, symbol
-from serrate.ir.fusion import TensorView, collapse
+from serrate.ir.fusion import TensorView
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import cover
 from serrate.ir.reductions import reduction
+from serrate.ir.storage import collapse
 from serrate.ir.tile import Accumulate, Store
-from serrate.ir.transforms import cover
 from serrate.ir.values import Value, call, carried_dtype, constant, extent
 
 
