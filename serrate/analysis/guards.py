@@ -44,10 +44,10 @@ from typing import NamedTuple
 from serrate.analysis.indices import Indices, ancestry
 from serrate.errors import DomainError
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Expr, Less, Product, Symbol, ceildiv, const, minimum, symbol
+from serrate.ir.expr import Expr, Less, Symbol, ceildiv, const, minimum, symbol
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import Combine, Cover
+from serrate.ir.ragged_transforms import Combine, Cover, Product
 from serrate.ir.transforms import Merge, Resize, Restrict, Split, Swizzle, Transform
 
 

@@ -187,6 +187,9 @@ class _Interpreter:
         for condition in guard:
             left, right = self.evaluate(condition.left, lanes), self.evaluate(condition.right, lanes)
             exists = exists & torch.as_tensor(left < right, device=self.device)
+            if left is not right and not isinstance(left < right, torch.Tensor) and not left < right:
+                # What comes next may not even be asked: a row that does not exist has no length.
+                break
         return exists
 
     def value(self, value: Value, lanes: Lanes, exists: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ scratch tensor that only one position of the kept loops writes and reads becomes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,7 +15,7 @@ from serrate.analysis.guards import condition, needed
 from serrate.analysis.indices import Indices
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Array, Expr, Less, Symbol, const, maximum, minimum, symbol
+from serrate.ir.expr import Array, Element, Expr, Less, Search, Symbol, const, maximum, minimum, symbol
 from serrate.ir.loops import (
     Assign,
     Declare,
@@ -223,12 +223,13 @@ class _PhaseLowering:
         if any(set(local.lanes) - set(mean.lanes) or local not in self.known for local in blocks_read):
             # A block of the row itself has no first element out here; a mean that starts at 0 is right too.
             return []
+        if any(_picks_row(g, start.keys()) for g in scope.guard()):
+            # Across rows, the first row may not be there at all.
+            return []
         value = rewrite_value(value, start)
-        guard = tuple(g.substitute(start) for g in scope.guard())
-        # A serial row loop that does not run at all has no first element either.
-        for loop in reduced:
-            if loop.kind is not LANES:
-                guard += (Less(const(0), self._for(loop, loops, ()).extent),)
+        # A serial loop that does not run at all has no first element, and nothing that could be asked about it.
+        runs = tuple(Less(const(0), self._for(loop, loops, ()).extent) for loop in reduced if loop.kind is not LANES)
+        guard = runs + tuple(g.substitute(start) for g in scope.guard())
         return [Assign(mean.lanes, tuple(g for g in guard if not g.proven), mean, value)]
 
     def _publish(self, leaf: Carrying, loops: tuple[Loop, ...]) -> list[Node]:
@@ -342,6 +343,12 @@ class _PhaseLowering:
             return tuple(e for d, e in known if d.uid not in owners)
         storage = Indices(known)
         return tuple(storage.of(d) for d in tensor.storage)
+
+
+def _picks_row(condition: Less, loops: Collection[Expr]) -> bool:
+    """Whether one of the loops decides which length a condition reads."""
+    inner = (e for side in (condition.left, condition.right) for e in side.walk() if isinstance(e, Element | Search))
+    return any(s in loops for e in inner for s in e.symbols)
 
 
 def _index(at: IterDomain | Place | None, indices: Indices) -> Expr:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from serrate.ir.expr import Less, Symbol
 from serrate.ir.loops import Assign, Declare, Dot, Guard, Held, Lanes, Load, Local, Node, Reduce, existing, held
 from serrate.ir.reductions import Reduction, reduction
 from serrate.ir.values import Call, Constant, Value, call, constant
@@ -164,9 +165,10 @@ def _shifted_moments(states: tuple[Local, ...], x: Value, tile: Tile) -> list[No
     dtype = mean.dtype
     near, near2 = _named(mean, "near"), _named(square, "near")
     shifted = call("sub", x, held(mean), dtype=dtype)
-    seen = existing(tile.reduced, tuple(g for g in tile.guard if g not in tile.kept_guard), dtype)
+    counted, seen = _counted(tile, _named(count, "seen"))
     delta = call("div", held(near), call("maximum", seen, constant(1.0, dtype), dtype=dtype), dtype=dtype)
     return [
+        *counted,
         Declare(near, 0.0),
         Declare(near2, 0.0),
         Reduce(tile.lanes, tile.guard, near, "sum", shifted),
@@ -180,6 +182,19 @@ def _shifted_moments(states: tuple[Local, ...], x: Value, tile: Tile) -> list[No
         Assign(tile.kept, tile.kept_guard, mean, _grown_mean(held(count), held(mean), seen, delta, dtype)),
         Assign(tile.kept, tile.kept_guard, count, call("add", held(count), seen, dtype=dtype)),
     ]
+
+
+def _counted(tile: Tile, local: Local) -> tuple[list[Node], Value]:
+    """How many elements of the tile exist: worked out where guards are bounds of the reduced lanes, else counted."""
+    own = tuple(g for g in tile.guard if g not in tile.kept_guard)
+    if all(_is_bound(g, lane.symbol) for g in own for lane in tile.reduced if lane.symbol in g.symbols):
+        return [], existing(tile.reduced, own, local.dtype)
+    return [Declare(local, 0.0), Reduce(tile.lanes, tile.guard, local, "sum", constant(1.0, local.dtype))], held(local)
+
+
+def _is_bound(condition: Less, symbol: Symbol) -> bool:
+    """Whether a condition says how far a lane may go, and nothing else about it."""
+    return symbol not in condition.right.symbols and symbol not in (condition.left - symbol).symbols
 
 
 def _share(count: Value, seen: Value, dtype: torch.dtype) -> Value:

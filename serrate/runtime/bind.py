@@ -147,7 +147,7 @@ class Binder:
             if not self.ready(call, *_arrays(check)):
                 continue
             if isinstance(check, AtLeastLongest):
-                longest, reach = self.longest(call, check.ragged), self.size(check.extent)(call.numbers)
+                longest, reach = self.longest(call, check.ragged), self.extent(call, check.extent)
                 if reach < longest:
                     raise ShapeError(f"{check.what} has {reach} positions; the longest row has {longest}")
             elif isinstance(check.left, Array) and isinstance(check.right, Array):

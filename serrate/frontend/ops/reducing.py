@@ -37,7 +37,8 @@ def reduced(
     targets = tuple(fusion.tensor(t, kept) for t in dtypes)
     # Positions that rows are reduced across come first: they decide which rows reach that far.
     crossed = {d.uid for d in kept} - {d.uid for d in x.domains}
-    domains = (*kept, *over) if crossed else x.domains
+    first = tuple(d for d in kept if d.uid in crossed)
+    domains = (*first, *over, *(d for d in kept if d.uid not in crossed)) if crossed else x.domains
     views = fusion.define(targets, domains, Accumulate(targets, kept, kind, (lifted, *extra), over))
     return views if dtype == state or len(views) > 1 else (cast(views[0], dtype), *views[1:])
 
