@@ -21,7 +21,7 @@ from serrate import settings
 from serrate.errors import BackendError, CompilerMissing, ShapeError, StrategyError
 from serrate.frontend.trace import Key, Trace, key_of, tensors_of, trace
 from serrate.ir import fusion as fusion_module
-from serrate.ir.expr import Array
+from serrate.ir.expr import Array, Symbol
 from serrate.ir.fusion import Fusion, TensorView
 from serrate.ir.loops import LoopProgram
 from serrate.ir.ragged import RaggedIterDomain, offsets_array
@@ -165,11 +165,17 @@ class Kernels:
             executable,
             tuple(binder.array(call, a) for a in program.arrays),
             tuple((k, a) for k, a in enumerate(program.arrays) if a.signed),
-            tuple(call.numbers[binder.symbols[s]] for s in program.symbols),
+            tuple(self._number_of(call, program, s) for s in program.symbols),
             tuple((self._shape(call, t), t.dtype) for t in in_memory),
             tuple(torch.empty(self._row_shape(call, t), dtype=t.dtype, device="meta") for t in private),
             owner.results(call, program) if call.computed is None else (),
         )
+
+    def _number_of(self, call: Call, program: LoopProgram, wanted: Symbol) -> int:
+        binder = self.owner.binder
+        if wanted in binder.symbols:
+            return call.numbers[binder.symbols[wanted]]
+        return binder.extent(call, dict(program.launched)[wanted])
 
     def _shape(self, call: Call, tensor: Tensor) -> tuple[int, ...]:
         """The shape in memory: that of a result is exact, anything else may be as large as what is known on the host."""

@@ -252,6 +252,8 @@ class LoopProgram:
     arrays: tuple[Array, ...]
     symbols: tuple[Symbol, ...]
     header: tuple[str, ...] = ()
+    launched: tuple[tuple[Symbol, Expr], ...] = ()
+    """Symbols that stand for how often a grid is launched where only lengths tell; the caller works them out."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -5,6 +5,7 @@ In: a scheduled `TileProgram`. Out: a `LoopProgram`. One function, passes in ord
     blocks    domains -> index expressions and guards, lanes -> blocks, private scratch -> blocks
     tighten   serial loops end where guards say nothing exists any more
     tabulate  (where a target wants it) the component that owns a grid position comes from a table
+    launch    (likewise) a grid that only lengths bound is launched by a number of its own
     name      array reads and searches that several statements share get a name, as far out as possible
     collect   which arrays and extents the program needs from its caller
 """
@@ -47,7 +48,7 @@ def lower(program: TileProgram, name: str, header: tuple[str, ...] = (), *, tabl
     """The loop program of a scheduled tile program; with `tables`, owners of grid positions are looked up."""
     verify(program)
     loops = blocks(program, name, header)
-    for each in (tighten, *((tabulate,) if tables else ()), name_indices, collect):
+    for each in (tighten, *((tabulate, launch) if tables else ()), name_indices, collect):
         loops = each(loops)
         check(loops, complete=each is collect)
     return loops
@@ -167,6 +168,27 @@ def _replaced(body: tuple[Node, ...], found: dict[Expr, Expr]) -> tuple[Node, ..
         else:
             out.append(substituted(node, found))
     return tuple(out)
+
+
+# --- launch ------------------------------------------------------------------------------------------------------------
+
+
+def launch(program: LoopProgram) -> LoopProgram:
+    """Gives grids whose bound is read from arrays a symbol as their bound: a launch needs a number on the host."""
+    found: dict[Expr, Symbol] = {}
+
+    def change(body: tuple[Node, ...]) -> tuple[Node, ...]:
+        out: list[Node] = []
+        for node in body:
+            if isinstance(node, For):
+                if node.kind is GRID and node.bound.arrays:
+                    node = replace(node, bound=found.setdefault(node.bound, symbol(f"launched{len(found)}")))
+                node = replace(node, body=change(node.body))
+            out.append(node)
+        return tuple(out)
+
+    kernels = tuple(replace(k, body=change(k.body)) for k in program.kernels)
+    return replace(program, kernels=kernels, launched=tuple((s, e) for e, s in found.items()))
 
 
 # --- name --------------------------------------------------------------------------------------------------------------
