@@ -3,6 +3,7 @@
 In: domains and programs. Out: index expressions, guards, brute-force visit counts.
 """
 
+from serrate.analysis.allocation import Allocation, allocation
 from serrate.analysis.guards import Guard, guards, visits
 from serrate.analysis.indices import Indices
 

@@ -24,7 +24,7 @@ Offsets equal by value map exactly. What is assumed for that, see `equalities`; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from serrate.analysis.equalities import Equalities
@@ -35,7 +35,7 @@ from serrate.ir.expr import Array, Expr, const, symbol
 from serrate.ir.fusion import Equal, Fusion
 from serrate.ir.tile import Leaf, Loop, Store, TileProgram, walk
 from serrate.ir.transforms import Cover, Partition, Transform, row_length
-from serrate.ir.values import Index, Read, Tensor
+from serrate.ir.values import Read, Tensor
 
 Kind = Literal["exact", "permissive", "loop"]
 KINDS: tuple[Kind, ...] = ("exact", "permissive", "loop")
@@ -108,13 +108,13 @@ class DomainGraph:
         same: Iterable[tuple[IterDomain, IterDomain]] = (),
         checks: Iterable[Equal] = (),
     ) -> None:
-        mentioned, ties, own_checks = _gathered(source)
-        checks = (*own_checks, *checks)
-        ties += [_Tie(a, b) for a, b in same]
-        self.assumptions: tuple[Equal, ...] = checks
+        program = _gathered(source)
+        ties = [*program.ties, *(_Tie(a, b) for a, b in same)]
+        self.assumptions: tuple[Equal, ...] = (*program.checks, *checks)
         """What is taken to be equal because a call checks it."""
-        self._known = Equalities(checks)
-        self._domains = _closed([*mentioned, *loops, *(d for tie in ties for d in (tie.own, tie.at))])
+        self._known = Equalities(self.assumptions)
+        self._domains = _closed([*program.domains, *loops, *(d for tie in ties for d in (tie.own, tie.at))])
+        self._apart = program.apart
         self._transforms = _transforms(self._domains.values())
         self._classes: dict[Kind, _Classes] = {}
         self._classes["exact"] = self._exact_classes(ties)
@@ -188,9 +188,22 @@ class DomainGraph:
         changed = True
         while changed:
             # A ragged tie waits until the components are known to be the same index, which another tie or transform may show.
-            changed = any([classes.join(t.own, t.at) for t in ties if self._same_positions(t.own, t.at, classes)])
-            changed |= self._spread(classes, self._signature, backwards=True)
+            changed = self._spread(classes, self._signature, backwards=True)
+            for tie in ties:
+                if self._same_positions(tie.own, tie.at, classes):
+                    changed |= self._tie(classes, tie)
         return classes
+
+    def _tie(self, classes: _Classes, tie: _Tie) -> bool:
+        """Joins the two sides of a tie, unless that would make one index of two that a statement has side by side (`T[j, i]`)."""
+        a, b = classes.find(tie.own), classes.find(tie.at)
+        if a == b:
+            return False
+        for together in self._apart:
+            found = {classes.find(uid) for uid in together}
+            if a in found and b in found:
+                return False
+        return classes.join(tie.own, tie.at)
 
     def _same_positions(self, a: IterDomain, b: IterDomain, classes: _Classes) -> bool:
         """Whether one index runs over both: as many positions, of ragged domains in each row of the same components."""
@@ -213,13 +226,13 @@ class DomainGraph:
         # Only now, so that what follows from a broadcast for one read is not taken to hold for another.
         for tie in ties:
             if _is_broadcast(tie.own) or _is_broadcast(tie.at):
-                classes.join(tie.own, tie.at)
+                self._tie(classes, tie)
         return classes
 
     def _loop_classes(self, ties: Sequence[_Tie]) -> _Classes:
         classes = _Classes(self._classes["permissive"])
         for tie in ties:
-            classes.join(tie.own, tie.at)
+            self._tie(classes, tie)
         for transform in self._transforms:
             if isinstance(transform, Cover):
                 classes.join(transform.inputs[0], transform.outputs[0])
@@ -241,9 +254,11 @@ class DomainGraph:
         return changed
 
     def _signature(self, transform: Transform) -> tuple[object, ...]:
-        """Everything its index rules depend on besides indices: the class, its own fields, the lengths of its domains."""
+        """Everything its index rules depend on besides indices: the class, its own fields, where rows begin and end."""
         given = () if _ends_at_its_offsets(transform) else transform.inputs
-        return (type(transform), *self._parameters(transform), *(self._length(d) for d in (*given, *transform.outputs)))
+        lengths = tuple(self._length(d) for d in (*given, *transform.outputs))
+        starts = tuple(self._canonical(d.start) for d in transform.outputs if isinstance(d, RaggedIterDomain))
+        return (type(transform), *self._parameters(transform), *lengths, *starts)
 
     def _action(self, transform: Transform) -> tuple[object, ...]:
         """What a transform does, whatever the extents: its class and fields, and which outputs have a field's extent."""
@@ -313,39 +328,46 @@ def _positions(domain: IterDomain) -> Expr:
 # --- what a program mentions ---------------------------------------------------------------------------------------------
 
 
-def _gathered(source: Fusion | TileProgram | Iterable[IterDomain]) -> tuple[list[IterDomain], list[_Tie], tuple[Equal, ...]]:
+@dataclass
+class _Program:
+    """What a program says about its domains."""
+
+    domains: list[IterDomain]
+    leaves: list[Leaf]
+    checks: tuple[Equal, ...] = ()
+    ties: list[_Tie] = field(default_factory=list)
+    apart: set[frozenset[int]] = field(default_factory=set)
+    """Domains (by uid) that are dims of one tensor or of one access: each is an index of its own."""
+
+
+def _gathered(source: Fusion | TileProgram | Iterable[IterDomain]) -> _Program:
     """The domains a program mentions, what its reads and writes tie together, and the checks it makes."""
     if isinstance(source, Fusion):
-        views = [*source.inputs, *source.outputs]
         domains = [d for definition in source.definitions for d in definition.domains]
-        domains += [d for view in views for d in _of_tensor(view.tensor)]
-        leaves: list[Leaf] = [definition.statement for definition in source.definitions]
+        domains += [d for view in (*source.inputs, *source.outputs) for d in _of_tensor(view.tensor)]
         checks = tuple(check for check in source.checks if isinstance(check, Equal))
+        found = _Program(domains, [definition.statement for definition in source.definitions], checks)
     elif isinstance(source, TileProgram):
         statements = [s for phase in source.phases for s, _ in walk(phase.body)]
         domains = [s.domain for s in statements if isinstance(s, Loop)]
         domains += [d for tensor in (*source.inputs, *source.outputs) for d in _of_tensor(tensor)]
-        leaves, checks = [s for s in statements if not isinstance(s, Loop)], ()
+        found = _Program(domains, [s for s in statements if not isinstance(s, Loop)])
     else:
-        return list(source), [], ()
-    ties: list[_Tie] = []
-    for leaf in leaves:
-        for target in leaf.targets:
-            domains += _of_tensor(target)
-            ties += _tied(target, leaf.index)
-        for element in (r for value in leaf.values for r in value.reads):
-            domains += _of_tensor(element.tensor)
-            ties += _tied(element.tensor, element.index)
-            ties += _stretched(element, leaf) if isinstance(leaf, Store) else []
-    return domains, ties, checks
+        return _Program(list(source), [])
+    for leaf in found.leaves:
+        elements = [r for value in leaf.values for r in value.reads]
+        for tensor, index in (*((t, leaf.index) for t in leaf.targets), *((e.tensor, e.index) for e in elements)):
+            found.domains += _of_tensor(tensor)
+            found.ties += [_Tie(own, at) for own, at in zip(tensor.logical, index, strict=True) if at is not None]
+            found.apart |= {frozenset(d.uid for d in dims if d is not None) for dims in (tensor.logical, index)}
+        if isinstance(leaf, Store):
+            found.ties += [tie for element in elements for tie in _stretched(element, leaf)]
+    found.ties = list({(tie.own.uid, tie.at.uid): tie for tie in found.ties if tie.own.uid != tie.at.uid}.values())
+    return found
 
 
 def _of_tensor(tensor: Tensor) -> list[IterDomain]:
     return [*tensor.logical, *tensor.storage, *tensor.memory.logical, *tensor.memory.storage]
-
-
-def _tied(tensor: Tensor, index: Index) -> list[_Tie]:
-    return [_Tie(own, at) for own, at in zip(tensor.logical, index, strict=True) if at is not None]
 
 
 def _stretched(element: Read, leaf: Store) -> list[_Tie]:
