@@ -24,7 +24,7 @@ from serrate.analysis.indices import ancestry
 from serrate.errors import DomainError
 from serrate.ir.domains import COORDINATE, IterDomain, NestedInts, RaggedIterDomain
 from serrate.ir.expr import Expr, const
-from serrate.ir.transforms import Restrict, running_sum
+from serrate.ir.transforms import Merge, Restrict, Split, running_sum
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,16 +207,23 @@ def _summed(left: list[IterDomain], rows: list[RaggedIterDomain]) -> list[IterDo
 
 def _towards(left: list[IterDomain], owner: IterDomain) -> Iterator[list[IterDomain]]:
     """The domains with one transform done or undone, so that they come nearer to `owner`."""
-    present, wanted = {d.uid for d in left}, _lineage(owner, left)
+    present = {d.uid for d in left}
+    wanted, deciding = _lineage(owner, left, merged_inner=True), _lineage(owner, left)
     for transform in (*ancestry([owner]), *ancestry(left)):
+        # Undoing a split that leaves holes drops positions, so the owner must not exist there.
+        near = wanted if not isinstance(transform, Split) or transform.divides else deciding
         for new, old in ((transform.outputs, transform.inputs), (transform.inputs, transform.outputs)):
-            if all(d.uid in present for d in old) and any(d.uid in wanted and d.uid not in present for d in new):
+            if all(d.uid in present for d in old) and any(d.uid in near and d.uid not in present for d in new):
                 gone = {d.uid for d in old}
                 yield [*new, *(d for d in left if d.uid not in gone)]
 
 
-def _lineage(owner: IterDomain, loops: Sequence[IterDomain]) -> set[int]:
-    """The domains (by uid) between `owner` and the loops that determine it: what was made of it, or what it was made from."""
+def _lineage(owner: IterDomain, loops: Sequence[IterDomain], *, merged_inner: bool = False) -> set[int]:
+    """The domains (by uid) between `owner` and the loops that determine it: what was made of it, or what it was made from.
+
+    Where one of them is out of bounds, `owner` does not exist. That does not hold of a merge that has it as the inner
+    domain (the inner index wraps around), so such a merge is among them only if `merged_inner`.
+    """
     behind = ancestry(loops)
     met = {d.uid for d in loops} | {d.uid for t in behind for d in t.inputs}
     found, pending = set[int](), [owner]
@@ -225,8 +232,11 @@ def _lineage(owner: IterDomain, loops: Sequence[IterDomain]) -> set[int]:
         found.add(domain.uid)
         if domain.uid not in met and domain.definition is not None:
             pending.extend(domain.definition.inputs)
-    # Ancestry has what is nearest to the loops first, so a domain comes before what was made of it when it is reversed.
-    for transform in reversed(behind):
-        if any(d.uid in found for d in transform.inputs):
-            found |= {d.uid for d in transform.outputs}
+    size = 0
+    while size != len(found):
+        size = len(found)
+        for transform in behind:
+            sources = transform.inputs if merged_inner or not isinstance(transform, Merge) else transform.inputs[:1]
+            if any(d.uid in found for d in sources):
+                found |= {d.uid for d in transform.outputs}
     return found

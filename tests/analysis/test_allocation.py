@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from serrate import ir, ops
@@ -119,6 +119,10 @@ def test_places_are_the_positions_of_the_loops(chain: Chain, seed: int) -> None:
     assume(built is not None and built.size < 3000)
     assert built is not None
     found = allocation(built.loop, built.logical)
+    try:
+        _ = found.elements
+    except DomainError:
+        reject()  # a component inside a tile of other things, whose rows can be visited but not summed
     holes = list(found.where())
     filled = visits(built.loop, built.loop, found.guards)
     assert found.elements == len(holes) + len(filled)
