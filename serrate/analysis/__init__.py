@@ -5,10 +5,12 @@ holes, what holes must hold, which accesses may be wide, drawings.
 """
 
 from serrate.analysis.allocation import Allocation, allocation
+from serrate.analysis.contiguity import WideAccess, contiguous, merge_groups, wide_access
 from serrate.analysis.correctness import Correctness, CorrectnessKind, correctness
 from serrate.analysis.graph import DomainGraph
 from serrate.analysis.guards import Guard, guards, visits
 from serrate.analysis.indices import Indices
+from serrate.analysis.iteration import same_iteration, split_commutes
 
 __all__ = [
     "Allocation",
@@ -17,8 +19,14 @@ __all__ = [
     "DomainGraph",
     "Guard",
     "Indices",
+    "WideAccess",
     "allocation",
+    "contiguous",
     "correctness",
     "guards",
+    "merge_groups",
+    "same_iteration",
+    "split_commutes",
     "visits",
+    "wide_access",
 ]

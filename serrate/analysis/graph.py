@@ -34,7 +34,7 @@ from serrate.ir.domains import COORDINATE, IterDomain, IterType, RaggedIterDomai
 from serrate.ir.expr import Array, Expr, const, symbol
 from serrate.ir.fusion import Equal, Fusion
 from serrate.ir.tile import Leaf, Loop, Store, TileProgram, walk
-from serrate.ir.transforms import Cover, Partition, Transform, row_length
+from serrate.ir.transforms import Cover, Partition, Split, Transform, row_length
 from serrate.ir.values import Read, Tensor
 
 Kind = Literal["exact", "permissive", "loop"]
@@ -258,7 +258,9 @@ class DomainGraph:
         given = () if _ends_at_its_offsets(transform) else transform.inputs
         lengths = tuple(self._length(d) for d in (*given, *transform.outputs))
         starts = tuple(self._canonical(d.start) for d in transform.outputs if isinstance(d, RaggedIterDomain))
-        return (type(transform), *self._parameters(transform), *lengths, *starts)
+        # A split goes by the extent of its inner part, whichever of the two the factor was.
+        parameters = () if isinstance(transform, Split) else self._parameters(transform)
+        return (type(transform), *parameters, *lengths, *starts)
 
     def _action(self, transform: Transform) -> tuple[object, ...]:
         """What a transform does, whatever the extents: its class and fields, and which outputs have a field's extent."""
