@@ -7,6 +7,7 @@ holes, what holes must hold, which accesses may be wide, drawings.
 from serrate.analysis.allocation import Allocation, allocation
 from serrate.analysis.contiguity import WideAccess, contiguous, merge_groups, wide_access
 from serrate.analysis.correctness import Correctness, CorrectnessKind, correctness
+from serrate.analysis.drawing import draw
 from serrate.analysis.graph import DomainGraph
 from serrate.analysis.guards import Guard, guards, visits
 from serrate.analysis.indices import Indices
@@ -23,6 +24,7 @@ __all__ = [
     "allocation",
     "contiguous",
     "correctness",
+    "draw",
     "guards",
     "merge_groups",
     "same_iteration",

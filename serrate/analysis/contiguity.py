@@ -84,10 +84,10 @@ def _windowed(found: list[_Stored], dims: Sequence[IterDomain]) -> list[_Stored]
         parts = [d for d in dims if d.definition is not None and any(s.uid == stored.domain.uid for s in d.definition.inputs)]
         if parts and isinstance(parts[0].definition, Restrict):
             return [*found[:k], _Stored(parts[0], stored.places), *found[k + 1 :]]
-        if len(parts) == 2 and isinstance(parts[1], RaggedIterDomain):
-            component, ragged = parts
+        ragged = parts[-1] if len(parts) == 2 else None
+        if isinstance(ragged, RaggedIterDomain):
             lies = ragged.length if _back_to_back(ragged) else None
-            return [*found[:k], _Stored(component, component.extent_expr), _Stored(ragged, lies), *found[k + 1 :]]
+            return [*found[:k], _Stored(parts[0], parts[0].extent_expr), _Stored(ragged, lies), *found[k + 1 :]]
     return None
 
 

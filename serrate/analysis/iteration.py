@@ -135,7 +135,7 @@ def _rest(expr: Expr, factor: int) -> Expr:
     """The terms of a sum that `factor` does not divide."""
     if not isinstance(expr, Sum):
         return expr
-    rest = expr
+    rest: Expr = expr
     for term, f in expr.terms:
         if f % factor == 0:
             rest = rest - term * f
