@@ -43,20 +43,19 @@ def draw(domains: Iterable[IterDomain], guarded: Iterable[IterDomain] = (), note
     marked = {d.uid for d in guarded}
     found, transforms = _closed(loops)
     owners = {d.component.uid for d in found if isinstance(d, RaggedIterDomain)}
-    shown: list[Box] = []
-    cells = {d.uid: _cell(d, owners, d.uid in marked) for d in found}
-    for domain in found:
-        shown.append(domain_box(_key(domain), cells[domain.uid]))
+    # Numbered as they are met here, so that the same program drawn again gives the same text.
+    keys = {d.uid: f"domain {k}" for k, d in enumerate(found)}
+    cells = [_cell(d, owners, d.uid in marked) for d in found]
+    shown = [domain_box(keys[d.uid], cell) for d, cell in zip(found, cells, strict=True)]
     edges: list[Edge] = []
     for number, transform in enumerate(transforms):
         key = f"transform {number}"
         shown.append(pill(key, label(transform)))
         inputs = {d.uid for d in transform.inputs}
-        edges += [Edge(_key(d), key) for d in transform.inputs]
-        edges += [Edge(_key(d), key, dashed=True) for d in transform.beside if d.uid not in inputs]
-        edges += [Edge(key, _key(d)) for d in transform.outputs]
-    legend = _legend([cells[d.uid] for d in found], notes)
-    return Drawing(shown, edges, legend, [_key(d) for d in loops])
+        edges += [Edge(keys[d.uid], key) for d in transform.inputs]
+        edges += [Edge(keys[d.uid], key, dashed=True) for d in transform.beside if d.uid not in inputs]
+        edges += [Edge(key, keys[d.uid]) for d in transform.outputs]
+    return Drawing(shown, edges, _legend(cells, notes), [keys[d.uid] for d in loops])
 
 
 def draw_fusion(fusion: Fusion) -> Drawing:
@@ -106,10 +105,6 @@ def label(transform: Transform) -> str:
     if isinstance(transform, Split) and transform.outputs[1].extent_expr is not transform.factor:
         numbers.append("outside")
     return " ".join([words, *numbers])
-
-
-def _key(domain: IterDomain) -> str:
-    return f"domain {domain.uid}"
 
 
 def _closed(loops: Sequence[IterDomain]) -> tuple[list[IterDomain], list[Transform]]:

@@ -10,6 +10,7 @@ Everything is ordered by position in the input, so the same input gives the same
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -75,6 +76,14 @@ class _Slot:
     """Of the middle."""
     upper: list[_Slot] = field(default_factory=list)
     lower: list[_Slot] = field(default_factory=list)
+    chain: list[_Slot] = field(default_factory=list)
+    """Where an edge passes: all of that edge's slots, ends included, so that it can be drawn straight."""
+
+    @property
+    def wanted(self) -> float:
+        """Where it would like to be: under and above its neighbours; of an edge, where the whole edge is."""
+        near = self.chain or [*self.upper, *self.lower]
+        return _middle(near, self.x)
 
 
 def place(boxes: Sequence[Box], edges: Sequence[Edge], last: Sequence[str] = ()) -> Placed:
@@ -115,7 +124,9 @@ def _chain(slots: dict[str, _Slot], edge: Edge, number: int) -> list[_Slot]:
     upper, lower = slots[edge.upper], slots[edge.lower]
     between = [_Slot(f"{number}/{r}", 6.0, 0.0, r, len(slots) + number) for r in range(upper.rank + 1, lower.rank)]
     chain = [upper, *between, lower]
-    for a, b in zip(chain, chain[1:], strict=False):
+    for slot in between:
+        slot.chain = chain
+    for a, b in itertools.pairwise(chain):
         a.lower.append(b)
         b.upper.append(a)
     return chain
@@ -159,7 +170,7 @@ def _spread(rows: list[list[_Slot]]) -> None:
             slot.x -= (x - GAP) / 2
     for sweep in range(4 * SWEEPS):
         for row in rows if sweep % 2 == 0 else reversed(rows):
-            _settle(row, [_middle([*s.upper, *s.lower], s.x) for s in row])
+            _settle(row, [s.wanted for s in row])
 
 
 def _settle(row: Sequence[_Slot], wanted: Sequence[float]) -> None:

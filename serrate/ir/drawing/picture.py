@@ -6,6 +6,7 @@ ground of its own, so that a picture reads the same on a light page and on a dar
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,12 @@ from serrate.errors import DomainError
 from serrate.ir.drawing.layout import Box, Cell, Edge, Placed, place
 
 FONT_SIZE = 13.0
-CHARACTER = 7.9
-"""The width of a character: a little more than monospace fonts have at this size."""
+CHARACTER = 8.1
+"""The width of a character: a little more than monospace fonts have at this size, rounded up to whole pixels."""
 LINE = 17.0
 PADDING = 9.0
 MARGIN = 12.0
-FONTS = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
+FONTS = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 INK, EDGE, GROUND, BORDER, GUARD = "#0f172a", "#7a8290", "#f8fafc", "#94a3b8", "#dc2626"
 COLOURS: dict[str, tuple[str, str]] = {
     "regular": ("#dbeafe", "#2563eb"),
@@ -228,7 +229,7 @@ def _text(x: float, y: float, text: str, *, middle: bool = False, bold: bool = F
 def _path(points: Sequence[tuple[float, float]], dashed: bool, *, arrow: bool) -> str:
     """Straight inside a row, curved between rows."""
     commands = [f"M{_n(points[0][0])} {_n(points[0][1])}"]
-    for (x1, y1), (x2, y2) in zip(points, points[1:], strict=False):
+    for (x1, y1), (x2, y2) in itertools.pairwise(points):
         if x1 == x2:
             commands.append(f"V{_n(y2)}")
         else:
