@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from serrate import ir, ops
 from serrate.analysis import allocation, visits
 from serrate.errors import DomainError
-from serrate.ir import IterDomain, combine, cover, partition, restrict, split
+from serrate.ir import IterDomain, combine, cover, merge, partition, restrict, split
 from serrate.ir.domains import COORDINATE
 from tests.analysis.chains import Chain, build, chains
 
@@ -110,6 +110,17 @@ def test_rows_without_their_component_are_refused() -> None:
         _ = allocation([r], [r]).elements
     with pytest.raises(DomainError, match="no rows begin anywhere"):
         _ = allocation(split(IterDomain(6), 4)).starts
+
+
+def test_a_component_inside_a_merge() -> None:
+    c, r = partition(IterDomain(10), [0, 3, 8, 10])
+    o, n = split(r, 2)
+    inside = merge(n, c)
+    whole = allocation([*split(inside, 3), o])
+    assert (whole.elements, whole.holes) == (12, 2), "two lanes of 2 + 3 + 1 tiles"
+    # Where 4 leaves holes the component is found all the same, with lanes that no tile has: those are not summed.
+    with pytest.raises(DomainError, match="rows need the dims that pick them"):
+        _ = allocation([*split(inside, 4), o]).elements
 
 
 @settings(max_examples=150, deadline=None)
