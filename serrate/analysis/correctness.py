@@ -32,11 +32,11 @@ from enum import Enum
 import torch
 
 from serrate.analysis.allocation import allocation
-from serrate.analysis.guards import needed
+from serrate.analysis.guards import guards
 from serrate.analysis.indices import Indices, ancestry
+from serrate.ir import Fusion, TensorView
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import symbol
-from serrate.ir.fusion import Fusion, TensorView
 from serrate.ir.reductions import Reduction
 from serrate.ir.tile import Accumulate, Leaf, Loop, TileProgram, walk
 from serrate.ir.values import Call, Constant, Read, Role, Tensor, Value
@@ -155,7 +155,7 @@ def _reads(leaf: Leaf, tensor: Tensor) -> bool:
 
 def _reader(name: str, leaf: Leaf, loops: tuple[IterDomain, ...], tensor: Tensor, opened: dict[int, IterDomain]) -> Reader:
     """What one statement wants of the holes; the rules are numbered as above."""
-    visited = {d.uid: d for d, _ in needed(loops)}
+    visited = {g.domain.uid: g.domain for g in guards((), loops)}
     made_from = {d.uid for t in ancestry(tensor.storage) for d in t.inputs}
     past = [visited[uid] for uid in visited if uid in made_from]
     if not past:

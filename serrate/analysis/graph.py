@@ -269,7 +269,8 @@ class DomainGraph:
 
     def _parameters(self, transform: Transform) -> tuple[object, ...]:
         own = [getattr(transform, f.name) for f in fields(transform) if f.name not in ("inputs", "outputs")]
-        return tuple(self._canonical(value) for value in own)
+        # Domains among them stand `beside` and are compared as indices, not as extents.
+        return tuple(self._canonical(value) for value in own if not isinstance(value, IterDomain))
 
     def _canonical(self, value: Any) -> object:
         if isinstance(value, Array):

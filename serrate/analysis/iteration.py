@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from serrate.analysis.allocation import sources
 from serrate.analysis.contiguity import divides
-from serrate.analysis.guards import condition, guards, loop_symbols, needed, visits
+from serrate.analysis.guards import guards, loop_symbols, visits
 from serrate.analysis.indices import Indices
 from serrate.errors import DomainError
 from serrate.ir.domains import IterDomain, RaggedIterDomain
@@ -73,8 +73,8 @@ def _described(logical: Sequence[IterDomain], loops: Sequence[IterDomain]) -> tu
     """Where the loops are at a position (in terms of position symbols) and what makes it a hole, both in one form."""
     indices = Indices(zip(loops, loop_symbols(loops), strict=True))
     at = sorted(logical, key=lambda d: d.uid)
-    conditions = (condition(d, indices) for d, _ in needed(loops))
-    return tuple(simplified(indices.of(d)) for d in at), frozenset(simplified(c.left - c.right) for c in conditions)
+    below = frozenset(simplified(g.condition.left - g.condition.right) for g in guards(logical, loops))
+    return tuple(simplified(indices.of(d)) for d in at), below
 
 
 def _visited_alike(logical: Sequence[IterDomain], a: Sequence[IterDomain], b: Sequence[IterDomain]) -> bool | None:
