@@ -5,13 +5,15 @@ holes, what holes must hold, which accesses may be wide, drawings.
 """
 
 from serrate.analysis.allocation import Allocation, allocation
+from serrate.analysis.brute_force import visits
 from serrate.analysis.contiguity import WideAccess, contiguous, merge_groups, wide_access
 from serrate.analysis.correctness import Correctness, CorrectnessKind, correctness
 from serrate.analysis.drawing import draw
 from serrate.analysis.graph import DomainGraph
-from serrate.analysis.guards import Guard, guards, visits
+from serrate.analysis.guards import Guard, guards
 from serrate.analysis.indices import Indices
 from serrate.analysis.iteration import same_iteration, split_commutes
+from serrate.analysis.vectors import check_vectorized
 
 __all__ = [
     "Allocation",
@@ -22,6 +24,7 @@ __all__ = [
     "Indices",
     "WideAccess",
     "allocation",
+    "check_vectorized",
     "contiguous",
     "correctness",
     "draw",

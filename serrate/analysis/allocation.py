@@ -19,12 +19,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from serrate.analysis.guards import Guard, guards, visits
+from serrate.analysis.brute_force import visits
+from serrate.analysis.guards import Guard, guards
 from serrate.analysis.indices import ancestry
 from serrate.errors import DomainError
-from serrate.ir.domains import COORDINATE, IterDomain, NestedInts, RaggedIterDomain
+from serrate.ir.domains import COORDINATE, IterDomain, NestedInts
 from serrate.ir.expr import Expr, const
-from serrate.ir.transforms import Merge, Restrict, Split, running_sum
+from serrate.ir.ragged import RaggedIterDomain, running_sum
+from serrate.ir.transforms import Merge, Restrict, Split
 
 
 @dataclass(frozen=True, eq=False)

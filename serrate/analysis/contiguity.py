@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from serrate.errors import DomainError
-from serrate.ir.domains import COORDINATE, IterDomain, RaggedIterDomain
+from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Expr, Product, Sum, as_expr, const
-from serrate.ir.transforms import Cover, Merge, Restrict, Split
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import Cover
+from serrate.ir.transforms import Merge, Restrict, Split
 
 AccessKind = Literal["vector", "bulk", "box"]
 
@@ -93,7 +95,7 @@ def _windowed(found: list[_Stored], dims: Sequence[IterDomain]) -> list[_Stored]
 
 def _back_to_back(ragged: RaggedIterDomain) -> bool:
     """Whether each row begins where the one before it ends."""
-    return ragged.start is not None and ragged.length is ragged.start_of(COORDINATE + 1) - ragged.start_of(COORDINATE)
+    return ragged.row_start is not None and ragged.length is ragged.start_of(COORDINATE + 1) - ragged.start_of(COORDINATE)
 
 
 def _undone(found: list[_Stored], wanted: set[int]) -> list[_Stored] | None:
@@ -223,8 +225,8 @@ def _starts(
             found.append((_in_every_row(_places(lies[k + 1 :]), dims), f"the step of {dims[k].name}"))
         else:
             ragged = lies[apart].domain
-            assert isinstance(ragged, RaggedIterDomain) and ragged.start is not None
-            begins = ragged.start * _places(lies[apart + 1 :])
+            assert isinstance(ragged, RaggedIterDomain) and ragged.row_start is not None
+            begins = ragged.row_start * _places(lies[apart + 1 :])
             found.append((_in_every_row(begins, [ragged]), f"where rows of {ragged.name} begin"))
     return found
 

@@ -30,11 +30,14 @@ from typing import Any, Literal
 from serrate.analysis.equalities import Equalities
 from serrate.analysis.indices import ancestry
 from serrate.errors import DomainError
-from serrate.ir.domains import COORDINATE, IterDomain, IterType, RaggedIterDomain
+from serrate.ir.domains import COORDINATE, IterDomain, IterType
 from serrate.ir.expr import Array, Expr, const, symbol
 from serrate.ir.fusion import Equal, Fusion
+from serrate.ir.partition import Partition
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import Cover
 from serrate.ir.tile import Leaf, Loop, Store, TileProgram, walk
-from serrate.ir.transforms import Cover, Partition, Split, Transform, row_length
+from serrate.ir.transforms import Split, Transform
 from serrate.ir.values import Read, Tensor
 
 Kind = Literal["exact", "permissive", "loop"]
@@ -150,7 +153,7 @@ class DomainGraph:
         """
         group = self.loop(domain).domains
         # Several of one rank: the longest, where extents are known to compare; otherwise the oldest.
-        return max(group, key=lambda d: (_rank(d), row_length(d).value or 0, -d.uid))
+        return max(group, key=lambda d: (_rank(d), d.row_length.value or 0, -d.uid))
 
     def groups(self, kind: Kind) -> tuple[Group, ...]:
         """All groups of a map, oldest first."""
@@ -214,7 +217,7 @@ class DomainGraph:
         return True
 
     def _length(self, domain: IterDomain) -> Expr:
-        return self._known.canonical(row_length(domain))
+        return self._known.canonical(domain.row_length)
 
     def _permissive_classes(self, ties: Sequence[_Tie]) -> _Classes:
         classes = _Classes(self._classes["exact"])
@@ -257,7 +260,7 @@ class DomainGraph:
         """Everything its index rules depend on besides indices: the class, its own fields, where rows begin and end."""
         given = () if _ends_at_its_offsets(transform) else transform.inputs
         lengths = tuple(self._length(d) for d in (*given, *transform.outputs))
-        starts = tuple(self._canonical(d.start) for d in transform.outputs if isinstance(d, RaggedIterDomain))
+        starts = tuple(self._canonical(d.row_start) for d in transform.outputs if isinstance(d, RaggedIterDomain))
         # A split goes by the extent of its inner part, whichever of the two the factor was.
         parameters = () if isinstance(transform, Split) else self._parameters(transform)
         return (type(transform), *parameters, *lengths, *starts)
@@ -296,7 +299,7 @@ def _ends_at_its_offsets(transform: Transform) -> bool:
     ragged = transform.outputs[-1]
     if not isinstance(transform, Partition) or transform.inputs[0].is_ragged or not isinstance(ragged, RaggedIterDomain):
         return False
-    return ragged.start is not None and ragged.length is ragged.start_of(COORDINATE + 1) - ragged.start_of(COORDINATE)
+    return ragged.row_start is not None and ragged.length is ragged.start_of(COORDINATE + 1) - ragged.start_of(COORDINATE)
 
 
 def _unchanged(transform: Transform) -> Iterator[tuple[IterDomain, IterDomain]]:
@@ -325,7 +328,7 @@ def _index(domain: IterDomain) -> Expr:
 def _positions(domain: IterDomain) -> Expr:
     """The number of positions in the row at hand; with one component there is but one row."""
     alone = isinstance(domain, RaggedIterDomain) and domain.component.extent_expr.value == 1
-    return row_length(domain).substitute({COORDINATE: const(0)}) if alone else row_length(domain)
+    return domain.row_length.substitute({COORDINATE: const(0)}) if alone else domain.row_length
 
 
 # --- what a program mentions ---------------------------------------------------------------------------------------------

@@ -21,12 +21,14 @@ import math
 from collections.abc import Sequence
 
 from serrate.analysis.allocation import sources
+from serrate.analysis.brute_force import visits
 from serrate.analysis.contiguity import divides
-from serrate.analysis.guards import guards, loop_symbols, visits
+from serrate.analysis.guards import guards, loop_symbols
 from serrate.analysis.indices import Indices
 from serrate.errors import DomainError
-from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, FloorDiv, Mod, Sum
+from serrate.ir.ragged import RaggedIterDomain
 
 MOST_POSITIONS = 1 << 16
 """How many positions are visited to decide what the rule leaves open."""

@@ -14,12 +14,15 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import broadcast, index_into
-from serrate.ir.domains import COORDINATE, IterDomain, RaggedIterDomain
+from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, RunningSum
-from serrate.ir.fusion import Equal, Fusion, TensorView, collapse, current_fusion, storage_of
+from serrate.ir.fusion import Equal, Fusion, TensorView, current_fusion
+from serrate.ir.partition import partition
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import combine
 from serrate.ir.reductions import reduction
+from serrate.ir.storage import collapse, storage_of
 from serrate.ir.tile import Accumulate, Store
-from serrate.ir.transforms import combine, partition
 from serrate.ir.values import Role, Tensor, Value, call, carried_dtype, constant, extent
 
 Number = float | int | bool

@@ -3,10 +3,14 @@
 In: nothing but torch dtypes. Out: immutable nodes that every later stage reads and rewrites.
 """
 
-from serrate.ir.domains import IterDomain, IterType, ParallelType, RaggedIterDomain
+from serrate.ir.domains import IterDomain, IterType, ParallelType
 from serrate.ir.draw import draw, draw_fusion
 from serrate.ir.fusion import Fusion, TensorView
-from serrate.ir.transforms import combine, cover, merge, partition, restrict, split
+from serrate.ir.partition import partition
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import combine, cover, product, regroup
+from serrate.ir.transforms import merge, resize, restrict, split, swizzle
+from serrate.ir.traversal import traverse
 
 __all__ = [
     "Fusion",
@@ -21,6 +25,11 @@ __all__ = [
     "draw_fusion",
     "merge",
     "partition",
+    "product",
+    "regroup",
+    "resize",
     "restrict",
     "split",
+    "swizzle",
+    "traverse",
 ]

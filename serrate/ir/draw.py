@@ -12,11 +12,12 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from serrate.errors import DomainError
-from serrate.ir.domains import COORDINATE, IterDomain, IterType, ParallelType, RaggedIterDomain
+from serrate.ir.domains import COORDINATE, IterDomain, IterType, ParallelType
 from serrate.ir.drawing import Box, Drawing, Edge, Legend
 from serrate.ir.drawing.layout import Cell
 from serrate.ir.drawing.picture import COLOURS, domain_box, pill, titled_box
 from serrate.ir.expr import Expr
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Accumulate, Leaf
 from serrate.ir.transforms import Split, Transform
 from serrate.ir.values import Call, Read, Role, Tensor

@@ -24,10 +24,11 @@ from typing import Any, ClassVar
 import torch
 
 from serrate.errors import CallError, ShapeError, TraceError, VerificationError
-from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, as_expr, symbol
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.storage import storage_of
 from serrate.ir.tile import Accumulate, Leaf
-from serrate.ir.transforms import Partition, combine
 from serrate.ir.values import Read, Role, Tensor, Value, read
 
 _current: ContextVar[Fusion | None] = ContextVar("fusion", default=None)
@@ -286,37 +287,3 @@ def current_fusion() -> Fusion:
     if fusion is None:
         raise CallError("operations on plain numbers need a fusion: write them inside `with ir.Fusion() as f:`")
     return fusion
-
-
-def collapse(domains: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
-    """The domains with every ragged one combined with its component where that stands beside it, outermost first.
-
-    A ragged component (sentences of a document) takes in what its parts own (words) even where the document is not there.
-    """
-    left = list(domains)
-    while True:
-        for k, domain in enumerate(left):
-            owner = next((j for j, other in enumerate(left) if j != k and _owns(other, domain)), None)
-            if owner is not None:
-                left[owner] = combine(left[owner], domain)
-                del left[k]
-                break
-        else:
-            return tuple(left)
-
-
-def _owns(component: IterDomain, ragged: IterDomain) -> bool:
-    if not isinstance(ragged, RaggedIterDomain):
-        return False
-    made = component.definition
-    counts = [component, *(made.inputs if component.is_ragged and isinstance(made, Partition) else ())]
-    return any(d.uid == ragged.component.uid for d in counts)
-
-
-def storage_of(logical: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
-    """Storage domains for rows back to back."""
-    domains = collapse(logical)
-    if any(d.is_ragged for d in domains):
-        names = ", ".join(map(str, logical))
-        raise ShapeError(f"a tensor over [{names}] has no storage: a ragged dim needs the dim of its components beside it")
-    return domains

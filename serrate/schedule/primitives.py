@@ -12,11 +12,13 @@ from dataclasses import replace
 
 from serrate.analysis.indices import Indices
 from serrate.errors import ScheduleError
-from serrate.ir import transforms
-from serrate.ir.domains import COORDINATE, IterDomain, ParallelType, RaggedIterDomain
+from serrate.ir import ragged_transforms, transforms
+from serrate.ir.domains import COORDINATE, IterDomain, ParallelType
 from serrate.ir.expr import Array, GroupMaximum, symbol
-from serrate.ir.fusion import storage_of
+from serrate.ir.partition import Partition
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import reduction
+from serrate.ir.storage import storage_of
 from serrate.ir.tile import (
     LANES,
     SERIAL,
@@ -89,7 +91,7 @@ def combine(program: TileProgram, phase: str, component: str, ragged: str) -> Ti
         k = _position(loops, phase, component)
         if k + 1 >= len(loops) or loops[k + 1][0].name != ragged:
             raise ScheduleError(f"phase {phase}: {component} and {ragged} must be neighbours to be combined")
-        return (*loops[:k], (transforms.combine(loops[k][0], loops[k + 1][0]), loops[k][1]), *loops[k + 2 :])
+        return (*loops[:k], (ragged_transforms.combine(loops[k][0], loops[k + 1][0]), loops[k][1]), *loops[k + 2 :])
 
     return _relooped(program, phase, change)
 
@@ -107,7 +109,7 @@ def cover(program: TileProgram, phase: str, ragged: str, group: str, size: int) 
             f"longest{size}({row.length.substitute({COORDINATE: symbol('c')})})",
             recipe=GroupMaximum(row.length, COORDINATE, row.component.extent_expr, size),
         )
-        return (*loops[:k], (transforms.cover(row, longest[COORDINATE], outer), loops[k][1]), *loops[k + 1 :])
+        return (*loops[:k], (ragged_transforms.cover(row, longest[COORDINATE], outer), loops[k][1]), *loops[k + 1 :])
 
     return _relooped(program, phase, change)
 
@@ -137,7 +139,7 @@ def _determines(loop: IterDomain, component: IterDomain) -> bool:
         domain = pending.pop()
         if domain.uid == component.uid:
             return True
-        if domain.definition is not None and not isinstance(domain.definition, transforms.Partition):
+        if domain.definition is not None and not isinstance(domain.definition, Partition):
             pending.extend(domain.definition.inputs)
     return False
 

@@ -96,7 +96,7 @@ def test_labels() -> None:
         "merge": merge(d, IterDomain(2)),
         "partition": c,
         "cover": cover(r, 200),
-        "restrict 2": restrict(d, 2, 9),
+        "restrict 2 9": restrict(d, 2, 9),
     }
     for text, domain in made.items():
         assert domain.definition is not None

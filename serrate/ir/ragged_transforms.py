@@ -1,0 +1,339 @@
+"""Transforms of rows: combine, cover, product, regroup. What makes rows is in `partition`.
+
+In: ragged domains and their components. Out: new domains whose `definition` is the transform that made them (see `transforms`).
+
+| transform        | from -> to           | to_inputs                     | extents                     |
+| partition        | I -> (C, R)          | i = start[c] + r              | K, lengths                  |
+|   under G (or of a ragged domain, which is under its component): i = start[g][c] + r; merge(G, C) owns R   |
+| combine          | (C, R) -> I          | c = search(off, i), r = rest  | sum of lengths              |
+|   of an inner pair (C under G, R) -> ragged under G: the ragged domain it came from                        |
+| cover            | R -> longer rows     | r = r' (guard r < length[c])  | the longest of a group      |
+| product          | (R1, R2) -> ragged   | a = m // len2, b = m % len2   | len1*len2, row by row       |
+| regroup          | (G, R[g][c]) -> R'   | g = search in row c, r = rest | sum over g, for each c      |
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import cast
+
+from serrate.errors import DomainError, StructureMismatch
+from serrate.ir.domains import COORDINATE, IterDomain, NestedInts
+from serrate.ir.expr import Array, Expr, const, search
+from serrate.ir.nested import flattened
+from serrate.ir.partition import Pair, Partition
+from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum, total_of
+from serrate.ir.transforms import (
+    Known,
+    Merge,
+    Outputs,
+    Shift,
+    Transform,
+    divisor,
+    finish,
+    merge,
+    once,
+    plain,
+    same_iter_type,
+    size_of,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Combine(Transform):
+    """(C, R) -> I, where `offsets` say at which i each component's rows begin.
+
+    `twin` is R's own component where C is another one of the same structure: their indices are one.
+    """
+
+    offsets: Array
+    twin: IterDomain | None = None
+
+    @property
+    def ties(self) -> tuple[tuple[IterDomain, IterDomain], ...]:
+        return () if self.twin is None else ((self.inputs[0], self.twin),)
+
+    def to_inputs(self, known: Known) -> tuple[Expr, ...]:
+        index = known[self.outputs[0].uid]
+        component = search(self.offsets, self.inputs[0].extent_expr, index)
+        return (component, index - self.offsets[component])
+
+    def to_outputs(self, known: Known) -> tuple[Expr, ...]:
+        component, ragged = (known[d.uid] for d in self.inputs)
+        return (self.offsets[component] + ragged,)
+
+    @property
+    def nests(self) -> bool:
+        return True
+
+    def nest(self, component: IterDomain, flat: tuple[NestedInts, ...]) -> tuple[NestedInts, ...]:
+        if self.offsets.data is None:
+            return flat
+        outer = self.inputs[0]
+        groups = tuple(flat[a:b] for a, b in itertools.pairwise(self.offsets.data))
+        return outer.definition.nest(outer, groups) if outer.definition else groups
+
+
+@dataclass(frozen=True, eq=False)
+class CombineInner(Transform):
+    """(C under G, R) -> ragged under G: sentences into their documents. `offsets` say where each sentence begins."""
+
+    offsets: Array
+
+    @property
+    def label(self) -> str:
+        return "combine"
+
+    @property
+    def beside(self) -> tuple[IterDomain, ...]:
+        return (self._component.component,)
+
+    def to_inputs(self, known: Known) -> tuple[Expr, ...]:
+        first = self._component.start_of(known[self._component.component.uid])
+        position = self.offsets[first] + known[self.outputs[0].uid]
+        owner = search(self.offsets, cast(RaggedIterDomain, self.inputs[1]).component.extent_expr, position)
+        return (owner - first, position - self.offsets[owner])
+
+    def to_outputs(self, known: Known) -> tuple[Expr, ...]:
+        component, ragged = self.inputs
+        first = self._component.start_of(known[self._component.component.uid])
+        return (self.offsets[first + known[component.uid]] - self.offsets[first] + known[ragged.uid],)
+
+    @property
+    def _component(self) -> RaggedIterDomain:
+        return cast(RaggedIterDomain, self.inputs[0])
+
+
+class Cover(Shift):
+    """R -> the longest row of a group, as a regular domain."""
+
+
+class Product(Merge):
+    """(R1, R2) of one component -> ragged: as merge, row by row."""
+
+
+@dataclass(frozen=True, eq=False)
+class Regroup(Transform):
+    """(G, R[g][c]) beside C -> R'[c]: for each c, the rows of all g one after the other.
+
+    `starts` holds where they begin, ordered by c and then by g; row c of it has as many boundaries as there are g, and one more
+    that is the first of the next c.
+    """
+
+    component: IterDomain
+    starts: Array
+
+    @property
+    def beside(self) -> tuple[IterDomain, ...]:
+        return (self.component,)
+
+    def to_inputs(self, known: Known) -> tuple[Expr, ...]:
+        first = self._first(known)
+        position = self.starts[first] + known[self.outputs[0].uid]
+        group = search(self.starts, self.inputs[0].extent_expr, position, first)
+        return (group, position - self.starts[first + group])
+
+    def to_outputs(self, known: Known) -> tuple[Expr, ...]:
+        group, ragged = (known[d.uid] for d in self.inputs)
+        first = self._first(known)
+        return (self.starts[first + group] - self.starts[first] + ragged,)
+
+    def _first(self, known: Known) -> Expr:
+        return known[self.component.uid] * self.inputs[0].extent_expr
+
+
+# --- combine -----------------------------------------------------------------------------------------------------------
+
+
+def combine(component: IterDomain, ragged: IterDomain) -> IterDomain:
+    """(C, R) -> I, the inverse of partition: gives back the very domain that was partitioned, be it regular or ragged.
+
+    Rows that were transformed since, or that had gaps between them, are laid back to back in a domain of their own.
+
+    *When a pair is checked.* Both outputs of a partition carry the identity of the structure, and everything made of the ragged
+    one keeps it. `combine` takes the component that the rows know as theirs, or one with the same identity: two partitions by
+    equal offsets are one structure, whatever domains they cut. Anything else is refused, with both sides named. A component
+    without an identity is *trusted*, if its extent fits, only with rows that have none either.
+
+    >>> from serrate.ir import partition
+    >>> d = IterDomain(325)
+    >>> c, r = partition(d, [0, 127, 127, 325])
+    >>> combine(c, r) is d
+    True
+    >>> equal, other = partition(IterDomain(325), [0, 127, 127, 325])[0], partition(IterDomain(325), [0, 1, 2, 325])[0]
+    >>> combine(equal, r).extent
+    325
+    >>> combine(other, r)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    serrate.errors.StructureMismatch: combine: ... counts the components of offsets[0, 1, 2, 325], but ... belongs to ...
+    """
+    plain("combine", component), plain("combine", ragged)
+    if not isinstance(ragged, RaggedIterDomain):
+        raise DomainError(f"combine: the second domain must be ragged, got {ragged}; use merge for regular ones")
+    made = ragged.definition
+    if isinstance(made, Partition) and made.lengths is None and _is_pair(made, component, ragged):
+        return made.inputs[0]
+    owner = component.definition.inputs[0] if isinstance(component.definition, Partition) else None
+    if isinstance(component, RaggedIterDomain) and owner is not None and ragged.component.uid == owner.uid:
+        return _combine_inner(component, ragged)
+    if ragged.component.uid != component.uid:
+        _check_pair(component, ragged)
+
+    def make() -> Outputs:
+        offsets = offsets_array(ragged)
+        total = offsets[ragged.component.extent_expr]
+        output = IterDomain(total, name=f"{component.name}{ragged.name}", bound=ragged.host_bound)
+        twin = None if ragged.component.uid == component.uid else ragged.component
+        return finish(Combine((component, ragged), (), offsets, twin), (output,))
+
+    return once(component, ("combine", ragged.uid), make)[0]
+
+
+def _is_pair(made: Partition, component: IterDomain, ragged: IterDomain) -> bool:
+    return made.outputs[0].uid == component.uid and made.outputs[1].uid == ragged.uid
+
+
+def _check_pair(component: IterDomain, ragged: RaggedIterDomain) -> None:
+    made = component.definition
+    inner = isinstance(made, Partition) and made.group is not None and not component.is_ragged
+    if isinstance(made, Partition) and inner and component.pairing == ragged.pairing:
+        raise DomainError(
+            f"combine: {component} counts the parts of one row and {ragged} was transformed since; combine them before that, "
+            f"or combine merge({made.group}, {component}) with it"
+        )
+    if component.pairing is None or ragged.pairing is None:
+        paired = component.pairing is None and ragged.pairing is None and component.extent == ragged.component.extent
+    else:
+        # Offsets under other domains have one identity for all of them; their parts are counted by the merged domain alone.
+        paired = component.pairing == ragged.pairing and component.extent == ragged.component.extent
+    # Both sides of a pair carry its identity, so a ragged domain could pass for the component of another one.
+    if not paired or isinstance(component, RaggedIterDomain):
+        raise StructureMismatch(
+            f"combine: {component} counts the components of {component.pairing or 'no partition'}, "
+            f"but {ragged} belongs to {ragged.pairing or ragged.component}; pass the component it was made with"
+        )
+
+
+def _combine_inner(component: RaggedIterDomain, ragged: RaggedIterDomain) -> IterDomain:
+    def make() -> Outputs:
+        offsets = offsets_array(ragged)
+        first = component.start_of(COORDINATE)
+        output = RaggedIterDomain(
+            offsets[ragged.component.extent_expr],
+            name=f"{component.name}{ragged.name}",
+            pairing=component.pairing,
+            component=component.component,
+            length=offsets[first + component.length] - offsets[first],
+            row_start=offsets[first],
+            bound=ragged.host_bound,
+        )
+        return finish(CombineInner((component, ragged), (), offsets), (output,))
+
+    return once(component, ("combine", ragged.uid), make)[0]
+
+
+# --- rows in another shape ---------------------------------------------------------------------------------------------
+
+
+def cover(ragged: IterDomain, bound: Expr | int, group: IterDomain | None = None) -> IterDomain:
+    """R -> positions up to `bound`, at least the longest row it stands for; shorter rows leave holes.
+
+    With `group`, a domain whose positions are groups of components, `bound` is an expression in COORDINATE: the longest
+    row of that group.
+
+    >>> cover(RaggedIterDomain.from_extents([3, 5, 2]), 5).extent
+    5
+    """
+    plain("cover", ragged)
+    if not isinstance(ragged, RaggedIterDomain):
+        raise DomainError(f"cover: expected a ragged domain, got {ragged}; a regular domain covers itself")
+    name, length = f"{ragged.name}x", size_of("cover: the bound", bound)
+    longest = _longest(ragged)
+    if group is None and length.value is not None and longest is not None and length.value < longest:
+        raise DomainError(f"cover: {ragged} has a row of {longest}, which is longer than the bound {length}")
+
+    def make() -> Outputs:
+        output = IterDomain(length, name=name)
+        if group is not None:
+            output = RaggedIterDomain(total_of(group, length), name=name, component=group, length=length)
+        return finish(Cover((ragged,), (), const(0)), (output,))
+
+    return once(ragged, ("cover", length, None if group is None else group.uid), make)[0]
+
+
+def _longest(ragged: RaggedIterDomain) -> int | None:
+    """The longest row, where lengths are known."""
+    try:
+        return max(flattened(ragged.extents), default=0)
+    except DomainError:
+        return None
+
+
+def product(outer: IterDomain, inner: IterDomain) -> RaggedIterDomain:
+    """(R1, R2) of one component -> ragged, each row of length len1*len2 (queries x keys of one sequence).
+
+    Legal for two ragged domains of one component: within a row, the inner one has one width.
+
+    >>> from serrate.ir import partition
+    >>> c, queries = partition(IterDomain(10), [0, 3, 8, 10])
+    >>> keys = cast(RaggedIterDomain, queries.with_rows(queries.length * 2, name="k"))
+    >>> product(queries, keys).extents
+    (18, 50, 8)
+    """
+    plain("product", outer), plain("product", inner)
+    for each in (outer, inner):
+        if not isinstance(each, RaggedIterDomain):
+            raise DomainError(f"product: both domains must be ragged, got {each}; use merge for regular ones")
+    a, b = cast(RaggedIterDomain, outer), cast(RaggedIterDomain, inner)
+    if a.component.uid != b.component.uid:
+        raise DomainError(
+            f"product: {a} and {b} have different components, {a.component} and {b.component}; their rows do not meet"
+        )
+    same_iter_type("product", a, b)
+
+    def make() -> Outputs:
+        # The sum of products of lengths is no more than the product of their sums.
+        output = a.with_rows(a.length * b.length, name=f"{a.name}{b.name}", bound=a.host_bound * b.host_bound)
+        return finish(Product((a, b), ()), (output,))
+
+    return cast(RaggedIterDomain, once(a, ("product", b.uid), make)[0])
+
+
+def regroup(group: IterDomain, component: IterDomain, ragged: IterDomain) -> Pair:
+    """(G, C, R[g][c]) -> (C, R'): the rows of all g that belong to one c, one after the other. A block permutation: data moves.
+
+    Legal where merge(G, C) owns R: the same number of parts in every g. C is kept as it is.
+
+    >>> from serrate.ir import partition
+    >>> g, tokens = IterDomain(2), IterDomain(100)
+    >>> c, r = partition(tokens, [[0, 30, 30, 70, 100], [0, 25, 60, 85, 100]], under=[g])
+    >>> regroup(g, c, r)[1].extents
+    (55, 35, 65, 45)
+    """
+    plain("regroup", group), plain("regroup", component), plain("regroup", ragged)
+    if not isinstance(ragged, RaggedIterDomain):
+        raise DomainError(f"regroup: the third domain must be ragged, got {ragged}")
+    made = ragged.component.definition
+    if not isinstance(made, Merge) or [d.uid for d in made.inputs] != [group.uid, component.uid]:
+        owned = f"merge({made.inputs[0]}, {made.inputs[1]})" if isinstance(made, Merge) else str(ragged.component)
+        raise DomainError(f"regroup: {ragged} is owned by {owned}, not by merge({group}, {component})")
+
+    def make() -> Outputs:
+        groups, parts = group.extent_expr, component.extent_expr
+        # Part p = c*G + g, in the new order, is row g*K + c in the old one.
+        size = divisor(groups)
+        old = (COORDINATE % size) * parts + COORDINATE // size
+        starts = running_sum(merge(component, group), ragged.length_of(old))
+        output = RaggedIterDomain(
+            ragged.extent_expr,
+            iter_type=ragged.iter_type,
+            name=f"{ragged.name}g",
+            pairing=component.pairing,
+            component=component,
+            length=starts[(COORDINATE + 1) * groups] - starts[COORDINATE * groups],
+            bound=ragged.host_bound,
+        )
+        return finish(Regroup((group, ragged), (), component, starts), (output,))
+
+    return component, cast(RaggedIterDomain, once(ragged, ("regroup", group.uid, component.uid), make)[0])
