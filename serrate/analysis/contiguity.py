@@ -63,13 +63,17 @@ class _Stored:
     @property
     def full(self) -> bool:
         """Whether every place holds a position, so that the next step of the dim outside follows at once."""
-        own = self.domain.length if isinstance(self.domain, RaggedIterDomain) else self.domain.extent_expr
-        return self.places is own
+        return self.places is _own(self.domain)
+
+
+def _own(domain: IterDomain) -> Expr:
+    """The positions of a dim in one step of the dim before it."""
+    return domain.length if isinstance(domain, RaggedIterDomain) else domain.extent_expr
 
 
 def _stored(dims: Sequence[IterDomain], storage: Sequence[IterDomain]) -> list[_Stored]:
     """The dims as they lie in memory: the storage domains with what made them undone, as far as `dims` ask for it."""
-    found = [_Stored(d, d.length if isinstance(d, RaggedIterDomain) else d.extent_expr) for d in storage]
+    found = [_Stored(d, _own(d)) for d in storage]
     wanted = [d.uid for d in dims]
     while [s.domain.uid for s in found] != wanted:
         step = _windowed(found, dims) or _undone(found, set(wanted))
@@ -107,7 +111,7 @@ def _undone(found: list[_Stored], wanted: set[int]) -> list[_Stored] | None:
         if isinstance(made, Cover):
             return [*found[:k], _Stored(made.inputs[0], stored.places), *found[k + 1 :]]
         if isinstance(made, Merge) and stored.full:
-            return [*found[:k], *(_Stored(d, d.extent_expr) for d in made.inputs), *found[k + 1 :]]
+            return [*found[:k], *(_Stored(d, _own(d)) for d in made.inputs), *found[k + 1 :]]
         if isinstance(made, Split) and k + 1 < len(found) and found[k + 1].domain.uid == made.outputs[1].uid:
             outer, inner = stored.places, found[k + 1].places
             if stored.domain.uid == made.outputs[0].uid and outer is not None and inner is not None:

@@ -102,7 +102,7 @@ def label(transform: Transform) -> str:
     """What a transform does, in a few characters: `split 4`, `merge`, `partition`."""
     words = " ".join(re.findall(r"[A-Z][a-z0-9]*", type(transform).__name__)).lower()
     values = [getattr(transform, f.name) for f in fields(transform) if f.name not in ("inputs", "outputs")]
-    numbers = [str(v) for v in values if isinstance(v, Expr | int) and len(str(v)) <= 12 and str(v) != "0"]
+    numbers = [str(v) for v in values if isinstance(v, Expr) and len(str(v)) <= 12 and str(v) != "0"]
     if isinstance(transform, Split) and transform.outputs[1].extent_expr is not transform.factor:
         numbers.append("outside")
     return " ".join([words, *numbers])

@@ -40,6 +40,8 @@ def test_rows_back_to_back_are_contiguous_and_padded_ones_are_not() -> None:
     assert contiguous([c, r]) == (True,)
     assert contiguous([c, r], [c, cover(r, 5)]) == (False,)
     assert contiguous([c, r], [c, *split(r, 4)]) == (False,)
+    inner = IterDomain(4)
+    assert contiguous([c, r, inner], [c, merge(r, inner)]) == (True, True)
 
 
 def test_an_order_that_storage_does_not_have_is_refused() -> None:
