@@ -119,6 +119,7 @@ class DomainGraph:
         self._domains = _closed([*program.domains, *loops, *(d for tie in ties for d in (tie.own, tie.at))])
         self._apart = program.apart
         self._transforms = _transforms(self._domains.values())
+        ties += [_Tie(a, b) for transform in self._transforms for a, b in transform.ties]
         self._classes: dict[Kind, _Classes] = {}
         self._classes["exact"] = self._exact_classes(ties)
         self._classes["permissive"] = self._permissive_classes(ties)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from serrate import ir, ops
 from serrate.analysis import DomainGraph
 from serrate.errors import DomainError
-from serrate.ir import IterDomain, IterType, RaggedIterDomain, cover, merge, partition, restrict, split
+from serrate.ir import IterDomain, IterType, RaggedIterDomain, combine, cover, merge, partition, restrict, split
 from serrate.ir.expr import symbol
 from serrate.ir.fusion import Equal
 from serrate.lower.naive import naive
@@ -67,6 +67,11 @@ def test_rows_that_begin_elsewhere_come_from_other_domains() -> None:
     (c1, r1), (c2, r2) = (partition(x, starts, lengths=[3, 5, 2]) for x, starts in ((d, [0, 3, 8]), (e, [0, 4, 9])))
     graph = DomainGraph([r1, r2], same=[(c1, c2), (r1, r2)])
     assert graph.same(r1, r2) and not graph.same(d, e)
+
+
+def test_a_component_taken_for_another_is_the_same_index() -> None:
+    (c1, r1), (c2, _) = (partition(IterDomain(10), [0, 3, 8, 10]) for _ in range(2))
+    assert DomainGraph([combine(c2, r1)]).same(c1, c2)
 
 
 def test_what_does_nothing_is_permissive() -> None:
