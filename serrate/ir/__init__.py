@@ -4,6 +4,7 @@ In: nothing but torch dtypes. Out: immutable nodes that every later stage reads 
 """
 
 from serrate.ir.domains import IterDomain, IterType, ParallelType
+from serrate.ir.draw import draw, draw_fusion
 from serrate.ir.fusion import Fusion, TensorView
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
@@ -20,6 +21,8 @@ __all__ = [
     "TensorView",
     "combine",
     "cover",
+    "draw",
+    "draw_fusion",
     "merge",
     "partition",
     "product",

@@ -1,0 +1,244 @@
+"""Allocation: how many places a tensor takes when it is stored over given domains, and where the holes among them are.
+
+In: storage domains (row-major, the last one innermost) and the logical domains they were made from. Out: `Allocation`.
+
+The rule: every position of a nest of loops over the storage domains is a place, in that order. An element has exactly one
+place, because every transform is one-to-one on elements; the places without an element are the holes, so there are
+`places - elements` of them, and they are where a guard of that nest fails. Rows back to back, rows in blocks and padded
+rows are three spellings of it:
+
+    [c, r]              rows back to back   row c begins at offsets[c], no holes
+    [c, ro, 128]        rows in blocks      row c begins at 128 * (blocks of the rows before), holes at the end of rows
+    [c, cover of r]     padded              row c begins at c * longest, holes at the end of shorter rows
+A ragged domain is counted with the component that owns it: the sum of what its rows take, never rows times the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from serrate.analysis.brute_force import visits
+from serrate.analysis.guards import Guard, guards
+from serrate.analysis.indices import ancestry
+from serrate.errors import DomainError
+from serrate.ir.domains import COORDINATE, IterDomain, NestedInts
+from serrate.ir.expr import Expr, const
+from serrate.ir.ragged import RaggedIterDomain, running_sum
+from serrate.ir.transforms import Merge, Restrict, Split
+
+
+@dataclass(frozen=True, eq=False)
+class Allocation:
+    """Places for the elements over `logical`, stored over `storage`."""
+
+    storage: tuple[IterDomain, ...]
+    logical: tuple[IterDomain, ...]
+    guards: tuple[Guard, ...]
+    """A place is a hole exactly where one of these fails."""
+
+    @property
+    def extents(self) -> tuple[Expr | int | NestedInts, ...]:
+        """One for each storage dim: a number or an expression; of a ragged dim the lengths of its rows where known."""
+        return tuple(_shown(d) for d in self.storage)
+
+    @property
+    def elements(self) -> Expr | int:
+        """The number of places, holes among them."""
+        return _number(_count(self.storage))
+
+    @property
+    def holes(self) -> Expr | int:
+        """The number of places that hold no element."""
+        return _number(_count(self.storage) - _count(self.logical))
+
+    @property
+    def starts(self) -> tuple[int, ...] | Expr:
+        """Where each component's row begins, in places; an expression in COORDINATE where lengths are known only when run.
+
+        >>> from serrate.ir import IterDomain, partition, split
+        >>> c, r = partition(IterDomain(512), [0, 100, 250, 512])
+        >>> blocks = allocation([c, *split(r, 128)])
+        >>> blocks.starts, blocks.elements, blocks.holes
+        ((0, 128, 384), 768, 256)
+        """
+        component, row = self._rows()
+        if row.value is not None:
+            start = COORDINATE * row
+        else:
+            start = running_sum(component, row)[COORDINATE]
+        count = component.extent_expr.value
+        found = [start.substitute({COORDINATE: const(c)}).value for c in range(count or 0)]
+        return start if count is None or None in found else cast(tuple[int, ...], tuple(found))
+
+    def _rows(self) -> tuple[IterDomain, Expr]:
+        """The component domain, and the places that one of its rows takes."""
+        found = [d.component for d in self.storage if isinstance(d, RaggedIterDomain)]
+        found += [d for d in self.storage if d.pairing is not None and not d.is_ragged]
+        place = next((k for c in found for k, d in enumerate(self.storage) if d.uid == c.uid), None)
+        if place is None:
+            raise DomainError(f"allocation of {self}: no dim of it counts components, so no rows begin anywhere")
+        component = self.storage[place]
+        row = const(1)
+        for domain in self.storage[place + 1 :]:
+            if isinstance(domain, RaggedIterDomain) and domain.component.uid != component.uid:
+                raise DomainError(f"allocation of {self}: the rows of {domain} are not owned by {component} alone")
+            row = row * (domain.length if isinstance(domain, RaggedIterDomain) else domain.extent_expr)
+        return component, row
+
+    def where(self) -> Iterator[tuple[int, ...]]:
+        """The position of every hole, one index for each storage dim; extents and lengths must be known.
+
+        >>> from serrate.ir import IterDomain, split
+        >>> list(allocation(split(IterDomain(6), 4)).where())
+        [(1, 2), (1, 3)]
+        """
+        if not isinstance(self.holes, int):
+            raise DomainError(f"allocation of {self}: holes can be listed only where extents and lengths are known")
+        filled = visits(self.storage, self.storage, self.guards)
+        # A component that does not exist has no row, and so no places: what says so is kept.
+        owners = [d.component for d in self.storage if isinstance(d, RaggedIterDomain)]
+        picking = {uid for owner in owners for uid in _lineage(owner, self.storage)}
+        places = visits(self.storage, self.storage, tuple(g for g in self.guards if g.domain.uid in picking))
+        for place in sorted(places.keys() - filled.keys(), key=_tuple):
+            yield _tuple(place)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.storage))
+
+    def explain(self) -> str:
+        """The allocation in words.
+
+        >>> from serrate.ir import IterDomain, split
+        >>> print(allocation(split(IterDomain(6), 4)).explain())
+        [2, 4]: 8 places, 2 of them holes: where i0*4 + i1 < 6 fails
+        """
+        sizes = ", ".join(str(list(e) if isinstance(e, tuple) else e).replace(str(COORDINATE), "c") for e in self.extents)
+        failing = " or ".join(str(g.condition) for g in self.guards)
+        holes = f"{self.holes} of them holes: where {failing} fails" if self.guards else "no holes"
+        return f"[{sizes}]: {self.elements} places, {holes}"
+
+
+def allocation(storage: Sequence[IterDomain], logical: Sequence[IterDomain] | None = None) -> Allocation:
+    """The places of a tensor over `storage`; without `logical`, of everything that the storage domains were made from.
+
+    >>> from serrate.ir import IterDomain, split
+    >>> six = allocation(split(IterDomain(6), 4))
+    >>> six.extents, six.elements, six.holes
+    ((2, 4), 8, 2)
+    """
+    wanted = tuple(sources(storage) if logical is None else logical)
+    return Allocation(tuple(storage), wanted, guards(wanted, storage))
+
+
+def sources(domains: Sequence[IterDomain]) -> list[IterDomain]:
+    """The domains that `domains` were made from and that were not made from others.
+
+    A sub-range, or a domain grown or cut at its ends, is where this stops: its positions are the elements.
+    """
+    found: dict[int, IterDomain] = {}
+    pending = list(domains)
+    while pending:
+        domain = pending.pop(0)
+        made = domain.definition
+        if made is None or isinstance(made, Restrict) or type(made).__name__ == "Resize":
+            found[domain.uid] = domain
+        else:
+            pending.extend(made.inputs)
+    return list(found.values())
+
+
+def _tuple(place: object) -> tuple[int, ...]:
+    return cast(tuple[int, ...], place) if isinstance(place, tuple) else (cast(int, place),)
+
+
+def _number(value: Expr) -> Expr | int:
+    return value if value.value is None else value.value
+
+
+def _shown(domain: IterDomain) -> Expr | int | NestedInts:
+    if isinstance(domain, RaggedIterDomain):
+        try:
+            return domain.extents
+        except DomainError:
+            return domain.length
+    return domain.extent
+
+
+def _count(domains: Sequence[IterDomain]) -> Expr:
+    """The number of positions of a nest of loops over the domains.
+
+    Rows of one component are counted together: the sum over components of the product of what each of them has. Where the
+    component is not among the domains but they determine it (it was split, partitioned, or merged from them), it takes
+    their place first: a position has a row only if its component exists, and there it is one position of the component.
+    """
+    # Which of several owners takes its dims' place first can matter, so all ways are tried until one leads to the end.
+    pending, seen = [list(domains)], set[frozenset[int]]()
+    while pending:
+        left = pending.pop()
+        present = frozenset(d.uid for d in left)
+        rows = [d for d in left if isinstance(d, RaggedIterDomain)]
+        lost = [row for row in rows if row.component.uid not in present]
+        if not rows:
+            total = const(1)
+            for domain in left:
+                total = total * domain.extent_expr
+            return total
+        if present not in seen:
+            seen.add(present)
+            pending += [new for row in lost for new in _towards(left, row.component)] if lost else [_summed(left, rows)]
+    names, owners = ", ".join(map(str, domains)), ", ".join(str(d.component) for d in domains if isinstance(d, RaggedIterDomain))
+    raise DomainError(f"allocation of [{names}]: rows need the dims that pick them beside them, here {owners}")
+
+
+def _summed(left: list[IterDomain], rows: list[RaggedIterDomain]) -> list[IterDomain]:
+    """[c, r1, r2, ...] -> one domain with as many positions as all rows of `c` have."""
+    # Rows may count the components of other rows; those are summed first.
+    owners = {d.component.uid for d in rows}
+    innermost = next((d for d in rows if d.uid not in owners), rows[0])
+    component = innermost.component
+    own = [d for d in rows if d.component.uid == component.uid]
+    length = const(1)
+    for row in own:
+        length = length * row.length
+    total = running_sum(component, length)[component.extent_expr]
+    gone = {component.uid, *(d.uid for d in own)}
+    return [IterDomain(total), *(d for d in left if d.uid not in gone)]
+
+
+def _towards(left: list[IterDomain], owner: IterDomain) -> Iterator[list[IterDomain]]:
+    """The domains with one transform done or undone, so that they come nearer to `owner`."""
+    present = {d.uid for d in left}
+    wanted, deciding = _lineage(owner, left, merged_inner=True), _lineage(owner, left)
+    for transform in (*ancestry([owner]), *ancestry(left)):
+        # Undoing a split that leaves holes drops positions, so the owner must not exist there.
+        near = wanted if not isinstance(transform, Split) or transform.divides else deciding
+        for new, old in ((transform.outputs, transform.inputs), (transform.inputs, transform.outputs)):
+            if all(d.uid in present for d in old) and any(d.uid in near and d.uid not in present for d in new):
+                gone = {d.uid for d in old}
+                yield [*new, *(d for d in left if d.uid not in gone)]
+
+
+def _lineage(owner: IterDomain, loops: Sequence[IterDomain], *, merged_inner: bool = False) -> set[int]:
+    """The domains (by uid) between `owner` and the loops that determine it: what was made of it, or what it was made from.
+
+    Where one of them is out of bounds, `owner` does not exist. That does not hold of a merge that has it as the inner
+    domain (the inner index wraps around), so such a merge is among them only if `merged_inner`.
+    """
+    behind = ancestry(loops)
+    met = {d.uid for d in loops} | {d.uid for t in behind for d in t.inputs}
+    found, pending = set[int](), [owner]
+    while pending:
+        domain = pending.pop()
+        found.add(domain.uid)
+        if domain.uid not in met and domain.definition is not None:
+            pending.extend(domain.definition.inputs)
+    size = 0
+    while size != len(found):
+        size = len(found)
+        for transform in behind:
+            sources = transform.inputs if merged_inner or not isinstance(transform, Merge) else transform.inputs[:1]
+            if any(d.uid in found for d in sources):
+                found |= {d.uid for d in transform.outputs}
+    return found

@@ -1,0 +1,289 @@
+"""What the holes of an allocated tensor must hold, decided from those who read it.
+
+In: a program and one of its tensors, stored with holes. Out: a `Correctness`: weak (holes may hold anything) or strong
+(holes hold one value, named), and why.
+
+A reader is a statement with the loops around it. What the holes hold matters to it only if all of this is so:
+
+  1. its loops visit holes. They do exactly where a guard of theirs fails on something the storage was made from;
+  2. the place exists: its loops run over the storage domains themselves, or over what was made of them without new
+     holes. Loops made in another way can run past what is allocated, and guard for themselves;
+  3. it accumulates, over an index that the hole is part of. A store goes by address: where the element does not exist,
+     neither does the place that is stored to. An accumulation that keeps the index leaves what it makes of a hole in a
+     hole of its own result. Only one that reduces the index away would count the hole.
+
+Then either the reader masks holes, or they hold something that, accumulated, changes nothing: an identity. For a plain
+read that is the identity of the reduction (0 for a sum, 1 for a product, -inf for a maximum); for softmax it is -inf,
+because e^(-inf - maximum) = 0 adds nothing to the total; for the moments of welford there is none, because every value
+that is seen is counted. Through elementwise functions the value is found by trying: what gives the identity when the
+function is applied to it. A product with something else is 0 only if that is finite, which is known where that is a plain
+read at the same index: it is outside too, so it reads 0 if it is guarded; and if it is stored with holes, this very reader
+wants 0 in them, or else masks the whole statement. One value serves all readers or none: when two need different ones,
+each masks for itself, and nothing need be filled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from serrate.analysis.allocation import allocation
+from serrate.analysis.guards import guards
+from serrate.analysis.indices import Indices, ancestry
+from serrate.ir import Fusion, TensorView
+from serrate.ir.domains import IterDomain
+from serrate.ir.expr import symbol
+from serrate.ir.reductions import Reduction
+from serrate.ir.tile import Accumulate, Leaf, Loop, TileProgram, walk
+from serrate.ir.values import Call, Constant, Read, Role, Tensor, Value
+
+Number = float | int | bool
+
+
+class CorrectnessKind(Enum):
+    """What holes hold."""
+
+    WEAK = "weak"
+    """Anything: nobody counts them."""
+    STRONG = "strong"
+    """The fill value: somebody counts them, and it changes nothing."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One statement that reads the tensor, and what it wants of the holes."""
+
+    name: str
+    counts: bool
+    """Whether it would count what holes hold."""
+    fill: Number | None
+    """What holes must hold for it to need no mask; None where nothing does, or where it does not matter."""
+    why: str
+
+
+@dataclass(frozen=True)
+class Correctness:
+    """What the holes of a tensor must hold, and why."""
+
+    kind: CorrectnessKind
+    fill: Number | None
+    why: str
+    readers: tuple[Reader, ...] = ()
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        """The readers that count holes and must mask them, because nothing is filled that would serve them."""
+        return tuple(r.name for r in self.readers if r.counts and self.kind is CorrectnessKind.WEAK)
+
+    def __str__(self) -> str:
+        fill = "" if self.fill is None else f", holes hold {self.fill}"
+        return "\n  ".join([f"{self.kind.value}{fill}: {self.why}", *(f"{r.name}: {r.why}" for r in self.readers)])
+
+
+def correctness(source: Fusion | TileProgram, tensor: Tensor | TensorView) -> Correctness:
+    """What the holes of `tensor` must hold, from all statements of `source` that read it.
+
+    >>> import torch
+    >>> from serrate.ir import IterDomain, split
+    >>> from serrate.ir.reductions import reduction
+    >>> from serrate.ir.tile import SERIAL, Phase, nest
+    >>> from serrate.ir.values import read
+    >>> d = IterDomain(6, name="d")
+    >>> x = Tensor("x", torch.float32, (d,), split(d, 4))
+    >>> y = Tensor("y", torch.float32, (), (), Role.OUTPUT)
+    >>> total = Accumulate((y,), (), reduction("sum"), (read(x, (d,)),), (d,))
+    >>> tiles = nest(tuple((part, SERIAL) for part in split(d, 4)), total)
+    >>> print(correctness(TileProgram("p", (), (y,), (Phase("y", tiles),)), x))
+    strong, holes hold 0.0: everyone who counts holes counts 0.0 as nothing
+      y: sum over d visits the holes of x; 0.0 is its identity
+    """
+    memory = (tensor.tensor if isinstance(tensor, TensorView) else tensor).memory
+    stored = allocation(memory.storage)
+    if not stored.guards:
+        return Correctness(CorrectnessKind.WEAK, None, f"{memory.name} is stored without holes")
+    opened = {g.domain.uid: g.domain for g in stored.guards}
+    readers = tuple(
+        _reader(name, leaf, loops, memory, opened) for name, leaf, loops in _statements(source) if _reads(leaf, memory)
+    )
+    return _decided(memory, readers)
+
+
+def _decided(tensor: Tensor, readers: tuple[Reader, ...]) -> Correctness:
+    weak = CorrectnessKind.WEAK
+    counting = [r for r in readers if r.counts]
+    if not readers:
+        return Correctness(weak, None, f"nobody reads {tensor.name}", readers)
+    if not counting:
+        return Correctness(weak, None, f"nobody who reads {tensor.name} counts its holes", readers)
+    if tensor.role is Role.INPUT:
+        return Correctness(weak, None, f"{tensor.name} is the caller's memory and is not filled; readers mask holes", readers)
+    if any(r.fill is None for r in counting):
+        unserved = ", ".join(r.name for r in counting if r.fill is None)
+        return Correctness(weak, None, f"no value changes nothing for {unserved}; each reader masks holes for itself", readers)
+    fills = {_spelled(r.fill): r.fill for r in counting}
+    if len(fills) > 1:
+        wanted = ", ".join(f"{r.name} needs {r.fill}" for r in counting)
+        return Correctness(weak, None, f"{wanted}; no value serves all, so each reader masks holes for itself", readers)
+    fill = counting[0].fill
+    return Correctness(CorrectnessKind.STRONG, fill, f"everyone who counts holes counts {fill} as nothing", readers)
+
+
+def _spelled(number: Number | None) -> str:
+    """Tells numbers apart as memory does: -0.0 from 0.0, but not 0 from 0.0."""
+    return repr(float(number or 0))
+
+
+def _statements(source: Fusion | TileProgram) -> Iterator[tuple[str, Leaf, tuple[IterDomain, ...]]]:
+    """Every statement with its name and the loops around it."""
+    if isinstance(source, Fusion):
+        for definition in source.definitions:
+            yield definition.statement.targets[0].name, definition.statement, definition.domains
+        return
+    for phase in source.phases:
+        for statement, loops in walk(phase.body):
+            if not isinstance(statement, Loop):
+                yield statement.targets[0].name, statement, tuple(loop.domain for loop in loops)
+
+
+def _reads(leaf: Leaf, tensor: Tensor) -> bool:
+    return any(element.tensor.memory is tensor for value in leaf.values for element in value.reads)
+
+
+def _reader(name: str, leaf: Leaf, loops: tuple[IterDomain, ...], tensor: Tensor, opened: dict[int, IterDomain]) -> Reader:
+    """What one statement wants of the holes; the rules are numbered as above."""
+    visited = {g.domain.uid: g.domain for g in guards((), loops)}
+    made_from = {d.uid for t in ancestry(tensor.storage) for d in t.inputs}
+    past = [visited[uid] for uid in visited if uid in made_from]
+    if not past:
+        return Reader(name, False, None, "its loops stay inside the elements")
+    if not _inside(loops, tensor, visited.keys()):
+        return Reader(name, False, None, f"its loops are not made of the storage of {tensor.name}, so it guards for itself")
+    if not isinstance(leaf, Accumulate):
+        return Reader(name, False, None, "it stores by address, and nothing is stored where no element is")
+    kept = Indices([(d, symbol(f"@{d.uid}")) for d in leaf.index if d is not None])
+    counted = [d for d in past if not kept.knows(d)]
+    if not counted:
+        return Reader(name, False, None, f"it keeps {', '.join(d.name for d in past)}, so holes stay holes in its result")
+    what = f"{leaf.reduction} over {', '.join(d.name for d in leaf.over)} visits the holes of {tensor.name}"
+    if any(d.uid not in opened for d in counted):
+        return Reader(name, True, None, f"{what}, and goes past them")
+    fill = _fill(leaf, tensor, {d.uid for d in counted})
+    if fill is None:
+        return Reader(name, True, None, f"{what}; whatever they held would count")
+    return Reader(name, True, fill, f"{what}; {_identity_of(leaf, tensor, fill)}")
+
+
+def _identity_of(leaf: Accumulate, tensor: Tensor, fill: Number) -> str:
+    plain = leaf.merge or all(isinstance(_uncast(v), Read) for v in leaf.values)
+    return f"{fill} is its identity" if plain else f"{fill} in {tensor.name} makes {leaf.values[0]} its identity"
+
+
+def _inside(loops: tuple[IterDomain, ...], tensor: Tensor, guarded: Collection[int]) -> bool:
+    """Whether the loops reach every storage domain by going back, and nothing they go through can be out of bounds."""
+    behind = ancestry(loops)
+    met = {d.uid for d in loops} | {d.uid for t in behind for d in t.inputs}
+    if not all(d.uid in met for d in tensor.storage):
+        return False
+    made_of: set[int] = {d.uid for d in tensor.storage}
+    size = 0
+    while size != len(made_of):
+        size = len(made_of)
+        made_of |= {d.uid for t in behind if any(s.uid in made_of for s in t.inputs) for d in t.outputs}
+    return not any(uid in made_of for uid in guarded)
+
+
+# --- which value changes nothing -------------------------------------------------------------------------------------------
+
+
+def neutral(reduction: Reduction, dtype: torch.dtype) -> Number | None:
+    """A value that, lifted and combined, leaves every state as it is; None where there is none."""
+    if reduction.name == "welford":
+        return None
+    if reduction.name in ("softmax", "softmax_max"):
+        return -math.inf
+    return reduction.identity(0, dtype)
+
+
+def _fill(leaf: Accumulate, tensor: Tensor, holes: set[int]) -> Number | None:
+    """What the tensor's holes must hold so that the accumulation of a hole changes nothing."""
+    if leaf.merge:
+        # Whole states are combined: an empty one in every place, each tensor holding its own part of it.
+        states = [k for k, value in enumerate(leaf.values) if _is_read(value, tensor)]
+        return leaf.reduction.identity(states[0], tensor.dtype) if len(states) == 1 else None
+    wanted = neutral(leaf.reduction, leaf.targets[0].dtype)
+    if wanted is None:
+        return None
+    for tried in dict.fromkeys((wanted, 0.0, 1.0, -math.inf, math.inf)):
+        candidate = tried if tensor.dtype.is_floating_point else _integer(tried, tensor)
+        if candidate is not None and _value_at(leaf.values[0], tensor, candidate, holes) == wanted:
+            return candidate
+    return None
+
+
+def _integer(number: Number, tensor: Tensor) -> Number | None:
+    """The number in the tensor's own dtype, if it is one."""
+    if not math.isfinite(number):
+        return None
+    return bool(number) if tensor.dtype == torch.bool else int(number)
+
+
+def _uncast(value: Value) -> Value:
+    while isinstance(value, Call) and value.function == "cast":
+        value = value.args[0]
+    return value
+
+
+def _is_read(value: Value, tensor: Tensor) -> bool:
+    found = _uncast(value)
+    return isinstance(found, Read) and found.tensor.memory is tensor
+
+
+UNARY: dict[str, Callable[[Number], Number]] = {
+    "cast": lambda x: x,
+    "neg": lambda x: -x,
+    "abs": abs,
+    "exp": lambda x: 0.0 if x == -math.inf else math.exp(x),
+    "sqrt": lambda x: math.sqrt(x) if x >= 0 else math.nan,
+    "relu": lambda x: max(x, 0.0),
+    "square": lambda x: x * x,
+    "tanh": math.tanh,
+    "erf": math.erf,
+    "sigmoid": lambda x: 0.0 if x == -math.inf else 1 / (1 + math.exp(-x)),
+    "silu": lambda x: 0.0 if x == 0 else math.nan,
+    "gelu": lambda x: 0.0 if x == 0 else math.nan,
+    "logical_not": lambda x: float(not x),
+}
+"""Functions of one number whose value at an identity is known; the rest are taken to give anything."""
+
+
+def _value_at(value: Value, tensor: Tensor, fill: Number, holes: set[int]) -> Number | None:
+    """The value where `tensor` holds `fill`; None where it depends on something else."""
+    if isinstance(value, Constant):
+        return value.number
+    if isinstance(value, Read):
+        return fill if value.tensor.memory is tensor else None
+    if not isinstance(value, Call):
+        return None
+    known = [_value_at(v, tensor, fill, holes) for v in value.args]
+    if value.function in UNARY and known[0] is not None:
+        try:
+            return UNARY[value.function](known[0])
+        except OverflowError:
+            return None
+    if value.function == "mul":
+        a, b = known
+        if a is not None and b is not None:
+            return a * b
+        other = value.args[0] if a is None else value.args[1]
+        return 0.0 if 0 in (a, b) and _is_outside(other, holes) else None
+    return None
+
+
+def _is_outside(value: Value, holes: set[int]) -> bool:
+    """Whether a value is a plain read at an index that is out of bounds where the tensor at hand has a hole."""
+    found = _uncast(value)
+    return isinstance(found, Read) and any(d is not None and d.uid in holes for d in found.index)
