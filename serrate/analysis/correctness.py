@@ -38,7 +38,7 @@ from serrate.ir import Fusion, TensorView
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import symbol
 from serrate.ir.reductions import Reduction
-from serrate.ir.tile import Accumulate, Leaf, Loop, TileProgram, walk
+from serrate.ir.tile import Accumulate, Leaf, Library, Loop, TileProgram, walk
 from serrate.ir.values import Call, Constant, Read, Role, Tensor, Value
 
 Number = float | int | bool
@@ -141,7 +141,8 @@ def _statements(source: Fusion | TileProgram) -> Iterator[tuple[str, Leaf, tuple
     """Every statement with its name and the loops around it."""
     if isinstance(source, Fusion):
         for definition in source.definitions:
-            yield definition.statement.targets[0].name, definition.statement, definition.domains
+            if not isinstance(definition.statement, Library):
+                yield definition.statement.targets[0].name, definition.statement, definition.domains
         return
     for phase in source.phases:
         for statement, loops in walk(phase.body):
@@ -286,4 +287,4 @@ def _value_at(value: Value, tensor: Tensor, fill: Number, holes: set[int]) -> Nu
 def _is_outside(value: Value, holes: set[int]) -> bool:
     """Whether a value is a plain read at an index that is out of bounds where the tensor at hand has a hole."""
     found = _uncast(value)
-    return isinstance(found, Read) and any(d is not None and d.uid in holes for d in found.index)
+    return isinstance(found, Read) and any(isinstance(d, IterDomain) and d.uid in holes for d in found.index)

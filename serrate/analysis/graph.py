@@ -36,9 +36,9 @@ from serrate.ir.fusion import Equal, Fusion
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import Cover
-from serrate.ir.tile import Leaf, Loop, Store, TileProgram, walk
+from serrate.ir.tile import Leaf, Library, Loop, Store, TileProgram, walk, written_at
 from serrate.ir.transforms import Split, Transform
-from serrate.ir.values import Read, Tensor
+from serrate.ir.values import Place, Read, Tensor
 
 Kind = Literal["exact", "permissive", "loop"]
 KINDS: tuple[Kind, ...] = ("exact", "permissive", "loop")
@@ -353,7 +353,9 @@ def _gathered(source: Fusion | TileProgram | Iterable[IterDomain]) -> _Program:
         domains = [d for definition in source.definitions for d in definition.domains]
         domains += [d for view in (*source.inputs, *source.outputs) for d in _of_tensor(view.tensor)]
         checks = tuple(check for check in source.checks if isinstance(check, Equal))
-        found = _Program(domains, [definition.statement for definition in source.definitions], checks)
+        # A library call takes whole tensors: it ties no dims.
+        leaves = [d.statement for d in source.definitions if not isinstance(d.statement, Library)]
+        found = _Program(domains, leaves, checks)
     elif isinstance(source, TileProgram):
         statements = [s for phase in source.phases for s, _ in walk(phase.body)]
         domains = [s.domain for s in statements if isinstance(s, Loop)]
@@ -363,10 +365,12 @@ def _gathered(source: Fusion | TileProgram | Iterable[IterDomain]) -> _Program:
         return _Program(list(source), [])
     for leaf in found.leaves:
         elements = [r for value in leaf.values for r in value.reads]
-        for tensor, index in (*((t, leaf.index) for t in leaf.targets), *((e.tensor, e.index) for e in elements)):
+        for tensor, index in (*((t, written_at(leaf)) for t in leaf.targets), *((e.tensor, e.index) for e in elements)):
             found.domains += _of_tensor(tensor)
-            found.ties += [_Tie(own, at) for own, at in zip(tensor.logical, index, strict=True) if at is not None]
-            found.apart |= {frozenset(d.uid for d in dims if d is not None) for dims in (tensor.logical, index)}
+            # A computed place says where an element is, not that two dims are one index.
+            plain = tuple(at if isinstance(at, IterDomain) else None for at in index)
+            found.ties += [_Tie(own, at) for own, at in zip(tensor.logical, plain, strict=True) if at is not None]
+            found.apart |= {frozenset(d.uid for d in dims if d is not None) for dims in (tensor.logical, plain)}
         if isinstance(leaf, Store):
             found.ties += [tie for element in elements for tie in _stretched(element, leaf)]
     found.ties = list({(tie.own.uid, tie.at.uid): tie for tie in found.ties if tie.own.uid != tie.at.uid}.values())
@@ -386,7 +390,7 @@ def _stretched(element: Read, leaf: Store) -> list[_Tie]:
     if len(at) > len(leaf.index):
         return []
     aligned = leaf.index[len(leaf.index) - len(at) :]
-    if any(d is not None and (to is None or d.uid != to.uid) for d, to in zip(at, aligned, strict=True)):
+    if any(d is not None and (isinstance(d, Place) or to is None or d.uid != to.uid) for d, to in zip(at, aligned, strict=True)):
         return []
     return [_Tie(o, to) for o, d, to in zip(own, at, aligned, strict=True) if d is None and to is not None]
 

@@ -18,7 +18,7 @@ from serrate.ir.drawing.layout import Cell
 from serrate.ir.drawing.picture import COLOURS, domain_box, pill, titled_box
 from serrate.ir.expr import Expr
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.tile import Accumulate, Leaf
+from serrate.ir.tile import Accumulate, Leaf, Library, Scan
 from serrate.ir.transforms import Split, Transform
 from serrate.ir.values import Call, Read, Role, Tensor
 
@@ -204,7 +204,11 @@ def _view_label(view: Tensor) -> str:
     return f"view: {', '.join(names)}" if names else "view: combine" if undone else "view"
 
 
-def _operation(statement: Leaf) -> str:
+def _operation(statement: Leaf | Library) -> str:
+    if isinstance(statement, Library):
+        return statement.function
+    if isinstance(statement, Scan):
+        return f"running {statement.reduction} over {statement.over[0].name}"
     if isinstance(statement, Accumulate):
         product = any(isinstance(v, Call) and v.function == "mul" for v in statement.values)
         what = f"{statement.reduction} of products" if product else str(statement.reduction)

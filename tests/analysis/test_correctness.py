@@ -13,7 +13,7 @@ from serrate.ir import IterDomain, partition, split
 from serrate.ir.reductions import REDUCTIONS, reduction
 from serrate.ir.tile import SERIAL, Accumulate, Leaf, Phase, Store, TileProgram, nest
 from serrate.ir.values import Role, Tensor, Value, call, constant, read
-from serrate.lower.naive import naive
+from serrate.lower.stages import stages
 
 WEAK, STRONG = CorrectnessKind.WEAK, CorrectnessKind.STRONG
 D = IterDomain(6, name="d")
@@ -185,7 +185,7 @@ def test_a_fusion_and_its_naive_program_are_read_alike() -> None:
         x, offsets = f.input((None, 4), torch.float32), f.input((None,), torch.int64)
         rows = ops.exp(ops.as_nested(x, offsets))
         f.output(ops.sum(rows, 1))
-    for source in (f, naive(f)):
+    for source in (f, stages(f)[0]):
         assert correctness(source, rows).why == f"{rows.tensor.name} is stored without holes"
 
 

@@ -13,7 +13,7 @@ from serrate.errors import DomainError
 from serrate.ir import IterDomain, IterType, RaggedIterDomain, combine, cover, merge, partition, restrict, split
 from serrate.ir.expr import symbol
 from serrate.ir.fusion import Equal
-from serrate.lower.naive import naive
+from serrate.lower.stages import stages
 from tests.analysis.chains import Chain, build, chains, lengths
 
 
@@ -128,7 +128,7 @@ def test_a_tile_program_needs_the_checks_of_its_fusion() -> None:
         y, others = f.input((None, 4), torch.float32), f.input((None,), torch.int64)
         a, b = ops.as_nested(x, offsets), ops.as_nested(y, others)
         f.output(a + b)
-    program = naive(f)
+    program = stages(f)[0]
     pair = a.domains[1], b.domains[1]
     assert not DomainGraph(program, loops=pair).same(*pair)
     assert DomainGraph(program, loops=pair, checks=DomainGraph(f).assumptions).same(*pair)
