@@ -16,11 +16,12 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import broadcast, index_into
 from serrate.ir.domains import COORDINATE, IterDomain, RaggedIterDomain
 from serrate.ir.expr import Array, RunningSum
-from serrate.ir.fusion import Equal, Fusion, TensorView, collapse, current_fusion, storage_of
+from serrate.ir.fusion import Equal, Fusion, collapse, current_fusion, storage_of
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import Accumulate, Store
 from serrate.ir.transforms import combine, partition
 from serrate.ir.values import Role, Tensor, Value, call, carried_dtype, constant, extent
+from serrate.ir.view import TensorView
 
 Number = float | int | bool
 Operand = TensorView | Number

@@ -4,8 +4,9 @@ In: nothing but torch dtypes. Out: immutable nodes that every later stage reads 
 """
 
 from serrate.ir.domains import IterDomain, IterType, ParallelType, RaggedIterDomain
-from serrate.ir.fusion import Fusion, TensorView
+from serrate.ir.fusion import Fusion
 from serrate.ir.transforms import combine, cover, merge, partition, restrict, split
+from serrate.ir.view import TensorView
 
 __all__ = [
     "Fusion",

@@ -49,6 +49,15 @@ class ParallelType(Enum):
     SERIAL = "serial"
     GRID = "grid"
     LANES = "lanes"
+    VECTORIZE = "vectorize"
+    UNROLL = "unroll"
+    BLOCK_X = "block_x"
+    BLOCK_Y = "block_y"
+    BLOCK_Z = "block_z"
+    THREAD_X = "thread_x"
+    THREAD_Y = "thread_y"
+    THREAD_Z = "thread_z"
+    MESH = "mesh"
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,10 @@ import torch
 from serrate.errors import CallError, ShapeError, VerificationError
 from serrate.frontend import ops
 from serrate.ir import Fusion, IterDomain, combine, merge, partition
-from serrate.ir.fusion import TensorView, current_fusion, storage_of
+from serrate.ir.fusion import current_fusion, storage_of
 from serrate.ir.tile import Store
 from serrate.ir.values import Role, call
+from serrate.ir.view import TensorView
 
 
 def rows(f: Fusion) -> TensorView:
@@ -67,6 +68,7 @@ def test_text_of_rows_and_reductions() -> None:
         "fusion f\n"
         "  input  T0: float32[i.d0{n0}, i.d1{4}]\n"
         "  input  T1: int64[i.d2{n1}]\n"
+        "  T2: float32[i.c0{n1 - 1}, ragged.r0{T1[c + 1] - T1[c]}, i.d1{4}] = view of T0\n"
         "  T3: float32[i.c0{n1 - 1}, i.d1{4}] = sum T2[c0, r0, d1]  over r0\n"
         "  output T3\n"
     )
