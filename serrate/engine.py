@@ -35,6 +35,7 @@ from serrate.runtime import memory
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, Call
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, load_together
+from serrate.schedule.by_hand import by_hand
 from serrate.schedule.heuristic import Rows, choose
 from serrate.schedule.plan import Plan
 from serrate.schedule.prepare import row_facts
@@ -126,6 +127,10 @@ class Compiled:
         for view in fusion.outputs:
             _check_result(view)
         self.naive = naive(fusion)
+        self._hand = fusion.hand() if strategy is None else None
+        if self._hand is not None:
+            # An illegal schedule is told here, not at the first call.
+            by_hand(self.naive, self._hand, BACKENDS[backend or "reference"])
         self.binder = Binder(fusion)
         self._facts = row_facts(self.naive)
         self._built: dict[Any, tuple[Plan, Executable]] = {}
@@ -203,7 +208,8 @@ class Compiled:
         dtypes = tuple(call.args[k].dtype for k in self.binder.offsets)
         key = (backend, strategy, tuple(sorted(options.items())), dtypes)
         if key not in self._built:
-            chosen = plan(self.naive, strategy, BACKENDS[backend], **options)
+            target = BACKENDS[backend]
+            chosen = by_hand(self.naive, self._hand, target) if self._hand else plan(self.naive, strategy, target, **options)
             if "plan" in settings.current().log:
                 log.warning("%s", chosen)
             built = build(
@@ -215,8 +221,8 @@ class Compiled:
         return self._built[key]
 
     def _choice(self, call: Call, backend: str) -> tuple[str, dict[str, Any]]:
-        if self.strategy is not None:
-            return self.strategy, self.options
+        if self.strategy is not None or self._hand is not None:
+            return self.strategy or "by_hand", self.options
         target, facts = BACKENDS[backend], self._facts
         rows = None
         if facts is not None:

@@ -20,7 +20,7 @@ from serrate.ir import hand, rewrites, transforms
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Array
 from serrate.ir.hand import Change, LoopState
-from serrate.ir.tensor_domain import TensorDomain
+from serrate.ir.tensor_domain import TensorDomain, made_from
 from serrate.ir.tile import Accumulate
 from serrate.ir.values import Role, Tensor
 
@@ -146,8 +146,8 @@ class LoopHandle:
     def inline_at(self, consumer: TensorView, position: int) -> Self:
         """for c: t;  for c: y   ->   for c: (t; y):  computes this tensor inside the outermost `position` loops of `consumer`.
 
-        If this tensor has no schedule of its own it follows the splits and merges of the consumer. Negative positions count
-        from the end, -1 being all loops.
+        If this tensor has no schedule of its own it follows the changes that made those loops of the consumer. Negative
+        positions count from the end, -1 being all loops.
         """
         state, other = self._own_state("inline_at"), consumer._own_state("inline_at")
         depth = position + len(other.loop) + 1 if isinstance(position, int) and position < 0 else position
@@ -157,7 +157,9 @@ class LoopHandle:
             raise ScheduleError(f"inline_at: {other.phase} is not computed from {state.phase}")
         changes: list[Change] = []
         if not any(c.phase == state.phase for c in self.fusion.changes):
-            state, changes = hand.followed(state, [c for c in self.fusion.changes if c.phase == other.phase])
+            theirs = [c for c in self.fusion.changes if c.phase == other.phase]
+            needed = [c for c in theirs if any(made_from(d, c.outputs) for d in other.loop[:depth])]
+            state, changes = hand.followed(state, needed)
         own = {d.uid: d for d in state.loop if not state.reduces(d)}
         for domain in other.loop[:depth]:
             if domain.uid not in own:
