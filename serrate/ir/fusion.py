@@ -62,7 +62,7 @@ class AtLeastLongest:
     what: str
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Fusion:
     """A recorded program. Use as a context manager, or pass to `ops` through its tensors.
 
@@ -81,13 +81,13 @@ class Fusion:
     outputs: list[TensorView] = field(default_factory=list)
     definitions: list[Definition] = field(default_factory=list)
     checks: list[Equal | AtLeastLongest] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list, repr=False)
+    changes: list[Change] = field(default_factory=list)
     """The hand schedule: every change of loops, in order."""
-    states: dict[str, LoopState] = field(default_factory=dict, repr=False)
+    states: dict[str, LoopState] = field(default_factory=dict)
     """The hand schedule: the loops of each tensor that has one, by the name of the tensor."""
-    _views: dict[Tensor, TensorView] = field(default_factory=dict, repr=False)
-    _numbers: dict[str, int] = field(default_factory=dict, repr=False)
-    _token: Any = field(default=None, repr=False)
+    _views: dict[Tensor, TensorView] = field(default_factory=dict)
+    _numbers: dict[str, int] = field(default_factory=dict)
+    _token: Any = field(default=None)
 
     def __enter__(self) -> Fusion:
         self._token = _current.set(self)
@@ -260,6 +260,8 @@ class Fusion:
         lines += _view_lines([v.tensor for v in self.outputs], shown)
         lines += [f"  output {v.tensor.name}" for v in self.outputs]
         return "\n".join(lines) + "\n"
+
+    __repr__ = __str__
 
     # --- the hand schedule -----------------------------------------------------------------------------------------------
 

@@ -107,7 +107,7 @@ def _tightened(body: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def _guard_bound(loop: For, *, alone: bool) -> Expr | None:
-    """The first position of the loop from which on a guard that all its statements share cannot hold.
+    """The first position of the loop from which on a guard that all its statements share cannot hold; the first of all such.
 
     With `alone`, only guards that loops and lanes further inside have no part in.
     """
@@ -117,6 +117,7 @@ def _guard_bound(loop: For, *, alone: bool) -> Expr | None:
     guarded = [s for s in statements if any(loop.symbol in g.symbols for g in s.guard)]
     if not guarded or any(isinstance(s, Write) and s not in guarded for s in statements):
         return None
+    found: Expr | None = None
     for guard in guarded[0].guard:
         if (
             all(guard in s.guard for s in guarded)
@@ -125,8 +126,8 @@ def _guard_bound(loop: For, *, alone: bool) -> Expr | None:
         ):
             bound = _solve(guard, loop.symbol, inner)
             if bound is not None:
-                return bound
-    return None
+                found = bound if found is None else minimum(found, bound)
+    return found
 
 
 def _solve(guard: Less, wanted: Symbol, inner: set[Symbol]) -> Expr | None:

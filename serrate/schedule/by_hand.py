@@ -19,8 +19,8 @@ from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain, ParallelType, RaggedIterDomain
 from serrate.ir.expr import Sum
 from serrate.ir.hand import Hand, LoopState, picks
-from serrate.ir.tile import GRID, LANES, SERIAL, Phase, Store, TileProgram, chain
-from serrate.ir.values import Role
+from serrate.ir.tile import GRID, LANES, SERIAL, Leaf, Phase, Store, TileProgram, chain
+from serrate.ir.values import Extent, Read, Role
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import reduced_loops
 from serrate.schedule.target import Target, power_of_two_at_least
@@ -88,7 +88,7 @@ def _kinds(phase: Phase, states: Mapping[str, LoopState], known: Mapping[str, Ki
 
 
 def _arrange(recorder: Recorder, phase: Phase, kinds: Kinds, state: LoopState | None, target: Target) -> None:
-    """Puts the loops of a phase in an order that runs, and marks them."""
+    """Marks the loops of a phase, and puts them in an order that runs."""
     loops = _loops(phase)
     over = reduced_loops(phase.leaves[0], list(loops))
 
@@ -104,8 +104,6 @@ def _arrange(recorder: Recorder, phase: Phase, kinds: Kinds, state: LoopState | 
             f"{phase.name} runs as {', '.join(order)} (grid, then serial, then lanes), so that {', '.join(shared)} cannot be the "
             f"loops it shares with {consumer}"
         )
-    if order != [d.name for d in loops]:
-        recorder.do("reorder", phase.name, *order)
     for domain in loops:
         kind = kinds.get(domain.name, SERIAL)
         extent = domain.extent_expr.value
@@ -113,6 +111,15 @@ def _arrange(recorder: Recorder, phase: Phase, kinds: Kinds, state: LoopState | 
             raise ScheduleError(f"{phase.name}: {domain} cannot be lanes here, where they come in powers of two; split it first")
         if kind is not SERIAL:
             recorder.do("mark", phase.name, domain.name, kind.value)
+    if order != [d.name for d in loops]:
+        recorder.do("reorder", phase.name, *order)
+
+
+def _mentioned(leaf: Leaf) -> list[IterDomain]:
+    """Every domain whose row an access or an extent of a statement may look up."""
+    nodes = [node for value in leaf.values for node in value.walk()]
+    tensors = (*leaf.targets, *(node.tensor for node in nodes if isinstance(node, Read)))
+    return [*(d for t in tensors for d in t.logical), *(node.domain for node in nodes if isinstance(node, Extent))]
 
 
 def _check_rows_end(phase: Phase) -> None:
@@ -121,14 +128,18 @@ def _check_rows_end(phase: Phase) -> None:
     A component of K rows found from several loops is in range iff its index is below K. Lowering ends the innermost of those
     loops there, which it can if the index is a whole multiple of that loop's position and something the others determine.
     """
-    loops = _loops(phase)
+    found = chain(phase)
+    assert found is not None
+    loops, kinds = [loop.domain for loop in found[0]], [loop.kind for loop in found[0]]
     symbols = loop_symbols(loops)
+    ragged = [d for d in (*loops, *_mentioned(found[1])) if isinstance(d, RaggedIterDomain)]
     for guard in guards((), loops):
-        rows = next((d for d in loops if isinstance(d, RaggedIterDomain) and picks(guard.domain, d.component)), None)
+        rows = next((d for d in ragged if picks(guard.domain, d.component)), None)
         index = guard.condition.left
-        if rows is None or guard.condition.proven:
-            continue
         last = next(s for s in reversed(symbols) if s in index.symbols)
+        # Lanes are masked one by one.
+        if rows is None or guard.condition.proven or kinds[symbols.index(last)] is LANES:
+            continue
         terms = index.terms if isinstance(index, Sum) else ((index, 1),)
         factor = next((f for t, f in terms if t is last), 0)
         if factor < 1 or last in (index - last * factor).symbols:

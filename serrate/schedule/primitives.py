@@ -411,7 +411,7 @@ def _check_private(tensor: Tensor, a: Phase, b: Phase, loops: list[Loop]) -> Non
             if _places(other) != _places(index):
                 raise ScheduleError(f"fuse: {tensor.name} is read at another place than it is written at")
             if tensor.role is not Role.PRIVATE and _apart(index, around, shared) != _apart(index, reading, shared):
-                raise ScheduleError(f"fuse: {tensor.name} is written and read by loops of their own; it must be complete first")
+                raise ScheduleError(f"fuse: {tensor.name} is written and read by loops of their own; share them too, or make them lanes")
 
 
 def _known(index: tuple[IterDomain | None, ...]) -> Indices:
