@@ -5,6 +5,7 @@ In: nothing but torch dtypes. Out: immutable nodes that every later stage reads 
 
 from serrate.ir.domains import IterDomain, IterType, ParallelType, RaggedIterDomain
 from serrate.ir.fusion import Fusion
+from serrate.ir.tensor_domain import TensorDomain
 from serrate.ir.transforms import combine, cover, merge, partition, restrict, split
 from serrate.ir.view import TensorView
 
@@ -14,6 +15,7 @@ __all__ = [
     "IterType",
     "ParallelType",
     "RaggedIterDomain",
+    "TensorDomain",
     "TensorView",
     "combine",
     "cover",

@@ -283,8 +283,8 @@ def delay(program: TileProgram, first: str, second: str) -> TileProgram:
     """a;  b;  c   ->   b;  a;  c   (`first` is a, `second` is c: a now runs right before it)"""
     a, c = find(program, first), find(program, second)
     place, end = program.phases.index(a), program.phases.index(c)
-    if place > end:
-        raise ScheduleError(f"delay: {first} runs after {second} already")
+    if place >= end:
+        raise ScheduleError(f"delay: {first} does not run before {second}")
     for between in program.phases[place + 1 : end]:
         met = {t.memory for t in a.writes | a.reads} & between.writes | a.writes & {t.memory for t in between.reads}
         if met:
@@ -411,7 +411,9 @@ def _check_private(tensor: Tensor, a: Phase, b: Phase, loops: list[Loop]) -> Non
             if _places(other) != _places(index):
                 raise ScheduleError(f"fuse: {tensor.name} is read at another place than it is written at")
             if tensor.role is not Role.PRIVATE and _apart(index, around, shared) != _apart(index, reading, shared):
-                raise ScheduleError(f"fuse: {tensor.name} is written and read by loops of their own; share them too, or make them lanes")
+                raise ScheduleError(
+                    f"fuse: {tensor.name} is written and read by loops of their own; share them too, or make them lanes"
+                )
 
 
 def _known(index: tuple[IterDomain | None, ...]) -> Indices:
