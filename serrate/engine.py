@@ -21,12 +21,11 @@ from serrate import settings
 from serrate.errors import BackendError, CompilerMissing, ShapeError, StrategyError
 from serrate.frontend.trace import Key, Trace, key_of, tensors_of, trace
 from serrate.ir import fusion as fusion_module
-from serrate.ir.domains import RaggedIterDomain
 from serrate.ir.expr import Array, Environment, Expr
 from serrate.ir.fusion import Fusion
 from serrate.ir.loops import LoopProgram
+from serrate.ir.ragged import RaggedIterDomain, offsets_array
 from serrate.ir.tile import TileProgram
-from serrate.ir.transforms import offsets_array
 from serrate.ir.values import Role, Tensor
 from serrate.ir.view import TensorView
 from serrate.lower.naive import naive

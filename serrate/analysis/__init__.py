@@ -5,5 +5,6 @@ In: domains and programs. Out: index expressions, guards, brute-force visit coun
 
 from serrate.analysis.guards import Guard, guards, visits
 from serrate.analysis.indices import Indices
+from serrate.analysis.vectors import check_vectorized
 
-__all__ = ["Guard", "Indices", "guards", "visits"]
+__all__ = ["Guard", "Indices", "check_vectorized", "guards", "visits"]

@@ -11,12 +11,25 @@ holes. The rules, with the reason each one holds:
           i < N implies o < ceil(N/f), because n >= 0: a guard on o is needless where i is in bounds.
           It implies n < N as well, because o >= 0: if N <= f, so is one on n (o's extent is then 1, or would be
           had an outer split not asked for more).
+          Where both parts are merged again, what they give is i itself.
+  outer split   the same with f = ceil(N/parts), which differs from row to row in a ragged domain: i < N implies
+          o*f < N <= parts*f.
   merge   a = m // Nb < Na  iff  m < Na*Nb, and b = m % Nb < Nb always: only m can need a guard, and it is needless
-          where a is in bounds.
+          where a is in bounds. (`Less.simplified` is the same rule.)
+  product as merge, row by row. But a row where Nb = 0 has no positions although its a may have: m keeps its guard.
   partition, combine   (c, r) is an element of a row iff i is an element: nothing new opens.
           A combined t past the end finds c = K, whose row would begin where i ends: where i is in bounds for another
-          reason, so is t. But t keeps its guard if anything reads length[c], because length[K] does not exist.
+          reason, so is t. But t keeps its guard if anything reads length[c], because length[K] does not exist, and if rows
+          lie under other domains or have gaps, because start[K] is then another row's, or does not exist.
+          Rows with gaps: every (c, r) is some i, but an i in a gap is no (c, r); seen from i, r needs both ends.
+  regroup (g, r) is an element of R[g][c] iff r' is one of R'[c]: nothing new opens. Past the end of r' there is no g to read
+          the length of, so r' keeps its guard.
   cover   rows shorter than the cover have holes: r < length[c], always; it implies the bound of the cover itself.
+  resize  i = i' - L.  i >= 0 needs a guard if L > 0, i < N if R > 0.  i < N implies i' < N + L <= N + L + R if R >= 0, and i >= 0
+          implies i' >= L >= 0 if L >= 0: then the guards of i' are needless. The other rules rely on indices that are not
+          negative, and they are not where all of these hold: a sum, quotient or product of such indices is none.
+  swizzle b = b' xor (a mod Nb) permutes 0 .. Nb-1 for every a: b in bounds iff b' in bounds. a is not changed.
+  restrict i = i' + lo needs i < N unless hi <= N; a ragged domain's rows end with it.
   ragged  as split, against length[c]; one past the end would land in the next row, inside the buffer.
 What is needless makes more of the same needless, from a domain to what the loops have made of it (`_Path`).
 A guard comes after the guards that make its own evaluation safe (c in range before length[c] is read).
@@ -27,17 +40,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from serrate.analysis.indices import Indices, ancestry
 from serrate.errors import DomainError
-from serrate.ir.domains import IterDomain, RaggedIterDomain
-from serrate.ir.expr import Environment, Expr, Less, Symbol, ceildiv, symbol
-from serrate.ir.transforms import Combine, Cover, Merge, Partition, Restrict, Split, Transform, row_length
+from serrate.ir.domains import IterDomain
+from serrate.ir.expr import Environment, Expr, Less, Symbol, ceildiv, const, minimum, symbol
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import Combine, Cover, Partition, Product
+from serrate.ir.transforms import Merge, Resize, Restrict, Split, Swizzle, Transform
 
 
 @dataclass(frozen=True)
 class Guard:
-    """One condition: the index of `domain` lies inside its extent."""
+    """One condition: the index of `domain` lies inside its extent, at one of its ends."""
 
     domain: IterDomain
     condition: Less
@@ -47,58 +63,122 @@ class Guard:
         return f"{self.condition}  ({self.reason})"
 
 
-def needed(loops: Sequence[IterDomain], unbounded: Iterable[IterDomain] = ()) -> list[tuple[IterDomain, str]]:
-    """The domains behind `loops` whose bound must be checked, with the reason, in an order that is safe to evaluate.
+class Need(NamedTuple):
+    """A bound that must be checked: that the index of `domain` is below its extent, or if `lower`, that it is 0 or more."""
+
+    domain: IterDomain
+    reason: str
+    lower: bool = False
+
+
+_Key = tuple[int, bool]
+_Open = dict[_Key, Need]
+
+
+def needed(loops: Sequence[IterDomain], unbounded: Iterable[IterDomain] = ()) -> list[Need]:
+    """The bounds behind `loops` that must be checked, with the reason, in an order that is safe to evaluate.
 
     `unbounded` names loops that may themselves run past their extent (a launch grid sized by a bound).
     """
-    open_: dict[int, tuple[IterDomain, str]] = {d.uid: (d, "launched by a bound") for d in unbounded}
-    known = Indices(zip(loops, loop_symbols(loops), strict=True)).known
-    # What these loops do not determine is somebody else's to guard (a part of a row without its inner positions).
-    transforms = [t for t in _outputs_first(loops) if all(d.uid in known for d in t.outputs)]
-    path = _Path(loops, transforms)
-    for transform in transforms:
-        reason = _opens(transform)
-        if reason is not None:
-            source = transform.inputs[0]
-            open_.setdefault(source.uid, (source, reason))
-            path.close(source, row_length(source), open_)
+    open_: _Open = {(d.uid, False): Need(d, "launched by a bound") for d in unbounded}
+    path = _Path(loops)
+    for transform in path.transforms:
+        for need in _opens(transform):
+            open_.setdefault((need.domain.uid, need.lower), need)
+            path.close(need, open_)
     return path.ordered(open_)
 
 
 class _Path:
     """The way from domains to the loops that were made of them."""
 
-    def __init__(self, loops: Sequence[IterDomain], transforms: Sequence[Transform]) -> None:
+    def __init__(self, loops: Sequence[IterDomain]) -> None:
         self.loops = loops
+        known = Indices(zip(loops, loop_symbols(loops), strict=True)).known
+        # What these loops do not determine is somebody else's to guard (a part of a row without its inner positions).
+        self.transforms = [t for t in _outputs_first(loops) if all(d.uid in known for d in t.outputs)]
         self.made_of: dict[int, Transform] = {}
-        for transform in transforms:
+        for transform in self.transforms:
             for source in transform.inputs:
                 self.made_of.setdefault(source.uid, transform)
+        self.read = self._read()
 
-    def close(self, domain: IterDomain, limit: Expr, open_: dict[int, tuple[IterDomain, str]]) -> None:
-        """Drops the guards that are needless because the index of `domain` is below `limit`, no more than its extent."""
-        for implied, below in self._implied(domain, limit, [d for d, _ in open_.values()]):
-            open_.pop(implied.uid, None)
-            self.close(implied, below, open_)
+    def _read(self) -> set[int]:
+        """The domains (by uid) at whose index offsets or lengths are read."""
+        pending = [d for t in self.transforms if not isinstance(t, Swizzle) for d in t.beside]
+        pending += [c for d in self.domains for c in d.owners]
+        found: set[int] = set()
+        while pending:
+            current = pending.pop()
+            if current.uid not in found:
+                found.add(current.uid)
+                derived = current.uid not in self.made_of and all(current.uid != d.uid for d in self.loops)
+                if derived and current.definition is not None:
+                    pending.extend((*current.definition.inputs, *current.definition.beside))
+        return found
+
+    @property
+    def domains(self) -> list[IterDomain]:
+        """The loops and everything behind them that they determine."""
+        return [*self.loops, *(d for t in self.transforms for d in t.inputs)]
+
+    def close(self, need: Need, open_: _Open) -> None:
+        """Drops the guards that are needless because of this one."""
+        if need.lower:
+            self._close_lower(need.domain, open_)
+        else:
+            self._close(need.domain, need.domain.row_length, open_)
+
+    def _close_lower(self, domain: IterDomain, open_: _Open) -> None:
+        transform = self.made_of.get(domain.uid)
+        if isinstance(transform, Resize) and _at_least(transform.left, 0):
+            open_.pop((transform.outputs[0].uid, True), None)
+            self._close_lower(transform.outputs[0], open_)
+
+    def _close(self, domain: IterDomain, limit: Expr, open_: _Open) -> None:
+        """Drops what follows from the index of `domain` being below `limit`, no more than its extent."""
+        for implied, below in self._implied(domain, limit, [n.domain for n in open_.values()]):
+            # Where a row is found by this index, its own guard must come before the one that would imply it.
+            if implied.uid not in self.read:
+                open_.pop((implied.uid, False), None)
+                self._close(implied, below, open_)
 
     def _implied(self, domain: IterDomain, limit: Expr, guarded: Sequence[IterDomain]) -> Iterator[tuple[IterDomain, Expr]]:
         transform = self.made_of.get(domain.uid)
         if isinstance(transform, Split):
             outer, inner = transform.outputs
-            size = inner.extent_expr
+            size = inner.row_length
+            again = self.made_of.get(outer.uid)
+            # By identity: domains of one extent are equal.
+            if isinstance(again, Merge) and all(a is b for a, b in zip(again.inputs, transform.outputs, strict=True)):
+                yield again.outputs[0], limit
             if size.value != 0:
-                yield outer, ceildiv(limit, size)
+                yield outer, minimum(ceildiv(limit, size), outer.row_length)
             if Less(limit - 1, size).proven:
                 yield inner, limit
         elif isinstance(transform, Merge) and transform.inputs[0] is domain:
-            yield transform.outputs[0], limit * transform.inputs[1].extent_expr
-        elif isinstance(transform, Cover):
-            yield transform.outputs[0], row_length(transform.outputs[0])
-        elif isinstance(transform, Partition):
+            width = transform.inputs[1].row_length
+            if width.value != 0 and (not isinstance(transform, Product) or _at_least(width, 1)):
+                yield transform.outputs[0], limit * width
+        elif isinstance(transform, Cover | Swizzle):
+            yield transform.outputs[0], transform.outputs[0].row_length
+        elif isinstance(transform, Resize) and _at_least(transform.right, 0):
+            yield transform.outputs[0], limit + transform.left
+        elif isinstance(transform, Partition) and transform.covers:
             combined = self._combined(transform.outputs[0], guarded)
             if combined is not None:
                 yield combined, combined.extent_expr
+
+    def implied_by(self, domain: IterDomain, kept: Sequence[Need]) -> set[int]:
+        """The domains (by uid) that are in bounds because this one is, and not read before that is known."""
+        found: set[int] = set()
+        pending = [(domain, domain.row_length)]
+        while pending:
+            for implied, below in self._implied(*pending.pop(), [n.domain for n in kept]):
+                if implied.uid not in self.read:
+                    found.add(implied.uid)
+                    pending.append((implied, below))
+        return found
 
     def _combined(self, component: IterDomain, guarded: Sequence[IterDomain]) -> IterDomain | None:
         """The domain in which a component was combined with its rows, unless the length of a row is read on the way there."""
@@ -112,12 +192,19 @@ class _Path:
             component = user.outputs[0]
         return None
 
-    def ordered(self, open_: Mapping[int, tuple[IterDomain, str]]) -> list[tuple[IterDomain, str]]:
+    def ordered(self, open_: Mapping[_Key, Need]) -> list[Need]:
         """The guards in an order where each comes after those on domains that its own index or row is found by."""
         waiting = dict(open_)
-        placed: list[tuple[IterDomain, str]] = []
+        placed: list[Need] = []
         while waiting:
-            ready = next(uid for uid, (d, _) in waiting.items() if not self._behind(d) & (waiting.keys() - {uid}))
+            uids = {uid for uid, _ in waiting}
+            # Of one domain's two ends, the lower one comes first: what is read for the upper one may depend on it.
+            ready = next(
+                (k for k in sorted(waiting, key=lambda k: not k[1]) if not self._behind(waiting[k].domain) & (uids - {k[0]})),
+                None,
+            )
+            if ready is None:
+                raise DomainError("guards protect each other in a circle: two ragged loops pick each other's rows")
             placed.append(waiting.pop(ready))
         return placed
 
@@ -130,13 +217,16 @@ class _Path:
             if current.uid in found:
                 continue
             found.add(current.uid)
-            if isinstance(current, RaggedIterDomain):
-                pending.append(current.component)
+            pending.extend(current.owners)
             if current.uid in self.made_of:
-                pending.extend(self.made_of[current.uid].outputs)
+                pending.extend((*self.made_of[current.uid].outputs, *self.made_of[current.uid].beside))
             elif current.definition is not None and not any(current is d for d in self.loops):
-                pending.extend(current.definition.inputs)
+                pending.extend((*current.definition.inputs, *current.definition.beside))
         return found - {domain.uid}
+
+
+def _at_least(e: Expr, low: int) -> bool:
+    return e.bounds[0] is not None and e.bounds[0] >= low
 
 
 def _outputs_first(loops: Sequence[IterDomain]) -> list[Transform]:
@@ -156,46 +246,127 @@ def _outputs_first(loops: Sequence[IterDomain]) -> list[Transform]:
     return placed
 
 
-def _opens(transform: Transform) -> str | None:
-    """Why the transform's input can be out of bounds although its outputs are in bounds, or None."""
-    if isinstance(transform, Split):
-        size = transform.outputs[1].extent_expr
-        if transform.divides:
-            return None
-        if isinstance(transform.inputs[0], RaggedIterDomain):
-            return f"rows are not whole tiles of {size}"
-        return f"{size} may not divide {transform.inputs[0].extent_expr}"
-    if isinstance(transform, Cover):
-        return "rows are shorter than what covers them"
-    if isinstance(transform, Restrict):
-        source, part = transform.inputs[0], transform.outputs[0]
-        last = transform.low + part.extent_expr - source.extent_expr
-        inside = not source.is_ragged and last.bounds[1] is not None and last.bounds[1] <= 0
-        return None if inside else "a sub-range may reach past the end"
-    return None
+def _opens(transform: Transform) -> Iterator[Need]:
+    """Where the transform's input can be out of bounds although its outputs are in bounds, and why."""
+    source = transform.inputs[0]
+    if isinstance(transform, Split) and not transform.divides:
+        size = transform.outputs[1].row_length
+        if not source.is_ragged:
+            yield Need(source, f"{size} may not divide {source.extent_expr}")
+        elif transform.inner:
+            yield Need(source, f"rows are not whole tiles of {size}")
+        else:
+            yield Need(source, f"rows are not {transform.factor} equal parts")
+    elif isinstance(transform, Cover):
+        yield Need(source, "rows are shorter than what covers them")
+    elif isinstance(transform, Resize):
+        if not _at_least(0 - transform.left, 0):
+            yield Need(source, "positions were added before the first", lower=True)
+        if not _at_least(0 - transform.right, 0):
+            yield Need(source, "positions were added behind the last")
+    elif isinstance(transform, Restrict) and not source.is_ragged:
+        last = transform.low + transform.outputs[0].extent_expr - source.extent_expr
+        if last.bounds[1] is None or last.bounds[1] > 0:
+            yield Need(source, "a sub-range may reach past the end")
 
 
-def condition(domain: IterDomain, indices: Indices) -> Less:
-    """`index < extent`, the extent being that of the row the index lies in."""
+def _leaves(transform: Transform) -> Iterator[Need]:
+    """Where the transform's outputs can be out of bounds although its inputs are in bounds, and why."""
+    output = transform.outputs[-1]
+    if isinstance(transform, Partition) and transform.lengths is not None:
+        if not _at_least(transform.outputs[0].extent_expr, 1):
+            yield Need(transform.outputs[0], "there may be no rows at all")
+        yield Need(output, "the position may lie before the first row", lower=True)
+        yield Need(output, "the position may lie between two rows")
+    elif isinstance(transform, Resize):
+        if not _at_least(transform.left, 0):
+            yield Need(output, "positions were taken away before", lower=True)
+        if not _at_least(transform.right, 0):
+            yield Need(output, "positions were taken away behind")
+    elif isinstance(transform, Restrict):
+        yield Need(output, "the position may lie before the sub-range", lower=True)
+        yield Need(output, "the position may lie behind the sub-range")
+
+
+def condition(domain: IterDomain, indices: Indices, lower: bool = False) -> Less:
+    """`index < extent`, the extent being that of the row the index lies in; the lower end is `-1 < index`."""
     index = indices.of(domain)
-    if isinstance(domain, RaggedIterDomain):
-        return Less(index, domain.length_of(indices.of(domain.component)))
-    return Less(index, domain.extent_expr)
+    if lower:
+        return Less(const(-1), index)
+    for component in domain.owners:
+        indices.of(component)
+    return Less(index, domain.extent_at(indices.known))
 
 
-def guards(logical: Sequence[IterDomain], loop: Sequence[IterDomain]) -> tuple[Guard, ...]:
+def guards(logical: Sequence[IterDomain], loop: Sequence[IterDomain], *, idempotent: bool = False) -> tuple[Guard, ...]:
     """All guards that loops over `loop` need to visit every element of `logical` once and nothing else.
 
+    With `idempotent`, elements may be visited again (a plain store may be repeated, a sum may not): guards that only prevent
+    that are left out, those that keep the logical indices in bounds or a read safe stay.
+
     >>> from serrate.ir import IterDomain, split
-    >>> d = IterDomain(6)
-    >>> [str(g.condition) for g in guards([d], split(d, 4))]
-    ['i0*4 + i1 < 6']
+    >>> d = IterDomain(24)
+    >>> o, n = split(d, 5)
+    >>> [str(g.condition) for g in guards([d], [o, *split(n, 3)])]
+    ['i1*3 + i2 < 5', 'i0*5 + i1*3 + i2 < 24']
+    >>> [str(g.condition) for g in guards([d], [o, *split(n, 3)], idempotent=True)]
+    ['i0*5 + i1*3 + i2 < 24']
     """
-    symbols = loop_symbols(loop)
-    indices = Indices(zip(loop, symbols, strict=True))
+    indices = Indices(zip(loop, loop_symbols(loop), strict=True))
+    behind = set(indices.known)
     for domain in logical:
         indices.of(domain)
-    return tuple(Guard(d, condition(d, indices), reason) for d, reason in needed(loop))
+    found = needed(loop)
+    if idempotent:
+        found = _without_repeats(logical, loop, found)
+    found += [need for domain in logical for need in _forwards(domain, behind)]
+    # Two dims may be derived by one transform.
+    once = {(n.domain.uid, n.lower): n for n in found}.values()
+    return tuple(Guard(n.domain, condition(n.domain, indices, n.lower), n.reason) for n in once)
+
+
+def _forwards(domain: IterDomain, known: set[int]) -> list[Need]:
+    """The bounds of what is derived forwards from the loops, on the way to `domain`; nearest to the loops first."""
+    transform = domain.definition
+    if domain.uid in known or transform is None:
+        return []
+    earlier = [need for source in (*transform.inputs, *transform.beside) for need in _forwards(source, known)]
+    return [*earlier, *_leaves(transform)]
+
+
+def _without_repeats(logical: Sequence[IterDomain], loop: Sequence[IterDomain], found: list[Need]) -> list[Need]:
+    """Leaves out the guards without which all logical indices, and all those that find a row, are still in bounds."""
+    path = _Path(loop)
+    wanted = {uid for d in logical for uid in _sources(d, {x.uid for x in path.domains})}
+    kept = list(found)
+    for need in found:
+        rest = [n for n in kept if n is not need]
+        if need.domain.uid not in wanted and not need.lower and _safe(path, wanted, rest):
+            kept = rest
+    return kept
+
+
+def _sources(domain: IterDomain, reached: set[int]) -> set[int]:
+    """The domains (by uid) behind the loops whose indices a logical one is found by: itself, or what it is derived from."""
+    transform = domain.definition
+    if domain.uid in reached or transform is None:
+        return {domain.uid}
+    return {uid for source in (*transform.inputs, *transform.beside) for uid in _sources(source, reached)}
+
+
+def _safe(path: _Path, wanted: set[int], kept: Sequence[Need]) -> bool:
+    """Whether the kept guards put every wanted index in bounds, and every index by which an array is read.
+
+    A domain is in bounds if it is a loop, if it is guarded, if a guard implies it, or if what was made of it is in bounds and
+    nothing was opened in between.
+    """
+    inside = {d.uid for d in path.loops}
+    for need in kept:
+        inside |= {need.domain.uid, *path.implied_by(need.domain, kept)}
+    for transform in path.transforms:
+        if all(d.uid in inside for d in (*transform.outputs, *transform.beside)) and not any(True for _ in _opens(transform)):
+            inside |= {d.uid for d in transform.inputs}
+    return (wanted | path.read) & {d.uid for d in path.domains} <= inside
 
 
 def loop_symbols(loop: Sequence[IterDomain]) -> list[Symbol]:
@@ -249,10 +420,7 @@ def _positions(
 
     A ragged loop runs over the row that the loops before it have chosen, so what guards that row's length is checked before.
     """
-    ends = [
-        domain.length_of(indices.of(domain.component)) if isinstance(domain, RaggedIterDomain) else domain.extent_expr
-        for domain in loop
-    ]
+    ends = [condition(domain, indices).right for domain in loop]
     depths = [max((symbols.index(s) + 1 for s in c.symbols if s in symbols), default=0) for c in conditions]
 
     def run(done: dict[Symbol, int]) -> Iterator[dict[Symbol, int]]:

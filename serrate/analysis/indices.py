@@ -53,6 +53,7 @@ class Indices:
             left = []
             for transform in waiting:
                 if all(d.uid in self.known for d in transform.inputs):
+                    self._tie(transform)
                     continue
                 for domain in transform.beside:
                     self._derive(domain)
@@ -63,6 +64,7 @@ class Indices:
                     continue
                 for domain, index in zip(transform.inputs, inputs, strict=True):
                     self.known.setdefault(domain.uid, index)
+                self._tie(transform)
             if len(left) == len(waiting):
                 return
             waiting = left
@@ -78,12 +80,23 @@ class Indices:
         """Whether the loops determine the index of `domain`."""
         return self._derive(domain) is not None
 
+    def _tie(self, transform: Transform) -> None:
+        """Domains that the transform took for one another have one index."""
+        for one, other in transform.ties:
+            for domain, same in ((one, other), (other, one)):
+                if same.uid in self.known:
+                    self.known.setdefault(domain.uid, self.known[same.uid])
+
     def _derive(self, domain: IterDomain) -> Expr | None:
         if domain.uid in self.known:
             return self.known[domain.uid]
         transform = domain.definition
         if transform is None:
             return None
+        for pair in transform.ties:
+            for source in pair:
+                self._derive(source)
+        self._tie(transform)
         for source in (*transform.inputs, *transform.beside):
             if self._derive(source) is None:
                 return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from serrate.ir.expr import Element, Expr, FloorDiv, Maximum, Minimum, Mod, Product, Search, Sum, Symbol
+from serrate.ir.expr import Element, Expr, FloorDiv, Maximum, Minimum, Mod, Product, Search, Sum, Symbol, Xor
 
 Write = Callable[[Expr], str]
 
@@ -26,7 +26,11 @@ class Spelling:
 
 
 def written(expr: Expr, spelling: Spelling) -> str:
-    """The expression, in parentheses wherever it could be read differently. Indices are not negative where they are divided."""
+    """The expression, in parentheses wherever it could be read differently.
+
+    Both languages round a quotient towards zero. Where the dividend is not known to be 0 or more, it is rounded down by the
+    functions `floor_divide` and `floor_rest`, which every generated source has.
+    """
 
     def go(e: Expr) -> str:
         if e.value is not None:
@@ -38,9 +42,15 @@ def written(expr: Expr, spelling: Spelling) -> str:
         if isinstance(e, Product):
             return f"{go(e.left)} * {go(e.right)}"
         if isinstance(e, FloorDiv):
+            if _negative(e.left):
+                return f"floor_divide({unwrapped(go(e.left))}, {go(e.right)})"
             return f"({go(e.left)} {spelling.divide} {go(e.right)})"
         if isinstance(e, Mod):
+            if _negative(e.left):
+                return f"floor_rest({unwrapped(go(e.left))}, {go(e.right)})"
             return f"({go(e.left)} % {go(e.right)})"
+        if isinstance(e, Xor):
+            return f"({go(e.left)} ^ {go(e.right)})"
         if isinstance(e, Minimum):
             return f"{spelling.minimum}({go(e.left)}, {go(e.right)})"
         if isinstance(e, Maximum):
@@ -51,6 +61,11 @@ def written(expr: Expr, spelling: Spelling) -> str:
         return spelling.search(e, go)
 
     return go(expr)
+
+
+def _negative(e: Expr) -> bool:
+    """Whether an expression is not known to be 0 or more."""
+    return e.bounds[0] is None or e.bounds[0] < 0
 
 
 def _sum(e: Sum, go: Write) -> str:

@@ -143,13 +143,21 @@ class _Interpreter:
                 return data[index.clamp(0, max(len(data) - 1, 0))].long() if len(data) else torch.zeros_like(index)
             return int(data[index])
 
-        def search(array: Array, count: int, position: Any) -> Any:
-            data = self.arrays[array][1 : count + 1].contiguous()
+        def search(array: Array, count: int, position: Any, first: Any) -> Any:
+            if isinstance(first, torch.Tensor):
+                return self._search_rows(self.arrays[array], count, torch.as_tensor(position, device=first.device), first)
+            data = self.arrays[array][first + 1 : first + count + 1].contiguous()
             found = torch.searchsorted(data, torch.as_tensor(position, dtype=data.dtype, device=data.device), right=True)
             found = found.clamp(max=max(count - 1, 0))
             return found if isinstance(position, torch.Tensor) else int(found)
 
         return expr.evaluate(Environment(symbols, element, search))
+
+    def _search_rows(self, data: torch.Tensor, count: int, position: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+        """The owners of positions that lie in different rows of offsets."""
+        places = first.unsqueeze(-1) + torch.arange(1, count + 1, device=first.device)
+        rows = data[places.clamp(0, max(len(data) - 1, 0))] if len(data) else torch.zeros_like(places)
+        return (rows <= position.unsqueeze(-1)).sum(-1).clamp(max=max(count - 1, 0))
 
     def mask(self, guard: Guard, lanes: Lanes) -> torch.Tensor:
         exists = torch.ones([1] * len(lanes), dtype=torch.bool, device=self.device)

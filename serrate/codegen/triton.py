@@ -196,6 +196,18 @@ def power(x, y):
 
 
 @triton.jit
+def floor_divide(a, b):
+    """a / b rounded down, for b > 0; `//` rounds towards zero on a GPU."""
+    return tl.where(a >= 0, a // b, -((b - 1 - a) // b))
+
+
+@triton.jit
+def floor_rest(a, b):
+    """What is left of a / b rounded down, for b > 0."""
+    return a - floor_divide(a, b) * b
+
+
+@triton.jit
 def owner(offsets, count, position):
     """The component that owns a position: the last c < count with offsets[c] <= position."""
     low = position * 0
@@ -344,8 +356,9 @@ class _Printer:
         return written(expr, spelling)
 
     def _search(self, e: Search, go: Callable[[Expr], str]) -> str:
-        name = "owners" if self.lanes_in(e.position) else "owner"
-        return f"{name}({self.names[e.array]}, {go(e.count)}, {go(e.position)})"
+        name = "owners" if self.lanes_in(e.position) | self.lanes_in(e.first) else "owner"
+        row = "" if e.first.value == 0 else f" + {go(e.first)}"
+        return f"{name}({self.names[e.array]}{row}, {go(e.count)}, {go(e.position)})"
 
     def lanes_in(self, expr: Expr) -> set[Lane]:
         return {lane for s in expr.symbols for lane in self.lanes_of.get(s, ())}

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serrate.errors import ShapeError, StructureMismatch
-from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array
 from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
-from serrate.ir.transforms import offsets_array
+from serrate.ir.ragged import RaggedIterDomain, offsets_array
 from serrate.ir.values import Index
 from serrate.ir.view import TensorView
 

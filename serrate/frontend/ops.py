@@ -14,12 +14,14 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import broadcast, index_into
-from serrate.ir.domains import COORDINATE, IterDomain, RaggedIterDomain
+from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, RunningSum
-from serrate.ir.fusion import Equal, Fusion, collapse, current_fusion, storage_of
+from serrate.ir.fusion import Equal, Fusion, current_fusion
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import combine, partition
 from serrate.ir.reductions import reduction
+from serrate.ir.storage import collapse, storage_of
 from serrate.ir.tile import Accumulate, Store
-from serrate.ir.transforms import combine, partition
 from serrate.ir.values import Role, Tensor, Value, call, carried_dtype, constant, extent
 from serrate.ir.view import TensorView
 

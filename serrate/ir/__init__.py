@@ -3,10 +3,12 @@
 In: nothing but torch dtypes. Out: immutable nodes that every later stage reads and rewrites.
 """
 
-from serrate.ir.domains import IterDomain, IterType, ParallelType, RaggedIterDomain
+from serrate.ir.domains import IterDomain, IterType, ParallelType
 from serrate.ir.fusion import Fusion
+from serrate.ir.ragged import RaggedIterDomain, traverse
+from serrate.ir.ragged_transforms import combine, cover, partition, product, regroup
 from serrate.ir.tensor_domain import TensorDomain
-from serrate.ir.transforms import combine, cover, merge, partition, restrict, split
+from serrate.ir.transforms import merge, resize, restrict, split, swizzle
 from serrate.ir.view import TensorView
 
 __all__ = [
@@ -21,6 +23,11 @@ __all__ = [
     "cover",
     "merge",
     "partition",
+    "product",
+    "regroup",
+    "resize",
     "restrict",
     "split",
+    "swizzle",
+    "traverse",
 ]

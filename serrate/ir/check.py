@@ -15,8 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from serrate.errors import ShapeError, VerificationError
-from serrate.ir.domains import IterDomain, RaggedIterDomain
-from serrate.ir.transforms import offsets_array
+from serrate.ir.domains import IterDomain
+from serrate.ir.ragged import RaggedIterDomain, offsets_array
+from serrate.ir.storage import storage_of
 from serrate.ir.values import Position, Read, Tensor
 
 if TYPE_CHECKING:
@@ -100,8 +101,6 @@ def _same_rows(fusion: Fusion, own: RaggedIterDomain, at: IterDomain) -> bool:
 
 
 def _rows(fusion: Fusion, tensor: Tensor) -> None:
-    from serrate.ir.fusion import storage_of
-
     for k, domain in enumerate(tensor.logical):
         if domain.is_ragged:
             try:

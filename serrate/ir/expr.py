@@ -1,12 +1,13 @@
 """Index expressions: small, immutable, interned integers-to-be.
 
-In: Python ints and other expressions, combined with `+ - * // %`, `minimum`, `maximum`. Out: expressions in a canonical
+In: Python ints and other expressions, combined with `+ - * // % ^`, `minimum`, `maximum`. Out: expressions in a canonical
 form (sums are collected, so `o*64 + n - o*64` is `n`), with integer bounds, substitution and evaluation. Interning
 makes equal expressions the same object: `==` is `is`, and dictionaries keyed by expressions are cheap.
 
     e ::= Const | Symbol | Sum(terms, const) | Product(a, b) | FloorDiv(a, b) | Mod(a, b) | Minimum(a, b) | Maximum(a, b)
-        | Element(array, e)            array[e]
-        | Search(array, count, e)      upper_bound(array[0 : count+1], e) - 1: the component that owns position e
+        | Xor(a, b)
+        | Element(array, e)                 array[e]
+        | Search(array, count, e, first)    upper_bound(array[first : first+count+1], e) - 1: the component that owns position e
     condition ::= Less(e, e)
 """
 
@@ -103,6 +104,9 @@ class Expr:
     def __mod__(self, other: Expr | int) -> Expr:
         return _mod(self, as_expr(other))
 
+    def __xor__(self, other: Expr | int) -> Expr:
+        return _xor(self, as_expr(other))
+
     def __str__(self) -> str:
         return self.text
 
@@ -161,7 +165,7 @@ class Environment:
         self,
         symbols: Mapping[Symbol, Any],
         array: Callable[[Array, Any], Any] | None = None,
-        search: Callable[[Array, int, Any], Any] | None = None,
+        search: Callable[[Array, int, Any, Any], Any] | None = None,
     ) -> None:
         self.symbols = symbols
         self.array = array or _constant_element
@@ -175,9 +179,11 @@ def _constant_element(array: Array, index: Any) -> Any:
     return array.data[index]
 
 
-def _constant_search(array: Array, count: int, position: Any) -> Any:
+def _constant_search(array: Array, count: int, position: Any, first: Any) -> Any:
     assert array.data is not None, f"no elements known for {array}"
-    return sum(1 for k in range(1, count + 1) if array.data[k] <= position)
+    if first < 0:
+        raise IndexError(f"{array}[{first}]")
+    return sum(1 for k in range(1, count + 1) if array.data[first + k] <= position)
 
 
 class Const(Expr):
@@ -293,6 +299,16 @@ class Maximum(_Binary):
         return a * (a > b) + b * (a <= b)
 
 
+class Xor(_Binary):
+    """The bits in which two expressions differ. Its text stands in brackets, because `^` binds weaker than a sum."""
+
+    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
+        return operands[0] ^ operands[1]
+
+    def evaluate(self, environment: Environment) -> Any:
+        return self.left.evaluate(environment) ^ self.right.evaluate(environment)
+
+
 class Element(Expr):
     """`array[index]`."""
 
@@ -316,9 +332,10 @@ class Element(Expr):
 
 
 class Search(Expr):
-    """The component that owns a position: the last c with `array[c] <= position`, so empty components never own one.
+    """The component that owns a position: the last c with `array[first + c] <= position`, so empty components never own one.
 
-    A position at or past the end has no owner: the answer is then `count`, or anything below it on a backend that clamps.
+    Of an array that holds several rows of offsets, `first` is where the row to be searched begins. A position at or past the
+    end has no owner: the answer is then `count`, or anything below it on a backend that clamps.
     """
 
     @property
@@ -334,14 +351,19 @@ class Search(Expr):
         return cast(Expr, self._key[3])
 
     @property
+    def first(self) -> Expr:
+        return cast(Expr, self._key[4])
+
+    @property
     def operands(self) -> tuple[Expr, ...]:
-        return (self.count, self.position)
+        return (self.count, self.position, self.first)
 
     def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
         return search(self.array, *operands)
 
     def evaluate(self, environment: Environment) -> Any:
-        return environment.search(self.array, self.count.evaluate(environment), self.position.evaluate(environment))
+        count, position, first = (e.evaluate(environment) for e in self.operands)
+        return environment.search(self.array, count, position, first)
 
 
 @dataclass(frozen=True)
@@ -366,6 +388,23 @@ class Less:
         """Whether bounds alone show that the condition always holds."""
         high = (self.left - self.right).bounds[1]
         return high is not None and high < 0
+
+    @property
+    def simplified(self) -> Less:
+        """An equivalent condition without the divisions that a comparison makes needless.
+
+        `i // N < P` iff `i < N*P`: with q = i // N, i = q*N + rest and 0 <= rest < N. If q <= P - 1 then i <= (P-1)*N + N-1,
+        which is below N*P; if q >= P then i >= q*N >= N*P. Signs of i and P do not matter; N is positive as every divisor is.
+
+        >>> print(Less(symbol("i") // 4 + 1, const(3)).simplified)
+        i < 8
+        """
+        left, right = self.left, self.right
+        if isinstance(left, Sum) and len(left.terms) == 1 and left.terms[0][1] == 1:
+            right, left = right - left.constant, left.terms[0][0]
+        if isinstance(left, FloorDiv):
+            return Less(left.left, right * left.right).simplified
+        return Less(left, right) if left is not self.left else self
 
     def evaluate(self, environment: Environment) -> Any:
         return self.left.evaluate(environment) < self.right.evaluate(environment)
@@ -406,13 +445,17 @@ def element(array: Array, index: Expr) -> Expr:
     return _intern(Element, array, index, bounds=(low, high), text=f"{array.name}[{index}]")
 
 
-def search(array: Array, count: Expr | int, position: Expr | int) -> Expr:
-    """The component that owns `position` under the offsets `array`."""
-    count, position = as_expr(count), as_expr(position)
-    if array.data is not None and count.value is not None and position.value is not None:
-        return const(_constant_search(array, count.value, position.value))
+def search(array: Array, count: Expr | int, position: Expr | int, first: Expr | int = 0) -> Expr:
+    """The component that owns `position` under the offsets `array`, or under the row of them that begins at `first`."""
+    count, position, first = as_expr(count), as_expr(position), as_expr(first)
+    if array.data is not None and all(e.value is not None for e in (count, position, first)):
+        known = cast(tuple[int, int, int], (count.value, position.value, first.value))
+        if known[2] >= 0 and known[2] + known[0] < max(len(array.data), 1):
+            return const(_constant_search(array, *known))
+    row = "" if first.value == 0 else f"[{first}:]"
+    text = f"search({array.name}{row}, {position})"
     # The count itself is where positions past the end are put.
-    return _intern(Search, array, count, position, bounds=(0, count.bounds[1]), text=f"search({array.name}, {position})")
+    return _intern(Search, array, count, position, first, bounds=(0, count.bounds[1]), text=text)
 
 
 def ceildiv(a: Expr | int, b: Expr | int) -> Expr:
@@ -604,6 +647,25 @@ def _mod(a: Expr, b: Expr) -> Expr:
     high = b.bounds[1]
     bounds: Bounds = (0, None if high is None else high - 1)
     return _intern(Mod, a, b, bounds=bounds, text=f"{_bracketed(a)} % {_divisor(b)}")
+
+
+def _xor(a: Expr, b: Expr) -> Expr:
+    if a.value is not None and b.value is not None:
+        return const(a.value ^ b.value)
+    if a is b:
+        return const(0)
+    for left, right in ((a, b), (b, a)):
+        if left.value == 0:
+            return right
+        if isinstance(left, Xor) and right in left.operands:
+            return left.left if right is left.right else left.right
+    a, b = sorted((a, b), key=_order)
+    bounds: Bounds = (None, None)
+    if all(e.bounds[0] is not None and e.bounds[0] >= 0 for e in (a, b)):
+        highs = [e.bounds[1] for e in (a, b)]
+        # No bit is set beyond the highest one of either.
+        bounds = (0, None if None in highs else (1 << max(cast(int, h).bit_length() for h in highs)) - 1)
+    return _intern(Xor, a, b, bounds=bounds, text=f"({a} ^ {b})")
 
 
 def size_function(expr: Expr, symbols: Sequence[Symbol]) -> Callable[[Sequence[int]], int]:

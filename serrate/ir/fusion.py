@@ -14,7 +14,7 @@ one statement of the tile grammar with the domains it runs over; the compiler lo
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,12 +24,13 @@ import torch
 from serrate.errors import CallError, ShapeError, VerificationError
 from serrate.ir import check
 from serrate.ir.clone import Cloner
-from serrate.ir.domains import IterDomain, RaggedIterDomain
-from serrate.ir.expr import Array, Expr, Owners, as_expr, symbol
+from serrate.ir.domains import IterDomain
+from serrate.ir.expr import Array, Expr, as_expr, symbol
 from serrate.ir.hand import Change, Hand, LoopState, Step
+from serrate.ir.ragged import RaggedIterDomain, traverse
 from serrate.ir.same import structure_key
+from serrate.ir.storage import storage_of
 from serrate.ir.tile import Accumulate, Leaf
-from serrate.ir.transforms import Partition, combine
 from serrate.ir.values import Role, Tensor
 from serrate.ir.view import TensorView
 
@@ -340,31 +341,7 @@ def _view_lines(tensors: Iterable[Tensor], shown: set[Tensor]) -> list[str]:
 
 def _offsets_of(domains: Iterable[IterDomain]) -> set[str]:
     """The names of the arrays that the lengths of rows in these domains come from."""
-    found: set[str] = set()
-    pending, seen = list(domains), set()
-    while pending:
-        domain = pending.pop()
-        if domain.uid in seen:
-            continue
-        seen.add(domain.uid)
-        if isinstance(domain, RaggedIterDomain):
-            pending.append(domain.component)
-            found.update(name for array in domain.length.arrays for name in _sources(array))
-        found.update(name for array in domain.extent_expr.arrays for name in _sources(array))
-        if domain.definition is not None:
-            pending.extend(domain.definition.inputs)
-    return found
-
-
-def _sources(array: Array) -> Iterator[str]:
-    recipe = array.recipe
-    if recipe is None:
-        yield array.name
-    elif isinstance(recipe, Owners):
-        yield from _sources(recipe.offsets)
-    else:
-        for inner in recipe.term.arrays:
-            yield from _sources(inner)
+    return {node.name for domain in domains for node in traverse(domain) if isinstance(node, Array)}
 
 
 _engine: dict[str, Callable[..., Any]] = {}
@@ -387,37 +364,3 @@ def current_fusion() -> Fusion:
     if fusion is None:
         raise CallError("operations on plain numbers need a fusion: write them inside `with ir.Fusion() as f:`")
     return fusion
-
-
-def collapse(domains: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
-    """The domains with every ragged one combined with its component where that stands beside it, outermost first.
-
-    A ragged component (sentences of a document) takes in what its parts own (words) even where the document is not there.
-    """
-    left = list(domains)
-    while True:
-        for k, domain in enumerate(left):
-            owner = next((j for j, other in enumerate(left) if j != k and _owns(other, domain)), None)
-            if owner is not None:
-                left[owner] = combine(left[owner], domain)
-                del left[k]
-                break
-        else:
-            return tuple(left)
-
-
-def _owns(component: IterDomain, ragged: IterDomain) -> bool:
-    if not isinstance(ragged, RaggedIterDomain):
-        return False
-    made = component.definition
-    counts = [component, *(made.inputs if component.is_ragged and isinstance(made, Partition) else ())]
-    return any(d.uid == ragged.component.uid for d in counts)
-
-
-def storage_of(logical: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
-    """Storage domains for rows back to back."""
-    domains = collapse(logical)
-    if any(d.is_ragged for d in domains):
-        names = ", ".join(map(str, logical))
-        raise ShapeError(f"a tensor over [{names}] has no storage: a ragged dim needs the dim of its components beside it")
-    return domains

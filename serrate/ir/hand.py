@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from serrate.errors import ScheduleError
-from serrate.ir.domains import IterDomain, ParallelType, RaggedIterDomain
+from serrate.ir.domains import IterDomain, ParallelType
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import Partition
 from serrate.ir.tensor_domain import as_reduced, made_from, shown
-from serrate.ir.transforms import Merge, Partition, Split, Transform
+from serrate.ir.transforms import Merge, Split, Transform
 from serrate.ir.values import Tensor
 
 Step = tuple[str, tuple[str | int, ...]]
@@ -129,6 +131,26 @@ def _sources(domain: IterDomain) -> list[IterDomain]:
     return found
 
 
+def check_no_rows(function: str, phase: str, loop: Sequence[IterDomain], domain: IterDomain) -> None:
+    """A loop that picks rows keeps its positions as they are: a length must not be read where there is no row."""
+    for ragged in loop:
+        if isinstance(ragged, RaggedIterDomain) and picks(domain, ragged.component):
+            raise ScheduleError(f"{function}: {domain.name} of {phase} picks the rows of {ragged.name}, whose ends must be kept")
+
+
+def check_swizzle(phase: str, by: IterDomain, domain: IterDomain, *, by_is_reduced: bool, is_reduced: bool) -> None:
+    """A place in the result must not depend on what is reduced."""
+    if by_is_reduced and not is_reduced:
+        raise ScheduleError(f"swizzle: {phase} keeps {domain.name} and reduces {by.name}, which cannot say where a result goes")
+
+
+def check_resize(phase: str, domain: IterDomain, left: int, right: int) -> None:
+    """Positions that are added are guarded away; positions taken away would leave elements out."""
+    for size in (left, right):
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ScheduleError(f"resize: {domain.name} of {phase} must not lose positions, got {left!r} and {right!r}")
+
+
 def changed(state: LoopState, place: int, count: int, outputs: Sequence[IterDomain]) -> LoopState:
     """`count` loops from `place` on, replaced."""
     return replace(state, loop=(*state.loop[:place], *outputs, *state.loop[place + count :]))
@@ -148,6 +170,8 @@ def followed(state: LoopState, changes: Sequence[Change]) -> tuple[LoopState, li
     for change in changes:
         here = {d.uid: d for d in state.loop}
         if change.primitive in ("reorder", "rfactor") or not all(d.uid in here for d in change.inputs):
+            continue
+        if change.primitive == "swizzle" and change.args[0] not in {d.name for d in state.loop}:
             continue
         check_alike(f"{change.primitive} as {change.phase} does", state, change.inputs)
         first = min(k for k, d in enumerate(state.loop) if d.uid in {i.uid for i in change.inputs})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from serrate.errors import DomainError, ScheduleError
-from serrate.ir import hand, rewrites, transforms
+from serrate.ir import hand, ragged_transforms, rewrites, transforms
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Array
 from serrate.ir.hand import Change, LoopState
@@ -94,14 +94,14 @@ class LoopHandle:
         array: Array | Sequence[int]
         if isinstance(offsets, LoopHandle):
             array, args = self._known_offsets(domain, offsets), (offsets.tensor.name,)
-            made = transforms.partition(domain, array, offsets.tensor.logical[0].extent_expr - 1)
+            made = ragged_transforms.partition(domain, array, offsets.tensor.logical[0].extent_expr - 1)
         else:
             array = offsets.tolist() if isinstance(offsets, torch.Tensor) else list(offsets)
             if domain.extent_expr.value is None:
                 raise ScheduleError(
                     f"partition: {domain} of {state.phase} has an extent known only when run; {array} may not end there"
                 )
-            made, args = transforms.partition(domain, array), tuple(array)
+            made, args = ragged_transforms.partition(domain, array), tuple(array)
         return self._done(state, axis, Change("partition", state.phase, (domain,), made, args))
 
     def _known_offsets(self, domain: IterDomain, offsets: LoopHandle) -> Array:
@@ -111,7 +111,7 @@ class LoopHandle:
             for d in tensor.logical:
                 made = d.definition
                 if (
-                    isinstance(made, transforms.Partition)
+                    isinstance(made, ragged_transforms.Partition)
                     and d.pairing == array
                     and made.inputs[0].extent_expr is domain.extent_expr
                 ):
@@ -124,8 +124,25 @@ class LoopHandle:
     def combine(self, component: int, ragged: int | None = None) -> Self:
         """for c: for r[c]: s   ->   for i: s   (the inverse of partition; `ragged` is the next axis, and may be left out)"""
         state, (outer, inner) = self._neighbours("combine", component, ragged)
-        made = transforms.combine(outer, inner)
+        made = ragged_transforms.combine(outer, inner)
         return self._done(state, component, Change("combine", state.phase, (outer, inner), (made,)))
+
+    def resize(self, axis: int, left: int, right: int) -> Self:
+        """for i in n: s   ->   for i' in left+n+right: s at i' - left   (what lies outside is guarded away)"""
+        state, (domain,) = self._loops("resize", axis)
+        hand.check_resize(state.phase, domain, left, right)
+        hand.check_no_rows("resize", state.phase, state.loop, domain)
+        made = transforms.resize(domain, left, right)
+        return self._done(state, axis, Change("resize", state.phase, (domain,), (made,), (left, right)))
+
+    def swizzle(self, axis: int, other: int) -> Self:
+        """for a: for b: s   ->   for a: for b': s at b' xor a   (a is at `axis`, b at `other`; extents are powers of two)"""
+        state, (by,) = self._loops("swizzle", axis)
+        _, (domain,) = self._loops("swizzle", other)
+        hand.check_swizzle(state.phase, by, domain, by_is_reduced=state.reduces(by), is_reduced=state.reduces(domain))
+        hand.check_no_rows("swizzle", state.phase, state.loop, domain)
+        made = transforms.swizzle(by, domain)[1]
+        return self._done(state, other, Change("swizzle", state.phase, (domain,), (made,), (by.name,)))
 
     def parallelize(self, axis: int, kind: ParallelType | str) -> Self:
         """Says how a loop runs: a `ParallelType` or its name.

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from serrate.errors import VerificationError
-from serrate.ir.domains import IterDomain, ParallelType, RaggedIterDomain
+from serrate.ir.domains import IterDomain, ParallelType
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import Reduction
 from serrate.ir.values import Index, Read, Role, Tensor, Value
 
@@ -164,6 +165,9 @@ def verify(program: TileProgram) -> None:
                 continue
             kinds = [loop.kind for loop in loops]
             ranks = {GRID: 0, SERIAL: 1, LANES: 2}
+            strange = next((k for k in kinds if k not in ranks), None)
+            if strange is not None:
+                raise VerificationError(f"phase {phase.name}: loops run as grid, serial or lanes, got {strange.value}")
             if [ranks[k] for k in kinds] != sorted(ranks[k] for k in kinds):
                 raise VerificationError(f"phase {phase.name}: loops around `{leaf}` are not grid, then serial, then lanes")
             domains = [loop.domain for loop in loops]

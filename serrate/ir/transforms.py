@@ -3,50 +3,57 @@
 In: domains. Out: new domains whose `definition` is the transform that made them. Every transform knows its index rule in
 both directions: `to_inputs` (indices of its outputs known, those of its inputs wanted: how a loop finds its elements) and
 `to_outputs` (the other way). Applying the same transform to the same domain twice gives the same domains, so two loops
-that split a row alike share their domains.
+that split a row alike share their domains. Those that make or undo rows are in `ragged_transforms`.
 
 | transform        | from -> to           | to_inputs                    | extents                      |
 | split f          | I -> (O, In)         | i = o*f + n                  | ceil(N/f), f                 |
+|   outer split f: i = o*ceil(N/f) + n; of a ragged domain both work row by row                        |
 | merge            | (A, B) -> M          | a = m // Nb, b = m % Nb      | Na*Nb                        |
-| partition        | I -> (C, R)          | i = start[c] + r             | K, lengths                   |
-|   of ragged R under G: the parts of all g, flattened, own the new rows; i = start[g][c] + r           |
-| combine          | (C, R) -> I          | c = search(off, i), r = rest | sum of lengths               |
-|   of an inner pair (C under G, R) -> ragged under G: the ragged domain it came from                  |
-| cover            | R -> longer rows     | r = r' (guard r < length[c]) | the longest of a group       |
+| resize L, R      | I -> I'              | i = i' - L                   | N + L + R                    |
+| swizzle          | B beside A -> B'     | b = b' xor a                 | Nb, a power of two           |
 | restrict lo, hi  | I -> sub-range       | i = i' + lo                  | hi - lo                      |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-import torch
-
-from serrate.errors import DomainError, StructureMismatch
-from serrate.ir.domains import COORDINATE, IterDomain, IterType, NestedInts, ParallelType, RaggedIterDomain
-from serrate.ir.expr import Array, Expr, RunningSum, as_expr, ceildiv, const, maximum, search, symbol
+from serrate.errors import DomainError
+from serrate.ir.domains import COORDINATE, IterDomain, NestedInts
+from serrate.ir.expr import Expr, as_expr, ceildiv, maximum, minimum
 
 Known = Mapping[int, Expr]
 """Index expressions by domain uid."""
 
 Outputs = tuple[IterDomain, ...]
 
-_SHOWN = symbol("c")
-"""How a component's coordinate is spelled in the names of derived arrays."""
-
 
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """One expression from `inputs` to `outputs`; outputs are filled in right after construction."""
+    """One expression from `inputs` to `outputs`; outputs are filled in right after construction.
+
+    >>> print(split(IterDomain(6, name="i"), 4)[0].definition)
+    split 4: i.i{6} -> i.io{2}, i.ii{4}
+    """
 
     inputs: tuple[IterDomain, ...]
     outputs: tuple[IterDomain, ...]
 
     @property
+    def label(self) -> str:
+        """The transform in a word or two, with its arguments."""
+        return type(self).__name__.lower()
+
+    @property
     def beside(self) -> tuple[IterDomain, ...]:
         """The domains whose index the rules read besides those of inputs and outputs: which row all of these lie in."""
+        return ()
+
+    @property
+    def ties(self) -> tuple[tuple[IterDomain, IterDomain], ...]:
+        """Pairs of domains that have one index because this transform took one for the other."""
         return ()
 
     def to_inputs(self, known: Known) -> tuple[Expr, ...]:
@@ -61,38 +68,56 @@ class Transform:
         """A flat tuple over `component` (an output) in the shape the components are nested in."""
         return flat
 
+    def __str__(self) -> str:
+        beside = f" beside {', '.join(map(str, self.beside))}" if self.beside else ""
+        return f"{self.label}: {', '.join(map(str, self.inputs))}{beside} -> {', '.join(map(str, self.outputs))}"
+
 
 @dataclass(frozen=True, eq=False)
 class Split(Transform):
-    """I -> (O, In) with i = o*factor + n."""
+    """I -> (O, In) with i = o*(extent of In) + n, row by row where I is ragged."""
 
     factor: Expr
+    inner: bool = True
+
+    @property
+    def label(self) -> str:
+        return f"split {self.factor}" if self.inner else f"outer split {self.factor}"
+
+    @property
+    def beside(self) -> tuple[IterDomain, ...]:
+        # An inner factor is the same in all rows; an outer one makes inner parts that differ.
+        return self.outputs[1].owners
 
     def to_inputs(self, known: Known) -> tuple[Expr, ...]:
         outer, inner = (known[d.uid] for d in self.outputs)
-        return (outer * self.outputs[1].extent_expr + inner,)
+        return (outer * self.outputs[1].extent_at(known) + inner,)
 
     def to_outputs(self, known: Known) -> tuple[Expr, ...]:
-        index, size = known[self.inputs[0].uid], _divisor(self.outputs[1])
+        index, size = known[self.inputs[0].uid], divisor(self.outputs[1].extent_at(known), ragged=self.outputs[1].is_ragged)
         return (index // size, index % size)
 
     @property
     def divides(self) -> bool:
         """Whether the split is known to make no holes, in any row."""
-        return (row_length(self.inputs[0]) - row_length(self.outputs[0]) * self.outputs[1].extent_expr).value == 0
+        return (self.inputs[0].row_length - self.outputs[0].row_length * self.outputs[1].row_length).value == 0
 
 
 @dataclass(frozen=True, eq=False)
 class Merge(Transform):
     """(A, B) -> M with a = m // Nb, b = m % Nb."""
 
+    @property
+    def beside(self) -> tuple[IterDomain, ...]:
+        return self.inputs[1].owners
+
     def to_inputs(self, known: Known) -> tuple[Expr, ...]:
-        index, size = known[self.outputs[0].uid], _divisor(self.inputs[1])
+        index, size = known[self.outputs[0].uid], divisor(self.inputs[1].extent_at(known), ragged=self.inputs[1].is_ragged)
         return (index // size, index % size)
 
     def to_outputs(self, known: Known) -> tuple[Expr, ...]:
         outer, inner = (known[d.uid] for d in self.inputs)
-        return (outer * self.inputs[1].extent_expr + inner,)
+        return (outer * self.inputs[1].extent_at(known) + inner,)
 
     def nest(self, component: IterDomain, flat: tuple[NestedInts, ...]) -> tuple[NestedInts, ...]:
         outer = self.inputs[0]
@@ -102,120 +127,79 @@ class Merge(Transform):
 
 
 @dataclass(frozen=True, eq=False)
-class Partition(Transform):
-    """I -> (C, R) with i = start[c] + r."""
-
-    def to_inputs(self, known: Known) -> tuple[Expr, ...]:
-        component, ragged = self.outputs
-        return (self._ragged.start_of(known[component.uid]) + known[ragged.uid],)
-
-    def to_outputs(self, known: Known) -> tuple[Expr, ...]:
-        array = offsets_array(self._ragged)
-        index = known[self.inputs[0].uid]
-        component = search(array, self.outputs[0].extent_expr, index)
-        return (component, index - self._ragged.start_of(component))
-
-    @property
-    def _ragged(self) -> RaggedIterDomain:
-        return cast(RaggedIterDomain, self.outputs[1])
-
-
-@dataclass(frozen=True, eq=False)
-class PartitionInner(Transform):
-    """R under G -> (C, R'): the parts of a row. Row g*K + c of `offsets` is part c of row g; all rows lie back to back."""
-
-    offsets: Array
-
-    @property
-    def beside(self) -> tuple[IterDomain, ...]:
-        return (cast(RaggedIterDomain, self.inputs[0]).component,)
-
-    def to_inputs(self, known: Known) -> tuple[Expr, ...]:
-        part, ragged = self.outputs
-        first = self._first(known)
-        return (self.offsets[first + known[part.uid]] - self.offsets[first] + known[ragged.uid],)
-
-    def to_outputs(self, known: Known) -> tuple[Expr, ...]:
-        first = self._first(known)
-        position = self.offsets[first] + known[self.inputs[0].uid]
-        owner = search(self.offsets, cast(RaggedIterDomain, self.outputs[1]).component.extent_expr, position)
-        return (owner - first, position - self.offsets[owner])
-
-    def _first(self, known: Known) -> Expr:
-        return known[self.beside[0].uid] * self.outputs[0].extent_expr
-
-
-@dataclass(frozen=True, eq=False)
-class Combine(Transform):
-    """(C, R) -> I, where `offsets` say at which i each component's rows begin."""
-
-    offsets: Array
-
-    def to_inputs(self, known: Known) -> tuple[Expr, ...]:
-        index = known[self.outputs[0].uid]
-        component = search(self.offsets, self.inputs[0].extent_expr, index)
-        return (component, index - self.offsets[component])
-
-    def to_outputs(self, known: Known) -> tuple[Expr, ...]:
-        component, ragged = (known[d.uid] for d in self.inputs)
-        return (self.offsets[component] + ragged,)
-
-
-@dataclass(frozen=True, eq=False)
-class CombineInner(Transform):
-    """(C under G, R) -> ragged under G: sentences into their documents. Positions are those of the partitioned domain."""
-
-    @property
-    def beside(self) -> tuple[IterDomain, ...]:
-        return (cast(RaggedIterDomain, self.inputs[0]).component,)
-
-    def to_inputs(self, known: Known) -> tuple[Expr, ...]:
-        component, ragged, combined = self._domains
-        group = known[component.component.uid]
-        position = combined.start_of(group) + known[combined.uid]
-        owner = search(offsets_array(ragged), ragged.component.extent_expr, position)
-        return (owner - component.start_of(group), position - ragged.start_of(owner))
-
-    def to_outputs(self, known: Known) -> tuple[Expr, ...]:
-        component, ragged, combined = self._domains
-        group = known[component.component.uid]
-        owner = component.start_of(group) + known[component.uid]
-        return (ragged.start_of(owner) + known[ragged.uid] - combined.start_of(group),)
-
-    @property
-    def _domains(self) -> tuple[RaggedIterDomain, RaggedIterDomain, RaggedIterDomain]:
-        return cast(tuple[RaggedIterDomain, RaggedIterDomain, RaggedIterDomain], (*self.inputs, *self.outputs))
-
-
-@dataclass(frozen=True, eq=False)
-class Regular(Transform):
-    """R -> regular domain over a group of components (`cover`), or a sub-range (`restrict`): i = i' + low."""
+class Shift(Transform):
+    """I -> I' with i = i' + low: the positions of one counted from another place."""
 
     low: Expr
 
     def to_inputs(self, known: Known) -> tuple[Expr, ...]:
-        return (known[self.outputs[0].uid] + self.low,)
+        return (known[self.outputs[0].uid] + self._low(known),)
 
     def to_outputs(self, known: Known) -> tuple[Expr, ...]:
-        return (known[self.inputs[0].uid] - self.low,)
+        return (known[self.inputs[0].uid] - self._low(known),)
+
+    def _low(self, known: Known) -> Expr:
+        return self.low
 
 
-class Cover(Regular):
-    """R -> the longest row of a group, as a regular domain."""
+@dataclass(frozen=True, eq=False)
+class Resize(Shift):
+    """I -> I' with `left` positions before it and `right` positions behind it, fewer where they are negative."""
+
+    left: Expr
+    right: Expr
+
+    @property
+    def label(self) -> str:
+        return f"resize {self.left}, {self.right}"
 
 
-class Restrict(Regular):
-    """I -> its positions from `low` on, up to a bound."""
+@dataclass(frozen=True, eq=False)
+class Restrict(Shift):
+    """I -> its positions from `low` on, up to `high`; of a ragged domain both may depend on the row."""
+
+    high: Expr
+
+    @property
+    def label(self) -> str:
+        return f"restrict {self.low}, {self.high}"
+
+    @property
+    def beside(self) -> tuple[IterDomain, ...]:
+        return self.inputs[0].owners if COORDINATE in self.low.symbols else ()
+
+    def _low(self, known: Known) -> Expr:
+        return self.inputs[0].in_row(self.low, known)
 
 
-def _once(domain: IterDomain, key: tuple[Hashable, ...], make: Callable[[], Outputs]) -> Outputs:
+@dataclass(frozen=True, eq=False)
+class Swizzle(Transform):
+    """B beside A -> B' with b = b' xor (a mod Nb). Nb is a power of two, so this permutes the positions of B for every a."""
+
+    axis: IterDomain
+
+    @property
+    def beside(self) -> tuple[IterDomain, ...]:
+        return (self.axis,)
+
+    def to_inputs(self, known: Known) -> tuple[Expr, ...]:
+        return (known[self.outputs[0].uid] ^ self._bits(known),)
+
+    def to_outputs(self, known: Known) -> tuple[Expr, ...]:
+        return (known[self.inputs[0].uid] ^ self._bits(known),)
+
+    def _bits(self, known: Known) -> Expr:
+        return known[self.axis.uid] % self.inputs[0].extent_expr
+
+
+def once(domain: IterDomain, key: tuple[Hashable, ...], make: Callable[[], Outputs]) -> Outputs:
     """The outputs that this transform of `domain` made earlier, else new ones."""
     if key not in domain.derived:
         domain.derived[key] = make()
     return domain.derived[key]
 
 
-def _finish(transform: Transform, outputs: Outputs) -> Outputs:
+def finish(transform: Transform, outputs: Outputs) -> Outputs:
     """Ties a new transform and its outputs to each other."""
     for output in outputs:
         object.__setattr__(output, "definition", transform)
@@ -223,393 +207,174 @@ def _finish(transform: Transform, outputs: Outputs) -> Outputs:
     return outputs
 
 
-def row_length(domain: IterDomain) -> Expr:
-    """The extent; of a ragged domain that of one row, as an expression in COORDINATE."""
-    return domain.length if isinstance(domain, RaggedIterDomain) else domain.extent_expr
+def divisor(extent: Expr, *, ragged: bool = False) -> Expr:
+    """An extent as something to divide by: an empty domain has no positions, so any divisor will do.
+
+    A row may be empty in a program that divides in lanes where nothing exists, so its length is kept from being 0.
+    """
+    return maximum(extent, 1) if ragged or extent.value == 0 else extent
 
 
-def _divisor(domain: IterDomain) -> Expr:
-    """The extent as something to divide by: an empty domain has no positions, so any divisor will do."""
-    return const(1) if domain.extent_expr.value == 0 else domain.extent_expr
-
-
-def _size(what: str, value: int | Expr) -> Expr:
+def size_of(what: str, value: int | Expr) -> Expr:
+    """An argument as an expression; refuses what is neither an integer nor one."""
     try:
         return as_expr(value)
     except TypeError:
         raise DomainError(f"{what} must be an integer or an expression, got {value!r}") from None
 
 
-def _plain(function: str, domain: object) -> IterDomain:
+def plain(function: str, domain: object) -> IterDomain:
+    """The domain, if it is one that transforms apply to."""
     if not isinstance(domain, IterDomain):
         raise DomainError(f"{function}: expected an IterDomain, got {type(domain).__name__}")
+    if domain.start != 0:
+        raise DomainError(f"{function}: {domain} starts at {domain.start}; only domains that start at 0 have transforms")
     return domain
 
 
 def split(domain: IterDomain, factor: int | Expr, *, inner: bool = True) -> tuple[IterDomain, IterDomain]:
-    """I -> (O, In). With `inner` the factor is the inner extent, else the outer one.
+    """I -> (O, In). With `inner` the factor is the inner extent, else the outer one. Always legal; holes are guarded.
+
+    A ragged domain is split row by row: an inner factor gives ragged outer parts, an outer factor ragged inner ones.
 
     >>> [d.extent for d in split(IterDomain(6), 4)]
     [2, 4]
     """
-    _plain("split", domain)
-    size = _size("split: a factor", factor)
+    plain("split", domain)
+    size = size_of("split: a factor", factor)
     if size.value is not None and size.value < 1:
         raise DomainError(f"split: a factor must be at least 1, got {size}")
 
     def make() -> Outputs:
-        if isinstance(domain, RaggedIterDomain):
-            if not inner:
-                raise DomainError(f"split of ragged {domain}: an outer factor would differ by row; split by the inner extent")
-            per_row = ceildiv(domain.length, size)
-            outer: IterDomain = RaggedIterDomain(
-                _total(domain.component, per_row),
-                iter_type=domain.iter_type,
-                name=f"{domain.name}o",
-                pairing=domain.pairing,
-                component=domain.component,
-                length=per_row,
-                bound=domain.host_bound // size + domain.component.host_bound,
-            )
-            outputs = (outer, IterDomain(size, domain.iter_type, name=f"{domain.name}i"))
-        else:
-            other = ceildiv(domain.extent_expr, size)
-            bound = None if domain.bound is None else ceildiv(domain.bound, size)
-            o, n = (other, size) if inner else (size, other)
-            bounds = (bound, None) if inner else (None, bound)
-            outputs = (
-                IterDomain(o, domain.iter_type, name=f"{domain.name}o", bound=bounds[0]),
-                IterDomain(n, domain.iter_type, name=f"{domain.name}i", bound=bounds[1]),
-            )
-        return _finish(Split((domain,), (), size), outputs)
+        names = (f"{domain.name}o", f"{domain.name}i")
+        parts = ceildiv(domain.row_length, size)
+        per_row = domain.with_rows(parts, name=names[0 if inner else 1], bound=domain.bound_in_parts(size))
+        same = IterDomain(size, domain.iter_type, name=names[1 if inner else 0])
+        return finish(Split((domain,), (), size, inner), (per_row, same) if inner else (same, per_row))
 
-    return cast(tuple[IterDomain, IterDomain], _once(domain, ("split", size, inner), make))
-
-
-def _total(component: IterDomain, length: Expr) -> Expr:
-    """The summed lengths: a number where known, else the last element of their running sum."""
-    count = component.extent_expr
-    array = running_sum(component, length)
-    return array[count]
-
-
-def running_sum(component: IterDomain, length: Expr) -> Array:
-    """The derived array `[0, length(0), length(0)+length(1), ...]` over a component domain."""
-    count = component.extent_expr
-    name = f"sum({length.substitute({COORDINATE: _SHOWN})})"
-    if count.value is not None and all(a.data is not None for a in length.arrays) and not (length.symbols - {COORDINATE}):
-        total, data = 0, [0]
-        for c in range(count.value):
-            total += cast(int, length.substitute({COORDINATE: const(c)}).value)
-            data.append(total)
-        return Array(name, tuple(data))
-    return Array(name, recipe=RunningSum(length, COORDINATE, count))
+    return cast(tuple[IterDomain, IterDomain], once(domain, ("split", size, inner), make))
 
 
 def merge(outer: IterDomain, inner: IterDomain) -> IterDomain:
     """(A, B) -> M. A ragged outer domain with a regular inner one stays ragged.
 
-    >>> c, r = partition(IterDomain(10), [0, 3, 8, 10])
-    >>> merge(r, IterDomain(4)).extents
+    Legal where the inner domain has one width for every position of the outer one. A component and its rows have not: that
+    is `combine`. Two ragged domains of one component have, row by row: that is `product`.
+
+    >>> from serrate.ir import RaggedIterDomain
+    >>> merge(RaggedIterDomain.from_extents([3, 5, 2]), IterDomain(4)).extents
     (12, 20, 8)
     """
-    _plain("merge", outer), _plain("merge", inner)
-    if isinstance(inner, RaggedIterDomain):
-        if inner.component is outer or (inner.pairing is not None and inner.pairing == outer.pairing):
+    plain("merge", outer), plain("merge", inner)
+    if inner.is_ragged:
+        (component,) = inner.owners
+        if component.uid == outer.uid or (inner.pairing is not None and inner.pairing == outer.pairing and not outer.is_ragged):
             raise DomainError(f"merge({outer}, {inner}): a component and its ragged domain have no common width; use combine")
+        if any(d.uid == component.uid for d in outer.owners):
+            raise DomainError(f"merge({outer}, {inner}): both are ragged, and a row of one differs from row to row; use product")
         raise DomainError(f"merge({outer}, {inner}): the outer domain does not own the ragged one, so rows have no common width")
-    if isinstance(outer, RaggedIterDomain) and _picks(inner, outer.component):
+    if any(picks(inner, component) for component in outer.owners):
         raise DomainError(f"merge({outer}, {inner}): the inner domain picks the row that the outer one lies in")
+    same_iter_type("merge", outer, inner)
+
+    def make() -> Outputs:
+        exact = outer.bound is None and inner.bound is None and not outer.is_ragged
+        output = outer.with_rows(
+            outer.row_length * inner.extent_expr,
+            name=f"{outer.name}{inner.name}",
+            bound=None if exact else outer.host_bound * inner.host_bound,
+            total=outer.extent_expr * inner.extent_expr,
+        )
+        return finish(Merge((outer, inner), ()), (output,))
+
+    return once(outer, ("merge", inner.uid), make)[0]
+
+
+def same_iter_type(function: str, outer: IterDomain, inner: IterDomain) -> None:
+    """Refuses to make one domain of two kinds."""
     if outer.iter_type is not inner.iter_type:
         kinds = f"{outer.iter_type.name.lower()} and {inner.iter_type.name.lower()}"
-        raise DomainError(f"merge({outer}, {inner}): one domain cannot be both {kinds}")
-
-    def make() -> Outputs:
-        name = f"{outer.name}{inner.name}"
-        if isinstance(outer, RaggedIterDomain):
-            length = outer.length * inner.extent_expr
-            start = None if outer.start is None else outer.start * inner.extent_expr
-            output: IterDomain = RaggedIterDomain(
-                outer.extent_expr * inner.extent_expr,
-                iter_type=outer.iter_type,
-                name=name,
-                pairing=outer.pairing,
-                component=outer.component,
-                length=length,
-                start=start,
-                bound=outer.host_bound * inner.host_bound,
-            )
-        else:
-            known = outer.bound is None and inner.bound is None
-            bound = None if known else outer.host_bound * inner.host_bound
-            output = IterDomain(outer.extent_expr * inner.extent_expr, outer.iter_type, name=name, bound=bound)
-        return _finish(Merge((outer, inner), ()), (output,))
-
-    return _once(outer, ("merge", inner.uid), make)[0]
+        raise DomainError(f"{function}({outer}, {inner}): one domain cannot be both {kinds}")
 
 
-def _picks(domain: IterDomain, component: IterDomain) -> bool:
+def picks(domain: IterDomain, component: IterDomain) -> bool:
     """Whether the index of `component` depends on that of `domain`."""
-    if isinstance(component.definition, Merge) and any(_picks(domain, part) for part in component.definition.inputs):
+    if isinstance(component.definition, Merge) and any(picks(domain, part) for part in component.definition.inputs):
         return True
     sources = domain.definition.inputs if domain.definition else ()
-    return domain.uid == component.uid or any(_picks(source, component) for source in sources)
+    return domain.uid == component.uid or any(picks(source, component) for source in sources)
 
 
-def partition(
-    domain: IterDomain,
-    offsets: Sequence[int] | Sequence[Sequence[int]] | Array | torch.Tensor,
-    count: int | Expr | None = None,
-    *,
-    names: tuple[str, str] | None = None,
-) -> tuple[IterDomain, RaggedIterDomain]:
-    """I -> (C, R) by K+1 boundaries. A ragged input takes one row of K+1 boundaries for each of its components.
+def resize(domain: IterDomain, left: int | Expr, right: int | Expr) -> IterDomain:
+    """I -> I' with `left` more positions before it and `right` more behind it; negative numbers take positions away.
 
-    >>> c, r = partition(IterDomain(325), [0, 127, 127, 325])
-    >>> c.extent, r.extents, r.extent, r.offsets
-    (3, (127, 0, 198), 325, (0, 127, 127, 325))
+    The positions that are added are holes. A ragged domain is resized row by row; a row has no fewer than 0 positions.
+
+    >>> resize(IterDomain(6), 1, 1).extent, resize(IterDomain(6), -2, 0).extent
+    (8, 4)
     """
-    _plain("partition", domain)
-    if domain.iter_type is not IterType.ITERATION:
-        raise DomainError(f"partition: {domain} is a {domain.iter_type.name.lower()} domain; only iteration domains have parts")
-    if domain.parallel is not ParallelType.SERIAL:
-        raise DomainError(f"partition: {domain} is already parallelized; partition it first, then parallelize the parts")
-    if isinstance(offsets, Array):
-        if isinstance(domain, RaggedIterDomain):
-            raise DomainError(
-                f"partition of ragged {domain}: needs one row of offsets for each component, got the array {offsets}"
-            )
-        if count is None:
-            raise DomainError(f"partition by {offsets}: the number of components must be given")
-        number = as_expr(count)
-        if offsets.data is not None and number.value is not None:
-            _check_boundaries(offsets.data[: number.value + 1], domain.extent_expr.value)
-        return _partition_by(domain, offsets, number, names)
-    rows = _integers(offsets)
-    if isinstance(domain, RaggedIterDomain):
-        return _partition_inner(domain, rows, names)
-    if not all(isinstance(b, int) for b in rows):
-        raise DomainError(
-            f"partition: offsets of {domain} must have one dim, because no ragged or component dim precedes it; got {rows}"
-        )
-    boundaries = cast(tuple[int, ...], rows)
-    _check_boundaries(boundaries, domain.extent_expr.value)
-    return _partition_by(domain, Array(f"offsets{list(boundaries)}", boundaries), const(len(boundaries) - 1), names)
-
-
-def _integers(offsets: object) -> tuple[NestedInts, ...]:
-    """Offsets as nested tuples of ints."""
-    if isinstance(offsets, torch.Tensor):
-        if offsets.is_floating_point() or offsets.ndim == 0:
-            raise DomainError(f"partition: offsets must be integers, one row or more, got {offsets.dtype} of {offsets.ndim} dims")
-        offsets = offsets.tolist()
-    if not isinstance(offsets, Sequence) or isinstance(offsets, str):
-        raise DomainError(f"partition: offsets must be integers, got {offsets!r}")
-    if any(not isinstance(b, int) and (not isinstance(b, Sequence) or isinstance(b, str)) for b in offsets):
-        raise DomainError(f"partition: offsets must be integers, got {list(offsets)}")
-    return tuple(b if isinstance(b, int) else _integers(b) for b in offsets)
-
-
-def _check_boundaries(boundaries: tuple[int, ...], total: int | None) -> None:
-    if not boundaries or boundaries[0] != 0:
-        raise DomainError(f"partition: offsets must start at 0, got {list(boundaries[:1])}")
-    for k in range(1, len(boundaries)):
-        if boundaries[k] < boundaries[k - 1]:
-            raise DomainError(
-                f"partition: offsets must not decrease: offsets[{k}] = {boundaries[k]} < offsets[{k - 1}] = {boundaries[k - 1]}"
-            )
-    if total is not None and boundaries[-1] != total:
-        raise DomainError(f"partition: offsets must end at the extent {total}, got {boundaries[-1]}")
-
-
-def _partition_by(
-    domain: IterDomain, offsets: Array, count: Expr, names: tuple[str, str] | None
-) -> tuple[IterDomain, RaggedIterDomain]:
-    component_name, ragged_name = names or (f"{domain.name}c", f"{domain.name}r")
+    plain("resize", domain)
+    before, behind = size_of("resize: the left size", left), size_of("resize: the right size", right)
+    extent = domain.row_length + before + behind
+    if extent.value is not None and extent.value < 0:
+        raise DomainError(f"resize: {domain} has no {0 - before - behind} positions to take away")
 
     def make() -> Outputs:
-        component = IterDomain(count, name=component_name, pairing=offsets)
-        ragged = RaggedIterDomain(
-            domain.extent_expr,
-            name=ragged_name,
-            pairing=offsets,
-            component=component,
-            length=offsets[COORDINATE + 1] - offsets[COORDINATE],
-            start=offsets[COORDINATE],
-        )
-        return _finish(Partition((domain,), ()), (component, ragged))
+        more = maximum(before + behind, 0)
+        bound = domain.host_bound + (more * domain.owners[0].host_bound if domain.is_ragged else more)
+        exact = domain.bound is None and not domain.is_ragged
+        output = domain.with_rows(maximum(extent, 0), name=f"{domain.name}z", bound=None if exact else bound)
+        return finish(Resize((domain,), (), 0 - before, before, behind), (output,))
 
-    made = _once(domain, ("partition", offsets, count), make)
-    return cast(tuple[IterDomain, RaggedIterDomain], made)
+    return once(domain, ("resize", before, behind), make)[0]
 
 
-def _partition_inner(
-    domain: RaggedIterDomain, offsets: tuple[NestedInts, ...], names: tuple[str, str] | None
-) -> tuple[IterDomain, RaggedIterDomain]:
-    """Same number of parts in every component: the parts of all components, flattened, own the new ragged domain."""
-    rows, lengths = _rows(offsets), _flat(domain.extents)
-    if len(rows) != len(lengths):
-        raise DomainError(
-            f"partition of ragged {domain}: expected one row of offsets for each of {len(lengths)} components, got {len(rows)}"
-        )
-    width = len(rows[0]) - 1 if rows else 0
-    flat = [0]
-    for row, length in zip(rows, lengths, strict=True):
-        if len(row) - 1 != width:
-            raise DomainError(
-                f"partition of ragged {domain}: every component must have {width} parts, got the offsets {list(row)}"
-            )
-        _check_boundaries(row, length)
-        base = flat[-1]
-        flat.extend(base + boundary for boundary in row[1:])
-    starts = Array(f"offsets{flat}", tuple(flat))
-    component_name, ragged_name = names or (f"{domain.name}c", f"{domain.name}r")
+def swizzle(axis: IterDomain, domain: IterDomain) -> tuple[IterDomain, IterDomain]:
+    """(A, B) -> (A, B') with b' = b xor a: the positions of B in another order for each a. A is kept as it is.
 
-    def make() -> Outputs:
-        part = IterDomain(width, name=component_name, pairing=starts)
-        ragged = RaggedIterDomain(
-            domain.extent_expr,
-            name=ragged_name,
-            pairing=starts,
-            component=merge(domain.component, part),
-            length=starts[COORDINATE + 1] - starts[COORDINATE],
-            start=starts[COORDINATE],
-        )
-        return _finish(PartitionInner((domain,), (), starts), (part, ragged))
+    Legal for regular domains whose extents are known powers of two: only there does xor give every position once. Where A is
+    longer than B, only as many low bits of a are used as B has.
 
-    return cast(tuple[IterDomain, RaggedIterDomain], _once(domain, ("partition", starts, width), make))
-
-
-def _rows(offsets: NestedInts) -> list[tuple[int, ...]]:
-    """The innermost rows of nested offsets, in order."""
-    if isinstance(offsets, int):
-        raise DomainError(f"partition of a ragged domain: expected rows of offsets, got {offsets}")
-    if offsets and all(isinstance(b, int) for b in offsets):
-        return [cast(tuple[int, ...], offsets)]
-    return [row for inner in offsets for row in _rows(inner)]
-
-
-def _flat(extents: NestedInts) -> list[int]:
-    return [extents] if isinstance(extents, int) else [length for inner in extents for length in _flat(inner)]
-
-
-def offsets_array(ragged: RaggedIterDomain) -> Array:
-    """The array whose element c is where row c begins when all rows are laid back to back."""
-    if ragged.start is not None:
-        arrays = list(ragged.start.arrays)
-        if len(arrays) == 1 and ragged.start is arrays[0][COORDINATE]:
-            return arrays[0]
-    return running_sum(ragged.component, ragged.length)
-
-
-def combine(component: IterDomain, ragged: IterDomain) -> IterDomain:
-    """(C, R) -> I, the inverse of partition: gives back the very domain that was partitioned, be it regular or ragged.
-
-    >>> d = IterDomain(325)
-    >>> combine(*partition(d, [0, 127, 127, 325])) is d
-    True
+    >>> a, b = IterDomain(4), IterDomain(8)
+    >>> swizzled = swizzle(a, b)[1]
+    >>> [swizzled.definition.to_outputs({a.uid: as_expr(3), b.uid: as_expr(k)})[0].value for k in range(8)]
+    [3, 2, 1, 0, 7, 6, 5, 4]
     """
-    _plain("combine", component), _plain("combine", ragged)
-    if not isinstance(ragged, RaggedIterDomain):
-        raise DomainError(f"combine: the second domain must be ragged, got {ragged}; use merge for regular ones")
-    owner = component.definition.inputs[0] if isinstance(component.definition, Partition) else None
-    if isinstance(component, RaggedIterDomain) and ragged.component is owner:
-        return _combine_inner(component, ragged)
-    if ragged.component is not component:
-        if component.pairing is None or ragged.pairing is None:
-            paired = component.pairing is None and ragged.pairing is None and component.extent == ragged.component.extent
-        else:
-            paired = component.pairing == ragged.pairing
-        # Both sides of a pair carry its identity, so a ragged domain could pass for the component of another one.
-        if not paired or isinstance(component, RaggedIterDomain):
-            raise StructureMismatch(
-                f"combine: {component} counts the components of {component.pairing or 'no partition'}, "
-                f"but {ragged} belongs to {ragged.pairing or ragged.component}; pass the component it was made with"
-            )
-    made = ragged.definition
-    if isinstance(made, Partition | PartitionInner) and made.outputs[0] is component and made.outputs[1] is ragged:
-        return made.inputs[0]
-    if isinstance(component.definition, PartitionInner):
-        group = cast(RaggedIterDomain, component.definition.inputs[0]).component
-        raise DomainError(
-            f"combine: {component} counts the parts of one row and {ragged} was transformed since; combine them before that, "
-            f"or combine merge({group}, {component}) with it"
-        )
+    plain("swizzle", axis), plain("swizzle", domain)
+    if axis.uid == domain.uid:
+        raise DomainError(f"swizzle: {domain} cannot be swizzled by itself")
+    for each in (axis, domain):
+        if each.is_ragged:
+            raise DomainError(f"swizzle: {each} is ragged; only regular domains have a power of two as extent in every row")
+        size = each.extent_expr.value
+        if size is None or size < 1 or size & (size - 1):
+            raise DomainError(f"swizzle: extents must be known powers of two, got {each}")
 
     def make() -> Outputs:
-        offsets = offsets_array(ragged)
-        total = offsets[ragged.component.extent_expr]
-        output = IterDomain(total, name=f"{component.name}{ragged.name}", bound=ragged.host_bound)
-        return _finish(Combine((component, ragged), (), offsets), (output,))
+        output = domain.with_rows(domain.extent_expr, name=f"{domain.name}x", bound=domain.bound)
+        return finish(Swizzle((domain,), (), axis), (output,))
 
-    return _once(component, ("combine", ragged.uid), make)[0]
-
-
-def _combine_inner(component: RaggedIterDomain, ragged: RaggedIterDomain) -> IterDomain:
-    if ragged.start is None:
-        raise DomainError(f"combine: the rows of {ragged} have no common place; combine before splitting")
-    start = ragged.start
-
-    def make() -> Outputs:
-        first = start.substitute({COORDINATE: component.start_of(COORDINATE)})
-        behind = start.substitute({COORDINATE: component.start_of(COORDINATE) + component.length_of(COORDINATE)})
-        output = RaggedIterDomain(
-            ragged.extent_expr,
-            name=f"{component.name}{ragged.name}",
-            pairing=component.pairing,
-            component=component.component,
-            length=behind - first,
-            start=first,
-        )
-        return _finish(CombineInner((component, ragged), ()), (output,))
-
-    return _once(component, ("combine", ragged.uid), make)[0]
-
-
-def cover(ragged: IterDomain, bound: Expr | int, group: IterDomain | None = None) -> IterDomain:
-    """R -> positions up to `bound`, at least the longest row it stands for; shorter rows leave holes.
-
-    With `group`, a domain whose positions are groups of components, `bound` is an expression in COORDINATE: the longest
-    row of that group.
-    """
-    _plain("cover", ragged)
-    if not isinstance(ragged, RaggedIterDomain):
-        raise DomainError(f"cover: expected a ragged domain, got {ragged}; a regular domain covers itself")
-    name, length = f"{ragged.name}x", _size("cover: the bound", bound)
-    longest = _longest(ragged)
-    if group is None and length.value is not None and longest is not None and length.value < longest:
-        raise DomainError(f"cover: {ragged} has a row of {longest}, which is longer than the bound {length}")
-
-    def make() -> Outputs:
-        output = IterDomain(length, name=name)
-        if group is not None:
-            output = RaggedIterDomain(_total(group, length), name=name, component=group, length=length)
-        return _finish(Cover((ragged,), (), const(0)), (output,))
-
-    return _once(ragged, ("cover", length, None if group is None else group.uid), make)[0]
-
-
-def _longest(ragged: RaggedIterDomain) -> int | None:
-    """The longest row, where lengths are known."""
-    try:
-        return max(_flat(ragged.extents), default=0)
-    except DomainError:
-        return None
+    return axis, once(domain, ("swizzle", axis.uid), make)[0]
 
 
 def restrict(domain: IterDomain, low: Expr | int, high: Expr | int) -> IterDomain:
     """I -> its positions from `low` (included) to `high` (not included), as a domain of its own.
 
+    A ragged domain stays ragged, the bounds may be expressions in COORDINATE, and rows that end before `high` end there. A
+    regular sub-range that may reach past the end is guarded.
+
     >>> restrict(IterDomain(10), 2, 7).extent
     5
     """
-    _plain("restrict", domain)
-    low, high = _size("restrict: the lower bound", low), _size("restrict: the upper bound", high)
+    plain("restrict", domain)
+    low, high = size_of("restrict: the lower bound", low), size_of("restrict: the upper bound", high)
     if low.bounds[0] is None or low.bounds[0] < 0:
         raise DomainError(f"restrict: the lower bound must not be negative, got {low}")
 
     def make() -> Outputs:
-        output = IterDomain(maximum(high - low, 0), name=f"{domain.name}s")
-        return _finish(Restrict((domain,), (), low), (output,))
+        end = minimum(high, domain.row_length) if domain.is_ragged else high
+        bound = domain.host_bound if domain.is_ragged else None
+        output = domain.with_rows(maximum(end - low, 0), name=f"{domain.name}s", bound=bound)
+        return finish(Restrict((domain,), (), low, high), (output,))
 
-    return _once(domain, ("restrict", low, high), make)[0]
+    return once(domain, ("restrict", low, high), make)[0]

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from serrate.errors import CallError, ScheduleError, ShapeError, TraceError
-from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr
 from serrate.ir.loop_handle import LoopHandle
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.values import Tensor, Value, read
 
 if TYPE_CHECKING:

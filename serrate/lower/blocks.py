@@ -14,7 +14,7 @@ from typing import cast
 from serrate.analysis.guards import condition, needed
 from serrate.analysis.indices import Indices
 from serrate.errors import ScheduleError
-from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, Less, Symbol, const, symbol
 from serrate.ir.loops import (
     Assign,
@@ -36,6 +36,7 @@ from serrate.ir.loops import (
     number,
     rewrite_value,
 )
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import GRID, LANES, Accumulate, Leaf, Loop, Phase, Statement, Store, TileProgram, walk
 from serrate.ir.values import Constant, Extent, Index, Position, Read, Role, Tensor, Value, rewrite
 from serrate.lower.reductions import Tile, expand
@@ -71,7 +72,7 @@ class _Scope:
     def guard(self) -> Guard:
         """The conditions under which a position of these loops is an element, those that always hold left out."""
         indices = self.indices
-        found = (condition(d, indices) for d, _ in needed([loop.domain for loop in self.loops]))
+        found = (condition(n.domain, indices, n.lower) for n in needed([loop.domain for loop in self.loops]))
         return tuple(g for g in found if not g.proven)
 
 

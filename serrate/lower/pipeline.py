@@ -155,7 +155,8 @@ def tabulate(program: LoopProgram) -> LoopProgram:
         for node in nodes(kernel.body):
             for expr in expressions_of(node):
                 for e in expr.walk():
-                    if isinstance(e, Search) and e.position in grids and not grids[e.position].arrays:
+                    # Where an array holds several rows of offsets, a position alone has no owner.
+                    if isinstance(e, Search) and e.first.value == 0 and e.position in grids and not grids[e.position].arrays:
                         size = grids[e.position]
                         table = Array(f"owners({e.array.name})", recipe=Owners(e.array, e.count, size))
                         found[e] = table[e.position]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureMismatch
-from serrate.ir.domains import RaggedIterDomain
 from serrate.ir.expr import Array, Expr, Symbol, size_function
 from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
-from serrate.ir.transforms import Partition, offsets_array
+from serrate.ir.ragged import RaggedIterDomain, offsets_array
+from serrate.ir.ragged_transforms import Partition
 from serrate.runtime.arrays import derive, remembered, sources
 from serrate.tensor import Structure
 from serrate.tensor.sync import host_copy

@@ -16,9 +16,10 @@ from collections.abc import Mapping
 
 from serrate.analysis.guards import guards, loop_symbols
 from serrate.errors import ScheduleError
-from serrate.ir.domains import IterDomain, ParallelType, RaggedIterDomain
+from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Sum
 from serrate.ir.hand import Hand, LoopState, picks
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import GRID, LANES, SERIAL, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.values import Extent, Read, Role
 from serrate.schedule.plan import Plan, Recorder
@@ -136,9 +137,9 @@ def _check_rows_end(phase: Phase) -> None:
     for guard in guards((), loops):
         rows = next((d for d in ragged if picks(guard.domain, d.component)), None)
         index = guard.condition.left
-        last = next(s for s in reversed(symbols) if s in index.symbols)
+        last = next((s for s in reversed(symbols) if s in guard.condition.symbols), None)
         # Lanes are masked one by one.
-        if rows is None or guard.condition.proven or kinds[symbols.index(last)] is LANES:
+        if rows is None or last is None or guard.condition.proven or kinds[symbols.index(last)] is LANES:
             continue
         terms = index.terms if isinstance(index, Sum) else ((index, 1),)
         factor = next((f for t, f in terms if t is last), 0)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serrate.analysis.indices import Indices
-from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, symbol
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import Partition
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
-from serrate.ir.transforms import Partition
 from serrate.ir.values import Call, Extent, Position, Read, Role
 from serrate.schedule.plan import Recorder
 

@@ -12,13 +12,14 @@ from dataclasses import replace
 
 from serrate.analysis.indices import Indices
 from serrate.errors import ScheduleError
-from serrate.ir import transforms
-from serrate.ir.domains import COORDINATE, IterDomain, ParallelType, RaggedIterDomain
+from serrate.ir import ragged_transforms, transforms
+from serrate.ir.domains import COORDINATE, IterDomain, ParallelType
 from serrate.ir.expr import Array, GroupMaximum, symbol
-from serrate.ir.fusion import storage_of
-from serrate.ir.hand import check_order
+from serrate.ir.hand import check_no_rows, check_order, check_resize, check_swizzle
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import reduction
 from serrate.ir.rewrites import map_values
+from serrate.ir.storage import storage_of
 from serrate.ir.tile import (
     GRID,
     LANES,
@@ -122,12 +123,12 @@ def partition(program: TileProgram, phase: str, domain: str, *offsets: str | int
     if len(numbers) == len(offsets):
         if whole.extent_expr.value is None:
             raise ScheduleError(f"phase {phase}: {whole} has an extent known only when run; {numbers} may not end there")
-        component, ragged = transforms.partition(whole, numbers)
+        component, ragged = ragged_transforms.partition(whole, numbers)
     else:
         given = next((t for t in program.inputs if (t.name,) == offsets), None)
         if given is None or not _partitioned(program, given, whole):
             raise ScheduleError(f"phase {phase}: nothing checks that {offsets[0]} are offsets of {whole}; use numbers")
-        component, ragged = transforms.partition(whole, Array(given.name), given.logical[0].extent_expr - 1)
+        component, ragged = ragged_transforms.partition(whole, Array(given.name), given.logical[0].extent_expr - 1)
     return _relooped(program, phase, lambda old: (*old[:k], (component, old[k][1]), (ragged, old[k][1]), *old[k + 1 :]))
 
 
@@ -137,7 +138,7 @@ def _partitioned(program: TileProgram, offsets: Tensor, like: IterDomain) -> boo
     loops = {loop.domain for p in program.phases for loop, _ in walk(p.body) if isinstance(loop, Loop)}
     for domain in (*loops, *(d for t in tensors for d in t.logical)):
         made = domain.definition
-        mine = isinstance(made, transforms.Partition) and domain.pairing == Array(offsets.name)
+        mine = isinstance(made, ragged_transforms.Partition) and domain.pairing == Array(offsets.name)
         if mine and made is not None and made.inputs[0].extent_expr is like.extent_expr:
             return True
     return False
@@ -148,9 +149,31 @@ def combine(program: TileProgram, phase: str, component: str, ragged: str) -> Ti
 
     def change(loops: Loops) -> Loops:
         k = _neighbours(loops, phase, "combine", component, ragged)
-        return (*loops[:k], (transforms.combine(loops[k][0], loops[k + 1][0]), loops[k][1]), *loops[k + 2 :])
+        return (*loops[:k], (ragged_transforms.combine(loops[k][0], loops[k + 1][0]), loops[k][1]), *loops[k + 2 :])
 
     return _relooped(program, phase, change)
+
+
+def resize(program: TileProgram, phase: str, domain: str, left: int, right: int) -> TileProgram:
+    """for i in n: s   ->   for i' in left+n+right: s at i' - left   (what lies outside is guarded away)"""
+    loops, _ = _loops(program, phase)
+    k = _position(loops, phase, domain)
+    check_resize(f"phase {phase}", loops[k][0], left, right)
+    check_no_rows("resize", f"phase {phase}", [d for d, _ in loops], loops[k][0])
+    made = transforms.resize(loops[k][0], left, right)
+    return _relooped(program, phase, lambda old: (*old[:k], (made, old[k][1]), *old[k + 1 :]))
+
+
+def swizzle(program: TileProgram, phase: str, domain: str, by: str) -> TileProgram:
+    """for a: for b: s   ->   for a: for b': s at b' xor a   (`domain` is b, `by` is a; each b is visited once for every a)"""
+    loops, leaf = _loops(program, phase)
+    k, axis = _position(loops, phase, domain), loops[_position(loops, phase, by)][0]
+    known = _known(leaf.index)
+    reduced = (not known.knows(axis), not known.knows(loops[k][0]))
+    check_swizzle(f"phase {phase}", axis, loops[k][0], by_is_reduced=reduced[0], is_reduced=reduced[1])
+    check_no_rows("swizzle", f"phase {phase}", [d for d, _ in loops], loops[k][0])
+    made = transforms.swizzle(axis, loops[k][0])[1]
+    return _relooped(program, phase, lambda old: (*old[:k], (made, old[k][1]), *old[k + 1 :]))
 
 
 def cover(program: TileProgram, phase: str, ragged: str, group: str, size: int) -> TileProgram:
@@ -166,7 +189,7 @@ def cover(program: TileProgram, phase: str, ragged: str, group: str, size: int) 
             f"longest{size}({row.length.substitute({COORDINATE: symbol('c')})})",
             recipe=GroupMaximum(row.length, COORDINATE, row.component.extent_expr, size),
         )
-        return (*loops[:k], (transforms.cover(row, longest[COORDINATE], outer), loops[k][1]), *loops[k + 1 :])
+        return (*loops[:k], (ragged_transforms.cover(row, longest[COORDINATE], outer), loops[k][1]), *loops[k + 1 :])
 
     return _relooped(program, phase, change)
 
@@ -433,5 +456,8 @@ def _places(index: tuple[IterDomain | None, ...]) -> tuple[int | None, ...]:
 
 PRIMITIVES: dict[str, Callable[..., TileProgram]] = {
     f.__name__: f
-    for f in (split, merge, partition, combine, cover, reorder, mark, inline, rfactor, two_pass, delay, allocate, fuse)
+    for f in (
+        *(split, merge, partition, combine, resize, swizzle, cover, reorder),
+        *(mark, inline, rfactor, two_pass, delay, allocate, fuse),
+    )
 }

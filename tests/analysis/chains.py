@@ -13,13 +13,19 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from serrate.analysis.indices import ancestry
+from serrate.analysis.indices import Indices, ancestry
 from serrate.errors import DomainError
-from serrate.ir import IterDomain, RaggedIterDomain, combine, merge, partition, split
-from serrate.ir.transforms import Partition, PartitionInner
+from serrate.ir import IterDomain, RaggedIterDomain, combine, merge, partition, product, regroup, resize, restrict, split, swizzle
+from serrate.ir.domains import COORDINATE
+from serrate.ir.expr import Array, as_expr
+from serrate.ir.ragged_transforms import Partition
+from serrate.ir.transforms import Merge
 
-KINDS = ("split", "split", "outer split", "merge", "partition", "combine")
-ROOTS = ("one", "one", "two", "rows", "flattened rows")
+KINDS = ("split", "split", "outer split", "merge", "partition", "partition under", "combine", "product")
+ROOTS = ("one", "one", "two", "rows", "flattened rows", "parts", "rows of two", "pairs of rows")
+MOVING = (*KINDS, "resize", "resize", "swizzle", "regroup", "regroup", "crop")
+"""With the transforms that add holes at both ends or give positions another place."""
+WITH_GAPS = (*ROOTS, "gaps", "rows in gaps")
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,13 @@ class Chain:
     order: int = 0
 
 
-steps = st.builds(Step, st.sampled_from(KINDS), st.integers(0, 11), st.integers(1, 6))
-chains = st.builds(Chain, st.sampled_from(ROOTS), st.lists(steps, min_size=1, max_size=7).map(tuple), st.integers(0, 99))
+def chains_of(kinds: tuple[str, ...], roots: tuple[str, ...]) -> st.SearchStrategy[Chain]:
+    steps = st.builds(Step, st.sampled_from(kinds), st.integers(0, 11), st.integers(1, 6))
+    return st.builds(Chain, st.sampled_from(roots), st.lists(steps, min_size=1, max_size=7).map(tuple), st.integers(0, 99))
+
+
+chains = chains_of(KINDS, ROOTS)
+moving_chains = chains_of(MOVING, WITH_GAPS)
 
 
 @dataclass
@@ -51,18 +62,16 @@ class Built:
     rng: random.Random
     logical: list[IterDomain] = field(default_factory=list)
     loop: list[IterDomain] = field(default_factory=list)
+    cropped: bool = False
+    """Whether positions were taken away, so that some elements are not visited at all."""
     numbers: dict[int, int] = field(default_factory=dict)
     """By uid: when the domain was made."""
 
     @property
     def elements(self) -> set[object]:
         """Every logical position."""
-        if len(self.logical) == 1:
-            return set(range(number(self.logical[0])))
-        first, second = self.logical
-        if isinstance(second, RaggedIterDomain):
-            return {(c, r) for c, length in enumerate(lengths(second)) for r in range(length)}
-        return set(itertools.product(range(number(first)), range(number(second))))
+        found = all_positions(self.logical)
+        return {position[0] for position in found} if len(self.logical) == 1 else set(found)
 
     @property
     def size(self) -> int:
@@ -77,14 +86,25 @@ class Built:
             self.numbers.setdefault(domain.uid, len(self.numbers))
         return list(domains)
 
-    def cut(self, domain: IterDomain) -> list[IterDomain]:
+    def cut(self, domain: IterDomain, *under: IterDomain) -> list[IterDomain]:
         """The domain partitioned somewhere; only an empty one can have no parts."""
-        if isinstance(domain, RaggedIterDomain):
-            rows = lengths(domain)
+        if isinstance(domain, RaggedIterDomain) or under:
+            rows = lengths(domain) if isinstance(domain, RaggedIterDomain) else [number(domain)] * number(under[0])
             parts = self.rng.randint(1 if any(rows) else 0, 3)
-            return self.note(*partition(domain, [self.boundaries(length, parts) for length in rows]))
+            return self.note(*partition(domain, [self.boundaries(length, parts) for length in rows], under=under))
         parts = self.rng.randint(1 if number(domain) else 0, self.rng.choice((5, 5, 5, 17)))
         return self.note(*partition(domain, self.boundaries(number(domain), parts)))
+
+    def cut_with_gaps(self, domain: IterDomain) -> list[IterDomain]:
+        """The domain partitioned by rows that leave some of it out."""
+        bounds = self.boundaries(number(domain), 2 * self.rng.randint(0, 4) + 1)
+        starts = bounds[1:-1:2]
+        return self.note(*partition(domain, starts, lengths=[b - a for a, b in zip(starts, bounds[2:-1:2], strict=True)]))
+
+    def beside(self, ragged: RaggedIterDomain) -> IterDomain:
+        """Other rows of the same components."""
+        rows = tuple(self.rng.randint(0, 4) for _ in range(number(ragged.component)))
+        return self.note(ragged.with_rows(Array(f"other{list(rows)}", rows)[COORDINATE], name="other"))[0]
 
     def boundaries(self, total: int, parts: int) -> list[int]:
         """Offsets of `parts` components; two cuts at the same place make an empty one."""
@@ -97,22 +117,51 @@ class Built:
         if choices:
             chosen = choices[step.pick % len(choices)]
             made = self._made(step, *chosen)
-            self.loop = [d for d in self.loop if all(d is not gone for gone in chosen)] + made
+            gone = {d.uid for d in chosen[-1 if step.kind in ("partition under", "swizzle") else 0 :]}
+            self.loop = [d for d in self.loop if d.uid not in gone] + made
 
     def _choices(self, kind: str) -> list[tuple[IterDomain, ...]]:
-        if kind == "outer split":
-            return [(d,) for d in self.loop if not d.is_ragged]
-        if kind in ("split", "partition"):
+        if kind in ("split", "outer split", "partition", "resize", "crop"):
             return [(d,) for d in self.loop]
-        test = {"merge": mergeable, "combine": combinable}[kind]
+        test = TESTS[kind]
         return [pair for pair in itertools.permutations(self.loop, 2) if test(*pair)]
 
     def _made(self, step: Step, *chosen: IterDomain) -> list[IterDomain]:
         if step.kind == "partition":
             return self.cut(*chosen)
+        if step.kind == "partition under":
+            return self.cut(chosen[1], chosen[0])
         if step.kind in ("split", "outer split"):
             return self.note(*split(*chosen, step.size, inner=step.kind == "split"))
-        return self.note((merge if step.kind == "merge" else combine)(*chosen))
+        if step.kind == "resize":
+            return self.note(resize(*chosen, self.rng.randint(0, 3), self.rng.randint(0, 3)))
+        if step.kind == "crop":
+            self.cropped = True
+            left = self.rng.randint(-2, 3)
+            right = self.rng.randint(-2, 3) if chosen[0].is_ragged else self.rng.randint(max(-2, -number(*chosen) - left), 3)
+            made = resize(*chosen, left, right)
+            low = self.rng.randint(0, 2)
+            return self.note(restrict(made, low, low + self.rng.randint(0, 9)) if step.pick % 2 else made)
+        if step.kind == "regroup":
+            component = chosen[1].owners[0].definition.inputs[1]  # type: ignore[union-attr]
+            return self.note(regroup(chosen[0], component, chosen[1])[1])
+        function = {"merge": merge, "combine": combine, "product": product, "swizzle": lambda a, b: swizzle(a, b)[1]}[step.kind]
+        return self.note(function(*chosen))
+
+
+def all_positions(domains: list[IterDomain]) -> list[tuple[int, ...]]:
+    """Every position of nested loops over the domains, each ragged one over the row that the others have picked."""
+    found: list[tuple[int, ...]] = [()]
+    for k, domain in enumerate(domains):
+        longer = []
+        for done in found:
+            indices = Indices([(d, as_expr(at)) for d, at in zip(domains, done, strict=False)])
+            end = domain.extent_at({d.uid: indices.of(d) for d in domain.owners}).value
+            assert end is not None
+            longer += [(*done, at) for at in range(end)]
+        found = longer
+        assert all(len(done) == k + 1 for done in found)
+    return found
 
 
 def mergeable(outer: IterDomain, inner: IterDomain) -> bool:
@@ -129,8 +178,41 @@ def combinable(component: IterDomain, ragged: IterDomain) -> bool:
         return False
     made = component.definition
     if isinstance(made, Partition) and isinstance(component, RaggedIterDomain) and ragged.component is made.inputs[0]:
-        return ragged.start is not None
-    return ragged.component is component or (isinstance(made, PartitionInner) and made.outputs[1] is ragged)
+        return True
+    return ragged.component is component or (
+        isinstance(made, Partition) and made.outputs[0] is component and made.outputs[1] is ragged
+    )
+
+
+def precedes(group: IterDomain, domain: IterDomain) -> bool:
+    """Whether offsets of a regular domain can be given under another one: neither is found by the index of the other."""
+    behind = ancestry([group, domain])
+    found_by = {d.uid for t in behind for d in t.beside}
+    apart = not found_by & {group.uid, domain.uid, *(d.uid for t in behind for d in t.inputs)}
+    return apart and not group.is_ragged and not domain.is_ragged and 0 < number(group) <= 12
+
+
+def multiplied(outer: IterDomain, inner: IterDomain) -> bool:
+    return outer.is_ragged and inner.is_ragged and outer.owners[0].uid == inner.owners[0].uid
+
+
+def regrouped(group: IterDomain, ragged: IterDomain) -> bool:
+    made = ragged.owners[0].definition if ragged.is_ragged else None
+    return isinstance(made, Merge) and made.inputs[0].uid == group.uid
+
+
+def swizzled(axis: IterDomain, domain: IterDomain) -> bool:
+    return not any(d.is_ragged or number(d) not in (1, 2, 4, 8, 16) for d in (axis, domain))
+
+
+TESTS = {
+    "merge": mergeable,
+    "combine": combinable,
+    "product": multiplied,
+    "partition under": precedes,
+    "regroup": regrouped,
+    "swizzle": swizzled,
+}
 
 
 def extent(chain: Chain, rng: random.Random) -> int:
@@ -145,9 +227,24 @@ def build(chain: Chain, seed: int) -> Built | None:
     """The chain on extents and offsets chosen by `seed`; None where two rows pick each other, so that no loops can run."""
     rng = random.Random(seed)
     built = Built(rng)
-    whole = built.note(*(IterDomain(extent(chain, rng)) for _ in range(2 if chain.root == "two" else 1)))
-    built.logical = built.cut(whole[0]) if "rows" in chain.root else whole
-    built.loop = list(built.logical if chain.root == "rows" else whole)
+    two = chain.root in ("two", "rows of two")
+    whole = built.note(*(IterDomain(extent(chain, rng)) for _ in range(2 if two else 1)))
+    if chain.root in ("one", "two"):
+        built.logical = whole
+    elif chain.root == "rows of two":
+        whole = built.note(IterDomain(rng.randint(0, 4)), whole[1])
+        built.logical = [whole[0], *built.cut(whole[1], whole[0])]
+    elif "gaps" in chain.root:
+        built.logical = built.cut_with_gaps(whole[0])
+    else:
+        built.logical = built.cut(whole[0])
+        ragged = built.logical[1]
+        assert isinstance(ragged, RaggedIterDomain)
+        if chain.root == "parts":
+            built.logical = [built.logical[0], *built.cut(ragged)]
+        if chain.root == "pairs of rows":
+            built.logical.append(built.beside(ragged))
+    built.loop = list(whole if chain.root in ("flattened rows", "gaps") else built.logical)
     for step in chain.steps:
         built.apply(step)
     random.Random(chain.order).shuffle(built.loop)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from serrate.analysis import Guard, Indices, guards, visits
 from serrate.analysis.guards import condition, loop_symbols, needed
 from serrate.errors import DomainError
-from serrate.ir import IterDomain, combine, cover, merge, partition, restrict, split
-from serrate.ir.expr import Array, symbol
-from tests.analysis.chains import Built, Chain, Step, build, chains
+from serrate.ir import IterDomain, combine, cover, merge, partition, product, regroup, resize, restrict, split, swizzle
+from serrate.ir.domains import COORDINATE
+from serrate.ir.expr import Array, Environment, symbol
+from tests.analysis.chains import Built, Chain, Step, all_positions, build, chains, moving_chains
 
 FULL = os.environ.get("SERRATE_TEST_FULL") == "1"
 LENGTHS = (127, 0, 198)
@@ -48,6 +49,11 @@ def once(logical: Domains, loop: Domains, kept: Sequence[Guard]) -> bool:
         assert isinstance(domain.extent, int)
         total *= domain.extent
     return counted[None] == 0 and set(counted.values()) <= {0, 1} and len(+counted) == total
+
+
+def once_nested(logical: list[IterDomain], loop: Domains) -> bool:
+    """Whether every element of rows is visited once, under the computed guards, and nothing else is."""
+    return visits(logical, loop, guards(logical, loop)) == Counter(all_positions(logical))
 
 
 def in_splits() -> tuple[Domains, Domains]:
@@ -263,9 +269,203 @@ def test_a_sub_range_is_guarded_where_it_may_reach_past_the_end() -> None:
 def test_a_loop_launched_by_a_bound_is_guarded_itself() -> None:
     d = IterDomain(10)
     assert needed([d]) == []
-    assert needed([d], unbounded=[d]) == [(d, "launched by a bound")]
+    assert needed([d], unbounded=[d]) == [(d, "launched by a bound", False)]
     o, n = split(d, 4)
-    assert [x is d for x, _ in needed([o, n], unbounded=[o])] == [True]
+    assert [x.domain is d for x in needed([o, n], unbounded=[o])] == [True]
+
+
+class TestResize:
+    def test_positions_that_were_added_are_guarded_at_both_ends(self) -> None:
+        d = IterDomain(6)
+        loop = [resize(d, 2, 1)]
+        assert [str(g.condition) for g in guards([d], loop)] == ["-1 < i0 - 2", "i0 - 2 < 6"]
+        assert once([d], loop, guards([d], loop))
+        assert visits([d], loop, ())[None] == 3
+
+    def test_one_end(self) -> None:
+        d = IterDomain(6)
+        assert [str(g.condition) for g in guards([d], [resize(d, 0, 2)])] == ["i0 < 6"]
+        assert [str(g.condition) for g in guards([d], [resize(d, 2, 0)])] == ["-1 < i0 - 2"]
+        assert guards([d], [resize(d, -1, -2)]) == ()
+        assert visits([d], [resize(d, -1, -2)], ()) == Counter([1, 2, 3])
+
+    def test_what_was_added_twice_is_guarded_once(self) -> None:
+        d = IterDomain(6)
+        loop = [resize(resize(d, 2, 1), 1, 2)]
+        assert [str(g.condition) for g in guards([d], loop)] == ["-1 < i0 - 3", "i0 - 3 < 6"]
+        assert once([d], loop, guards([d], loop))
+
+    def test_what_was_added_and_taken_away_again_keeps_both_guards(self) -> None:
+        d = IterDomain(6)
+        wide = resize(resize(d, -2, -2), 3, 3)
+        found = guards([d], [wide])
+        assert [str(g.condition) for g in found] == ["-1 < i0 - 3", "i0 - 3 < 2"]
+        assert visits([d], [wide], found) == Counter([2, 3])
+
+    def test_of_rows(self) -> None:
+        c, r = partition(IterDomain(10), [0, 3, 8, 10])
+        loop = [c, resize(r, 1, 1)]
+        assert [g.domain is r for g in guards([c, r], loop)] == [True, True]
+        assert once_nested([c, r], loop)
+
+    @pytest.mark.parametrize("pad", [0, 1, 2, 5])
+    @pytest.mark.parametrize("extent", [0, 1, 6, 7, 12])
+    def test_an_indivisible_split_is_a_resize_and_a_divisible_one(self, extent: int, pad: int) -> None:
+        # Same indices, same guards, same places in memory.
+        factor = 4
+        d, e = IterDomain(extent), IterDomain(extent)
+        direct = split(d, factor)
+        padded = resize(e, 0, -extent % factor)
+        by_steps = split(padded, factor)
+        assert [x.extent for x in direct] == [x.extent for x in by_steps]
+        assert by_steps[0].definition.divides  # type: ignore[union-attr]
+        assert [str(g.condition) for g in guards([d], direct)] == [str(g.condition) for g in guards([e], by_steps)]
+        first, second = (Indices(zip(loop, loop_symbols(loop), strict=True)) for loop in (direct, by_steps))
+        assert first.of(d) is second.of(e)
+        assert once([e], by_steps, guards([e], by_steps))
+
+    def test_negative_positions_are_divided_downwards(self) -> None:
+        # The first of two positions before m is m = -2, in row -1 of three: rounded towards zero it would be row 0.
+        a, b = IterDomain(2), IterDomain(3)
+        loop = [resize(merge(a, b), 2, 1)]
+        found = guards([a, b], loop)
+        assert once([a, b], loop, found)
+        position = Indices(zip(loop, loop_symbols(loop), strict=True)).of(a)
+        assert [int(position.evaluate(Environment({symbol("i0", 0, 8): k}))) for k in range(3)] == [-1, -1, 0]
+
+
+class TestSwizzle:
+    def test_needs_no_guard(self) -> None:
+        a, b = IterDomain(4), IterDomain(8)
+        loop = swizzle(a, b)
+        assert guards([a, b], loop) == ()
+        assert once([a, b], loop, ())
+
+    def test_each_axis_has_its_own_guard(self) -> None:
+        a, b = IterDomain(4), IterDomain(8)
+        x = swizzle(a, b)[1]
+        loop = [*split(a, 3), *split(x, 5)]
+        assert [g.domain.uid for g in guards([a, b], loop)] == [a.uid, x.uid]
+        assert once([a, b], loop, guards([a, b], loop))
+
+    def test_by_a_longer_axis(self) -> None:
+        a, b = IterDomain(16), IterDomain(4)
+        loop = swizzle(a, b)
+        assert once([a, b], loop, guards([a, b], loop))
+
+
+class TestRowsOfOneComponent:
+    def test_product(self) -> None:
+        c, r = partition(IterDomain(7), [0, 2, 2, 7])
+        s = r.with_rows(Array("other", (3, 2, 0))[COORDINATE], name="s")
+        m = product(r, s)
+        assert m.extents == (6, 0, 0)
+        loop = [c, *split(m, 4)]
+        assert [g.domain is m for g in guards([c, r, s], loop)] == [True]
+        assert once_nested([c, r, s], loop)
+
+    def test_a_row_that_the_other_has_not_is_not_visited(self) -> None:
+        # Tiles of r are in bounds by r's own guard, and yet the product with an empty row of s has no positions.
+        c, r = partition(IterDomain(7), [0, 2, 2, 7])
+        s = r.with_rows(Array("other", (3, 2, 0))[COORDINATE], name="s")
+        o, n = split(r, 2)
+        m = product(o, s)
+        loop = [c, cover(m, 3), n]
+        assert [g.domain.uid for g in guards([c, r, s], loop)] == [m.uid, r.uid]
+        assert once_nested([c, r, s], loop)
+
+    def test_outer_split(self) -> None:
+        c, r = partition(IterDomain(10), [0, 3, 8, 10])
+        loop = [c, *split(r, 2, inner=False)]
+        assert loop[1].extent == 2
+        (guard,) = guards([c, r], loop)
+        assert guard.domain is r
+        assert guard.reason == "rows are not 2 equal parts"
+        assert once_nested([c, r], loop)
+
+
+class TestUnder:
+    """Two groups of 100 tokens, each cut into four parts."""
+
+    OFFSETS = ((0, 30, 30, 70, 100), (0, 25, 60, 85, 100))
+
+    def test_parts(self) -> None:
+        g, i = IterDomain(2), IterDomain(100)
+        c, r = partition(i, self.OFFSETS, under=[g])
+        assert guards([g, i], [g, c, r]) == ()
+        assert once([g, i], [g, c, r], ())
+        tiles = [g, c, *split(r, 16)]
+        assert [x.domain is r for x in guards([g, i], tiles)] == [True]
+        assert once([g, i], tiles, guards([g, i], tiles))
+
+    def test_a_group_is_guarded_before_its_offsets_are_read(self) -> None:
+        # The bound of d would imply that of o, and comes too late: the parts of n are found by o.
+        d = IterDomain(10)
+        o, n = split(d, 4)
+        c, r = partition(n, [[0, 1, 4], [0, 4, 4], [0, 2, 4]], under=[o])
+        loop = [*split(o, 2), c, r]
+        assert [x.domain.uid for x in guards([d], loop)] == [o.uid, d.uid]
+        assert once([d], loop, guards([d], loop))
+        with pytest.raises(DomainError, match="a guard that protects it is missing"):
+            visits([d], loop, guards([d], loop)[1:])
+
+    def test_regrouped(self) -> None:
+        g, i = IterDomain(2), IterDomain(100)
+        c, r = partition(i, self.OFFSETS, under=[g])
+        _, moved = regroup(g, c, r)
+        assert guards([g, i], [c, moved]) == ()
+        assert once([g, i], [c, moved], ())
+        tiles = [*split(c, 3), *split(moved, 16)]
+        assert [x.domain.uid for x in guards([g, i], tiles)] == [c.uid, moved.uid]
+        assert once([g, i], tiles, guards([g, i], tiles))
+
+
+class TestGaps:
+    def test_rows_in_padded_storage(self) -> None:
+        d = IterDomain(15)
+        c, r = partition(d, [0, 5, 10], lengths=[3, 5, 0])
+        assert guards([c, r], [c, r]) == ()
+        assert visits([d], [c, r], ()) == Counter([0, 1, 2, 5, 6, 7, 8, 9])
+        assert once_nested([c, r], [*split(c, 2), *split(r, 2)])
+
+    def test_a_place_in_a_gap_is_no_element(self) -> None:
+        d = IterDomain(12)
+        c, r = partition(d, [2, 5], lengths=[2, 4])
+        found = guards([c, r], [d])
+        assert [g.reason for g in found] == ["the position may lie before the first row", "the position may lie between two rows"]
+        assert visits([c, r], [d], found) == Counter([(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3)])
+
+
+def test_duplicates_that_do_no_harm() -> None:
+    logical, loop = both_parts_split()
+    assert [g.domain.uid for g in guards(logical, loop, idempotent=True)] == [logical[0].uid]
+    counted = visits(logical, loop, guards(logical, loop, idempotent=True))
+    assert (set(counted), sum(counted.values())) == (set(range(15)), 19)
+
+
+def test_a_guard_that_keeps_a_logical_index_in_bounds_stays() -> None:
+    # 4 divides 24, so that the guard of the inner part is all there is to keep i below 24.
+    d = IterDomain(24)
+    o, n = split(d, 4)
+    loop = [o, *split(n, 3)]
+    assert [g.domain.uid for g in guards([d], loop)] == [n.uid]
+    assert guards([d], loop, idempotent=True) == guards([d], loop)
+
+
+def test_a_guard_that_protects_a_read_stays() -> None:
+    d = IterDomain(325)
+    c, r = partition(d, OFFSETS)
+    loop = [*split(c, 2), *split(r, 64)]
+    assert guards([d], loop, idempotent=True) == guards([d], loop)
+
+
+def test_split_by_more_than_itself_and_merged_again() -> None:
+    d = IterDomain(8)
+    m = merge(*split(d, 10))
+    o, n = split(m, 9)
+    loop = [o, *split(n, 4)]
+    assert [g.domain.uid for g in guards([d], loop)] == [d.uid]
+    assert once([d], loop, guards([d], loop))
 
 
 def test_loops_that_do_not_determine_the_elements_are_refused() -> None:
@@ -334,6 +534,30 @@ def test_random_chains(chain: Chain, seed: int) -> None:
     check(chain, seed)
 
 
+@given(moving_chains, st.integers(0, 10_000))
+@settings(max_examples=3000 if FULL else 150)
+def test_random_chains_that_move_and_add_positions(chain: Chain, seed: int) -> None:
+    built = build(chain, seed)
+    if built is None or built.size > 3000:
+        return
+    counted = visits(built.logical, built.loop, guards(built.logical, built.loop))
+    assert counted[None] == 0
+    assert +counted <= Counter(built.elements), [str(d) for d in built.loop]
+    assert built.cropped or +counted == Counter(built.elements), [str(d) for d in built.loop]
+
+
+@given(chains, st.integers(0, 10_000))
+def test_random_chains_that_may_visit_again(chain: Chain, seed: int) -> None:
+    built = build(chain, seed)
+    if built is None or built.size > 3000:
+        return
+    every, few = (guards(built.logical, built.loop, idempotent=again) for again in (False, True))
+    assert [str(g) for g in few] == [str(g) for g in every if str(g) in {str(x) for x in few}]
+    counted = visits(built.logical, built.loop, few)
+    assert counted[None] == 0
+    assert set(counted) - {None} == built.elements
+
+
 def step(kind: str, pick: int, size: int = 1) -> Step:
     return Step(kind, pick, size)
 
@@ -347,6 +571,12 @@ def step(kind: str, pick: int, size: int = 1) -> Step:
         Chain("two", (step("split", 0, 4), step("merge", 0), step("split", 1, 4))),
         # Tiles of rows, combined and spread over workers.
         Chain("one", (step("partition", 0), step("split", 1, 3), step("combine", 0), step("split", 1, 4))),
+        # A row in parts that differ from row to row, and those again.
+        Chain("rows", (step("outer split", 1, 4), step("outer split", 1, 4))),
+        # An outer part in bounds by the guard of the whole.
+        Chain("rows", (step("outer split", 1, 6), step("split", 1, 6), step("split", 2, 5))),
+        # A group of parts that is itself an outer part: its offsets are read before the whole is bounded.
+        Chain("one", (step("split", 0, 4), step("partition under", 0), step("split", 0, 3))),
         # The parts of a row, and the parts of those.
         Chain("one", (step("partition", 0), step("partition", 1), step("partition", 2), step("split", 3, 2))),
     ],

@@ -317,7 +317,7 @@ def test_what_an_expression_reads() -> None:
 def test_values_given_by_the_caller() -> None:
     i = symbol("i")
     off = Array("off")
-    given_ = Environment({i: 4}, lambda array, index: (array.name, index), lambda array, count, at: count * 100 + at)
+    given_ = Environment({i: 4}, lambda array, index: (array.name, index), lambda array, count, at, first: count * 100 + at)
     assert off[i + 1].evaluate(given_) == ("off", 5)
     assert search(off, 3, i).evaluate(given_) == 304
     with pytest.raises(KeyError, match="no value given for symbol k"):

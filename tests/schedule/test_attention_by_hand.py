@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from serrate.engine import build
-from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, symbol
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import partition
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import SERIAL, Accumulate, Phase, Store, TileProgram, nest
-from serrate.ir.transforms import partition
 from serrate.ir.values import Role, Tensor, call, constant, position, read
 from serrate.schedule.plan import Plan, Step
 
@@ -28,7 +29,7 @@ def attention() -> TileProgram:
     items = IterDomain(total, name="i")
     c, q = partition(items, offsets, count, names=("c", "q"))
     # Keys of the same sequence: another index over the same rows.
-    k = RaggedIterDomain(total, name="k", pairing=offsets, component=c, length=q.length, start=q.start)
+    k = RaggedIterDomain(total, name="k", pairing=offsets, component=c, length=q.length, row_start=q.row_start)
     d, v = IterDomain(WIDTH, name="d"), IterDomain(WIDTH, name="v")
     names = {name: Tensor(name, torch.float32, (c, q, d), (items, d), Role.INPUT) for name in ("Q", "K", "V")}
     bounds = Tensor("off", torch.int64, (IterDomain(symbol("n1"), name="o"),), (IterDomain(symbol("n1"), name="o"),), Role.INPUT)

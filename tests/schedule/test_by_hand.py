@@ -258,6 +258,27 @@ def test_a_split_component_ends_with_its_rows(kinds: tuple[str, str], inner: boo
         agrees(f, values(int(offsets[-1]), 4), offsets)
 
 
+def test_more_positions_than_elements() -> None:
+    with Fusion() as f:
+        y = ops.exp(rows(f))
+        f.output(y)
+    y.resize(1, 2, 1).resize(2, 1, 3).split(1, 4).parallelize(0, "grid").parallelize(2, "lanes").parallelize(3, "lanes")
+    assert extents(y)[3] == "8"
+    agrees(f, values(30, 4), OFFSETS)
+
+
+def test_positions_in_another_order() -> None:
+    f, total = row_sum()
+    total.split(1, 8)
+    with pytest.raises(ScheduleError, match="swizzle: T3 keeps d1 and reduces r0i, which cannot say where a result goes"):
+        total.swizzle(2, 3)
+    total.swizzle(3, 2).parallelize(0, "grid").parallelize(3, "lanes")
+    assert [d.name for d in total.loops] == ["c0", "r0o", "r0ix", "d1"]
+    agrees(f, values(30, 4), OFFSETS)
+    total.parallelize(2, "lanes")
+    agrees(f, values(30, 4), OFFSETS)
+
+
 def test_inlining_follows_the_consumer() -> None:
     with Fusion() as f:
         x = f.input((None, 8), torch.float32)
@@ -317,13 +338,17 @@ def _change(draw: st.DrawFn, view: TensorView) -> None:
     """One random change of loops, legal or not."""
     axis = draw(st.integers(0, len(view.loops) - 1))
     factor, inner = draw(st.integers(1, 5)), draw(st.booleans())
-    kind = draw(st.sampled_from(["split", "merge", "combine", "reorder", "split"]))
+    kind = draw(st.sampled_from(["split", "merge", "combine", "reorder", "resize", "swizzle", "split"]))
     if kind == "split":
         view.split(axis, factor, inner)
     elif kind == "merge":
         view.merge(axis)
     elif kind == "combine":
         view.combine(axis)
+    elif kind == "resize":
+        view.resize(axis, factor - 1, int(inner))
+    elif kind == "swizzle":
+        view.swizzle(axis, draw(st.integers(0, len(view.loops) - 1)))
     else:
         view.reorder(draw(st.permutations(range(len(view.loops)))))
 
@@ -332,7 +357,7 @@ def _change(draw: st.DrawFn, view: TensorView) -> None:
 def scheduled(draw: st.DrawFn) -> Fusion:
     """A program over rows with a random schedule; steps that are refused are left out."""
     with Fusion("random") as f:
-        x = rows(f, 3)
+        x = rows(f, draw(st.sampled_from([3, 4])))
         y = draw(st.sampled_from([lambda: ops.sum(x, 1), lambda: ops.sum(x, 2), lambda: ops.relu(x), lambda: ops.sum(x)]))()
         f.output(y)
     for _ in range(draw(st.integers(1, 5))):
@@ -347,7 +372,7 @@ def scheduled(draw: st.DrawFn) -> Fusion:
 @given(scheduled(), st.lists(st.integers(0, 6), max_size=6))
 def test_random_schedules_agree_or_are_refused(f: Fusion, lengths: list[int]) -> None:
     offsets = torch.tensor([0, *lengths]).cumsum(0)
-    args = values(int(offsets[-1]), 3), offsets
+    args = values(int(offsets[-1]), int(str(f.inputs[0].shape[1]))), offsets
     try:
         f.compile("reference")
     except ScheduleError:
@@ -377,6 +402,10 @@ def test_random_schedules_agree_or_are_refused(f: Fusion, lengths: list[int]) ->
         (lambda y: y.parallelize(0, "grid").split(0, 2), "split: c0 of T3 is grid already; parallelize last"),
         (lambda y: y.partition(2, [0, 3]), r"partition: offsets must end at the extent 4, got 3"),
         (lambda y: y.partition(0, [0, 3]), r"partition: i.c0\{n1 - 1\} of T3 has an extent known only when run"),
+        (lambda y: y.resize(1, -1, 0), "resize: r0 of T3 must not lose positions, got -1 and 0"),
+        (lambda y: y.resize(0, 1, 0), "resize: c0 of T3 picks the rows of r0, whose ends must be kept"),
+        (lambda y: y.swizzle(2, 1), "swizzle: ragged.r0.* is ragged; only regular domains"),
+        (lambda y: y.swizzle(1, 2), "swizzle: T3 keeps d1 and reduces r0"),
         (lambda y: y.rfactor(0), "rfactor: c0 is not reduced in T3"),
         (lambda y: y.rfactor(1), "rfactor: both stages need something to reduce; .* not all"),
         (lambda y: y.rfactor([]), "rfactor: both stages need something to reduce; .* not none"),

@@ -161,6 +161,9 @@ template <class T> static inline T fn_pow(T x, T y) {
   for (i64 e = y; e > 0; e >>= 1) { if (e & 1) r = (i64)((unsigned long long)r * (unsigned long long)b); b = (i64)((unsigned long long)b * (unsigned long long)b); }
   return y < 0 ? (T)(x == 1 ? 1 : x == -1 ? (y & 1 ? -1 : 1) : 0) : (T)r;
 }
+// a / b rounded down and its rest, for b > 0; the language rounds towards zero.
+static inline i64 floor_divide(i64 a, i64 b) { return a / b - (a % b < 0); }
+static inline i64 floor_rest(i64 a, i64 b) { i64 rest = a % b; return rest < 0 ? rest + b : rest; }
 // The component that owns a position: the last c < count with offsets[c] <= position.
 template <class T> static inline i64 owner(const T* offsets, i64 count, i64 position) {
   i64 low = 0, high = count;

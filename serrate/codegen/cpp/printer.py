@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from serrate.codegen.cpp.values import Scalars, computed, ctype, index_text, number
 from serrate.errors import VerificationError
-from serrate.ir.domains import IterDomain, RaggedIterDomain
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
 from serrate.ir.loops import (
     Assign,
@@ -38,6 +38,7 @@ from serrate.ir.loops import (
     nodes,
     values_of,
 )
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import GRID
 from serrate.ir.values import Role, Tensor, Value

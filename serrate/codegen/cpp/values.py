@@ -100,9 +100,14 @@ def index_text(expr: Expr, arrays: dict[object, str]) -> str:
         maximum="larger<i64>",
         symbol=lambda s: s.name,
         element=lambda e, go: f"(i64){arrays[e.array]}[{unwrapped(go(e.index))}]",
-        search=lambda e, go: f"owner({arrays[e.array]}, {go(e.count)}, {go(e.position)})",
+        search=lambda e, go: f"owner({_row(arrays[e.array], e.first, go)}, {go(e.count)}, {go(e.position)})",
     )
     return unwrapped(written(expr, spelling))
+
+
+def _row(array: str, first: Expr, go: Callable[[Expr], str]) -> str:
+    """Where the row of offsets that is searched begins."""
+    return array if first.value == 0 else f"{array} + {go(first)}"
 
 
 class Scalars:
