@@ -20,6 +20,7 @@ from serrate.ir import hand, ragged_transforms, rewrites, transforms
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Array
 from serrate.ir.hand import Change, LoopState
+from serrate.ir.storage import storage_of
 from serrate.ir.tensor_domain import TensorDomain, made_from
 from serrate.ir.tile import Accumulate
 from serrate.ir.values import Role, Tensor
@@ -206,7 +207,7 @@ class LoopHandle:
             )
         kept = tuple(d for d in state.loop if all(d is not f for f in first))
         target, suffix = definition.statement.targets[0], "_".join(d.name for d in left)
-        partial = Tensor(f"{target.name}_{suffix}", target.dtype, kept, kept)
+        partial = Tensor(f"{target.name}_{suffix}", target.dtype, kept, storage_of(kept))
         parallel = {uid: kind for uid, kind in state.parallel.items() if any(d.uid == uid for d in kept)}
         partial_state = LoopState(partial.name, state.loop, tuple(first), state.parallel, origin=state.phase)
         self._record(replace(state, loop=kept, over=left, parallel=parallel), Change("rfactor", state.phase, left))

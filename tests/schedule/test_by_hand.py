@@ -150,6 +150,7 @@ def test_rfactor_cuts_rows() -> None:
         IterType.ITERATION,
     ]
     assert [d.name for d in total.domain.reduced] == ["r0o"]
+    assert [d.name for d in partial.domain.allocation] == ["c0r0o", "d1"]
     partial.combine(0, 1).parallelize(0, "grid").parallelize(1, "lanes").parallelize(2, "lanes")
     total.parallelize(0, "grid").parallelize(2, "lanes")
     agrees(f, values(30, 4), OFFSETS)
@@ -381,6 +382,50 @@ def test_random_schedules_agree_or_are_refused(f: Fusion, lengths: list[int]) ->
     clone = f.clone()
     assert clone.steps == f.steps
     agrees(clone, *args, backends=("reference",))
+
+
+@st.composite
+def composed(draw: st.DrawFn) -> Fusion:
+    """Two reductions and their readers, with random changes, caches, factored reductions and shared loops."""
+    with Fusion("composed") as f:
+        x = rows(f)
+        largest = ops.amax(x, 1, keepdim=True)
+        total = ops.sum(ops.exp(ops.sub(x, largest)), 1, keepdim=True)
+        y = ops.div(ops.sub(x, largest), total)
+        f.output(y)
+    views = [v for v in f.tensors if f.definition_of(v.tensor) is not None]
+    for view in draw(st.lists(st.sampled_from(views), max_size=1)):
+        with contextlib.suppress(ScheduleError):
+            views.append(draw(st.sampled_from([view.cache_after, view.cache_before]))())
+    for view in draw(st.lists(st.sampled_from(views), max_size=5)):
+        with contextlib.suppress(ScheduleError, DomainError, StructureMismatch):
+            _change(draw, view)
+    for view in draw(st.lists(st.sampled_from(views), max_size=2)):
+        reduced = [k for k, d in enumerate(view.loops) if d.iter_type is IterType.REDUCTION]
+        with contextlib.suppress(ScheduleError):
+            views.append(view.rfactor(draw(st.lists(st.sampled_from(reduced or [0]), max_size=2))))
+    for view in draw(st.lists(st.sampled_from(views), max_size=4)):
+        consumer = draw(st.sampled_from(views))
+        with contextlib.suppress(ScheduleError):
+            view.inline_at(consumer, draw(st.integers(1, len(consumer.loops))))
+    for view in views:
+        for axis, domain in enumerate(view.loops):
+            known = not domain.is_ragged and isinstance(domain.extent, int) and not (axis == 0)
+            if draw(st.booleans()):
+                view.parallelize(axis, "lanes" if known else "grid" if axis == 0 else "serial")
+    return f
+
+
+@given(composed(), st.lists(st.integers(0, 6), max_size=6))
+def test_random_schedules_of_several_tensors_agree_or_are_refused(f: Fusion, lengths: list[int]) -> None:
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    f.verify()
+    try:
+        f.compile("reference")
+    except ScheduleError:
+        return
+    if f.hand() is not None:
+        agrees(f, values(int(offsets[-1]), 4), offsets, backends=("reference",))
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------------
