@@ -208,9 +208,8 @@ class LoopHandle:
         kept = tuple(d for d in state.loop if all(d is not f for f in first))
         target, suffix = definition.statement.targets[0], "_".join(d.name for d in left)
         partial = Tensor(f"{target.name}_{suffix}", target.dtype, kept, storage_of(kept))
-        parallel = {uid: kind for uid, kind in state.parallel.items() if any(d.uid == uid for d in kept)}
         partial_state = LoopState(partial.name, state.loop, tuple(first), state.parallel, origin=state.phase)
-        self._record(replace(state, loop=kept, over=left, parallel=parallel), Change("rfactor", state.phase, left))
+        self._record(replace(state, loop=kept, over=left), Change("rfactor", state.phase, left))
         view = self.fusion.view(partial)
         view._record(partial_state)
         return view

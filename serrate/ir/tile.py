@@ -178,7 +178,7 @@ def verify(program: TileProgram) -> None:
                     raise VerificationError(f"phase {phase.name}: the extent of {domain} depends on a lane")
             for value in leaf.values:
                 for element in value.reads:
-                    if element.tensor.role is not Role.INPUT and element.tensor not in written:
+                    if element.tensor.role is not Role.INPUT and element.tensor.memory not in written:
                         raise VerificationError(f"phase {phase.name}: {element.tensor.name} is read before it is written")
             written.update(leaf.targets)
     for tensor in {t for p in program.phases for t in p.writes if t.role is Role.PRIVATE}:

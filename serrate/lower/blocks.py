@@ -100,7 +100,7 @@ class _PhaseLowering:
     def __init__(self, program: TileProgram, phase: Phase, number_: int) -> None:
         self.program, self.phase = program, phase
         outside = [p for k, p in enumerate(program.phases) if k != number_]
-        self.shared = {t for p in outside for t in p.reads}
+        self.shared = {t.memory for p in outside for t in p.reads}
         self.private: dict[Tensor, Local] = {}
         """Blocks of what this phase both writes and reads; `fuse` has made sure that one position does both."""
         for leaf, loops in walk(phase.body):

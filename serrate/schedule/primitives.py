@@ -378,7 +378,7 @@ def fuse(program: TileProgram, first: str, second: str, depth: int) -> TileProgr
     shared = _prefix(a.body, b.body, depth)
     if shared is None:
         raise ScheduleError(f"fuse: {first} and {second} do not share their outermost {depth} loops")
-    for tensor in a.writes & b.reads:
+    for tensor in a.writes & {t.memory for t in b.reads}:
         _check_private(tensor, a, b, shared)
     phases = list(program.phases)
     phases[k : k + 2] = [Phase(second, _merged(a.body, b.body, depth))]

@@ -245,6 +245,15 @@ class TestPairing:
         x = torch.ones(5, 4)
         assert torch.equal(f.evaluate(x, self.OFFSETS, x, self.OFFSETS.clone()), x + x)
 
+    @pytest.mark.parametrize("strategy", ["maskless", "masked", "persistent_dynamic"])
+    def test_a_computed_tensor_is_read_at_rows_equal_by_value(self, strategy: str) -> None:
+        with Fusion() as f:
+            x, first, second = f.input((None,), torch.float32), f.input((None,), torch.int64), f.input((None,), torch.int64)
+            f.output(ops.as_flattened(ops.add(ops.as_nested(x, first), ops.as_nested(ops.exp(x), second))))
+        x_ = torch.arange(5.0)
+        got = f.compile("reference", strategy=strategy)(x_, self.OFFSETS, self.OFFSETS.clone())
+        torch.testing.assert_close(got, x_ + x_.exp())
+
     @pytest.mark.parametrize("clone", [False, True])
     def test_structures_that_differ_are_refused_when_run(self, clone: bool) -> None:
         f = self.both().clone() if clone else self.both()

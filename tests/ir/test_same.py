@@ -47,6 +47,10 @@ PROGRAMS: dict[str, Callable[[Fusion], TensorView]] = {
     "first minus second": lambda f: ops.sub(*two(f)),
     "second minus first": lambda f: ops.sub(*two(f)[::-1]),
     "first minus itself": lambda f: (lambda x, y: ops.sub(x, x))(*two(f)),
+    "first minus second, of one size": lambda f: ops.sub(f.input((3,), torch.float32), f.input((3,), torch.float32)),
+    "second minus first, of one size": lambda f: (lambda x, y: ops.sub(y, x))(*(f.input((3,), torch.float32) for _ in "xy")),
+    "doubles": lambda f: f.input((3,), torch.float64),
+    "floats": lambda f: f.input((3,), torch.float32),
     "mean": lambda f: ops.mean(rows(f), 1),
     "nested": lambda f: ops.sum(ops.as_nested(rows(f), f.input((None,), torch.int64)), (1, 2)),
 }
