@@ -3,7 +3,8 @@
 In: domains and programs. Out: index expressions, guards, brute-force visit counts.
 """
 
-from serrate.analysis.guards import Guard, guards, visits
+from serrate.analysis.brute_force import visits
+from serrate.analysis.guards import Guard, guards
 from serrate.analysis.indices import Indices
 from serrate.analysis.vectors import check_vectorized
 

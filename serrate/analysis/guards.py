@@ -1,7 +1,7 @@
 """Guards: the conditions that keep holes from being read, written or counted, and only those that are needed.
 
 In: logical domains and the loop domains made from them. Out: ordered `Guard`s; a loop position belongs to an element
-exactly when all of them hold. `visits` is the brute force that the rules are tested against.
+exactly when all of them hold. `brute_force.visits` is what the rules are tested against.
 
 Loops stay inside their own extents. Going back from the loops, each transform either keeps positions in bounds or opens
 holes. The rules, with the reason each one holds:
@@ -37,7 +37,6 @@ A guard comes after the guards that make its own evaluation safe (c in range bef
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -45,9 +44,10 @@ from typing import NamedTuple
 from serrate.analysis.indices import Indices, ancestry
 from serrate.errors import DomainError
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Environment, Expr, Less, Symbol, ceildiv, const, minimum, symbol
+from serrate.ir.expr import Expr, Less, Symbol, ceildiv, const, minimum, symbol
+from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import Combine, Cover, Partition, Product
+from serrate.ir.ragged_transforms import Combine, Cover, Product
 from serrate.ir.transforms import Merge, Resize, Restrict, Split, Swizzle, Transform
 
 
@@ -376,61 +376,3 @@ def loop_symbols(loop: Sequence[IterDomain]) -> list[Symbol]:
         high = None if domain.is_ragged else domain.extent_expr.bounds[1]
         out.append(symbol(f"i{k}", 0, None if high is None else max(high - 1, 0)))
     return out
-
-
-def visits(logical: Sequence[IterDomain], loop: Sequence[IterDomain], guards: Sequence[Guard]) -> Counter[object]:
-    """How often each logical position is visited by the guarded loops; positions outside are counted under None.
-
-    >>> from serrate.ir import IterDomain, split
-    >>> d = IterDomain(6)
-    >>> loop = split(d, 4)
-    >>> set(visits([d], loop, ()).values()), visits([d], loop, ())[None]
-    ({1, 2}, 2)
-    """
-    symbols = loop_symbols(loop)
-    indices = Indices(zip(loop, symbols, strict=True))
-    wanted = [(d, indices.of(d)) for d in logical]
-    counted: Counter[object] = Counter()
-    for position in _positions(loop, symbols, indices, [g.condition for g in guards]):
-        environment = Environment(position)
-        found = tuple(_position(d, e, indices, environment) for d, e in wanted)
-        counted[None if None in found else (found[0] if len(found) == 1 else found)] += 1
-    return counted
-
-
-def _evaluated(what: Expr | Less, environment: Environment) -> int:
-    try:
-        return int(what.evaluate(environment))
-    except IndexError:
-        raise DomainError(f"{what} was evaluated where its own arrays end: a guard that protects it is missing") from None
-
-
-def _position(domain: IterDomain, index: Expr, indices: Indices, environment: Environment) -> int | None:
-    try:
-        value = int(index.evaluate(environment))
-        return value if value >= 0 and bool(condition(domain, indices).evaluate(environment)) else None
-    except IndexError:
-        return None
-
-
-def _positions(
-    loop: Sequence[IterDomain], symbols: Sequence[Symbol], indices: Indices, conditions: Sequence[Less]
-) -> Iterator[dict[Symbol, int]]:
-    """All loop positions where the conditions hold: each is checked, in order, as soon as the loops it depends on are there.
-
-    A ragged loop runs over the row that the loops before it have chosen, so what guards that row's length is checked before.
-    """
-    ends = [condition(domain, indices).right for domain in loop]
-    depths = [max((symbols.index(s) + 1 for s in c.symbols if s in symbols), default=0) for c in conditions]
-
-    def run(done: dict[Symbol, int]) -> Iterator[dict[Symbol, int]]:
-        depth, environment = len(done), Environment(done)
-        if not all(_evaluated(c, environment) for c, d in zip(conditions, depths, strict=True) if d == depth):
-            return
-        if depth == len(loop):
-            yield done
-            return
-        for k in range(_evaluated(ends[depth], environment)):
-            yield from run({**done, symbols[depth]: k})
-
-    yield from run({})

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from serrate.errors import DomainError
 from serrate.ir.domains import IterDomain, ParallelType
-from serrate.ir.ragged import RaggedIterDomain, flattened
-from serrate.ir.ragged_transforms import Partition
+from serrate.ir.nested import flattened
+from serrate.ir.partition import Partition
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.transforms import Merge, Split
 
 

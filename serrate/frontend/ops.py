@@ -17,8 +17,9 @@ from serrate.frontend.broadcast import broadcast, index_into
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, RunningSum
 from serrate.ir.fusion import Equal, Fusion, current_fusion
+from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import combine, partition
+from serrate.ir.ragged_transforms import combine
 from serrate.ir.reductions import reduction
 from serrate.ir.storage import collapse, storage_of
 from serrate.ir.tile import Accumulate, Store

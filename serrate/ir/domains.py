@@ -89,6 +89,8 @@ class IterDomain:
             raise DomainError(f"IterDomain: an extent must not be negative, got {value}")
         if isinstance(self._extent, bool):
             raise DomainError(f"IterDomain: an extent must be an integer or an expression, got {self._extent!r}")
+        if not isinstance(self.start, int) or self.start < 0:
+            raise DomainError(f"IterDomain: the start must be an integer and not negative, got {self.start!r}")
         object.__setattr__(self, "_extent", value)
         if not self.name:
             object.__setattr__(self, "name", f"i{self.uid}")

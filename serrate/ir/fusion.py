@@ -27,10 +27,11 @@ from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, as_expr, symbol
 from serrate.ir.hand import Change, Hand, LoopState, Step
-from serrate.ir.ragged import RaggedIterDomain, traverse
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.same import structure_key
 from serrate.ir.storage import storage_of
 from serrate.ir.tile import Accumulate, Leaf
+from serrate.ir.traversal import traverse
 from serrate.ir.values import Role, Tensor
 from serrate.ir.view import TensorView
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain, ParallelType
+from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import Partition
 from serrate.ir.tensor_domain import as_reduced, made_from, shown
 from serrate.ir.transforms import Merge, Split, Transform
 from serrate.ir.values import Tensor

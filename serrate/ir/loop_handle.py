@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from serrate.errors import DomainError, ScheduleError
-from serrate.ir import hand, ragged_transforms, rewrites, transforms
+from serrate.ir import hand, rewrites, transforms
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Array
 from serrate.ir.hand import Change, LoopState
+from serrate.ir.partition import Partition, partition
+from serrate.ir.ragged_transforms import combine
 from serrate.ir.storage import storage_of
 from serrate.ir.tensor_domain import TensorDomain, made_from
 from serrate.ir.tile import Accumulate
@@ -95,14 +97,14 @@ class LoopHandle:
         array: Array | Sequence[int]
         if isinstance(offsets, LoopHandle):
             array, args = self._known_offsets(domain, offsets), (offsets.tensor.name,)
-            made = ragged_transforms.partition(domain, array, offsets.tensor.logical[0].extent_expr - 1)
+            made = partition(domain, array, offsets.tensor.logical[0].extent_expr - 1)
         else:
             array = offsets.tolist() if isinstance(offsets, torch.Tensor) else list(offsets)
             if domain.extent_expr.value is None:
                 raise ScheduleError(
                     f"partition: {domain} of {state.phase} has an extent known only when run; {array} may not end there"
                 )
-            made, args = ragged_transforms.partition(domain, array), tuple(array)
+            made, args = partition(domain, array), tuple(array)
         return self._done(state, axis, Change("partition", state.phase, (domain,), made, args))
 
     def _known_offsets(self, domain: IterDomain, offsets: LoopHandle) -> Array:
@@ -111,11 +113,7 @@ class LoopHandle:
         for tensor in self.fusion.every_tensor():
             for d in tensor.logical:
                 made = d.definition
-                if (
-                    isinstance(made, ragged_transforms.Partition)
-                    and d.pairing == array
-                    and made.inputs[0].extent_expr is domain.extent_expr
-                ):
+                if isinstance(made, Partition) and d.pairing == array and made.inputs[0].extent_expr is domain.extent_expr:
                     return array
         raise ScheduleError(
             f"partition: {offsets.tensor.name} does not partition an extent of {domain.extent_expr} anywhere in the fusion, so "
@@ -125,7 +123,7 @@ class LoopHandle:
     def combine(self, component: int, ragged: int | None = None) -> Self:
         """for c: for r[c]: s   ->   for i: s   (the inverse of partition; `ragged` is the next axis, and may be left out)"""
         state, (outer, inner) = self._neighbours("combine", component, ragged)
-        made = ragged_transforms.combine(outer, inner)
+        made = combine(outer, inner)
         return self._done(state, component, Change("combine", state.phase, (outer, inner), (made,)))
 
     def resize(self, axis: int, left: int, right: int) -> Self:

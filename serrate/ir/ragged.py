@@ -18,16 +18,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
 from serrate.errors import DomainError
 from serrate.ir.domains import COORDINATE, IterDomain, NestedInts, ParallelType
-from serrate.ir.expr import Array, Environment, Expr, Owners, RunningSum, as_expr, const, symbol
-
-if TYPE_CHECKING:
-    from serrate.ir.transforms import Transform
+from serrate.ir.expr import Array, Environment, Expr, RunningSum, as_expr, const, symbol
+from serrate.ir.nested import boundaries_of, differences, flattened, integers, listed
 
 _SHOWN = symbol("c")
 """How a component's coordinate is spelled in text."""
@@ -123,7 +121,7 @@ class RaggedIterDomain(IterDomain):
         if isinstance(offsets, Array):
             component = IterDomain(_counted(what, offsets, count), pairing=offsets)
             return _under(component, offsets[COORDINATE + 1] - offsets[COORDINATE], offsets, name)
-        return RaggedIterDomain.from_extents(_differences(what, integers(what, offsets)), name=name)
+        return RaggedIterDomain.from_extents(differences(what, integers(what, offsets)), name=name)
 
     @property
     def is_ragged(self) -> bool:
@@ -182,7 +180,7 @@ class RaggedIterDomain(IterDomain):
     @property
     def offsets(self) -> NestedInts:
         """Boundaries of all components, first 0, last the total (of a nested domain: for each outer component)."""
-        return _boundaries(self.extents)
+        return boundaries_of(self.extents)
 
     def extents_under(self, *domains: IterDomain) -> NestedInts:
         """The lengths arranged by domains that the component was made into; what an indivisible split adds is absent.
@@ -199,7 +197,7 @@ class RaggedIterDomain(IterDomain):
         def arranged(depth: int, known: dict[int, Expr]) -> Iterator[NestedInts]:
             if depth == len(domains):
                 found = _filled(known, domains)
-                place = found.get(self.component.uid)
+                place = _derived(found, self.component)
                 if place is None:
                     names = ", ".join(map(str, domains))
                     raise DomainError(f"extents_under: the index of {self.component} does not follow from {names}")
@@ -285,7 +283,7 @@ class RaggedIterDomain(IterDomain):
 
     def __str__(self) -> str:
         known = self._known()
-        shown = str(_listed(known)) if known is not None else str(self.length.substitute({COORDINATE: _SHOWN}))
+        shown = str(listed(known)) if known is not None else str(self.length.substitute({COORDINATE: _SHOWN}))
         return f"ragged.{self.name}{{{shown}}}{self._mark}"
 
     __hash__ = IterDomain.__hash__
@@ -323,66 +321,6 @@ def constant_offsets(lengths: Sequence[int]) -> Array:
     """The offsets of known lengths, as partitions name them."""
     offsets = (0, *itertools.accumulate(lengths))
     return Array(f"offsets{list(offsets)}", offsets)
-
-
-# --- nested integers ---------------------------------------------------------------------------------------------------
-
-
-def integers(what: str, given: object) -> tuple[NestedInts, ...]:
-    """Integers as nested tuples, whatever they came as; refuses everything else."""
-    if isinstance(given, torch.Tensor):
-        if given.is_floating_point() or given.is_complex() or given.dtype is torch.bool or given.ndim == 0:
-            raise DomainError(f"{what} must be integers, one row or more, got {given.dtype} of {given.ndim} dims")
-        given = given.tolist()
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise DomainError(f"{what} must be integers, got {given!r}")
-    if any(isinstance(b, bool) or (not isinstance(b, int | Sequence) or isinstance(b, str)) for b in given):
-        raise DomainError(f"{what} must be integers, got {list(given)}")
-    if len({isinstance(b, int) for b in given}) > 1:
-        raise DomainError(f"{what} must be nested evenly, got {list(given)}")
-    return tuple(b if isinstance(b, int) else integers(what, b) for b in given)
-
-
-def flattened(nested: NestedInts) -> list[int]:
-    """Nested integers, one after the other."""
-    return [nested] if isinstance(nested, int) else [number for inner in nested for number in flattened(inner)]
-
-
-def depth_of(nested: NestedInts) -> int:
-    """How deep integers are nested: 1 for a row of them."""
-    return 0 if isinstance(nested, int) else 1 + max((depth_of(inner) for inner in nested), default=0)
-
-
-def _listed(nested: NestedInts) -> object:
-    return nested if isinstance(nested, int) else [_listed(inner) for inner in nested]
-
-
-def _boundaries(extents: NestedInts) -> NestedInts:
-    assert isinstance(extents, tuple)
-    if extents and isinstance(extents[0], tuple):
-        return tuple(_boundaries(inner) for inner in extents)
-    return (0, *itertools.accumulate(cast(tuple[int, ...], extents)))
-
-
-def _differences(what: str, offsets: tuple[NestedInts, ...]) -> tuple[NestedInts, ...]:
-    if offsets and isinstance(offsets[0], tuple):
-        return tuple(_differences(what, cast(tuple[NestedInts, ...], row)) for row in offsets)
-    boundaries = cast(tuple[int, ...], offsets)
-    check_boundaries(what, boundaries)
-    return tuple(b - a for a, b in itertools.pairwise(boundaries))
-
-
-def check_boundaries(what: str, boundaries: Sequence[int], total: int | None = None) -> None:
-    """Refuses offsets that do not start at 0, decrease, or do not end at a known total."""
-    if not boundaries or boundaries[0] != 0:
-        raise DomainError(f"{what} must start at 0, got {list(boundaries[:1])}")
-    for k in range(1, len(boundaries)):
-        if boundaries[k] < boundaries[k - 1]:
-            raise DomainError(
-                f"{what} must not decrease: offsets[{k}] = {boundaries[k]} < offsets[{k - 1}] = {boundaries[k - 1]}"
-            )
-    if total is not None and boundaries[-1] != total:
-        raise DomainError(f"{what} must end at the extent {total}, got {boundaries[-1]}")
 
 
 # --- building ----------------------------------------------------------------------------------------------------------
@@ -438,50 +376,7 @@ def _component_of(extents: tuple[NestedInts, ...], offsets: Array) -> IterDomain
         level = cast(tuple[tuple[NestedInts, ...], ...], inner)
 
 
-# --- walking -----------------------------------------------------------------------------------------------------------
-
-
-def traverse(domain: IterDomain) -> tuple[IterDomain | Transform | Array, ...]:
-    """Everything a domain is made from: itself, its component and the components' own domains, the transforms behind them
-    and the arrays that extents come from, each once.
-
-    >>> off = Array("off")
-    >>> off in traverse(RaggedIterDomain.from_offsets(off, 3))
-    True
-    """
-    found: dict[int | Transform | Array, IterDomain | Transform | Array] = {}
-    pending: list[IterDomain | Transform | Array] = [domain]
-    while pending:
-        node = pending.pop(0)
-        key = node.uid if isinstance(node, IterDomain) else node
-        if key in found:
-            continue
-        found[key] = node
-        if isinstance(node, IterDomain):
-            pending.extend(_behind(node))
-        elif isinstance(node, Array):
-            pending.extend(sorted(_sources(node), key=str))
-        else:
-            pending.extend((*node.inputs, *node.beside))
-    return tuple(found.values())
-
-
-def _behind(domain: IterDomain) -> Iterator[IterDomain | Transform | Array]:
-    expressions = [domain.extent_expr]
-    if isinstance(domain, RaggedIterDomain):
-        yield domain.component
-        yield from domain.given
-        expressions += [domain.length, *([] if domain.row_start is None else [domain.row_start])]
-    if domain.definition is not None:
-        yield domain.definition
-    yield from sorted({a for e in expressions for a in e.arrays}, key=str)
-
-
-def _sources(array: Array) -> frozenset[Array]:
-    recipe = array.recipe
-    if recipe is None:
-        return frozenset()
-    return frozenset((recipe.offsets,)) if isinstance(recipe, Owners) else recipe.term.arrays
+# --- indices of components -------------------------------------------------------------------------------------------
 
 
 def _filled(known: dict[int, Expr], domains: Sequence[IterDomain]) -> dict[int, Expr]:
@@ -496,6 +391,15 @@ def _filled(known: dict[int, Expr], domains: Sequence[IterDomain]) -> dict[int, 
         waiting.remove(ready)
         for source, index in zip(ready.inputs, ready.to_inputs(found), strict=True):
             found.setdefault(source.uid, index)
+
+
+def _derived(found: dict[int, Expr], domain: IterDomain) -> Expr | None:
+    """The index of a domain, also where it was made of others that are known (parts of a row and the row)."""
+    made = domain.definition
+    unknown = domain.uid not in found and made is not None
+    if unknown and made and all(_derived(found, d) is not None for d in (*made.inputs, *made.beside)):
+        found.update(zip((d.uid for d in made.outputs), made.to_outputs(found), strict=True))
+    return found.get(domain.uid)
 
 
 def _inside(found: Mapping[int, Expr], domains: Sequence[IterDomain]) -> bool:

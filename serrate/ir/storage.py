@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 from serrate.errors import ShapeError
 from serrate.ir.domains import IterDomain
+from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import Partition, combine, product
+from serrate.ir.ragged_transforms import combine, product
 from serrate.ir.transforms import Merge, merge
 
 

@@ -64,6 +64,11 @@ class Transform:
         """Indices of the outputs from those of the inputs."""
         raise NotImplementedError
 
+    @property
+    def nests(self) -> bool:
+        """Whether its output counts the parts of its first input: rows owned by the output are then nested."""
+        return False
+
     def nest(self, component: IterDomain, flat: tuple[NestedInts, ...]) -> tuple[NestedInts, ...]:
         """A flat tuple over `component` (an output) in the shape the components are nested in."""
         return flat
@@ -118,6 +123,10 @@ class Merge(Transform):
     def to_outputs(self, known: Known) -> tuple[Expr, ...]:
         outer, inner = (known[d.uid] for d in self.inputs)
         return (outer * self.inputs[1].extent_at(known) + inner,)
+
+    @property
+    def nests(self) -> bool:
+        return True
 
     def nest(self, component: IterDomain, flat: tuple[NestedInts, ...]) -> tuple[NestedInts, ...]:
         outer = self.inputs[0]
@@ -316,7 +325,7 @@ def resize(domain: IterDomain, left: int | Expr, right: int | Expr) -> IterDomai
     plain("resize", domain)
     before, behind = size_of("resize: the left size", left), size_of("resize: the right size", right)
     extent = domain.row_length + before + behind
-    if extent.value is not None and extent.value < 0:
+    if not domain.is_ragged and extent.value is not None and extent.value < 0:
         raise DomainError(f"resize: {domain} has no {0 - before - behind} positions to take away")
 
     def make() -> Outputs:

@@ -15,8 +15,8 @@ import torch
 from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureMismatch
 from serrate.ir.expr import Array, Expr, Symbol, size_function
 from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
+from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array
-from serrate.ir.ragged_transforms import Partition
 from serrate.runtime.arrays import derive, remembered, sources
 from serrate.tensor import Structure
 from serrate.tensor.sync import host_copy
@@ -158,7 +158,7 @@ def _partitions(fusion: Fusion) -> list[tuple[tuple[Array, ...], Expr]]:
     tensors = {r.tensor for d in fusion.definitions for v in d.statement.values for r in v.reads}
     for tensor in (*tensors, *(view.tensor for view in fusion.outputs)):
         for domain in tensor.logical:
-            if isinstance(domain, RaggedIterDomain) and isinstance(domain.definition, Partition):
+            if isinstance(domain, RaggedIterDomain) and isinstance(domain.definition, Partition) and domain.definition.covers:
                 found[(offsets_array(domain),)] = domain.definition.inputs[0].extent_expr
     return list(found.items())
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from serrate.analysis.indices import Indices
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, symbol
+from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import Partition
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.values import Call, Extent, Position, Read, Role
 from serrate.schedule.plan import Recorder
@@ -155,7 +155,7 @@ def _kept(phase: Phase, domain: IterDomain) -> bool:
 def _keeps_both(phase: Phase, ragged: RaggedIterDomain) -> bool:
     """Whether a lone ragged loop counts components of rows (sentences of a document) rather than elements of rows."""
     made = ragged.definition
-    return isinstance(made, Partition) and made.inputs[0].pairing is not None and _kept(phase, ragged)
+    return isinstance(made, Partition) and made.covers and made.inputs[0].pairing is not None and _kept(phase, ragged)
 
 
 def _reduces_two_levels(phase: Phase) -> bool:

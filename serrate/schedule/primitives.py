@@ -16,6 +16,8 @@ from serrate.ir import ragged_transforms, transforms
 from serrate.ir.domains import COORDINATE, IterDomain, ParallelType
 from serrate.ir.expr import Array, GroupMaximum, symbol
 from serrate.ir.hand import check_no_rows, check_order, check_resize, check_swizzle
+from serrate.ir.partition import Partition
+from serrate.ir.partition import partition as make_partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import reduction
 from serrate.ir.rewrites import map_values
@@ -123,12 +125,12 @@ def partition(program: TileProgram, phase: str, domain: str, *offsets: str | int
     if len(numbers) == len(offsets):
         if whole.extent_expr.value is None:
             raise ScheduleError(f"phase {phase}: {whole} has an extent known only when run; {numbers} may not end there")
-        component, ragged = ragged_transforms.partition(whole, numbers)
+        component, ragged = make_partition(whole, numbers)
     else:
         given = next((t for t in program.inputs if (t.name,) == offsets), None)
         if given is None or not _partitioned(program, given, whole):
             raise ScheduleError(f"phase {phase}: nothing checks that {offsets[0]} are offsets of {whole}; use numbers")
-        component, ragged = ragged_transforms.partition(whole, Array(given.name), given.logical[0].extent_expr - 1)
+        component, ragged = make_partition(whole, Array(given.name), given.logical[0].extent_expr - 1)
     return _relooped(program, phase, lambda old: (*old[:k], (component, old[k][1]), (ragged, old[k][1]), *old[k + 1 :]))
 
 
@@ -138,7 +140,7 @@ def _partitioned(program: TileProgram, offsets: Tensor, like: IterDomain) -> boo
     loops = {loop.domain for p in program.phases for loop, _ in walk(p.body) if isinstance(loop, Loop)}
     for domain in (*loops, *(d for t in tensors for d in t.logical)):
         made = domain.definition
-        mine = isinstance(made, ragged_transforms.Partition) and domain.pairing == Array(offsets.name)
+        mine = isinstance(made, Partition) and domain.pairing == Array(offsets.name)
         if mine and made is not None and made.inputs[0].extent_expr is like.extent_expr:
             return True
     return False

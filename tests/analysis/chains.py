@@ -18,7 +18,7 @@ from serrate.errors import DomainError
 from serrate.ir import IterDomain, RaggedIterDomain, combine, merge, partition, product, regroup, resize, restrict, split, swizzle
 from serrate.ir.domains import COORDINATE
 from serrate.ir.expr import Array, as_expr
-from serrate.ir.ragged_transforms import Partition
+from serrate.ir.partition import Partition
 from serrate.ir.transforms import Merge
 
 KINDS = ("split", "split", "outer split", "merge", "partition", "partition under", "combine", "product")
@@ -185,11 +185,8 @@ def combinable(component: IterDomain, ragged: IterDomain) -> bool:
 
 
 def precedes(group: IterDomain, domain: IterDomain) -> bool:
-    """Whether offsets of a regular domain can be given under another one: neither is found by the index of the other."""
-    behind = ancestry([group, domain])
-    found_by = {d.uid for t in behind for d in t.beside}
-    apart = not found_by & {group.uid, domain.uid, *(d.uid for t in behind for d in t.inputs)}
-    return apart and not group.is_ragged and not domain.is_ragged and 0 < number(group) <= 12
+    """Whether offsets of a regular domain can be given under another one."""
+    return apart(group, domain) and not group.is_ragged and not domain.is_ragged and 0 < number(group) <= 12
 
 
 def multiplied(outer: IterDomain, inner: IterDomain) -> bool:
@@ -202,7 +199,14 @@ def regrouped(group: IterDomain, ragged: IterDomain) -> bool:
 
 
 def swizzled(axis: IterDomain, domain: IterDomain) -> bool:
-    return not any(d.is_ragged or number(d) not in (1, 2, 4, 8, 16) for d in (axis, domain))
+    return apart(axis, domain) and not any(d.is_ragged or number(d) not in (1, 2, 4, 8, 16) for d in (axis, domain))
+
+
+def apart(one: IterDomain, other: IterDomain) -> bool:
+    """Whether neither of two domains is found by the index of the other; else one could be made to depend on itself."""
+    behind = ancestry([one, other])
+    found_by = {d.uid for t in behind for d in t.beside}
+    return not found_by & {one.uid, other.uid, *(d.uid for t in behind for d in t.inputs)}
 
 
 TESTS = {

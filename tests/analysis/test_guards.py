@@ -302,22 +302,38 @@ class TestResize:
         assert [str(g.condition) for g in found] == ["-1 < i0 - 3", "i0 - 3 < 2"]
         assert visits([d], [wide], found) == Counter([2, 3])
 
+    def test_what_was_taken_away_is_not_visited_because_more_was_added(self) -> None:
+        d = IterDomain(6)
+        short = resize(resize(d, 1, 0), -2, 0)
+        loop = [resize(short, 3, 0)]
+        found = guards([d], loop)
+        assert [str(g.condition) for g in found] == ["-1 < i0 - 3", "-1 < i0 - 2"]
+        assert visits([d], loop, found) == Counter(range(1, 6))
+
+    def test_the_bound_of_the_whole_does_not_replace_that_of_less(self) -> None:
+        d = IterDomain(10)
+        o, n = split(d, 4)
+        short = resize(o, 0, -1)
+        loop = [*split(short, 3), n]
+        found = guards([d], loop)
+        assert [g.domain.uid for g in found] == [short.uid, d.uid]
+        assert visits([d], loop, found) == Counter(range(8))
+
     def test_of_rows(self) -> None:
         c, r = partition(IterDomain(10), [0, 3, 8, 10])
         loop = [c, resize(r, 1, 1)]
         assert [g.domain is r for g in guards([c, r], loop)] == [True, True]
         assert once_nested([c, r], loop)
 
-    @pytest.mark.parametrize("pad", [0, 1, 2, 5])
-    @pytest.mark.parametrize("extent", [0, 1, 6, 7, 12])
-    def test_an_indivisible_split_is_a_resize_and_a_divisible_one(self, extent: int, pad: int) -> None:
-        # Same indices, same guards, same places in memory.
-        factor = 4
+    @given(st.integers(0, 40), st.integers(1, 9))
+    def test_an_indivisible_split_is_a_resize_and_a_divisible_one(self, extent: int, factor: int) -> None:
+        # Same indices, same guards, as many places.
         d, e = IterDomain(extent), IterDomain(extent)
         direct = split(d, factor)
         padded = resize(e, 0, -extent % factor)
         by_steps = split(padded, factor)
         assert [x.extent for x in direct] == [x.extent for x in by_steps]
+        assert padded.extent == direct[0].extent * direct[1].extent  # type: ignore[operator]
         assert by_steps[0].definition.divides  # type: ignore[union-attr]
         assert [str(g.condition) for g in guards([d], direct)] == [str(g.condition) for g in guards([e], by_steps)]
         first, second = (Indices(zip(loop, loop_symbols(loop), strict=True)) for loop in (direct, by_steps))
@@ -383,6 +399,14 @@ class TestRowsOfOneComponent:
         assert guard.reason == "rows are not 2 equal parts"
         assert once_nested([c, r], loop)
 
+    def test_the_outer_part_is_bounded_by_the_row(self) -> None:
+        c, r = partition(IterDomain(10), [0, 3, 8, 10])
+        o, n = split(r, 6, inner=False)
+        first, rest = split(o, 6)
+        loop = [c, first, *split(rest, 5), n]
+        assert [g.domain.uid for g in guards([c, r], loop)] == [r.uid]
+        assert once_nested([c, r], loop)
+
 
 class TestUnder:
     """Two groups of 100 tokens, each cut into four parts."""
@@ -408,6 +432,7 @@ class TestUnder:
         assert once([d], loop, guards([d], loop))
         with pytest.raises(DomainError, match="a guard that protects it is missing"):
             visits([d], loop, guards([d], loop)[1:])
+        assert guards([d], loop, idempotent=True) == guards([d], loop)
 
     def test_regrouped(self) -> None:
         g, i = IterDomain(2), IterDomain(100)
@@ -434,6 +459,19 @@ class TestGaps:
         found = guards([c, r], [d])
         assert [g.reason for g in found] == ["the position may lie before the first row", "the position may lie between two rows"]
         assert visits([c, r], [d], found) == Counter([(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3)])
+
+    def test_a_list_of_rows_ends_before_the_starts_do(self) -> None:
+        # The bound of d would imply that of t if there were a start behind the last row.
+        d = IterDomain(14)
+        o, n = split(d, 4)
+        c, r = partition(o, [0, 2], lengths=[1, 2])
+        t = combine(c, r)
+        loop = [*split(t, 2), n]
+        found = guards([d], loop)
+        assert [g.domain.uid for g in found] == [t.uid, d.uid]
+        assert visits([d], loop, found) == Counter([0, 1, 2, 3, *range(8, 14)])
+        with pytest.raises(DomainError, match="a guard that protects it is missing"):
+            visits([d], loop, found[1:])
 
 
 def test_duplicates_that_do_no_harm() -> None:

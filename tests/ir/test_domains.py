@@ -37,11 +37,18 @@ def test_extents_are_ints_where_known() -> None:
         (-1, "must not be negative, got -1"),
         (2.5, "must be an integer or an expression, got 2.5"),
         (None, "must be an integer or an expression, got None"),
+        (True, "must be an integer or an expression, got True"),
     ],
 )
 def test_bad_extents_are_refused(extent: Any, message: str) -> None:
     with pytest.raises(DomainError, match=message):
         IterDomain(extent)
+
+
+@pytest.mark.parametrize("start", [-1, 2.5, symbol("n")])
+def test_bad_starts_are_refused(start: Any) -> None:
+    with pytest.raises(DomainError, match="the start must be an integer and not negative, got"):
+        IterDomain(4, start=start)
 
 
 def test_a_ragged_domain_counts_all_its_rows() -> None:
@@ -90,6 +97,8 @@ def test_equality_is_by_structure() -> None:
     assert IterDomain(4) != IterDomain(5)
     assert IterDomain(4) != IterDomain(4, IterType.REDUCTION)
     assert IterDomain(4) != IterDomain(4, parallel=ParallelType.LANES)
+    assert IterDomain(4) != IterDomain(4, start=1)
+    assert IterDomain(4) != IterDomain(4, is_rfactor=True)
     assert IterDomain(4).uid != IterDomain(4).uid
     assert rows(3, 5, 2) == rows(3, 5, 2)
     assert rows(3, 5, 2) != rows(5, 3, 2)

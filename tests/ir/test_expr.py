@@ -38,6 +38,8 @@ RANGES = {"x": (0, 7), "y": (0, 40), "z": (-9, 12), "n": (1, 5)}
 """The symbols of the trees with their bounds; n is one that can be divided by."""
 SYMBOLS = {name: symbol(name, *bounds) for name, bounds in RANGES.items()}
 OFFSETS = Array("offsets", (0, 127, 127, 325))
+PARTS = Array("parts", (0, 3, 7, 0, 0, 5, 0, 2, 2))
+"""Three rows of three boundaries."""
 TABLE = Array("table", (3, 0, 7, 2, 2))
 EVERY = settings(max_examples=400)
 
@@ -54,6 +56,11 @@ def owner(position: int) -> int:
     """The row of OFFSETS that holds a position; 3 past the end."""
     rows = [k for k in range(3) if OFFSETS.data[k] <= position < OFFSETS.data[k + 1]]  # type: ignore[index]
     return rows[0] if rows else (0 if position < 0 else 3)
+
+
+def parts_owner(row: int, position: int) -> int:
+    """The part of a row of PARTS that holds a position: those that end at or before it are passed."""
+    return sum(1 for end in PARTS.data[row * 3 + 1 : row * 3 + 3] if end <= position)  # type: ignore[index]
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,8 @@ OPERATIONS = {
     "%": Operation(lambda a, b: a % b, lambda a, b: a % b, lambda a, b: sympy.Mod(a, b)),
     "min": Operation(minimum, min, sympy.Min),
     "max": Operation(maximum, max, sympy.Max),
+    "^": Operation(lambda a, b: a ^ b, lambda a, b: a ^ b),
+    "in row": Operation(lambda a: search(PARTS, 2, a, (a % 3) * 3), lambda a: parts_owner(a % 3, a)),
     "ceildiv": Operation(ceildiv, lambda a, b: -(-a // b), lambda a, b: sympy.ceiling(a / b)),
     "table": Operation(lambda a: TABLE[a % 5], lambda a: TABLE.data[a % 5]),  # type: ignore[index]
     "owner": Operation(lambda a: search(OFFSETS, 3, a), owner),
@@ -85,9 +94,11 @@ divisors = st.one_of(st.just("n"), st.integers(1, 9)).map(Tree)
 
 
 def larger(trees: st.SearchStrategy[Tree], lookups: bool) -> st.SearchStrategy[Tree]:
-    pair = st.builds(lambda h, a, b: Tree(h, (a, b)), st.sampled_from((*ARITHMETIC, "min", "max")), trees, trees)
+    pair = st.builds(
+        lambda h, a, b: Tree(h, (a, b)), st.sampled_from((*ARITHMETIC, "min", "max", *(["^"] * lookups))), trees, trees
+    )
     divided = st.builds(lambda h, a, b: Tree(h, (a, b)), st.sampled_from(DIVIDING), trees, divisors)
-    looked_up = st.builds(lambda h, a: Tree(h, (a,)), st.sampled_from(("table", "owner")), trees)
+    looked_up = st.builds(lambda h, a: Tree(h, (a,)), st.sampled_from(("table", "owner", "in row")), trees)
     return st.one_of(pair, divided, looked_up) if lookups else st.one_of(pair, divided)
 
 
@@ -140,7 +151,15 @@ def test_bounds_hold(tree: Tree, at: dict[str, int]) -> None:
 @EVERY
 @given(trees, values)
 def test_text_reads_as_python(tree: Tree, at: dict[str, int]) -> None:
-    names = {**at, "min": min, "max": max, "table": TABLE.data, "offsets": OFFSETS, "search": lambda _, i: owner(i)}
+    names = {
+        **at,
+        "min": min,
+        "max": max,
+        "table": TABLE.data,
+        "offsets": OFFSETS,
+        "search": lambda row, i: owner(i) if row is OFFSETS else sum(e <= i for e in row[1:3]),
+        "parts": PARTS.data,
+    }
     assert eval(str(expression(tree)), {"__builtins__": {}}, names) == evaluated(tree, at)
 
 
@@ -234,6 +253,12 @@ X, Y, N = symbol("x"), symbol("y"), symbol("n", 1)
         (X // (Y * N), "x // (n*y)"),
         (X % (Y * N), "x % (n*y)"),
         ((X + Y) * N, "n*(x + y)"),
+        (X ^ 0, "x"),
+        (X ^ X, "0"),
+        (X ^ Y ^ X, "y"),
+        ((X ^ Y) * 2 + 1, "(x ^ y)*2 + 1"),
+        (X // 4 ^ Y + 1, "(x // 4 ^ y + 1)"),
+        (search(PARTS, 2, X, Y * 3), "search(parts[y*3:], x)"),
     ],
     ids=str,
 )
@@ -253,6 +278,11 @@ def test_canonical_forms(made: Expr, text: str) -> None:
         (TABLE[2], 7),
         (OFFSETS[const(3)], 325),
         (search(OFFSETS, 3, 127), 2),
+        (search(PARTS, 2, 3, 0), 1),
+        (search(PARTS, 2, 3, 3), 1),
+        (search(PARTS, 2, 3, 6), 2),
+        (const(6) ^ 3, 5),
+        (const(-1) ^ 3, -4),
     ],
 )
 def test_constants_fold(made: Expr, value: int) -> None:
@@ -341,6 +371,37 @@ def test_what_bounds_prove() -> None:
     assert str(Less(i, const(4))) == "i < 4"
     assert Less(i, Y).symbols == {i, Y}
     assert Less(i, Y).substitute({i: const(2)}) == Less(const(2), Y)
+
+
+def test_bounds_of_xor() -> None:
+    assert (symbol("a", 0, 5) ^ symbol("b", 0, 2)).bounds == (0, 7)
+    assert (symbol("a", 0, 5) ^ symbol("b")).bounds == (0, None)
+    assert (symbol("a", -1, 5) ^ symbol("b", 0, 2)).bounds == (None, None)
+
+
+def test_a_row_outside_its_array_raises_when_searched() -> None:
+    first = symbol("first", None)
+    for at in (-3, 9):
+        with pytest.raises(IndexError):
+            search(PARTS, 2, 1, first).evaluate(Environment({first: at}))
+        with pytest.raises(IndexError):
+            search(PARTS, 2, 1, at).evaluate(Environment({}))
+
+
+@EVERY
+@given(trees, divisors, trees, st.integers(-4, 4), values)
+def test_a_comparison_needs_no_division(i: Tree, n: Tree, p: Tree, shift: int, at: dict[str, int]) -> None:
+    condition = Less(expression(i) // expression(n) + shift, expression(p))
+    simple = condition.simplified
+    assert simple.evaluate(environment(at)) == (evaluated(i, at) // evaluated(n, at) + shift < evaluated(p, at))
+    assert simple.simplified == simple
+
+
+def test_the_rule_of_merge() -> None:
+    assert Less(X // 5, const(3)).simplified == Less(X, const(15))
+    assert Less(X // N, Y).simplified == Less(X, Y * N)
+    assert Less(X // 3 // 4 - 1, Y).simplified == Less(X, Y * 12 + 12)
+    assert Less(X % 5, const(3)).simplified == Less(X % 5, const(3))
 
 
 def test_nothing_is_kept_alive() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serrate.errors import VerificationError
-from serrate.ir import IterDomain, RaggedIterDomain, combine, partition, split
+from serrate.ir import IterDomain, ParallelType, RaggedIterDomain, combine, partition, split
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import (
     GRID,
@@ -103,6 +103,11 @@ def test_loops_of_the_wrong_order_are_refused(kinds: tuple[object, object]) -> N
     outer, inner = split(D, 4)
     with pytest.raises(VerificationError, match=r"loops around `Y\[c, r\] = X\[c, r\]` are not grid, then serial, then lanes"):
         verify(copied((outer, kinds[0]), (inner, kinds[1])))
+
+
+def test_loops_of_another_kind_are_refused() -> None:
+    with pytest.raises(VerificationError, match="loops run as grid, serial or lanes, got vectorize"):
+        verify(copied((C, GRID), (R, ParallelType.VECTORIZE)))
 
 
 def test_rows_whose_length_depends_on_a_lane_are_refused() -> None:

@@ -21,15 +21,20 @@ from serrate.ir import (
     cover,
     merge,
     partition,
+    product,
+    regroup,
+    resize,
     restrict,
     split,
+    swizzle,
 )
 from serrate.ir.domains import COORDINATE
-from serrate.ir.expr import Array, RunningSum, symbol
-from serrate.ir.ragged import offsets_array, running_sum
+from serrate.ir.expr import Array, symbol
 
 OFFSETS = [0, 127, 127, 325]
 PARTS = [[0, 50, 127], [0, 0, 0], [0, 100, 198]]
+GROUPED = [[0, 30, 30, 70, 100], [0, 25, 60, 85, 100]]
+ROW, COLUMN = IterDomain(8), IterDomain(4)
 
 
 def experts() -> tuple[IterDomain, IterDomain, RaggedIterDomain]:
@@ -272,6 +277,11 @@ class TestCombine:
         assert tiles.extent == 6
         assert not tiles.is_ragged
 
+    def test_rows_in_blocks(self) -> None:
+        c, r = partition(IterDomain(512), [0, 100, 250, 512])
+        blocks = combine(c, split(r, 128)[0])
+        assert [128 * first for first in blocks.definition.offsets.data] == [0, 128, 384, 768]  # type: ignore[union-attr]
+
     def test_no_rows(self) -> None:
         c, r = partition(IterDomain(0), [0])
         assert combine(c, split(r, 4)[0]).extent == 0
@@ -329,6 +339,227 @@ class TestCombine:
             combine(*arguments)
 
 
+class TestPairing:
+    def test_survives_transforms_of_the_rows(self) -> None:
+        _, c, r = experts()
+        for made in (split(r, 4)[0], split(r, 4, inner=False)[1], merge(r, IterDomain(4)), resize(r, 1, 1), restrict(r, 1, 5)):
+            assert made.pairing == c.pairing
+            assert combine(experts()[1], made).extent == combine(c, made).extent
+        with pytest.raises(StructureMismatch):
+            combine(partition(IterDomain(325), [0, 100, 200, 325])[0], split(r, 4)[0])
+
+    def test_a_domain_without_identity_is_trusted_with_rows_that_have_none(self) -> None:
+        c = IterDomain(3)
+        r = RaggedIterDomain(10, component=c, length=Array("n", (3, 5, 2))[COORDINATE])
+        assert combine(IterDomain(3), r).extent == 10
+        with pytest.raises(StructureMismatch, match="counts the components of no partition"):
+            combine(IterDomain(4), r)
+
+
+class TestUnder:
+    """Offsets of their own for each position of what precedes."""
+
+    def test_numbers(self) -> None:
+        g, i = IterDomain(2), IterDomain(100)
+        c, r = partition(i, GROUPED, under=[g])
+        assert (c.extent, r.extents, r.extent) == (4, ((30, 0, 40, 30), (25, 35, 25, 15)), 200)
+        assert r.component is merge(g, c)
+        assert r.offsets == tuple(map(tuple, GROUPED))
+        assert combine(c, r) is i
+
+    def test_by_a_tensor(self) -> None:
+        made = partition(IterDomain(100), torch.tensor(GROUPED), under=[IterDomain(2)])[1]
+        assert made.extents == ((30, 0, 40, 30), (25, 35, 25, 15))
+
+    def test_by_an_array_known_when_run(self) -> None:
+        off, g, n = Array("off"), IterDomain(symbol("g")), IterDomain(symbol("n"))
+        c, r = partition(n, off, 4, under=[g], names=("c", "r"))
+        assert (c.extent, str(r.extent)) == (4, "g*n")
+        assert str(r) == "ragged.r{off[c + c // 4 + 1] - off[c + c // 4]}"
+        assert combine(c, r) is n
+
+    def test_under_two(self) -> None:
+        a, b = IterDomain(2), IterDomain(3)
+        rows_ = [[[0, k, 6] for k in (1, 2, 3)], [[0, k, 6] for k in (4, 5, 6)]]
+        c, r = partition(IterDomain(6), rows_, under=[a, b])
+        assert r.component is merge(merge(a, b), c)
+        assert r.extents == (((1, 5), (2, 4), (3, 3)), ((4, 2), (5, 1), (6, 0)))
+
+    def test_rows_known_when_run(self) -> None:
+        c, r = partition(IterDomain(symbol("n")), Array("off"), symbol("k"))
+        part, inner = partition(r, Array("ranks"), 2, names=("p", "q"))
+        assert (part.extent, inner.component) == (2, merge(c, part))
+        assert str(inner) == "ragged.q{ranks[c + c // 2 + 1] - ranks[c + c // 2]}"
+        assert combine(part, inner) is r
+
+    def test_no_parts(self) -> None:
+        c, r = partition(IterDomain(0), [[0], [0]], under=[IterDomain(2)])
+        assert (c.extent, r.extents) == (0, ((), ()))
+
+    @pytest.mark.parametrize(
+        ("offsets", "under", "message"),
+        [
+            (GROUPED, 0, "have 1 leading dims, but 0 precede it; say which with under="),
+            ([GROUPED], 1, "have 2 leading dims, but 1 precede it"),
+            (GROUPED[:1], 1, "one row of offsets for each of 2 components, got 1"),
+            ([[0, 100], [0, 50, 100]], 1, r"every component must have 1 parts, got the offsets \[0, 50, 100\]"),
+            ([[0, 100], [0, 99]], 1, "must end at the extent 100, got 99"),
+            (Array("off", (0, 100, 0, 99)), 1, "must end at the extent 100, got 99"),
+        ],
+    )
+    def test_refused(self, offsets: Any, under: int, message: str) -> None:
+        count = 1 if isinstance(offsets, Array) else None
+        with pytest.raises(DomainError, match=message):
+            partition(IterDomain(100), offsets, count, under=[IterDomain(2)] * under)
+
+    def test_ragged_domains_do_not_precede(self) -> None:
+        with pytest.raises(DomainError, match="under must name regular domains"):
+            partition(IterDomain(100), GROUPED, under=[rows(1, 1)])
+
+
+class TestRowsWithGaps:
+    def test_numbers(self) -> None:
+        d = IterDomain(768)
+        c, r = partition(d, [0, 128, 384], lengths=[100, 150, 262])
+        assert (c.extent, r.extents, r.extent, r.start_of(2).value) == (3, (100, 150, 262), 512, 384)
+        assert str(r.host_bound) == "768"
+
+    def test_combine_lays_them_back_to_back(self) -> None:
+        d = IterDomain(768)
+        c, r = partition(d, [0, 128, 384], lengths=[100, 150, 262])
+        packed = combine(c, r)
+        assert packed is not d
+        assert (packed.extent, packed.definition.offsets.data) == (512, (0, 100, 250, 512))  # type: ignore[union-attr]
+
+    def test_known_when_run(self) -> None:
+        c, r = partition(IterDomain(symbol("n")), Array("first"), symbol("k"), lengths=Array("many"))
+        assert (str(r.length_of(2)), str(r.start_of(2))) == ("many[2]", "first[2]")
+        assert str(combine(c, r).extent) == "sum(many[c])[k]"
+        assert str(combine(c, r).host_bound) == "n"
+
+    @pytest.mark.parametrize(
+        ("starts", "lengths", "message"),
+        [
+            ([0, 4], [3], "as many lengths as starts are needed, got 1 and 2"),
+            ([0, 4], [5, 1], "rows must be in order and not overlap, but row 0 ends at 5 and row 1 starts at 4"),
+            ([4, 0], [1, 1], "rows must be in order and not overlap"),
+            ([0, 4], [3, 9], "row 1 ends at 13, past the extent 12"),
+            ([0, 4], [3, -1], "must not be negative, but row 1 has 4 and -1"),
+            ([0, 4], [3, 1.5], "lengths must be integers"),
+            ([[0], [4]], [3, 1], "starts must have one dim"),
+            (Array("a"), Array("b"), "partition by a, b: the number of components must be given"),
+        ],
+    )
+    def test_refused(self, starts: Any, lengths: Any, message: str) -> None:
+        with pytest.raises(DomainError, match=message):
+            partition(IterDomain(12), starts, lengths=lengths)
+
+    def test_not_of_rows(self) -> None:
+        with pytest.raises(DomainError, match="cannot lie under other domains; partition by offsets"):
+            partition(rows(3, 4), [0], lengths=[3])
+
+
+class TestProduct:
+    def test_extents(self) -> None:
+        r = rows(3, 5, 2)
+        assert product(r, split(r, 2)[0]).extents == (6, 15, 2)
+        assert product(r, split(r, 2)[0]).component is r.component
+
+    def test_a_bound_that_needs_no_lengths(self) -> None:
+        r = partition(IterDomain(symbol("n")), Array("off"), symbol("k"))[1]
+        assert product(r, split(r, 1)[0]).host_bound is symbol("n") * (symbol("n") + symbol("k"))
+
+    def test_refused(self) -> None:
+        with pytest.raises(DomainError, match=r"product: both domains must be ragged, got .*; use merge for regular ones"):
+            product(rows(3, 5), IterDomain(4))
+        with pytest.raises(DomainError, match=r"have different components, .*; their rows do not meet"):
+            product(rows(3, 5), rows(3, 5))
+        r = rows(3, 5)
+        with pytest.raises(DomainError, match=r"a row of one differs from row to row; use product"):
+            merge(r, split(r, 2)[0])
+
+
+class TestRegroup:
+    def test_extents(self) -> None:
+        g = IterDomain(2)
+        c, r = partition(IterDomain(100), GROUPED, under=[g])
+        same, moved = regroup(g, c, r)
+        assert same is c
+        assert (moved.extents, moved.extent, moved.component) == ((55, 35, 65, 45), 200, c)
+        assert combine(c, moved).extent == 200
+        assert moved.pairing == c.pairing
+
+    def test_from_ranks_to_experts(self) -> None:
+        # What two ranks send to three experts, rank by rank; experts want what is theirs, from all ranks.
+        rank, token = IterDomain(2), IterDomain(325)
+        expert, sent = partition(token, [[0, 127, 127, 325], [0, 98, 143, 325]], under=[rank])
+        assert sent.extents == ((127, 0, 198), (98, 45, 182))
+        assert regroup(rank, expert, sent)[1].extents == (225, 45, 380)
+
+    def test_parts_of_rows(self) -> None:
+        _, c, r = experts()
+        part, inner = partition(r, PARTS)
+        assert regroup(c, part, inner)[1].extents == (150, 175)
+
+    def test_known_when_run(self) -> None:
+        g = IterDomain(symbol("g", 1))
+        c, r = partition(IterDomain(symbol("n")), Array("off"), 4, under=[g])
+        moved = regroup(g, c, r)[1]
+        assert (str(moved.extent), str(moved.host_bound)) == ("g*n", "g*n")
+
+    def test_refused(self) -> None:
+        g = IterDomain(2)
+        c, r = partition(IterDomain(100), GROUPED, under=[g])
+        with pytest.raises(DomainError, match=r"is owned by merge\(.*\), not by merge\("):
+            regroup(c, g, r)
+        with pytest.raises(DomainError, match="the third domain must be ragged"):
+            regroup(g, c, c)
+        with pytest.raises(DomainError, match="not by merge"):
+            regroup(g, experts()[1], experts()[2])
+
+
+class TestResize:
+    def test_extents(self) -> None:
+        assert [resize(IterDomain(6), *sizes).extent for sizes in ((1, 2), (0, 0), (-2, 0), (-2, -4))] == [9, 6, 4, 0]
+        made = resize(rows(3, 0, 5), -1, -1)
+        assert isinstance(made, RaggedIterDomain)
+        assert (made.extents, made.extent) == ((1, 0, 3), 4)
+        assert resize(rows(3, 0, 5), 1, 1).extents == (5, 2, 7)  # type: ignore[attr-defined]
+        assert str(resize(IterDomain(symbol("n")), 1, 1).extent) == "n + 2"
+
+    def test_refused(self) -> None:
+        with pytest.raises(DomainError, match="has no 7 positions to take away"):
+            resize(IterDomain(6), -3, -4)
+        with pytest.raises(DomainError, match="resize: the left size must be an integer"):
+            resize(IterDomain(6), 1.5, 0)  # type: ignore[arg-type]
+
+
+class TestSwizzle:
+    def test_extents(self) -> None:
+        a, b = IterDomain(4), IterDomain(8)
+        kept, made = swizzle(a, b)
+        assert kept is a
+        assert made.extent == 8
+
+    @pytest.mark.parametrize(
+        ("a", "b", "message"),
+        [
+            (IterDomain(3), IterDomain(8), r"must be known powers of two, got i\..*\{3\}"),
+            (IterDomain(4), IterDomain(6), r"must be known powers of two, got i\..*\{6\}"),
+            (IterDomain(4), IterDomain(0), "must be known powers of two"),
+            (IterDomain(4), IterDomain(symbol("n")), "must be known powers of two"),
+            (IterDomain(4), rows(4, 4), "is ragged; only regular domains"),
+        ],
+    )
+    def test_refused(self, a: IterDomain, b: IterDomain, message: str) -> None:
+        with pytest.raises(DomainError, match=message):
+            swizzle(a, b)
+
+    def test_not_by_itself(self) -> None:
+        with pytest.raises(DomainError, match="cannot be swizzled by itself"):
+            swizzle(COLUMN, COLUMN)
+
+
 class TestCover:
     def test_to_the_longest_row(self) -> None:
         x = cover(experts()[2], 198)
@@ -358,6 +589,12 @@ class TestRestrict:
         assert restrict(IterDomain(10), 7, 2).extent == 0
         assert str(restrict(IterDomain(10), 2, end).extent) == "end - 2"
 
+    def test_rows_end_with_the_sub_range_or_before(self) -> None:
+        made = restrict(rows(3, 5, 2), 1, 4)
+        assert isinstance(made, RaggedIterDomain)
+        assert (made.extents, made.extent) == ((2, 3, 1), 6)
+        assert restrict(rows(3, 5, 2), COORDINATE, COORDINATE + 2).extents == (2, 2, 0)  # type: ignore[attr-defined]
+
     @pytest.mark.parametrize("low", [-1, symbol("low", None)])
     def test_a_lower_bound_below_zero_is_refused(self, low: Any) -> None:
         with pytest.raises(DomainError, match=f"the lower bound must not be negative, got {low}"):
@@ -376,6 +613,13 @@ class TestRestrict:
         lambda d, r: (combine(r.component, split(r, 4)[0]),),
         lambda d, r: (cover(r, 200),),
         lambda d, r: (restrict(d, 1, 4),),
+        lambda d, r: split(r, 4, inner=False),
+        lambda d, r: (resize(d, 1, 4),),
+        lambda d, r: (resize(r, 1, 4),),
+        lambda d, r: (product(r, split(r, 4)[0]),),
+        lambda d, r: partition(IterDomain(9), [0, 4], lengths=[3, 2])[:0],
+        lambda d, r: (swizzle(COLUMN, ROW)[1],),
+        lambda d, r: (regroup(r.component, *partition(r, PARTS))[1],),
     ],
 )
 def test_the_same_transform_gives_the_same_domains(
@@ -384,7 +628,9 @@ def test_the_same_transform_gives_the_same_domains(
     d, _, r = experts()
     first, second = transform(d, r), transform(d, r)
     assert all(a is b for a, b in zip(first, second, strict=True))
-    assert all(a.definition is not None and a.definition.outputs == first for a in first)
+    for made in first:
+        assert made.definition is not None
+        assert [d.uid for d in made.definition.outputs] == [d.uid for d in first]
 
 
 def test_other_arguments_give_other_domains() -> None:
@@ -394,20 +640,47 @@ def test_other_arguments_give_other_domains() -> None:
     assert partition(d, [0, 100, 325])[0] is not partition(d, [0, 101, 325])[0]
 
 
-def test_running_sums() -> None:
-    r = rows(3, 0, 2)
-    assert running_sum(r.component, r.length).data == (0, 3, 3, 5)
-    assert offsets_array(r).data == (0, 3, 3, 5)
-    assert offsets_array(merge(r, IterDomain(4))).data == (0, 12, 12, 20)  # type: ignore[arg-type]
-    off = Array("off")
-    unknown = partition(IterDomain(symbol("n")), off, symbol("k"))[1]
-    assert offsets_array(unknown) == off
-    assert isinstance(running_sum(unknown.component, unknown.length).recipe, RunningSum)
-
-
 @pytest.mark.parametrize(
-    "function", [lambda x: split(x, 4), lambda x: merge(x, x), lambda x: partition(x, [0]), lambda x: cover(x, 4)]
+    "function",
+    [
+        lambda x: split(x, 4),
+        lambda x: merge(x, x),
+        lambda x: partition(x, [0]),
+        lambda x: partition(IterDomain(4), [0, 4], under=[x]),
+        lambda x: cover(x, 4),
+        lambda x: resize(x, 1, 1),
+        lambda x: restrict(x, 1, 1),
+        lambda x: swizzle(x, x),
+        lambda x: product(x, x),
+        lambda x: regroup(x, x, x),
+    ],
 )
 def test_what_is_not_a_domain_is_refused(function: Callable[[Any], Any]) -> None:
     with pytest.raises(DomainError, match="expected an IterDomain, got int"):
         function(7)
+
+
+def test_a_domain_that_starts_elsewhere_has_no_transforms() -> None:
+    with pytest.raises(DomainError, match="starts at 2; only domains that start at 0 have transforms"):
+        split(IterDomain(6, start=2), 4)
+
+
+def test_transforms_print() -> None:
+    d, g = IterDomain(8, name="d"), IterDomain(2, name="g")
+    c, r = partition(IterDomain(8, name="i"), [0, 3, 8], names=("c", "r"))
+    part = partition(d, [[0, 3, 8], [0, 4, 8]], under=[g], names=("p", "q"))
+    texts = [
+        (split(d, 4)[0], "split 4: i.d{8} -> i.do{2}, i.di{4}"),
+        (split(r, 2, inner=False)[1], "outer split 2: ragged.r{[3, 5]} beside i.c{2} -> i.ro{2}, ragged.ri{[2, 3]}"),
+        (merge(d, g), "merge: i.d{8}, i.g{2} -> i.dg{16}"),
+        (c, "partition offsets[0, 3, 8]: i.i{8} -> i.c{2}, ragged.r{[3, 5]}"),
+        (combine(c, split(r, 2)[0]), "combine: i.c{2}, ragged.ro{[2, 3]} -> i.cro{5}"),
+        (cover(r, 5), "cover: ragged.r{[3, 5]} -> i.rx{5}"),
+        (resize(d, 1, -2), "resize 1, -2: i.d{8} -> i.dz{7}"),
+        (restrict(d, 1, 5), "restrict 1, 5: i.d{8} -> i.ds{4}"),
+        (swizzle(g, d)[1], "swizzle: i.d{8} beside i.g{2} -> i.dx{8}"),
+        (product(r, split(r, 2)[0]), "product: ragged.r{[3, 5]}, ragged.ro{[2, 3]} beside i.c{2} -> ragged.rro{[6, 15]}"),
+        (regroup(g, *part)[1], "regroup: i.g{2}, ragged.q{[[3, 5], [4, 4]]} beside i.p{2} -> ragged.qg{[7, 9]}"),
+    ]
+    for made, text in texts:
+        assert str(made.definition) == text

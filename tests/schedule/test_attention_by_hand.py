@@ -13,8 +13,8 @@ import torch
 from serrate.engine import build
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, symbol
+from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import partition
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import SERIAL, Accumulate, Phase, Store, TileProgram, nest
 from serrate.ir.values import Role, Tensor, call, constant, position, read

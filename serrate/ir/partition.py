@@ -1,0 +1,266 @@
+"""Partition: one domain into components and the rows they own.
+
+In: a domain and offsets, or starts and lengths, known now or when the program runs. Out: the component domain and the ragged
+domain, both with the identity of the structure (`pairing`) by which `combine` knows them again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from serrate.errors import DomainError
+from serrate.ir.domains import COORDINATE, IterDomain, IterType, NestedInts, ParallelType
+from serrate.ir.expr import Array, Expr, as_expr, const, maximum, search
+from serrate.ir.nested import check_boundaries, depth_of, integers
+from serrate.ir.ragged import Lengths, RaggedIterDomain, total_of
+from serrate.ir.transforms import Known, Outputs, Transform, divisor, finish, merge, once, plain
+
+Pair = tuple[IterDomain, RaggedIterDomain]
+
+
+@dataclass(frozen=True, eq=False)
+class Partition(Transform):
+    """I -> (C, R) with i = start[c] + r.
+
+    Under G, `starts` holds one row of K+1 boundaries for each g, and row g*K + c of R is part c of g:
+    i = starts[g*(K+1) + c] + r.
+    With `lengths`, rows are described by two arrays of K elements, and what lies between them belongs to no row.
+    """
+
+    starts: Array
+    lengths: Array | None = None
+    group: IterDomain | None = None
+
+    @property
+    def label(self) -> str:
+        return f"partition {self.starts}" if self.lengths is None else f"partition {self.starts}, {self.lengths}"
+
+    @property
+    def beside(self) -> tuple[IterDomain, ...]:
+        return () if self.group is None else (self.group,)
+
+    @property
+    def covers(self) -> bool:
+        """Whether the rows, one after the other, are the whole domain: it then has its K+1st boundary at its end."""
+        return self.lengths is None and self.group is None
+
+    def to_inputs(self, known: Known) -> tuple[Expr, ...]:
+        component, ragged = self.outputs
+        return (self.starts[self._first(known) + known[component.uid]] + known[ragged.uid],)
+
+    def to_outputs(self, known: Known) -> tuple[Expr, ...]:
+        index, first, count = known[self.inputs[0].uid], self._first(known), self.outputs[0].extent_expr
+        # Starts without an end: the last row has no boundary behind it to compare with.
+        boundaries = count if self.lengths is None else maximum(count - 1, 0)
+        component = search(self.starts, boundaries, index, first)
+        return (component, index - self.starts[first + component])
+
+    def _first(self, known: Known) -> Expr:
+        return const(0) if self.group is None else known[self.group.uid] * (self.outputs[0].extent_expr + 1)
+
+
+def partition(
+    domain: IterDomain,
+    offsets: Lengths,
+    count: int | Expr | None = None,
+    *,
+    lengths: Lengths | None = None,
+    under: Sequence[IterDomain] = (),
+    names: tuple[str, str] | None = None,
+) -> Pair:
+    """I -> (C, R) by K+1 boundaries: ints, a tensor, or an `Array` known when the program runs (then `count` is K).
+
+    `under` names regular domains that precede this one and have boundaries of their own: one row of them for each position.
+    A ragged domain is under its component. All rows have the same number K of parts; the parts of all rows together, merged of
+    what precedes and C, own R.
+
+    With `lengths`, the first argument is where each row starts, and rows may leave gaps: padded storage, blocks that are
+    aligned. Rows must not overlap.
+
+    Legal for serial iteration domains. Offsets start at 0, do not decrease and end at the extent (of the row): checked at once
+    where both are known, else when the program runs.
+
+    >>> c, r = partition(IterDomain(325), [0, 127, 127, 325])
+    >>> c.extent, r.extents, r.extent, r.offsets
+    (3, (127, 0, 198), 325, (0, 127, 127, 325))
+    >>> partition(IterDomain(100), [[0, 30, 30, 70, 100], [0, 25, 60, 85, 100]], under=[IterDomain(2)])[1].extents
+    ((30, 0, 40, 30), (25, 35, 25, 15))
+    >>> partition(r, [[0, 50, 127], [0, 0, 0], [0, 100, 198]])[1].extents
+    ((50, 77), (0, 0), (100, 98))
+    >>> partition(IterDomain(12), [0, 4, 8], lengths=[3, 0, 2])[1].extents
+    (3, 0, 2)
+    """
+    plain("partition", domain)
+    if domain.iter_type is not IterType.ITERATION:
+        raise DomainError(f"partition: {domain} is a {domain.iter_type.name.lower()} domain; only iteration domains have parts")
+    if domain.parallel is not ParallelType.SERIAL:
+        raise DomainError(f"partition: {domain} is already parallelized; partition it first, then parallelize the parts")
+    for each in under:
+        if plain("partition", each).is_ragged:
+            raise DomainError(
+                f"partition: under must name regular domains, got {each}; a ragged domain is under its own component"
+            )
+    if lengths is not None:
+        return _partition_by_rows(domain, offsets, lengths, count, under, names)
+    leading = (*under, *domain.owners)
+    starts, number = _boundaries(domain, offsets, count, leading)
+    return _partitioned(domain, starts, number, None, leading, names)
+
+
+def _partitioned(
+    domain: IterDomain,
+    starts: Array,
+    count: Expr,
+    lengths: Array | None,
+    leading: Sequence[IterDomain],
+    names: tuple[str, str] | None,
+) -> Pair:
+    component_name, ragged_name = names or (f"{domain.name}c", f"{domain.name}r")
+
+    def make() -> Outputs:
+        component = IterDomain(count, name=component_name, pairing=starts)
+        group, owner = None, component
+        place: Expr = COORDINATE
+        extent, bound = domain.extent_expr, domain.bound
+        if leading:
+            group = _merged(leading)
+            owner = merge(group, component)
+            # Row q = g*K + c of all parts begins at boundary g*(K+1) + c, which is q + g.
+            place = COORDINATE + COORDINATE // divisor(count)
+        for each in leading:
+            if each.uid not in {d.uid for d in domain.owners}:
+                bound = None if bound is None and each.bound is None else each.host_bound * (extent if bound is None else bound)
+                extent = each.extent_expr * extent
+        if lengths is None:
+            length = starts[place + 1] - starts[place]
+        else:
+            length, bound = lengths[COORDINATE], domain.host_bound
+            extent = total_of(component, length)
+        ragged = RaggedIterDomain(
+            extent, name=ragged_name, pairing=starts, component=owner, length=length, row_start=starts[place], bound=bound
+        )
+        return finish(Partition((domain,), (), starts, lengths, group), (component, ragged))
+
+    key = ("partition", starts, count, lengths, *(d.uid for d in leading))
+    return cast(Pair, once(domain, key, make))
+
+
+def _merged(domains: Sequence[IterDomain]) -> IterDomain:
+    merged = domains[0]
+    for each in domains[1:]:
+        merged = merge(merged, each)
+    return merged
+
+
+def _boundaries(
+    domain: IterDomain, offsets: object, count: int | Expr | None, leading: Sequence[IterDomain]
+) -> tuple[Array, Expr]:
+    """The array of boundaries, one row after the other, and the number of parts in each; checked as far as they are known."""
+    rows = math.prod((d.extent_expr for d in leading), start=const(1))
+    if isinstance(offsets, Array):
+        if count is None:
+            raise DomainError(f"partition by {offsets}: the number of components must be given")
+        number = as_expr(count)
+        if offsets.data is not None and number.value is not None and rows.value is not None:
+            width = number.value + 1
+            for row in range(rows.value):
+                check_boundaries(
+                    "partition: offsets", offsets.data[row * width : (row + 1) * width], _length(domain, row, leading)
+                )
+        return offsets, number
+    given = integers("partition: offsets", offsets)
+    nested = max(depth_of(given) - 1, 0)
+    # A ragged domain's own components may be nested; its rows are then given nested as well, or one after the other.
+    allowed = len(leading) + (_nesting(domain) - 1 if isinstance(domain, RaggedIterDomain) else 0)
+    if nested > allowed:
+        raise DomainError(
+            f"partition: offsets of {domain} have {nested} leading dims, but {allowed} precede it"
+            + ("" if leading else "; say which with under=")
+        )
+    boundaries = _rows(given) if leading else [cast(tuple[int, ...], given)]
+    if leading and rows.value is not None and len(boundaries) != rows.value:
+        raise DomainError(
+            f"partition of {domain}: expected one row of offsets for each of {rows} components, got {len(boundaries)}"
+        )
+    width = len(boundaries[0]) - 1 if boundaries else 0
+    for k, row_ in enumerate(boundaries):
+        if len(row_) - 1 != width and leading:
+            raise DomainError(f"partition of {domain}: every component must have {width} parts, got the offsets {list(row_)}")
+        check_boundaries("partition: offsets", row_, _length(domain, k, leading))
+    if not leading:
+        return Array(f"offsets{list(boundaries[0])}", boundaries[0]), const(width)
+    flat = tuple(b for row_ in boundaries for b in row_)
+    return Array(f"offsets{[list(row_) for row_ in boundaries]}", flat), const(width)
+
+
+def _length(domain: IterDomain, row: int, leading: Sequence[IterDomain]) -> int | None:
+    """What one row of boundaries must end at."""
+    if not isinstance(domain, RaggedIterDomain):
+        return domain.extent_expr.value
+    count = domain.component.extent_expr.value
+    return None if not count else domain.length_of(row % count).value
+
+
+def _nesting(domain: RaggedIterDomain) -> int:
+    """How many leading dims the rows of a ragged domain have: as many as were merged or combined into its component."""
+    depth, component = 1, domain.component
+    while component.definition is not None and component.definition.nests:
+        depth, component = depth + 1, component.definition.inputs[0]
+    return depth
+
+
+def _rows(offsets: NestedInts) -> list[tuple[int, ...]]:
+    """The innermost rows of nested offsets, in order."""
+    assert isinstance(offsets, tuple)
+    if offsets and isinstance(offsets[0], int):
+        return [cast(tuple[int, ...], offsets)]
+    return [row for inner in offsets for row in _rows(inner)]
+
+
+def _partition_by_rows(
+    domain: IterDomain,
+    starts: Lengths,
+    lengths: Lengths,
+    count: int | Expr | None,
+    under: Sequence[IterDomain],
+    names: tuple[str, str] | None,
+) -> Pair:
+    if under or domain.is_ragged:
+        raise DomainError(
+            f"partition: rows of {domain} by starts and lengths cannot lie under other domains; partition by offsets"
+        )
+    first, length = _array("starts", starts), _array("lengths", lengths)
+    if first.data is not None and length.data is not None:
+        if len(first.data) != len(length.data):
+            raise DomainError(f"partition: as many lengths as starts are needed, got {len(length.data)} and {len(first.data)}")
+        _check_rows(first.data, length.data, domain.extent_expr.value)
+        count = len(first.data)
+    if count is None:
+        raise DomainError(f"partition by {first}, {length}: the number of components must be given")
+    return _partitioned(domain, first, as_expr(count), length, (), names)
+
+
+def _array(what: str, given: Lengths) -> Array:
+    if isinstance(given, Array):
+        return given
+    known = integers(f"partition: {what}", given)
+    if depth_of(known) > 1:
+        raise DomainError(f"partition: {what} must have one dim, got {given}")
+    data = cast(tuple[int, ...], known)
+    return Array(f"{what}{list(data)}", data)
+
+
+def _check_rows(starts: tuple[int, ...], lengths: tuple[int, ...], total: int | None) -> None:
+    for k, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        if length < 0 or start < 0:
+            raise DomainError(f"partition: starts and lengths must not be negative, but row {k} has {start} and {length}")
+        if k + 1 < len(starts) and start + length > starts[k + 1]:
+            raise DomainError(
+                f"partition: rows must be in order and not overlap, but row {k} ends at {start + length} "
+                f"and row {k + 1} starts at {starts[k + 1]}"
+            )
+        if total is not None and start + length > total:
+            raise DomainError(f"partition: row {k} ends at {start + length}, past the extent {total}")
