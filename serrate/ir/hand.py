@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain, ParallelType
-from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tensor_domain import as_reduced, made_from, shown
-from serrate.ir.transforms import Merge, Split, Transform
+from serrate.ir.transforms import Merge, Split, Transform, picks
 from serrate.ir.values import Tensor
 
 Step = tuple[str, tuple[str | int, ...]]
@@ -114,21 +113,6 @@ def check_order(function: str, phase: str, loop: Sequence[IterDomain]) -> None:
                     raise ScheduleError(
                         f"{function}: the length of {domain.name} depends on {later.name}, which must stay outside it, in {phase}"
                     )
-
-
-def picks(loop: IterDomain, component: IterDomain) -> bool:
-    """Whether the index of `component` needs that of `loop`: it is the component, a part of it, or one of what it is made of."""
-    wanted = {d.uid for d in _sources(component)}
-    return any(d.uid in wanted for d in _sources(loop))
-
-
-def _sources(domain: IterDomain) -> list[IterDomain]:
-    """A domain and what it was made of, up to a partition: a component is not the domain that was partitioned."""
-    found = [domain]
-    for current in found:
-        if current.definition is not None and not isinstance(current.definition, Partition):
-            found.extend(current.definition.inputs)
-    return found
 
 
 def check_no_rows(function: str, phase: str, loop: Sequence[IterDomain], domain: IterDomain) -> None:

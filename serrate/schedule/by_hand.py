@@ -18,9 +18,10 @@ from serrate.analysis.guards import guards, loop_symbols
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Sum
-from serrate.ir.hand import Hand, LoopState, picks
+from serrate.ir.hand import Hand, LoopState
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import GRID, LANES, SERIAL, Leaf, Phase, Store, TileProgram, chain
+from serrate.ir.transforms import picks
 from serrate.ir.values import Extent, Read, Role
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import reduced_loops

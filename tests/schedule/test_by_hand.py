@@ -510,6 +510,16 @@ def test_misuse_is_refused_at_once(step: Callable[[TensorView], object], message
         step(total)
 
 
+def test_sentences_stay_outside_their_words() -> None:
+    with Fusion() as f:
+        words, sentences = rows(f), f.input((None,), torch.int64)
+        total = ops.sum(ops.as_nested(words, sentences), (1, 2))
+        f.output(total)
+    assert [d.name for d in total.loops] == ["c1", "r1", "r0", "d1"]
+    with pytest.raises(ScheduleError, match="reorder: the length of r0 depends on r1, which must stay outside it"):
+        total.reorder([0, 2, 1, 3])
+
+
 def test_offsets_that_nothing_checks_are_refused() -> None:
     with Fusion() as f:
         x, offsets = f.input((None,), torch.float32), f.input((None,), torch.int64)
