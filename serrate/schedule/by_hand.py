@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from serrate.analysis.guards import guards, loop_symbols
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain, ParallelType
-from serrate.ir.expr import Sum
+from serrate.ir.expr import Sum, const
 from serrate.ir.hand import Hand, LoopState
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import GRID, LANES, SERIAL, Leaf, Phase, Store, TileProgram, chain
@@ -134,20 +134,23 @@ def _check_rows_end(phase: Phase) -> None:
     assert found is not None
     loops, kinds = [loop.domain for loop in found[0]], [loop.kind for loop in found[0]]
     symbols = loop_symbols(loops)
+    # A loop of one position is no loop any more when it is lowered.
+    once = {s: const(0) for s, d in zip(symbols, loops, strict=True) if not d.is_ragged and d.extent_expr.value == 1}
     ragged = [d for d in (*loops, *_mentioned(found[1])) if isinstance(d, RaggedIterDomain)]
     for guard in guards((), loops):
         rows = next((d for d in ragged if picks(guard.domain, d.component)), None)
-        index = guard.condition.left
-        last = next((s for s in reversed(symbols) if s in guard.condition.symbols), None)
+        condition = guard.condition.substitute(once)
+        index = condition.left
+        last = next((s for s in reversed(symbols) if s in condition.symbols), None)
         # Lanes are masked one by one.
-        if rows is None or last is None or guard.condition.proven or kinds[symbols.index(last)] is LANES:
+        if rows is None or last is None or condition.proven or kinds[symbols.index(last)] is LANES:
             continue
         terms = index.terms if isinstance(index, Sum) else ((index, 1),)
         factor = next((f for t, f in terms if t is last), 0)
         if factor < 1 or last in (index - last * factor).symbols:
             inner = loops[symbols.index(last)].name
             raise ScheduleError(
-                f"{phase.name}: the loop over {inner} cannot end where the components of {rows.name} do ({guard.condition}, with "
+                f"{phase.name}: the loop over {inner} cannot end where the components of {rows.name} do ({condition}, with "
                 f"i{symbols.index(last)} for {inner}); split by a number, and keep the inner part the innermost"
             )
 

@@ -314,6 +314,13 @@ def test_splits_of_a_split_component_end_with_its_rows() -> None:
         agrees(f, values(int(OFFSETS[count - 1]), 4), OFFSETS[:count].clone(), backends=("reference", "cpp"))
 
 
+def test_a_loop_of_one_position_ends_nothing() -> None:
+    f, total = row_sum()
+    total.split(0, 2, inner=False).split(1, 1).parallelize(1, "grid")
+    with pytest.raises(ScheduleError, match="the loop over c0o cannot end where the components of r0 do"):
+        f.compile("reference")
+
+
 def test_what_stands_between_a_tensor_and_its_consumer() -> None:
     with Fusion() as f:
         x = rows(f)
