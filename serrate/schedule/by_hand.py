@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from serrate.analysis.guards import guards, loop_symbols
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain, ParallelType
-from serrate.ir.expr import Sum, const
+from serrate.ir.expr import Expr, Sum, const
 from serrate.ir.hand import Hand, LoopState
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import GRID, LANES, SERIAL, Leaf, Phase, Store, TileProgram, chain
@@ -135,7 +135,9 @@ def _check_rows_end(phase: Phase) -> None:
     loops, kinds = [loop.domain for loop in found[0]], [loop.kind for loop in found[0]]
     symbols = loop_symbols(loops)
     # A loop of one position is no loop any more when it is lowered.
-    once = {s: const(0) for s, d in zip(symbols, loops, strict=True) if not d.is_ragged and d.extent_expr.value == 1}
+    once: dict[Expr, Expr] = {
+        s: const(0) for s, d in zip(symbols, loops, strict=True) if not d.is_ragged and d.extent_expr.value == 1
+    }
     ragged = [d for d in (*loops, *_mentioned(found[1])) if isinstance(d, RaggedIterDomain)]
     for guard in guards((), loops):
         rows = next((d for d in ragged if picks(guard.domain, d.component)), None)
