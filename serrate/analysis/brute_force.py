@@ -58,7 +58,11 @@ def _positions(
     A ragged loop runs over the row that the loops before it have chosen, so what guards that row's length is checked before.
     """
     ends = [condition(domain, indices).right for domain in loop]
-    depths = [max((symbols.index(s) + 1 for s in c.symbols if s in symbols), default=0) for c in conditions]
+    # A condition in which loops without positions were folded away, and a read is left, waits for all of them.
+    depths = [
+        max((symbols.index(s) + 1 for s in c.symbols if s in symbols), default=len(loop) if c.left.arrays | c.right.arrays else 0)
+        for c in conditions
+    ]
 
     def run(done: dict[Symbol, int]) -> Iterator[dict[Symbol, int]]:
         depth, environment = len(done), Environment(done)

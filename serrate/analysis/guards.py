@@ -337,6 +337,9 @@ def _forwards(domain: IterDomain, known: set[int]) -> list[Need]:
 def _without_repeats(logical: Sequence[IterDomain], loop: Sequence[IterDomain], found: list[Need]) -> list[Need]:
     """Leaves out the guards without which all logical indices, and all those that find a row, are still in bounds."""
     path = _Path(loop)
+    # Where positions were taken away, one more visit may be to such a position, and then it is no repeat.
+    if any(True for t in path.transforms for _ in _leaves(t)):
+        return found
     wanted = {uid for d in logical for uid in _sources(d, {x.uid for x in path.domains})}
     kept = list(found)
     for need in found:
@@ -362,7 +365,9 @@ def _safe(path: _Path, wanted: set[int], kept: Sequence[Need]) -> bool:
     """
     inside = {d.uid for d in path.loops}
     for need in kept:
-        inside |= {need.domain.uid, *path.implied_by(need.domain, kept)}
+        # Lower ends are never left out; what is asked here is whether the upper one holds.
+        if not need.lower:
+            inside |= {need.domain.uid, *path.implied_by(need.domain, kept)}
     for transform in path.transforms:
         if all(d.uid in inside for d in (*transform.outputs, *transform.beside)) and not any(True for _ in _opens(transform)):
             inside |= {d.uid for d in transform.inputs}

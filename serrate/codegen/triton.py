@@ -358,7 +358,9 @@ class _Printer:
     def _search(self, e: Search, go: Callable[[Expr], str]) -> str:
         name = "owners" if self.lanes_in(e.position) | self.lanes_in(e.first) else "owner"
         row = "" if e.first.value == 0 else f" + {go(e.first)}"
-        return f"{name}({self.names[e.array]}{row}, {go(e.count)}, {go(e.position)})"
+        # The search is as wide as its positions, so they are spread where only their rows have lanes.
+        wide = f" + {go(e.first)} * 0" if self.lanes_in(e.first) - self.lanes_in(e.position) else ""
+        return f"{name}({self.names[e.array]}{row}, {go(e.count)}, {go(e.position)}{wide})"
 
     def lanes_in(self, expr: Expr) -> set[Lane]:
         return {lane for s in expr.symbols for lane in self.lanes_of.get(s, ())}

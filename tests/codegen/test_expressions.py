@@ -16,9 +16,9 @@ import torch
 import serrate.codegen.cpp as cpp
 from serrate.codegen.cpp.values import index_text
 from serrate.engine import build
-from serrate.ir import IterDomain, merge, partition, regroup, resize, split, swizzle
+from serrate.ir import IterDomain, ParallelType, merge, partition, regroup, resize, split, swizzle
 from serrate.ir.expr import Array, Environment, Expr, maximum, minimum, search, symbol
-from serrate.ir.tile import GRID, SERIAL, Phase, Store, TileProgram, nest
+from serrate.ir.tile import GRID, LANES, SERIAL, Phase, Store, TileProgram, nest
 from serrate.ir.values import Role, Tensor, read
 from serrate.runtime.arrays import derive
 from serrate.runtime.compiler import find_compiler
@@ -84,11 +84,17 @@ def test_a_dividend_that_may_be_negative_is_rounded_down() -> None:
     assert index_text(search(PARTS, 2, x, x * 3), {PARTS: "parts"}) == "owner(parts + (x * 3), 2, x)"
 
 
-def run(loops: list[IterDomain], target: list[IterDomain], source: list[IterDomain], backend: str) -> list[list[float]]:
+def run(
+    loops: list[IterDomain],
+    target: list[IterDomain],
+    source: list[IterDomain],
+    backend: str,
+    inner: ParallelType = SERIAL,
+) -> list[list[float]]:
     """out[target] = x[source] under the loops; x counts from 1 and out is -1 where nothing is written."""
     out = Tensor("out", torch.float32, tuple(target), tuple(target), Role.OUTPUT)
     x = Tensor("x", torch.float32, tuple(source), tuple(source), Role.INPUT)
-    kinds = tuple((d, GRID if k == 0 else SERIAL) for k, d in enumerate(loops))
+    kinds = tuple((d, GRID if k == 0 else inner) for k, d in enumerate(loops))
     phase = Phase("out", nest(kinds, Store(out, tuple(target), read(x, tuple(source)))))
     program = build(TileProgram("moved", (x,), (out,), (phase,)), Plan("by hand", ()), "moved", backend, lambda array: True)
     given = torch.arange(1.0, 1 + number(source[0]) * number(source[1])).reshape(number(source[0]), number(source[1]))
@@ -109,6 +115,17 @@ def test_positions_before_the_first(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("inner", [SERIAL, LANES])
+def test_inner_positions_before_the_first(inner: ParallelType, backend: str) -> None:
+    # Wide enough for the lanes to be a power of two, as Triton wants them.
+    a, b = IterDomain(3, name="a"), IterDomain(5, name="b")
+    wanted = torch.arange(1.0, 16).reshape(3, 5).tolist()
+    assert run([a, resize(b, 2, 1)], [a, b], [a, b], backend, inner) == wanted
+    assert run([resize(a, 1, 1), resize(b, 0, 3)], [a, b], [a, b], backend, inner) == wanted
+    assert run([a, resize(b, 3, 0)], [a, b], [a, b], backend, inner) == wanted
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_swizzled(backend: str) -> None:
     a, b = IterDomain(2, name="a"), IterDomain(4, name="b")
     x = swizzle(a, b)[1]
@@ -117,11 +134,12 @@ def test_swizzled(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_part_of_a_row_is_found_in_that_row(backend: str) -> None:
-    g, d = IterDomain(2, name="g"), IterDomain(5, name="d")
-    c, _ = partition(d, [[0, 1, 1, 5], [0, 2, 4, 5]], under=[g])
+@pytest.mark.parametrize("inner", [SERIAL, LANES])
+def test_the_part_of_a_row_is_found_in_that_row(inner: ParallelType, backend: str) -> None:
+    g, d = IterDomain(2, name="g"), IterDomain(8, name="d")
+    c, _ = partition(d, [[0, 1, 1, 8], [0, 2, 4, 8]], under=[g])
     for loops in ([g, d], [d, g]):
-        assert run(loops, [g, d], [g, c], backend) == [[1, 3, 3, 3, 3], [4, 4, 5, 5, 6]]
+        assert run(loops, [g, d], [g, c], backend, inner) == [[1, 3, 3, 3, 3, 3, 3, 3], [4, 4, 5, 5, 6, 6, 6, 6]]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
