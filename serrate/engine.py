@@ -22,17 +22,19 @@ from serrate.errors import BackendError, CompilerMissing, ShapeError, StrategyEr
 from serrate.frontend.trace import Key, Trace, key_of, tensors_of, trace
 from serrate.ir import fusion as fusion_module
 from serrate.ir.expr import Array, Symbol
-from serrate.ir.fusion import Fusion, TensorView
+from serrate.ir.fusion import Fusion
 from serrate.ir.loops import LoopProgram
 from serrate.ir.ragged import RaggedIterDomain, offsets_array
 from serrate.ir.tile import TileProgram
 from serrate.ir.values import Read, Role, Tensor
+from serrate.ir.view import TensorView
 from serrate.lower.pipeline import lower
 from serrate.lower.stages import stages
 from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, Call
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, load_together
+from serrate.schedule.by_hand import by_hand
 from serrate.schedule.heuristic import Rows, choose
 from serrate.schedule.plan import Plan
 from serrate.schedule.prepare import row_facts
@@ -192,7 +194,8 @@ class Kernels:
         dtypes = tuple(call.args[k].dtype for k in owner.binder.offsets)
         key = (backend, strategy, tuple(sorted(options.items())), dtypes)
         if key not in self._built:
-            chosen = plan(self.naive, strategy, BACKENDS[backend], **options)
+            target = BACKENDS[backend]
+            chosen = by_hand(self.naive, owner.hand, target) if owner.hand else plan(self.naive, strategy, target, **options)
             if "plan" in settings.current().log:
                 log.warning("%s", chosen)
             built = build(
@@ -205,8 +208,8 @@ class Kernels:
 
     def _choice(self, call: Call, backend: str) -> tuple[str, dict[str, Any]]:
         owner = self.owner
-        if owner.strategy is not None:
-            return owner.strategy, owner.options
+        if owner.strategy is not None or owner.hand is not None:
+            return owner.strategy or "by_hand", owner.options
         target, facts = BACKENDS[backend], self._facts
         rows = None
         if facts is not None:
@@ -248,6 +251,11 @@ class Compiled:
         self.binder = Binder(fusion)
         self.result_names = frozenset(view.tensor.memory.name for view in fusion.outputs)
         self.stages = tuple(Kernels(self, s) if isinstance(s, TileProgram) else s for s in stages(fusion))
+        self.hand = fusion.hand() if strategy is None else None
+        for stage in self.stages:
+            if isinstance(stage, Kernels) and self.hand is not None:
+                # An illegal schedule is told here, not at the first call.
+                by_hand(stage.naive, self.hand, BACKENDS[backend or "reference"])
         self._whole = self.stages[0] if len(self.stages) == 1 and isinstance(self.stages[0], Kernels) else None
 
     def __call__(self, *args: Any) -> Any:

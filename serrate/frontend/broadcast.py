@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from serrate.errors import ShapeError, StructureMismatch
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array
-from serrate.ir.fusion import AtLeastLongest, Equal, Fusion, TensorView
+from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
 from serrate.ir.ragged import RaggedIterDomain, offsets_array
 from serrate.ir.values import Index
+from serrate.ir.view import TensorView
 
 
 def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tuple[tuple[IterDomain, ...], list[Index]]:

@@ -13,7 +13,7 @@ import torch.nn.functional as functional
 
 from serrate.errors import ShapeError
 from serrate.frontend import ops
-from serrate.ir.fusion import TensorView
+from serrate.ir.view import TensorView
 
 _UNARY = (
     "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu erf floor ceil square isnan logical_not".split()  # noqa: SIM905

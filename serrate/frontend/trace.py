@@ -14,7 +14,8 @@ import torch
 
 from serrate.errors import TraceError
 from serrate.frontend import ops, torch_names
-from serrate.ir.fusion import Fusion, TensorView
+from serrate.ir.fusion import Fusion
+from serrate.ir.view import TensorView
 from serrate.tensor import JaggedTensor
 
 _ = torch_names  # imported for what it installs

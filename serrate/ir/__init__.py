@@ -5,12 +5,14 @@ In: nothing but torch dtypes. Out: immutable nodes that every later stage reads 
 
 from serrate.ir.domains import IterDomain, IterType, ParallelType
 from serrate.ir.draw import draw, draw_fusion
-from serrate.ir.fusion import Fusion, TensorView
+from serrate.ir.fusion import Fusion
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import combine, cover, product, regroup
+from serrate.ir.tensor_domain import TensorDomain
 from serrate.ir.transforms import merge, resize, restrict, split, swizzle
 from serrate.ir.traversal import traverse
+from serrate.ir.view import TensorView
 
 __all__ = [
     "Fusion",
@@ -18,6 +20,7 @@ __all__ = [
     "IterType",
     "ParallelType",
     "RaggedIterDomain",
+    "TensorDomain",
     "TensorView",
     "combine",
     "cover",

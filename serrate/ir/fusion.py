@@ -13,24 +13,28 @@ one statement of the tile grammar with the domains it runs over; the compiler lo
 
 from __future__ import annotations
 
-import itertools
-import os
-import traceback
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
-from serrate.errors import CallError, ShapeError, TraceError, VerificationError
+from serrate.errors import CallError, ShapeError, VerificationError
+from serrate.ir import check
+from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, as_expr, symbol
+from serrate.ir.hand import Change, Hand, LoopState, Step
 from serrate.ir.order import in_order
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.same import structure_key
 from serrate.ir.storage import storage_of
 from serrate.ir.tile import Accumulate, Leaf, Library, Scan, Store
-from serrate.ir.values import Places, Read, Role, Tensor, Value, read
+from serrate.ir.traversal import traverse
+from serrate.ir.values import Role, Tensor
+from serrate.ir.view import TensorView
 
 _current: ContextVar[Fusion | None] = ContextVar("fusion", default=None)
 
@@ -61,124 +65,32 @@ class AtLeastLongest:
     what: str
 
 
-class TensorView:
-    """A tensor of a fusion: what operations take and give. Supports Python operators and torch functions."""
-
-    __slots__ = ("fusion", "tensor")
-    operators: ClassVar[dict[Any, Callable[..., Any]]] = {}
-    """torch functions and method names -> operations; filled by the front end."""
-
-    def __init__(self, tensor: Tensor, fusion: Fusion) -> None:
-        self.tensor, self.fusion = tensor, fusion
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
-
-    @property
-    def domains(self) -> tuple[IterDomain, ...]:
-        """The logical domains, one for each dim."""
-        return self.tensor.logical
-
-    @property
-    def ndim(self) -> int:
-        return len(self.domains)
-
-    @property
-    def shape(self) -> tuple[Expr | int | str, ...]:
-        """Extents; a ragged dim shows the name of its domain."""
-        return tuple(d.name if d.is_ragged else d.extent for d in self.domains)
-
-    @property
-    def ragged(self) -> RaggedIterDomain:
-        """The innermost ragged domain."""
-        for domain in reversed(self.domains):
-            if isinstance(domain, RaggedIterDomain):
-                return domain
-        raise ShapeError(f"{self} has no ragged dim")
-
-    @property
-    def component(self) -> IterDomain:
-        """The domain that counts the components of `ragged`."""
-        return self.ragged.component
-
-    def at(self, index: Places) -> Value:
-        """The element at `index`, as a value."""
-        return read(self.tensor, index)
-
-    def __str__(self) -> str:
-        return str(self.tensor)
-
-    __repr__ = __str__
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function not in cls.operators:
-            raise CallError(f"{getattr(function, '__name__', function)} is not an operation on ragged tensors that can be traced")
-        return cls.operators[function](*args, **(kwargs or {}))
-
-    def __bool__(self) -> bool:
-        raise TraceError(f"a branch on data cannot be traced ({user_line()}); write where(condition, a, b) instead")
-
-    def __len__(self) -> int:
-        raise TraceError(f"len() of a traced tensor is not known while tracing ({user_line()})")
-
-    def __iter__(self) -> Any:
-        raise TraceError(f"a traced tensor cannot be iterated over ({user_line()}); write an operation on all rows instead")
-
-    def __float__(self) -> float:
-        raise TraceError(f"the data of a traced tensor is not known while tracing ({user_line()})")
-
-    __int__ = __index__ = __float__
-
-    def __getattr__(self, name: str) -> Any:
-        if name in TensorView.operators:
-            operation = TensorView.operators[name]
-            return lambda *args, **kwargs: operation(self, *args, **kwargs)
-        raise AttributeError(f"a traced tensor has no attribute {name!r}")
-
-
-def user_line() -> str:
-    """File and line of the innermost frame outside serrate: where the user's program is."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    for frame in reversed(traceback.extract_stack()):
-        if not os.path.abspath(frame.filename).startswith((package, os.path.dirname(torch.__file__))):
-            return f"{frame.filename}:{frame.lineno}: {frame.line}"
-    return "unknown line"
-
-
-def _operator(name: str, swapped: bool = False) -> Callable[..., Any]:
-    def method(self: TensorView, *others: Any) -> Any:
-        operation = TensorView.operators[name]
-        return operation(*others, self) if swapped else operation(self, *others)
-
-    return method
-
-
-for _name, _method in {
-    **{n: f"__{n}__" for n in ("add", "sub", "mul", "neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "matmul", "pow")},
-    "div": "__truediv__",
-    "logical_not": "__invert__",
-}.items():
-    setattr(TensorView, _method, _operator(_name))
-for _name, _method in {"add": "__radd__", "sub": "__rsub__", "mul": "__rmul__", "div": "__rtruediv__"}.items():
-    setattr(TensorView, _method, _operator(_name, swapped=True))
-# Comparison is an operation here, so identity is what a traced tensor is found by.
-setattr(TensorView, "__hash__", object.__hash__)  # noqa: B010  mypy does not let a method be assigned
-
-
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Fusion:
-    """A recorded program. Use as a context manager, or pass to `ops` through its tensors."""
+    """A recorded program. Use as a context manager, or pass to `ops` through its tensors.
+
+    `==` compares what is recorded, whatever things are called and however they are scheduled; a fusion can still grow, so
+    that it has no hash of its own: `key()` is what to put in a dict.
+
+    >>> from serrate import ops
+    >>> with Fusion() as f:
+    ...     f.output(ops.relu(f.input((8,), torch.float32)))
+    >>> f == f.clone(), f.key() == f.clone().key(), f is f.clone()
+    (True, True, False)
+    """
 
     name: str = "fusion"
     inputs: list[TensorView] = field(default_factory=list)
     outputs: list[TensorView] = field(default_factory=list)
     definitions: list[Definition] = field(default_factory=list)
     checks: list[Equal | AtLeastLongest] = field(default_factory=list)
-    _names: Any = field(default_factory=itertools.count, repr=False)
-    _numbers: dict[str, int] = field(default_factory=dict, repr=False)
-    _token: Any = field(default=None, repr=False)
+    changes: list[Change] = field(default_factory=list)
+    """The hand schedule: every change of loops, in order."""
+    states: dict[str, LoopState] = field(default_factory=dict)
+    """The hand schedule: the loops of each tensor that has one, by the name of the tensor."""
+    _views: dict[Tensor, TensorView] = field(default_factory=dict)
+    _numbers: dict[str, int] = field(default_factory=dict)
+    _token: Any = field(default=None)
 
     def __enter__(self) -> Fusion:
         self._token = _current.set(self)
@@ -192,6 +104,8 @@ class Fusion:
         number = self._numbers.get(prefix, 0)
         self._numbers[prefix] = number + 1
         return f"{prefix}{number}"
+
+    # --- recording -----------------------------------------------------------------------------------------------------
 
     def input(self, shape: Sequence[int | None], dtype: torch.dtype) -> TensorView:
         """Declares an argument; None is an extent known only when the program is called."""
@@ -207,15 +121,18 @@ class Fusion:
         for view in views:
             if view.fusion is not self:
                 raise ShapeError(f"output: {view} belongs to another fusion")
-            self.outputs.append(view if in_order(view.tensor) else self._copied(view))
+            self.outputs.append(view if in_order(view.tensor) else self._ordered(view))
 
-    def _copied(self, view: TensorView) -> TensorView:
+    def _ordered(self, view: TensorView) -> TensorView:
         """The elements of a view in the order of its dims."""
         out = self.tensor(view.dtype, view.domains)
         return self.define([out], view.domains, Store(out, view.domains, view.at(view.domains)))[0]
 
     def view(self, tensor: Tensor) -> TensorView:
-        return TensorView(tensor, self)
+        """The handle of a tensor: always the same one."""
+        if tensor not in self._views:
+            self._views[tensor] = TensorView(tensor, self)
+        return self._views[tensor]
 
     def define(
         self, tensors: Sequence[Tensor], domains: Sequence[IterDomain], statement: Leaf | Library
@@ -228,35 +145,123 @@ class Fusion:
         """A new intermediate tensor over `logical`, its rows stored back to back."""
         return Tensor(self.fresh("T"), dtype, tuple(logical), storage_of(logical))
 
+    # --- traversal -----------------------------------------------------------------------------------------------------
+
+    def every_tensor(self) -> list[Tensor]:
+        """Inputs, then in the order of definitions what each reads through a view and what it writes, then viewed outputs."""
+        found: dict[Tensor, None] = dict.fromkeys(view.tensor for view in self.inputs)
+        for definition in self.definitions:
+            found.update(dict.fromkeys(_read_by(definition)))
+            found.update(dict.fromkeys(definition.statement.targets))
+        found.update(dict.fromkeys(view.tensor for view in self.outputs))
+        return list(found)
+
+    @property
+    def tensors(self) -> tuple[TensorView, ...]:
+        """Every tensor of the fusion, views included, each before those that are computed from it."""
+        return tuple(map(self.view, self.every_tensor()))
+
     def definition_of(self, tensor: Tensor) -> Definition | None:
         """The operation that writes `tensor`."""
         return next((d for d in self.definitions if tensor in d.statement.targets), None)
 
+    def producers(self, view: TensorView) -> tuple[TensorView, ...]:
+        """What a tensor is computed from directly; of a view, the tensor it views."""
+        return tuple(map(self.view, self._before(view.tensor)))
+
+    def consumers(self, view: TensorView) -> tuple[TensorView, ...]:
+        """What is computed from a tensor directly, views of it included."""
+        return tuple(self.view(t) for t in self.every_tensor() if view.tensor in self._before(t))
+
+    def reaches(self, source: TensorView | Tensor, target: TensorView | Tensor) -> bool:
+        """Whether `target` is computed from `source`, directly or not."""
+        wanted = source.tensor if isinstance(source, TensorView) else source
+        pending = self._before(target.tensor if isinstance(target, TensorView) else target)
+        seen: set[Tensor] = set()
+        while pending:
+            tensor = pending.pop()
+            if tensor is wanted:
+                return True
+            if tensor not in seen:
+                seen.add(tensor)
+                pending.extend(self._before(tensor))
+        return False
+
+    def _before(self, tensor: Tensor) -> list[Tensor]:
+        if tensor.base is not None:
+            return [tensor.base]
+        definition = self.definition_of(tensor)
+        return [] if definition is None else list(_read_by(definition))
+
     def live(self) -> list[Definition]:
-        """The definitions that outputs depend on, in order."""
+        """The definitions that outputs depend on, in order: by reading, or because rows are as long as they say."""
         needed = {view.tensor.memory for view in self.outputs}
+        lengths = {name for view in self.outputs for name in _offsets_of(view.tensor.logical)}
         kept: list[Definition] = []
         for definition in reversed(self.definitions):
-            if any(t in needed for t in definition.statement.targets):
+            if any(t in needed or t.name in lengths for t in definition.statement.targets):
                 kept.append(definition)
-                needed.update(r.tensor.memory for v in definition.statement.values for r in v.reads)
+                reads = _read_by(definition)
+                needed.update(t.memory for t in reads)
+                lengths.update(_offsets_of(definition.domains))
+                lengths.update(name for t in reads for name in _offsets_of(t.logical))
         return kept[::-1]
 
+    # --- the whole -----------------------------------------------------------------------------------------------------
+
+    def clone(self) -> Fusion:
+        """The same program, made of new tensors and domains; its schedule comes along.
+
+        Names stay, and with them the identity of structures: a component of the original pairs with its rows in the clone.
+        """
+        return self._copied(self.definitions)
+
+    def simplified(self) -> Fusion:
+        """A clone without the definitions that no output depends on. Inputs and the checks of a call stay as they are."""
+        return self._copied(self.live())
+
+    def _copied(self, definitions: Sequence[Definition]) -> Fusion:
+        cloner, new = Cloner(), Fusion(self.name)
+        new._numbers = dict(self._numbers)
+        new.inputs = [new.view(cloner(view.tensor)) for view in self.inputs]
+        new.definitions = [cloner(d) for d in definitions]
+        new.outputs = [new.view(cloner(view.tensor)) for view in self.outputs]
+        new.checks = [cloner(c) for c in self.checks]
+        kept = {d.statement.targets[0].name for d in definitions}
+        states = {name: s for name, s in self.states.items() if (s.origin or name) in kept}
+        new.changes = [cloner(c) for c in self.changes if c.phase in states or c.phase in kept]
+        for name, state in states.items():
+            copied = cloner(state)
+            new.states[name] = replace(copied, parallel={cloner.uids[uid]: kind for uid, kind in state.parallel.items()})
+        for tensor, view in self._views.items():
+            if self.is_partial(view.tensor) and tensor.name in states:
+                new.view(cloner(tensor))
+        return new
+
+    def key(self) -> tuple[Hashable, ...]:
+        """What is recorded, as a hashable value that does not depend on names; equal iff the fusions are."""
+        return structure_key(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fusion) and (self is other or self.key() == other.key())
+
+    __hash__ = None  # type: ignore[assignment]  # what can still change has no hash
+
     def verify(self) -> None:
-        """Raises unless every read is of an input or of something defined earlier."""
-        defined = {view.tensor.memory for view in self.inputs}
-        for definition in self.definitions:
-            for value in definition.statement.values:
-                for node in value.walk():
-                    if isinstance(node, Read) and node.tensor.memory not in defined:
-                        raise VerificationError(f"{self.name}: {node.tensor.name} is read before it is defined")
-            defined.update(definition.statement.targets)
+        """Raises unless what is recorded is a program; `ir.check` has the rules."""
+        check.verify(self)
+
+    def draw(self) -> Any:
+        """A picture of the fusion: tensors with their domains, and the operations between them."""
+        return importlib.import_module("serrate.ir.draw").draw_fusion(self)  # the layout is needed only here
 
     def __str__(self) -> str:
         lines = [f"fusion {self.name}"]
         lines += [f"  input  {v.tensor}" for v in self.inputs]
+        shown = {v.tensor for v in self.inputs}
         for definition in self.definitions:
             statement = definition.statement
+            lines += _view_lines(_read_by(definition), shown)
             targets = ", ".join(map(str, statement.targets))
             values = ", ".join(map(str, statement.values))
             if isinstance(statement, Accumulate):
@@ -266,17 +271,90 @@ class Fusion:
             elif isinstance(statement, Library):
                 values = f"{statement.function} {', '.join([values, *map(str, statement.options)])}"
             lines.append(f"  {targets} = {values}")
+        lines += _view_lines([v.tensor for v in self.outputs], shown)
         lines += [f"  output {v.tensor.name}" for v in self.outputs]
         return "\n".join(lines) + "\n"
+
+    __repr__ = __str__
+
+    # --- the hand schedule -----------------------------------------------------------------------------------------------
+
+    def loop_state(self, tensor: Tensor) -> LoopState | None:
+        """The loops that compute a tensor (of a view, the tensor it views); None for an input."""
+        memory = tensor.memory
+        if self.is_partial(memory):
+            return self.states[memory.name]
+        definition = self.definition_of(memory)
+        if definition is None:
+            return None
+        statement = definition.statement
+        name = statement.targets[0].name
+        over = statement.over if isinstance(statement, Accumulate | Scan) else ()
+        return self.states.get(name) or LoopState(name, definition.domains, over)
+
+    def is_partial(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the partial result of a reduction that a schedule has factored: no part of the math."""
+        return tensor.name in self.states and self.states[tensor.name].origin is not None
+
+    def feeds(self, phase: str, other: str) -> bool:
+        """Whether the loops named `other` compute something from what those named `phase` compute."""
+        first, second = (self.states[p].origin if p in self.states else None for p in (phase, other))
+        if first is not None and first == other:
+            return True
+        sources = [t for d in self.definitions if d.statement.targets[0].name == (first or phase) for t in d.statement.targets]
+        targets = [d.statement.targets[0] for d in self.definitions if d.statement.targets[0].name == (second or other)]
+        return any(self.reaches(s, t) for s in sources for t in targets)
+
+    def keep(self, view: TensorView) -> TensorView:
+        """Gives a tensor a schedule of its own, as it is: it is then computed where it stands and not where it is read."""
+        state = self.loop_state(view.tensor)
+        assert state is not None
+        self.states[state.phase] = state
+        return view
+
+    def hand(self) -> Hand | None:
+        """The schedule made by hand so far; None where there is none."""
+        return Hand(tuple(self.changes), dict(self.states)) if self.states else None
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The changes of loops made by hand, as primitives with their arguments, in order."""
+        return tuple(change.step for change in self.changes)
+
+    # --- running -------------------------------------------------------------------------------------------------------
 
     def evaluate(self, *args: Any) -> Any:
         """Runs the program on the reference interpreter."""
         return engine("evaluate")(self, *args)
 
     def compile(self, backend: str | None = None, strategy: str | None = None, **options: Any) -> Callable[..., Any]:
-        """The program compiled for a backend under a strategy; both are chosen when not given."""
+        """The program compiled for a backend under a strategy; both are chosen when not given.
+
+        A schedule made by hand is what runs, unless a strategy is named.
+        """
         compiled: Callable[..., Any] = engine("compile")(self, backend=backend, strategy=strategy, **options)
         return compiled
+
+
+def _read_by(definition: Definition) -> dict[Tensor, None]:
+    """The tensors that a definition reads, views as they are, in the order in which its values are written."""
+    found: dict[Tensor, None] = {}
+    for value in definition.statement.values:
+        # A walk goes through arguments from the last to the first.
+        found.update(dict.fromkeys(r.tensor for r in reversed(value.reads)))
+    return found
+
+
+def _view_lines(tensors: Iterable[Tensor], shown: set[Tensor]) -> list[str]:
+    """One line for each view that has not been shown, in front of what reads it."""
+    new = [t for t in tensors if t.base is not None and t not in shown]
+    shown.update(new)
+    return [f"  {t} = view of {t.memory.name}" for t in new]
+
+
+def _offsets_of(domains: Iterable[IterDomain]) -> set[str]:
+    """The names of the arrays that the lengths of rows in these domains come from."""
+    return {node.name for domain in domains for node in traverse(domain) if isinstance(node, Array)}
 
 
 _engine: dict[str, Callable[..., Any]] = {}

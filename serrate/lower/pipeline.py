@@ -40,7 +40,7 @@ from serrate.ir.loops import (
     rewrite_value,
     values_of,
 )
-from serrate.ir.tile import GRID, SERIAL, TileProgram, verify
+from serrate.ir.tile import GRID, TileProgram, verify
 from serrate.lower.blocks import blocks
 
 
@@ -87,7 +87,11 @@ def _lanes_in(node: Node) -> list[Lane]:
 
 
 def tighten(program: LoopProgram) -> LoopProgram:
-    """Ends serial loops where every statement inside is guarded away: skipping what does not exist changes nothing."""
+    """Ends loops where every statement inside is guarded away: skipping what does not exist changes nothing.
+
+    A grid loop ends early only by itself (the last of some components split over two grid loops): what it skips then are
+    rows that do not exist, whose lengths could not be read.
+    """
     return replace(program, kernels=tuple(replace(k, body=_tightened(k.body)) for k in program.kernels))
 
 
@@ -97,32 +101,35 @@ def _tightened(body: tuple[Node, ...]) -> tuple[Node, ...]:
         if isinstance(node, For):
             inner = _tightened(node.body)
             node = replace(node, body=inner)
-            if node.kind is SERIAL:
-                bound = _guard_bound(node)
-                extent = node.extent if bound is None else minimum(node.extent, bound)
-                node = replace(node, extent=extent, bound=extent)
+            bound = _guard_bound(node, alone=node.kind is GRID)
+            extent = node.extent if bound is None else minimum(node.extent, bound)
+            node = replace(node, extent=extent, bound=node.bound if node.kind is GRID else extent)
         out.append(node)
     return tuple(out)
 
 
-def _guard_bound(loop: For) -> Expr | None:
-    """The first position of the loop from which on a guard that all its statements share cannot hold."""
+def _guard_bound(loop: For, *, alone: bool) -> Expr | None:
+    """The first position of the loop from which on a guard that all its statements share cannot hold; the first of all such.
+
+    With `alone`, only guards that loops and lanes further inside have no part in.
+    """
     statements = [n for n in nodes(loop.body) if isinstance(n, Assign | Reduce | Dot | Running | Write)]
     inner = {n.symbol for n in nodes(loop.body) if isinstance(n, For)} | {lane.symbol for s in statements for lane in s.lanes}
     # Statements on kept lanes only (rescaling) carry no row guard of their own and rest with their row.
     guarded = [s for s in statements if any(loop.symbol in g.symbols for g in s.guard)]
     if not guarded or any(isinstance(s, Write) and s not in guarded for s in statements):
         return None
+    found: Expr | None = None
     for guard in guarded[0].guard:
         if (
             all(guard in s.guard for s in guarded)
-            and not (guard.right.symbols & inner)
+            and not ((guard.symbols if alone else guard.right.symbols) & inner)
             and loop.symbol not in guard.right.symbols
         ):
             bound = _solve(guard, loop.symbol, inner)
             if bound is not None:
-                return bound
-    return None
+                found = bound if found is None else minimum(found, bound)
+    return found
 
 
 def _solve(guard: Less, wanted: Symbol, inner: set[Symbol]) -> Expr | None:

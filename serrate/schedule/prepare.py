@@ -82,14 +82,15 @@ def describe(program: TileProgram, name: str) -> Shape:
         # A phase for each component, or each of something that rows belong to: the first loop is it.
         component = next((d for d in domains if d.pairing is not None and not d.is_ragged), None)
         ragged = None
-        if component is not None and component.uid in _reduced(leaf, domains):
+        if component is not None and component.uid in reduced_loops(leaf, domains):
             component = None
     paired = {d.uid for d in (component, ragged) if d is not None}
     regular = tuple(d for d in domains if d.uid not in paired)
-    return Shape(name, leaf, component, ragged, regular, _reduced(leaf, domains))
+    return Shape(name, leaf, component, ragged, regular, reduced_loops(leaf, domains))
 
 
-def _reduced(leaf: Leaf, domains: list[IterDomain]) -> frozenset[int]:
+def reduced_loops(leaf: Leaf, domains: list[IterDomain]) -> frozenset[int]:
+    """Those of some loops (by uid) whose position does not follow from a place in the result."""
     known = Indices([(d, symbol(f"@{d.uid}")) for d in leaf.index if d is not None])
     return frozenset(d.uid for d in domains if not known.knows(d))
 
@@ -150,7 +151,7 @@ def _combines_inner(phase: Phase, component: RaggedIterDomain, ragged: RaggedIte
 def _kept(phase: Phase, domain: IterDomain) -> bool:
     found = chain(phase)
     assert found is not None
-    return domain.uid not in _reduced(found[1], [loop.domain for loop in found[0]])
+    return domain.uid not in reduced_loops(found[1], [loop.domain for loop in found[0]])
 
 
 def _keeps_both(phase: Phase, ragged: RaggedIterDomain) -> bool:
@@ -164,7 +165,7 @@ def _reduces_two_levels(phase: Phase) -> bool:
     if found is None:
         return False
     domains = [loop.domain for loop in found[0]]
-    reduced = _reduced(found[1], domains)
+    reduced = reduced_loops(found[1], domains)
     return sum(1 for d in domains if d.is_ragged and d.uid in reduced) >= 2
 
 

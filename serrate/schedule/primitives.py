@@ -15,9 +15,12 @@ from serrate.errors import ScheduleError
 from serrate.ir import ragged_transforms, transforms
 from serrate.ir.domains import COORDINATE, IterDomain, ParallelType
 from serrate.ir.expr import Array, GroupMaximum, symbol
+from serrate.ir.hand import check_no_rows, check_order, check_resize, check_swizzle
 from serrate.ir.partition import Partition
+from serrate.ir.partition import partition as make_partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import reduction
+from serrate.ir.rewrites import map_values
 from serrate.ir.storage import storage_of
 from serrate.ir.tile import (
     GRID,
@@ -37,7 +40,7 @@ from serrate.ir.tile import (
     walk,
     written_at,
 )
-from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, call, read, reindex, rewrite
+from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, call, read, reindex
 
 Loops = tuple[tuple[IterDomain, ParallelType], ...]
 
@@ -76,30 +79,108 @@ def _position(loops: Loops, phase: str, domain: str) -> int:
     raise ScheduleError(f"phase {phase} has no loop over {domain!r}; it loops over {', '.join(d.name for d, _ in loops)}")
 
 
-def split(program: TileProgram, phase: str, domain: str, factor: int) -> TileProgram:
-    """for r: s   ->   for ro: for ri in factor: s"""
+def split(program: TileProgram, phase: str, domain: str, factor: int, inner: int = 1) -> TileProgram:
+    """for r: s   ->   for ro: for ri in factor: s   (without `inner`, the factor is the outer extent)"""
 
     def change(loops: Loops) -> Loops:
         k = _position(loops, phase, domain)
-        outer, inner = transforms.split(loops[k][0], factor)
-        return (*loops[:k], (outer, loops[k][1]), (inner, loops[k][1]), *loops[k + 1 :])
+        outer, rest = transforms.split(loops[k][0], factor, inner=bool(inner))
+        return (*loops[:k], (outer, loops[k][1]), (rest, loops[k][1]), *loops[k + 1 :])
 
     return _relooped(program, phase, change)
+
+
+def merge(program: TileProgram, phase: str, outer: str, inner: str) -> TileProgram:
+    """for a: for b: s   ->   for ab: s   (a and b are found again by division)"""
+    loops, leaf = _loops(program, phase)
+    k = _neighbours(loops, phase, "merge", outer, inner)
+    _check_alike(loops[k : k + 2], phase, leaf)
+    made = transforms.merge(loops[k][0], loops[k + 1][0])
+    return _relooped(program, phase, lambda old: (*old[:k], (made, old[k][1]), *old[k + 2 :]))
+
+
+def _neighbours(loops: Loops, phase: str, function: str, outer: str, inner: str) -> int:
+    k = _position(loops, phase, outer)
+    if k + 1 >= len(loops) or loops[k + 1][0].name != inner:
+        raise ScheduleError(f"phase {phase}: {function} takes a loop and the one inside it; {inner} is not right inside {outer}")
+    return k
+
+
+def _check_alike(loops: Loops, phase: str, leaf: Leaf) -> None:
+    """Loops that become one are all reduced or all kept: the position in the result must follow from the loops."""
+    known = _known(leaf.index)
+    kept = [d.name for d, _ in loops if known.knows(d)]
+    if kept and len(kept) < len(loops):
+        reduced = next(d.name for d, _ in loops if not known.knows(d))
+        raise ScheduleError(f"phase {phase} keeps {kept[0]} and reduces {reduced}; one loop cannot do both")
+
+
+def partition(program: TileProgram, phase: str, domain: str, *offsets: str | int) -> TileProgram:
+    """for i: s   ->   for c: for r[c]: s.  By numbers, or by an input that already partitions an extent like this one's.
+
+    Offsets known only when the program runs are checked there for what the program itself partitions by them: that they
+    end at the extent is known for that extent only.
+    """
+    loops, _ = _loops(program, phase)
+    k = _position(loops, phase, domain)
+    whole, numbers = loops[k][0], [b for b in offsets if isinstance(b, int)]
+    if len(numbers) == len(offsets):
+        if whole.extent_expr.value is None:
+            raise ScheduleError(f"phase {phase}: {whole} has an extent known only when run; {numbers} may not end there")
+        component, ragged = make_partition(whole, numbers)
+    else:
+        given = next((t for t in program.inputs if (t.name,) == offsets), None)
+        if given is None or not _partitioned(program, given, whole):
+            raise ScheduleError(f"phase {phase}: nothing checks that {offsets[0]} are offsets of {whole}; use numbers")
+        component, ragged = make_partition(whole, Array(given.name), given.logical[0].extent_expr - 1)
+    return _relooped(program, phase, lambda old: (*old[:k], (component, old[k][1]), (ragged, old[k][1]), *old[k + 1 :]))
+
+
+def _partitioned(program: TileProgram, offsets: Tensor, like: IterDomain) -> bool:
+    """Whether the program partitions an extent like that of `like` by these offsets."""
+    tensors = {t for p in program.phases for t in p.writes | p.reads}
+    loops = {loop.domain for p in program.phases for loop, _ in walk(p.body) if isinstance(loop, Loop)}
+    for domain in (*loops, *(d for t in tensors for d in t.logical)):
+        made = domain.definition
+        mine = isinstance(made, Partition) and domain.pairing == Array(offsets.name)
+        if mine and made is not None and made.inputs[0].extent_expr is like.extent_expr:
+            return True
+    return False
 
 
 def combine(program: TileProgram, phase: str, component: str, ragged: str) -> TileProgram:
     """for c: for r[c]: s   ->   for i: s   (c and r are found again from i, by search where they are needed)"""
 
     def change(loops: Loops) -> Loops:
-        k = _position(loops, phase, component)
+        k = _neighbours(loops, phase, "combine", component, ragged)
         leaf = _loops(program, phase)[1]
-        if isinstance(leaf, Scan) and any(d.uid == loops[k + 1 if k + 1 < len(loops) else k][0].uid for d in leaf.over):
+        if isinstance(leaf, Scan) and any(d.uid == loops[k + 1][0].uid for d in leaf.over):
             raise ScheduleError(f"phase {phase}: `{leaf}` begins anew in every row, so rows cannot be one loop")
-        if k + 1 >= len(loops) or loops[k + 1][0].name != ragged:
-            raise ScheduleError(f"phase {phase}: {component} and {ragged} must be neighbours to be combined")
         return (*loops[:k], (ragged_transforms.combine(loops[k][0], loops[k + 1][0]), loops[k][1]), *loops[k + 2 :])
 
     return _relooped(program, phase, change)
+
+
+def resize(program: TileProgram, phase: str, domain: str, left: int, right: int) -> TileProgram:
+    """for i in n: s   ->   for i' in left+n+right: s at i' - left   (what lies outside is guarded away)"""
+    loops, _ = _loops(program, phase)
+    k = _position(loops, phase, domain)
+    check_resize(f"phase {phase}", loops[k][0], left, right)
+    check_no_rows("resize", f"phase {phase}", [d for d, _ in loops], loops[k][0])
+    made = transforms.resize(loops[k][0], left, right)
+    return _relooped(program, phase, lambda old: (*old[:k], (made, old[k][1]), *old[k + 1 :]))
+
+
+def swizzle(program: TileProgram, phase: str, domain: str, by: str) -> TileProgram:
+    """for a: for b: s   ->   for a: for b': s at b' xor a   (`domain` is b, `by` is a; each b is visited once for every a)"""
+    loops, leaf = _loops(program, phase)
+    k, axis = _position(loops, phase, domain), loops[_position(loops, phase, by)][0]
+    known = _known(leaf.index)
+    reduced = (not known.knows(axis), not known.knows(loops[k][0]))
+    check_swizzle(f"phase {phase}", axis, loops[k][0], by_is_reduced=reduced[0], is_reduced=reduced[1])
+    check_no_rows("swizzle", f"phase {phase}", [d for d, _ in loops], loops[k][0])
+    made = transforms.swizzle(axis, loops[k][0])[1]
+    return _relooped(program, phase, lambda old: (*old[:k], (made, old[k][1]), *old[k + 1 :]))
 
 
 def cover(program: TileProgram, phase: str, ragged: str, group: str, size: int) -> TileProgram:
@@ -127,38 +208,25 @@ def reorder(program: TileProgram, phase: str, *order: str) -> TileProgram:
         if sorted(order) != sorted(d.name for d, _ in loops):
             raise ScheduleError(f"phase {phase}: reorder must name {', '.join(d.name for d, _ in loops)}, got {', '.join(order)}")
         new = tuple(loops[_position(loops, phase, name)] for name in order)
-        for k, (domain, _) in enumerate(new):
-            for later, _ in new[k + 1 :]:
-                if isinstance(domain, RaggedIterDomain) and _determines(later, domain.component):
-                    raise ScheduleError(
-                        f"phase {phase}: the length of {domain.name} depends on {later.name}, which must stay outside it"
-                    )
+        check_order("reorder", f"phase {phase}", [d for d, _ in new])
         return new
 
     return _relooped(program, phase, change)
 
 
-def _determines(loop: IterDomain, component: IterDomain) -> bool:
-    """Whether `loop` is the component itself or a part of it."""
-    pending = [loop]
-    while pending:
-        domain = pending.pop()
-        if domain.uid == component.uid:
-            return True
-        if domain.definition is not None and not isinstance(domain.definition, Partition):
-            pending.extend(domain.definition.inputs)
-    return False
-
-
 def mark(program: TileProgram, phase: str, domain: str, kind: str) -> TileProgram:
-    """Says how a loop runs: `grid`, `serial` or `lanes`. Lanes need an extent known when the program is compiled."""
+    """serial r: s   ->   grid r: s  (or lanes).
+
+    Lanes need an extent known when the program is compiled. What is reduced cannot be on the grid: workers would share a
+    result; `rfactor` gives each its own.
+    """
     wanted = ParallelType(kind)
+    _, leaf = _loops(program, phase)
 
     def change(loops: Loops) -> Loops:
         k = _position(loops, phase, domain)
-        leaf = _loops(program, phase)[1]
-        if isinstance(leaf, Scan) and wanted is GRID and not _known(leaf.index).knows(loops[k][0]):
-            raise ScheduleError(f"phase {phase}: `{leaf}` goes from one position of {domain} to the next; it cannot be the grid")
+        if wanted is GRID and not _known(leaf.index).knows(loops[k][0]):
+            raise ScheduleError(f"phase {phase} reduces {domain}, so that it cannot be spread over workers; rfactor it first")
         if wanted is LANES and (loops[k][0].is_ragged or loops[k][0].extent_expr.value is None):
             raise ScheduleError(f"phase {phase}: {loops[k][0]} cannot be lanes: its extent is not known; split it first")
         return (*loops[:k], (loops[k][0], wanted), *loops[k + 1 :])
@@ -188,13 +256,9 @@ def inline(program: TileProgram, tensor: str) -> TileProgram:
             return reindex(definition.value, moved)
         return None
 
-    def change(leaf: Leaf) -> Leaf:
-        values = tuple(rewrite(v, replaced) for v in leaf.values)
-        if values == leaf.values:
-            return leaf
-        return Store(leaf.tensor, leaf.index, values[0]) if isinstance(leaf, Store) else replace(leaf, values=values)
-
-    phases = [replace(p, body=map_leaves(p.body, change)) for p in program.phases if p.name != tensor]
+    phases = [
+        replace(p, body=map_leaves(p.body, lambda leaf: map_values(leaf, replaced))) for p in program.phases if p.name != tensor
+    ]
     return program.with_phases(tuple(phases))
 
 
@@ -237,10 +301,6 @@ def two_pass(program: TileProgram, phase: str) -> TileProgram:
     def use(value: Value) -> Value | None:
         return read(kept, domains) if value is power else None
 
-    def change(leaf: Leaf) -> Leaf:
-        values = tuple(rewrite(v, use) for v in leaf.values)
-        return Store(leaf.tensor, leaf.index, values[0]) if isinstance(leaf, Store) else replace(leaf, values=values)
-
     # The maximum starts as softmax statistics do, so that a row of only -inf comes out the same in both forms.
     maximum = replace(leaf, targets=(largest,), reduction=reduction("softmax_max"))
     summed = replace(leaf, targets=(total,), reduction=reduction("sum"), values=(power,))
@@ -250,8 +310,75 @@ def two_pass(program: TileProgram, phase: str) -> TileProgram:
         Phase(total.name, nest(loops, summed)),
     )
     place = next(k for k, p in enumerate(program.phases) if p.name == phase)
-    later = (replace(p, body=map_leaves(p.body, change)) for p in program.phases[place + 1 :])
+    later = (replace(p, body=map_leaves(p.body, lambda leaf: map_values(leaf, use))) for p in program.phases[place + 1 :])
     return program.with_phases((*program.phases[:place], *replaced, *later))
+
+
+def delay(program: TileProgram, first: str, second: str) -> TileProgram:
+    """a;  b;  c   ->   b;  a;  c   (`first` is a, `second` is c: a now runs right before it)"""
+    a, c = find(program, first), find(program, second)
+    place, end = program.phases.index(a), program.phases.index(c)
+    if place >= end:
+        raise ScheduleError(f"delay: {first} does not run before {second}")
+    for between in program.phases[place + 1 : end]:
+        met = {t.memory for t in a.writes | a.reads} & between.writes | a.writes & {t.memory for t in between.reads}
+        if met:
+            raise ScheduleError(f"delay: {between.name}, which runs before {second}, needs {next(iter(met)).name} of {first}")
+    phases = [p for p in program.phases if p is not a]
+    phases.insert(end - 1, a)
+    return program.with_phases(tuple(phases))
+
+
+def allocate(program: TileProgram, tensor: str, how: str, *args: str | int) -> TileProgram:
+    """t in memory [6]   ->   t in memory [2, 4]   (`allocate t split d 4`; also `merge a b`, and `reorder` of all dims)
+
+    Every element keeps a place of its own, since each of these has an inverse on elements. An indivisible split leaves
+    places that hold nothing; accesses are guarded by the dims of the tensor, so nothing reads them.
+    """
+    old = next((t for p in program.phases for t in p.writes if t.name == tensor), None)
+    if old is None or old.role is not Role.SCRATCH:
+        what = "is not computed here" if old is None else f"is {old.role.value}, whose memory is not the program's to arrange"
+        raise ScheduleError(f"allocate: {tensor} {what}")
+    dims = {d.name: d for d in old.storage}
+    named = [a for a in args if isinstance(a, str)]
+    if any(name not in dims for name in named):
+        raise ScheduleError(f"allocate: the memory of {tensor} is [{', '.join(dims)}], got {', '.join(named)}")
+    if how == "split":
+        factor, inner = (*(a for a in args if isinstance(a, int)), 1)[:2]
+        made: tuple[IterDomain, ...] = transforms.split(dims[named[0]], factor, inner=bool(inner))
+    elif how == "merge":
+        made = (transforms.merge(dims[named[0]], dims[named[1]]),)
+    elif how == "reorder" and sorted(named) == sorted(dims):
+        made = tuple(dims[name] for name in named)
+    else:
+        raise ScheduleError(f"allocate: {how} {' '.join(map(str, args))} is not a change of [{', '.join(dims)}]")
+    names = [d.name for d in old.storage]
+    k = 0 if how == "reorder" else names.index(named[0])
+    if names[k : k + len(named)] != named and how == "merge":
+        raise ScheduleError(f"allocate: {named[1]} does not lie right inside {named[0]} in the memory of {tensor}")
+    storage = (*old.storage[:k], *made, *old.storage[k + len(named) :])
+    return _with_tensor(program, old, replace(old, storage=storage))
+
+
+def _with_tensor(program: TileProgram, old: Tensor, new: Tensor) -> TileProgram:
+    """The program with one tensor, and the views of it, replaced everywhere."""
+    views: dict[Tensor, Tensor] = {old: new}
+
+    def swap(tensor: Tensor) -> Tensor:
+        if tensor.base is old and tensor not in views:
+            views[tensor] = replace(tensor, base=new, storage=new.storage)
+        return views.get(tensor, tensor)
+
+    def moved(value: Value) -> Value | None:
+        return read(swap(value.tensor), value.index) if isinstance(value, Read) else None
+
+    def change(leaf: Leaf) -> Leaf:
+        leaf = map_values(leaf, moved)
+        if isinstance(leaf, Store):
+            return replace(leaf, tensor=swap(leaf.tensor))
+        return replace(leaf, targets=tuple(map(swap, leaf.targets)))
+
+    return program.with_phases(tuple(replace(p, body=map_leaves(p.body, change)) for p in program.phases))
 
 
 def fuse(program: TileProgram, first: str, second: str, depth: int) -> TileProgram:
@@ -263,7 +390,7 @@ def fuse(program: TileProgram, first: str, second: str, depth: int) -> TileProgr
     shared = _prefix(a.body, b.body, depth)
     if shared is None:
         raise ScheduleError(f"fuse: {first} and {second} do not share their outermost {depth} loops")
-    for tensor in a.writes & b.reads:
+    for tensor in a.writes & {t.memory for t in b.reads}:
         _check_private(tensor, a, b, shared)
     phases = list(program.phases)
     phases[k : k + 2] = [Phase(second, _merged(a.body, b.body, depth))]
@@ -321,7 +448,9 @@ def _check_private(tensor: Tensor, a: Phase, b: Phase, loops: list[Loop]) -> Non
             if _places(other) != _places(index):
                 raise ScheduleError(f"fuse: {tensor.name} is read at another place than it is written at")
             if tensor.role is not Role.PRIVATE and _apart(index, around, shared) != _apart(index, reading, shared):
-                raise ScheduleError(f"fuse: {tensor.name} is written and read by loops of their own; it must be complete first")
+                raise ScheduleError(
+                    f"fuse: {tensor.name} is written and read by loops of their own; share them too, or make them lanes"
+                )
 
 
 def _known(index: Index) -> Indices:
@@ -340,5 +469,9 @@ def _places(index: Places) -> tuple[object, ...]:
 
 
 PRIMITIVES: dict[str, Callable[..., TileProgram]] = {
-    f.__name__: f for f in (split, combine, cover, reorder, mark, inline, rfactor, two_pass, fuse)
+    f.__name__: f
+    for f in (
+        *(split, merge, partition, combine, resize, swizzle, cover, reorder),
+        *(mark, inline, rfactor, two_pass, delay, allocate, fuse),
+    )
 }

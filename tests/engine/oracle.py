@@ -21,7 +21,7 @@ from torch import Tensor
 import serrate.engine  # noqa: F401  installs Fusion.compile
 from serrate import ir
 from serrate.frontend import ops
-from serrate.ir.fusion import TensorView
+from serrate.ir.view import TensorView
 from serrate.tensor import JaggedTensor
 
 BACKENDS = ["reference", "cpp", "triton"]

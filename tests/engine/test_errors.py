@@ -26,7 +26,7 @@ from serrate.errors import (
     StructureMismatch,
 )
 from serrate.frontend import ops
-from serrate.ir.fusion import TensorView
+from serrate.ir.view import TensorView
 from tests.engine.oracle import BACKENDS
 
 OFFSETS = torch.tensor([0, 3, 3, 8])

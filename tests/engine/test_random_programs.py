@@ -18,7 +18,7 @@ from torch import Tensor
 
 from serrate import ir
 from serrate.frontend import ops
-from serrate.ir.fusion import TensorView
+from serrate.ir.view import TensorView
 from serrate.tensor import JaggedTensor
 from tests.engine.cases import REDUCERS
 from tests.engine.oracle import FULL, STRATEGIES, Rows, compare, one_thread

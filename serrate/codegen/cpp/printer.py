@@ -175,6 +175,8 @@ class _Printer:
         """Nested grid loops as one loop over all their positions, shared out to threads in small runs."""
         loops = [outermost]
         while len(loops[-1].body) == 1 and isinstance(loops[-1].body[0], For) and loops[-1].body[0].kind is GRID:
+            if loops[-1].body[0].extent.symbols & {loop.symbol for loop in loops}:
+                break
             loops.append(loops[-1].body[0])
         for k, loop in enumerate(loops):
             self.put(f"const i64 extent{k} = {self.index(loop.extent)};")

@@ -12,7 +12,8 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.ir.domains import IterDomain
-from serrate.ir.fusion import Equal, Fusion, TensorView, current_fusion
+from serrate.ir.fusion import Equal, Fusion, current_fusion
+from serrate.ir.view import TensorView
 
 Number = float | int | bool
 Operand = TensorView | Number

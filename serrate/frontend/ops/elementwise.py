@@ -13,9 +13,9 @@ import torch
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import broadcast
 from serrate.frontend.ops.common import Number, Operand, fusion_of, stand_in
-from serrate.ir.fusion import TensorView
 from serrate.ir.tile import Store
 from serrate.ir.values import Value, call, carried_dtype, constant
+from serrate.ir.view import TensorView
 
 
 def elementwise(name: str, dtype: torch.dtype, *operands: Operand, compute: torch.dtype | None = None) -> TensorView:

@@ -18,11 +18,12 @@ from serrate.frontend.ops.elementwise import cast
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, Joined, RunningSum, const, maximum, minimum, symbol
-from serrate.ir.fusion import Fusion, TensorView
+from serrate.ir.fusion import Fusion
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Store
 from serrate.ir.values import Place, Places, Value, call, computed, constant, index_of, index_read, position
+from serrate.ir.view import TensorView
 
 
 def pulled(fusion: Fusion, dtype: torch.dtype, domains: Sequence[IterDomain], value: Value) -> TensorView:
@@ -40,6 +41,11 @@ def _integers(name: str, indices: TensorView) -> TensorView:
 def _at(indices: TensorView, index: Places | None = None) -> Place:
     """The place that an element of `indices` names."""
     return Place(index_read(0), (), (indices.at(indices.domains if index is None else index),))
+
+
+def _same_position(domain: IterDomain) -> Place:
+    """The position of a row of another structure that has the same number: lengths, not identities, say that it is there."""
+    return Place(index_of(domain), (domain,))
 
 
 def rows_of(fusion: Fusion, length: Expr, count: Expr, bound: Expr | None) -> tuple[IterDomain, RaggedIterDomain]:
@@ -95,7 +101,7 @@ def _index_rows(x: TensorView, indices: TensorView, dim: int) -> TensorView:
     inside = maximum(minimum(picked, ragged.component.extent_expr - 1), 0)
     count = indices.domains[0].extent_expr
     component, rows = rows_of(x.fusion, ragged.length_of(inside), count, None)
-    places: Places = (_at(indices, (component,)), rows, *x.domains[2:])
+    places: Places = (_at(indices, (component,)), _same_position(rows), *x.domains[2:])
     return pulled(x.fusion, x.dtype, (component, rows, *x.domains[2:]), x.at(places))
 
 
@@ -145,6 +151,9 @@ def select(x: TensorView, dim: int, index: int) -> TensorView:
             continue
         if isinstance(own, RaggedIterDomain) and own.component.uid == domain.uid:
             own = IterDomain(own.length_of(place.expr), name=x.fusion.fresh("d"), bound=own.host_bound)
+            domains.append(own)
+            places.append(_same_position(own))
+            continue
         domains.append(own)
         places.append(own)
     return pulled(x.fusion, x.dtype, domains, x.at(tuple(places)))
@@ -205,7 +214,7 @@ def _slice_rows(x: TensorView, dim: int, low: Expr, count: Expr) -> TensorView:
     if dim != 0 or not isinstance(ragged, RaggedIterDomain) or sum_ragged(x) != 1:
         raise ShapeError(f"slice: rows of {x} lie inside other rows; flatten the outer level first")
     component, rows = rows_of(x.fusion, ragged.length_of(COORDINATE + low), count, ragged.host_bound)
-    places: Places = (Place(index_of(component) + low, (component,)), rows, *x.domains[2:])
+    places: Places = (Place(index_of(component) + low, (component,)), _same_position(rows), *x.domains[2:])
     return pulled(x.fusion, x.dtype, (component, rows, *x.domains[2:]), x.at(places))
 
 

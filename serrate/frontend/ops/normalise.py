@@ -11,8 +11,8 @@ from serrate.frontend.ops.common import Dims, Operand, dims_of, floating
 from serrate.frontend.ops.elementwise import add, cast, div, elementwise, log, mul, reciprocal, rsqrt, square, sub
 from serrate.frontend.ops.reducing import count, keep, reduced
 from serrate.frontend.ops.reductions import moments
-from serrate.ir.fusion import TensorView
 from serrate.ir.values import carried_dtype
+from serrate.ir.view import TensorView
 
 
 def softmax_states(x: TensorView, dim: Dims) -> tuple[tuple[int, ...], TensorView, TensorView]:

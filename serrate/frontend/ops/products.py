@@ -11,11 +11,11 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.ops.common import floating, require_equal
 from serrate.frontend.ops.elementwise import add, cast
 from serrate.ir.domains import IterDomain
-from serrate.ir.fusion import TensorView
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import Accumulate
 from serrate.ir.values import call, carried_dtype
+from serrate.ir.view import TensorView
 
 
 def matmul(x: TensorView, w: TensorView) -> TensorView:

@@ -12,13 +12,13 @@ from serrate.frontend.ops.elementwise import cast, eq, where
 from serrate.frontend.ops.structure import viewed
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Largest, symbol
-from serrate.ir.fusion import TensorView
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import cover
 from serrate.ir.reductions import reduction
 from serrate.ir.storage import collapse
 from serrate.ir.tile import Accumulate, Store
 from serrate.ir.values import Value, call, carried_dtype, constant, extent
+from serrate.ir.view import TensorView
 
 
 def reduced(

@@ -11,8 +11,8 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.ops.common import Dims, Number, dims_of, floating
 from serrate.frontend.ops.elementwise import cast, div, eq, maximum, sub, where
 from serrate.frontend.ops.reducing import count, keep, reduced
-from serrate.ir.fusion import TensorView
 from serrate.ir.values import carried_dtype, position
+from serrate.ir.view import TensorView
 
 
 def sum(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:

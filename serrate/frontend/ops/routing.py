@@ -15,16 +15,16 @@ from serrate.frontend.ops.movement import index
 from serrate.frontend.ops.reductions import sum as sum_of
 from serrate.frontend.ops.structure import as_nested, set, transpose
 from serrate.ir.domains import IterDomain
-from serrate.ir.fusion import TensorView
 from serrate.ir.tile import Library
 from serrate.ir.values import Tensor
+from serrate.ir.view import TensorView
 
 
 def _library(function: str, x: TensorView, targets: list[Tensor], *options: int) -> tuple[TensorView, ...]:
     # A function of the runtime takes memory as it is, so a view of another order or shape is copied first.
     own = x if x.tensor.base is None else set(x)
     statement = Library(function, tuple(targets), (own.at(own.domains),), options)
-    return x.fusion.define(targets, (), statement)
+    return x.fusion.define(targets, own.domains, statement)
 
 
 def group_by(keys: TensorView, count: int) -> tuple[TensorView, TensorView]:

@@ -11,10 +11,10 @@ from serrate.errors import ShapeError
 from serrate.frontend.ops.common import dim_of
 from serrate.frontend.ops.elementwise import cast
 from serrate.frontend.ops.reducing import counts_rows
-from serrate.ir.fusion import TensorView
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import Scan
 from serrate.ir.values import call, carried_dtype
+from serrate.ir.view import TensorView
 
 
 def cumsum(x: TensorView, dim: int) -> TensorView:

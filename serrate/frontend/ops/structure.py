@@ -15,13 +15,14 @@ from serrate.frontend.broadcast import index_into, match
 from serrate.frontend.ops.common import dim_of
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, RunningSum, const
-from serrate.ir.fusion import Equal, TensorView
+from serrate.ir.fusion import Equal
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import combine
 from serrate.ir.tile import Store
 from serrate.ir.transforms import merge, split
 from serrate.ir.values import Tensor
+from serrate.ir.view import TensorView
 
 
 def as_nested(

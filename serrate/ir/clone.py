@@ -1,0 +1,110 @@
+"""Cloning: the same graph of domains, transforms, tensors and statements, made of new objects.
+
+In: any node of a fusion. Out: its copy; nodes that were shared stay shared. Names, expressions and arrays are values, not
+nodes: they stay. So the identity of a structure (the array of its offsets, found by the name of the tensor that holds it)
+survives, and domains of a clone pair with those of the original.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+from serrate.ir.domains import IterDomain
+from serrate.ir.transforms import Transform
+from serrate.ir.values import Computed, Extent, Place, Position, Read, Tensor, Value, computed, extent, position, read, rewrite
+
+T = TypeVar("T")
+
+_NODES = (IterDomain, Transform, Tensor)
+"""What is copied always, because it is told from others by identity."""
+
+
+class Cloner:
+    """Copies nodes, each once.
+
+    >>> from serrate.ir import IterDomain, partition
+    >>> rows, ragged = partition(IterDomain(10), [0, 3, 10])
+    >>> cloner = Cloner()
+    >>> copy = cloner(ragged)
+    >>> copy.component is cloner(rows), copy == ragged, copy is ragged
+    (True, True, False)
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, Any] = {}
+        self._kept: list[Any] = []
+        """Originals stay alive while their ids are keys."""
+        self._values: dict[int, Value] = {}
+        self.uids: dict[int, int] = {}
+        """uid of a domain -> uid of its copy."""
+
+    def __call__(self, node: T) -> T:
+        """The copy of a node, of a tuple of nodes, or of a record that holds nodes; anything else is itself."""
+        copied: Any
+        if isinstance(node, Place):
+            # Its reads were copied before it, with the value it stands in.
+            copied = node.moved({d.uid: self(d) for d in node.domains})
+        elif isinstance(node, Value):
+            copied = rewrite(node, self._value, self._values)
+        elif isinstance(node, tuple):
+            parts = tuple(self(x) for x in node)
+            copied = node if all(a is b for a, b in zip(parts, node, strict=True)) else parts
+        elif isinstance(node, _NODES) or (is_dataclass(node) and not isinstance(node, type)):
+            copied = self._record(node)
+        else:
+            copied = node
+        return copied  # type: ignore[no-any-return]
+
+    def _record(self, node: Any) -> Any:
+        if id(node) in self._made:
+            return self._made[id(node)]
+        new = object.__new__(type(node))
+        identical = not isinstance(node, _NODES)
+        if not identical:
+            # Domains and the transforms that made them point at each other.
+            self._remember(node, new)
+        for field in fields(node):
+            old = getattr(node, field.name)
+            value: Any
+            if isinstance(node, IterDomain) and field.name == "uid":
+                value = self.uids[old] = _fresh_uid()
+            elif isinstance(node, IterDomain) and field.name == "derived":
+                value = {}
+            else:
+                value = self(old)
+                identical = identical and value is old
+            object.__setattr__(new, field.name, value)
+        if identical:
+            new = node
+        self._remember(node, new)
+        if isinstance(node, Transform):
+            self._derive(node, new)
+        return new
+
+    def _remember(self, node: Any, new: Any) -> None:
+        self._made[id(node)] = new
+        self._kept.append(node)
+
+    def _derive(self, old: Transform, new: Transform) -> None:
+        """The same transform of the copied inputs finds the copied outputs again."""
+        about = {d.uid for d in (*old.inputs, *old.outputs, *old.beside)}
+        for source, copy in zip(old.inputs, new.inputs, strict=True):
+            for key, outputs in source.derived.items():
+                if outputs is old.outputs and isinstance(key, tuple):
+                    known = tuple(self.uids.get(k, k) if isinstance(k, int) and k in about else k for k in key)
+                    copy.derived[known] = new.outputs
+
+    def _value(self, value: Value) -> Value | None:
+        if isinstance(value, Read):
+            return read(self(value.tensor), self(value.index))
+        if isinstance(value, Position):
+            return position(self(value.domain))
+        if isinstance(value, Computed):
+            return computed(self(value.place))
+        return extent(self(value.domain)) if isinstance(value, Extent) else None
+
+
+def _fresh_uid() -> int:
+    """A number that no domain has: what a new domain would get."""
+    return IterDomain(0).uid

@@ -1,0 +1,217 @@
+"""Schedules made by hand: what `TensorView.split` and friends record. Plain data; `schedule.by_hand` makes a plan of it.
+
+In: changes to the loops of one tensor after the other. Out: for each tensor that has a schedule, its loops now and how they
+run; and all changes in the order they were made, as `(primitive, arguments)`. Nothing here touches the math.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from serrate.errors import ScheduleError
+from serrate.ir.domains import IterDomain, ParallelType
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.tensor_domain import as_reduced, made_from, shown
+from serrate.ir.transforms import Merge, Split, Transform, picks
+from serrate.ir.values import Tensor
+
+Step = tuple[str, tuple[str | int, ...]]
+"""A primitive's name and its arguments, the phase first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """One step: `primitive` turned the loops `inputs` of a phase into `outputs`."""
+
+    primitive: str
+    phase: str
+    inputs: tuple[IterDomain, ...]
+    outputs: tuple[IterDomain, ...] = ()
+    args: tuple[str | int, ...] = ()
+
+    @property
+    def step(self) -> Step:
+        return self.primitive, (self.phase, *(d.name for d in self.inputs), *self.args)
+
+
+@dataclass(frozen=True, eq=False)
+class LoopState:
+    """The loops of one tensor as its schedule has left them."""
+
+    phase: str
+    """The name of the tensor that the loops compute (the first one, of a reduction with several states)."""
+    loop: tuple[IterDomain, ...]
+    over: tuple[IterDomain, ...]
+    """What the tensor reduces; loops made of these are reduced."""
+    parallel: Mapping[int, ParallelType] = field(default_factory=dict)
+    """How loops run, by uid; those that are not named run serially."""
+    inlined: tuple[str, int] | None = None
+    """The phase in whose outermost loops this tensor is computed, and how many of them."""
+    origin: str | None = None
+    """Of a partial result: the phase that finishes it."""
+    allocation: tuple[IterDomain, ...] | None = None
+    """The dims of its memory, where a schedule says so."""
+
+    def reduces(self, domain: IterDomain) -> bool:
+        return made_from(domain, self.over)
+
+    def kind(self, domain: IterDomain) -> ParallelType:
+        return self.parallel.get(domain.uid, ParallelType.SERIAL)
+
+    @property
+    def shown(self) -> tuple[IterDomain, ...]:
+        """The loops with how they run and what they are written on them; the same indices."""
+        marked = (d.parallelize(self.kind(d)) if self.kind(d) is not d.parallel else d for d in self.loop)
+        return tuple(as_reduced(d) if self.reduces(d) else d for d in marked)
+
+    def __str__(self) -> str:
+        return f"{self.phase}[{', '.join(map(shown, self.shown))}]"
+
+
+@dataclass(frozen=True)
+class Hand:
+    """A whole schedule, frozen: what a compiled program keeps of it."""
+
+    changes: tuple[Change, ...]
+    states: Mapping[str, LoopState]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(change.step for change in self.changes)
+
+
+def axis_of(function: str, state: LoopState, axis: int) -> int:
+    """A position in the loops, counted from the end where negative."""
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -len(state.loop) <= axis < len(state.loop):
+        raise ScheduleError(f"{function}: axis must be a position in the loops {state}, got {axis!r}")
+    return axis % len(state.loop)
+
+
+def check_serial(function: str, state: LoopState, domains: Sequence[IterDomain]) -> None:
+    """Loops that already run in parallel are not changed any more."""
+    for domain in domains:
+        kind = state.kind(domain)
+        if kind is not ParallelType.SERIAL:
+            raise ScheduleError(f"{function}: {domain.name} of {state.phase} is {kind.value} already; parallelize last")
+
+
+def check_alike(function: str, state: LoopState, domains: Sequence[IterDomain]) -> None:
+    """Loops that become one must all be reduced or all be kept: the position in the result must follow from the loops."""
+    reduced = [d for d in domains if state.reduces(d)]
+    if reduced and len(reduced) < len(domains):
+        kept = next(d for d in domains if not state.reduces(d))
+        raise ScheduleError(f"{function}: {state.phase} reduces {reduced[0].name} and keeps {kept.name}; one loop cannot do both")
+
+
+def check_order(function: str, phase: str, loop: Sequence[IterDomain]) -> None:
+    """The length of a row must be known before the row is run over: what picks the row stays outside."""
+    for k, domain in enumerate(loop):
+        if isinstance(domain, RaggedIterDomain):
+            for later in loop[k + 1 :]:
+                if picks(later, domain.component):
+                    raise ScheduleError(
+                        f"{function}: the length of {domain.name} depends on {later.name}, which must stay outside it, in {phase}"
+                    )
+
+
+def check_no_rows(function: str, phase: str, loop: Sequence[IterDomain], domain: IterDomain) -> None:
+    """A loop that picks rows keeps its positions as they are: a length must not be read where there is no row."""
+    for ragged in loop:
+        if isinstance(ragged, RaggedIterDomain) and picks(domain, ragged.component):
+            raise ScheduleError(f"{function}: {domain.name} of {phase} picks the rows of {ragged.name}, whose ends must be kept")
+
+
+def check_swizzle(phase: str, by: IterDomain, domain: IterDomain, *, by_is_reduced: bool, is_reduced: bool) -> None:
+    """A place in the result must not depend on what is reduced."""
+    if by_is_reduced and not is_reduced:
+        raise ScheduleError(f"swizzle: {phase} keeps {domain.name} and reduces {by.name}, which cannot say where a result goes")
+
+
+def check_resize(phase: str, domain: IterDomain, left: int, right: int) -> None:
+    """Positions that are added are guarded away; positions taken away would leave elements out."""
+    for size in (left, right):
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ScheduleError(f"resize: {domain.name} of {phase} must not lose positions, got {left!r} and {right!r}")
+
+
+def changed(state: LoopState, place: int, count: int, outputs: Sequence[IterDomain]) -> LoopState:
+    """`count` loops from `place` on, replaced."""
+    return replace(state, loop=(*state.loop[:place], *outputs, *state.loop[place + count :]))
+
+
+def reordered(state: LoopState, order: Sequence[IterDomain]) -> tuple[LoopState, list[Change]]:
+    """The loops in another order, and the step that does it; none where nothing moves."""
+    if [d.uid for d in order] == [d.uid for d in state.loop]:
+        return state, []
+    check_order("reorder", state.phase, order)
+    return replace(state, loop=tuple(order)), [Change("reorder", state.phase, tuple(order), tuple(order))]
+
+
+def followed(state: LoopState, changes: Sequence[Change]) -> tuple[LoopState, list[Change]]:
+    """The loops after another tensor's changes, as far as they concern loops that both have."""
+    made: list[Change] = []
+    for change in changes:
+        here = {d.uid: d for d in state.loop}
+        if change.primitive in ("reorder", "rfactor") or not all(d.uid in here for d in change.inputs):
+            continue
+        if change.primitive == "swizzle" and change.args[0] not in {d.name for d in state.loop}:
+            continue
+        check_alike(f"{change.primitive} as {change.phase} does", state, change.inputs)
+        first = min(k for k, d in enumerate(state.loop) if d.uid in {i.uid for i in change.inputs})
+        rest = [d for d in state.loop if d.uid not in {i.uid for i in change.inputs}]
+        state, moves = reordered(state, (*rest[:first], *change.inputs, *rest[first:]))
+        state = changed(state, first, len(change.inputs), change.outputs)
+        made += [*moves, replace(change, phase=state.phase)]
+    return state, made
+
+
+def allocation_steps(tensor: Tensor, wanted: Sequence[IterDomain]) -> list[Change]:
+    """Steps that lead from the memory a tensor has to memory over `wanted`: splits, merges and a new order of its dims."""
+    current, changes = tensor.storage, []
+    waiting = [t for t in _behind(wanted, current) if isinstance(t, Split | Merge)]
+    while waiting:
+        ready = next((t for t in waiting if all(_has(current, d) for d in t.inputs)), None)
+        if ready is None:
+            break
+        waiting.remove(ready)
+        rest = [d for d in current if not _has(ready.inputs, d)]
+        place = next(k for k, d in enumerate(current) if _has(ready.inputs, d))
+        if isinstance(ready, Merge):
+            changes += _moved(tensor, current, (*rest[:place], *ready.inputs, *rest[place:]))
+            args: tuple[str | int, ...] = ("merge", *(d.name for d in ready.inputs))
+        else:
+            factor = ready.factor.value
+            if factor is None:
+                raise ScheduleError(f"set_allocation: {tensor.name} is split by {ready.factor}, which is not a number")
+            args = ("split", ready.inputs[0].name, factor, int(ready.outputs[1].extent_expr is ready.factor))
+        changes.append(Change("allocate", tensor.name, (), ready.outputs, args))
+        current = (*rest[:place], *ready.outputs, *rest[place:])
+    if {d.uid for d in current} != {d.uid for d in wanted} or len(current) != len(wanted):
+        raise ScheduleError(
+            f"set_allocation: [{', '.join(map(str, wanted))}] is not made of the dims of {tensor.name}'s memory, "
+            f"[{', '.join(map(str, tensor.storage))}], by splits and merges of all of them"
+        )
+    return [*changes, *_moved(tensor, current, tuple(wanted))]
+
+
+def _moved(tensor: Tensor, current: tuple[IterDomain, ...], order: tuple[IterDomain, ...]) -> list[Change]:
+    if [d.uid for d in current] == [d.uid for d in order]:
+        return []
+    return [Change("allocate", tensor.name, (), order, ("reorder", *(d.name for d in order)))]
+
+
+def _behind(domains: Sequence[IterDomain], ends: Sequence[IterDomain]) -> list[Transform]:
+    """The transforms between `ends` and `domains`."""
+    found: list[Transform] = []
+    pending = [d for d in domains if not _has(ends, d)]
+    while pending:
+        made = pending.pop().definition
+        if made is not None and all(made is not other for other in found):
+            found.append(made)
+            pending.extend(d for d in made.inputs if not _has(ends, d))
+    return found
+
+
+def _has(domains: Sequence[IterDomain], domain: IterDomain) -> bool:
+    return any(d.uid == domain.uid for d in domains)

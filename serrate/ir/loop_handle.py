@@ -1,0 +1,293 @@
+"""The scheduling half of `TensorView`: loops of a tensor, changed by hand.
+
+In: positions in the loops a tensor has now. Out: the same handle, so that calls chain; the fusion remembers the steps. The
+math never changes: `Fusion.compile` makes a plan of the steps (`schedule.by_hand`) and runs it through the same lowering as
+every strategy's plan. What is wrong in itself is refused here, at once; what is wrong for a program, when it is compiled.
+
+    y.split(1, 32).parallelize(0, "block_x").parallelize(-1, "thread_x")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from serrate.errors import DomainError, ScheduleError
+from serrate.ir import hand, rewrites, transforms
+from serrate.ir.domains import IterDomain, ParallelType
+from serrate.ir.expr import Array
+from serrate.ir.hand import Change, LoopState
+from serrate.ir.partition import Partition, partition
+from serrate.ir.ragged_transforms import combine
+from serrate.ir.storage import storage_of
+from serrate.ir.tensor_domain import TensorDomain, made_from
+from serrate.ir.tile import Accumulate
+from serrate.ir.values import Role, Tensor
+
+if TYPE_CHECKING:
+    from serrate.ir.fusion import Fusion
+    from serrate.ir.view import TensorView
+
+
+class LoopHandle:
+    """The loops of one tensor of a fusion. Axes are positions in `domain.loop`, counted from the end where negative.
+
+    A view (`as_nested` and friends) is not computed: its loops are those of the tensor it views.
+    """
+
+    __slots__ = ()
+    fusion: Fusion
+    tensor: Tensor
+
+    @property
+    def domain(self) -> TensorDomain:
+        """Root, logical, allocation and loop domains, as the schedule has left them.
+
+        >>> from serrate import ir, ops
+        >>> with ir.Fusion() as f:
+        ...     x, offsets = f.input((10, 4), torch.float32), f.input((4,), torch.int64)
+        ...     y = ops.sum(ops.as_nested(x, offsets), 1)
+        >>> print(y.split(1, 2).parallelize(0, "block_x").domain)
+        root       [i.c0{3}, i.d1{4}]
+        logical    [i.c0{3}, i.d1{4}]
+        allocation [i.c0{3}, i.d1{4}]
+        loop       [i.c0{3}.block_x, r.ragged.r0o{(T1[c + 1] - T1[c] + 1) // 2}, r.r0i{2}, i.d1{4}]
+        """
+        tensor, memory = self.tensor, self.tensor.memory
+        state = self.fusion.loop_state(tensor)
+        if state is None:
+            return TensorDomain(memory.logical, tensor.logical, memory.storage, tensor.logical)
+        return TensorDomain(memory.logical, tensor.logical, state.allocation or memory.storage, state.shown)
+
+    @property
+    def loops(self) -> tuple[IterDomain, ...]:
+        """The loop domains: what axes of the methods below count."""
+        return self.domain.loop
+
+    # --- loops ---------------------------------------------------------------------------------------------------------
+
+    def split(self, axis: int, factor: int, inner: bool = True) -> Self:
+        """for i: s   ->   for io: for ii in factor: s   (with `inner=False` the factor is the outer extent)
+
+        The ragged partner of a component that is split stays as it is: its length is a function of the coordinate.
+        """
+        state, (domain,) = self._loops("split", axis)
+        made = transforms.split(domain, factor, inner=inner)
+        return self._done(state, axis, Change("split", state.phase, (domain,), made, (factor, int(inner))))
+
+    def merge(self, axis: int, other: int | None = None) -> Self:
+        """for a: for b: s   ->   for ab: s   (`other` is the next axis, and may be left out)"""
+        state, (outer, inner) = self._neighbours("merge", axis, other)
+        made = transforms.merge(outer, inner)
+        return self._done(state, axis, Change("merge", state.phase, (outer, inner), (made,)))
+
+    def reorder(self, order: Mapping[int, int] | Sequence[int]) -> Self:
+        """for a: for b: s   ->   for b: for a: s.  Either all axes in their new order, or {axis: new place} for some."""
+        state = self._own_state("reorder")
+        places = _new_order(state, order)
+        state, changes = hand.reordered(state, [state.loop[k] for k in places])
+        return self._record(state, *changes)
+
+    def partition(self, axis: int, offsets: TensorView | Sequence[int] | torch.Tensor) -> Self:
+        """for i: s   ->   for c: for r[c]: s.  By known offsets, or by offsets that the fusion already partitions this by."""
+        state, (domain,) = self._loops("partition", axis)
+        array: Array | Sequence[int]
+        if isinstance(offsets, LoopHandle):
+            array, args = self._known_offsets(domain, offsets), (offsets.tensor.name,)
+            made = partition(domain, array, offsets.tensor.logical[0].extent_expr - 1)
+        else:
+            array = offsets.tolist() if isinstance(offsets, torch.Tensor) else list(offsets)
+            if domain.extent_expr.value is None:
+                raise ScheduleError(
+                    f"partition: {domain} of {state.phase} has an extent known only when run; {array} may not end there"
+                )
+            made, args = partition(domain, array), tuple(array)
+        return self._done(state, axis, Change("partition", state.phase, (domain,), made, args))
+
+    def _known_offsets(self, domain: IterDomain, offsets: LoopHandle) -> Array:
+        """Offsets are checked when the program is called only where the math uses them, and against what it partitions."""
+        array = Array(offsets.tensor.name)
+        for tensor in self.fusion.every_tensor():
+            for d in tensor.logical:
+                made = d.definition
+                if isinstance(made, Partition) and d.pairing == array and made.inputs[0].extent_expr is domain.extent_expr:
+                    return array
+        raise ScheduleError(
+            f"partition: {offsets.tensor.name} does not partition an extent of {domain.extent_expr} anywhere in the fusion, so "
+            f"nothing checks that it fits {domain.name}; use as_nested in the math, or known offsets"
+        )
+
+    def combine(self, component: int, ragged: int | None = None) -> Self:
+        """for c: for r[c]: s   ->   for i: s   (the inverse of partition; `ragged` is the next axis, and may be left out)"""
+        state, (outer, inner) = self._neighbours("combine", component, ragged)
+        made = combine(outer, inner)
+        return self._done(state, component, Change("combine", state.phase, (outer, inner), (made,)))
+
+    def resize(self, axis: int, left: int, right: int) -> Self:
+        """for i in n: s   ->   for i' in left+n+right: s at i' - left   (what lies outside is guarded away)"""
+        state, (domain,) = self._loops("resize", axis)
+        hand.check_resize(state.phase, domain, left, right)
+        hand.check_no_rows("resize", state.phase, state.loop, domain)
+        made = transforms.resize(domain, left, right)
+        return self._done(state, axis, Change("resize", state.phase, (domain,), (made,), (left, right)))
+
+    def swizzle(self, axis: int, other: int) -> Self:
+        """for a: for b: s   ->   for a: for b': s at b' xor a   (a is at `axis`, b at `other`; extents are powers of two)"""
+        state, (by,) = self._loops("swizzle", axis)
+        _, (domain,) = self._loops("swizzle", other)
+        hand.check_swizzle(state.phase, by, domain, by_is_reduced=state.reduces(by), is_reduced=state.reduces(domain))
+        hand.check_no_rows("swizzle", state.phase, state.loop, domain)
+        made = transforms.swizzle(by, domain)[1]
+        return self._done(state, other, Change("swizzle", state.phase, (domain,), (made,), (by.name,)))
+
+    def parallelize(self, axis: int, kind: ParallelType | str) -> Self:
+        """Says how a loop runs: a `ParallelType` or its name.
+
+        On one device `grid` and `block_*` are spread over workers; `lanes`, `thread_*`, `vectorize` and `unroll` are one block.
+        """
+        state = self._own_state("parallelize")
+        domain = state.loop[hand.axis_of("parallelize", state, axis)]
+        try:
+            wanted = ParallelType(kind)
+        except ValueError:
+            names = ", ".join(k.value for k in ParallelType)
+            raise ScheduleError(f"parallelize: {kind!r} is not how a loop can run; there are {names}") from None
+        return self._record(replace(state, parallel={**state.parallel, domain.uid: wanted}))
+
+    # --- several tensors -------------------------------------------------------------------------------------------------
+
+    def inline_at(self, consumer: TensorView, position: int) -> Self:
+        """for c: t;  for c: y   ->   for c: (t; y):  computes this tensor inside the outermost `position` loops of `consumer`.
+
+        If this tensor has no schedule of its own it follows the changes that made those loops of the consumer. Negative
+        positions count from the end, -1 being all loops.
+        """
+        state, other = self._own_state("inline_at"), consumer._own_state("inline_at")
+        depth = position + len(other.loop) + 1 if isinstance(position, int) and position < 0 else position
+        if isinstance(position, bool) or not isinstance(position, int) or not 1 <= depth <= len(other.loop):
+            raise ScheduleError(f"inline_at: position must name some of the loops {other}, from 1 on, got {position!r}")
+        if not self.fusion.feeds(state.phase, other.phase):
+            raise ScheduleError(f"inline_at: {other.phase} is not computed from {state.phase}")
+        changes: list[Change] = []
+        if not any(c.phase == state.phase for c in self.fusion.changes):
+            theirs = [c for c in self.fusion.changes if c.phase == other.phase]
+            needed = [c for c in theirs if any(made_from(d, c.outputs) for d in other.loop[:depth])]
+            state, changes = hand.followed(state, needed)
+        own = {d.uid: d for d in state.loop if not state.reduces(d)}
+        for domain in other.loop[:depth]:
+            if domain.uid not in own:
+                raise ScheduleError(f"inline_at: {state} has no loop {domain.name} of its own to share with {other}")
+        shared = [own[d.uid] for d in other.loop[:depth]]
+        rest = [d for d in state.loop if all(d is not s for s in shared)]
+        state, moves = hand.reordered(state, [*shared, *rest])
+        consumer._record(other)
+        return self._record(replace(state, inlined=(other.phase, depth)), *changes, *moves)
+
+    def rfactor(self, axes: int | Sequence[int]) -> TensorView:
+        """t[c] += x over (o, n)   ->   p[c, o] += x over n;  t[c] += p[c, o] over o.  Gives p, which reduces `axes` (here n)."""
+        state = self._own_state("rfactor")
+        places = [hand.axis_of("rfactor", state, a) for a in ([axes] if isinstance(axes, int) else axes)]
+        first = [state.loop[k] for k in dict.fromkeys(places)]
+        definition = self.fusion.definition_of(self.tensor.memory)
+        if state.origin is not None or definition is None or not isinstance(definition.statement, Accumulate):
+            raise ScheduleError(f"rfactor: {state.phase} is not a reduction of values; there is nothing to factor")
+        for domain in first:
+            if not state.reduces(domain):
+                raise ScheduleError(f"rfactor: {domain.name} is not reduced in {state}")
+        left = tuple(d for d in state.loop if state.reduces(d) and all(d is not f for f in first))
+        if not first or not left:
+            raise ScheduleError(
+                f"rfactor: both stages need something to reduce; name some of the reduced loops of {state}, not "
+                f"{'all' if first else 'none'} (split one first)"
+            )
+        kept = tuple(d for d in state.loop if all(d is not f for f in first))
+        target, suffix = definition.statement.targets[0], "_".join(d.name for d in left)
+        partial = Tensor(f"{target.name}_{suffix}", target.dtype, kept, storage_of(kept))
+        partial_state = LoopState(partial.name, state.loop, tuple(first), state.parallel, origin=state.phase)
+        self._record(replace(state, loop=kept, over=left), Change("rfactor", state.phase, left))
+        view = self.fusion.view(partial)
+        view._record(partial_state)
+        return view
+
+    def cache_before(self) -> TensorView:
+        """t = f(x)   ->   c = f(x);  t = c.  Gives c: what is computed, and then copied to this tensor."""
+        return rewrites.cache_before(self.fusion, self.tensor)
+
+    def cache_after(self) -> TensorView:
+        """y = f(x)   ->   c = x;  y = f(c).  Gives c: a copy of this tensor that everything reads instead."""
+        return rewrites.cache_after(self.fusion, self.tensor)
+
+    def set_allocation(self, domains: Sequence[IterDomain]) -> Self:
+        """Stores an intermediate over other domains: splits and merges of its memory's dims, in any order.
+
+        An indivisible split leaves places that hold no element; nothing reads them.
+        """
+        state, tensor = self._own_state("set_allocation"), self.tensor
+        if tensor.role is Role.INPUT or any(v.tensor.memory is tensor.memory for v in self.fusion.outputs):
+            what = "an input" if tensor.role is Role.INPUT else "an output"
+            raise ScheduleError(f"set_allocation: {tensor.name} is {what}, whose memory is the caller's; use a cache of it")
+        if tensor.base is not None:
+            raise ScheduleError(f"set_allocation: {tensor.name} is a view of {tensor.memory.name}; say it of that")
+        wanted = tuple(domains)
+        if state.allocation is not None:
+            raise ScheduleError(f"set_allocation: the memory of {tensor.name} is already {', '.join(map(str, state.allocation))}")
+        if not all(isinstance(d, IterDomain) for d in wanted):
+            raise DomainError(f"set_allocation: expected domains, got {list(domains)!r}")
+        return self._record(replace(state, allocation=wanted), *hand.allocation_steps(tensor, wanted))
+
+    # --- bookkeeping -----------------------------------------------------------------------------------------------------
+
+    def _own_state(self, function: str) -> LoopState:
+        state = self.fusion.loop_state(self.tensor)
+        if state is None:
+            raise ScheduleError(
+                f"{function}: {self.tensor.name} is an input, which no loops compute; cache_after() gives a copy that has loops"
+            )
+        return state
+
+    def _loops(self, function: str, axis: int, count: int = 1) -> tuple[LoopState, tuple[IterDomain, ...]]:
+        state = self._own_state(function)
+        place = hand.axis_of(function, state, axis)
+        found = state.loop[place : place + count]
+        hand.check_serial(function, state, found)
+        hand.check_alike(function, state, found)
+        return state, found
+
+    def _neighbours(self, function: str, axis: int, other: int | None) -> tuple[LoopState, tuple[IterDomain, ...]]:
+        state = self._own_state(function)
+        first = hand.axis_of(function, state, axis)
+        second = first + 1 if other is None else hand.axis_of(function, state, other)
+        if second != first + 1 or second >= len(state.loop):
+            raise ScheduleError(
+                f"{function}: takes a loop and the one inside it, got axes {axis} and {second} of {state}; reorder first"
+            )
+        return self._loops(function, axis, 2)
+
+    def _done(self, state: LoopState, axis: int, change: Change) -> Self:
+        place = hand.axis_of(change.primitive, state, axis)
+        new = hand.changed(state, place, len(change.inputs), change.outputs)
+        hand.check_order(change.primitive, state.phase, new.loop)
+        return self._record(new, change)
+
+    def _record(self, state: LoopState, *changes: Change) -> Self:
+        self.fusion.states[state.phase] = state
+        self.fusion.changes.extend(changes)
+        return self
+
+
+def _new_order(state: LoopState, order: Mapping[int, int] | Sequence[int]) -> list[int]:
+    """For each place the axis that goes there."""
+    count = len(state.loop)
+    if isinstance(order, Mapping):
+        to = {hand.axis_of("reorder", state, new): hand.axis_of("reorder", state, old) for old, new in order.items()}
+        if len(to) < len(order) or len(set(to.values())) < len(order):
+            raise ScheduleError(f"reorder: two axes of {state} cannot have one place, got {dict(order)}")
+        rest = iter(k for k in range(count) if k not in to.values())
+        return [to[k] if k in to else next(rest) for k in range(count)]
+    places = [hand.axis_of("reorder", state, k) for k in order]
+    if sorted(places) != list(range(count)):
+        raise ScheduleError(f"reorder: expected each of {count} axes of {state} once, got {list(order)}")
+    return places

@@ -1,0 +1,173 @@
+"""Schedules made by hand: the steps that `TensorView`s recorded, completed to a plan.
+
+In: a naive tile program and a `Hand`. Out: a plan called `by_hand`, of the same primitives that strategies use. What a hand
+schedule leaves open is decided here, in this order, and stands in the plan like everything else:
+
+    1. elementwise results without a schedule are computed where they are read, where that is legal
+    2. the recorded steps, in the order they were made
+    3. loops that run in parallel: a tensor that is computed inside another's loops runs those as that one does
+    4. loops in the order that every backend has: grid, serial, lanes; what is kept before what is reduced
+    5. tensors move into the loops of their consumers, the last ones first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from serrate.analysis.guards import guards, loop_symbols
+from serrate.errors import ScheduleError
+from serrate.ir.domains import IterDomain, ParallelType
+from serrate.ir.expr import Expr, Sum, const
+from serrate.ir.hand import Hand, LoopState
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.tile import GRID, LANES, SERIAL, Leaf, Phase, Store, TileProgram, chain
+from serrate.ir.transforms import picks
+from serrate.ir.values import Extent, Read, Role
+from serrate.schedule.plan import Plan, Recorder
+from serrate.schedule.prepare import reduced_loops
+from serrate.schedule.target import Target, power_of_two_at_least
+
+Kinds = Mapping[str, ParallelType]
+"""How the loops of a phase run, by name."""
+
+
+def by_hand(program: TileProgram, hand: Hand, target: Target) -> Plan:
+    """The plan of a schedule made by hand."""
+    recorder = Recorder(program)
+    live = {phase.name for phase in program.phases}
+    _inline_unscheduled(recorder, hand)
+    for name, args in hand.steps:
+        if (hand.states[str(args[0])].origin or args[0]) in live:
+            recorder.do(name, *args)
+    kinds: dict[str, Kinds] = {}
+    for phase in reversed(recorder.program.phases):
+        kinds[phase.name] = _kinds(phase, hand.states, kinds)
+    for phase in recorder.program.phases:
+        _arrange(recorder, phase, kinds[phase.name], hand.states.get(phase.name), target)
+    for phase in recorder.program.phases:
+        _check_rows_end(phase)
+    _move_inside(recorder, hand)
+    return recorder.plan("by_hand", target.warps)
+
+
+def tile_kind(kind: ParallelType) -> ParallelType:
+    """What a parallel type is to a tile program: grid, serial or lanes.
+
+    >>> tile_kind(ParallelType.BLOCK_X), tile_kind(ParallelType.VECTORIZE)
+    (<ParallelType.GRID: 'grid'>, <ParallelType.LANES: 'lanes'>)
+    """
+    if kind is ParallelType.MESH:
+        raise ScheduleError("a loop is spread over a mesh of processes, and this program is compiled for one process")
+    if kind is SERIAL or kind is GRID or kind.value.startswith("block_"):
+        return SERIAL if kind is SERIAL else GRID
+    return LANES
+
+
+def _loops(phase: Phase) -> tuple[IterDomain, ...]:
+    found = chain(phase)
+    assert found is not None, f"phase {phase.name} is not a perfect nest"
+    return tuple(loop.domain for loop in found[0])
+
+
+def _inline_unscheduled(recorder: Recorder, hand: Hand) -> None:
+    for phase in recorder.program.phases:
+        leaf = phase.leaves[0]
+        if phase.name not in hand.states and isinstance(leaf, Store) and leaf.tensor.role is Role.SCRATCH:
+            recorder.attempt("inline", phase.name)
+
+
+def _kinds(phase: Phase, states: Mapping[str, LoopState], known: Mapping[str, Kinds]) -> Kinds:
+    """How loops run: as the tensor's own schedule says, else, where they are shared, as its consumer's do."""
+    state = states.get(phase.name)
+    if state is None:
+        return {}
+    own = {d.name: tile_kind(state.kind(d)) for d in state.loop if d.uid in state.parallel}
+    if state.inlined is None:
+        return own
+    consumer, depth = state.inlined
+    shared = {d.name for d in states[consumer].loop[:depth]}
+    return {**{name: kind for name, kind in known.get(consumer, {}).items() if name in shared}, **own}
+
+
+def _arrange(recorder: Recorder, phase: Phase, kinds: Kinds, state: LoopState | None, target: Target) -> None:
+    """Marks the loops of a phase, and puts them in an order that runs."""
+    loops = _loops(phase)
+    over = reduced_loops(phase.leaves[0], list(loops))
+
+    def rank(domain: IterDomain) -> int:
+        kind = kinds.get(domain.name, SERIAL)
+        return 0 if kind is GRID else 3 if kind is LANES else 2 if domain.uid in over else 1
+
+    order = [d.name for d in sorted(loops, key=rank)]
+    consumer, depth = state.inlined if state is not None and state.inlined is not None else ("", 0)
+    shared = [d.name for d in loops[:depth]]
+    if order[:depth] != shared:
+        raise ScheduleError(
+            f"{phase.name} runs as {', '.join(order)} (grid, then serial, then lanes), so that {', '.join(shared)} cannot be the "
+            f"loops it shares with {consumer}"
+        )
+    for domain in loops:
+        kind = kinds.get(domain.name, SERIAL)
+        extent = domain.extent_expr.value
+        if kind is LANES and target.power_of_two and extent is not None and extent != power_of_two_at_least(extent):
+            raise ScheduleError(f"{phase.name}: {domain} cannot be lanes here, where they come in powers of two; split it first")
+        if kind is not SERIAL:
+            recorder.do("mark", phase.name, domain.name, kind.value)
+    if order != [d.name for d in loops]:
+        recorder.do("reorder", phase.name, *order)
+
+
+def _mentioned(leaf: Leaf) -> list[IterDomain]:
+    """Every domain whose row an access or an extent of a statement may look up."""
+    nodes = [node for value in leaf.values for node in value.walk()]
+    tensors = (*leaf.targets, *(node.tensor for node in nodes if isinstance(node, Read)))
+    return [*(d for t in tensors for d in t.logical), *(node.domain for node in nodes if isinstance(node, Extent))]
+
+
+def _check_rows_end(phase: Phase) -> None:
+    """No length may be read past the last component, so some loop must end with it.
+
+    A component of K rows found from several loops is in range iff its index is below K. Lowering ends the innermost of those
+    loops there, which it can if the index is a whole multiple of that loop's position and something the others determine.
+    """
+    found = chain(phase)
+    assert found is not None
+    loops, kinds = [loop.domain for loop in found[0]], [loop.kind for loop in found[0]]
+    symbols = loop_symbols(loops)
+    # A loop of one position is no loop any more when it is lowered.
+    once: dict[Expr, Expr] = {
+        s: const(0) for s, d in zip(symbols, loops, strict=True) if not d.is_ragged and d.extent_expr.value == 1
+    }
+    ragged = [d for d in (*loops, *_mentioned(found[1])) if isinstance(d, RaggedIterDomain)]
+    for guard in guards((), loops):
+        rows = next((d for d in ragged if picks(guard.domain, d.component)), None)
+        condition = guard.condition.substitute(once)
+        index = condition.left
+        last = next((s for s in reversed(symbols) if s in condition.symbols), None)
+        # Lanes are masked one by one.
+        if rows is None or last is None or condition.proven or kinds[symbols.index(last)] is LANES:
+            continue
+        terms = index.terms if isinstance(index, Sum) else ((index, 1),)
+        factor = next((f for t, f in terms if t is last), 0)
+        if factor < 1 or last in (index - last * factor).symbols:
+            inner = loops[symbols.index(last)].name
+            raise ScheduleError(
+                f"{phase.name}: the loop over {inner} cannot end where the components of {rows.name} do ({condition}, with "
+                f"i{symbols.index(last)} for {inner}); split by a number, and keep the inner part the innermost"
+            )
+
+
+def _move_inside(recorder: Recorder, hand: Hand) -> None:
+    holds = {phase.name: phase.name for phase in recorder.program.phases}
+    for phase in reversed(recorder.program.phases):
+        state = hand.states.get(phase.name)
+        if state is None or state.inlined is None:
+            continue
+        consumer, depth = state.inlined
+        if consumer not in holds:
+            raise ScheduleError(f"{phase.name} is to be computed inside {consumer}, which no output depends on")
+        goal = holds[consumer]
+        if [p.name for p in recorder.program.phases].index(goal) != recorder.program.phases.index(phase) + 1:
+            recorder.do("delay", phase.name, goal)
+        recorder.do("fuse", phase.name, goal, depth)
+        holds = {name: goal if at == phase.name else at for name, at in holds.items()}
