@@ -21,11 +21,14 @@ from serrate import settings
 from serrate.errors import BackendError, CompilerMissing, ShapeError, StrategyError
 from serrate.frontend.trace import Key, Trace, key_of, tensors_of, trace
 from serrate.ir import fusion as fusion_module
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.loops import LoopProgram
-from serrate.ir.ragged import RaggedIterDomain, offsets_array
+from serrate.ir.partition import Partition
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import TileProgram
+from serrate.ir.transforms import Merge
 from serrate.ir.values import Read, Role, Tensor
 from serrate.ir.view import TensorView
 from serrate.lower.pipeline import lower
@@ -297,14 +300,16 @@ class Compiled:
     def _result(self, call: Call, view: TensorView, names: list[str]) -> Result:
         name, logical = view.tensor.memory.name, view.tensor.logical
         place = names.index(name) if name in names else -1
-        chain = tuple(offsets_array(d) for d in logical if isinstance(d, RaggedIterDomain))
-        if not chain:
+        ragged = [d for d in logical if isinstance(d, RaggedIterDomain)]
+        if not ragged:
             return Result(name, place, tuple(self.binder.extent(call, d.extent_expr) for d in logical), None)
         last = max(k for k, d in enumerate(logical) if d.is_ragged)
-        total = view.tensor.storage[0].extent_expr
+        # Rows by rows of one component are as many as their products; otherwise the innermost rows are all positions.
+        product = len({d.component.uid for d in ragged}) < len(ragged)
+        total = self.binder.extent(call, view.tensor.storage[0].extent_expr if product else ragged[-1].extent_expr)
         inner = tuple(self.binder.extent(call, d.extent_expr) for d in logical[last + 1 :])
-        structure = self.binder.structure(call, chain, total)
-        return Result(name, place, (self.binder.extent(call, total), *inner), structure)
+        structure = self.binder.structure_of(call, self.binder.levels(call, logical), total)
+        return Result(name, place, (total, *inner), structure)
 
     def _prepared(self, *args: Any) -> list[Prepared]:
         """What every stage of a call runs with; later stages need what earlier ones compute."""
@@ -333,11 +338,34 @@ class Compiled:
 
 
 def _check_result(view: TensorView) -> None:
-    """A ragged result is rows first: components, rows, then what each position holds."""
+    """A ragged result is rows first: what owns rows, rows, then what each position holds."""
     logical = view.tensor.logical
-    ragged = [k for k, d in enumerate(logical) if d.is_ragged]
-    if ragged and ragged != list(range(1, len(ragged) + 1)):
-        raise ShapeError(f"output {view}: a ragged result must begin with its components and rows; put other dims behind them")
+    ragged = [d for d in logical if isinstance(d, RaggedIterDomain)]
+    if not ragged:
+        return
+    last = max(k for k, d in enumerate(logical) if d.is_ragged)
+    rows = {d.uid for r in ragged for d in (r, *_owners(r.component))}
+    strange = [d for d in logical[: last + 1] if d.uid not in rows]
+    if strange or len({_owners(r.component)[-1].uid for r in ragged}) > 1:
+        raise ShapeError(
+            f"output {view}: a ragged result must begin with its components and rows; put other dims behind them, "
+            "and flatten all but one of several independent pairs"
+        )
+
+
+def _owners(component: IterDomain) -> list[IterDomain]:
+    """A component, and what it was merged from or is a part of; the outermost comes last."""
+    made = component.definition
+    found = [component]
+    if isinstance(made, Merge):
+        found += [*made.inputs[1:], *_owners(made.inputs[0])]
+    elif isinstance(component, RaggedIterDomain):
+        found += _owners(component.component)
+    for user in component.derived.values():
+        inner = user[-1]
+        if isinstance(inner, RaggedIterDomain) and isinstance(inner.definition, Partition) and len(user) > 1:
+            found += [inner, *_owners(inner.component)]
+    return found
 
 
 def device_workers(device: torch.device) -> int:

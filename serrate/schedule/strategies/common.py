@@ -255,7 +255,7 @@ def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLo
         finish_loops(recorder, phase, [*grid, *serial, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
         return
     order = [*grid, *kept, *serial, *reduced, *own, *lanes]
-    if not target.factors_blocks or isinstance(shape.leaf, Scan):
+    if not target.factors_blocks or isinstance(shape.leaf, Scan) or (isinstance(shape.leaf, Accumulate) and shape.leaf.merge):
         finish_loops(recorder, phase, order, grid, [*own, *lanes])
         return
     # Every lane reduces what it sees; lanes are combined once, behind the loop over the row.
