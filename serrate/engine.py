@@ -138,7 +138,7 @@ class Kernels:
         tensors = [*inputs, *memory_, *ready.private]
         arrays = ready.arrays
         if ready.indices:
-            fresh = {k: self.owner.binder.array(call, array) for k, array in ready.indices}
+            fresh = {k: _readable(self.owner.binder.array(call, array)) for k, array in ready.indices}
             arrays = tuple(fresh.get(k, a) for k, a in enumerate(arrays))
         ready.executable(tensors, arrays, ready.symbols)
         return ready, tensors
@@ -168,7 +168,7 @@ class Kernels:
         return Prepared(
             plan_,
             executable,
-            tuple(binder.array(call, a) for a in program.arrays),
+            tuple(_readable(binder.array(call, a)) for a in program.arrays),
             tuple((k, a) for k, a in enumerate(program.arrays) if a.signed),
             tuple(self._number_of(call, program, s) for s in program.symbols),
             tuple((self._shape(call, t), t.dtype) for t in in_memory),
@@ -366,6 +366,11 @@ def _owners(component: IterDomain) -> list[IterDomain]:
         if isinstance(inner, RaggedIterDomain) and isinstance(inner.definition, Partition) and len(user) > 1:
             found += [inner, *_owners(inner.component)]
     return found
+
+
+def _readable(array: torch.Tensor) -> torch.Tensor:
+    """An array that has an element behind its first: without components, code may still ask for the length of the first."""
+    return array if array.numel() > 1 else torch.cat([array, array.new_zeros(2 - array.numel())])
 
 
 def device_workers(device: torch.device) -> int:
