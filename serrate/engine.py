@@ -287,7 +287,9 @@ class Compiled:
                 made = {t.name: x for t, x in zip(ready.executable.program.tensors, tensors, strict=True) if t in program.outputs}
             else:
                 given = [env[v.tensor.memory.name] for v in stage.values if isinstance(v, Read)]
-                made = dict(zip((t.name for t in stage.targets), library.run(stage.function, given, stage.options), strict=True))
+                compiled = (self.backend or default_backend(call.device)) == "cpp"
+                results = library.run(stage.function, given, stage.options, compiled=compiled)
+                made = dict(zip((t.name for t in stage.targets), results, strict=True))
             computed.update(made)
             env.update(made)
         return call, env
