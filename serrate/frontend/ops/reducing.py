@@ -47,7 +47,8 @@ def _across(name: str, x: TensorView, domain: IterDomain, over: tuple[IterDomain
     """A dim of the result. The ragged dim whose components are reduced alone becomes a regular one, as long as the longest
     row: each position is reduced across the rows that reach it."""
     if not isinstance(domain, RaggedIterDomain) or all(d.uid != domain.component.uid for d in over):
-        if isinstance(domain, RaggedIterDomain) and not any(d.uid == domain.component.uid for d in x.domains):
+        outer = any(d.is_ragged or counts_rows(x, d) for d in over)
+        if outer and isinstance(domain, RaggedIterDomain) and not any(d.uid == domain.component.uid for d in x.domains):
             raise ShapeError(f"{name}: rows of {x} lie inside other rows; flatten the outer level first")
         return domain
     if len([d for d in x.domains if d.is_ragged]) > 1:
