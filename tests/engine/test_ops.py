@@ -122,7 +122,7 @@ def test_result_dtypes(name: str) -> None:
     case = CASES[name]
     for dtype in case.dtypes:
         given = arguments(case, ONE_LEVEL["single"], dtype, case.features[0], name)
-        want = [t for _, t in wanted(case, given)]
+        want = [w.dtype for w in wanted(case, given)]
         assert [v.dtype for v in recorded(case, dtype, case.features[0]).outputs] == want, f"{name} of {dtype}"
 
 
