@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -263,6 +263,14 @@ def compiled(
     return recorded(case, dtype, features, levels).compile(backend, strategy, **dict(options))
 
 
+class Table(list[Tensor]):
+    """Rows, and one of ones, `like`, that tells their dtype and dims where there is no other."""
+
+    def __init__(self, rows: Iterable[Tensor], like: Tensor) -> None:
+        super().__init__(rows)
+        self.like = like
+
+
 @dataclass(frozen=True)
 class Arguments:
     """What a program is called with, and the same things row by row."""
@@ -290,7 +298,8 @@ class Arguments:
 
     def tables(self, specs: Sequence[Extra]) -> list[Any]:
         """All rows as a list, those of every ragged extra too, and other extras as they are."""
-        parts: list[Any] = [list(self.values.split(list(self.rows.lengths)))]
+        like = self.values.new_ones((1, *self.values.shape[1:]))
+        parts: list[Any] = [Table(self.values.split(list(self.rows.lengths)), like)]
         for spec, extra in zip(specs, self.extras, strict=True):
             parts.append(list(extra.split(list(spec.of(self.rows).lengths))) if spec.ragged else extra)
         return parts
@@ -334,7 +343,7 @@ def wanted(case: Case, given: Arguments) -> list[Wanted]:
     def tupled(x: Any) -> tuple[Any, ...]:
         return x if isinstance(x, tuple) else (x,)
 
-    probe = tupled(case.row(*_probe(case, given)))
+    probe = [t if isinstance(t, Tensor) else [*t, _probe(case, given)[0][0]] for t in tupled(case.row(*_probe(case, given)))]
     dtypes = [(t[0] if isinstance(t, list) else t).dtype for t in probe]
     own = case.own_dtype or not given.values.dtype.is_floating_point
     wide = given if own else Arguments(given.call, _widened(given.values), tuple(map(_widened, given.extras)), given.rows)
@@ -366,7 +375,7 @@ def _widened(x: Tensor) -> Tensor:
 
 
 def _probe(case: Case, given: Arguments) -> tuple[Any, ...]:
-    """One row of ones (three where the oracle takes all rows), for the dtype and the dims of results where there may be no rows."""
+    """One row of ones (three where the oracle takes all rows): tells dtypes and dims of results where there may be no rows."""
     known = given.values.shape[1:]
     extras: list[Any] = []
     many = case.kind == "table"
@@ -380,7 +389,7 @@ def _probe(case: Case, given: Arguments) -> tuple[Any, ...]:
         shape = (1, *extra.shape[1:]) if spec.ragged else extra.shape[1:] if dropped else extra.shape
         extras.append(torch.ones((1, *shape[1:]) if "L" in spec.shape else shape, dtype=extra.dtype))
     row = torch.ones((1, *known), dtype=given.values.dtype)
-    return ([row] * 3 if many else row, *extras)
+    return (Table([row] * 3, row) if many else row, *extras)
 
 
 def check(case: Case, got: Any, given: Arguments, where: str) -> None:
