@@ -32,7 +32,7 @@ from serrate.ir.transforms import Merge
 from serrate.ir.values import Read, Role, Tensor
 from serrate.ir.view import TensorView
 from serrate.lower.pipeline import lower
-from serrate.lower.stages import stages
+from serrate.lower.stages import arrays_of, stages
 from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, Call
@@ -259,7 +259,10 @@ class Compiled:
             if isinstance(stage, Kernels) and self.hand is not None:
                 # An illegal schedule is told here, not at the first call.
                 by_hand(stage.naive, self.hand, BACKENDS[backend or "reference"])
-        self._whole = self.stages[0] if len(self.stages) == 1 and isinstance(self.stages[0], Kernels) else None
+        given = {t.name for t in self.binder.inputs}
+        hidden = {a.name for view in fusion.outputs for a in arrays_of(view.tensor.logical)} - given
+        whole = len(self.stages) == 1 and isinstance(self.stages[0], Kernels) and not hidden
+        self._whole = self.stages[0] if whole and isinstance(self.stages[0], Kernels) else None
 
     def __call__(self, *args: Any) -> Any:
         call = self.binder.bind(args)

@@ -84,7 +84,16 @@ class RowsInside:
     extent: Expr
 
 
-Check = Equal | AtLeastLongest | RowsOfOffsets | RowsInside
+@dataclass(frozen=True)
+class PositionInside:
+    """Something to check when the program is called: a position that was asked for must be there."""
+
+    position: int
+    extent: Expr
+    what: str
+
+
+Check = Equal | AtLeastLongest | RowsOfOffsets | RowsInside | PositionInside
 
 
 @dataclass(eq=False, repr=False)

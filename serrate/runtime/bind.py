@@ -16,7 +16,7 @@ import torch
 from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureError, StructureMismatch
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Environment, Expr, Symbol, size_function
-from serrate.ir.fusion import AtLeastLongest, Check, Equal, Fusion, RowsInside, RowsOfOffsets
+from serrate.ir.fusion import AtLeastLongest, Check, Equal, Fusion, PositionInside, RowsInside, RowsOfOffsets
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array
 from serrate.ir.transforms import Merge
@@ -152,6 +152,10 @@ class Binder:
                 self._check_rows_of_offsets(call, check)
             elif isinstance(check, RowsInside):
                 self._check_rows_inside(call, check)
+            elif isinstance(check, PositionInside):
+                extent = self.extent(call, check.extent)
+                if not -extent <= check.position < extent:
+                    raise ShapeError(f"{check.what} {check.position}; there are {extent}")
             elif isinstance(check, AtLeastLongest):
                 longest, reach = self.longest(call, check.ragged), self.extent(call, check.extent)
                 if reach < longest:
@@ -259,6 +263,8 @@ def _arrays(check: Check) -> tuple[Array, ...]:
         return (check.offsets, *own)
     if isinstance(check, RowsInside):
         return (check.starts, check.lengths)
+    if isinstance(check, PositionInside):
+        return tuple(check.extent.arrays)
     if isinstance(check, AtLeastLongest):
         return (offsets_array(check.ragged),)
     return tuple(side for side in (check.left, check.right) if isinstance(side, Array))

@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,13 +117,39 @@ class Extra:
 
     shape: tuple[str | int, ...]
     ragged: bool = False
+    dtype: torch.dtype | None = None
+    """None: the dtype of the rows."""
+    data: str | None = None
+    """None: as the rows."""
+    own_rows: bool = False
+    """Whether it is ragged by lengths of its own: those of the rows, in the opposite order."""
+
+    def of(self, rows: Rows) -> Rows:
+        """The lengths of its rows."""
+        return Rows(rows.lengths[::-1]) if self.own_rows else rows
+
+    def behind(self, features: Features) -> Features:
+        """The dims of a ragged one behind its rows."""
+        return tuple(self.declared(features)[1:])
 
     def sizes(self, features: tuple[int, ...], components: int, longest: int) -> list[int]:
-        known: dict[str, tuple[int, ...]] = {"F": features, "C": (components,), "L": (longest,), "D": features[-1:]}
+        known: dict[str, tuple[int, ...]] = {
+            "F": features,
+            "C": (components,),
+            "L": (longest,),
+            "D": features[-1:],
+            "N": (0,),
+        }
         return [n for s in self.shape for n in (known[s] if isinstance(s, str) else (s,))]
 
     def declared(self, features: Features) -> list[int | None]:
-        known: dict[str, Features] = {"F": features, "C": (None,), "L": (None,), "D": features[-1:]}
+        known: dict[str, Features] = {
+            "F": features,
+            "C": (None,),
+            "L": (None,),
+            "D": features[-1:],
+            "N": (None,),
+        }
         return [n for s in self.shape for n in (known[s] if isinstance(s, str) else (s,))]
 
 
@@ -139,10 +165,11 @@ class Case:
 
     name: str
     build: Callable[..., TensorView | tuple[TensorView, ...]]
-    row: Callable[..., Tensor | tuple[Tensor, ...]]
+    row: Callable[..., Any]
     kind: str = "ragged"
-    """What comes out: `ragged` rows, one `component` value for each row (`grouped` by the outer level, if it stays), or
-    `whole`: one result from all rows."""
+    """What comes out: `ragged` rows, `resized` rows (of lengths that the oracle tells), one `component` value for each row
+    (`grouped` by the outer level, if it stays), or `whole`: one result from all rows. The oracle of a `table` gets the list of
+    all rows (and that of each ragged extra) at once, and gives a tensor or a list of rows."""
     features: tuple[Features, ...] = ANY
     dtypes: tuple[torch.dtype, ...] = FLOATS
     extras: tuple[Extra, ...] = ()
@@ -173,6 +200,9 @@ def numbers(shape: Sequence[int], dtype: torch.dtype, data: str, generator: torc
     if not dtype.is_floating_point:
         if data == "huge":
             return torch.randint(torch.iinfo(dtype).min, torch.iinfo(dtype).max, tuple(shape), generator=generator, dtype=dtype)
+        if data == "indices":
+            # On both sides of what is there.
+            return torch.randint(-2, 12, tuple(shape), generator=generator).to(dtype)
         low = 1 if data == "positive" else -3
         return torch.randint(low, 4, tuple(shape), generator=generator).to(dtype)
     x = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
@@ -209,10 +239,11 @@ def recorded(case: Case, dtype: torch.dtype, features: Features, levels: int = 1
         extras = []
         for extra in case.extras:
             if extra.ragged:
-                own = fusion.input((None, *features), dtype)
-                extras.append(functools.reduce(ops.as_nested, offsets, own))
+                own = fusion.input(extra.declared(features), extra.dtype or dtype)
+                by = [fusion.input((None,), torch.int64)] if extra.own_rows else offsets
+                extras.append(functools.reduce(ops.as_nested, by, own))
             else:
-                extras.append(fusion.input(extra.declared(features), dtype))
+                extras.append(fusion.input(extra.declared(features), extra.dtype or dtype))
         result = case.build(nested, *extras)
         fusion.output(*(result if isinstance(result, tuple) else (result,)))
     return fusion
@@ -232,6 +263,14 @@ def compiled(
     return recorded(case, dtype, features, levels).compile(backend, strategy, **dict(options))
 
 
+class Table(list[Tensor]):
+    """Rows, and one of ones, `like`, that tells their dtype and dims where there is no other."""
+
+    def __init__(self, rows: Iterable[Tensor], like: Tensor) -> None:
+        super().__init__(rows)
+        self.like = like
+
+
 @dataclass(frozen=True)
 class Arguments:
     """What a program is called with, and the same things row by row."""
@@ -248,13 +287,22 @@ class Arguments:
             parts = [self.values[a:b]]
             for spec, extra in zip(specs, self.extras, strict=True):
                 if spec.ragged:
-                    parts.append(extra[a:b])
+                    own = spec.of(self.rows).offsets
+                    parts.append(extra[own[c] : own[c + 1]])
                 elif "L" in spec.shape:
                     parts.append(extra[c if spec.shape[0] == "C" else 0][: b - a])
                 else:
                     parts.append(extra[c] if spec.shape[:1] == ("C",) else extra)
             out.append(tuple(parts))
         return out
+
+    def tables(self, specs: Sequence[Extra]) -> list[Any]:
+        """All rows as a list, those of every ragged extra too, and other extras as they are."""
+        like = self.values.new_ones((1, *self.values.shape[1:]))
+        parts: list[Any] = [Table(self.values.split(list(self.rows.lengths)), like)]
+        for spec, extra in zip(specs, self.extras, strict=True):
+            parts.append(list(extra.split(list(spec.of(self.rows).lengths))) if spec.ragged else extra)
+        return parts
 
 
 def arguments(case: Case, rows: Rows, dtype: torch.dtype, features: Features, seed: str) -> Arguments:
@@ -264,68 +312,105 @@ def arguments(case: Case, rows: Rows, dtype: torch.dtype, features: Features, se
     oracle_rows = rows.merged if rows.groups is not None and case.levels == "groups" else rows
     values = sample(rows, known, dtype, case.data, generator)
     outer = len(rows.lengths if rows.groups is None else rows.groups)
-    extras = tuple(
-        sample(rows, known, dtype, case.data, generator)
-        if e.ragged
-        # Two positions past the longest row: a dense operand may reach further than the rows do.
-        else numbers(e.sizes(known, outer, max(rows.lengths, default=0) + 2), dtype, case.data, generator)
-        for e in case.extras
-    )
     offsets = [torch.tensor(rows.offsets)]
     if rows.groups is not None:
         offsets.append(torch.tensor(rows.group_offsets))
-    return Arguments((values, *offsets, *extras), values, extras, oracle_rows)
+    call, extras = [values, *offsets], []
+    for e in case.extras:
+        of, data = e.dtype or dtype, e.data or case.data
+        if e.ragged:
+            own = sample(e.of(rows), tuple(e.sizes(known, outer, 0)[1:]), of, data, generator)
+        else:
+            # Two positions past the longest row: a dense operand may reach further than the rows do.
+            own = numbers(e.sizes(known, outer, max(rows.lengths, default=0) + 2), of, data, generator)
+        extras.append(own)
+        call += [own, torch.tensor(e.of(rows).offsets)] if e.own_rows else [own]
+    return Arguments(tuple(call), values, tuple(extras), oracle_rows)
 
 
-def wanted(case: Case, given: Arguments) -> list[tuple[Tensor, torch.dtype]]:
-    """Each result by plain torch, with the dtype that torch gives it."""
+@dataclass(frozen=True)
+class Wanted:
+    """One result by plain torch, the dtype that torch gives it, and the lengths of its rows if it has any."""
 
-    def tupled(x: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    values: Tensor
+    dtype: torch.dtype
+    rows: Rows | None = None
+
+
+def wanted(case: Case, given: Arguments) -> list[Wanted]:
+    """Each result by plain torch."""
+
+    def tupled(x: Any) -> tuple[Any, ...]:
         return x if isinstance(x, tuple) else (x,)
 
-    dtypes = [t.dtype for t in tupled(case.row(*_probe(case, given)))]
+    probe = [t if isinstance(t, Tensor) else [*t, _probe(case, given)[0][0]] for t in tupled(case.row(*_probe(case, given)))]
+    dtypes = [(t[0] if isinstance(t, list) else t).dtype for t in probe]
     own = case.own_dtype or not given.values.dtype.is_floating_point
-    wide = given if own else Arguments(given.call, given.values.double(), tuple(e.double() for e in given.extras), given.rows)
+    wide = given if own else Arguments(given.call, _widened(given.values), tuple(map(_widened, given.extras)), given.rows)
     if case.kind == "whole":
         found = tupled(case.row(wide.values, *wide.extras))
-        return list(zip(found, dtypes, strict=True))
+        return [Wanted(x, dtype) for x, dtype in zip(found, dtypes, strict=True)]
+    if case.kind == "table":
+        tables = tupled(case.row(*wide.tables(case.extras)))
+        return [
+            Wanted(torch.cat([p[0][:0].to(t[0].dtype if t else p[0].dtype), *t]), d, Rows(tuple(map(len, t))))
+            if isinstance(t, list)
+            else Wanted(t, d)
+            for t, p, d in zip(tables, probe, dtypes, strict=True)
+        ]
     rows = [tupled(case.row(*parts)) for parts in wide.split(case.extras)]
-    probe = tupled(case.row(*_probe(case, wide)))
+    first = tupled(case.row(*_probe(case, wide)))
     results = []
     for k, dtype in enumerate(dtypes):
-        if case.kind == "ragged":
-            results.append((torch.cat([probe[k][:0], *(r[k] for r in rows)]), dtype))
+        if case.kind in ("ragged", "resized"):
+            lengths = Rows(tuple(len(r[k]) for r in rows))
+            results.append(Wanted(torch.cat([first[k][:0], *(r[k] for r in rows)]), dtype, lengths))
         else:
-            results.append((torch.stack([probe[k], *(r[k] for r in rows)])[1:], dtype))
+            results.append(Wanted(torch.stack([first[k], *(r[k] for r in rows)])[1:], dtype))
     return results
 
 
-def _probe(case: Case, given: Arguments) -> tuple[Tensor, ...]:
-    """One row of ones, for the dtype and the dims of results where there may be no rows."""
+def _widened(x: Tensor) -> Tensor:
+    return x.double() if x.dtype.is_floating_point else x
+
+
+def _probe(case: Case, given: Arguments) -> tuple[Any, ...]:
+    """One row of ones (three where the oracle takes all rows): tells dtypes and dims of results where there may be no rows."""
     known = given.values.shape[1:]
-    extras = []
+    extras: list[Any] = []
+    many = case.kind == "table"
     for spec, extra in zip(case.extras, given.extras, strict=True):
+        if many:
+            shape = (1, *extra.shape[1:]) if spec.ragged or spec.shape[:1] != ("C",) else (3, *extra.shape[1:])
+            ones = torch.ones(shape if spec.ragged or "C" in spec.shape else extra.shape, dtype=extra.dtype)
+            extras.append([ones] * 3 if spec.ragged else ones)
+            continue
         dropped = spec.shape[:1] == ("C",) or "L" in spec.shape
-        shape = (1, *known) if spec.ragged else extra.shape[1:] if dropped else extra.shape
+        shape = (1, *extra.shape[1:]) if spec.ragged else extra.shape[1:] if dropped else extra.shape
         extras.append(torch.ones((1, *shape[1:]) if "L" in spec.shape else shape, dtype=extra.dtype))
-    return (torch.ones((1, *known), dtype=given.values.dtype), *extras)
+    row = torch.ones((1, *known), dtype=given.values.dtype)
+    return (Table([row] * 3, row) if many else row, *extras)
 
 
 def check(case: Case, got: Any, given: Arguments, where: str) -> None:
     """Fails with the first bad coordinate of the first bad result."""
     results = got if isinstance(got, tuple) else (got,)
-    for k, (result, (want, dtype)) in enumerate(zip(results, wanted(case, given), strict=True)):
+    for k, (result, want) in enumerate(zip(results, wanted(case, given), strict=True)):
         place = f"{where}, result {k}" if len(results) > 1 else where
-        if case.kind in ("ragged", "grouped"):
+        if case.kind == "grouped" or want.rows is not None:
             assert isinstance(result, JaggedTensor), f"{place}: expected a JaggedTensor, got {type(result).__name__}"
-            offsets = given.call[1 if case.kind == "ragged" else 2].tolist()
+            if case.kind in ("ragged", "grouped"):
+                offsets = given.call[1 if case.kind == "ragged" else 2].tolist()
+            else:
+                assert want.rows is not None
+                offsets = want.rows.offsets
             assert result.offsets.tolist() == offsets, f"{place}: offsets must be {offsets}, got {result.offsets.tolist()}"
             result = result.values
         assert isinstance(result, Tensor), f"{place}: expected a Tensor, got {type(result).__name__}"
-        assert result.dtype == dtype, f"{place}: expected {dtype} as torch gives, got {result.dtype}"
-        relative, absolute = TOLERANCES.get(dtype, (0.0, 0.0))
-        slack = case.slack if dtype.itemsize == 2 else 1.0
-        compare(result, want, place, given.rows if case.kind == "ragged" else None, (relative * slack, absolute * slack))
+        assert result.dtype == want.dtype, f"{place}: expected {want.dtype} as torch gives, got {result.dtype}"
+        relative, absolute = TOLERANCES.get(want.dtype, (0.0, 0.0))
+        slack = case.slack if want.dtype.itemsize == 2 else 1.0
+        compare(result, want.values, place, want.rows, (relative * slack, absolute * slack))
 
 
 def compare(

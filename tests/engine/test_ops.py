@@ -8,30 +8,22 @@ does not depend on lengths.
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import pytest
 import torch
 
 from serrate.runtime import launch
 from tests.engine.cases import CASES, NESTED_CASES, SPECIALS
+from tests.engine.matrix import POINT, Options, points, run
 from tests.engine.oracle import (
-    ANY,
     BACKENDS,
-    FEW,
-    FULL,
     ONE_LEVEL,
     STRATEGIES,
     TWO_LEVELS,
-    VARIANTS,
-    Case,
     Features,
     Rows,
     arguments,
     check,
     compiled,
-    one_thread,
     pick,
     recorded,
     wanted,
@@ -39,79 +31,13 @@ from tests.engine.oracle import (
 
 pytestmark = pytest.mark.filterwarnings("ignore:var:UserWarning", "ignore:std:UserWarning")
 
-Options = tuple[tuple[str, Any], ...]
 
-
-def _pairs(case: Case, elementwise: bool) -> list[tuple[str, str]]:
-    """Which backends and strategies a case runs on by default."""
-    if elementwise:
-        return [(backend, pick(STRATEGIES, case.name, backend)) for backend in BACKENDS]
-    first = pick(range(len(BACKENDS)), case.name)
-    return [(BACKENDS[(first + k) % len(BACKENDS)], strategy) for k, strategy in enumerate(STRATEGIES)]
-
-
-def _is_quick(options: dict[str, Any], _: torch.dtype, features: Features) -> bool:
-    """Whether Triton's interpreter, which runs block after block in Python, is done with a case in a second or two."""
-    return len(features) < 2 and all((n or 0) <= 64 for n in features) and options.get("chunk") != 1 and options.get("tile") != 1
-
-
-def points(cases: dict[str, Case], suite: str) -> list[Any]:
-    """The sampled matrix, or all of it."""
-    found: list[Any] = []
-    for case in cases.values():
-        # An elementwise case has no loop to schedule but the one over all elements.
-        elementwise = (case.kind == "ragged" and case.features == ANY and suite != "two levels") or suite == "special"
-        everything = list(itertools.product(BACKENDS, STRATEGIES))
-        for backend, strategy in everything if FULL else _pairs(case, elementwise):
-            rest = list(itertools.product(VARIANTS[strategy], case.dtypes, case.features))
-            if backend == "triton" and not FULL:
-                rest = [r for r in rest if _is_quick(*r)] or rest
-            chosen = rest if FULL else [pick(rest, suite, case.name, backend, strategy)]
-            for variant, dtype, features in chosen:
-                options = tuple(sorted(variant.items()))
-                shown = ",".join(f"{k}={v}" for k, v in options)
-                name = "-".join(
-                    (case.name, backend, strategy, shown, str(dtype).removeprefix("torch."), "x".join(map(str, features)))
-                )
-                found.append(pytest.param(case.name, backend, strategy, options, dtype, features, id=name))
-    return found
-
-
-def run(
-    case: Case,
-    backend: str,
-    strategy: str,
-    options: Options,
-    dtype: torch.dtype,
-    features: Features,
-    structures: dict[str, Rows],
-    level: int,
-) -> None:
-    program = compiled(case, backend, strategy, options, dtype, features, level)
-    failures = []
-    wide = max((n or 0 for n in features), default=0) > 256
-    names = FEW if wide else tuple(structures)
-    if backend == "triton" and not FULL:
-        # Triton's interpreter runs programs one by one in Python.
-        names = tuple(name for name in FEW if name in structures and name != "giant")
-    for name in names:
-        rows = structures[name]
-        given = arguments(case, rows, dtype, features, f"{case.name} {name} {dtype} {features}")
-        try:
-            with one_thread():
-                got = program(*given.call)
-            check(case, got, given, f"{case.name} on {name} {list(rows.lengths)}")
-        except AssertionError as error:
-            failures.append(str(error).splitlines()[0])
-    assert not failures, "\n" + "\n".join(failures)
-
-
-@pytest.mark.parametrize(("case", "backend", "strategy", "options", "dtype", "features"), points(CASES, "one level"))
+@pytest.mark.parametrize(POINT, points(CASES, "one level"))
 def test_one_level(case: str, backend: str, strategy: str, options: Options, dtype: torch.dtype, features: Features) -> None:
     run(CASES[case], backend, strategy, options, dtype, features, ONE_LEVEL, 1)
 
 
-@pytest.mark.parametrize(("case", "backend", "strategy", "options", "dtype", "features"), points(NESTED_CASES, "two levels"))
+@pytest.mark.parametrize(POINT, points(NESTED_CASES, "two levels"))
 def test_two_levels(case: str, backend: str, strategy: str, options: Options, dtype: torch.dtype, features: Features) -> None:
     run(NESTED_CASES[case], backend, strategy, options, dtype, features, TWO_LEVELS, 2)
 
@@ -122,11 +48,11 @@ def test_result_dtypes(name: str) -> None:
     case = CASES[name]
     for dtype in case.dtypes:
         given = arguments(case, ONE_LEVEL["single"], dtype, case.features[0], name)
-        want = [t for _, t in wanted(case, given)]
+        want = [w.dtype for w in wanted(case, given)]
         assert [v.dtype for v in recorded(case, dtype, case.features[0]).outputs] == want, f"{name} of {dtype}"
 
 
-@pytest.mark.parametrize(("case", "backend", "strategy", "options", "dtype", "features"), points(SPECIALS, "special"))
+@pytest.mark.parametrize(POINT, points(SPECIALS, "special"))
 def test_infinities_and_nan(
     case: str, backend: str, strategy: str, options: Options, dtype: torch.dtype, features: Features
 ) -> None:

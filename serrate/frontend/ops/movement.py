@@ -18,7 +18,7 @@ from serrate.frontend.ops.elementwise import cast
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, Joined, RunningSum, const, maximum, minimum, symbol
-from serrate.ir.fusion import Fusion
+from serrate.ir.fusion import Fusion, PositionInside
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Store
@@ -150,6 +150,8 @@ def select(x: TensorView, dim: int, index: int) -> TensorView:
     dim = dim_of(x, dim)
     domain = x.domains[dim]
     place = _position(domain, index, f"select: {x} has no position {index} in dim {dim}")
+    if not domain.is_ragged and domain.extent_expr.value is None:
+        x.fusion.checks.append(PositionInside(index, domain.extent_expr, f"select: dim {dim} has no position"))
     domains: list[IterDomain] = []
     places: list[IterDomain | Place | None] = []
     for k, own in enumerate(x.domains):

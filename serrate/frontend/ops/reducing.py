@@ -76,7 +76,7 @@ def keep(x: TensorView, reduced: TensorView, dims: tuple[int, ...], keepdim: boo
 def count(x: TensorView, dims: tuple[int, ...], like: TensorView, dtype: torch.dtype) -> TensorView:
     """How many elements a reduction over `dims` counts, as a tensor over `like`'s domains."""
     fusion = x.fusion
-    if any(counts_rows(x, x.domains[d]) for d in dims) and not any(x.domains[d].is_ragged for d in dims):
+    if crosses_rows(x, dims):
         # Across rows, only those count that reach so far.
         ones = where(eq(x, x), 1.0, 1.0)
         return reduced("sum", ones, dims, dtype, dtype)[0]
@@ -86,6 +86,11 @@ def count(x: TensorView, dims: tuple[int, ...], like: TensorView, dtype: torch.d
         value = call("mul", value, call("cast", extent(domain), dtype=dtype), dtype=dtype)
     out = fusion.tensor(dtype, like.domains)
     return fusion.define([out], like.domains, Store(out, like.domains, value))[0]
+
+
+def crosses_rows(x: TensorView, dims: tuple[int, ...]) -> bool:
+    """Whether a reduction goes from row to row, position by position, and not along rows."""
+    return any(counts_rows(x, x.domains[d]) for d in dims) and not any(x.domains[d].is_ragged for d in dims)
 
 
 def counts_rows(x: TensorView, component: IterDomain) -> bool:
