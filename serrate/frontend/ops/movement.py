@@ -17,10 +17,11 @@ from serrate.frontend.ops.common import Number, dim_of, require_equal
 from serrate.frontend.ops.elementwise import cast
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
 from serrate.ir.domains import COORDINATE, IterDomain
-from serrate.ir.expr import Array, Expr, Joined, RunningSum, const, maximum, minimum, symbol
+from serrate.ir.expr import Array, Expr, const, maximum, minimum, symbol
 from serrate.ir.fusion import Fusion, PositionInside
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.recipes import Joined, RunningSum
 from serrate.ir.tile import Store
 from serrate.ir.values import Place, Places, Value, call, computed, constant, index_of, index_read, position
 from serrate.ir.view import TensorView
@@ -95,7 +96,7 @@ def index(x: TensorView, indices: TensorView, dim: int = 0) -> TensorView:
 def _index_rows(x: TensorView, indices: TensorView, dim: int) -> TensorView:
     """Whole rows: their lengths follow the indices."""
     ragged = x.domains[1] if x.ndim > 1 else None
-    if dim != 0 or indices.ndim != 1 or not isinstance(ragged, RaggedIterDomain) or sum_ragged(x) != 1:
+    if dim != 0 or indices.ndim != 1 or not isinstance(ragged, RaggedIterDomain) or levels_of(x) != 1:
         raise ShapeError(f"index: rows are picked by a 1-D tensor along dim 0 of one level of rows, got {indices} into {x}")
     picked = Array(indices.tensor.memory.name, signed=True)[COORDINATE]
     rows_there = ragged.component.extent_expr
@@ -108,7 +109,7 @@ def _index_rows(x: TensorView, indices: TensorView, dim: int) -> TensorView:
     return pulled(x.fusion, x.dtype, (component, rows, *x.domains[2:]), x.at(places))
 
 
-def sum_ragged(x: TensorView) -> int:
+def levels_of(x: TensorView) -> int:
     """How many ragged dims a tensor has."""
     return len([d for d in x.domains if d.is_ragged])
 
@@ -220,7 +221,7 @@ def _bound(position: int, length: Expr) -> Expr:
 
 def _slice_rows(x: TensorView, dim: int, low: Expr, count: Expr) -> TensorView:
     ragged = x.domains[1] if x.ndim > 1 else None
-    if dim != 0 or not isinstance(ragged, RaggedIterDomain) or sum_ragged(x) != 1:
+    if dim != 0 or not isinstance(ragged, RaggedIterDomain) or levels_of(x) != 1:
         raise ShapeError(f"slice: rows of {x} lie inside other rows; flatten the outer level first")
     component, rows = rows_of(x.fusion, ragged.length_of(COORDINATE + low), count, ragged.host_bound)
     places: Places = (Place(index_of(component) + low, (component,)), _same_position(rows), *x.domains[2:])
@@ -360,7 +361,7 @@ def _cat_ragged(views: Sequence[TensorView], dim: int) -> TensorView:
 def _cat_rows(views: Sequence[TensorView], dim: int) -> TensorView:
     """Rows behind rows: the values of all tensors one behind the other, cut by offsets that continue."""
     first = views[0]
-    if dim != 0 or sum_ragged(first) != 1 or not first.domains[1].is_ragged:
+    if dim != 0 or levels_of(first) != 1 or not first.domains[1].is_ragged:
         raise ShapeError(f"cat: rows of {first} lie inside other rows; flatten the outer level first")
     ragged = [v.domains[1] for v in views]
     counts = tuple(d.component.extent_expr for d in ragged if isinstance(d, RaggedIterDomain))

@@ -14,12 +14,13 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import index_into, match
 from serrate.frontend.ops.common import dim_of
 from serrate.ir.domains import COORDINATE, IterDomain
-from serrate.ir.expr import Array, Expr, RunningSum, const
+from serrate.ir.expr import Array, Expr, const
 from serrate.ir.fusion import Equal, RowsInside, RowsOfOffsets
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import combine
 from serrate.ir.ragged_transforms import regroup as domain_regroup
+from serrate.ir.recipes import RunningSum
 from serrate.ir.tile import Store
 from serrate.ir.transforms import merge, split
 from serrate.ir.values import Tensor
