@@ -82,7 +82,7 @@ def index(x: TensorView, indices: TensorView, dim: int = 0) -> TensorView:
     >>> f.evaluate(torch.ones(100, 8), torch.tensor([3, 1, 2]), torch.tensor([0, 2, 3])).unbind()[0].shape
     torch.Size([2, 8])
     """
-    dim = dim_of(x, dim)
+    dim = dim_of("index", x, dim)
     indices = _integers("index", indices)
     if isinstance(x.domains[dim], RaggedIterDomain):
         raise ShapeError(f"index: dim {dim} of {x} is ragged; gather(x, {dim}, indices) picks positions of each row")
@@ -123,7 +123,7 @@ def embedding(indices: TensorView, weight: TensorView) -> TensorView:
 
 def gather(x: TensorView, dim: int, indices: TensorView) -> TensorView:
     """`torch.gather`: `out[i, j, k] = x[i, indices[i, j, k], k]` for `dim` 1; in a ragged dim, positions of the same row."""
-    dim = dim_of(x, dim)
+    dim = dim_of("gather", x, dim)
     indices = _integers("gather", indices)
     if x.ndim != indices.ndim:
         raise ShapeError(f"gather: x and indices must have as many dims, got {x.ndim} and {indices.ndim}")
@@ -148,7 +148,7 @@ def select(x: TensorView, dim: int, index: int) -> TensorView:
     >>> f.evaluate(torch.ones(10, 4), torch.tensor([0, 3, 8, 10])).shape
     torch.Size([5, 4])
     """
-    dim = dim_of(x, dim)
+    dim = dim_of("select", x, dim)
     domain = x.domains[dim]
     place = _position(domain, index, f"select: {x} has no position {index} in dim {dim}")
     if not domain.is_ragged and domain.extent_expr.value is None:
@@ -194,7 +194,7 @@ def slice(x: TensorView, dim: int, start: int | None = None, stop: int | None = 
     >>> [r.tolist() for r in f.evaluate(torch.arange(6.0), torch.tensor([0, 4, 4, 6])).unbind()]
     [[2.0, 3.0], [], [4.0, 5.0]]
     """
-    dim = dim_of(x, dim)
+    dim = dim_of("slice", x, dim)
     domain = x.domains[dim]
     length = domain.row_length
     low = const(0) if start is None else _bound(start, length)
@@ -238,7 +238,7 @@ def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> 
     >>> [r.tolist() for r in f.evaluate(torch.arange(3.0), torch.tensor([0, 2, 2, 3])).unbind()]
     [[9.0, 0.0, 1.0], [9.0], [9.0, 2.0]]
     """
-    dim = dim_of(x, dim)
+    dim = dim_of("pad", x, dim)
     if before < 0 or after < 0:
         raise ShapeError(f"pad: takes positions to add, got {before} and {after}; use slice to take some away")
     domain = x.domains[dim]
@@ -270,7 +270,7 @@ def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> 
 
 def flip(x: TensorView, dim: int) -> TensorView:
     """The positions of `dim` in the opposite order; in a ragged dim, within each row."""
-    dim = dim_of(x, dim)
+    dim = dim_of("flip", x, dim)
     domain = x.domains[dim]
     if any(isinstance(d, RaggedIterDomain) and d.component.uid == domain.uid for d in x.domains):
         raise ShapeError(f"flip: dim {dim} of {x} counts rows; index(x, rows) puts rows in another order")
@@ -300,7 +300,7 @@ def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
     if not views:
         raise ShapeError("cat: needs at least one tensor")
     first = views[0]
-    dim = dim_of(first, dim)
+    dim = dim_of("cat", first, dim)
     dtype = first.dtype
     for other in views[1:]:
         if other.ndim != first.ndim or [d.is_ragged for d in other.domains] != [d.is_ragged for d in first.domains]:
