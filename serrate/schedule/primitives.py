@@ -292,7 +292,9 @@ def two_pass(program: TileProgram, phase: str) -> TileProgram:
     if not isinstance(leaf, Accumulate) or leaf.reduction.name != "softmax" or leaf.merge:
         raise ScheduleError(f"phase {phase} does not compute softmax statistics")
     x, (largest, total) = leaf.values[0], leaf.targets
-    domains = tuple(d for d, _ in loops)
+    owned = {d.uid for loop, _ in loops if loop.is_ragged for d in (loop, *loop.owners)}
+    # A private row has its positions first, wherever they stand among the dims of the tensor.
+    domains = tuple(sorted((d for d, _ in loops), key=lambda d: d.uid not in owned))
     power = call("exp_diff", x, read(largest, leaf.index), dtype=largest.dtype)
     if not any(power in set(v.walk()) for p in program.phases for each in p.leaves for v in each.values):
         raise ScheduleError(f"phase {phase}: nothing needs the exponentials again")
