@@ -540,7 +540,9 @@ class _Printer:
 
     def _compute(self, value: Value, lanes: Lanes, guard: Guard) -> str:
         if isinstance(value, Number):
-            return f"({self.index(value.expr, lanes)}).to({TYPES[value.dtype]})" if value.expr.value is None else str(value.expr)
+            # A loop's own index is a plain int where Triton interprets.
+            text = f"tl.cast({self.index(value.expr, lanes)}, {TYPES[value.dtype]})"
+            return text if value.expr.value is None else str(value.expr)
         if isinstance(value, Existing):
             return self._existing(value, lanes)
         assert isinstance(value, Call), value
