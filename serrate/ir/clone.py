@@ -64,17 +64,17 @@ class Cloner:
         if not identical:
             # Domains and the transforms that made them point at each other.
             self._remember(node, new)
+        if isinstance(node, IterDomain):
+            # First of all: transforms that are met on the way to its own definition are found again by this number.
+            self.uids[node.uid] = _fresh_uid()
+            object.__setattr__(new, "uid", self.uids[node.uid])
+            object.__setattr__(new, "derived", {})
         for field in fields(node):
-            old = getattr(node, field.name)
-            value: Any
-            if isinstance(node, IterDomain) and field.name == "uid":
-                value = self.uids[old] = _fresh_uid()
-            elif isinstance(node, IterDomain) and field.name == "derived":
-                value = {}
-            else:
-                value = self(old)
+            if not isinstance(node, IterDomain) or field.name not in ("uid", "derived"):
+                old = getattr(node, field.name)
+                value: Any = self(old)
                 identical = identical and value is old
-            object.__setattr__(new, field.name, value)
+                object.__setattr__(new, field.name, value)
         if identical:
             new = node
         self._remember(node, new)

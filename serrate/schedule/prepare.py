@@ -226,13 +226,24 @@ def flatten_rows(recorder: Recorder) -> None:
     for phase in recorder.program.phases:
         shape = describe(recorder.program, phase.name)
         if shape.reduces_rows and shape.component is not None and shape.component.uid in shape.reduced:
-            recorder.do("combine", shape.phase, shape.component.name, shape.ragged.name if shape.ragged else "")
+            assert shape.ragged is not None
+            _put_beside(recorder, phase, shape.component, shape.ragged)
+            recorder.do("combine", shape.phase, shape.component.name, shape.ragged.name)
     shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
     if any(s.reduces_rows or _tells_rows_apart(s) for s in shapes):
         return
     for shape in shapes:
         if shape.ragged is not None and shape.component is not None:
             recorder.attempt("combine", shape.phase, shape.component.name, shape.ragged.name)
+
+
+def _put_beside(recorder: Recorder, phase: Phase, component: IterDomain, ragged: IterDomain) -> None:
+    """Puts a ragged loop right inside that of its components, where other dims stand between them."""
+    order = [loop.domain.name for loop in (chain(phase) or ((), None))[0]]
+    wanted = [name for name in order if name != ragged.name]
+    wanted.insert(wanted.index(component.name) + 1, ragged.name)
+    if wanted != order:
+        recorder.do("reorder", phase.name, *wanted)
 
 
 def _tells_rows_apart(shape: Shape) -> bool:

@@ -131,9 +131,22 @@ def flatten(x: TensorView, start: int = 0, end: int = -1) -> TensorView:
     """Regular dims `start` to `end` as one; no data moves. A component and its rows are one dim by `as_flattened`."""
     first, last = dim_of("flatten", x, start), dim_of("flatten", x, end)
     merged = x.domains[first]
-    for domain in x.domains[first + 1 : last + 1]:
+    for dim, domain in enumerate(x.domains[first + 1 : last + 1], first + 1):
+        _check_merged(x, dim - 1, dim)
         merged = merge(merged, domain)
     return viewed(x, (*x.domains[:first], merged, *x.domains[last + 1 :]))
+
+
+def _check_merged(x: TensorView, outer: int, inner: int) -> None:
+    """Refuses to make one dim of a component and what is not its rows, or of rows and what is before them."""
+    a, b = x.domains[outer], x.domains[inner]
+    if isinstance(b, RaggedIterDomain):
+        if b.component.uid == a.uid:
+            raise ShapeError(f"flatten: dims {outer} and {inner} of {x} are a component and its rows; use as_flattened")
+        raise ShapeError(f"flatten: dim {inner} of {x} is ragged; only dims behind it can be made one with it")
+    for dim, domain in ((outer, a), (inner, b)):
+        if any(isinstance(d, RaggedIterDomain) and d.component.uid == domain.uid for d in x.domains):
+            raise ShapeError(f"flatten: dim {dim} of {x} counts rows, which no other dim can do")
 
 
 def unflatten(x: TensorView, dim: int, sizes: Sequence[int]) -> TensorView:
