@@ -144,9 +144,25 @@ def _arg_cases() -> list[Case]:
     for name, sign in (("max", 1), ("min", -1)):
         both, place = getattr(ops, name), getattr(ops, f"arg{name}")
         cases += [
-            Case(f"{name}_rows", lambda x, f=both: f(x, 1), lambda r, s=sign: first_largest(r, 0, s), "component", SMALL, NUMBERS),
-            Case(f"arg{name}_rows", lambda x, f=place: f(x, 1), lambda r, s=sign: first_largest(r, 0, s)[1], "component", SMALL, NUMBERS),
-            Case(f"{name}_features", lambda x, f=both: f(x, -1), lambda r, s=sign: first_largest(r, -1, s), "ragged", BEHIND, NUMBERS),
+            Case(
+                f"{name}_rows", lambda x, f=both: f(x, 1), lambda r, s=sign: first_largest(r, 0, s), "component", SMALL, NUMBERS
+            ),
+            Case(
+                f"arg{name}_rows",
+                lambda x, f=place: f(x, 1),
+                lambda r, s=sign: first_largest(r, 0, s)[1],
+                "component",
+                SMALL,
+                NUMBERS,
+            ),
+            Case(
+                f"{name}_features",
+                lambda x, f=both: f(x, -1),
+                lambda r, s=sign: first_largest(r, -1, s),
+                "ragged",
+                BEHIND,
+                NUMBERS,
+            ),
             Case(
                 f"arg{name}_keepdim",
                 lambda x, f=place: f(x, 1, keepdim=True),
@@ -172,16 +188,45 @@ def _scan_cases() -> list[Case]:
         cases += [
             Case(f"{name}_rows", lambda x, f=scan: f(x, 1), lambda r, f=wanted: f(r, 0), "ragged", SMALL, ALL, data=data),
             Case(f"{name}_features", lambda x, f=scan: f(x, 2), lambda r, f=wanted: f(r, 1), "ragged", BEHIND, ALL, data=data),
-            Case(f"{name}_flat", lambda x, f=scan: f(ops.as_flattened(x), 0), lambda r, f=wanted: f(r, 0), "whole", SMALL, ALL, data=data),
+            Case(
+                f"{name}_flat",
+                lambda x, f=scan: f(ops.as_flattened(x), 0),
+                lambda r, f=wanted: f(r, 0),
+                "whole",
+                SMALL,
+                ALL,
+                data=data,
+            ),
         ]
     return [
         *cases,
         Case("cumsum_wrapping", lambda x: ops.cumsum(x, 1), lambda r: r.cumsum(0), "ragged", SMALL, INTEGERS, data="huge"),
         Case("cumprod_wrapping", lambda x: ops.cumprod(x, 1), lambda r: r.cumprod(0), "ragged", SMALL, INTEGERS, data="huge"),
-        Case("cumsum_twice", lambda x: ops.cumsum(ops.cumsum(x, 1), 1), lambda r: r.cumsum(0).cumsum(0), "ragged", SMALL, slack=4.0),
-        Case("cumsum_flipped", lambda x: ops.flip(ops.cumsum(ops.flip(x, 1), 1), 1), lambda r: r.flip(0).cumsum(0).flip(0), "ragged", SMALL),
-        Case("cumsum_of_softmax", lambda x: ops.cumsum(ops.softmax(x, 1), 1), lambda r: torch.softmax(r, 0).cumsum(0), "ragged", SMALL),
-        Case("cumsum_and_sum", lambda x: (ops.cumsum(x, 1), ops.add(x, 1)), lambda r: (r.cumsum(0), r + 1), "ragged", SMALL, NUMBERS),
+        Case(
+            "cumsum_twice", lambda x: ops.cumsum(ops.cumsum(x, 1), 1), lambda r: r.cumsum(0).cumsum(0), "ragged", SMALL, slack=4.0
+        ),
+        Case(
+            "cumsum_flipped",
+            lambda x: ops.flip(ops.cumsum(ops.flip(x, 1), 1), 1),
+            lambda r: r.flip(0).cumsum(0).flip(0),
+            "ragged",
+            SMALL,
+        ),
+        Case(
+            "cumsum_of_softmax",
+            lambda x: ops.cumsum(ops.softmax(x, 1), 1),
+            lambda r: torch.softmax(r, 0).cumsum(0),
+            "ragged",
+            SMALL,
+        ),
+        Case(
+            "cumsum_and_sum",
+            lambda x: (ops.cumsum(x, 1), ops.add(x, 1)),
+            lambda r: (r.cumsum(0), r + 1),
+            "ragged",
+            SMALL,
+            NUMBERS,
+        ),
         Case("sum_of_cumsum", lambda x: ops.sum(ops.cumsum(x, 1), 1), lambda r: r.cumsum(0).sum(0), "component", SMALL, NUMBERS),
     ]
 

@@ -42,7 +42,8 @@ def _unary() -> list[Case]:
     cases = [Case(name, getattr(ops, name), getattr(torch, name), dtypes=NUMBERS) for name in anything]
     cases += [Case(name, getattr(ops, name), getattr(torch, name), dtypes=NUMBERS) for name in ("trunc", "round")]
     cases += [
-        Case(name, getattr(ops, name), getattr(torch, name), dtypes=NUMBERS, data="positive") for name in ("log1p", "log2", "log10")
+        Case(name, getattr(ops, name), getattr(torch, name), dtypes=NUMBERS, data="positive")
+        for name in ("log1p", "log2", "log10")
     ]
     return [
         *cases,
@@ -116,7 +117,11 @@ EDGES |= {
     "elu": (ops.elu, F.elu, (_WIDE,)),
     "leaky_relu": (ops.leaky_relu, F.leaky_relu, (_WIDE,)),
     # 0.1 is a little more than a tenth, so that it is in 1.0 nine times and a rest.
-    "floor_divide": (ops.floor_divide, torch.floor_divide, ([1.0, 6.0, -1.0, 5.0, -5.0, 0.0, 5.0], [0.1, 0.1, 0.1, 0.0, 0.0, 0.0, 0.3])),
+    "floor_divide": (
+        ops.floor_divide,
+        torch.floor_divide,
+        ([1.0, 6.0, -1.0, 5.0, -5.0, 0.0, 5.0], [0.1, 0.1, 0.1, 0.0, 0.0, 0.0, 0.3]),
+    ),
     "floor_divide_by_infinity": (ops.floor_divide, torch.floor_divide, ([5.0, -5.0, 0.0], [_INFINITY] * 3)),
     "remainder": (ops.remainder, torch.remainder, ([1.0, 6.0, -1.0, 5.0, -5.0, 0.0], [0.1, 0.1, 0.1, 0.0, 0.0, 0.0])),
     "remainder_of_much": (ops.remainder, torch.remainder, ([1e10, -1e10, 1e20, 123456789.0], [3.0, 3.0, 7.0, 1.1])),

@@ -91,7 +91,9 @@ def _index_cases() -> list[Case]:
         Case("index_flat", lambda x, k: ops.index(ops.as_flattened(x), k), at, "whole", extras=(flat,)),
         Case("index_square", lambda x, k: ops.index(ops.as_flattened(x), k, -x.ndim + 1), at, "whole", extras=(square,)),
         Case("index_features", lambda x, k: ops.index(x, k, 2), lambda r, k: at(r, k, 1), features=BEHIND, extras=(flat,)),
-        Case("index_last", lambda x, k: ops.index(x, k, -1), lambda r, k: at(r, k, r.dim() - 1), features=BEHIND, extras=(square,)),
+        Case(
+            "index_last", lambda x, k: ops.index(x, k, -1), lambda r, k: at(r, k, r.dim() - 1), features=BEHIND, extras=(square,)
+        ),
         Case("index_none", lambda x, k: ops.index(ops.as_flattened(x), k), at, "whole", extras=(Extra((0,), dtype=LONG),)),
         Case("index_rows", ops.index, _picked_rows, "table", extras=(flat,)),
         Case("index_rows_int32", ops.index, _picked_rows, "table", extras=(replace(flat, dtype=INT),)),
@@ -120,7 +122,9 @@ def _gather_cases() -> list[Case]:
         return _gathered_across(rows, indices) if rows else []
 
     return [
-        Case("gather_positions", lambda x, k: ops.gather(x, 1, k), lambda r, k: gathered(r, 0, k), features=SMALL, extras=(same,)),
+        Case(
+            "gather_positions", lambda x, k: ops.gather(x, 1, k), lambda r, k: gathered(r, 0, k), features=SMALL, extras=(same,)
+        ),
         Case(
             "gather_other_rows",
             lambda x, k: ops.gather(x, 1, k),
@@ -129,7 +133,9 @@ def _gather_cases() -> list[Case]:
             features=SMALL,
             extras=(other,),
         ),
-        Case("gather_features", lambda x, k: ops.gather(x, 2, k), lambda r, k: gathered(r, 1, k), features=BEHIND, extras=(same,)),
+        Case(
+            "gather_features", lambda x, k: ops.gather(x, 2, k), lambda r, k: gathered(r, 1, k), features=BEHIND, extras=(same,)
+        ),
         Case("gather_last", lambda x, k: ops.gather(x, -1, k), lambda r, k: gathered(r, -1, k), features=BEHIND, extras=(same,)),
         Case("gather_across", lambda x, k: ops.gather(x, 0, k), across, "table", features=SMALL, extras=(same,)),
     ]
@@ -140,11 +146,15 @@ def _select_cases() -> list[Case]:
     for k in (0, 2, -1, -3, 100):
         name = str(k).replace("-", "minus_")
         cases.append(
-            Case(f"select_position_{name}", lambda x, k=k: ops.select(x, 1, k), lambda r, k=k: _position(r, k), "component", SMALL)
+            Case(
+                f"select_position_{name}", lambda x, k=k: ops.select(x, 1, k), lambda r, k=k: _position(r, k), "component", SMALL
+            )
         )
     for k in (0, -1):
         name = str(k).replace("-", "minus_")
-        cases.append(Case(f"select_feature_{name}", lambda x, k=k: ops.select(x, 2, k), lambda r, k=k: r.select(1, k), features=BEHIND))
+        cases.append(
+            Case(f"select_feature_{name}", lambda x, k=k: ops.select(x, 2, k), lambda r, k=k: r.select(1, k), features=BEHIND)
+        )
     return cases
 
 
@@ -238,8 +248,16 @@ def _join_cases() -> list[Case]:
             extras=(Extra(("N", "F"), True, INT),),
             own_dtype=True,
         ),
-        Case("stack_features", lambda x, y: ops.stack([x, y], 2), lambda a, b: torch.stack([a, b], 1), features=SMALL, extras=(ROWS,)),
-        Case("stack_last", lambda x, y: ops.stack([x, y], -1), lambda a, b: torch.stack([a, b], -1), features=SMALL, extras=(ROWS,)),
+        Case(
+            "stack_features",
+            lambda x, y: ops.stack([x, y], 2),
+            lambda a, b: torch.stack([a, b], 1),
+            features=SMALL,
+            extras=(ROWS,),
+        ),
+        Case(
+            "stack_last", lambda x, y: ops.stack([x, y], -1), lambda a, b: torch.stack([a, b], -1), features=SMALL, extras=(ROWS,)
+        ),
         Case(
             "stack_flat",
             lambda x: ops.stack([ops.as_flattened(x), ops.neg(ops.as_flattened(x))]),
@@ -273,10 +291,31 @@ def _structure_cases() -> list[Case]:
         Case("flatten_all", lambda x: ops.flatten(flat(x)), lambda r: r.reshape(-1), "whole", SMALL),
         Case("flatten_all_copy", lambda x: ops.set(ops.flatten(flat(x))), lambda r: r.reshape(-1), "whole", SMALL),
         Case("unflatten", lambda x: ops.unflatten(x, 2, (3, -1)), lambda r: r.unflatten(1, (3, 4)), features=((12,),)),
-        Case("unflatten_three", lambda x: ops.set(ops.unflatten(x, 2, (2, -1, 3))), lambda r: r.unflatten(1, (2, 2, 3)), features=((12,),)),
-        Case("unflatten_known", lambda x: ops.sum(ops.unflatten(x, 2, (3, 4)), 2), lambda r: r.unflatten(1, (3, 4)).sum(1), features=((12,),)),
-        Case("unflatten_unknown", lambda x: ops.set(ops.unflatten(x, 2, (-1, 1))), lambda r: r.unflatten(1, (-1, 1)), features=((None,), (5,))),
-        Case("reshape", lambda x: ops.set(ops.reshape(flat(x), (-1, 2))), lambda r: r.reshape(-1, 2), "whole", features=((12,), (2,), (3, 4))),
+        Case(
+            "unflatten_three",
+            lambda x: ops.set(ops.unflatten(x, 2, (2, -1, 3))),
+            lambda r: r.unflatten(1, (2, 2, 3)),
+            features=((12,),),
+        ),
+        Case(
+            "unflatten_known",
+            lambda x: ops.sum(ops.unflatten(x, 2, (3, 4)), 2),
+            lambda r: r.unflatten(1, (3, 4)).sum(1),
+            features=((12,),),
+        ),
+        Case(
+            "unflatten_unknown",
+            lambda x: ops.set(ops.unflatten(x, 2, (-1, 1))),
+            lambda r: r.unflatten(1, (-1, 1)),
+            features=((None,), (5,)),
+        ),
+        Case(
+            "reshape",
+            lambda x: ops.set(ops.reshape(flat(x), (-1, 2))),
+            lambda r: r.reshape(-1, 2),
+            "whole",
+            features=((12,), (2,), (3, 4)),
+        ),
         Case("reshape_line", lambda x: ops.reshape(flat(x), (-1,)), lambda r: r.reshape(-1), "whole", SMALL),
         Case(
             "flatten_permuted",
@@ -291,8 +330,20 @@ def _structure_cases() -> list[Case]:
             features=SMALL,
             dtypes=NUMBERS,
         ),
-        Case("broadcast_feature", lambda x, w: ops.broadcast_to(w, x), lambda r, w: w.expand_as(r), features=SMALL, extras=(Extra(("F",)),)),
-        Case("broadcast_number", lambda x, w: ops.broadcast_to(w, x), lambda r, w: w.expand_as(r), features=SMALL, extras=(Extra((1,)),)),
+        Case(
+            "broadcast_feature",
+            lambda x, w: ops.broadcast_to(w, x),
+            lambda r, w: w.expand_as(r),
+            features=SMALL,
+            extras=(Extra(("F",)),),
+        ),
+        Case(
+            "broadcast_number",
+            lambda x, w: ops.broadcast_to(w, x),
+            lambda r, w: w.expand_as(r),
+            features=SMALL,
+            extras=(Extra((1,)),),
+        ),
         Case(
             "transposed_weight",
             lambda x, w: ops.matmul(x, ops.transpose(w, 0, 1)),
@@ -314,6 +365,8 @@ def _named(*groups: list[Case]) -> dict[str, Case]:
 
 MOVEMENT = {
     name: replace(case, dtypes=ALL if case.dtypes == Case.dtypes else case.dtypes)
-    for name, case in _named(_index_cases(), _gather_cases(), _select_cases(), _slice_cases(), _pad_cases(), _join_cases()).items()
+    for name, case in _named(
+        _index_cases(), _gather_cases(), _select_cases(), _slice_cases(), _pad_cases(), _join_cases()
+    ).items()
 }
 STRUCTURE = _named(_structure_cases())

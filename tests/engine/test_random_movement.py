@@ -159,7 +159,9 @@ def _check_all(data: st.DataObject, backend: str) -> None:
             wanted = by_torch(program, list(x.split(lengths)), picked)
             for k, (got, want) in enumerate(zip(found if isinstance(found, tuple) else (found,), wanted, strict=True)):
                 bounds = [0, *itertools.accumulate(map(len, want))]
-                assert got.offsets.tolist() == bounds, f"{where}, output {k}: offsets must be {bounds}, got {got.offsets.tolist()}"
+                assert got.offsets.tolist() == bounds, (
+                    f"{where}, output {k}: offsets must be {bounds}, got {got.offsets.tolist()}"
+                )
                 compare(got.values, torch.cat([x[:0], *want]), f"{where}, output {k}", tolerance=(1e-7, 1e-8))
 
 

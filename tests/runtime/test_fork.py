@@ -37,7 +37,9 @@ def test_data_loader_workers_compute_after_the_parent_has() -> None:
 def _moved(rows: Any, table: Any) -> Any:
     keys = ops.argmax(ops.index(table, ops.as_flattened(rows)), 1)
     offsets, permutation = ops.group_by(keys, 3)
-    return ops.sum(ops.as_nested(ops.index(ops.as_flattened(rows), permutation), offsets), 1), ops.cumsum(ops.cat([rows, rows], 1), 1)
+    return ops.sum(ops.as_nested(ops.index(ops.as_flattened(rows), permutation), offsets), 1), ops.cumsum(
+        ops.cat([rows, rows], 1), 1
+    )
 
 
 class _Tokens(Dataset[list[int]]):
