@@ -21,15 +21,18 @@ from serrate import settings
 from serrate.errors import BackendError, CompilerMissing, ShapeError, StrategyError
 from serrate.frontend.trace import Key, Trace, key_of, tensors_of, trace
 from serrate.ir import fusion as fusion_module
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.loops import LoopProgram
-from serrate.ir.ragged import RaggedIterDomain, offsets_array
+from serrate.ir.partition import Partition
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import TileProgram
+from serrate.ir.transforms import Merge
 from serrate.ir.values import Read, Role, Tensor
 from serrate.ir.view import TensorView
 from serrate.lower.pipeline import lower
-from serrate.lower.stages import stages
+from serrate.lower.stages import arrays_of, stages
 from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, Call
@@ -135,7 +138,7 @@ class Kernels:
         tensors = [*inputs, *memory_, *ready.private]
         arrays = ready.arrays
         if ready.indices:
-            fresh = {k: self.owner.binder.array(call, array) for k, array in ready.indices}
+            fresh = {k: _readable(self.owner.binder.array(call, array)) for k, array in ready.indices}
             arrays = tuple(fresh.get(k, a) for k, a in enumerate(arrays))
         ready.executable(tensors, arrays, ready.symbols)
         return ready, tensors
@@ -165,7 +168,7 @@ class Kernels:
         return Prepared(
             plan_,
             executable,
-            tuple(binder.array(call, a) for a in program.arrays),
+            tuple(_readable(binder.array(call, a)) for a in program.arrays),
             tuple((k, a) for k, a in enumerate(program.arrays) if a.signed),
             tuple(self._number_of(call, program, s) for s in program.symbols),
             tuple((self._shape(call, t), t.dtype) for t in in_memory),
@@ -256,7 +259,10 @@ class Compiled:
             if isinstance(stage, Kernels) and self.hand is not None:
                 # An illegal schedule is told here, not at the first call.
                 by_hand(stage.naive, self.hand, BACKENDS[backend or "reference"])
-        self._whole = self.stages[0] if len(self.stages) == 1 and isinstance(self.stages[0], Kernels) else None
+        given = {t.name for t in self.binder.inputs}
+        hidden = {a.name for view in fusion.outputs for a in arrays_of(view.tensor.logical)} - given
+        whole = len(self.stages) == 1 and isinstance(self.stages[0], Kernels) and not hidden
+        self._whole = self.stages[0] if whole and isinstance(self.stages[0], Kernels) else None
 
     def __call__(self, *args: Any) -> Any:
         call = self.binder.bind(args)
@@ -284,7 +290,9 @@ class Compiled:
                 made = {t.name: x for t, x in zip(ready.executable.program.tensors, tensors, strict=True) if t in program.outputs}
             else:
                 given = [env[v.tensor.memory.name] for v in stage.values if isinstance(v, Read)]
-                made = dict(zip((t.name for t in stage.targets), library.run(stage.function, given, stage.options), strict=True))
+                compiled = (self.backend or default_backend(call.device)) == "cpp"
+                results = library.run(stage.function, given, stage.options, compiled=compiled)
+                made = dict(zip((t.name for t in stage.targets), results, strict=True))
             computed.update(made)
             env.update(made)
         return call, env
@@ -297,14 +305,16 @@ class Compiled:
     def _result(self, call: Call, view: TensorView, names: list[str]) -> Result:
         name, logical = view.tensor.memory.name, view.tensor.logical
         place = names.index(name) if name in names else -1
-        chain = tuple(offsets_array(d) for d in logical if isinstance(d, RaggedIterDomain))
-        if not chain:
+        ragged = [d for d in logical if isinstance(d, RaggedIterDomain)]
+        if not ragged:
             return Result(name, place, tuple(self.binder.extent(call, d.extent_expr) for d in logical), None)
         last = max(k for k, d in enumerate(logical) if d.is_ragged)
-        total = view.tensor.storage[0].extent_expr
+        # Rows by rows of one component are as many as their products; otherwise the innermost rows are all positions.
+        product = len({d.component.uid for d in ragged}) < len(ragged)
+        total = self.binder.extent(call, view.tensor.storage[0].extent_expr if product else ragged[-1].extent_expr)
         inner = tuple(self.binder.extent(call, d.extent_expr) for d in logical[last + 1 :])
-        structure = self.binder.structure(call, chain, total)
-        return Result(name, place, (self.binder.extent(call, total), *inner), structure)
+        structure = self.binder.structure_of(call, self.binder.levels(call, logical), total)
+        return Result(name, place, (total, *inner), structure)
 
     def _prepared(self, *args: Any) -> list[Prepared]:
         """What every stage of a call runs with; later stages need what earlier ones compute."""
@@ -333,11 +343,39 @@ class Compiled:
 
 
 def _check_result(view: TensorView) -> None:
-    """A ragged result is rows first: components, rows, then what each position holds."""
+    """A ragged result is rows first: what owns rows, rows, then what each position holds."""
     logical = view.tensor.logical
-    ragged = [k for k, d in enumerate(logical) if d.is_ragged]
-    if ragged and ragged != list(range(1, len(ragged) + 1)):
-        raise ShapeError(f"output {view}: a ragged result must begin with its components and rows; put other dims behind them")
+    ragged = [d for d in logical if isinstance(d, RaggedIterDomain)]
+    if not ragged:
+        return
+    last = max(k for k, d in enumerate(logical) if d.is_ragged)
+    rows = {d.uid for r in ragged for d in (r, *_owners(r.component))}
+    strange = [d for d in logical[: last + 1] if d.uid not in rows]
+    if strange or len({_owners(r.component)[-1].uid for r in ragged}) > 1:
+        raise ShapeError(
+            f"output {view}: a ragged result must begin with its components and rows; put other dims behind them, "
+            "and flatten all but one of several independent pairs"
+        )
+
+
+def _owners(component: IterDomain) -> list[IterDomain]:
+    """A component, and what it was merged from or is a part of; the outermost comes last."""
+    made = component.definition
+    found = [component]
+    if isinstance(made, Merge):
+        found += [*made.inputs[1:], *_owners(made.inputs[0])]
+    elif isinstance(component, RaggedIterDomain):
+        found += _owners(component.component)
+    for user in component.derived.values():
+        inner = user[-1]
+        if isinstance(inner, RaggedIterDomain) and isinstance(inner.definition, Partition) and len(user) > 1:
+            found += [inner, *_owners(inner.component)]
+    return found
+
+
+def _readable(array: torch.Tensor) -> torch.Tensor:
+    """An array that has an element behind its first: without components, code may still ask for the length of the first."""
+    return array if array.numel() > 1 else torch.cat([array, array.new_zeros(2 - array.numel())])
 
 
 def device_workers(device: torch.device) -> int:

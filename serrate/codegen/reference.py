@@ -45,6 +45,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     **{name: getattr(torch, name) for name in _SAME_NAME.split()},
     "div": torch.true_divide,
     "sin": torch.sin,
+    "fmod": torch.fmod,
     "cos": torch.cos,
     "floordiv": lambda a, b: torch.where(b == 0, 0, torch.floor_divide(a, torch.where(b == 0, 1, b))),
     "rem": lambda a, b: torch.where(b == 0, 0, torch.remainder(a, torch.where(b == 0, 1, b))),

@@ -70,9 +70,10 @@ FUNCTIONS: dict[str, str] = {
     "ge": "({0} >= {1})",
     "eq": "({0} == {1})",
     "ne": "({0} != {1})",
-    "logical_and": "({0} & {1})",
-    "logical_or": "({0} | {1})",
-    "logical_not": "({0} == 0)",
+    # The interpreter takes `&` of two blocks or of two numbers, but not of one of each.
+    "logical_and": "tl.where({0}, {1}, False)",
+    "logical_or": "tl.where({0}, True, {1})",
+    "logical_not": "tl.where({0}, False, True)",
     "neg": "(-{0})",
     "square": "({0} * {0})",
     "reciprocal": "(1.0 / {0})",
@@ -85,6 +86,7 @@ FUNCTIONS: dict[str, str] = {
     "gelu": "({0} * 0.5 * (1.0 + tl.erf({0} * 0.7071067811865476)))",
     "tanh": "tanh({0})",
     "pow": "power({0}, {1})",
+    "fmod": "rest({0}, {1})",
     "floordiv": "whole_div({0}, {1})",
     "rem": "whole_rem({0}, {1})",
     "exp_diff": "tl.where({0} == {1}, 1.0, tl.exp({0} - {1}))",
@@ -194,6 +196,18 @@ def whole_power(x, y):
         left = left // 2
     below = tl.where(x == 1, 1, tl.where(x == -1, tl.where(y % 2 == 0, 1, -1), 0))
     return tl.where(result * 0 + y < 0, result * 0 + below, result)
+
+
+@triton.jit
+def rest(x, y):
+    """What is left of a division rounded towards 0, computed in float64: exact as long as the quotient has 29 bits."""
+    a = x.to(tl.float64)
+    b = tl.abs(y.to(tl.float64))
+    quotient = tl.floor(tl.abs(a) / b)
+    left = tl.abs(a) - quotient * b
+    left = tl.where(left < 0, left + b, left)
+    left = tl.where((b == float("inf")) & (tl.abs(a) < float("inf")), tl.abs(a), left)
+    return tl.where(a < 0, -left, left).to(x.dtype)
 
 
 @triton.jit
@@ -363,6 +377,9 @@ class _Printer:
         """A block with its own lanes, as a block that broadcasts over a statement's lanes."""
         if not own or own == lanes:
             return name
+        order = [own.index(lane) for lane in lanes if lane in own]
+        if order != sorted(order):
+            name = f"tl.permute({name}, ({', '.join(map(str, order))}))"
         return f"{name}[{', '.join(':' if lane in own else 'None' for lane in lanes)}]"
 
     def index(self, expr: Expr, lanes: Lanes = ()) -> str:
@@ -516,6 +533,8 @@ class _Printer:
     def value(self, value: Value, lanes: Lanes, guard: Guard, *, raw: bool = False) -> str:
         """A value as a block that broadcasts over `lanes`; computed once for each use in a loop body."""
         if isinstance(value, Constant):
+            if value.dtype == torch.int64 and abs(int(value.number)) > 2**31 - 1:
+                return f"tl.full([], {int(value.number)}, tl.int64)"
             return _number(float(value.number) if value.dtype.is_floating_point else value.number)
         if isinstance(value, Held):
             return self.spread(value.local.name, value.local.lanes, lanes)
@@ -532,15 +551,27 @@ class _Printer:
 
     def _load(self, value: Load, lanes: Lanes, guard: Guard, raw: bool) -> str:
         pointer, own = self._pointer(value.tensor, value.index, lanes)
-        inside = [f"({self._condition(g, lanes)})" for g in value.guard]
-        mask = " & ".join([*filter(None, [self._mask(guard, lanes, own)]), *inside])
+        mask = self._joined_mask(self._mask(guard, lanes, own), value.guard, lanes)
         text = f"tl.load({pointer}{f', mask={mask}, other=0' if mask else ''})"
         wanted = carried_dtype(value.dtype)
         return text if raw or wanted == value.dtype else f"{text}.to({TYPES[wanted]})"
 
+    def _joined_mask(self, mask: str, guard: Guard, lanes: Lanes) -> str:
+        """A mask with the conditions of a load of its own; those that no lane takes part in choose all of it or nothing."""
+        laned = [g for g in guard if self.lanes_in(g.left) | self.lanes_in(g.right)]
+        mask = " & ".join([*([mask] if mask else []), *(f"({self._condition(g, lanes)})" for g in laned)])
+        for g in guard:
+            if g not in laned:
+                mask = f"tl.where({self._condition(g, ())}, {mask or True}, False)"
+        return mask
+
     def _compute(self, value: Value, lanes: Lanes, guard: Guard) -> str:
         if isinstance(value, Number):
-            return f"({self.index(value.expr, lanes)}).to({TYPES[value.dtype]})" if value.expr.value is None else str(value.expr)
+            text = self.index(value.expr, lanes)
+            if not self.lanes_in(value.expr):
+                # What no lane takes part in may be a plain integer here.
+                text = f"tl.full([], 0, tl.int64) + {text}"
+            return f"({text}).to({TYPES[value.dtype]})"
         if isinstance(value, Existing):
             return self._existing(value, lanes)
         assert isinstance(value, Call), value

@@ -15,11 +15,14 @@ from serrate.errors import ShapeError
 from serrate.frontend import ops
 from serrate.ir.view import TensorView
 
-_UNARY = (
-    "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu erf floor ceil square isnan logical_not".split()  # noqa: SIM905
-)
-_BINARY = "add sub mul div pow lt le gt ge eq ne maximum minimum logical_and logical_or".split()  # noqa: SIM905
-_REDUCE = "sum prod mean amax amin any all var logsumexp softmax log_softmax".split()  # noqa: SIM905
+_SAME = (  # noqa: SIM905  a list of words reads better without quotes
+    # Operations that torch has under the same name with the same arguments, as functions and as methods.
+    "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu erf floor ceil square isnan logical_not sin cos sign trunc round "
+    "isinf isfinite log1p expm1 exp2 log2 log10 add sub mul div pow lt le gt ge eq ne maximum minimum logical_and logical_or "
+    "logical_xor floor_divide remainder fmod lerp addcmul sum prod mean amax amin any all var argmax argmin logsumexp softmax "
+    "log_softmax cumsum cumprod where clamp matmul gather select flip permute transpose unsqueeze unflatten stack cat "
+    "softplus leaky_relu elu"
+).split()
 
 
 def _layer_norm(
@@ -40,6 +43,74 @@ def _trailing(name: str, x: TensorView, shape: Sequence[int]) -> tuple[int, ...]
     return dims
 
 
+def _max(x: TensorView, *args: Any, **kwargs: Any) -> Any:
+    """`torch.max`: of everything, along a dim, or of two tensors, as torch tells them apart."""
+    return _extremum(ops.max, ops.amax, ops.maximum, x, args, kwargs)
+
+
+def _min(x: TensorView, *args: Any, **kwargs: Any) -> Any:
+    """`torch.min`, likewise."""
+    return _extremum(ops.min, ops.amin, ops.minimum, x, args, kwargs)
+
+
+def _extremum(
+    along: Callable[..., Any], whole: Callable[..., Any], each: Callable[..., Any], x: Any, args: Any, kwargs: Any
+) -> Any:
+    if not args and not kwargs:
+        return whole(x)
+    if "other" in kwargs or (args and isinstance(args[0], TensorView)):
+        return each(x, *args, *kwargs.values())
+    return along(x, *args, **kwargs)
+
+
+def _squeeze(x: TensorView, dim: int | None = None) -> TensorView:
+    return ops.squeeze(x, dim)
+
+
+def _flatten(x: TensorView, start_dim: int = 0, end_dim: int = -1) -> TensorView:
+    return ops.flatten(x, start_dim, end_dim)
+
+
+def _reshape(x: TensorView, *shape: Any) -> TensorView:
+    return ops.reshape(x, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+
+
+def _index_select(x: TensorView, dim: int, index: TensorView) -> TensorView:
+    return ops.index(x, index, dim)
+
+
+def _embedding(indices: TensorView, weight: TensorView, *options: Any, **more: Any) -> TensorView:
+    if any(o not in (None, False) for o in (*options, *more.values())):
+        raise ShapeError("embedding: padding_idx, max_norm, scale_grad_by_freq and sparse are not taken; pass the table as it is")
+    return ops.embedding(indices, weight)
+
+
+def _getitem(x: TensorView, key: Any) -> TensorView:
+    """`x[...]`: numbers select, slices cut, None adds a dim, a tensor of integers picks; as in torch, dim by dim."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if Ellipsis in [k for k in keys if not isinstance(k, TensorView)]:
+        place = next(k for k, each in enumerate(keys) if each is Ellipsis)
+        taken = len([k for k in keys if k is not None and k is not Ellipsis])
+        keys[place : place + 1] = [slice(None)] * (x.ndim - taken)
+    dim = 0
+    for each in keys:
+        if each is None:
+            x, dim = ops.unsqueeze(x, dim), dim + 1
+        elif isinstance(each, slice):
+            if each.step not in (None, 1):
+                raise ShapeError(f"a slice of a traced tensor takes steps of 1, got {each.step}")
+            if each.start is not None or each.stop is not None:
+                x = ops.slice(x, dim, each.start, each.stop)
+            dim += 1
+        elif isinstance(each, TensorView):
+            x, dim = ops.index(x, each, dim), dim + each.ndim
+        elif isinstance(each, int):
+            x = ops.select(x, dim, each)
+        else:
+            raise ShapeError(f"a traced tensor is indexed by integers, slices, None and tensors of integers, got {each!r}")
+    return x
+
+
 def _to(x: TensorView, dtype: torch.dtype) -> TensorView:
     return ops.cast(x, dtype)
 
@@ -50,7 +121,7 @@ def _size(x: TensorView, dim: int | None = None) -> Any:
 
 def _all_names() -> dict[Any, Callable[..., Any]]:
     found: dict[Any, Callable[..., Any]] = {}
-    for name in (*_UNARY, *_BINARY, *_REDUCE, "where", "clamp", "matmul"):
+    for name in _SAME:
         operation = getattr(ops, name)
         found[name] = operation
         for owner in (torch, torch.Tensor, functional):
@@ -59,6 +130,24 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
     found.update(
         {
             "to": _to,
+            "max": _max,
+            "min": _min,
+            torch.max: _max,
+            torch.min: _min,
+            "squeeze": _squeeze,
+            torch.squeeze: _squeeze,
+            "flatten": _flatten,
+            torch.flatten: _flatten,
+            "reshape": _reshape,
+            "view": _reshape,
+            torch.reshape: _reshape,
+            "topk": ops.topk,
+            torch.topk: ops.topk,
+            "index_select": _index_select,
+            torch.index_select: _index_select,
+            functional.embedding: _embedding,
+            "getitem": _getitem,
+            torch.Tensor.__getitem__: _getitem,
             "size": _size,
             "float": lambda x: ops.cast(x, torch.float32),
             "silu": ops.silu,

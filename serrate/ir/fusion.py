@@ -65,6 +65,37 @@ class AtLeastLongest:
     what: str
 
 
+@dataclass(frozen=True)
+class RowsOfOffsets:
+    """Something to check when the program is called: rows of `count` + 1 offsets each start at 0, do not decrease and end at
+    the extent of `domain` (of its row, where it is ragged)."""
+
+    offsets: Array
+    count: Expr
+    domain: IterDomain
+
+
+@dataclass(frozen=True)
+class RowsInside:
+    """Something to check when the program is called: rows by starts and lengths are in order and end before `extent`."""
+
+    starts: Array
+    lengths: Array
+    extent: Expr
+
+
+@dataclass(frozen=True)
+class PositionInside:
+    """Something to check when the program is called: a position that was asked for must be there."""
+
+    position: int
+    extent: Expr
+    what: str
+
+
+Check = Equal | AtLeastLongest | RowsOfOffsets | RowsInside | PositionInside
+
+
 @dataclass(eq=False, repr=False)
 class Fusion:
     """A recorded program. Use as a context manager, or pass to `ops` through its tensors.
@@ -83,7 +114,7 @@ class Fusion:
     inputs: list[TensorView] = field(default_factory=list)
     outputs: list[TensorView] = field(default_factory=list)
     definitions: list[Definition] = field(default_factory=list)
-    checks: list[Equal | AtLeastLongest] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     """The hand schedule: every change of loops, in order."""
     states: dict[str, LoopState] = field(default_factory=dict)

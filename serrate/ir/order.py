@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serrate.ir.domains import IterDomain
+from serrate.ir.partition import Partition
 from serrate.ir.transforms import Transform
 from serrate.ir.values import Tensor
 
@@ -27,6 +28,9 @@ def _roots(domains: Sequence[IterDomain]) -> list[int]:
     current = [d for d in domains if d.extent != 1]
     while True:
         for transform in dict.fromkeys(d.definition for d in current if d.definition is not None):
+            if isinstance(transform, Partition) and transform.lengths is not None:
+                # Rows with gaps between them do not lie side by side.
+                continue
             place = _together(current, transform)
             if place is not None:
                 count = len([d for d in transform.outputs if d.extent != 1])

@@ -123,7 +123,13 @@ def _operator(name: str, swapped: bool = False) -> Callable[..., Any]:
 for _name, _method in {
     **{n: f"__{n}__" for n in ("add", "sub", "mul", "neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "matmul", "pow")},
     "div": "__truediv__",
+    "floor_divide": "__floordiv__",
+    "remainder": "__mod__",
     "logical_not": "__invert__",
+    "logical_and": "__and__",
+    "logical_or": "__or__",
+    "logical_xor": "__xor__",
+    "getitem": "__getitem__",
 }.items():
     setattr(TensorView, _method, _operator(_name))
 for _name, _method in {"add": "__radd__", "sub": "__rsub__", "mul": "__rmul__", "div": "__rtruediv__"}.items():

@@ -27,6 +27,7 @@ from serrate.ir.loops import (
     Existing,
     For,
     Guard,
+    Kernel,
     Lane,
     Lanes,
     LoopProgram,
@@ -151,20 +152,21 @@ def _solve(guard: Less, wanted: Symbol, inner: set[Symbol]) -> Expr | None:
 
 def tabulate(program: LoopProgram) -> LoopProgram:
     """Replaces searches for the owner of a grid position by reads of a derived array, made once for each structure."""
-    grids = {n.symbol: n.bound for k in program.kernels for n in nodes(k.body) if isinstance(n, For) and n.kind is GRID}
+    return replace(program, kernels=tuple(_tabulated(k) for k in program.kernels))
+
+
+def _tabulated(kernel: Kernel) -> Kernel:
+    # Grids of different kernels may have one name and different bounds, so each kernel is looked at alone.
+    grids = {n.symbol: n.bound for n in nodes(kernel.body) if isinstance(n, For) and n.kind is GRID}
     found: dict[Expr, Expr] = {}
-    for kernel in program.kernels:
-        for node in nodes(kernel.body):
-            for expr in expressions_of(node):
-                for e in expr.walk():
-                    # Where an array holds several rows of offsets, a position alone has no owner.
-                    if isinstance(e, Search) and e.first.value == 0 and e.position in grids and not grids[e.position].arrays:
-                        size = grids[e.position]
-                        table = Array(f"owners({e.array.name})", recipe=Owners(e.array, e.count, size))
-                        found[e] = table[e.position]
-    if not found:
-        return program
-    return replace(program, kernels=tuple(replace(k, body=_replaced(k.body, found)) for k in program.kernels))
+    for node in nodes(kernel.body):
+        for expr in expressions_of(node):
+            for e in expr.walk():
+                # Where an array holds several rows of offsets, a position alone has no owner.
+                if isinstance(e, Search) and e.first.value == 0 and e.position in grids and not grids[e.position].arrays:
+                    table = Array(f"owners({e.array.name})", recipe=Owners(e.array, e.count, grids[e.position]))
+                    found[e] = table[e.position]
+    return replace(kernel, body=_replaced(kernel.body, found)) if found else kernel
 
 
 def _replaced(body: tuple[Node, ...], found: dict[Expr, Expr]) -> tuple[Node, ...]:

@@ -73,6 +73,8 @@ def derive(
         return torch.tensor(array.data, dtype=torch.int64, device=device)
     owners = tuple(tensors[a.name] for a in sorted(array.sources, key=lambda a: a.name))
     numbers = tuple(symbols[s] for s in sorted(_symbols(array), key=str))
+    if not owners:
+        return _make(array, tensors, symbols, device, remember)
     made: torch.Tensor = remember(owners, (array.name, numbers), lambda: _make(array, tensors, symbols, device, remember))
     return made
 
@@ -95,7 +97,9 @@ def _make(
     numbers = Environment(symbols)
 
     def element(array: Array, index: Any) -> Any:
-        return derive(array, tensors, symbols, device, remember)[index].long()
+        data = derive(array, tensors, symbols, device, remember)
+        # A row that is picked from an empty batch has no length; any element will do.
+        return data[torch.as_tensor(index, device=device).clamp(0, len(data) - 1)].long()
 
     def evaluated(term: Expr, coordinate: Symbol, count: int) -> torch.Tensor:
         positions = torch.arange(count, device=device)

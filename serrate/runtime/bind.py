@@ -13,14 +13,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureMismatch
+from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureError, StructureMismatch
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Environment, Expr, Symbol, size_function
-from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
+from serrate.ir.fusion import AtLeastLongest, Check, Equal, Fusion, PositionInside, RowsInside, RowsOfOffsets
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array
+from serrate.ir.transforms import Merge
 from serrate.runtime.arrays import derive, remembered
 from serrate.tensor import Structure
-from serrate.tensor.sync import host_copy
+from serrate.tensor.sync import host_copy, on_host
 
 T = TypeVar("T")
 
@@ -146,7 +148,15 @@ class Binder:
         for check in self.checks:
             if not self.ready(call, *_arrays(check)):
                 continue
-            if isinstance(check, AtLeastLongest):
+            if isinstance(check, RowsOfOffsets):
+                self._check_rows_of_offsets(call, check)
+            elif isinstance(check, RowsInside):
+                self._check_rows_inside(call, check)
+            elif isinstance(check, PositionInside):
+                extent = self.extent(call, check.extent)
+                if not -extent <= check.position < extent:
+                    raise ShapeError(f"{check.what} {check.position}; there are {extent}")
+            elif isinstance(check, AtLeastLongest):
                 longest, reach = self.longest(call, check.ragged), self.extent(call, check.extent)
                 if reach < longest:
                     raise ShapeError(f"{check.what} has {reach} positions; the longest row has {longest}")
@@ -160,10 +170,75 @@ class Binder:
                 if a != b:
                     raise ShapeError(f"{check.what} differ: {a} and {b}")
 
+    def _check_rows_of_offsets(self, call: Call, check: RowsOfOffsets) -> None:
+        """One pass on a CPU; on a device nothing is copied only to check, as with offsets of one dim."""
+        rows = self.array(call, check.offsets).reshape(-1, self.extent(call, check.count) + 1)
+        if not on_host(rows):
+            return
+        for k, row in enumerate(rows.tolist()):
+            if row[0] != 0:
+                raise StructureError(f"offsets must start at 0 in every row: offsets[{k}][0] = {row[0]}")
+            for j in range(1, len(row)):
+                if row[j] < row[j - 1]:
+                    raise StructureError(
+                        f"offsets must not decrease: offsets[{k}][{j}] = {row[j]} < offsets[{k}][{j - 1}] = {row[j - 1]}"
+                    )
+        if isinstance(check.domain, RaggedIterDomain):
+            ends = self.array(call, offsets_array(check.domain)).diff()
+        else:
+            ends = torch.full((len(rows),), self.extent(call, check.domain.extent_expr))
+        wrong = (rows[:, -1] != ends[: len(rows)]).nonzero()
+        if len(wrong):
+            k = int(wrong[0])
+            raise StructureError(f"offsets must end at the extent: offsets[{k}] ends at {int(rows[k, -1])}, not {int(ends[k])}")
+
+    def _check_rows_inside(self, call: Call, check: RowsInside) -> None:
+        starts, lengths = self.array(call, check.starts), self.array(call, check.lengths)
+        if not on_host(starts):
+            return
+        ends = starts + lengths
+        limit = torch.cat([starts[1:], torch.full((1,), self.extent(call, check.extent), dtype=starts.dtype)])[: len(starts)]
+        wrong = ((starts < 0) | (lengths < 0) | (ends > limit)).nonzero()
+        if len(wrong):
+            k = int(wrong[0])
+            raise StructureError(
+                f"rows must be in order, without overlap, inside the tensor: row {k} is {int(lengths[k])} long from "
+                f"{int(starts[k])}, and must end by {int(limit[k])}"
+            )
+
+    def levels(self, call: Call, logical: Sequence[IterDomain]) -> tuple[torch.Tensor, ...]:
+        """The offsets of every level of rows, outermost first: what a structure is made of.
+
+        Parts of equal number in every component are a level of their own. The second of two ragged dims of one component is
+        a level inside the first: every position of it has a row.
+        """
+        found: list[torch.Tensor] = []
+        seen: dict[int, RaggedIterDomain] = {}
+        for domain in logical:
+            if not isinstance(domain, RaggedIterDomain):
+                continue
+            component = domain.component
+            if component.uid in seen:
+                rows, columns = (self.array(call, offsets_array(d)).diff() for d in (seen[component.uid], domain))
+                total = self.extent(call, seen[component.uid].extent_expr)
+                lengths = columns.repeat_interleave(rows, output_size=total)
+                found.append(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+                continue
+            seen[component.uid] = domain
+            made = component.definition
+            while isinstance(made, Merge) and all(d.uid != component.uid for d in logical):
+                outer, inner = (self.extent(call, d.extent_expr) for d in made.inputs)
+                found.append(torch.arange(outer + 1, device=call.device) * inner)
+                made = made.inputs[0].definition
+            found.append(self.array(call, offsets_array(domain)))
+        return tuple(x.to(found[-1].dtype) for x in found)
+
     def structure(self, call: Call, chain: tuple[Array, ...], total: Expr) -> Structure:
         """The structure that a chain of offsets describes, validated once for each tensor."""
-        tensors = tuple(self.array(call, a) for a in chain)
-        size = self.extent(call, total)
+        return self.structure_of(call, tuple(self.array(call, a) for a in chain), self.extent(call, total))
+
+    def structure_of(self, call: Call, tensors: tuple[torch.Tensor, ...], size: int) -> Structure:
+        """The structure of offsets, outermost first, over `size` positions."""
         return call.remember(tensors, ("structure", size), lambda: Structure.from_offsets(*tensors, total=size))
 
     def known_longest(self, call: Call, ragged: RaggedIterDomain) -> int | None:
@@ -181,8 +256,15 @@ class Binder:
         return call.remember((offsets,), "longest", lambda: int(host_copy(offsets, why).diff().max()) if len(offsets) > 1 else 0)
 
 
-def _arrays(check: Equal | AtLeastLongest) -> tuple[Array, ...]:
+def _arrays(check: Check) -> tuple[Array, ...]:
     """The arrays that must be there before something can be checked."""
+    if isinstance(check, RowsOfOffsets):
+        own = (offsets_array(check.domain),) if isinstance(check.domain, RaggedIterDomain) else ()
+        return (check.offsets, *own)
+    if isinstance(check, RowsInside):
+        return (check.starts, check.lengths)
+    if isinstance(check, PositionInside):
+        return tuple(check.extent.arrays)
     if isinstance(check, AtLeastLongest):
         return (offsets_array(check.ragged),)
     return tuple(side for side in (check.left, check.right) if isinstance(side, Array))

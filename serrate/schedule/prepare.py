@@ -14,6 +14,7 @@ from serrate.ir.expr import Expr, symbol
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
+from serrate.ir.transforms import Merge
 from serrate.ir.values import Call, Computed, Extent, Place, Position, Read, Role, domains_of
 from serrate.schedule.plan import Recorder
 
@@ -32,6 +33,11 @@ class Shape:
     @property
     def reduces_rows(self) -> bool:
         return self.ragged is not None and self.ragged.uid in self.reduced
+
+    @property
+    def has_other_rows(self) -> bool:
+        """Whether another loop runs over rows too: of the same component (a product), or of another one."""
+        return any(d.is_ragged for d in self.regular)
 
     @property
     def is_product(self) -> bool:
@@ -121,21 +127,67 @@ def _runs_over(phase: Phase) -> set[int]:
 
 
 def flatten_levels(recorder: Recorder) -> None:
-    """Nested levels: combine the pairs that no phase tells apart, so that one (component, ragged) pair is left."""
+    """Nested levels, parts of components and independent pairs: combine and merge what no phase tells apart, so that one
+    (component, ragged) pair is left."""
     coarse = any(_reduces_two_levels(p) for p in recorder.program.phases)
-    for phase in list(recorder.program.phases):
-        while True:
-            domains = [loop.domain for loop in (chain(phase) or ((), None))[0]]
-            ragged = [d for d in domains if isinstance(d, RaggedIterDomain)]
-            if len(ragged) < 2 and not (ragged and _keeps_both(phase, ragged[0])):
-                break
-            if len(ragged) >= 2 and _combines_inner(phase, ragged[-2], ragged[-1], coarse):
-                recorder.do("combine", phase.name, ragged[-2].name, ragged[-1].name)
-            elif _kept(phase, ragged[0]):
-                recorder.do("combine", phase.name, ragged[0].component.name, ragged[0].name)
-            else:
-                break
-            phase = next(p for p in recorder.program.phases if p.name == phase.name)
+    for name in [p.name for p in recorder.program.phases]:
+        while _flattens_one(recorder, next(p for p in recorder.program.phases if p.name == name), coarse):
+            pass
+
+
+def _flattens_one(recorder: Recorder, phase: Phase, coarse: bool) -> bool:
+    """Makes one loop of two in a phase, if there are two that can be one."""
+    domains = [loop.domain for loop in (chain(phase) or ((), None))[0]]
+    ragged = [d for d in domains if isinstance(d, RaggedIterDomain)]
+    for row in ragged:
+        if _joins_parts(recorder, phase, domains, row):
+            return True
+    if len(ragged) >= 2 and _nests(ragged[-2], ragged[-1]):
+        if _combines_inner(phase, ragged[-2], ragged[-1], coarse):
+            recorder.do("combine", phase.name, ragged[-2].name, ragged[-1].name)
+            return True
+        if _kept(phase, ragged[0]):
+            recorder.do("combine", phase.name, ragged[0].component.name, ragged[0].name)
+            return True
+        return False
+    if len(ragged) == 1 and _keeps_both(phase, ragged[0]):
+        recorder.do("combine", phase.name, ragged[0].component.name, ragged[0].name)
+        return True
+    if len(ragged) >= 2:
+        return _joins_pairs(recorder, phase, domains, ragged)
+    return False
+
+
+def _nests(component: IterDomain, ragged: RaggedIterDomain) -> bool:
+    """Whether the positions of one ragged loop are the components of another."""
+    made = component.definition
+    return isinstance(made, Partition) and made.inputs[0].uid == ragged.component.uid
+
+
+def _joins_parts(recorder: Recorder, phase: Phase, domains: list[IterDomain], row: RaggedIterDomain) -> bool:
+    """Parts of equal number in every component: a part and its rows are the domain that was partitioned where both are
+    reduced; otherwise component and part together own the rows."""
+    owner = row.component.definition
+    if not isinstance(owner, Merge) or any(d.uid == row.component.uid for d in domains):
+        return False
+    group, part = owner.inputs
+    there = {d.uid for d in domains}
+    if part.uid in there and not _kept(phase, part) and not _kept(phase, row):
+        return recorder.attempt("combine", phase.name, part.name, row.name)
+    if group.uid in there and part.uid in there and _kept(phase, group) == _kept(phase, part):
+        return recorder.attempt("merge", phase.name, group.name, part.name)
+    return False
+
+
+def _joins_pairs(recorder: Recorder, phase: Phase, domains: list[IterDomain], ragged: list[RaggedIterDomain]) -> bool:
+    """Pairs that do not depend on each other: those that are kept become one regular loop each."""
+    if len({d.component.uid for d in ragged}) < 2:
+        return False
+    for row in ragged:
+        component = next((d for d in domains if d.uid == row.component.uid), None)
+        if component is not None and _kept(phase, row) and recorder.attempt("combine", phase.name, component.name, row.name):
+            return True
+    return False
 
 
 def _combines_inner(phase: Phase, component: RaggedIterDomain, ragged: RaggedIterDomain, coarse: bool) -> bool:

@@ -292,7 +292,12 @@ def two_pass(program: TileProgram, phase: str) -> TileProgram:
     if not isinstance(leaf, Accumulate) or leaf.reduction.name != "softmax" or leaf.merge:
         raise ScheduleError(f"phase {phase} does not compute softmax statistics")
     x, (largest, total) = leaf.values[0], leaf.targets
-    domains = tuple(d for d, _ in loops)
+    rows = [d for d, _ in loops if isinstance(d, RaggedIterDomain)]
+    if len(rows) != 1:
+        raise ScheduleError(f"phase {phase} does not run over one row at a time, so none can be kept")
+    # A row that is kept lies in one piece, whatever the order of the tensor's dims: its owner, the row, what positions hold.
+    ranks = {rows[0].component.uid: 0, rows[0].uid: 1}
+    domains = tuple(sorted((d for d, _ in loops), key=lambda d: ranks.get(d.uid, 2)))
     power = call("exp_diff", x, read(largest, leaf.index), dtype=largest.dtype)
     if not any(power in set(v.walk()) for p in program.phases for each in p.leaves for v in each.values):
         raise ScheduleError(f"phase {phase}: nothing needs the exponentials again")

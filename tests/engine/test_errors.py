@@ -168,7 +168,7 @@ RECORDINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[SerrateErr
         lambda x, o: ops.as_nested(ops.as_flattened(x), o),
         (((None, 4), torch.int64),),
         SerrateError,
-        ["offsets", "1-D"],
+        ["offsets", "1 leading", "0 precede"],
     ),
 }
 

@@ -158,6 +158,8 @@ static inline f32 fn_sin(f32 x) { return __builtin_sinf(x); }
 static inline f64 fn_sin(f64 x) { return __builtin_sin(x); }
 static inline f32 fn_cos(f32 x) { return __builtin_cosf(x); }
 static inline f64 fn_cos(f64 x) { return __builtin_cos(x); }
+static inline f32 fn_fmod(f32 x, f32 y) { return __builtin_fmodf(x, y); }
+static inline f64 fn_fmod(f64 x, f64 y) { return __builtin_fmod(x, y); }
 // Integers divided rounding down; a divisor of 0 gives 0, and the smallest integer by -1 wraps.
 template <class T> static inline T whole_div(T a, T b) {
   if (b == 0) return 0;

@@ -168,6 +168,8 @@ class _Printer:
         if len(body) == 1 and isinstance(body[0], For) and body[0].kind is GRID:
             self._grid(body[0])
         else:
+            for tensor in self.private:
+                self.put(f"{ctype(tensor.dtype)}* __restrict {tensor.name} = {tensor.name}_all;")
             self._nodes(body)
         self.close()
 

@@ -21,6 +21,7 @@ from serrate.frontend.ops.elementwise import (
     expm1,
     floor,
     floor_divide,
+    fmod,
     ge,
     gelu,
     gt,
@@ -62,18 +63,60 @@ from serrate.frontend.ops.elementwise import (
     trunc,
     where,
 )
-from serrate.frontend.ops.movement import cat, embedding, flip, gather, index, pad, select, slice, stack
-from serrate.frontend.ops.normalise import layer_norm, log_softmax, logsumexp, rms_norm, softmax, softmax_states
-from serrate.frontend.ops.products import linear, matmul
-from serrate.frontend.ops.reductions import all, amax, amin, any, argmax, argmin, max, mean, min, prod, sum, var
-from serrate.frontend.ops.routing import group_by, index_add, invert, topk
-from serrate.frontend.ops.scans import cumprod, cumsum
+from serrate.frontend.ops.movement import (
+    cat,
+    embedding,
+    flip,
+    gather,
+    index,
+    pad,
+    select,
+    slice,
+    stack,
+)
+from serrate.frontend.ops.normalise import (
+    layer_norm,
+    log_softmax,
+    logsumexp,
+    rms_norm,
+    softmax,
+    softmax_states,
+)
+from serrate.frontend.ops.products import (
+    linear,
+    matmul,
+)
+from serrate.frontend.ops.reductions import (
+    all,
+    amax,
+    amin,
+    any,
+    argmax,
+    argmin,
+    max,
+    mean,
+    min,
+    prod,
+    sum,
+    var,
+)
+from serrate.frontend.ops.routing import (
+    group_by,
+    index_add,
+    invert,
+    topk,
+)
+from serrate.frontend.ops.scans import (
+    cumprod,
+    cumsum,
+)
 from serrate.frontend.ops.structure import (
     as_flattened,
     as_nested,
     broadcast_to,
     flatten,
     permute,
+    regroup,
     reshape,
     set,
     squeeze,
@@ -114,6 +157,7 @@ __all__ = [
     "flip",
     "floor",
     "floor_divide",
+    "fmod",
     "gather",
     "ge",
     "gelu",
@@ -155,6 +199,7 @@ __all__ = [
     "pow",
     "prod",
     "reciprocal",
+    "regroup",
     "relu",
     "remainder",
     "reshape",

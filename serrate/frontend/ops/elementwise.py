@@ -128,21 +128,47 @@ def gelu(x: TensorView, approximate: str = "none") -> TensorView:
 def floor_divide(a: Operand, b: Operand) -> TensorView:
     """`torch.floor_divide`; an integer divided by 0 gives 0."""
     dtype = torch.result_type(stand_in(a), stand_in(b))
-    return floor(div(a, b)) if dtype.is_floating_point else elementwise("floordiv", dtype, a, b, compute=dtype)
+    if not dtype.is_floating_point:
+        return elementwise("floordiv", dtype, a, b, compute=dtype)
+    rest = fmod(a, b)
+    whole = div(sub(a, rest), b)
+    whole = where(_crosses(rest, b), sub(whole, 1.0), whole)
+    low = floor(whole)
+    # The quotient is whole up to rounding; which whole number it is, rounding must not decide.
+    low = where(gt(sub(whole, low), 0.5), add(low, 1.0), low)
+    if isinstance(b, TensorView):
+        return where(eq(b, 0), div(a, b), low)
+    return low if b else div(a, b)
+
+
+def fmod(a: Operand, b: Operand) -> TensorView:
+    """`torch.fmod`: what is left of a division rounded towards 0; has the sign of `a`. An integer by 0 gives 0."""
+    dtype = torch.result_type(stand_in(a), stand_in(b))
+    if dtype.is_floating_point:
+        return elementwise("fmod", dtype, a, b, compute=dtype)
+    rest = remainder(a, b)
+    return where(logical_and(ne(rest, 0), ne(lt(rest, 0), lt(a, 0) if isinstance(a, TensorView) else a < 0)), sub(rest, b), rest)
 
 
 def remainder(a: Operand, b: Operand) -> TensorView:
     """`torch.remainder`: has the sign of the divisor; an integer divided by 0 gives 0."""
     dtype = torch.result_type(stand_in(a), stand_in(b))
-    if dtype.is_floating_point:
-        return sub(a, mul(floor(div(a, b)), b))
-    return elementwise("rem", dtype, a, b, compute=dtype)
+    if not dtype.is_floating_point:
+        return elementwise("rem", dtype, a, b, compute=dtype)
+    rest = fmod(a, b)
+    return where(_crosses(rest, b), add(rest, b), rest)
+
+
+def _crosses(rest: TensorView, b: Operand) -> TensorView:
+    """Whether a rest is there and lies on the other side of 0 than the divisor."""
+    below = lt(b, 0) if isinstance(b, TensorView) else None
+    other = ne(lt(rest, 0), below) if below is not None else (ge(rest, 0) if b < 0 else lt(rest, 0))  # type: ignore[operator]
+    return logical_and(ne(rest, 0), other)
 
 
 def sign(x: TensorView) -> TensorView:
-    """`torch.sign`: -1, 0 or 1; NaN stays NaN."""
-    number = sub(cast(gt(x, 0), x.dtype), cast(lt(x, 0), x.dtype))
-    return where(isnan(x), x, number) if x.dtype.is_floating_point else number
+    """`torch.sign`: -1, 0 or 1; 0 for NaN."""
+    return sub(cast(gt(x, 0), x.dtype), cast(lt(x, 0), x.dtype))
 
 
 def trunc(x: TensorView) -> TensorView:
@@ -186,7 +212,7 @@ def expm1(x: TensorView) -> TensorView:
     x = _as_float(x)
     power = exp(x)
     less = sub(power, 1.0)
-    near = div(mul(less, x), log(power))
+    near = mul(less, div(x, log(power)))
     far = logical_or(isinf(power), eq(less, -1.0))
     return where(eq(less, 0.0), x, where(far, less, near))
 
@@ -229,7 +255,12 @@ def elu(x: TensorView, alpha: float = 1.0) -> TensorView:
 
 def lerp(start: TensorView, end: Operand, weight: Operand) -> TensorView:
     """`torch.lerp`: start + weight * (end - start)."""
-    return add(start, mul(weight, sub(end, start)))
+    # From whichever end is nearer, so that both ends are met exactly.
+    away = sub(end, start)
+    near = add(start, mul(weight, away))
+    if isinstance(weight, TensorView):
+        return where(lt(abs(weight), 0.5), near, sub(end, mul(away, sub(1.0, weight))))
+    return near if -0.5 < weight < 0.5 else sub(end, mul(away, 1.0 - weight))
 
 
 def addcmul(x: TensorView, a: Operand, b: Operand, value: Number = 1) -> TensorView:

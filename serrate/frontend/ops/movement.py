@@ -18,7 +18,7 @@ from serrate.frontend.ops.elementwise import cast
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, Joined, RunningSum, const, maximum, minimum, symbol
-from serrate.ir.fusion import Fusion
+from serrate.ir.fusion import Fusion, PositionInside
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Store
@@ -98,9 +98,12 @@ def _index_rows(x: TensorView, indices: TensorView, dim: int) -> TensorView:
     if dim != 0 or indices.ndim != 1 or not isinstance(ragged, RaggedIterDomain) or sum_ragged(x) != 1:
         raise ShapeError(f"index: rows are picked by a 1-D tensor along dim 0 of one level of rows, got {indices} into {x}")
     picked = Array(indices.tensor.memory.name, signed=True)[COORDINATE]
-    inside = maximum(minimum(picked, ragged.component.extent_expr - 1), 0)
+    rows_there = ragged.component.extent_expr
+    inside = maximum(minimum(picked, rows_there - 1), 0)
+    # A row that is not there is empty: its length is that of some row, times 0.
+    exists = minimum(maximum(picked + 1, 0), 1) * minimum(maximum(rows_there - picked, 0), 1)
     count = indices.domains[0].extent_expr
-    component, rows = rows_of(x.fusion, ragged.length_of(inside), count, None)
+    component, rows = rows_of(x.fusion, ragged.length_of(inside) * exists, count, None)
     places: Places = (_at(indices, (component,)), _same_position(rows), *x.domains[2:])
     return pulled(x.fusion, x.dtype, (component, rows, *x.domains[2:]), x.at(places))
 
@@ -126,7 +129,11 @@ def gather(x: TensorView, dim: int, indices: TensorView) -> TensorView:
     for k, (own, other) in enumerate(zip(x.domains, indices.domains, strict=True)):
         if k != dim:
             match(x.fusion, "gather", own, other)
-    places: Places = tuple(_at(indices) if k == dim else d for k, d in enumerate(indices.domains))
+    # Where rows are picked, positions must lie in the row that the index names.
+    picks = [isinstance(d, RaggedIterDomain) and d.component.uid == x.domains[dim].uid for d in x.domains]
+    places: Places = tuple(
+        _at(indices) if k == dim else _same_position(d) if picks[k] else d for k, d in enumerate(indices.domains)
+    )
     return pulled(x.fusion, x.dtype, indices.domains, x.at(places))
 
 
@@ -143,6 +150,8 @@ def select(x: TensorView, dim: int, index: int) -> TensorView:
     dim = dim_of(x, dim)
     domain = x.domains[dim]
     place = _position(domain, index, f"select: {x} has no position {index} in dim {dim}")
+    if not domain.is_ragged and domain.extent_expr.value is None:
+        x.fusion.checks.append(PositionInside(index, domain.extent_expr, f"select: dim {dim} has no position"))
     domains: list[IterDomain] = []
     places: list[IterDomain | Place | None] = []
     for k, own in enumerate(x.domains):

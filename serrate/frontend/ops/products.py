@@ -5,9 +5,8 @@ In: `TensorView`s. Out: a `TensorView`; products are summed in float32 (float64 
 
 from __future__ import annotations
 
-import torch
-
 from serrate.errors import DtypeError, ShapeError
+from serrate.frontend.broadcast import match
 from serrate.frontend.ops.common import floating, require_equal
 from serrate.frontend.ops.elementwise import add, cast
 from serrate.ir.domains import IterDomain
@@ -19,34 +18,60 @@ from serrate.ir.view import TensorView
 
 
 def matmul(x: TensorView, w: TensorView) -> TensorView:
-    """Rows of `x` times a weight: [k, j] shared by all rows, or [component, k, j], one for each component.
+    """Rows of `x` times `w`: [k, j] shared by all rows, or [component, k, j], one for each component.
 
+    Ragged dims may stand on every side: `matmul(q, transpose(k, 1, 2))` is rows by rows of one component, a product
+    structure; `matmul(transpose(x, 1, 2), y)` contracts the rows of each component.
+
+    >>> import torch
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
     ...     x, off, w = f.input((None, 8), torch.float32), f.input((4,), torch.int64), f.input((3, 8, 5), torch.float32)
-    ...     print(ops.matmul(ops.as_nested(x, off), w).shape)
-    (3, 'r0', 5)
+    ...     y = ops.as_nested(x, off)
+    ...     print(ops.matmul(y, w).shape, ops.matmul(ops.transpose(y, 1, 2), y).shape)
+    (3, 'r0', 5) (3, 8, 8)
     """
     fusion = x.fusion
     if x.ndim < 2 or w.ndim not in (2, 3):
         raise ShapeError(f"matmul: expected rows [..., k] and a weight [k, j] or [component, k, j], got {x} and {w}")
     if x.dtype != w.dtype:
         raise DtypeError(f"matmul: both must have one dtype, got {x.dtype} and {w.dtype}")
+    dtype = floating("matmul", x)
     k, j = x.domains[-1], w.domains[-1]
-    require_equal(fusion, "matmul: the contracted extents", k, w.domains[-2])
+    if k.is_ragged != w.domains[-2].is_ragged:
+        raise ShapeError(f"matmul: one of the contracted dims is ragged and the other is not: {k} and {w.domains[-2]}")
+    if k.is_ragged:
+        match(fusion, "matmul", k, w.domains[-2])
+    else:
+        require_equal(fusion, "matmul: the contracted extents", k, w.domains[-2])
+    if j.uid in {d.uid for d in x.domains}:
+        # Rows by the same rows: two indices over one structure.
+        j = j.with_rows(j.row_length, name=fusion.fresh("r" if j.is_ragged else "d"), bound=j.bound, total=j.extent_expr)
     index: tuple[IterDomain, ...] = (k, j)
     if w.ndim == 3:
-        component = x.ragged.component if isinstance(x.domains[-2], RaggedIterDomain) else x.domains[-3]
+        component = _component(x)
         require_equal(fusion, "matmul: the number of components and of weights", component, w.domains[0])
+        if isinstance(j, RaggedIterDomain) and j.component.uid != component.uid:
+            j = _under(component, j, fusion.fresh("r"))
         index = (component, k, j)
     kept = (*x.domains[:-1], j)
-    dtype = x.dtype if x.dtype.is_floating_point else torch.int64
-    if not x.dtype.is_floating_point:
-        raise DtypeError(f"matmul: takes floating point, got {x.dtype}")
     state = fusion.tensor(carried_dtype(dtype), kept)
     product = call("mul", x.at(x.domains), w.at(index), dtype=carried_dtype(dtype))
     out = fusion.define([state], (*kept, k), Accumulate((state,), kept, reduction("sum"), (product,), (k,)))[0]
     return cast(out, dtype)
+
+
+def _under(component: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIterDomain:
+    """Rows of the same lengths, counted by another component domain of as many components."""
+    return RaggedIterDomain(
+        rows.extent_expr, name=name, pairing=rows.pairing, component=component, length=rows.length, bound=rows.bound
+    )
+
+
+def _component(x: TensorView) -> IterDomain:
+    """The dim that picks one of several weights: what owns the rows, or the dim before the last two."""
+    rows = [d for d in x.domains if isinstance(d, RaggedIterDomain)]
+    return rows[-1].component if rows and any(d.uid == rows[-1].component.uid for d in x.domains) else x.domains[-3]
 
 
 def linear(x: TensorView, weight: TensorView, bias: TensorView | None = None) -> TensorView:

@@ -17,6 +17,7 @@ from serrate.ir.ragged_transforms import cover
 from serrate.ir.reductions import reduction
 from serrate.ir.storage import collapse
 from serrate.ir.tile import Accumulate, Store
+from serrate.ir.transforms import Merge
 from serrate.ir.values import Value, call, carried_dtype, constant, extent
 from serrate.ir.view import TensorView
 
@@ -46,16 +47,20 @@ def reduced(
 def _across(name: str, x: TensorView, domain: IterDomain, over: tuple[IterDomain, ...]) -> IterDomain:
     """A dim of the result. The ragged dim whose components are reduced alone becomes a regular one, as long as the longest
     row: each position is reduced across the rows that reach it."""
+    if isinstance(domain, RaggedIterDomain) and {d.uid for d in over} & {d.uid for d in _merged_from(domain.component)}:
+        raise ShapeError(f"{name} over a component dim alone: {x} has parts inside components; regroup or flatten them first")
     if not isinstance(domain, RaggedIterDomain) or all(d.uid != domain.component.uid for d in over):
-        outer = any(d.is_ragged or counts_rows(x, d) for d in over)
-        if outer and isinstance(domain, RaggedIterDomain) and not any(d.uid == domain.component.uid for d in x.domains):
-            raise ShapeError(f"{name}: rows of {x} lie inside other rows; flatten the outer level first")
         return domain
     if len([d for d in x.domains if d.is_ragged]) > 1:
         raise ShapeError(f"{name} over a component dim alone: {x} has several levels of rows; flatten the outer ones first")
     length, count = domain.length, domain.component.extent_expr
     longest = Array(f"longest({length.substitute({COORDINATE: symbol('c')})})", recipe=Largest(length, COORDINATE, count))
     return cover(domain, longest[0])
+
+
+def _merged_from(component: IterDomain) -> list[IterDomain]:
+    made = component.definition
+    return [p for part in made.inputs for p in (part, *_merged_from(part))] if isinstance(made, Merge) else []
 
 
 def keep(x: TensorView, reduced: TensorView, dims: tuple[int, ...], keepdim: bool) -> TensorView:
@@ -71,7 +76,7 @@ def keep(x: TensorView, reduced: TensorView, dims: tuple[int, ...], keepdim: boo
 def count(x: TensorView, dims: tuple[int, ...], like: TensorView, dtype: torch.dtype) -> TensorView:
     """How many elements a reduction over `dims` counts, as a tensor over `like`'s domains."""
     fusion = x.fusion
-    if any(counts_rows(x, x.domains[d]) for d in dims) and not any(x.domains[d].is_ragged for d in dims):
+    if crosses_rows(x, dims):
         # Across rows, only those count that reach so far.
         ones = where(eq(x, x), 1.0, 1.0)
         return reduced("sum", ones, dims, dtype, dtype)[0]
@@ -81,6 +86,11 @@ def count(x: TensorView, dims: tuple[int, ...], like: TensorView, dtype: torch.d
         value = call("mul", value, call("cast", extent(domain), dtype=dtype), dtype=dtype)
     out = fusion.tensor(dtype, like.domains)
     return fusion.define([out], like.domains, Store(out, like.domains, value))[0]
+
+
+def crosses_rows(x: TensorView, dims: tuple[int, ...]) -> bool:
+    """Whether a reduction goes from row to row, position by position, and not along rows."""
+    return any(counts_rows(x, x.domains[d]) for d in dims) and not any(x.domains[d].is_ragged for d in dims)
 
 
 def counts_rows(x: TensorView, component: IterDomain) -> bool:

@@ -9,8 +9,8 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.ops.common import Dims, Number, dims_of, floating
-from serrate.frontend.ops.elementwise import cast, div, eq, maximum, sub, where
-from serrate.frontend.ops.reducing import count, keep, reduced
+from serrate.frontend.ops.elementwise import cast, div, eq, maximum, square, sub, where
+from serrate.frontend.ops.reducing import count, crosses_rows, keep, reduced
 from serrate.ir.values import carried_dtype, position
 from serrate.ir.view import TensorView
 
@@ -103,9 +103,18 @@ def mean(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> Tenso
 
 
 def moments(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, TensorView, TensorView]:
+    """How many elements there are, their mean, and the sum of the squares of their distances from it."""
     state = carried_dtype(floating("var", x))
-    count, average, squares = reduced("welford", x, dims, state, state)
-    return count, average, squares
+    if not crosses_rows(x, dims):
+        counted, average, squares = reduced("welford", x, dims, state, state)
+        return counted, average, squares
+    # Across rows there is no first element to measure distances from, so the mean is taken first.
+    wide = cast(x, state)
+    total = reduced("sum", wide, dims, state, state)[0]
+    counted = count(x, dims, total, state)
+    average = div(total, counted)
+    away = square(sub(wide, keep(x, average, dims, True)))
+    return counted, average, reduced("sum", away, dims, state, state)[0]
 
 
 def var(x: TensorView, dim: Dims | None = None, correction: Number = 1, keepdim: bool = False) -> TensorView:

@@ -15,10 +15,11 @@ from serrate.frontend.broadcast import index_into, match
 from serrate.frontend.ops.common import dim_of
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, RunningSum, const
-from serrate.ir.fusion import Equal
+from serrate.ir.fusion import Equal, RowsInside, RowsOfOffsets
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import combine
+from serrate.ir.ragged_transforms import regroup as domain_regroup
 from serrate.ir.tile import Store
 from serrate.ir.transforms import merge, split
 from serrate.ir.values import Tensor
@@ -26,11 +27,18 @@ from serrate.ir.view import TensorView
 
 
 def as_nested(
-    x: TensorView, offsets: TensorView | None = None, *, lengths: TensorView | None = None, ragged_dim: int = 0
+    x: TensorView,
+    offsets: TensorView | None = None,
+    *,
+    lengths: TensorView | None = None,
+    starts: TensorView | None = None,
+    ragged_dim: int = 0,
 ) -> TensorView:
-    """Views dim `ragged_dim` as (component, ragged) by K+1 offsets or K lengths; no data moves.
+    """Views dim `ragged_dim` as (component, ragged) by K+1 offsets, by K lengths, or by K starts and lengths; no data moves.
 
-    Applied to the component dim of a nested tensor it nests again: documents > sentences > words.
+    Applied to the component dim of a nested tensor it nests again: documents > sentences > words. Offsets of several dims,
+    `[G, K+1]`, have a row for each position of the dims before `ragged_dim`, or for each row if that dim is ragged: every
+    component then has K parts. With `starts`, rows may leave gaps: padded storage and aligned blocks are read in place.
 
     >>> from serrate import ir
     >>> with ir.Fusion() as f:
@@ -38,26 +46,56 @@ def as_nested(
     ...     print(as_nested(x, off).shape)
     (3, 'r0', 4)
     """
-    given = offsets if offsets is not None else lengths
-    if given is None or (offsets is not None and lengths is not None):
-        raise ShapeError("as_nested: give offsets or lengths, one of them")
-    if given.ndim != 1 or given.dtype not in (torch.int32, torch.int64):
-        raise DtypeError(f"as_nested: {'offsets' if offsets is not None else 'lengths'} must be 1-D int32 or int64, got {given}")
-    array, count = Array(given.tensor.memory.name), given.domains[0].extent_expr
+    given = {"offsets": offsets, "lengths": lengths, "starts": starts}
+    named = {name: view for name, view in given.items() if view is not None}
+    if tuple(named) not in (("offsets",), ("lengths",), ("lengths", "starts")):
+        raise ShapeError(f"as_nested: give offsets, or lengths, or starts and lengths; got {', '.join(named) or 'none of them'}")
+    for name, view in named.items():
+        if view.dtype not in (torch.int32, torch.int64):
+            raise DtypeError(f"as_nested: {name} must be int32 or int64, got {view}")
+        if view.ndim != 1 and (name != "offsets" or view.ndim == 0):
+            raise ShapeError(f"as_nested: {name} must have one dim, got {view}")
     if offsets is not None:
-        return nested_by(x, array, count - 1, ragged_dim)
-    return nested_by(
-        x, Array(f"sum({array.name}[c])", recipe=RunningSum(array[COORDINATE], COORDINATE, count)), count, ragged_dim
-    )
+        count = offsets.domains[-1].extent_expr - 1
+        return nested_by(x, _array(offsets), count, ragged_dim, offsets.domains[:-1])
+    assert lengths is not None
+    count, array = lengths.domains[0].extent_expr, _array(lengths)
+    if starts is None:
+        summed = Array(f"sum({array.name}[c])", recipe=RunningSum(array[COORDINATE], COORDINATE, count))
+        return nested_by(x, summed, count, ragged_dim)
+    _require(x, starts.domains[0], count, "as_nested: the numbers of starts and of lengths")
+    dim = dim_of(x, ragged_dim)
+    pair = partition(x.domains[dim], _array(starts), count, lengths=array, names=(x.fusion.fresh("c"), x.fusion.fresh("r")))
+    x.fusion.checks.append(RowsInside(_array(starts), array, x.domains[dim].extent_expr))
+    return viewed(x, (*x.domains[:dim], *pair, *x.domains[dim + 1 :]))
 
 
-def nested_by(x: TensorView, offsets: Array, count: Expr, ragged_dim: int) -> TensorView:
-    """Views a dim as (component, ragged) by an array of `count` + 1 offsets."""
+def _array(view: TensorView) -> Array:
+    return Array(view.tensor.memory.name)
+
+
+def nested_by(x: TensorView, offsets: Array, count: Expr, ragged_dim: int, leading: Sequence[IterDomain] = ()) -> TensorView:
+    """Views a dim as (component, ragged) by an array of `count` + 1 offsets, or of such rows for each of `leading`."""
     dim = dim_of(x, ragged_dim)
     domain = x.domains[dim]
+    names = (x.fusion.fresh("c"), x.fusion.fresh("r"))
+    under: tuple[IterDomain, ...] = ()
     if isinstance(domain, RaggedIterDomain):
-        raise ShapeError(f"as_nested: dim {dim} is ragged; nest the component dim, or partition before nesting")
-    component, ragged = partition(domain, offsets, count, names=(x.fusion.fresh("c"), x.fusion.fresh("r")))
+        if len(leading) != 1:
+            raise ShapeError(
+                f"as_nested: dim {dim} of {x} is ragged, so offsets need a row for each of its components, [components, K+1]; "
+                f"got {len(leading) + 1} dims. Offsets of one dim nest the component dim"
+            )
+        _require(x, leading[0], domain.component.extent_expr, "as_nested: the number of rows of offsets and of components")
+    elif leading:
+        if len(leading) > dim:
+            raise ShapeError(f"as_nested: offsets have {len(leading)} leading dims, but {dim} precede dim {dim} of {x}")
+        under = x.domains[dim - len(leading) : dim]
+        for own, other in zip(under, leading, strict=True):
+            _require(x, other, own.extent_expr, "as_nested: the number of rows of offsets and of positions before the dim")
+    component, ragged = partition(domain, offsets, count, under=under, names=names)
+    if leading:
+        x.fusion.checks.append(RowsOfOffsets(offsets, count, domain))
     return viewed(x, (*x.domains[:dim], component, ragged, *x.domains[dim + 1 :]))
 
 
@@ -136,6 +174,27 @@ def reshape(x: TensorView, sizes: Sequence[int]) -> TensorView:
         raise ShapeError(f"reshape: {x} is ragged; use flatten and unflatten on its regular dims, as_flattened on rows")
     flat = x if x.ndim == 1 else flatten(x)
     return flat if len(sizes) == 1 and sizes[0] == -1 else unflatten(flat, 0, sizes)
+
+
+def regroup(x: TensorView, group_dim: int = 0, component_dim: int = 1, ragged_dim: int = 2) -> TensorView:
+    """[group, component, rows of each] -> [component, rows of all groups]: a block permutation, which moves data.
+
+    >>> from serrate import ir
+    >>> with ir.Fusion() as f:
+    ...     x, offsets = f.input((2, 4), torch.float32), f.input((2, 3), torch.int64)
+    ...     f.output(regroup(as_nested(x, offsets, ragged_dim=1)))
+    >>> rows = f.evaluate(torch.arange(8.0).reshape(2, 4), torch.tensor([[0, 1, 4], [0, 2, 4]])).unbind()
+    >>> [r.tolist() for r in rows]
+    [[0.0, 4.0, 5.0], [1.0, 2.0, 3.0, 6.0, 7.0]]
+    """
+    g, c, r = (dim_of(x, d) for d in (group_dim, component_dim, ragged_dim))
+    if not g < c < r:
+        raise ShapeError(f"regroup: expected dims in the order group, component, ragged, got {g}, {c}, {r}")
+    component, rows = domain_regroup(x.domains[g], x.domains[c], x.domains[r])
+    logical = [rows if k == r else component if k == c else d for k, d in enumerate(x.domains) if k != g]
+    out = x.fusion.tensor(x.dtype, logical)
+    # Runs over the old rows: each is one piece in both orders.
+    return x.fusion.define([out], x.domains, Store(out, tuple(logical), x.at(x.domains)))[0]
 
 
 def _require(x: TensorView, domain: IterDomain, size: Expr, what: str) -> None:

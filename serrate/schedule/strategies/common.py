@@ -116,6 +116,9 @@ def schedule_regular(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], 
     if first.uid in shape.reduced and isinstance(shape.leaf, Accumulate) and not shape.leaf.merge:
         _schedule_total(recorder, shape, domains, target)
         return
+    if first.uid in shape.reduced and isinstance(shape.leaf, Scan):
+        _schedule_running(recorder, shape, domains, target)
+        return
     block = _first_block(shapes, target)
     recorder.do("split", shape.phase, first.name, block)
     outer, inner = f"{first.name}o", f"{first.name}i"
@@ -141,6 +144,17 @@ def _schedule_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain,
     left = tuple(d for d in rest if d.uid not in shape.reduced)
     kept, _, lanes = lane_regular(recorder, Shape(shape.phase, shape.leaf, None, None, left, shape.reduced), target)
     finish_loops(recorder, shape.phase, [*kept, outer, *lanes], [], lanes)
+
+
+def _schedule_running(recorder: Recorder, shape: Shape, domains: tuple[IterDomain, ...], target: Target) -> None:
+    """A scan along the first dim: a block of it after the other; what it is done for is on the grid."""
+    first = domains[0]
+    rest = Shape(shape.phase, shape.leaf, None, None, domains[1:], shape.reduced)
+    kept, reduced, lanes = lane_regular(recorder, rest, target)
+    across = lanes_of(rest.regular[-1], target, target.widest) if rest.regular else 1
+    recorder.do("split", shape.phase, first.name, block_size(None, max(target.block // across, 1), target))
+    outer, inner = f"{first.name}o", f"{first.name}i"
+    finish_loops(recorder, shape.phase, [*kept, outer, *reduced, inner, *lanes], kept, [inner, *lanes])
 
 
 def _first_block(shapes: Sequence[Shape], target: Target) -> int:
@@ -255,7 +269,7 @@ def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLo
         finish_loops(recorder, phase, [*grid, *serial, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
         return
     order = [*grid, *kept, *serial, *reduced, *own, *lanes]
-    if not target.factors_blocks or isinstance(shape.leaf, Scan):
+    if not target.factors_blocks or isinstance(shape.leaf, Scan) or (isinstance(shape.leaf, Accumulate) and shape.leaf.merge):
         finish_loops(recorder, phase, order, grid, [*own, *lanes])
         return
     # Every lane reduces what it sees; lanes are combined once, behind the loop over the row.

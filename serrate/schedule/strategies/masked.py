@@ -11,6 +11,7 @@ from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, prepare
 from serrate.schedule.strategies.common import block_size, schedule, schedule_product, warps_for
+from serrate.schedule.strategies.maskless import WholeRows
 from serrate.schedule.target import Target
 
 
@@ -31,6 +32,10 @@ class GroupedRows:
     tile: int | None
     size: int
 
+    def _whole(self) -> WholeRows:
+        """What is done where rows of several lengths meet: a lane for each row would need them all to have one length."""
+        return WholeRows(self.tile)
+
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         assert shape.component is not None
         recorder.do("split", shape.phase, shape.component.name, self.size)
@@ -38,6 +43,8 @@ class GroupedRows:
 
     def per_row(self, recorder: Recorder, shape: Shape, block: int) -> tuple[list[str], list[str], list[str]]:
         assert shape.ragged is not None
+        if shape.has_other_rows:
+            return self._whole().per_row(recorder, shape, block)
         (group,), (member,) = self.per_component(recorder, shape)
         recorder.do("cover", shape.phase, shape.ragged.name, group, self.size)
         cover = f"{shape.ragged.name}x"

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from serrate.ir.tile import Scan, TileProgram
+from serrate.ir.tile import Accumulate, Scan, TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
 from serrate.schedule.strategies.common import (
     block_size,
     finish_loops,
     lane_regular,
+    loop_names,
     schedule,
     schedule_product,
     warps_for,
@@ -38,6 +39,14 @@ def persistent_dynamic(
     return recorder.plan("persistent_dynamic", warps or warps_for(program, target))
 
 
+def _stays_whole(shape: Shape) -> bool:
+    """Whether rows are not cut: a running value goes from part to part, partial results are combined in order, and what is
+    reduced for each of other rows would need a place for each part of those."""
+    if shape.reduces_rows and shape.has_other_rows:
+        return True
+    return isinstance(shape.leaf, Scan) or (isinstance(shape.leaf, Accumulate) and shape.leaf.merge)
+
+
 @dataclass(frozen=True)
 class PartsOfRows:
     """One list of the parts of all rows on the grid, a part serially in blocks."""
@@ -52,7 +61,7 @@ class PartsOfRows:
     def cut(self, recorder: Recorder, shape: Shape, block: int, target: Target) -> str:
         assert shape.ragged is not None
         ragged = shape.ragged.name
-        if isinstance(shape.leaf, Scan):
+        if _stays_whole(shape):
             return shape.phase
         # A part is whole blocks, or its last block would reach into the next part.
         recorder.do("split", shape.phase, ragged, -(-self.part // block) * block)
@@ -65,11 +74,11 @@ class PartsOfRows:
     def per_row(self, recorder: Recorder, shape: Shape, block: int) -> tuple[list[str], list[str], list[str]]:
         assert shape.component is not None and shape.ragged is not None
         row, ragged = shape.component.name, shape.ragged.name
-        if isinstance(shape.leaf, Scan):
-            # A running value goes from part to part, so its rows stay whole.
+        if _stays_whole(shape):
             recorder.do("split", shape.phase, ragged, block)
             return [row], [f"{ragged}o"], [f"{ragged}i"]
         recorder.do("split", shape.phase, f"{ragged}i", block)
+        self._beside(recorder, shape.phase, row, f"{ragged}o")
         recorder.do("combine", shape.phase, row, f"{ragged}o")
         return [f"{row}{ragged}o"], [f"{ragged}io"], [f"{ragged}ii"]
 
@@ -77,8 +86,17 @@ class PartsOfRows:
         assert shape.component is not None and shape.ragged is not None
         row, ragged = shape.component.name, shape.ragged.name
         recorder.do("split", shape.phase, ragged, target.matmul[0])
+        self._beside(recorder, shape.phase, row, f"{ragged}o")
         recorder.do("combine", shape.phase, row, f"{ragged}o")
         schedule_product(recorder, shape, target, rows=None, before=[f"{row}{ragged}o"], block=f"{ragged}i")
+
+    def _beside(self, recorder: Recorder, phase: str, row: str, parts: str) -> None:
+        """Brings the loop over parts right inside the one over rows, where another loop stands between them."""
+        names = loop_names(recorder, phase)
+        order = [n for n in names if n != parts]
+        order.insert(order.index(row) + 1, parts)
+        if order != names:
+            recorder.do("reorder", phase, *order)
 
     def _finish(self, recorder: Recorder, shape: Shape, target: Target) -> None:
         """Combines the partial results of a row, in order."""
