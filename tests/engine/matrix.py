@@ -27,6 +27,7 @@ from tests.engine.oracle import (
     one_thread,
     pick,
 )
+from tests.engine.unfixed import unfixed
 
 Options = tuple[tuple[str, Any], ...]
 POINT = ("case", "backend", "strategy", "options", "dtype", "features")
@@ -65,7 +66,8 @@ def points(cases: dict[str, Case], suite: str) -> list[Any]:
                 name = "-".join(
                     (case.name, backend, strategy, shown, str(dtype).removeprefix("torch."), "x".join(map(str, features)))
                 )
-                found.append(pytest.param(case.name, backend, strategy, options, dtype, features, id=name))
+                marks = unfixed(f"{suite}: {name}")
+                found.append(pytest.param(case.name, backend, strategy, options, dtype, features, id=name, marks=marks))
     return found
 
 

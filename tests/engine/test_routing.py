@@ -22,6 +22,7 @@ from serrate.ir.view import TensorView
 from serrate.tensor import JaggedTensor
 from tests.engine.movement_cases import at
 from tests.engine.oracle import BACKENDS, FULL, STRATEGIES, VARIANTS, compare, one_thread, pick
+from tests.engine.unfixed import unfixed
 
 LONG, INT, FLOAT = torch.int64, torch.int32, torch.float64
 
@@ -77,6 +78,10 @@ def every_plan(fusion: ir.Fusion, seed: str) -> list[tuple[str, Any]]:
     return [*found, ("cpp", fusion.compile("cpp"))]
 
 
+def on_backends(name: str) -> list[Any]:
+    return [pytest.param(b, marks=unfixed(f"routing: {name}-{b}")) for b in BACKENDS]
+
+
 # --- routing -----------------------------------------------------------------------------------------------------------
 
 KEYS: dict[str, tuple[int, list[int]]] = {
@@ -125,7 +130,7 @@ def _experts_by_torch(x: Tensor, keys: Tensor, weights: Tensor) -> tuple[Any, ..
     return back, rows, torch.stack([r.sum(0) for r in rows]), [torch.softmax(r, 0) for r in rows]
 
 
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=unfixed(f"experts: {n}")) for n in KEYS])
 def test_experts(name: str) -> None:
     count, listed = KEYS[name]
     generator = torch.Generator().manual_seed(len(listed))
@@ -305,7 +310,7 @@ def test_indices_of_one_call_are_not_those_of_the_next(backend: str) -> None:
     same(program(table, tokens, offsets), _chain_by_torch(table, tokens, offsets), "offsets written to")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", on_backends("rows that are picked follow their indices"))
 def test_rows_that_are_picked_follow_their_indices(backend: str) -> None:
     """Lengths of the result depend on indices, not on offsets alone."""
     program = record(lambda f: ops.index(nested(f.input((None,), FLOAT), f.input((None,), LONG)), f.input((None,), LONG)))
@@ -320,7 +325,7 @@ def test_rows_that_are_picked_follow_their_indices(backend: str) -> None:
     same(compiled(x, offsets, torch.tensor([], dtype=LONG)), [], "none")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", on_backends("padding slicing and joining undo each other"))
 def test_padding_slicing_and_joining_undo_each_other(backend: str) -> None:
     def make(f: ir.Fusion) -> tuple[TensorView, ...]:
         x = nested(f.input((None, 2), FLOAT), f.input((None,), LONG))
@@ -340,7 +345,7 @@ def test_padding_slicing_and_joining_undo_each_other(backend: str) -> None:
             same(got, (rows, both, sums, picked), f"{lengths}")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", on_backends("a row that is selected"))
 def test_a_row_that_is_selected(backend: str) -> None:
     x, offsets = torch.arange(12.0, dtype=FLOAT).reshape(6, 2), torch.tensor([0, 3, 3, 6])
     rows = rows_of(x, offsets)
@@ -350,16 +355,43 @@ def test_a_row_that_is_selected(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("k", [0, 2, -1, -3])
-def test_a_row_that_is_not_there_holds_nothing(k: int, backend: str) -> None:
-    """A result of no positions, or a refusal; no memory past the offsets is read."""
-    program = record(lambda f: ops.select(nested(f.input((None, 2), FLOAT), f.input((None,), LONG)), 0, k)).compile(backend)
-    for size in range(k + 1 if k >= 0 else -k):
-        try:
-            got = program(torch.zeros(0, 2, dtype=FLOAT), torch.zeros(size + 1, dtype=LONG))
-        except ValueError:
-            continue
-        same(got, torch.zeros(0, 2, dtype=FLOAT), f"row {k} of {size}")
+@pytest.mark.parametrize("strategy", [None, *STRATEGIES])
+def test_one_component_that_is_known(strategy: str | None, backend: str) -> None:
+    """The loop over components has one pass; what is kept for a row still has its place."""
+
+    def make(f: ir.Fusion) -> tuple[TensorView, ...]:
+        x = nested(f.input((None, 2), FLOAT), f.input((2,), LONG))
+        return ops.softmax(x, 1), ops.sum(x, 1), ops.sum(x, 0), ops.cumsum(x, 1)
+
+    for size in (5, 0):
+        x = torch.randn(size, 2, dtype=FLOAT)
+        want = ([torch.softmax(x, 0)], x.sum(0, keepdim=True), x, [x.cumsum(0)])
+        same(record(make).compile(backend, strategy)(x, torch.tensor([0, size])), want, f"{size}")
+
+
+VIEWS: dict[str, Callable[[ir.Fusion], Any]] = {
+    "by computed offsets": lambda f: ops.as_nested(f.input((None, 2), FLOAT), ops.mul(f.input((None,), LONG), 1)),
+    "by computed lengths": lambda f: ops.as_nested(f.input((None, 2), FLOAT), lengths=_differences(f.input((None,), LONG))),
+    "positions and features as one": lambda f: ops.flatten(nested(f.input((None, 2), FLOAT), f.input((None,), LONG)), 1, 2),
+    "positions and features as one, copied": lambda f: ops.set(
+        ops.flatten(nested(f.input((None, 2), FLOAT), f.input((None,), LONG)), 1, 2)
+    ),
+}
+
+
+def _differences(offsets: TensorView) -> TensorView:
+    return ops.sub(ops.slice(offsets, 0, 1), ops.slice(offsets, 0, None, -1))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=unfixed(f"views: {n}")) for n in VIEWS])
+def test_views_as_results(name: str, backend: str) -> None:
+    """A result that nothing computes, only its structure is new."""
+    program = record(VIEWS[name]).compile(backend)
+    for lengths in ([3, 0, 2], [], [0], [4]):
+        x, offsets = torch.randn(sum(lengths), 2, dtype=FLOAT), torch.tensor([0, *itertools.accumulate(lengths)])
+        rows = rows_of(x, offsets)
+        same(program(x, offsets), [r.reshape(-1) for r in rows] if "as one" in name else rows, f"{name} on {lengths}")
 
 
 # --- the fusions themselves --------------------------------------------------------------------------------------------
