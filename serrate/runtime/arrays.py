@@ -69,7 +69,9 @@ def derive(
 ) -> torch.Tensor:
     """The elements of an array: an argument's own, a constant's, or what its recipe makes of others."""
     if array.recipe is None and array.data is None:
-        return tensors[array.name].reshape(-1)
+        # The very tensor where possible: things are remembered by which tensor it is.
+        tensor = tensors[array.name]
+        return tensor if tensor.ndim == 1 else tensor.reshape(-1)
     if array.recipe is None:
         return torch.tensor(array.data, dtype=torch.int64, device=device)
     owners = tuple(tensors[a.name] for a in sorted(array.sources, key=lambda a: a.name))

@@ -72,6 +72,7 @@ class Binder:
         place = {tensor.name: k for k, tensor in enumerate(self.inputs)}
         self.partitions = _partitions(fusion)
         self._told: set[int] = set()
+        self._sizes: dict[Expr, Callable[[Sequence[int]], int]] = {}
         arrays = {source for chain, _ in self.partitions for a in chain for source in a.sources}
         self.offsets = tuple(sorted(place[a.name] for a in arrays if a.name in place))
         self._given = frozenset(place)
@@ -119,7 +120,9 @@ class Binder:
 
     def size(self, expr: Expr) -> Callable[[Sequence[int]], int]:
         """An extent without arrays, as a function of a call's numbers."""
-        return size_function(expr, tuple(self.symbols))
+        if expr not in self._sizes:
+            self._sizes[expr] = size_function(expr, tuple(self.symbols))
+        return self._sizes[expr]
 
     def extent(self, call: Call, expr: Expr) -> int:
         """An extent as a number; one that only lengths tell is read from them, on the host."""
