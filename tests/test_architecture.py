@@ -6,7 +6,7 @@ import torch
 
 from serrate import ir, ops
 from serrate.codegen.cpp.printer import print_cpp
-from serrate.codegen.triton import PRELUDE, print_triton
+from serrate.codegen.triton.printer import PRELUDE, print_triton
 from serrate.lower.pipeline import lower
 from serrate.lower.stages import stages
 from serrate.schedule.strategies import plan

@@ -17,8 +17,11 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from weakref import WeakValueDictionary
+
+if TYPE_CHECKING:
+    from serrate.ir.recipes import Recipe
 
 Bounds = tuple[int | None, int | None]
 """Smallest and largest value, both included; None where nothing is known."""
@@ -34,7 +37,7 @@ class Array:
 
     name: str
     data: tuple[int, ...] | None = None
-    recipe: RunningSum | GroupMaximum | Largest | Owners | Joined | None = None
+    recipe: Recipe | None = None
     signed: bool = False
 
     def __getitem__(self, index: Expr | int) -> Expr:
@@ -49,92 +52,6 @@ class Array:
 
     def __str__(self) -> str:
         return self.name
-
-
-@dataclass(frozen=True)
-class RunningSum:
-    """Recipe of a derived array: `[0, f(0), f(0)+f(1), ...]` where `f` is `term` as a function of `coordinate`."""
-
-    term: Expr
-    coordinate: Symbol
-    count: Expr
-
-    @property
-    def arrays(self) -> frozenset[Array]:
-        return self.term.arrays
-
-    @property
-    def symbols(self) -> frozenset[Symbol]:
-        return (self.term.symbols | self.count.symbols) - {self.coordinate}
-
-
-@dataclass(frozen=True)
-class GroupMaximum:
-    """Recipe of a derived array: element g is the largest `f(c)` among the components `g*size .. (g+1)*size-1`."""
-
-    term: Expr
-    coordinate: Symbol
-    count: Expr
-    size: int
-
-    @property
-    def arrays(self) -> frozenset[Array]:
-        return self.term.arrays
-
-    @property
-    def symbols(self) -> frozenset[Symbol]:
-        return (self.term.symbols | self.count.symbols) - {self.coordinate}
-
-
-@dataclass(frozen=True)
-class Largest:
-    """Recipe of a derived array of one element: the largest `f(c)` of all components, 0 where there are none."""
-
-    term: Expr
-    coordinate: Symbol
-    count: Expr
-
-    @property
-    def arrays(self) -> frozenset[Array]:
-        return self.term.arrays
-
-    @property
-    def symbols(self) -> frozenset[Symbol]:
-        return (self.term.symbols | self.count.symbols) - {self.coordinate}
-
-
-@dataclass(frozen=True)
-class Owners:
-    """Recipe of a derived array: element i is the component that owns position i under `offsets`; `size` elements."""
-
-    offsets: Array
-    count: Expr
-    size: Expr
-
-    @property
-    def arrays(self) -> frozenset[Array]:
-        return frozenset((self.offsets,))
-
-    @property
-    def symbols(self) -> frozenset[Symbol]:
-        return self.count.symbols | self.size.symbols
-
-
-@dataclass(frozen=True)
-class Joined:
-    """Recipe of a derived array: the running sum of several lists of lengths, one behind the other."""
-
-    terms: tuple[Expr, ...]
-    coordinate: Symbol
-    counts: tuple[Expr, ...]
-
-    @property
-    def arrays(self) -> frozenset[Array]:
-        return frozenset(a for term in self.terms for a in term.arrays)
-
-    @property
-    def symbols(self) -> frozenset[Symbol]:
-        return frozenset(s for e in (*self.terms, *self.counts) for s in e.symbols) - {self.coordinate}
 
 
 class Expr:

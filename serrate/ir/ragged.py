@@ -24,8 +24,9 @@ import torch
 
 from serrate.errors import DomainError
 from serrate.ir.domains import COORDINATE, IterDomain, NestedInts, ParallelType
-from serrate.ir.expr import Array, Environment, Expr, RunningSum, as_expr, const, symbol
+from serrate.ir.expr import Array, Environment, Expr, as_expr, const, symbol
 from serrate.ir.nested import boundaries_of, differences, flattened, integers, listed
+from serrate.ir.recipes import RunningSum
 
 _SHOWN = symbol("c")
 """How a component's coordinate is spelled in text."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from serrate.errors import VerificationError
 from serrate.ir.domains import COORDINATE
-from serrate.ir.expr import Array, Element, Expr, Less, Owners, Search, Sum, Symbol, ceildiv, minimum, symbol
+from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, ceildiv, minimum, symbol
 from serrate.ir.loops import (
     Assign,
     Bind,
@@ -41,6 +41,7 @@ from serrate.ir.loops import (
     rewrite_value,
     values_of,
 )
+from serrate.ir.recipes import Owners
 from serrate.ir.tile import GRID, TileProgram, verify
 from serrate.lower.blocks import blocks
 

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from serrate.ir.expr import Array, Environment, Expr, GroupMaximum, Joined, Largest, Owners, Symbol
+from serrate.ir.expr import Array, Environment, Expr, Symbol
+from serrate.ir.recipes import GroupMaximum, Joined, Largest, Owners
 
 T = TypeVar("T")
 

@@ -144,7 +144,10 @@ class Binder:
         """Everything that depends on lengths that are there; done once for each tensor of offsets."""
         for chain, total in self.partitions:
             if self.ready(call, *chain):
-                self.structure(call, chain, total)
+                try:
+                    self.structure(call, chain, total)
+                except StructureError as error:
+                    raise StructureError(f"as_nested: {error}") from None
         for check in self.checks:
             if not self.ready(call, *_arrays(check)):
                 continue
@@ -175,14 +178,13 @@ class Binder:
         rows = self.array(call, check.offsets).reshape(-1, self.extent(call, check.count) + 1)
         if not on_host(rows):
             return
-        for k, row in enumerate(rows.tolist()):
-            if row[0] != 0:
-                raise StructureError(f"offsets must start at 0 in every row: offsets[{k}][0] = {row[0]}")
-            for j in range(1, len(row)):
-                if row[j] < row[j - 1]:
-                    raise StructureError(
-                        f"offsets must not decrease: offsets[{k}][{j}] = {row[j]} < offsets[{k}][{j - 1}] = {row[j - 1]}"
-                    )
+        for k in rows[:, 0].nonzero()[:1].flatten().tolist():
+            raise StructureError(f"as_nested: offsets must start at 0 in every row: offsets[{k}][0] = {int(rows[k, 0])}")
+        for k, j in (rows.diff(dim=1) < 0).nonzero()[:1].tolist():
+            before, after = int(rows[k, j]), int(rows[k, j + 1])
+            raise StructureError(
+                f"as_nested: offsets must not decrease: offsets[{k}][{j + 1}] = {after} < offsets[{k}][{j}] = {before}"
+            )
         if isinstance(check.domain, RaggedIterDomain):
             ends = self.array(call, offsets_array(check.domain)).diff()
         else:
@@ -190,7 +192,9 @@ class Binder:
         wrong = (rows[:, -1] != ends[: len(rows)]).nonzero()
         if len(wrong):
             k = int(wrong[0])
-            raise StructureError(f"offsets must end at the extent: offsets[{k}] ends at {int(rows[k, -1])}, not {int(ends[k])}")
+            raise StructureError(
+                f"as_nested: offsets must end at the extent: offsets[{k}] ends at {int(rows[k, -1])}, not {int(ends[k])}"
+            )
 
     def _check_rows_inside(self, call: Call, check: RowsInside) -> None:
         starts, lengths = self.array(call, check.starts), self.array(call, check.lengths)
@@ -202,7 +206,7 @@ class Binder:
         if len(wrong):
             k = int(wrong[0])
             raise StructureError(
-                f"rows must be in order, without overlap, inside the tensor: row {k} is {int(lengths[k])} long from "
+                f"as_nested: rows must be in order, without overlap, inside the tensor: row {k} is {int(lengths[k])} long from "
                 f"{int(starts[k])}, and must end by {int(limit[k])}"
             )
 
@@ -225,11 +229,12 @@ class Binder:
                 found.append(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
                 continue
             seen[component.uid] = domain
-            made = component.definition
+            made, outer = component.definition, []
             while isinstance(made, Merge) and all(d.uid != component.uid for d in logical):
-                outer, inner = (self.extent(call, d.extent_expr) for d in made.inputs)
-                found.append(torch.arange(outer + 1, device=call.device) * inner)
+                count, parts = (self.extent(call, d.extent_expr) for d in made.inputs)
+                outer.append(torch.arange(count + 1, device=call.device) * parts)
                 made = made.inputs[0].definition
+            found += reversed(outer)
             found.append(self.array(call, offsets_array(domain)))
         return tuple(x.to(found[-1].dtype) for x in found)
 

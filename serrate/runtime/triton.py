@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from serrate.codegen.triton import Launch, print_triton
+from serrate.codegen.triton.printer import Launch, print_triton
 from serrate.errors import BackendError, CacheError
 from serrate.ir.expr import size_function
 from serrate.ir.loops import LoopProgram

@@ -14,11 +14,12 @@ from serrate.analysis.indices import Indices
 from serrate.errors import ScheduleError
 from serrate.ir import ragged_transforms, transforms
 from serrate.ir.domains import COORDINATE, IterDomain, ParallelType
-from serrate.ir.expr import Array, GroupMaximum, symbol
+from serrate.ir.expr import Array, symbol
 from serrate.ir.hand import check_no_rows, check_order, check_resize, check_swizzle
 from serrate.ir.partition import Partition
 from serrate.ir.partition import partition as make_partition
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.recipes import GroupMaximum
 from serrate.ir.reductions import reduction
 from serrate.ir.rewrites import map_values
 from serrate.ir.storage import storage_of

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from serrate.errors import DomainError
 from serrate.ir import IterDomain, IterType, ParallelType, RaggedIterDomain, combine, merge, partition, regroup, split, traverse
 from serrate.ir.domains import COORDINATE, NestedInts
-from serrate.ir.expr import Array, RunningSum, symbol
+from serrate.ir.expr import Array, symbol
+from serrate.ir.recipes import RunningSum
 from serrate.ir.ragged import offsets_array, running_sum
 
 nested = st.recursive(

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 
 from serrate import ir, ops
-from serrate.ir.expr import Element, Owners
+from serrate.ir.expr import Element
+from serrate.ir.recipes import Owners
 from serrate.ir.loops import For, expressions_of, nodes
 from serrate.ir.tile import GRID, TileProgram
 from serrate.lower.pipeline import lower

@@ -32,16 +32,18 @@ def stand_in(operand: Operand) -> Any:
     return torch.empty((1,), dtype=operand.dtype, device="meta") if isinstance(operand, TensorView) else operand
 
 
-def dim_of(x: TensorView, dim: int) -> int:
+def dim_of(function: str, x: TensorView, dim: int) -> int:
+    """A dim counted from the start; `function` is who asks, for the message."""
     if not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:
-        raise ShapeError(f"dim {dim} is out of range for a tensor of {x.ndim} dims")
+        raise ShapeError(f"{function}: dim {dim} is out of range for a tensor of {x.ndim} dims")
     return dim % x.ndim
 
 
-def dims_of(x: TensorView, dim: Dims | None) -> tuple[int, ...]:
+def dims_of(function: str, x: TensorView, dim: Dims | None) -> tuple[int, ...]:
+    """Dims counted from the start, each once; all of them where none is named."""
     if dim is None:
         return tuple(range(x.ndim))
-    return tuple(dict.fromkeys(dim_of(x, d) for d in ([dim] if isinstance(dim, int) else dim)))
+    return tuple(dict.fromkeys(dim_of(function, x, d) for d in ([dim] if isinstance(dim, int) else dim)))
 
 
 def floating(name: str, x: TensorView) -> torch.dtype:

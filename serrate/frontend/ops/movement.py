@@ -17,10 +17,11 @@ from serrate.frontend.ops.common import Number, dim_of, require_equal
 from serrate.frontend.ops.elementwise import cast
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
 from serrate.ir.domains import COORDINATE, IterDomain
-from serrate.ir.expr import Array, Expr, Joined, RunningSum, const, maximum, minimum, symbol
+from serrate.ir.expr import Array, Expr, const, maximum, minimum, symbol
 from serrate.ir.fusion import Fusion, PositionInside
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.recipes import Joined, RunningSum
 from serrate.ir.tile import Store
 from serrate.ir.values import Place, Places, Value, call, computed, constant, index_of, index_read, position
 from serrate.ir.view import TensorView
@@ -81,7 +82,7 @@ def index(x: TensorView, indices: TensorView, dim: int = 0) -> TensorView:
     >>> f.evaluate(torch.ones(100, 8), torch.tensor([3, 1, 2]), torch.tensor([0, 2, 3])).unbind()[0].shape
     torch.Size([2, 8])
     """
-    dim = dim_of(x, dim)
+    dim = dim_of("index", x, dim)
     indices = _integers("index", indices)
     if isinstance(x.domains[dim], RaggedIterDomain):
         raise ShapeError(f"index: dim {dim} of {x} is ragged; gather(x, {dim}, indices) picks positions of each row")
@@ -95,7 +96,7 @@ def index(x: TensorView, indices: TensorView, dim: int = 0) -> TensorView:
 def _index_rows(x: TensorView, indices: TensorView, dim: int) -> TensorView:
     """Whole rows: their lengths follow the indices."""
     ragged = x.domains[1] if x.ndim > 1 else None
-    if dim != 0 or indices.ndim != 1 or not isinstance(ragged, RaggedIterDomain) or sum_ragged(x) != 1:
+    if dim != 0 or indices.ndim != 1 or not isinstance(ragged, RaggedIterDomain) or levels_of(x) != 1:
         raise ShapeError(f"index: rows are picked by a 1-D tensor along dim 0 of one level of rows, got {indices} into {x}")
     picked = Array(indices.tensor.memory.name, signed=True)[COORDINATE]
     rows_there = ragged.component.extent_expr
@@ -108,7 +109,7 @@ def _index_rows(x: TensorView, indices: TensorView, dim: int) -> TensorView:
     return pulled(x.fusion, x.dtype, (component, rows, *x.domains[2:]), x.at(places))
 
 
-def sum_ragged(x: TensorView) -> int:
+def levels_of(x: TensorView) -> int:
     """How many ragged dims a tensor has."""
     return len([d for d in x.domains if d.is_ragged])
 
@@ -122,7 +123,7 @@ def embedding(indices: TensorView, weight: TensorView) -> TensorView:
 
 def gather(x: TensorView, dim: int, indices: TensorView) -> TensorView:
     """`torch.gather`: `out[i, j, k] = x[i, indices[i, j, k], k]` for `dim` 1; in a ragged dim, positions of the same row."""
-    dim = dim_of(x, dim)
+    dim = dim_of("gather", x, dim)
     indices = _integers("gather", indices)
     if x.ndim != indices.ndim:
         raise ShapeError(f"gather: x and indices must have as many dims, got {x.ndim} and {indices.ndim}")
@@ -147,7 +148,7 @@ def select(x: TensorView, dim: int, index: int) -> TensorView:
     >>> f.evaluate(torch.ones(10, 4), torch.tensor([0, 3, 8, 10])).shape
     torch.Size([5, 4])
     """
-    dim = dim_of(x, dim)
+    dim = dim_of("select", x, dim)
     domain = x.domains[dim]
     place = _position(domain, index, f"select: {x} has no position {index} in dim {dim}")
     if not domain.is_ragged and domain.extent_expr.value is None:
@@ -193,7 +194,7 @@ def slice(x: TensorView, dim: int, start: int | None = None, stop: int | None = 
     >>> [r.tolist() for r in f.evaluate(torch.arange(6.0), torch.tensor([0, 4, 4, 6])).unbind()]
     [[2.0, 3.0], [], [4.0, 5.0]]
     """
-    dim = dim_of(x, dim)
+    dim = dim_of("slice", x, dim)
     domain = x.domains[dim]
     length = domain.row_length
     low = const(0) if start is None else _bound(start, length)
@@ -220,7 +221,7 @@ def _bound(position: int, length: Expr) -> Expr:
 
 def _slice_rows(x: TensorView, dim: int, low: Expr, count: Expr) -> TensorView:
     ragged = x.domains[1] if x.ndim > 1 else None
-    if dim != 0 or not isinstance(ragged, RaggedIterDomain) or sum_ragged(x) != 1:
+    if dim != 0 or not isinstance(ragged, RaggedIterDomain) or levels_of(x) != 1:
         raise ShapeError(f"slice: rows of {x} lie inside other rows; flatten the outer level first")
     component, rows = rows_of(x.fusion, ragged.length_of(COORDINATE + low), count, ragged.host_bound)
     places: Places = (Place(index_of(component) + low, (component,)), _same_position(rows), *x.domains[2:])
@@ -237,7 +238,7 @@ def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> 
     >>> [r.tolist() for r in f.evaluate(torch.arange(3.0), torch.tensor([0, 2, 2, 3])).unbind()]
     [[9.0, 0.0, 1.0], [9.0], [9.0, 2.0]]
     """
-    dim = dim_of(x, dim)
+    dim = dim_of("pad", x, dim)
     if before < 0 or after < 0:
         raise ShapeError(f"pad: takes positions to add, got {before} and {after}; use slice to take some away")
     domain = x.domains[dim]
@@ -269,7 +270,7 @@ def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> 
 
 def flip(x: TensorView, dim: int) -> TensorView:
     """The positions of `dim` in the opposite order; in a ragged dim, within each row."""
-    dim = dim_of(x, dim)
+    dim = dim_of("flip", x, dim)
     domain = x.domains[dim]
     if any(isinstance(d, RaggedIterDomain) and d.component.uid == domain.uid for d in x.domains):
         raise ShapeError(f"flip: dim {dim} of {x} counts rows; index(x, rows) puts rows in another order")
@@ -299,7 +300,7 @@ def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
     if not views:
         raise ShapeError("cat: needs at least one tensor")
     first = views[0]
-    dim = dim_of(first, dim)
+    dim = dim_of("cat", first, dim)
     dtype = first.dtype
     for other in views[1:]:
         if other.ndim != first.ndim or [d.is_ragged for d in other.domains] != [d.is_ragged for d in first.domains]:
@@ -360,7 +361,7 @@ def _cat_ragged(views: Sequence[TensorView], dim: int) -> TensorView:
 def _cat_rows(views: Sequence[TensorView], dim: int) -> TensorView:
     """Rows behind rows: the values of all tensors one behind the other, cut by offsets that continue."""
     first = views[0]
-    if dim != 0 or sum_ragged(first) != 1 or not first.domains[1].is_ragged:
+    if dim != 0 or levels_of(first) != 1 or not first.domains[1].is_ragged:
         raise ShapeError(f"cat: rows of {first} lie inside other rows; flatten the outer level first")
     ragged = [v.domains[1] for v in views]
     counts = tuple(d.component.extent_expr for d in ragged if isinstance(d, RaggedIterDomain))

@@ -16,7 +16,7 @@ from serrate.ir.view import TensorView
 
 
 def softmax_states(x: TensorView, dim: Dims) -> tuple[tuple[int, ...], TensorView, TensorView]:
-    dims = dims_of(x, dim)
+    dims = dims_of("softmax", x, dim)
     state = carried_dtype(floating("softmax", x))
     largest, total = reduced("softmax", x, dims, state, state)
     return dims, largest, total
@@ -59,7 +59,7 @@ def layer_norm(
     x: TensorView, dim: Dims = -1, weight: TensorView | None = None, bias: TensorView | None = None, eps: float = 1e-5
 ) -> TensorView:
     """Normalises to mean 0 and variance 1 over `dim` (any dims, ragged ones included), then scales and shifts."""
-    dims = dims_of(x, dim)
+    dims = dims_of("layer_norm", x, dim)
     count, average, squares = moments(x, dims)
     scale = rsqrt(add(div(squares, count), eps))
     normal = mul(sub(x, keep(x, average, dims, True)), keep(x, scale, dims, True))
@@ -68,7 +68,7 @@ def layer_norm(
 
 def rms_norm(x: TensorView, dim: Dims = -1, weight: TensorView | None = None, eps: float | None = None) -> TensorView:
     """Divides by the root of the mean square over `dim`, then scales."""
-    dims, state = dims_of(x, dim), carried_dtype(floating("rms_norm", x))
+    dims, state = dims_of("rms_norm", x, dim), carried_dtype(floating("rms_norm", x))
     total = reduced("sum", square(cast(x, state)), dims, state, state)[0]
     scale = rsqrt(add(div(total, count(x, dims, total, state)), torch.finfo(x.dtype).eps if eps is None else eps))
     return _affine(x, mul(x, keep(x, scale, dims, True)), weight, None)

@@ -11,9 +11,10 @@ from serrate.errors import ShapeError
 from serrate.frontend.ops.elementwise import cast, eq, where
 from serrate.frontend.ops.structure import viewed
 from serrate.ir.domains import COORDINATE, IterDomain
-from serrate.ir.expr import Array, Largest, symbol
+from serrate.ir.expr import Array, symbol
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import cover
+from serrate.ir.recipes import Largest
 from serrate.ir.reductions import reduction
 from serrate.ir.storage import collapse
 from serrate.ir.tile import Accumulate, Store

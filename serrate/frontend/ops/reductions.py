@@ -17,27 +17,27 @@ from serrate.ir.view import TensorView
 
 def sum(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
     """`torch.sum`; integers and bools sum to int64."""
-    dims = dims_of(x, dim)
+    dims = dims_of("sum", x, dim)
     dtype = x.dtype if x.dtype.is_floating_point else torch.int64
     return keep(x, reduced("sum", x, dims, dtype, carried_dtype(dtype))[0], dims, keepdim)
 
 
 def prod(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
     """The product; integers and bools multiply to int64."""
-    dims = dims_of(x, dim)
+    dims = dims_of("prod", x, dim)
     dtype = x.dtype if x.dtype.is_floating_point else torch.int64
     return keep(x, reduced("prod", x, dims, dtype, carried_dtype(dtype))[0], dims, keepdim)
 
 
 def amax(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
     """`torch.amax`; NaN wins, an empty row gives the smallest value of the dtype."""
-    dims = dims_of(x, dim)
+    dims = dims_of("amax", x, dim)
     return keep(x, reduced("max", x, dims, x.dtype, carried_dtype(x.dtype))[0], dims, keepdim)
 
 
 def amin(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
     """`torch.amin`; NaN wins, an empty row gives the largest value of the dtype."""
-    dims = dims_of(x, dim)
+    dims = dims_of("amin", x, dim)
     return keep(x, reduced("min", x, dims, x.dtype, carried_dtype(x.dtype))[0], dims, keepdim)
 
 
@@ -70,7 +70,7 @@ def min(x: TensorView, dim: int, keepdim: bool = False) -> tuple[TensorView, Ten
 
 
 def _arg(name: str, x: TensorView, dim: int, keepdim: bool) -> tuple[TensorView, TensorView]:
-    dims = dims_of(x, dim)
+    dims = dims_of(name, x, dim)
     if len(dims) != 1:
         raise ShapeError(f"{name}: takes one dim, got {dim}")
     if x.dtype == torch.bool:
@@ -83,19 +83,19 @@ def _arg(name: str, x: TensorView, dim: int, keepdim: bool) -> tuple[TensorView,
 
 def any(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
     """`torch.any`."""
-    dims = dims_of(x, dim)
+    dims = dims_of("any", x, dim)
     return keep(x, reduced("any", cast(x, torch.bool), dims, torch.bool, torch.bool)[0], dims, keepdim)
 
 
 def all(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
     """`torch.all`."""
-    dims = dims_of(x, dim)
+    dims = dims_of("all", x, dim)
     return keep(x, reduced("all", cast(x, torch.bool), dims, torch.bool, torch.bool)[0], dims, keepdim)
 
 
 def mean(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
     """`torch.mean`; an empty row gives NaN."""
-    dtype, dims = floating("mean", x), dims_of(x, dim)
+    dtype, dims = floating("mean", x), dims_of("mean", x, dim)
     state = carried_dtype(dtype)
     total = reduced("sum", x, dims, state, state)[0]
     result = div(total, count(x, dims, total, state))
@@ -119,7 +119,7 @@ def moments(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, TensorVie
 
 def var(x: TensorView, dim: Dims | None = None, correction: Number = 1, keepdim: bool = False) -> TensorView:
     """`torch.var`; an empty row gives NaN."""
-    dims = dims_of(x, dim)
+    dims = dims_of("var", x, dim)
     count, _, squares = moments(x, dims)
     result = div(squares, maximum(sub(count, correction), 0.0))
     return keep(x, cast(result, x.dtype), dims, keepdim)

@@ -57,7 +57,7 @@ def invert(permutation: TensorView) -> TensorView:
 
 def topk(x: TensorView, k: int, dim: int = -1) -> tuple[TensorView, TensorView]:
     """`torch.topk` over a regular dim: the `k` largest values, largest first, and their indices."""
-    dim = dim_of(x, dim)
+    dim = dim_of("topk", x, dim)
     domain = x.domains[dim]
     if domain.is_ragged or any(d.is_ragged for d in x.domains):
         raise ShapeError(f"topk: takes dense tensors, got {x}; flatten rows first")

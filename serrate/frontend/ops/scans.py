@@ -38,7 +38,7 @@ def cumprod(x: TensorView, dim: int) -> TensorView:
 
 
 def _scan(name: str, x: TensorView, dim: int, dtype: torch.dtype) -> TensorView:
-    which = dim_of(x, dim)
+    which = dim_of(f"cum{name}", x, dim)
     over, state = x.domains[which], carried_dtype(dtype)
     if counts_rows(x, over):
         raise ShapeError(f"cum{name}: dim {which} of {x} counts rows of different lengths; a running {name} goes along a row")

@@ -14,12 +14,13 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import index_into, match
 from serrate.frontend.ops.common import dim_of
 from serrate.ir.domains import COORDINATE, IterDomain
-from serrate.ir.expr import Array, Expr, RunningSum, const
+from serrate.ir.expr import Array, Expr, const
 from serrate.ir.fusion import Equal, RowsInside, RowsOfOffsets
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import combine
 from serrate.ir.ragged_transforms import regroup as domain_regroup
+from serrate.ir.recipes import RunningSum
 from serrate.ir.tile import Store
 from serrate.ir.transforms import merge, split
 from serrate.ir.values import Tensor
@@ -64,7 +65,7 @@ def as_nested(
         summed = Array(f"sum({array.name}[c])", recipe=RunningSum(array[COORDINATE], COORDINATE, count))
         return nested_by(x, summed, count, ragged_dim)
     _require(x, starts.domains[0], count, "as_nested: the numbers of starts and of lengths")
-    dim = dim_of(x, ragged_dim)
+    dim = dim_of("as_nested", x, ragged_dim)
     pair = partition(x.domains[dim], _array(starts), count, lengths=array, names=(x.fusion.fresh("c"), x.fusion.fresh("r")))
     x.fusion.checks.append(RowsInside(_array(starts), array, x.domains[dim].extent_expr))
     return viewed(x, (*x.domains[:dim], *pair, *x.domains[dim + 1 :]))
@@ -76,7 +77,7 @@ def _array(view: TensorView) -> Array:
 
 def nested_by(x: TensorView, offsets: Array, count: Expr, ragged_dim: int, leading: Sequence[IterDomain] = ()) -> TensorView:
     """Views a dim as (component, ragged) by an array of `count` + 1 offsets, or of such rows for each of `leading`."""
-    dim = dim_of(x, ragged_dim)
+    dim = dim_of("nested_by", x, ragged_dim)
     domain = x.domains[dim]
     names = (x.fusion.fresh("c"), x.fusion.fresh("r"))
     under: tuple[IterDomain, ...] = ()
@@ -107,7 +108,7 @@ def viewed(x: TensorView, logical: Sequence[IterDomain]) -> TensorView:
 
 def as_flattened(x: TensorView, *, component_dim: int = 0, ragged_dim: int = 1) -> TensorView:
     """Views a (component, ragged) pair as the one dim it was made from; the inverse of `as_nested`."""
-    c, r = dim_of(x, component_dim), dim_of(x, ragged_dim)
+    c, r = dim_of("as_flattened", x, component_dim), dim_of("as_flattened", x, ragged_dim)
     flat = combine(x.domains[c], x.domains[r])
     logical = [d for k, d in enumerate(x.domains) if k != r]
     logical[c if c < r else c - 1] = flat
@@ -116,7 +117,7 @@ def as_flattened(x: TensorView, *, component_dim: int = 0, ragged_dim: int = 1) 
 
 def permute(x: TensorView, *dims: int) -> TensorView:
     """The dims of `x` in another order; no data moves. A ragged dim stays behind the dim of its components."""
-    order = [dim_of(x, d) for d in (dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims)]
+    order = [dim_of("permute", x, d) for d in (dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims)]
     if sorted(order) != list(range(x.ndim)):
         raise ShapeError(f"permute: expected every dim of {x.ndim} once, got {order}")
     logical = [x.domains[d] for d in order]
@@ -128,7 +129,7 @@ def permute(x: TensorView, *dims: int) -> TensorView:
 
 def flatten(x: TensorView, start: int = 0, end: int = -1) -> TensorView:
     """Regular dims `start` to `end` as one; no data moves. A component and its rows are one dim by `as_flattened`."""
-    first, last = dim_of(x, start), dim_of(x, end)
+    first, last = dim_of("flatten", x, start), dim_of("flatten", x, end)
     merged = x.domains[first]
     for domain in x.domains[first + 1 : last + 1]:
         merged = merge(merged, domain)
@@ -143,7 +144,7 @@ def unflatten(x: TensorView, dim: int, sizes: Sequence[int]) -> TensorView:
     ...     print(unflatten(f.input((None, 12), torch.float32), 1, (3, -1)).shape)
     (n0, 3, 4)
     """
-    dim = dim_of(x, dim)
+    dim = dim_of("unflatten", x, dim)
     domain = x.domains[dim]
     if domain.is_ragged or domain.pairing is not None:
         raise ShapeError(f"unflatten: dim {dim} of {x} belongs to rows, which have no common length")
@@ -187,7 +188,7 @@ def regroup(x: TensorView, group_dim: int = 0, component_dim: int = 1, ragged_di
     >>> [r.tolist() for r in rows]
     [[0.0, 4.0, 5.0], [1.0, 2.0, 3.0, 6.0, 7.0]]
     """
-    g, c, r = (dim_of(x, d) for d in (group_dim, component_dim, ragged_dim))
+    g, c, r = (dim_of("regroup", x, d) for d in (group_dim, component_dim, ragged_dim))
     if not g < c < r:
         raise ShapeError(f"regroup: expected dims in the order group, component, ragged, got {g}, {c}, {r}")
     component, rows = domain_regroup(x.domains[g], x.domains[c], x.domains[r])
@@ -207,7 +208,7 @@ def _require(x: TensorView, domain: IterDomain, size: Expr, what: str) -> None:
 
 def transpose(x: TensorView, dim0: int, dim1: int) -> TensorView:
     """Two dims of `x` exchanged; no data moves."""
-    a, b = dim_of(x, dim0), dim_of(x, dim1)
+    a, b = dim_of("transpose", x, dim0), dim_of("transpose", x, dim1)
     order = list(range(x.ndim))
     order[a], order[b] = b, a
     return permute(x, *order)
@@ -223,7 +224,7 @@ def unsqueeze(x: TensorView, dim: int) -> TensorView:
 
 def squeeze(x: TensorView, dim: int | None = None) -> TensorView:
     """`x` without dim `dim`, if its extent is 1; without all such dims where none is named."""
-    dims = range(x.ndim) if dim is None else [dim_of(x, dim)]
+    dims = range(x.ndim) if dim is None else [dim_of("squeeze", x, dim)]
     gone = {k for k in dims if x.domains[k].extent == 1 and not x.domains[k].is_ragged and x.domains[k].pairing is None}
     return viewed(x, [d for k, d in enumerate(x.domains) if k not in gone]) if gone else x
 

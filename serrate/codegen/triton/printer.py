@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -124,152 +125,8 @@ REDUCERS = {
     "all": "tl.reduce({0}, {1}, both)",
 }
 
-PRELUDE = '''import triton
-import triton.language as tl
-
-
-@triton.jit
-def largest(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def smallest(a, b):
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def total(a, b):
-    return a + b
-
-
-@triton.jit
-def product(a, b):
-    return a * b
-
-
-@triton.jit
-def either(a, b):
-    return a | b
-
-
-@triton.jit
-def both(a, b):
-    return a & b
-
-
-@triton.jit
-def tanh(x):
-    a = tl.abs(x)
-    s = a * a
-    e = tl.exp(-2.0 * a)
-    p = -0.00570498872 * s + 0.0206390887
-    p = p * s - 0.0537397087
-    p = p * s + 0.133314422
-    p = p * s - 0.333332819
-    y = tl.where(a < 0.625, a * s * p + a, (1.0 - e) / (1.0 + e))
-    return tl.where(x < 0, -y, y)
-
-
-@triton.jit
-def tanh_double(x):
-    a = tl.abs(x)
-    s = a * a
-    p = 21844.0 / 6081075.0 * s - 1382.0 / 155925.0
-    p = p * s + 62.0 / 2835.0
-    p = p * s - 17.0 / 315.0
-    p = p * s + 2.0 / 15.0
-    p = p * s - 1.0 / 3.0
-    e = tl.exp(-2.0 * a)
-    y = tl.where(a < 0.1, a * s * p + a, (1.0 - e) / (1.0 + e))
-    return tl.where(x < 0, -y, y)
-
-
-@triton.jit
-def whole_power(x, y):
-    result = x * 0 + 1
-    left = result * 0 + y
-    square = x
-    for _ in range(0, 63):
-        result = tl.where(left % 2 == 1, result * square, result)
-        square = square * square
-        left = left // 2
-    below = tl.where(x == 1, 1, tl.where(x == -1, tl.where(y % 2 == 0, 1, -1), 0))
-    return tl.where(result * 0 + y < 0, result * 0 + below, result)
-
-
-@triton.jit
-def rest(x, y):
-    """What is left of a division rounded towards 0, computed in float64: exact as long as the quotient has 29 bits."""
-    a = x.to(tl.float64)
-    b = tl.abs(y.to(tl.float64))
-    quotient = tl.floor(tl.abs(a) / b)
-    left = tl.abs(a) - quotient * b
-    left = tl.where(left < 0, left + b, left)
-    left = tl.where((b == float("inf")) & (tl.abs(a) < float("inf")), tl.abs(a), left)
-    return tl.where(a < 0, -left, left).to(x.dtype)
-
-
-@triton.jit
-def whole_div(x, y):
-    by = tl.where(y == 0, 1, y)
-    quotient = x // by
-    rounded = quotient - ((x % by != 0) & ((x < 0) != (by < 0))).to(quotient.dtype)
-    return tl.where(y == 0, 0, rounded)
-
-
-@triton.jit
-def whole_rem(x, y):
-    return tl.where(y == 0, 0, x - whole_div(x, y) * y)
-
-
-@triton.jit
-def power(x, y):
-    size = tl.exp2(y * tl.log2(tl.abs(x)))
-    whole = tl.floor(y) == y
-    odd = tl.floor(y * 0.5) * 2.0 != y
-    signed = tl.where(odd, -size, size)
-    return tl.where(y == 0, 1.0, tl.where(x < 0, tl.where(whole, signed, float("nan")), size))
-
-
-@triton.jit
-def floor_divide(a, b):
-    """a / b rounded down, for b > 0; `//` rounds towards zero on a GPU."""
-    return tl.where(a >= 0, a // b, -((b - 1 - a) // b))
-
-
-@triton.jit
-def floor_rest(a, b):
-    """What is left of a / b rounded down, for b > 0."""
-    return a - floor_divide(a, b) * b
-
-
-@triton.jit
-def owner(offsets, count, position):
-    """The component that owns a position: the last c < count with offsets[c] <= position."""
-    low = position * 0
-    high = low + count
-    while low < high:
-        middle = (low + high) // 2
-        behind = tl.load(offsets + middle + 1) <= position
-        low = tl.where(behind, middle + 1, low)
-        high = tl.where(behind, high, middle)
-    return tl.minimum(low, count - 1)
-
-
-@triton.jit
-def owners(offsets, count, position):
-    """`owner` for a block of positions."""
-    low = position * 0
-    high = low + count
-    for _ in range(0, 40):
-        middle = (low + high) // 2
-        open_ = low < high
-        behind = open_ & (tl.load(offsets + middle + 1, mask=open_, other=0) <= position)
-        high = tl.where(open_ & (behind == 0), middle, high)
-        low = tl.where(behind, middle + 1, low)
-    return tl.minimum(low, count - 1)
-'''
+PRELUDE = (Path(__file__).parent / "prelude.txt").read_text()
+"""What every generated module begins with."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,85 @@
+"""Recipes: how derived arrays are made from others. The runtime makes each array once for each structure.
+
+In: expressions over arrays. Out: frozen records that say what to compute; nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serrate.ir.expr import Array, Expr, Symbol
+
+
+@dataclass(frozen=True)
+class PerComponent:
+    """Something made of `f(0), f(1), ...`, where `f` is `term` as a function of `coordinate`, for `count` components."""
+
+    term: Expr
+    coordinate: Symbol
+    count: Expr
+
+    @property
+    def arrays(self) -> frozenset[Array]:
+        """The arrays that are read."""
+        return self.term.arrays
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        """The extents that must be known."""
+        return (self.term.symbols | self.count.symbols) - {self.coordinate}
+
+
+class RunningSum(PerComponent):
+    """`[0, f(0), f(0)+f(1), ...]`."""
+
+
+class Largest(PerComponent):
+    """One element: the largest `f(c)` of all components, 0 where there are none."""
+
+
+@dataclass(frozen=True)
+class GroupMaximum(PerComponent):
+    """Element g is the largest `f(c)` among the components `g*size .. (g+1)*size-1`."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Element i is the component that owns position i under `offsets`; `size` elements."""
+
+    offsets: Array
+    count: Expr
+    size: Expr
+
+    @property
+    def arrays(self) -> frozenset[Array]:
+        """The arrays that are read."""
+        return frozenset((self.offsets,))
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        """The extents that must be known."""
+        return self.count.symbols | self.size.symbols
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The running sum of several lists of lengths, one behind the other."""
+
+    terms: tuple[Expr, ...]
+    coordinate: Symbol
+    counts: tuple[Expr, ...]
+
+    @property
+    def arrays(self) -> frozenset[Array]:
+        """The arrays that are read."""
+        return frozenset(a for term in self.terms for a in term.arrays)
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        """The extents that must be known."""
+        return frozenset(s for e in (*self.terms, *self.counts) for s in e.symbols) - {self.coordinate}
+
+
+Recipe = PerComponent | Owners | Joined
