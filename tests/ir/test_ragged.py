@@ -18,8 +18,8 @@ from serrate.errors import DomainError
 from serrate.ir import IterDomain, IterType, ParallelType, RaggedIterDomain, combine, merge, partition, regroup, split, traverse
 from serrate.ir.domains import COORDINATE, NestedInts
 from serrate.ir.expr import Array, symbol
-from serrate.ir.recipes import RunningSum
 from serrate.ir.ragged import offsets_array, running_sum
+from serrate.ir.recipes import RunningSum
 
 nested = st.recursive(
     st.lists(st.integers(0, 7), max_size=4).map(tuple),

@@ -9,8 +9,8 @@ import torch
 
 from serrate import ir, ops
 from serrate.ir.expr import Element
-from serrate.ir.recipes import Owners
 from serrate.ir.loops import For, expressions_of, nodes
+from serrate.ir.recipes import Owners
 from serrate.ir.tile import GRID, TileProgram
 from serrate.lower.pipeline import lower
 from serrate.lower.stages import stages
