@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
-
-import pytest
 import torch
 
 from serrate import ir, ops
@@ -16,9 +11,7 @@ from serrate.lower.pipeline import lower
 from serrate.lower.stages import stages
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, GPU
-
-PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
-DUMP = re.compile(r"```text dump:(\w+)\n(.*?)```", re.DOTALL)
+from tests.pages import DOCS, check_dumps
 
 
 def dumps() -> dict[str, str]:
@@ -44,13 +37,4 @@ def dumps() -> dict[str, str]:
 
 
 def test_architecture_page_shows_real_dumps() -> None:
-    made = dumps()
-    text = PAGE.read_text()
-    if os.environ.get("SERRATE_UPDATE_GOLDEN"):
-        PAGE.write_text(DUMP.sub(lambda m: f"```text dump:{m[1]}\n{made[m[1]]}```", text))
-        return
-    shown = dict(DUMP.findall(text))
-    assert set(shown) == set(made)
-    for name, dump in made.items():
-        if shown[name] != dump:
-            pytest.fail(f"dump {name!r} of docs/architecture.md is stale; run the test with SERRATE_UPDATE_GOLDEN=1\n{dump}")
+    check_dumps(DOCS / "architecture.md", dumps())

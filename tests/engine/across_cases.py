@@ -1,7 +1,7 @@
 """Reductions across rows (the component dim alone), positions of largest and smallest elements, and scans, as cases.
 
-In: nothing. Out: `ACROSS`, `SCANS`, `NESTED_SCANS` and `SPECIAL_SCANS`, by name. Across rows, only rows that reach a position count
-there, and the result is as long as the longest row.
+In: nothing. Out: `ACROSS`, `SCANS`, `NESTED_SCANS` and `SPECIAL_SCANS`, by name. Across rows, only rows that reach a position
+count there, and the result is as long as the longest row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALL = (*NUMBERS, torch.bool)
 
 
 def first_largest(x: Tensor, dim: int, sign: int = 1) -> tuple[Tensor, Tensor]:
-    """The largest element (`sign` -1: the smallest) along `dim` and its first position; the identity and -1 where there is none."""
+    """The largest element (`sign` -1: the smallest) along `dim` and its first position; the identity and -1 where none is."""
     if x.shape[dim] == 0:
         name = "amax" if sign > 0 else "amin"
         best = REDUCERS[name](x, (dim,))

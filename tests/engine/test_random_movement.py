@@ -1,7 +1,7 @@
 """Random programs that move rows about: sliced, padded, joined, turned round, picked, scanned, normalised, in any order.
 
-In: hypothesis. Out: the program that fails, as the list of steps that makes it. A node is rows of some lengths, two features wide;
-nodes that come from the same number of rows can be joined position by position.
+In: hypothesis. Out: the program that fails, as the list of steps that makes it. A node is rows of some lengths, two features
+wide; nodes that come from the same number of rows can be joined position by position.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Routing and compositions: rows that the program itself decides on, moved, joined and scanned in one fusion.
 
-In: hand-picked and random keys, indices and lengths. Out: failures against plain torch; nothing that was worked out for one call may be
-seen in the next.
+In: hand-picked and random keys, indices and lengths. Out: failures against plain torch; nothing that was worked out for one call
+may be seen in the next.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def test_computed_offsets_equal_given_ones(backend: str) -> None:
     rows = rows_of(x[permutation], offsets)
     program = record(make).compile(backend)
     same(program(x, keys, offsets), ([2 * r for r in rows], [r.cumsum(0) for r in rows]), backend)
-    with pytest.raises(Exception, match="structures of .* differ"):
+    with pytest.raises(Exception, match=r"structures of .* differ"):
         program(x, keys, torch.tensor([0, 2, 2, 5]))
 
 
