@@ -50,7 +50,7 @@ def _size(x: TensorView, dim: int | None = None) -> Any:
 
 def _all_names() -> dict[Any, Callable[..., Any]]:
     found: dict[Any, Callable[..., Any]] = {}
-    for name in (*_UNARY, *_BINARY, *_REDUCE, "where", "clamp", "matmul"):
+    for name in (*_UNARY, *_BINARY, *_REDUCE, "where", "clamp", "matmul", "select"):
         operation = getattr(ops, name)
         found[name] = operation
         for owner in (torch, torch.Tensor, functional):
