@@ -641,6 +641,10 @@ class TestSelect:
         on_rows(lambda x: ops.select(x, 0, index), ROWS[index])
         on_rows(lambda x: ops.sum(ops.exp(ops.select(x, 0, index)), 0), ROWS[index].exp().sum(0))
 
+    def test_as_a_method(self) -> None:
+        on_rows(lambda x: x.select(0, 1), ROWS[1], backends=QUICK)
+        on_rows(lambda x: torch.select(x, 0, 1), ROWS[1], backends=QUICK)
+
     def test_its_rows_become_a_regular_dim(self) -> None:
         y = record(lambda x, o: ops.select(nested(x, o), 0, 1), X, OFFSETS, known=True).outputs[0]
         assert [d.is_ragged for d in y.domains] == [False, False]
