@@ -160,6 +160,8 @@ class Kernels:
         owner, binder = self.owner, self.owner.binder
         binder.check(call)
         backend = owner.backend or default_backend(call.device)
+        if owner.hand is not None:
+            binder.check_vectors(call, owner.hand)
         strategy, options = self._choice(call, backend)
         plan_, executable = self._build(call, backend, strategy, options)
         program = executable.program

@@ -37,26 +37,36 @@ def check_vectorized(logical: Sequence[IterDomain], loop: Sequence[IterDomain]) 
             size = vector.extent_expr.value
             if vector.is_ragged or size is None:
                 raise DomainError(f"check_vectorized: the extent of {vector} must be known when the program is compiled")
-            _check(vector, size, {d.uid for d in logical})
+            for domain in must_divide(vector, logical):
+                _divides(vector, size, domain)
 
 
-def _check(vector: IterDomain, size: int, logical: set[int]) -> None:
-    domain = vector
-    while domain.uid not in logical and domain.definition is not None:
+def must_divide(vector: IterDomain, logical: Sequence[IterDomain]) -> list[IterDomain]:
+    """The domains whose extent (in every row) the size of a vector must divide; raises where its positions lie apart.
+
+    >>> from serrate.ir import IterDomain, split
+    >>> d = IterDomain(32, name="d")
+    >>> [str(domain) for domain in must_divide(split(d, 4)[1], [d])]
+    ['i.di{4}', 'i.d{32}']
+    """
+    found: list[IterDomain] = []
+    ends, domain = {d.uid for d in logical}, vector
+    while domain.uid not in ends and domain.definition is not None:
         transform = domain.definition
         if isinstance(transform, Split) and transform.outputs[1].uid == domain.uid:
-            _divides(vector, size, domain)
+            found.append(domain)
             domain = transform.inputs[0]
-            _divides(vector, size, domain)
+            found.append(domain)
         elif isinstance(transform, Merge):
             domain = transform.inputs[1]
-            _divides(vector, size, domain)
-        elif isinstance(transform, Partition) and transform.inputs[0].uid in logical:
-            return
+            found.append(domain)
+        elif isinstance(transform, Partition) and transform.inputs[0].uid in ends:
+            break
         else:
             raise DomainError(
                 f"check_vectorized: the positions of {vector} are not neighbours, because {domain} came of `{transform.label}`"
             )
+    return found
 
 
 def _divides(vector: IterDomain, size: int, domain: IterDomain) -> None:

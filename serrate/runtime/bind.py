@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 import torch
 
+from serrate.analysis.vectors import must_divide
 from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureError, StructureMismatch
-from serrate.ir.domains import IterDomain
+from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Array, Environment, Expr, Symbol, size_function
 from serrate.ir.fusion import AtLeastLongest, Check, Equal, Fusion, PositionInside, RowsInside, RowsOfOffsets
+from serrate.ir.hand import Hand
 from serrate.ir.partition import Partition
-from serrate.ir.ragged import RaggedIterDomain, offsets_array
+from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum
 from serrate.ir.transforms import Merge
 from serrate.runtime.arrays import derive, remembered
 from serrate.tensor import Structure
@@ -175,6 +177,26 @@ class Binder:
                 a, b = self.size(check.left)(call.numbers), self.size(check.right)(call.numbers)
                 if a != b:
                     raise ShapeError(f"{check.what} differ: {a} and {b}")
+
+    def check_vectors(self, call: Call, hand: Hand) -> None:
+        """A loop that was vectorized by hand must be whole vectors; where only a call tells, it is asked here."""
+        for state in hand.states.values():
+            logical = [d for tensor in self.inputs for d in tensor.logical]
+            for vector in state.loop:
+                if state.kind(vector) is not ParallelType.VECTORIZE:
+                    continue
+                size = self.extent(call, vector.extent_expr)
+                for domain in must_divide(vector, logical):
+                    for length in self._lengths(call, domain):
+                        if length % size:
+                            raise ShapeError(f"{vector.name} of {state.phase} is vectorized: {size} does not divide {length}")
+
+    def _lengths(self, call: Call, domain: IterDomain) -> list[int]:
+        if not isinstance(domain, RaggedIterDomain):
+            return [self.extent(call, domain.extent_expr)]
+        offsets = self.array(call, running_sum(domain.component, domain.length))
+        lengths: list[int] = host_copy(offsets, f"whether {domain.name} is whole vectors").diff().tolist()
+        return lengths
 
     def _check_rows_of_offsets(self, call: Call, check: RowsOfOffsets) -> None:
         """One pass on a CPU; on a device nothing is copied only to check, as with offsets of one dim."""

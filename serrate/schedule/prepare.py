@@ -174,6 +174,10 @@ def _joins_parts(recorder: Recorder, phase: Phase, domains: list[IterDomain], ro
     there = {d.uid for d in domains}
     if part.uid in there and not _kept(phase, part) and not _kept(phase, row):
         return recorder.attempt("combine", phase.name, part.name, row.name)
+    outer = group.definition
+    if group.uid not in there and isinstance(outer, Merge) and {d.uid for d in outer.inputs} <= there:
+        # Two dims before the parts: they are one first.
+        return recorder.attempt("merge", phase.name, outer.inputs[0].name, outer.inputs[1].name)
     if group.uid in there and part.uid in there and _kept(phase, group) == _kept(phase, part):
         return recorder.attempt("merge", phase.name, group.name, part.name)
     return False

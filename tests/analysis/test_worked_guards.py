@@ -369,9 +369,6 @@ class TestVectors:
         x = torch.arange(32.0) / 8
         torch.testing.assert_close(self.scheduled().compile(backend)(x), x.exp())
 
-    @pytest.mark.xfail(
-        strict=True, reason="a vectorized loop of a schedule by hand is guarded like any other, not refused when run"
-    )
     def test_eight_is_refused_when_run(self) -> None:
         with pytest.raises(SerrateError, match="4 does not divide 1"):
             self.scheduled().compile("reference")(torch.ones(8))

@@ -660,7 +660,6 @@ class TestSelect:
         refused(ShapeError, message, lambda x, o: ops.select(nested(x, o), 0, 3), X, OFFSETS)
 
 
-@pytest.mark.xfail(strict=True, reason="Triton's interpreter makes integers of a mask that no lane is in")
 @pytest.mark.parametrize(
     ("body", "want"),
     [
@@ -829,11 +828,9 @@ class TestTwoLeadingDims:
     def test_flat_again(self) -> None:
         self.agree(lambda x: ops.as_flattened(ops.exp(x), component_dim=2, ragged_dim=3), self.X.exp())
 
-    @pytest.mark.xfail(strict=True, reason="the strategy of masked rows does not find the loops that two leading dims are")
     def test_in_lanes_of_rows(self) -> None:
         self.agree(lambda x: ops.as_flattened(ops.exp(x), component_dim=2, ragged_dim=3), self.X.exp(), ("masked",))
 
-    @pytest.mark.xfail(strict=True, reason="levels of a result are read as rows of two dims of offsets")
     def test_as_a_result(self) -> None:
         agree(self.nested, self.parts(), self.X, self.BOUNDS)
 
@@ -1159,9 +1156,6 @@ class TestOffsets:
             program(X, given)
 
     @pytest.mark.parametrize("offsets", [[1, 3, 10], [0, 7, 3, 10], [0, 3, 9]], ids=["start", "decrease", "end"])
-    @pytest.mark.xfail(
-        strict=True, reason="a refusal when run tells of offsets, and not which function or argument they were given to"
-    )
     def test_a_refusal_when_run_names_the_function(self, offsets: list[int]) -> None:
         given = torch.tensor(offsets)
         with pytest.raises(StructureError, match="as_nested"):
