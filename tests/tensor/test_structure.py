@@ -79,7 +79,7 @@ def test_two_spellings_are_one_structure(shape: tuple[int, int], dtype: torch.dt
         assert spelled.max_length(0) == spelled.min_length(0) == (parts if components else 0)
 
 
-def test_the_papers_partition_of_a_ragged_domain() -> None:
+def test_a_partition_of_a_ragged_domain() -> None:
     structure = Structure.from_offsets(torch.tensor([[0, 50, 127], [0, 0, 0], [0, 100, 198]]), total=325)
     assert structure.offsets[0].tolist() == [0, 2, 4, 6]
     assert structure.offsets[1].tolist() == [0, 50, 127, 127, 127, 227, 325]
