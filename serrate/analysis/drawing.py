@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from serrate.analysis.guards import Guard, guards
 from serrate.ir.domains import IterDomain
-from serrate.ir.draw import draw as draw_domains
 from serrate.ir.drawing import Drawing
+from serrate.ir.figures import draw as draw_domains
 
 LONG_NAME = 12
 """Names of arrays with more characters are shortened in guards."""

@@ -284,7 +284,7 @@ class Fusion:
 
     def draw(self) -> Any:
         """A picture of the fusion: tensors with their domains, and the operations between them."""
-        return importlib.import_module("serrate.ir.draw").draw_fusion(self)  # the layout is needed only here
+        return importlib.import_module("serrate.ir.figures").draw_fusion(self)  # the layout is needed only here
 
     def __str__(self) -> str:
         lines = [f"fusion {self.name}"]

@@ -27,7 +27,6 @@ from tests.engine.oracle import (
     one_thread,
     pick,
 )
-from tests.engine.unfixed import unfixed
 
 Options = tuple[tuple[str, Any], ...]
 POINT = ("case", "backend", "strategy", "options", "dtype", "features")
@@ -66,8 +65,7 @@ def points(cases: dict[str, Case], suite: str) -> list[Any]:
                 name = "-".join(
                     (case.name, backend, strategy, shown, str(dtype).removeprefix("torch."), "x".join(map(str, features)))
                 )
-                marks = unfixed(f"{suite}: {name}")
-                found.append(pytest.param(case.name, backend, strategy, options, dtype, features, id=name, marks=marks))
+                found.append(pytest.param(case.name, backend, strategy, options, dtype, features, id=name))
     return found
 
 

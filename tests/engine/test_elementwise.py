@@ -15,7 +15,6 @@ from serrate.frontend import ops
 from tests.engine.elementwise_cases import EDGES, ELEMENTWISE, SPECIAL_ELEMENTWISE
 from tests.engine.matrix import POINT, Options, points, run
 from tests.engine.oracle import BACKENDS, ONE_LEVEL, Features, arguments, compare, recorded, wanted
-from tests.engine.unfixed import unfixed
 
 
 @pytest.mark.parametrize(POINT, points(ELEMENTWISE, "elementwise"))
@@ -40,7 +39,7 @@ def test_result_dtypes(name: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=unfixed(f"awkward: {n}")) for n in EDGES])
+@pytest.mark.parametrize("name", list(EDGES))
 def test_awkward_numbers(name: str, backend: str) -> None:
     operation, function, numbers = EDGES[name]
     for dtype in (torch.float32, torch.float64):

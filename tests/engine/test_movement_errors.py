@@ -16,7 +16,6 @@ from serrate import ir
 from serrate.errors import DtypeError, SerrateError, ShapeError
 from serrate.frontend import ops
 from serrate.ir.view import TensorView
-from tests.engine.unfixed import unfixed
 
 FLOAT, LONG = torch.float32, torch.int64
 OFFSETS = torch.tensor([0, 3, 3, 5])
@@ -97,7 +96,7 @@ RECORDED: dict[str, tuple[Make, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=unfixed(f"refused: {n}")) for n in RECORDED])
+@pytest.mark.parametrize("name", list(RECORDED))
 def test_refused_when_recorded(name: str) -> None:
     make, kind, message = RECORDED[name]
     with ir.Fusion(), pytest.raises(kind, match=re.escape(message)):
@@ -137,7 +136,7 @@ CALLED: dict[str, tuple[Make, tuple[torch.Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
-@pytest.mark.parametrize("name", [pytest.param(n, marks=unfixed(f"called: {n}")) for n in CALLED])
+@pytest.mark.parametrize("name", list(CALLED))
 def test_refused_when_called(name: str, backend: str) -> None:
     make, args = CALLED[name]
     with ir.Fusion() as fusion:

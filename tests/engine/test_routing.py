@@ -22,7 +22,6 @@ from serrate.ir.view import TensorView
 from serrate.tensor import JaggedTensor
 from tests.engine.movement_cases import at
 from tests.engine.oracle import BACKENDS, FULL, STRATEGIES, VARIANTS, compare, one_thread, pick
-from tests.engine.unfixed import unfixed
 
 LONG, INT, FLOAT = torch.int64, torch.int32, torch.float64
 
@@ -79,7 +78,7 @@ def every_plan(fusion: ir.Fusion, seed: str) -> list[tuple[str, Any]]:
 
 
 def on_backends(name: str) -> list[Any]:
-    return [pytest.param(b, marks=unfixed(f"routing: {name}-{b}")) for b in BACKENDS]
+    return list(BACKENDS)
 
 
 # --- routing -----------------------------------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ def _experts_by_torch(x: Tensor, keys: Tensor, weights: Tensor) -> tuple[Any, ..
     return back, rows, torch.stack([r.sum(0) for r in rows]), [torch.softmax(r, 0) for r in rows]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=unfixed(f"experts: {n}")) for n in KEYS])
+@pytest.mark.parametrize("name", list(KEYS))
 def test_experts(name: str) -> None:
     count, listed = KEYS[name]
     generator = torch.Generator().manual_seed(len(listed))
@@ -384,7 +383,7 @@ def _differences(offsets: TensorView) -> TensorView:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=unfixed(f"views: {n}")) for n in VIEWS])
+@pytest.mark.parametrize("name", list(VIEWS))
 def test_views_as_results(name: str, backend: str) -> None:
     """A result that nothing computes, only its structure is new."""
     program = record(VIEWS[name]).compile(backend)

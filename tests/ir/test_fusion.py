@@ -265,7 +265,6 @@ class TestPairing:
 
 
 def test_drawing_is_the_drawing_modules() -> None:
-    pytest.importorskip("serrate.ir.draw")
     with Fusion() as f:
         f.output(ops.exp(rows(f)))
     assert "T3" in f.draw().svg

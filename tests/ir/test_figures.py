@@ -15,8 +15,8 @@ from serrate import analysis, ir, ops
 from serrate.errors import DomainError
 from serrate.ir import Fusion, IterDomain, IterType, combine, cover, draw, draw_fusion, merge, partition, restrict, split
 from serrate.ir.domains import ParallelType
-from serrate.ir.draw import label
 from serrate.ir.drawing import Drawing
+from serrate.ir.figures import label
 from tests.analysis.chains import Chain, build, chains
 
 SVG = "{http://www.w3.org/2000/svg}"

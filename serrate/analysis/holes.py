@@ -31,9 +31,9 @@ from enum import Enum
 
 import torch
 
-from serrate.analysis.allocation import allocation
 from serrate.analysis.guards import guards
 from serrate.analysis.indices import Indices, ancestry
+from serrate.analysis.memory import allocation
 from serrate.ir import Fusion, TensorView
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import symbol
