@@ -28,6 +28,12 @@ def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tu
         counting = [d for d in found if d.pairing is not None]
         wide = [d for d in found if d.extent != 1]
         chosen = (ragged or counting or wide or found)[0]
+        short = next((v for v in views if v.ndim == rank - dim and dim and not v.domains[0].is_ragged), None)
+        if short is not None and isinstance(chosen, RaggedIterDomain) and short.domains[0].extent != 1:
+            raise ShapeError(
+                f"{operation}: {short} has {short.domains[0].extent} positions beside the rows of {chosen} and no dim for its "
+                f"components; values of all rows are no operand of rows, and positions shared by all rows are [1, L, ...]"
+            )
         for other in found:
             match(fusion, operation, chosen, other)
         result.append(chosen)

@@ -149,6 +149,7 @@ def test_unknown_names() -> None:
 RECORDINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[SerrateError], list[str]]] = {
     "dim": (lambda x: ops.sum(x, 3), (), ShapeError, ["dim 3", "3 dims"]),
     "extents": (ops.add, (((4,), F32),), ShapeError, ["add", "5", "4"]),
+    "flat values": (ops.add, (((10, 5), F32),), ShapeError, ["add", "beside the rows", "[1, L, ...]"]),
     "contracted": (ops.matmul, (((4, 2), F32),), ShapeError, ["contracted", "5", "4"]),
     "matmul dtype": (ops.matmul, (((5, 2), torch.float64),), DtypeError, ["torch.float32", "torch.float64"]),
     "linear dtype": (ops.linear, (((2, 5), torch.float64),), DtypeError, ["torch.float32", "torch.float64"]),
