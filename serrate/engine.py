@@ -448,7 +448,7 @@ class Jitted:
         return self._traced(args)[1].source(*tensors_of(args))
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan that is used for these arguments."""
+        """The plan that is used for these arguments; of the last stage where there are several."""
         args = self._arguments(args, kwargs)
         return self._traced(args)[1].plan(*tensors_of(args))
 

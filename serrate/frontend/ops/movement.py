@@ -72,7 +72,8 @@ def _own_component(name: str, x: TensorView, dim: int) -> IterDomain:
 def index(x: TensorView, indices: TensorView, dim: int = 0) -> TensorView:
     """`x` at `indices` along `dim`: that dim is replaced by the dims of `indices`, which may be ragged.
 
-    Indices of the component dim pick whole rows; the result has their lengths. An index outside gives zeros.
+    Indices of the component dim pick whole rows; the result has their lengths. An index outside gives 0; of
+    the component dim, an empty row.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
