@@ -284,6 +284,7 @@ class Compiled:
         computed: dict[str, torch.Tensor] = {}
         call = replace(call, computed=computed, memo={})
         env = dict(zip((t.name for t in self.binder.inputs), call.args, strict=True))
+        self.binder.check(call)
         for stage in self.stages:
             if isinstance(stage, Kernels):
                 program = stage.naive

@@ -36,12 +36,12 @@ def group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def invert(permutation: Tensor) -> tuple[Tensor]:
-    """The permutation that undoes another one.
+    """The permutation that undoes another one; -1 where nothing leads to a position, because it was none.
 
     >>> invert(torch.tensor([1, 3, 0, 2]))
     (tensor([2, 0, 3, 1]),)
     """
-    inverse = torch.empty_like(permutation)
+    inverse = torch.full_like(permutation, -1)
     inverse[permutation] = torch.arange(len(permutation), dtype=permutation.dtype, device=permutation.device)
     return (inverse,)
 

@@ -203,7 +203,7 @@ class Structure:
         4
         """
         known = self._facts.get(("max_length", self._level(level)))
-        if known is None and self.device.type == "cpu":
+        if known is None and on_host(self._offsets[self._level(level)]):
             return self.max_length(level)
         return None if known is None else int(known)
 

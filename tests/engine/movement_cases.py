@@ -48,12 +48,9 @@ def gathered(source: Tensor, dim: int, indices: Tensor) -> Tensor:
 
 
 def _picked_rows(rows: list[Tensor], indices: Tensor) -> list[Tensor]:
-    """Whole rows; one that is not there is as long as the nearest that is, and holds 0."""
-    out = []
-    for k in indices.tolist():
-        nearest = rows[min(max(k, 0), len(rows) - 1)] if rows else torch.zeros(())
-        out.append(nearest if 0 <= k < len(rows) else torch.zeros_like(nearest))
-    return out
+    """Whole rows; one that is not there is empty."""
+    absent = rows[0][:0] if rows else torch.zeros(0)
+    return [rows[k] if 0 <= k < len(rows) else absent for k in indices.tolist()]
 
 
 def _gathered_across(rows: list[Tensor], indices: list[Tensor]) -> list[Tensor]:

@@ -121,9 +121,8 @@ def by_torch(program: Program, rows: list[Tensor], picked: list[int]) -> list[li
 
 
 def _row(rows: list[Tensor], k: int) -> Tensor:
-    """A row that is not there is as long as the nearest that is, and holds 0."""
-    nearest = rows[min(max(k, 0), len(rows) - 1)]
-    return nearest if 0 <= k < len(rows) else torch.zeros_like(nearest)
+    """A row that is not there is empty."""
+    return rows[k] if 0 <= k < len(rows) else rows[0][:0]
 
 
 def _across(rows: list[Tensor], function: Any) -> list[Tensor]:

@@ -97,6 +97,7 @@ SPECIAL: dict[tuple[str, str], str] = {
     ("ceil", "integer"): "{0}",
     ("pow", "integer"): "whole_power({0}, {1})",
     ("tanh", "double"): "tanh_double({0})",
+    ("fmod", "single"): "rest({0}, {1}).to(tl.float32)",
 }
 """Where a function is written differently for integers or for float64."""
 
@@ -409,6 +410,9 @@ class _Printer:
     def _load(self, value: Load, lanes: Lanes, guard: Guard, raw: bool) -> str:
         pointer, own = self._pointer(value.tensor, value.index, lanes)
         mask = self._joined_mask(self._mask(guard, lanes, own), value.guard, lanes)
+        for lane in {e for g in value.guard for e in self.lanes_in(g.left) | self.lanes_in(g.right)} - own:
+            # A mask that has a lane needs a pointer that has it.
+            pointer += f" + {self.index(lane.symbol, lanes)} * 0"
         text = f"tl.load({pointer}{f', mask={mask}, other=0' if mask else ''})"
         wanted = carried_dtype(value.dtype)
         return text if raw or wanted == value.dtype else f"{text}.to({TYPES[wanted]})"

@@ -15,6 +15,7 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import match
 from serrate.frontend.ops.common import Number, dim_of, require_equal
 from serrate.frontend.ops.elementwise import cast
+from serrate.frontend.ops.reducing import counts_rows
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, const, maximum, minimum, symbol
@@ -273,7 +274,7 @@ def flip(x: TensorView, dim: int) -> TensorView:
     """The positions of `dim` in the opposite order; in a ragged dim, within each row."""
     dim = dim_of("flip", x, dim)
     domain = x.domains[dim]
-    if any(isinstance(d, RaggedIterDomain) and d.component.uid == domain.uid for d in x.domains):
+    if counts_rows(x, domain):
         raise ShapeError(f"flip: dim {dim} of {x} counts rows; index(x, rows) puts rows in another order")
     if isinstance(domain, RaggedIterDomain):
         length = domain.length_of(index_of(domain.component))
@@ -315,10 +316,18 @@ def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
     for other in views[1:]:
         for k, (a, b) in enumerate(zip(first.domains, other.domains, strict=True)):
             if k != dim:
-                match(first.fusion, "cat", a, b)
+                _alike(first.fusion, a, b)
     new = IterDomain(_total([v.domains[dim].extent_expr for v in views]), name=first.fusion.fresh("d"))
     domains = (*first.domains[:dim], new, *first.domains[dim + 1 :])
     return _joined(views, dim, domains, [v.domains[dim].extent_expr for v in views], ())
+
+
+def _alike(fusion: Fusion, a: IterDomain, b: IterDomain) -> None:
+    """Dims that stay as they are when tensors are joined: of one structure, or of one extent; nothing is stretched."""
+    if a.is_ragged:
+        match(fusion, "cat", a, b)
+    else:
+        require_equal(fusion, "cat: the extents of dims that are not joined", a, b)
 
 
 def _total(sizes: Sequence[Expr]) -> Expr:
@@ -349,7 +358,7 @@ def _cat_ragged(views: Sequence[TensorView], dim: int) -> TensorView:
     for other in views[1:]:
         require_equal(fusion, "cat: the numbers of rows", first.domains[0], _own_component("cat", other, dim))
         for a, b in zip(first.domains[2:], other.domains[2:], strict=True):
-            match(fusion, "cat", a, b)
+            _alike(fusion, a, b)
     ragged = [v.domains[1] for v in views]
     assert all(isinstance(d, RaggedIterDomain) for d in ragged)
     lengths = [d.row_length for d in ragged]

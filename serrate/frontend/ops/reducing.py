@@ -12,11 +12,12 @@ from serrate.frontend.ops.elementwise import cast, eq, where
 from serrate.frontend.ops.structure import viewed
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, symbol
+from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import cover
 from serrate.ir.recipes import Largest
 from serrate.ir.reductions import reduction
-from serrate.ir.storage import collapse
+from serrate.ir.storage import collapse, storage_of
 from serrate.ir.tile import Accumulate, Store
 from serrate.ir.transforms import Merge
 from serrate.ir.values import Value, call, carried_dtype, constant, extent
@@ -33,6 +34,10 @@ def reduced(
     fusion, kind = x.fusion, reduction(name)
     over = tuple(x.domains[d] for d in dims)
     kept = tuple(_across(name, x, d, over) for k, d in enumerate(x.domains) if k not in dims)
+    try:
+        storage_of(kept)
+    except ShapeError:
+        raise ShapeError(f"{name}: rows of {x} would lose what owns them; flatten the outer level first") from None
     value = x.at(x.domains)
     lifted = value if carried_dtype(value.dtype) == state else call("cast", value, dtype=state)
     dtypes = (state, *(v.dtype for v in extra)) if extra else (state,) * len(kind.states)
@@ -95,5 +100,7 @@ def crosses_rows(x: TensorView, dims: tuple[int, ...]) -> bool:
 
 
 def counts_rows(x: TensorView, component: IterDomain) -> bool:
-    """Whether a dim of `x` is made of rows of `component`."""
-    return any(isinstance(d, RaggedIterDomain) and d.component.uid == component.uid for d in x.domains)
+    """Whether a dim of `x` is made of rows of `component`, or of rows that its positions are (sentences of a document)."""
+    made = component.definition
+    counted = {component.uid, *(d.uid for d in (made.inputs if component.is_ragged and isinstance(made, Partition) else ()))}
+    return any(isinstance(d, RaggedIterDomain) and d.component.uid in counted for d in x.domains)

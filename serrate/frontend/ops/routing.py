@@ -9,12 +9,13 @@ from __future__ import annotations
 import torch
 
 from serrate.errors import DtypeError, ShapeError
-from serrate.frontend.ops.common import dim_of
-from serrate.frontend.ops.elementwise import cast
-from serrate.frontend.ops.movement import index
+from serrate.frontend.ops.common import dim_of, require_equal
+from serrate.frontend.ops.elementwise import cast, ge, logical_and, lt, where
+from serrate.frontend.ops.movement import index, slice
 from serrate.frontend.ops.reductions import sum as sum_of
 from serrate.frontend.ops.structure import as_nested, set, transpose
 from serrate.ir.domains import IterDomain
+from serrate.ir.fusion import PositionInside
 from serrate.ir.tile import Library
 from serrate.ir.values import Tensor
 from serrate.ir.view import TensorView
@@ -64,6 +65,8 @@ def topk(x: TensorView, k: int, dim: int = -1) -> tuple[TensorView, TensorView]:
     extent = domain.extent_expr.value
     if not isinstance(k, int) or k < 1 or (extent is not None and k > extent):
         raise ShapeError(f"topk: k must be between 1 and {domain.extent}, got {k!r}")
+    if extent is None:
+        x.fusion.checks.append(PositionInside(k - 1, domain.extent_expr, f"topk: k = {k} needs position"))
     if dim != x.ndim - 1:
         values, indices = topk(set(transpose(x, dim, -1)), k)
         return transpose(values, dim, -1), transpose(indices, dim, -1)
@@ -76,9 +79,13 @@ def topk(x: TensorView, k: int, dim: int = -1) -> tuple[TensorView, TensorView]:
 def index_add(x: TensorView, indices: TensorView, count: int) -> TensorView:
     """Sums the rows of a dense `x` that have the same index: `out[indices[n]] += x[n]` over `count` zeros.
 
-    Rows are grouped first, so that sums are made in order and give the same bits every time.
+    Rows are grouped first, so that sums are made in order and give the same bits every time. An index outside adds nothing.
     """
     if x.ndim < 1 or x.domains[0].is_ragged:
         raise ShapeError(f"index_add: takes a dense tensor, got {x}")
-    offsets, permutation = group_by(indices, count)
-    return sum_of(as_nested(index(x, permutation), offsets), 1)
+    if indices.ndim != 1:
+        raise ShapeError(f"index_add: indices must have one dim, got {indices}")
+    require_equal(x.fusion, "index_add: the numbers of rows and of indices", x.domains[0], indices.domains[0])
+    inside = logical_and(ge(indices, 0), lt(indices, count))
+    offsets, permutation = group_by(where(inside, indices, count), count + 1)
+    return slice(sum_of(as_nested(index(x, permutation), offsets), 1), 0, 0, count)

@@ -130,6 +130,8 @@ def permute(x: TensorView, *dims: int) -> TensorView:
 def flatten(x: TensorView, start: int = 0, end: int = -1) -> TensorView:
     """Regular dims `start` to `end` as one; no data moves. A component and its rows are one dim by `as_flattened`."""
     first, last = dim_of("flatten", x, start), dim_of("flatten", x, end)
+    if first > last:
+        raise ShapeError(f"flatten: dim {start} stands behind dim {end}")
     merged = x.domains[first]
     for dim, domain in enumerate(x.domains[first + 1 : last + 1], first + 1):
         _check_merged(x, dim - 1, dim)
