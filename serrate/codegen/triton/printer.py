@@ -410,12 +410,15 @@ class _Printer:
     def _load(self, value: Load, lanes: Lanes, guard: Guard, raw: bool) -> str:
         pointer, own = self._pointer(value.tensor, value.index, lanes)
         mask = self._joined_mask(self._mask(guard, lanes, own), value.guard, lanes)
-        for lane in {e for g in value.guard for e in self.lanes_in(g.left) | self.lanes_in(g.right)} - own:
-            # A mask that has a lane needs a pointer that has it.
-            pointer += f" + {self.index(lane.symbol, lanes)} * 0"
+        masked = {e for g in value.guard for e in self.lanes_in(g.left) | self.lanes_in(g.right)}
+        pointer += self._still(masked - own, lanes)
         text = f"tl.load({pointer}{f', mask={mask}, other=0' if mask else ''})"
         wanted = carried_dtype(value.dtype)
         return text if raw or wanted == value.dtype else f"{text}.to({TYPES[wanted]})"
+
+    def _still(self, missing: set[Lane], lanes: Lanes) -> str:
+        """What gives a pointer lanes that its place does not depend on: a mask or a value that has them needs them there."""
+        return "".join(f" + {self.index(lane.symbol, lanes)} * 0" for lane in lanes if lane in missing)
 
     def _joined_mask(self, mask: str, guard: Guard, lanes: Lanes) -> str:
         """A mask with the conditions of a load of its own; those that no lane takes part in choose all of it or nothing."""
@@ -475,7 +478,8 @@ class _Printer:
 
     def _write(self, node: Write) -> None:
         pointer, own = self._pointer(node.tensor, node.index, node.lanes)
-        mask = self._mask(node.guard, node.lanes, own)
+        pointer += self._still(set(node.lanes) - own, node.lanes)
+        mask = self._mask(node.guard, node.lanes, set(node.lanes))
         value = self._full(node.value, node.lanes, node.guard)
         self.put(f"tl.store({pointer}, {value}{f', mask={mask}' if mask else ''})")
 

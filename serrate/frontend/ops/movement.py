@@ -132,6 +132,8 @@ def gather(x: TensorView, dim: int, indices: TensorView) -> TensorView:
     for k, (own, other) in enumerate(zip(x.domains, indices.domains, strict=True)):
         if k != dim:
             match(x.fusion, "gather", own, other)
+    if x.domains[dim].is_ragged and counts_rows(x, x.domains[dim]):
+        raise ShapeError(f"gather: dim {dim} of {x} counts rows inside other rows; flatten the outer level first")
     # Where rows are picked, positions must lie in the row that the index names.
     picks = [isinstance(d, RaggedIterDomain) and d.component.uid == x.domains[dim].uid for d in x.domains]
     places: Places = tuple(
