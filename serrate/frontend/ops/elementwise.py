@@ -161,8 +161,10 @@ def remainder(a: Operand, b: Operand) -> TensorView:
 
 def _crosses(rest: TensorView, b: Operand) -> TensorView:
     """Whether a rest is there and lies on the other side of 0 than the divisor."""
-    below = lt(b, 0) if isinstance(b, TensorView) else None
-    other = ne(lt(rest, 0), below) if below is not None else (ge(rest, 0) if b < 0 else lt(rest, 0))  # type: ignore[operator]
+    if isinstance(b, TensorView):
+        other = ne(lt(rest, 0), lt(b, 0))
+    else:
+        other = ge(rest, 0) if b < 0 else lt(rest, 0)
     return logical_and(ne(rest, 0), other)
 
 
