@@ -263,8 +263,8 @@ class Compiled:
                 by_hand(stage.naive, self.hand, BACKENDS[backend or "reference"])
         given = {t.name for t in self.binder.inputs}
         hidden = {a.name for view in fusion.outputs for a in arrays_of(view.tensor.logical)} - given
-        whole = len(self.stages) == 1 and isinstance(self.stages[0], Kernels) and not hidden
-        self._whole = self.stages[0] if whole and isinstance(self.stages[0], Kernels) else None
+        first = self.stages[0]
+        self._whole = first if len(self.stages) == 1 and isinstance(first, Kernels) and not hidden else None
 
     def __call__(self, *args: Any) -> Any:
         call = self.binder.bind(args)

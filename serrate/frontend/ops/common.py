@@ -13,6 +13,8 @@ import torch
 from serrate.errors import DtypeError, ShapeError
 from serrate.ir.domains import IterDomain
 from serrate.ir.fusion import Equal, Fusion, current_fusion
+from serrate.ir.partition import Partition
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.view import TensorView
 
 Number = float | int | bool
@@ -58,3 +60,10 @@ def require_equal(fusion: Fusion, what: str, a: IterDomain, b: IterDomain) -> No
         fusion.checks.append(Equal(a.extent_expr, b.extent_expr, what))
     elif difference != 0:
         raise ShapeError(f"{what}: {a.extent} and {b.extent} differ")
+
+
+def counts_rows(x: TensorView, component: IterDomain) -> bool:
+    """Whether a dim of `x` is made of rows of `component`, or of rows that its positions are (sentences of a document)."""
+    made = component.definition
+    counted = {component.uid, *(d.uid for d in (made.inputs if component.is_ragged and isinstance(made, Partition) else ()))}
+    return any(isinstance(d, RaggedIterDomain) and d.component.uid in counted for d in x.domains)

@@ -13,9 +13,8 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import match
-from serrate.frontend.ops.common import Number, dim_of, require_equal
+from serrate.frontend.ops.common import Number, counts_rows, dim_of, require_equal
 from serrate.frontend.ops.elementwise import cast
-from serrate.frontend.ops.reducing import counts_rows
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, const, maximum, minimum, symbol
@@ -88,7 +87,7 @@ def index(x: TensorView, indices: TensorView, dim: int = 0) -> TensorView:
     indices = _integers("index", indices)
     if isinstance(x.domains[dim], RaggedIterDomain):
         raise ShapeError(f"index: dim {dim} of {x} is ragged; gather(x, {dim}, indices) picks positions of each row")
-    if any(isinstance(d, RaggedIterDomain) and d.component.uid == x.domains[dim].uid for d in x.domains):
+    if counts_rows(x, x.domains[dim]):
         return _index_rows(x, indices, dim)
     domains = (*x.domains[:dim], *indices.domains, *x.domains[dim + 1 :])
     places: Places = (*x.domains[:dim], _at(indices), *x.domains[dim + 1 :])
@@ -211,7 +210,7 @@ def slice(x: TensorView, dim: int, start: int | None = None, stop: int | None = 
         shifted = Place(index_of(rows) + low.substitute({COORDINATE: index_of(new_component)}), (rows, new_component))
         places: Places = (new_component, shifted, *x.domains[2:])
         return pulled(x.fusion, x.dtype, (new_component, rows, *x.domains[2:]), x.at(places))
-    if any(isinstance(d, RaggedIterDomain) and d.component.uid == domain.uid for d in x.domains):
+    if counts_rows(x, domain):
         return _slice_rows(x, dim, low, extent)
     new = IterDomain(extent, name=x.fusion.fresh("d"))
     domains = (*x.domains[:dim], new, *x.domains[dim + 1 :])
@@ -256,7 +255,7 @@ def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> 
         domains[0], domains[1] = rows_of(x.fusion, domain.length + (before + after), old.extent_expr, domain.host_bound + more)
         places[0], owners = domains[0], (domains[0],)
         length = domain.length_of(index_of(domains[0]))
-    elif any(isinstance(d, RaggedIterDomain) and d.component.uid == domain.uid for d in x.domains):
+    elif counts_rows(x, domain):
         raise ShapeError(f"pad: dim {dim} of {x} counts rows; cat with rows to add some")
     else:
         domains[dim] = IterDomain(length + (before + after), name=x.fusion.fresh("d"))
@@ -313,7 +312,7 @@ def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
     views = [cast(v, dtype) for v in views]
     if isinstance(first.domains[dim], RaggedIterDomain):
         return _cat_ragged(views, dim)
-    if any(isinstance(d, RaggedIterDomain) and d.component.uid == first.domains[dim].uid for d in first.domains):
+    if counts_rows(first, first.domains[dim]):
         return _cat_rows(views, dim)
     for other in views[1:]:
         for k, (a, b) in enumerate(zip(first.domains, other.domains, strict=True)):

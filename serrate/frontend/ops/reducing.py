@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 
 from serrate.errors import ShapeError
+from serrate.frontend.ops.common import counts_rows
 from serrate.frontend.ops.elementwise import cast, eq, where
 from serrate.frontend.ops.structure import viewed
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, symbol
-from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import cover
 from serrate.ir.recipes import Largest
@@ -97,10 +97,3 @@ def count(x: TensorView, dims: tuple[int, ...], like: TensorView, dtype: torch.d
 def crosses_rows(x: TensorView, dims: tuple[int, ...]) -> bool:
     """Whether a reduction goes from row to row, position by position, and not along rows."""
     return any(counts_rows(x, x.domains[d]) for d in dims) and not any(x.domains[d].is_ragged for d in dims)
-
-
-def counts_rows(x: TensorView, component: IterDomain) -> bool:
-    """Whether a dim of `x` is made of rows of `component`, or of rows that its positions are (sentences of a document)."""
-    made = component.definition
-    counted = {component.uid, *(d.uid for d in (made.inputs if component.is_ragged and isinstance(made, Partition) else ()))}
-    return any(isinstance(d, RaggedIterDomain) and d.component.uid in counted for d in x.domains)

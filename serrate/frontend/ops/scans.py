@@ -8,9 +8,8 @@ from __future__ import annotations
 import torch
 
 from serrate.errors import ShapeError
-from serrate.frontend.ops.common import dim_of
+from serrate.frontend.ops.common import counts_rows, dim_of
 from serrate.frontend.ops.elementwise import cast
-from serrate.frontend.ops.reducing import counts_rows
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import Scan
 from serrate.ir.values import call, carried_dtype

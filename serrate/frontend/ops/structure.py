@@ -12,7 +12,7 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import index_into, match
-from serrate.frontend.ops.common import dim_of
+from serrate.frontend.ops.common import counts_rows, dim_of
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, const
 from serrate.ir.fusion import Equal, RowsInside, RowsOfOffsets
@@ -147,7 +147,7 @@ def _check_merged(x: TensorView, outer: int, inner: int) -> None:
             raise ShapeError(f"flatten: dims {outer} and {inner} of {x} are a component and its rows; use as_flattened")
         raise ShapeError(f"flatten: dim {inner} of {x} is ragged; only dims behind it can be made one with it")
     for dim, domain in ((outer, a), (inner, b)):
-        if any(isinstance(d, RaggedIterDomain) and d.component.uid == domain.uid for d in x.domains):
+        if counts_rows(x, domain):
             raise ShapeError(f"flatten: dim {dim} of {x} counts rows, which no other dim can do")
 
 
