@@ -1,7 +1,7 @@
 """Rows back to back, and the same rows each padded to one length.
 
-In: values with their structure, or padded values with a structure. Out: the other of the two, by one indexed copy
-through which gradients flow; there is no loop over rows.
+In: values with their structure, or padded values with a structure. Out: the other of the two, by one indexed copy for each
+partitioned dim, through which gradients flow; there is no loop over rows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import DtypeError, ShapeError, StructureError
+from serrate.tensor.positions import compacted, in_box
 from serrate.tensor.structure import Structure
 
 
@@ -23,20 +24,28 @@ def pad(values: Tensor, structure: Structure, fill: complex) -> Tensor:
             [2, 3]])
     """
     _check_fill(values.dtype, fill)
-    extents = tuple(structure.max_length(level, why="to_padded") for level in range(structure.levels))
-    outer, inner = (structure.num_rows(0), *extents), values.shape[1:]
-    flat = values.new_full((math.prod(outer), *inner), fill)
-    return flat.index_copy(0, _positions(structure, extents), values).view(*outer, *inner)
+    why = "to_padded"
+    # From the last dim to the first, so that the dims before stay where they are.
+    for dim, rows in reversed(list(zip(structure.dims, structure.rows, strict=True))):
+        extents = tuple(rows.max_length(level, why) for level in range(rows.levels))
+        box = (rows.num_rows(0), *extents)
+        packed = compacted(values, dim, rows, why)
+        before, after = packed.shape[:dim], packed.shape[dim + 1 :]
+        flat = packed.new_full((*before, math.prod(box), *after), fill)
+        values = flat.index_copy(dim, in_box(rows, extents, why), packed).view(*before, *box, *after)
+    return values
 
 
 def unpad(padded: Tensor, structure: Structure) -> Tensor:
-    """The values of the structure's rows, taken out of padded values whose rows may be longer than the longest row.
+    """The values of the structure's rows back to back, taken out of padded values whose rows may be longer than the longest.
 
     >>> unpad(torch.tensor([[1, 0, 0], [2, 3, 0]]), Structure.from_lengths(torch.tensor([1, 2])))
     tensor([1, 2, 3])
     """
-    extents = tuple(padded.shape[1 : 1 + structure.levels])
-    return padded.flatten(0, structure.levels).index_select(0, _positions(structure, extents))
+    for dim, rows in zip(structure.dims, structure.rows, strict=True):
+        extents = tuple(padded.shape[dim + 1 : dim + 1 + rows.levels])
+        padded = padded.flatten(dim, dim + rows.levels).index_select(dim, in_box(rows, extents, "from_padded"))
+    return padded
 
 
 def check_padded(padded: Tensor, structure: Structure, *, read_lengths: bool) -> None:
@@ -46,39 +55,27 @@ def check_padded(padded: Tensor, structure: Structure, *, read_lengths: bool) ->
     Traceback (most recent call last):
     serrate.errors.StructureError: lengths must fit the padded rows: lengths[0] = 3, but dim 1 of the padded values has 2
     """
-    if padded.dim() < structure.levels + 1:
-        raise ShapeError(
-            f"padded values of {structure.levels} ragged level(s) need at least {structure.levels + 1} dims, "
-            f"got shape {tuple(padded.shape)}"
-        )
-    if padded.shape[0] != structure.num_rows(0):
-        raise ShapeError(f"lengths describe {structure.num_rows(0)} rows, but the padded values have {padded.shape[0]}")
-    if not read_lengths:
-        return
-    for level in range(structure.levels):
-        room = padded.shape[level + 1]
-        if structure.max_length(level, why="from_padded") > room:
-            lengths = structure.host_offsets(level, why="from_padded").diff()
-            row = int((lengths > room).nonzero()[0])
-            of = "lengths" if structure.levels == 1 else f"lengths of level {level}"
-            raise StructureError(
-                f"{of} must fit the padded rows: lengths[{row}] = {int(lengths[row])}, "
-                f"but dim {level + 1} of the padded values has {room}"
+    at = 0
+    for dim, rows in zip(structure.dims, structure.rows, strict=True):
+        first = dim + at
+        if padded.dim() <= first + rows.levels:
+            raise ShapeError(
+                f"padded values of {structure.levels} ragged level(s) need at least {first + rows.levels + 1} dims, "
+                f"got shape {tuple(padded.shape)}"
             )
-
-
-def _positions(structure: Structure, extents: tuple[int, ...]) -> Tensor:
-    def make() -> Tensor:
-        positions = torch.arange(structure.num_rows(0), device=structure.device)
-        for level, extent in enumerate(extents):
-            count = structure.total_elements(level)
-            # With output_size torch need not read the lengths on the host to size the result.
-            row = torch.repeat_interleave(structure.lengths(level), output_size=count).long()
-            within = torch.arange(count, device=structure.device) - structure.offsets[level].index_select(0, row)
-            positions = positions.index_select(0, row) * extent + within
-        return positions
-
-    return structure.derived(("padded positions", extents), make)
+        if padded.shape[first] != rows.num_rows(0):
+            raise ShapeError(f"lengths describe {rows.num_rows(0)} rows, but the padded values have {padded.shape[first]}")
+        for level in range(rows.levels if read_lengths else 0):
+            room = padded.shape[first + level + 1]
+            if rows.max_length(level, "from_padded") > room:
+                lengths = rows.host_lengths(level, "from_padded")
+                row = int((lengths > room).nonzero()[0])
+                of = "lengths" if structure.levels == 1 else f"lengths of level {level}"
+                raise StructureError(
+                    f"{of} must fit the padded rows: lengths[{row}] = {int(lengths[row])}, "
+                    f"but dim {first + level + 1} of the padded values has {room}"
+                )
+        at += rows.levels - (rows.takes - 1)
 
 
 def _check_fill(dtype: torch.dtype, fill: complex) -> None:

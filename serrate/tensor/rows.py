@@ -1,81 +1,373 @@
-"""Lists of rows, and the same rows back to back.
+"""The rows that one dim of the values is partitioned into: on one level or nested, back to back or with gaps, with columns.
 
-In: tensors in a list or in lists of lists, or values with their structure. Out: the other of the two.
+In: offsets of every level, and where rows start if they do not follow one another. Out: an immutable `Rows` that knows its
+lengths, what was measured of them, and what was derived from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from serrate.errors import CallError, DeviceError, DtypeError, ShapeError, StructureError
-from serrate.tensor.chain import chain_from_lengths
-from serrate.tensor.structure import Structure
+from serrate.errors import StructureError
+from serrate.tensor.sync import host_copy, on_host
+
+_T = TypeVar("_T")
+_Facts = dict[tuple[str, int], float]
 
 
-def gather_rows(rows: Sequence[Tensor], outer: Sequence[Sequence[int]]) -> tuple[Tensor, Structure]:
-    """Rows back to back as values, and their structure; `outer` holds the lengths of the levels above the rows.
+class Rows:
+    """How one dim of the values comes apart. A model of what it means:
 
-    >>> gather_rows([torch.ones(2), torch.zeros(1)], outer=())
-    (tensor([1., 1., 0.]), Structure(2 > 3))
+        def rows(offsets, positions):                    # positions: the dim of the values
+            first, *inner = offsets                      # level 0 counts the parts of level 1, the last level positions
+            parts = rows(inner, positions) if inner else positions
+            return [parts[a:b] for a, b in zip(first, first[1:])]
+
+    With `starts`, row k of the innermost level is `positions[starts[k]:starts[k] + lengths[k]]`: there may be gaps.
+    With `columns`, every innermost row k is a rectangle: `counts[k]` columns for each of its `lengths[k]` positions. They are
+    `packed` (the row takes `lengths[k] * counts[k]` positions) or the first `counts[k]` positions of the next dim.
+
+    The constructor trusts its caller: 1-D contiguous offsets of one dtype on one device. `Structure` has what checks.
     """
-    _check_rows(rows)
-    values = torch.cat(list(rows)) if rows else torch.empty(0)
-    lengths = [*outer, [row.shape[0] for row in rows]]
-    host = chain_from_lengths([torch.tensor(level, dtype=torch.int64) for level in lengths], values.shape[0])
-    offsets = tuple(level.to(values.device) for level in host)
-    return values, Structure(offsets, host=host, total_elements=values.shape[0])
+
+    __slots__ = ("__weakref__", "_facts", "_host", "_memo", "depth", "offsets", "packed", "room", "starts")
+
+    offsets: tuple[Tensor, ...]
+    """The boundaries of every level, outermost first; those of the columns come last."""
+    depth: int
+    """How many levels are nested in one another."""
+    starts: Tensor | None
+    """Where each innermost row starts; None where rows lie back to back."""
+    packed: bool
+    """Whether columns lie inside the rows, and not in the next dim."""
+    room: int | None
+    """The positions that every row has in padded storage; None elsewhere."""
+
+    def __init__(
+        self,
+        offsets: tuple[Tensor, ...],
+        *,
+        columns: Tensor | None = None,
+        packed: bool = True,
+        starts: Tensor | None = None,
+        room: int | None = None,
+        host: tuple[Tensor, ...] = (),
+    ) -> None:
+        self.offsets = offsets if columns is None else (*offsets, columns)
+        self.depth = len(offsets)
+        self.starts = starts
+        self.packed = packed
+        self.room = room
+        self._facts: _Facts = {}
+        self._host: dict[int, Tensor] = dict(enumerate(host))
+        self._memo: dict[Hashable, object] = {}
+
+    @property
+    def levels(self) -> int:
+        """How many ragged dims there are."""
+        return len(self.offsets)
+
+    @property
+    def columns(self) -> Tensor | None:
+        """The boundaries of the columns, if every row is a rectangle."""
+        return self.offsets[-1] if self.levels > self.depth else None
+
+    @property
+    def takes(self) -> int:
+        """How many dims of the values are described."""
+        return 2 if self.columns is not None and not self.packed else 1
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether rows are known to lie back to back, and nothing beside them."""
+        return self.starts is None and self.takes == 1
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What a program may be specialised on: everything but numbers of rows and lengths."""
+        columns = None if self.columns is None else "packed" if self.packed else "padded"
+        return (self.depth, self.starts is not None, columns, self.offsets[0].dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the offsets are."""
+        return self.offsets[0].device
+
+    def lengths(self, level: int) -> Tensor:
+        """The length of every row of a level, on the device."""
+        return self.derived(("lengths", level), self.offsets[level].diff)
+
+    def inner_lengths(self) -> Tensor:
+        """The lengths of the innermost rows, columns not counted."""
+        return self.lengths(self.depth - 1)
+
+    def counts(self) -> Tensor:
+        """How many columns each innermost row has."""
+        return self.lengths(self.depth)
+
+    def sizes(self) -> Tensor:
+        """How many positions of the dim each innermost row takes."""
+        if self.columns is None or not self.packed:
+            return self.inner_lengths()
+        return self.derived("sizes", lambda: self.inner_lengths().long() * self.counts().long())
+
+    def blocks(self) -> Tensor:
+        """Boundaries of what the innermost rows take, were they back to back."""
+        if self.columns is None or not self.packed:
+            return self.offsets[self.depth - 1]
+        return self.derived("blocks", lambda: _running_sum(self.sizes()))
+
+    def where(self) -> Tensor:
+        """The position at which each innermost row starts."""
+        return self.blocks()[:-1] if self.starts is None else self.starts
+
+    def host_offsets(self, level: int, why: str) -> Tensor:
+        """The offsets of a level on the CPU: copied once, then remembered. `why` names the operation in a SyncError."""
+        if level not in self._host:
+            self._host[level] = host_copy(self.offsets[level], why)
+        return self._host[level]
+
+    def host_lengths(self, level: int, why: str) -> Tensor:
+        """The lengths of a level on the CPU."""
+        return self.host_offsets(level, why).diff()
+
+    def host_sizes(self, why: str) -> Tensor:
+        """How many positions each innermost row takes, on the CPU."""
+        lengths = self.host_lengths(self.depth - 1, why)
+        if self.columns is None or not self.packed:
+            return lengths
+        return lengths.long() * self.host_lengths(self.depth, why).long()
+
+    def host_where(self, why: str) -> Tensor:
+        """The position at which each innermost row starts, on the CPU."""
+        if self.starts is not None:
+            starts = self.starts
+            return self.derived("host starts", lambda: host_copy(starts, why))
+        if self.columns is None or not self.packed:
+            return self.host_offsets(self.depth - 1, why)[:-1]
+        return self.derived("host blocks", lambda: _running_sum(self.host_sizes(why)))[:-1]
+
+    def readable(self) -> bool:
+        """Whether lengths can be read here and now: they are on the CPU, or were copied there before."""
+        return on_host(self.offsets[0]) or len(self._host) == self.levels
+
+    def num_rows(self, level: int) -> int:
+        """How many rows a level has; never needs a host copy."""
+        return self.offsets[level].shape[0] - 1
+
+    def total(self, level: int, why: str) -> int:
+        """How many positions (or parts, on an outer level; or columns) the rows of a level hold together."""
+        if level < self.depth - 1:
+            return self.num_rows(level + 1)
+        return int(self.fact("total", level, lambda: int(self.host_offsets(level, why)[-1])))
+
+    def elements(self, why: str) -> int:
+        """How many positions there are, every column of every row counted."""
+        if self.columns is None:
+            return self.total(self.depth - 1, why)
+
+        def count() -> int:
+            lengths, counts = (self.host_lengths(level, why).long() for level in (self.depth - 1, self.depth))
+            return int((lengths * counts).sum())
+
+        return int(self.fact(*self.elements_fact, count))
+
+    def extent(self, why: str) -> int:
+        """How many positions of the dim all innermost rows take."""
+        return self.elements(why) if self.packed else self.total(self.depth - 1, why)
+
+    def reach(self, why: str) -> int:
+        """The first position behind all rows."""
+        if self.num_rows(self.depth - 1) == 0:
+            return 0
+        return int((self.host_where(why) + self.host_sizes(why)).max())
+
+    @property
+    def elements_fact(self) -> tuple[str, int]:
+        """The fact that `elements` is."""
+        return ("total", self.depth - 1) if self.columns is None else ("elements", 0)
+
+    @property
+    def extent_fact(self) -> tuple[str, int]:
+        """The fact that `extent` is."""
+        return self.elements_fact if self.packed else ("total", self.depth - 1)
+
+    def max_length(self, level: int, why: str) -> int:
+        """The longest row of a level; 0 where there is none."""
+        return int(self.fact("max", level, lambda: _extreme(self.host_lengths(level, why), torch.max)))
+
+    def min_length(self, level: int, why: str) -> int:
+        """The shortest row of a level; 0 where there is none."""
+        return int(self.fact("min", level, lambda: _extreme(self.host_lengths(level, why), torch.min)))
+
+    def variance(self, level: int, why: str) -> float:
+        """The population variance of the lengths of a level; 0 where there is none."""
+        if self.num_rows(level) == 0:
+            return 0.0
+        return self.fact("variance", level, lambda: float(self.host_lengths(level, why).double().var(correction=0)))
+
+    def fact(self, name: str, level: int, measure: Callable[[], float]) -> float:
+        """What is known by that name, measured if it is not."""
+        found = self._facts.get((name, level))
+        if found is None:
+            found = self._facts[name, level] = measure()
+        return found
+
+    def known(self, name: str, level: int) -> float | None:
+        """What is known by that name, if anything."""
+        return self._facts.get((name, level))
+
+    def note(self, name: str, level: int, fact: float) -> None:
+        """Remembers a fact that the caller vouches for: `total`, `max` or `min` of a level, or all `elements`."""
+        self._facts[name, level] = fact
+
+    def derived(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """What `make` returned the first time this key was asked for: the memo of what is computed from these rows."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        return cast(_T, self._memo[key])
+
+    def to(self, device: torch.device | str) -> Rows:
+        """The same rows on another device, with what is known of them; itself if they are there already."""
+        offsets = tuple(level.to(device) for level in self.offsets)
+        if offsets[0] is self.offsets[0]:
+            return self
+        starts = None if self.starts is None else self.starts.to(device)
+        moved = rows_of(offsets, self.depth, self.packed, starts, self.room, self._facts)
+        moved._host.update(enumerate(self.offsets) if on_host(self.offsets[0]) else self._host)
+        return moved
+
+    def back_to_back(self) -> Rows:
+        """The same rows without gaps, their columns packed; itself if that is how they are."""
+        if self.contiguous:
+            return self
+
+        def make() -> Rows:
+            packed = Rows(self.offsets[: self.depth], columns=self.columns)
+            packed._host.update(self._host)
+            packed._facts.update(self._facts)
+            return packed
+
+        return self.derived("back to back", make)
+
+    def narrow(self, start: int, stop: int, *, level: int = 0, why: str) -> tuple[Rows, int, int]:
+        """Rows `start` to `stop` of a level as rows that begin at that level, and the positions between which they lie."""
+        cut: list[Tensor] = []
+        host: list[Tensor] = []
+
+        def take(depth: int) -> Tensor:
+            known, here = self.host_offsets(depth, why)[start : stop + 1], self.offsets[depth]
+            host.append(known - known[0])
+            cut.append(host[-1] if here.is_cpu else here[start : stop + 1] - here[start])
+            return known
+
+        for depth in range(level, self.depth - 1):
+            known = take(depth)
+            start, stop = int(known[0]), int(known[-1])
+        known = take(self.depth - 1)
+        if self.columns is not None:
+            take(self.depth)
+        first, last, starts = 0, 0, None
+        if stop > start:
+            where, sizes = self.host_where(why), self.host_sizes(why)
+            first, last = int(where[start]), int(where[stop - 1] + sizes[stop - 1])
+        if self.starts is not None:
+            starts = self.starts[start:stop] - first
+        rows = rows_of(tuple(cut), self.depth - level, self.packed, starts, self.room, {})
+        rows._host.update(enumerate(host))
+        rows.note("total", rows.depth - 1, int(known[-1] - known[0]))
+        return rows, first, last
+
+    def same_rows(self, other: Rows, why: str) -> bool:
+        """Whether both have the same rows and columns, wherever these are stored."""
+        if self is other:
+            return True
+        if (self.depth, self.levels, self.device) != (other.depth, other.levels, other.device):
+            return False
+        pairs = list(zip(self.offsets, other.offsets, strict=True))
+        if any(mine.shape != theirs.shape for mine, theirs in pairs):
+            return False
+        return all(
+            mine is theirs or _same_numbers(self.host_offsets(level, why), other.host_offsets(level, why))
+            for level, (mine, theirs) in enumerate(pairs)
+        )
+
+    def same_places(self, other: Rows, why: str) -> bool:
+        """Whether rows that are the same are also stored in the same places."""
+        if self.columns is not None and self.packed != other.packed:
+            return False
+        if self.starts is other.starts:
+            return True
+        return _same_numbers(self.host_where(why), other.host_where(why))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Rows):
+            return NotImplemented
+        why = "comparing two structures"
+        return self is other or (self.same_rows(other, why) and self.same_places(other, why))
+
+    def __hash__(self) -> int:
+        return hash(tuple(level.shape[0] for level in self.offsets))
+
+    def __repr__(self) -> str:
+        total = self.known("total", self.depth - 1)
+        counts = [str(self.num_rows(level)) for level in range(self.depth)]
+        text = " > ".join([*counts, "?" if total is None else str(int(total))])
+        if self.columns is not None:
+            text += " x columns" if self.packed else " x columns of the next dim"
+        return text if self.starts is None else f"{text}, with gaps"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Derived arrays stay behind: they may hold what cannot be pickled, and can be made again.
+        return rows_of, (self.offsets, self.depth, self.packed, self.starts, self.room, self._facts)
 
 
-def flatten_nested(rows: Sequence[Sequence[Any]]) -> tuple[list[Tensor], list[list[int]]]:
-    """The rows at the bottom of lists of lists, and the lengths of every level above them, outermost first.
-
-    >>> flatten_nested([[torch.zeros(2)], []])
-    ([tensor([0., 0.])], [[1, 0]])
-    """
-    items: list[Any] = list(rows)
-    outer: list[list[int]] = []
-    while not outer or any(isinstance(item, (list, tuple)) for item in items):
-        for index, item in enumerate(items):
-            if not isinstance(item, (list, tuple)):
-                raise StructureError(
-                    f"every branch of a nested list needs the same depth: at depth {len(outer) + 1} item {index} is a "
-                    f"{type(item).__name__}, not a list; for a single level use from_list"
-                )
-        outer.append([len(item) for item in items])
-        items = [part for item in items for part in item]
-    return items, outer
-
-
-def split_rows(values: Tensor, structure: Structure, *, why: str) -> list[Any]:
-    """The rows as a list, or as lists of lists for nested levels; they share storage with the values.
-
-    >>> split_rows(torch.tensor([1, 2, 3]), Structure.from_lengths(torch.tensor([1, 2])), why="to_list")
-    [tensor([1]), tensor([2, 3])]
-    """
-    rows: list[Any] = list(values.split_with_sizes(structure.host_offsets(why=why).diff().tolist()))
-    for level in reversed(range(structure.levels - 1)):
-        rows = [rows[first:last] for first, last in pairwise(structure.host_offsets(level, why=why).tolist())]
+def rows_of(
+    offsets: tuple[Tensor, ...], depth: int, packed: bool, starts: Tensor | None, room: int | None, facts: _Facts
+) -> Rows:
+    """Rows from what they hold, as pickles and files keep it."""
+    columns = offsets[-1] if len(offsets) > depth else None
+    rows = Rows(offsets[:depth], columns=columns, packed=packed, starts=starts, room=room)
+    rows._facts.update(facts)
     return rows
 
 
-def _check_rows(rows: Sequence[Tensor]) -> None:
-    for index, row in enumerate(rows):
-        if not isinstance(row, Tensor):
-            raise CallError(f"rows must be tensors: rows[{index}] is a {type(row).__name__}")
-        if row.dim() == 0:
-            raise ShapeError(f"rows must have at least one dim, which is ragged: rows[{index}] is a scalar")
-        first = rows[0]
-        if row.shape[1:] != first.shape[1:]:
-            raise ShapeError(
-                f"rows must agree in every dim after the first: rows[{index}] has shape {tuple(row.shape)}, "
-                f"rows[0] has shape {tuple(first.shape)}"
-            )
-        if row.dtype != first.dtype:
-            raise DtypeError(f"rows must have one dtype: rows[{index}] is {row.dtype}, rows[0] is {first.dtype}")
-        if row.device != first.device:
-            raise DeviceError(f"rows must be on one device: rows[{index}] is on {row.device}, rows[0] on {first.device}")
+def owners_and_places(lengths: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """For each of `total` positions of rows with these lengths: which row it belongs to, and its place in that row.
+
+    >>> owners_and_places(torch.tensor([2, 0, 1]), 3)
+    (tensor([0, 0, 2]), tensor([0, 1, 0]))
+    """
+    # With output_size torch need not read the lengths on the host to size the result.
+    owner = torch.repeat_interleave(lengths, output_size=total).long()
+    first = _running_sum(lengths)[:-1]
+    return owner, torch.arange(total, device=lengths.device) - first.index_select(0, owner)
+
+
+def _running_sum(lengths: Tensor) -> Tensor:
+    sums = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
+    torch.cumsum(lengths, 0, dtype=torch.int64, out=sums[1:])
+    return sums
+
+
+def _extreme(lengths: Tensor, pick: Callable[[Tensor], Tensor]) -> int:
+    return int(pick(lengths)) if lengths.numel() else 0
+
+
+def _same_numbers(mine: Tensor, theirs: Tensor) -> bool:
+    if mine.dtype != theirs.dtype:
+        return torch.equal(mine.long(), theirs.long())
+    return torch.equal(mine, theirs)
+
+
+def per_level(name: str, given: int | Sequence[int | None] | None, levels: int) -> Sequence[int | None]:
+    """A length the caller knows, of the innermost level or of every level, as one for each level."""
+    if given is None or isinstance(given, int):
+        return (*(None,) * (levels - 1), given)
+    if len(given) != levels:
+        raise StructureError(f"{name} was given for {len(given)} levels, but the structure has {levels}")
+    return given

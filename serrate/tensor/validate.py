@@ -54,13 +54,16 @@ def check_form(name: str, tensors: Sequence[Tensor]) -> None:
             raise DeviceError(f"{of} are on {tensor.device}, but those of level 0 are on {tensors[0].device}: move one of them")
 
 
-def check_offsets(tensors: Sequence[Tensor], total: int | None) -> None:
+def check_offsets(tensors: Sequence[Tensor], total: int | None) -> int:
     """Checks the numbers in offsets that are on the host; `total` is the number of positions the values have, if known.
+
+    Gives what the innermost offsets end at.
 
     >>> check_offsets([torch.tensor([0, 4, 9, 7])], 7)
     Traceback (most recent call last):
     serrate.errors.StructureError: offsets must not decrease: offsets[3] = 7 < offsets[2] = 9
     """
+    end = 0
     for level, tensor in enumerate(tensors):
         of = _named("offsets", tensors, level)
         starts = tensor[..., 0].reshape(-1)
@@ -74,23 +77,61 @@ def check_offsets(tensors: Sequence[Tensor], total: int | None) -> None:
             here, there = _index("offsets", [*row_of, before + 1]), _index("offsets", [*row_of, before])
             low, high = int(tensor[(*row_of, before + 1)]), int(tensor[(*row_of, before)])
             raise StructureError(f"{of} must not decrease: {here} = {low} < {there} = {high}")
-        _check_end(of, tensors, level, int(tensor[..., -1].sum()), total)
+        end = int(tensor[..., -1].sum())
+        _check_end(of, tensors, level, end, total)
+    return end
 
 
-def check_lengths(tensors: Sequence[Tensor], total: int | None) -> None:
+def check_lengths(tensors: Sequence[Tensor], total: int | None) -> int:
     """Checks the numbers in lengths that are on the host; `total` is the number of positions the values have, if known.
+
+    Gives what the innermost lengths sum to.
 
     >>> check_lengths([torch.tensor([2, -1])], 1)
     Traceback (most recent call last):
     serrate.errors.StructureError: lengths must not be negative: lengths[1] = -1
     """
+    end = 0
     for level, tensor in enumerate(tensors):
         of = _named("lengths", tensors, level)
-        negative = tensor < 0
-        if negative.any():
-            index = negative.nonzero()[0].tolist()
-            raise StructureError(f"{of} must not be negative: {_index('lengths', index)} = {int(tensor[tuple(index)])}")
-        _check_end(of, tensors, level, int(tensor.sum()), total)
+        _check_positive(of, "lengths", tensor)
+        end = int(tensor.sum())
+        _check_end(of, tensors, level, end, total)
+    return end
+
+
+def check_counts(counts: Tensor) -> None:
+    """Checks numbers of columns that are on the host.
+
+    >>> check_counts(torch.tensor([2, -1]))
+    Traceback (most recent call last):
+    serrate.errors.StructureError: counts must not be negative: counts[1] = -1
+    """
+    _check_positive("counts", "counts", counts)
+
+
+def check_starts(starts: Tensor, sizes: Tensor, extent: int | None) -> None:
+    """Checks that rows of these sizes lie in order, without overlap, within `extent` positions if that is known.
+
+    >>> check_starts(torch.tensor([0, 2]), torch.tensor([3, 1]), None)
+    Traceback (most recent call last):
+    serrate.errors.StructureError: rows must not overlap and must be in order: row 0 ends at 3, row 1 starts at 2
+    """
+    if starts.shape != sizes.shape:
+        raise StructureError(f"as many starts as rows are needed: {starts.shape[0]} starts, but {sizes.shape[0]} rows")
+    _check_positive("starts", "starts", starts)
+    ends = starts + sizes
+    wrong = ends[:-1] > starts[1:]
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise StructureError(
+            f"rows must not overlap and must be in order: row {row} ends at {int(ends[row])}, "
+            f"row {row + 1} starts at {int(starts[row + 1])}"
+        )
+    if extent is not None and ends.numel() and int(ends[-1]) > extent:
+        raise StructureError(
+            f"rows must lie inside the values: row {ends.shape[0] - 1} ends at {int(ends[-1])}, but there are {extent} positions"
+        )
 
 
 def check_extreme(name: str, given: int | None, longest: str, found: int) -> None:
@@ -117,6 +158,13 @@ def _check_end(of: str, tensors: Sequence[Tensor], level: int, end: int, total: 
         verb, got = ("end at", "they end at") if of.startswith("offsets") else ("sum to", "they sum to")
         target = "the number of values" if innermost else f"the number of parts of level {level + 1}"
         raise StructureError(f"{of} must {verb} {target}: {got} {end}, but {what}")
+
+
+def _check_positive(of: str, name: str, tensor: Tensor) -> None:
+    negative = tensor < 0
+    if negative.any():
+        index = negative.nonzero()[0].tolist()
+        raise StructureError(f"{of} must not be negative: {_index(name, index)} = {int(tensor[tuple(index)])}")
 
 
 def _named(name: str, tensors: Sequence[Tensor], level: int) -> str:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from serrate.errors import DeviceError, ShapeError, StructureError
 from serrate.tensor import Structure
+from serrate.tensor.rows import Rows
 
 INTEGERS = pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 ROWS = st.lists(st.sampled_from([0, 0, 1, 2, 3, 5, 7, 13, 31, 97]), max_size=9)
@@ -94,7 +95,7 @@ def test_levels_go_on_and_2d_offsets_fit_in_a_chain() -> None:
 
 def test_lengths_known_from_2d_shapes_belong_to_their_own_levels() -> None:
     structure = Structure.from_offsets(torch.tensor([[0, 2], [0, 1]]), torch.tensor([[0, 1, 1, 4]] * 3))
-    found = Structure(structure.offsets)
+    found = Structure((Rows(structure.offsets),))
     assert [structure.max_length(level) for level in range(4)] == [found.max_length(level) for level in range(4)] == [1, 2, 3, 3]
 
 
@@ -183,7 +184,7 @@ def test_derived_arrays_are_made_once() -> None:
     structure = Structure.from_offsets(torch.tensor([0, 3]))
     calls: list[str] = []
     for key in ("a", "b", "a"):
-        structure.derived(key, lambda key=key: calls.append(key))
+        structure.rows[0].derived(key, lambda key=key: calls.append(key))
     assert calls == ["a", "b"]
     assert structure.lengths() is structure.lengths()
 
@@ -191,11 +192,11 @@ def test_derived_arrays_are_made_once() -> None:
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda structure: pickle.loads(pickle.dumps(structure))])
 def test_copies_keep_offsets_and_facts_but_no_derived_arrays(copied) -> None:  # type: ignore[no-untyped-def]
     structure = Structure.from_offsets(torch.tensor([0, 3, 3, 7]), total=7)
-    structure.derived("cannot be pickled", lambda: lambda: 0)
+    structure.rows[0].derived("cannot be pickled", lambda: lambda: 0)
     again = copied(structure)
     assert again == structure
     assert again.knows_total()
-    assert again.derived("cannot be pickled", lambda: "made again") == "made again"
+    assert again.rows[0].derived("cannot be pickled", lambda: "made again") == "made again"
 
 
 def test_to_the_same_device_is_itself() -> None:

@@ -148,9 +148,9 @@ VALUES = torch.zeros(4, 2)
 
 CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
     (
-        lambda: JaggedTensor.from_csr(VALUES, T([0, 4]), dim=1),
+        lambda: JaggedTensor.from_csr(VALUES, T([0, 4]), dim=3),
         ShapeError,
-        "from_csr partitions dim 0 of the values, got dim=1: move the ragged dim to the front",
+        "dim=3 of the values does not exist: they have shape (4, 2)",
     ),
     (
         lambda: JaggedTensor.from_csr(VALUES, T([0, 4], device="meta")),

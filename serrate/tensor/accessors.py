@@ -1,0 +1,182 @@
+"""What a ragged tensor says about itself: its parts, its shape, its metadata.
+
+In: values, a structure and hints. Out: `Accessors`, the part of `JaggedTensor` that only answers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from serrate.errors import ShapeError
+from serrate.tensor.hints import Hints
+from serrate.tensor.sizes import RaggedSize
+from serrate.tensor.structure import Dim, Structure
+from serrate.tensor.taking import count
+
+
+class Accessors:
+    """Properties of a `JaggedTensor`. Metadata is of the innermost rows; `jt.structure` has that of every level."""
+
+    __slots__ = ("__weakref__", "_hints", "_structure", "_values")
+
+    _values: Tensor
+    _structure: Structure
+    _hints: Hints
+
+    @property
+    def values(self) -> Tensor:
+        """The storage of all elements."""
+        return self._values
+
+    @property
+    def structure(self) -> Structure:
+        """Which values belong to which row."""
+        return self._structure
+
+    @property
+    def offsets(self) -> Tensor:
+        """The innermost offsets: the running sum of the lengths. Rows back to back start and end there."""
+        return self._structure.offsets[-1]
+
+    @property
+    def lengths(self) -> Tensor:
+        """The innermost lengths; `jt.structure.lengths(level)` has those of another level."""
+        return self._structure.lengths()
+
+    @property
+    def starts(self) -> Tensor:
+        """Where the innermost rows start in the values: at their offsets, if they lie back to back."""
+        return self._structure.rows[-1].where()
+
+    @property
+    def hints(self) -> Hints:
+        """What `with_hint` was told."""
+        return self._hints
+
+    @property
+    def format(self) -> str:
+        """How the values are stored: `csr` back to back, `padded` each row with the same room, `gaps` otherwise."""
+        return self._structure.format
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
+        return self._values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where values and offsets are."""
+        return self._values.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients are recorded for the values."""
+        return self._values.requires_grad
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """What every dim is: as it is in the values, a count of rows, or ragged."""
+        return self._structure.dims_of(self._values.dim())
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims, ragged ones included: 3 for `[B, r0, D]`."""
+        return self._values.dim() + sum(rows.levels + 1 - rows.takes for rows in self._structure.rows)
+
+    @property
+    def shape(self) -> tuple[int | RaggedSize, ...]:
+        """The size of every dim; a ragged one is a symbol."""
+        return tuple(self._size(dim) for dim in self.dims)
+
+    @property
+    def jagged_dims(self) -> tuple[int, ...]:
+        """Which dims are ragged."""
+        return tuple(k for k, dim in enumerate(self.dims) if dim.ragged is not None)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of innermost rows; `len(jt)` is the number of outermost ones."""
+        return self._structure.num_rows()
+
+    @property
+    def num_groups(self) -> int:
+        """The number of outermost components: experts, documents, sequences."""
+        return self._structure.num_rows(0)
+
+    @property
+    def max_length(self) -> int:
+        """The longest innermost row."""
+        return self._structure.max_length()
+
+    @property
+    def min_length(self) -> int:
+        """The shortest innermost row."""
+        return self._structure.min_length()
+
+    @property
+    def total_elements(self) -> int:
+        """The number of positions that exist; each may hold many scalars."""
+        return self._structure.total_elements()
+
+    @property
+    def sparsity(self) -> float:
+        """Mean over longest length of the innermost rows."""
+        return self._structure.sparsity()
+
+    @property
+    def variance(self) -> float:
+        """The population variance of the innermost lengths."""
+        return self._structure.variance()
+
+    def dim(self) -> int:
+        """The number of dims, as `ndim`."""
+        return self.ndim
+
+    def size(self, dim: int | None = None) -> int | RaggedSize | tuple[int | RaggedSize, ...]:
+        """The size of a dim, counted from the end if negative; for a ragged dim a symbol that is no int. Or all of them.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_list([torch.zeros(3, 4)]).size(1)
+        r0
+        """
+        if dim is None:
+            return self.shape
+        return self._size(self.dims[self._dim(dim)])
+
+    def is_ragged(self, dim: int) -> bool:
+        """Whether a dim has another size for every row.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_list([torch.zeros(3, 4)]).is_ragged(1)
+        True
+        """
+        return self.dims[self._dim(dim)].ragged is not None
+
+    def numel(self) -> int:
+        """The number of scalars that exist; holes are not counted.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_list([torch.zeros(3, 4), torch.zeros(1, 4)]).numel()
+        16
+        """
+        scalars = self._structure.total_elements(why="numel")
+        for dim in self.dims:
+            if dim.axis is None:
+                scalars *= self._values.shape[dim.values_dim]
+        return scalars
+
+    def _dim(self, dim: int) -> int:
+        if not -self.ndim <= dim < self.ndim:
+            raise ShapeError(f"dim {dim} does not exist: the tensor has {self.ndim} dims")
+        return dim % self.ndim
+
+    def _size(self, dim: Dim) -> int | RaggedSize:
+        if dim.ragged is not None:
+            return RaggedSize(self._structure, dim.ragged)
+        if dim.axis is not None:
+            return self._structure.rows[dim.axis].num_rows(0)
+        return self._values.shape[dim.values_dim]
+
+    def __len__(self) -> int:
+        return count(self._values, self._structure)

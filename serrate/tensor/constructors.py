@@ -1,0 +1,232 @@
+"""The ways to make a ragged tensor: from offsets, lengths, starts, lists and padded values.
+
+In: values and what says which of them belong to which row. Out: `Constructors`, the part of `JaggedTensor` that makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from serrate.errors import CallError, DtypeError, ShapeError
+from serrate.tensor.accessors import Accessors
+from serrate.tensor.hints import NO_HINTS, Hints
+from serrate.tensor.levels import Levels, as_tensors
+from serrate.tensor.lists import flatten_nested, gather_rows
+from serrate.tensor.padding import check_padded, unpad
+from serrate.tensor.structure import PerLevel, Structure
+from serrate.tensor.sync import host_copy, on_host
+
+
+class Constructors(Accessors):
+    """Class methods of a `JaggedTensor`."""
+
+    __slots__ = ()
+
+    def __init__(self, values: Tensor, structure: Structure, *, hints: Hints = NO_HINTS) -> None:
+        structure.check_values(values)
+        self._values = values
+        self._structure = structure
+        self._hints = hints
+
+    @classmethod
+    def from_csr(
+        cls,
+        values: Tensor,
+        offsets: Levels,
+        *,
+        dim: int = 0,
+        max_length: PerLevel = None,
+        min_length: PerLevel = None,
+        validate: bool | None = None,
+    ) -> Self:
+        """Rows back to back with their offsets; nested rows with a chain of offsets, outermost first, or 2-D offsets.
+
+        `dim` is the dim of the values that is partitioned. `max_length` and `min_length` spare a host copy later; `validate`
+        is as for `Structure.from_offsets`.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_csr(torch.arange(9), (torch.tensor([0, 2, 3]), torch.tensor([0, 4, 4, 9]))).shape
+        (2, r0, r1)
+        """
+        structure = Structure.from_offsets(
+            *as_tensors(offsets, values),
+            dim=dim,
+            total=_extent(values, dim),
+            max_length=max_length,
+            min_length=min_length,
+            validate=validate,
+        )
+        return cls(values, structure.to(values.device))
+
+    @classmethod
+    def from_lengths(
+        cls,
+        values: Tensor,
+        lengths: Levels,
+        *,
+        dim: int = 0,
+        max_length: PerLevel = None,
+        min_length: PerLevel = None,
+        validate: bool | None = None,
+    ) -> Self:
+        """Rows back to back with their lengths; nested rows with the lengths of each level, outermost first, or 2-D lengths.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_lengths(torch.arange(5), torch.tensor([2, 0, 3])).unbind()
+        (tensor([0, 1]), tensor([], dtype=torch.int64), tensor([2, 3, 4]))
+        """
+        structure = Structure.from_lengths(
+            *as_tensors(lengths, values),
+            dim=dim,
+            total=_extent(values, dim),
+            max_length=max_length,
+            min_length=min_length,
+            validate=validate,
+        )
+        return cls(values, structure.to(values.device))
+
+    @classmethod
+    def from_starts(
+        cls,
+        values: Tensor,
+        starts: Levels,
+        lengths: Levels,
+        *,
+        dim: int = 0,
+        max_length: PerLevel = None,
+        min_length: PerLevel = None,
+        validate: bool | None = None,
+    ) -> Self:
+        """Rows that may leave gaps between them, by where each starts and how long it is; nothing is copied.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_starts(torch.arange(8), [0, 4], [3, 2]).unbind()
+        (tensor([0, 1, 2]), tensor([4, 5]))
+        """
+        first = as_tensors(starts, values)
+        if len(first) != 1:
+            raise CallError(f"starts must be one tensor, of the innermost rows; got {len(first)}")
+        structure = Structure.from_starts(
+            first[0].to(values.device),
+            *(level.to(values.device) for level in as_tensors(lengths, values)),
+            dim=dim,
+            extent=_extent(values, dim),
+            max_length=max_length,
+            min_length=min_length,
+            validate=validate,
+        )
+        return cls(values, structure)
+
+    @classmethod
+    def from_list(cls, rows: Sequence[Tensor]) -> Self:
+        """One row for each tensor; the first dim of each is ragged, the others must agree. An empty list has 0 rows.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_list([torch.zeros(3, 4), torch.zeros(1, 4)]).shape
+        (2, r0, 4)
+        """
+        return cls(*gather_rows(rows, outer=()))
+
+    @classmethod
+    def from_nested_list(cls, rows: Sequence[Sequence[Any]]) -> Self:
+        """Rows of rows: a list of lists of tensors for two levels, and so on; every branch has the same depth.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_nested_list([[torch.zeros(3), torch.zeros(1)], [], [torch.zeros(2)]]).shape
+        (3, r0, r1)
+        """
+        return cls(*gather_rows(*flatten_nested(rows)))
+
+    @classmethod
+    def from_padded(
+        cls,
+        x: Tensor,
+        lengths: Levels | None = None,
+        *,
+        mask: Tensor | None = None,
+        structure: Structure | None = None,
+        total: int | None = None,
+        format: str = "csr",
+    ) -> Self:
+        """The rows of padded values `[B, L, *inner]`: the first `lengths[b]` positions of each, copied back to back.
+
+        For two levels `x` is `[G, parts, L, *inner]` with `lengths` a pair (parts of each row, length of each part) or 2-D.
+        A boolean `mask` `[B, L]` says instead which positions exist, wherever in the row they stand. A `structure` says what
+        lengths cannot: rows of several dims, rows with columns. With `format="padded"` nothing is copied: the tensor keeps
+        `x` as its values, all its padded dims as one.
+        The number of values is a host fact: on a device it takes a host copy of the lengths, unless `total` is given
+        (then the lengths are trusted).
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_padded(torch.tensor([[1, 2], [3, 0]]), torch.tensor([2, 1])).values
+        tensor([1, 2, 3])
+        >>> JaggedTensor.from_padded(torch.tensor([[1, 2], [0, 3]]), mask=torch.tensor([[True, True], [False, True]])).values
+        tensor([1, 2, 3])
+        """
+        if (lengths is not None) + (mask is not None) + (structure is not None) != 1:
+            raise CallError("from_padded: give one of lengths, mask and structure")
+        if format not in ("csr", "padded"):
+            raise CallError(f"from_padded: format={format!r} is not one of 'csr' and 'padded'")
+        if mask is not None:
+            if format == "padded":
+                raise CallError("from_padded: positions that a mask leaves out may be anywhere, so the rest must be copied")
+            return cls(*_masked(x, mask))
+        readable = True
+        if structure is None:
+            assert lengths is not None
+            tensors = as_tensors(lengths, x)
+            readable = total is None or on_host(tensors[0])
+            if readable and format == "csr" and not on_host(tensors[0]):
+                tensors = tuple(host_copy(level, "from_padded") for level in tensors)
+            structure = Structure.from_lengths(*tensors, total=total)
+        if format == "padded":
+            readable = structure.rows[0].readable()
+        structure = structure.back_to_back()
+        check_padded(x, structure, read_lengths=readable)
+        structure = structure.to(x.device)
+        if format == "padded":
+            return cls(*_in_place(x, structure))
+        return cls(unpad(x, structure), structure)
+
+
+def _extent(values: Tensor, dim: int) -> int | None:
+    if not isinstance(values, Tensor) or not 0 <= dim < values.dim():
+        if isinstance(values, Tensor) and values.dim() and dim:
+            raise ShapeError(f"dim={dim} of the values does not exist: they have shape {tuple(values.shape)}")
+        return None
+    return values.shape[dim]
+
+
+def _masked(x: Tensor, mask: Tensor) -> tuple[Tensor, Structure]:
+    if mask.dtype is not torch.bool:
+        raise DtypeError(f"from_padded: the mask must be torch.bool, got {mask.dtype}: compare it with something")
+    if mask.dim() < 2 or x.shape[: mask.dim()] != mask.shape:
+        raise ShapeError(f"from_padded: the mask must have the first dims of {tuple(x.shape)}, got shape {tuple(mask.shape)}")
+    lengths = mask.sum(-1)
+    parts = mask.shape[:-1]
+    flat = lengths.reshape(-1)
+    outer = [torch.full((parts[:level].numel(),), parts[level], device=x.device) for level in range(1, len(parts))]
+    where = host_copy(flat, "from_padded")
+    chain = Structure.from_lengths(*(level.cpu() for level in outer), where).to(x.device)
+    return x[mask], chain
+
+
+def _in_place(x: Tensor, structure: Structure) -> tuple[Tensor, Structure]:
+    if len(structure.rows) > 1 or structure.dims != (0,) or structure.rows[0].columns is not None:
+        raise ShapeError(f"from_padded: only the rows of dim 0 can stay padded in place, got {structure}; use format='csr'")
+    rows = structure.rows[0]
+    room = x.shape[rows.depth]
+    boxes = torch.arange(rows.num_rows(0), device=x.device)
+    for level in range(rows.depth - 1):
+        owner = torch.repeat_interleave(rows.lengths(level), output_size=rows.num_rows(level + 1)).long()
+        within = torch.arange(rows.num_rows(level + 1), device=x.device) - rows.offsets[level].long().index_select(0, owner)
+        boxes = boxes.index_select(0, owner) * x.shape[level + 1] + within
+    lengths = tuple(rows.lengths(level) for level in range(rows.depth))
+    kept = Structure.from_starts(boxes * room, *lengths, room=room, validate=False)
+    if not x.is_contiguous():
+        raise ShapeError("from_padded: values that stay padded in place must be contiguous: call x.contiguous() first")
+    return x.reshape(-1, *x.shape[rows.depth + 1 :]), kept

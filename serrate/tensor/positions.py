@@ -1,0 +1,97 @@
+"""Where every position of rows is: in the dim that stores it, and in the box that the same rows would be padded to.
+
+In: rows. Out: index tensors on their device, one element for each position (each column of each position of a rectangle),
+made once and remembered with the rows. There is no loop over rows.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from serrate.tensor.rows import Rows, owners_and_places
+
+
+def owners(rows: Rows, why: str) -> tuple[Tensor, Tensor]:
+    """Which innermost row every position belongs to, and its place in that row; a rectangle counts row by row.
+
+    >>> import torch
+    >>> owners(Rows((torch.tensor([0, 2, 2, 3]),)), "row_ids")
+    (tensor([0, 0, 2]), tensor([0, 1, 0]))
+    """
+    total = rows.elements(why)
+    sizes = rows.inner_lengths() if rows.columns is None else rows.inner_lengths().long() * rows.counts().long()
+    return rows.derived("owners", lambda: owners_and_places(sizes, total))
+
+
+def coordinates(rows: Rows, why: str) -> tuple[Tensor, ...]:
+    """For every position: the row it is in, its place in each level below the outermost, in the innermost row, its column.
+
+    >>> import torch
+    >>> coordinates(Rows((torch.tensor([0, 2]), torch.tensor([0, 1, 3]))), "to_padded")
+    (tensor([0, 0, 0]), tensor([0, 1, 1]), tensor([0, 0, 1]))
+    """
+
+    def make() -> tuple[Tensor, ...]:
+        row, place = owners(rows, why)
+        found: tuple[Tensor, ...] = (place,)
+        if rows.columns is not None:
+            # A row without columns has no positions, so nothing is divided by its count.
+            counts = rows.counts().long().index_select(0, row)
+            found = (place // counts, place % counts)
+        for level in reversed(range(rows.depth - 1)):
+            outer, place = owners_and_places(rows.lengths(level), rows.num_rows(level + 1))
+            found = (place.index_select(0, row), *found)
+            row = outer.index_select(0, row)
+        return (row, *found)
+
+    return rows.derived("coordinates", make)
+
+
+def in_storage(rows: Rows, width: int, why: str) -> Tensor:
+    """Where every position is stored: in the dim of the values, or in that dim and the next (of `width`) made one.
+
+    >>> import torch
+    >>> in_storage(Rows((torch.tensor([0, 2, 3]),), starts=torch.tensor([0, 4])), 1, "contiguous")
+    tensor([0, 1, 4])
+    """
+
+    def make() -> Tensor:
+        row, place = owners(rows, why)
+        start = rows.where().long().index_select(0, row)
+        if rows.takes == 1:
+            return start + place
+        counts = rows.counts().long().index_select(0, row)
+        return (start + place // counts) * width + place % counts
+
+    return rows.derived(("in storage", width), make)
+
+
+def in_box(rows: Rows, extents: tuple[int, ...], why: str) -> Tensor:
+    """Where every position is in padded storage whose ragged dims have these extents, all its dims made one.
+
+    >>> import torch
+    >>> in_box(Rows((torch.tensor([0, 2, 3]),)), (4,), "to_padded")
+    tensor([0, 1, 4])
+    """
+
+    def make() -> Tensor:
+        row, *inner = coordinates(rows, why)
+        for place, extent in zip(inner, extents, strict=True):
+            row = row * extent + place
+        return row
+
+    return rows.derived(("in box", extents), make)
+
+
+def compacted(values: Tensor, dim: int, rows: Rows, why: str) -> Tensor:
+    """The positions of all rows back to back in one dim of the values; the values themselves if they are stored so.
+
+    >>> import torch
+    >>> compacted(torch.arange(6), 0, Rows((torch.tensor([0, 2, 3]),), starts=torch.tensor([0, 4])), "contiguous")
+    tensor([0, 1, 4])
+    """
+    if rows.contiguous:
+        return values
+    width = values.shape[dim + 1] if rows.takes == 2 else 1
+    flat = values.flatten(dim, dim + 1) if rows.takes == 2 else values
+    return flat.index_select(dim, in_storage(rows, width, why))
