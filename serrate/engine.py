@@ -18,32 +18,29 @@ from typing import Any
 import torch
 
 from serrate import settings
-from serrate.errors import BackendError, CompilerMissing, ShapeError, StrategyError
+from serrate.errors import BackendError, CompilerMissing, StrategyError
 from serrate.frontend.trace import Key, Trace, key_of, tensors_of, trace
 from serrate.ir import fusion as fusion_module
-from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.loops import LoopProgram
-from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import TileProgram
-from serrate.ir.transforms import Merge
 from serrate.ir.values import Read, Role, Tensor
-from serrate.ir.view import TensorView
 from serrate.lower.pipeline import lower
 from serrate.lower.stages import arrays_of, stages
 from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, Call
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, load_together
+from serrate.runtime.results import Result, groups, remember_structure, result
 from serrate.schedule.by_hand import by_hand
 from serrate.schedule.heuristic import Rows, choose
 from serrate.schedule.plan import Plan
 from serrate.schedule.prepare import row_facts
 from serrate.schedule.strategies import STRATEGIES, check, plan
 from serrate.schedule.target import CPU, GPU, Target
-from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor import JaggedTensor
 
 log = logging.getLogger("serrate")
 
@@ -104,21 +101,6 @@ class Prepared:
     """Of outputs and scratch that are in memory."""
     private: tuple[torch.Tensor, ...]
     results: tuple[Result, ...]
-
-
-@dataclass(frozen=True)
-class Result:
-    """One result: the tensor that holds it, its shape, its structure if it is ragged."""
-
-    tensor: str
-    place: int
-    """Where the tensor stands among inputs and outputs of a program that is all of the fusion."""
-    shape: tuple[int, ...]
-    structure: Structure | None
-
-    def of(self, values: torch.Tensor) -> torch.Tensor | JaggedTensor:
-        values = values.view(self.shape)
-        return values if self.structure is None else JaggedTensor(values, self.structure)
 
 
 class Kernels:
@@ -252,7 +234,7 @@ class Compiled:
             raise StrategyError(f"{', '.join(options)}: options belong to a strategy; name one of {', '.join(STRATEGIES)}")
         self.fusion, self.backend, self.strategy, self.options = fusion, backend, strategy, options
         for view in fusion.outputs:
-            _check_result(view)
+            groups(view)  # refuses, before anything is built, what no values can hold
         self.binder = Binder(fusion)
         self.result_names = frozenset(view.tensor.memory.name for view in fusion.outputs)
         self.stages = tuple(Kernels(self, s) if isinstance(s, TileProgram) else s for s in stages(fusion))
@@ -303,21 +285,7 @@ class Compiled:
     def results(self, call: Call, program: LoopProgram | None) -> tuple[Result, ...]:
         """Where each result is, its shape, and its structure."""
         names = [] if program is None else [t.name for t in (*program.inputs, *program.outputs)]
-        return tuple(self._result(call, view, names) for view in self.fusion.outputs)
-
-    def _result(self, call: Call, view: TensorView, names: list[str]) -> Result:
-        name, logical = view.tensor.memory.name, view.tensor.logical
-        place = names.index(name) if name in names else -1
-        ragged = [d for d in logical if isinstance(d, RaggedIterDomain)]
-        if not ragged:
-            return Result(name, place, tuple(self.binder.extent(call, d.extent_expr) for d in logical), None)
-        last = max(k for k, d in enumerate(logical) if d.is_ragged)
-        # Rows by rows of one component are as many as their products; otherwise the innermost rows are all positions.
-        product = len({d.component.uid for d in ragged}) < len(ragged)
-        total = self.binder.extent(call, view.tensor.storage[0].extent_expr if product else ragged[-1].extent_expr)
-        inner = tuple(self.binder.extent(call, d.extent_expr) for d in logical[last + 1 :])
-        structure = self.binder.structure_of(call, self.binder.levels(call, logical), total)
-        return Result(name, place, (total, *inner), structure)
+        return tuple(result(self.binder, call, view, names) for view in self.fusion.outputs)
 
     def _prepared(self, *args: Any) -> list[Prepared]:
         """What every stage of a call runs with; later stages need what earlier ones compute."""
@@ -343,37 +311,6 @@ class Compiled:
     def plans(self, *args: Any) -> list[Plan]:
         """The plans of all stages."""
         return [ready.plan for ready in self._prepared(*args)]
-
-
-def _check_result(view: TensorView) -> None:
-    """A ragged result is rows first: what owns rows, rows, then what each position holds."""
-    logical = view.tensor.logical
-    ragged = [d for d in logical if isinstance(d, RaggedIterDomain)]
-    if not ragged:
-        return
-    last = max(k for k, d in enumerate(logical) if d.is_ragged)
-    rows = {d.uid for r in ragged for d in (r, *_owners(r.component))}
-    strange = [d for d in logical[: last + 1] if d.uid not in rows]
-    if strange or len({_owners(r.component)[-1].uid for r in ragged}) > 1:
-        raise ShapeError(
-            f"output {view}: a ragged result must begin with its components and rows; put other dims behind them, "
-            "and flatten all but one of several independent pairs"
-        )
-
-
-def _owners(component: IterDomain) -> list[IterDomain]:
-    """A component, and what it was merged from or is a part of; the outermost comes last."""
-    made = component.definition
-    found = [component]
-    if isinstance(made, Merge):
-        found += [*made.inputs[1:], *_owners(made.inputs[0])]
-    elif isinstance(component, RaggedIterDomain):
-        found += _owners(component.component)
-    for user in component.derived.values():
-        inner = user[-1]
-        if isinstance(inner, RaggedIterDomain) and isinstance(inner.definition, Partition) and len(user) > 1:
-            found += [inner, *_owners(inner.component)]
-    return found
 
 
 def _readable(array: torch.Tensor) -> torch.Tensor:
@@ -423,8 +360,7 @@ class Jitted:
         traced, compiled = self._traced(args)
         for arg in args:
             if isinstance(arg, JaggedTensor):
-                # Results over the same offsets then carry the very structure of the argument.
-                remembered(arg.structure.offsets, ("structure", arg.values.shape[0]), lambda a=arg: a.structure)  # type: ignore[misc]
+                remember_structure(arg)
         result = compiled(*tensors_of(args))
         return traced.rebuild(result if len(compiled.fusion.outputs) > 1 else (result,))
 

@@ -16,7 +16,8 @@ from serrate.errors import TraceError
 from serrate.frontend import ops, torch_names
 from serrate.ir.fusion import Fusion
 from serrate.ir.view import TensorView
-from serrate.tensor import JaggedTensor
+from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor.rows import Rows
 
 _ = torch_names  # imported for what it installs
 
@@ -38,9 +39,8 @@ def key_of(args: Sequence[Any]) -> Key:
     rows = {len(a) for a in jagged}
     for arg in args:
         if isinstance(arg, JaggedTensor):
-            offsets = arg.structure.offsets
             first = next(k for k, other in enumerate(jagged) if _same(other, arg))
-            key.append((arg.values.dtype, arg.values.shape[1:], len(offsets), offsets[0].dtype, first))
+            key.append((arg.values.dtype, _shape(arg), arg.structure.form, first))
         elif isinstance(arg, torch.Tensor):
             key.append((arg.dtype, _static(arg, rows)))
         else:
@@ -66,7 +66,7 @@ def tensors_of(args: Sequence[Any]) -> list[torch.Tensor]:
         if isinstance(arg, JaggedTensor):
             out.append(arg.values)
             if not any(_same(other, arg) for other in seen):
-                out.extend(arg.structure.offsets)
+                out.extend(_buffers(arg.structure))
                 seen.append(arg)
         elif isinstance(arg, torch.Tensor):
             out.append(arg)
@@ -97,14 +97,50 @@ def _argument(fusion: Fusion, arg: Any, rows: set[int], seen: list[tuple[JaggedT
         return fusion.input(_static(arg, rows), arg.dtype)
     if not isinstance(arg, JaggedTensor):
         return arg
-    values = fusion.input((None, *arg.values.shape[1:]), arg.values.dtype)
-    offsets = next((views for other, views in seen if _same(other, arg)), None)
-    if offsets is None:
-        offsets = [fusion.input((None,), o.dtype) for o in arg.structure.offsets]
-        seen.append((arg, offsets))
-    view = values
-    for level in reversed(offsets):
-        view = ops.as_nested(view, level, ragged_dim=0)
+    view = fusion.input(_shape(arg), arg.values.dtype)
+    buffers = next((views for other, views in seen if _same(other, arg)), None)
+    if buffers is None:
+        buffers = [fusion.input((None,), buffer.dtype) for buffer in _buffers(arg.structure)]
+        seen.append((arg, buffers))
+    given = iter(buffers)
+    named = [(each, [next(given) for _ in _of_rows(each)]) for each in arg.structure.rows]
+    # From the last dim to the first, so that the dims before stay where they are.
+    for dim, (each, own) in reversed(list(zip(arg.structure.dims, named, strict=True))):
+        view = _nested(view, dim, each, own)
+    return view
+
+
+def _shape(arg: JaggedTensor) -> tuple[int | None, ...]:
+    """The extents of the values that a trace relies on: all but those of dims that rows share."""
+    return tuple(None if dim in arg.structure.dims else size for dim, size in enumerate(arg.values.shape))
+
+
+def _buffers(structure: Structure) -> list[torch.Tensor]:
+    """The integers that describe a structure, as inputs of a fusion."""
+    return [buffer for rows in structure.rows for buffer in _of_rows(rows)]
+
+
+def _of_rows(rows: Rows) -> list[torch.Tensor]:
+    if rows.starts is None:
+        return list(rows.offsets)
+    if rows.columns is not None:
+        raise TraceError("rows with columns and gaps between them cannot be traced: call .contiguous() first, which copies them")
+    return [*rows.offsets[: rows.depth - 1], rows.starts, rows.inner_lengths()]
+
+
+def _nested(view: TensorView, dim: int, rows: Rows, buffers: list[TensorView]) -> TensorView:
+    """A dim of the values as the dims that rows make of it."""
+    if rows.columns is not None:
+        *outer, own, columns = buffers
+        view = ops.as_product(view, own, columns, ragged_dim=dim, packed=rows.packed)
+    elif rows.starts is not None:
+        *outer, starts, lengths = buffers
+        view = ops.as_nested(view, starts=starts, lengths=lengths, ragged_dim=dim)
+    else:
+        *outer, own = buffers
+        view = ops.as_nested(view, own, ragged_dim=dim)
+    for level in reversed(outer):
+        view = ops.as_nested(view, level, ragged_dim=dim)
     return view
 
 

@@ -85,6 +85,15 @@ class RowsInside:
 
 
 @dataclass(frozen=True)
+class Rectangles:
+    """Something to check when the program is called: offsets of rows and of columns, whose products fill `extent`."""
+
+    rows: Array
+    columns: Array
+    extent: Expr
+
+
+@dataclass(frozen=True)
 class PositionInside:
     """Something to check when the program is called: a position that was asked for must be there."""
 
@@ -93,7 +102,7 @@ class PositionInside:
     what: str
 
 
-Check = Equal | AtLeastLongest | RowsOfOffsets | RowsInside | PositionInside
+Check = Equal | AtLeastLongest | RowsOfOffsets | RowsInside | Rectangles | PositionInside
 
 
 @dataclass(eq=False, repr=False)

@@ -270,10 +270,11 @@ def _longest(ragged: RaggedIterDomain) -> int | None:
         return None
 
 
-def product(outer: IterDomain, inner: IterDomain) -> RaggedIterDomain:
+def product(outer: IterDomain, inner: IterDomain, *, total: Expr | None = None) -> RaggedIterDomain:
     """(R1, R2) of one component -> ragged, each row of length len1*len2 (queries x keys of one sequence).
 
-    Legal for two ragged domains of one component: within a row, the inner one has one width.
+    Legal for two ragged domains of one component: within a row, the inner one has one width. `total` is the sum of all
+    products where it is known otherwise than by lengths.
 
     >>> from serrate.ir import partition
     >>> c, queries = partition(IterDomain(10), [0, 3, 8, 10])
@@ -294,7 +295,8 @@ def product(outer: IterDomain, inner: IterDomain) -> RaggedIterDomain:
 
     def make() -> Outputs:
         # The sum of products of lengths is no more than the product of their sums.
-        output = a.with_rows(a.length * b.length, name=f"{a.name}{b.name}", bound=a.host_bound * b.host_bound)
+        bound = a.host_bound * b.host_bound if total is None else None
+        output = a.with_rows(a.length * b.length, name=f"{a.name}{b.name}", bound=bound, total=total)
         return finish(Product((a, b), ()), (output,))
 
     return cast(RaggedIterDomain, once(a, ("product", b.uid), make)[0])

@@ -49,16 +49,21 @@ def base_index(element: Read) -> Places | None:
     """Where a read of a view lies in the tensor it views, if domains alone tell; the index itself for a plain tensor.
 
     A base dim that is a dim of the view is read where the view is. One that the view has partitioned (or combined) is
-    itself an index as long as the view is read at the very domains that came of it.
+    itself an index as long as the view is read at the very domains that came of it. One that the view stores by domains
+    of its own (rows by columns) has no index but the place of an element.
     """
     view, base = element.tensor, element.tensor.memory
     if view is base:
         return element.index
     places = {d.uid: at for d, at in zip(view.logical, element.index, strict=True)}
+    stored = {d.uid for d in view.storage}
+    own_storage = stored != {d.uid for d in base.storage}
     index: list[IterDomain | Place | None] = []
     for domain in base.logical:
         if domain.uid in places:
             index.append(places[domain.uid])
+        elif domain.uid not in stored and own_storage:
+            return None
         elif domain.extent == 1 or _unmoved(domain, view, element.index):
             index.append(None if domain.extent == 1 else domain)
         else:

@@ -17,7 +17,7 @@ from serrate.analysis.vectors import must_divide
 from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureError, StructureMismatch
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Array, Environment, Expr, Symbol, size_function
-from serrate.ir.fusion import AtLeastLongest, Check, Equal, Fusion, PositionInside, RowsInside, RowsOfOffsets
+from serrate.ir.fusion import AtLeastLongest, Check, Equal, Fusion, PositionInside, Rectangles, RowsInside, RowsOfOffsets
 from serrate.ir.hand import Hand
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum
@@ -160,6 +160,8 @@ class Binder:
                 self._check_rows_of_offsets(call, check)
             elif isinstance(check, RowsInside):
                 self._check_rows_inside(call, check)
+            elif isinstance(check, Rectangles):
+                self._check_rectangles(call, check)
             elif isinstance(check, PositionInside):
                 extent = self.extent(call, check.extent)
                 if not -extent <= check.position < extent:
@@ -235,25 +237,29 @@ class Binder:
                 f"{int(starts[k])}, and must end by {int(limit[k])}"
             )
 
+    def _check_rectangles(self, call: Call, check: Rectangles) -> None:
+        rows, columns = self.array(call, check.rows), self.array(call, check.columns)
+        if not on_host(rows):
+            return
+        for name, offsets in (("rows", rows), ("columns", columns)):
+            try:
+                Structure.from_offsets(offsets)
+            except StructureError as error:
+                raise StructureError(f"as_product: {name}: {error}") from None
+        total, extent = int((rows.diff().long() * columns.diff().long()).sum()), self.extent(call, check.extent)
+        if total != extent:
+            raise StructureError(f"as_product: rows by columns are {total} elements together, but the dim has {extent}")
+
     def levels(self, call: Call, logical: Sequence[IterDomain]) -> tuple[torch.Tensor, ...]:
         """The offsets of every level of rows, outermost first: what a structure is made of.
 
-        Parts of equal number in every component are a level of their own. The second of two ragged dims of one component is
-        a level inside the first: every position of it has a row.
+        Parts of equal number in every component are a level of their own.
         """
         found: list[torch.Tensor] = []
-        seen: dict[int, RaggedIterDomain] = {}
         for domain in logical:
             if not isinstance(domain, RaggedIterDomain):
                 continue
             component = domain.component
-            if component.uid in seen:
-                rows, columns = (self.array(call, offsets_array(d)).diff() for d in (seen[component.uid], domain))
-                total = self.extent(call, seen[component.uid].extent_expr)
-                lengths = columns.repeat_interleave(rows, output_size=total)
-                found.append(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
-                continue
-            seen[component.uid] = domain
             made, outer = component.definition, []
             while isinstance(made, Merge) and all(d.uid != component.uid for d in logical):
                 count, parts = (self.extent(call, d.extent_expr) for d in made.inputs)
@@ -293,6 +299,8 @@ def _arrays(check: Check) -> tuple[Array, ...]:
         return (check.offsets, *own)
     if isinstance(check, RowsInside):
         return (check.starts, check.lengths)
+    if isinstance(check, Rectangles):
+        return (check.rows, check.columns)
     if isinstance(check, PositionInside):
         return tuple(check.extent.arrays)
     if isinstance(check, AtLeastLongest):

@@ -220,11 +220,13 @@ class TestDimOneOfThree:
         agree(lambda x, o: ops.select(self.nested(x, o), 1, 1), self.rows()[1], self.X, OFFSETS, backends=QUICK)
         agree(lambda x, o: ops.select(self.nested(x, o), 0, 2), [r[2] for r in self.rows()], self.X, OFFSETS)
 
-    @pytest.mark.xfail(
-        strict=True, reason="a ragged tensor's values are partitioned in dim 0 only, so a result must begin with rows"
-    )
     def test_as_a_result(self) -> None:
-        record(self.nested, self.X, OFFSETS).evaluate(self.X, OFFSETS)
+        want = [[r[b] for r in self.rows()] for b in range(4)]
+        agree(self.nested, want, self.X, OFFSETS)
+        exponents = [[r.exp() for r in rows] for rows in want]
+        agree(lambda x, o: ops.exp(self.nested(x, o)), exponents, self.X, OFFSETS)
+        y = record(self.nested, self.X, OFFSETS).evaluate(self.X, OFFSETS)
+        assert (y.structure.dims, y.values.shape, str(y.shape)) == ((1,), (4, 10, 2), "(4, 3, r0, 2)")
 
 
 # --- operations that keep the structure ----------------------------------------------------------------------------------
@@ -385,12 +387,14 @@ class TestDims:
             OFFSETS,
         )
 
-    @pytest.mark.parametrize(
-        "body", [lambda x: ops.unsqueeze(x, 0), lambda x: ops.unsqueeze(x, 1), lambda x: ops.permute(x, 0, 2, 1)]
-    )
-    def test_a_result_begins_with_its_rows(self, body: Body) -> None:
-        message = "output .*: a ragged result must begin with its components and rows; put other dims behind them"
+    @pytest.mark.parametrize("body", [lambda x: ops.unsqueeze(x, 1), lambda x: ops.permute(x, 0, 2, 1)])
+    def test_nothing_stands_between_components_and_rows_of_a_result(self, body: Body) -> None:
+        message = "output .*: .* stands between components and their rows, where no values can hold it; permute the dims"
         refused(ShapeError, message, lambda x, o: body(nested(x, o)), X, OFFSETS)
+
+    def test_a_dim_before_the_rows_of_a_result(self) -> None:
+        on_rows(lambda x: ops.unsqueeze(x, 0), [list(ROWS)])
+        on_rows(lambda x: ops.permute(x, 2, 0, 1), [[r[:, k] for r in ROWS] for k in range(4)])
 
 
 class TestReshape:
@@ -934,12 +938,12 @@ class TestIndependentPairs:
         self.agree(lambda x: ops.as_flattened(ops.as_flattened(x, component_dim=2, ragged_dim=3)), self.X.exp())
         self.agree(lambda x: ops.as_flattened(x, component_dim=2, ragged_dim=3), cut(self.X.exp(), self.EXPERTS))
 
-    @pytest.mark.xfail(
-        strict=True, reason="a ragged tensor's values are partitioned in one dim only; one pair must be flattened first"
-    )
     def test_as_a_result(self) -> None:
+        want = [[cut(position, self.TOKENS) for position in row] for row in cut(self.X.exp(), self.EXPERTS)]
+        self.agree(lambda x: x, want)
         args = self.X, self.EXPERTS, self.TOKENS
-        record(self.nested, *args).evaluate(*args)
+        y = record(self.nested, *args).evaluate(*args)
+        assert (y.structure.dims, y.values.shape, str(y.shape)) == ((0, 1), (8, 10, 3), "(2, r0, 3, r1, 3)")
 
 
 # --- lengths that only the program knows -----------------------------------------------------------------------------------

@@ -113,6 +113,7 @@ from serrate.frontend.ops.scans import (
 from serrate.frontend.ops.structure import (
     as_flattened,
     as_nested,
+    as_product,
     broadcast_to,
     flatten,
     permute,
@@ -137,6 +138,7 @@ __all__ = [
     "argmin",
     "as_flattened",
     "as_nested",
+    "as_product",
     "broadcast_to",
     "cast",
     "cat",

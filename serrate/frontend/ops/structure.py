@@ -15,10 +15,10 @@ from serrate.frontend.broadcast import index_into, match
 from serrate.frontend.ops.common import counts_rows, dim_of
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, const
-from serrate.ir.fusion import Equal, RowsInside, RowsOfOffsets
+from serrate.ir.fusion import AtLeastLongest, Equal, Rectangles, RowsInside, RowsOfOffsets
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import combine
+from serrate.ir.ragged_transforms import combine, cover, product
 from serrate.ir.ragged_transforms import regroup as domain_regroup
 from serrate.ir.recipes import RunningSum
 from serrate.ir.tile import Store
@@ -69,6 +69,58 @@ def as_nested(
     pair = partition(x.domains[dim], _array(starts), count, lengths=array, names=(x.fusion.fresh("c"), x.fusion.fresh("r")))
     x.fusion.checks.append(RowsInside(_array(starts), array, x.domains[dim].extent_expr))
     return viewed(x, (*x.domains[:dim], *pair, *x.domains[dim + 1 :]))
+
+
+def as_product(x: TensorView, rows: TensorView, columns: TensorView, *, ragged_dim: int = 0, packed: bool = True) -> TensorView:
+    """Views a dim as rows that are rectangles, (component, rows, columns), by K+1 offsets of each; no data moves.
+
+    Component c has `rows[c+1] - rows[c]` rows of `columns[c+1] - columns[c]` elements each (queries by keys of one sequence).
+    They lie packed in dim `ragged_dim`; otherwise that dim holds the rows, and the dim behind it their columns, padded.
+
+    >>> from serrate import ir, ops
+    >>> with ir.Fusion() as f:
+    ...     x, q, k = f.input((None,), torch.float32), f.input((3,), torch.int64), f.input((3,), torch.int64)
+    ...     f.output(ops.sum(ops.as_product(x, q, k), 2))
+    >>> f.evaluate(torch.arange(8.0), torch.tensor([0, 2, 3]), torch.tensor([0, 3, 5])).unbind()
+    (tensor([ 3., 12.]), tensor([13.]))
+    """
+    for name, view in (("rows", rows), ("columns", columns)):
+        if view.dtype not in (torch.int32, torch.int64):
+            raise DtypeError(f"as_product: {name} must be int32 or int64 offsets, got {view}")
+        if view.ndim != 1:
+            raise ShapeError(f"as_product: {name} must be offsets of one dim, got {view}")
+    dim, fusion = dim_of("as_product", x, ragged_dim), x.fusion
+    count, widths = rows.domains[0].extent_expr - 1, _array(columns)
+    _require(x, columns.domains[0], count + 1, "as_product: the numbers of offsets of rows and of columns")
+    if packed:
+        first = RaggedIterDomain.from_offsets(_array(rows), count, name=fusion.fresh("r"))
+        component = first.component
+    else:
+        if dim + 1 >= x.ndim:
+            raise ShapeError(f"as_product: columns that are not packed are in the dim behind dim {dim}, but {x} has none")
+        component, first = partition(x.domains[dim], _array(rows), count, names=(fusion.fresh("c"), fusion.fresh("r")))
+    length = widths[COORDINATE + 1] - widths[COORDINATE]
+    second = RaggedIterDomain(
+        widths[count],
+        name=fusion.fresh("r"),
+        pairing=first.pairing,
+        component=component,
+        length=length,
+        row_start=widths[COORDINATE],
+    )
+    stored: tuple[IterDomain, ...]
+    if packed:
+        stored, behind = (combine(component, product(first, second, total=x.domains[dim].extent_expr)),), dim + 1
+        fusion.checks.append(Rectangles(_array(rows), widths, x.domains[dim].extent_expr))
+    else:
+        width = x.domains[dim + 1].extent_expr
+        stored, behind = (*x.tensor.storage[dim : dim + 1], cover(second, width)), dim + 2
+        fusion.checks.append(AtLeastLongest(width, second, f"as_product: dim {dim + 1}, which holds the columns,"))
+    if [d.uid for d in x.tensor.storage[:behind]] != [d.uid for d in x.domains[:behind]]:
+        raise ShapeError(f"as_product: dim {dim} of {x}, or one before it, is not as it is in memory; copy it first with ops.set")
+    storage = (*x.tensor.storage[:dim], *stored, *x.tensor.storage[behind:])
+    logical = (*x.domains[:dim], component, first, second, *x.domains[behind:])
+    return fusion.view(Tensor(fusion.fresh("T"), x.dtype, logical, storage, x.tensor.role, base=x.tensor.memory))
 
 
 def _array(view: TensorView) -> Array:

@@ -1,0 +1,172 @@
+"""Results: what a fusion's outputs are when they are handed out.
+
+In: the logical dims of an output, and a call. Out: the shape its values have, and the structure of its rows.
+
+    [B, D]                    a plain tensor
+    [4, C, R, D]              dim 1 of the values partitioned into rows
+    [G, K, R] or [D, S, W]    nested rows, whether every component has as many parts as the others or not
+    [C, R1, R2]               rows that are rectangles, packed
+    [C1, R1, C2, R2]          two dims partitioned independently
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from serrate.errors import ShapeError
+from serrate.ir.domains import IterDomain
+from serrate.ir.partition import Partition
+from serrate.ir.ragged import RaggedIterDomain, offsets_array
+from serrate.ir.ragged_transforms import product
+from serrate.ir.transforms import Merge
+from serrate.ir.view import TensorView
+from serrate.runtime.arrays import remembered
+from serrate.runtime.bind import Binder, Call
+from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor.rows import Rows
+
+Group = tuple[IterDomain, ...]
+"""The dims that one dim of the values is seen as: one as it is, or components with their rows."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result: the tensor that holds it, its shape, its structure if it is ragged."""
+
+    tensor: str
+    place: int
+    """Where the tensor stands among inputs and outputs of a program that is all of the fusion."""
+    shape: tuple[int, ...]
+    structure: Structure | None
+
+    def of(self, values: torch.Tensor) -> torch.Tensor | JaggedTensor:
+        """The result that these values are."""
+        values = values.view(self.shape)
+        return values if self.structure is None else JaggedTensor(values, self.structure)
+
+
+def result(binder: Binder, call: Call, view: TensorView, names: Sequence[str]) -> Result:
+    """What an output is in a call; `names` are the tensors of the program that is all of the fusion, if one is."""
+    name = view.tensor.memory.name
+    place = names.index(name) if name in names else -1
+    shape: list[int] = []
+    rows: list[tuple[int, Group]] = []
+    for group in groups(view):
+        ragged = [d for d in group if isinstance(d, RaggedIterDomain)]
+        if ragged:
+            rows.append((len(shape), group))
+            shape.append(_positions(binder, call, ragged))
+        else:
+            shape.append(binder.extent(call, group[0].extent_expr))
+    return Result(name, place, tuple(shape), _structure(binder, call, rows, shape) if rows else None)
+
+
+def groups(view: TensorView) -> list[Group]:
+    """The logical dims of an output by the dims its values will have; refuses what no values can hold."""
+    logical = view.tensor.logical
+    owned = {r.uid: {d.uid for d in owners(r)} for r in logical if r.is_ragged}
+    found: list[Group] = []
+    k = 0
+    while k < len(logical):
+        first = logical[k]
+        mine = [j for j in range(k + 1, len(logical)) if first.uid in owned.get(logical[j].uid, ())]
+        if first.is_ragged:
+            raise ShapeError(
+                f"output {view}: {first.name} is ragged, and what counts its rows must stand right before it; permute the "
+                "dims, or make one dim of components and rows with as_flattened"
+            )
+        last = max(mine, default=k)
+        inside = logical[k : last + 1]
+        rows = {d for j in mine for d in owned[logical[j].uid]} | {logical[j].uid for j in mine}
+        strange = next((d for d in inside[1:] if d.uid not in rows), None)
+        if strange is not None:
+            raise ShapeError(
+                f"output {view}: {strange.name} stands between components and their rows, where no values can hold it; "
+                "permute the dims so that it comes before or behind them"
+            )
+        found.append(inside)
+        k = last + 1
+    return found
+
+
+def owners(ragged: IterDomain) -> list[IterDomain]:
+    """What a ragged domain is part of: its component, what that was merged from or is a part of itself, and so on."""
+    assert isinstance(ragged, RaggedIterDomain)
+    found: list[IterDomain] = []
+    pending = [ragged.component]
+    while pending:
+        component = pending.pop()
+        found.append(component)
+        if isinstance(component.definition, Merge):
+            pending += component.definition.inputs
+        if isinstance(component, RaggedIterDomain):
+            pending.append(component.component)
+        for made in component.derived.values():
+            # The component was partitioned in turn: sentences of documents.
+            inner = made[-1]
+            if len(made) > 1 and isinstance(inner, RaggedIterDomain) and isinstance(inner.definition, Partition):
+                found.append(inner)
+                pending.append(inner.component)
+    return found
+
+
+def _positions(binder: Binder, call: Call, ragged: Sequence[RaggedIterDomain]) -> int:
+    """How many positions of one dim of the values the rows take."""
+    pair = _rectangle(ragged)
+    return binder.extent(call, (ragged[-1] if pair is None else product(*pair)).extent_expr)
+
+
+def _rectangle(ragged: Sequence[RaggedIterDomain]) -> tuple[RaggedIterDomain, RaggedIterDomain] | None:
+    """The innermost two ragged domains if both belong to one component."""
+    if len(ragged) > 1 and ragged[-1].component.uid == ragged[-2].component.uid:
+        return ragged[-2], ragged[-1]
+    return None
+
+
+def _structure(binder: Binder, call: Call, rows: Sequence[tuple[int, Group]], shape: Sequence[int]) -> Structure:
+    chains: list[tuple[torch.Tensor, ...]] = []
+    columns: list[torch.Tensor | None] = []
+    for _, group in rows:
+        pair = _rectangle([d for d in group if isinstance(d, RaggedIterDomain)])
+        columns.append(None if pair is None else binder.array(call, offsets_array(pair[1])))
+        chains.append(binder.levels(call, [d for d in group if pair is None or d.uid != pair[1].uid]))
+    dims = tuple(dim for dim, _ in rows)
+    offsets = tuple(
+        t for chain, width in zip(chains, columns, strict=True) for t in (*chain, *(() if width is None else (width,)))
+    )
+    key = _key(dims, tuple(map(len, chains)), tuple(shape[dim] for dim in dims))
+
+    def make() -> Structure:
+        parts = zip(dims, chains, columns, strict=True)
+        return Structure(tuple(_rows(chain, width, shape[dim]) for dim, chain, width in parts), dims)
+
+    return call.remember(offsets, key, make)
+
+
+def _rows(chain: tuple[torch.Tensor, ...], columns: torch.Tensor | None, size: int) -> Rows:
+    if columns is None:
+        return Structure.from_offsets(*chain, total=size).rows[0]
+    rows = Structure.from_offsets(*chain).rows[0]
+    if columns.dtype == chain[0].dtype:
+        wide = Rows(rows.offsets, columns=columns)
+    else:
+        wide = Rows(tuple(level.long() for level in rows.offsets), columns=columns.long())
+    wide.note(*wide.extent_fact, size)
+    return wide
+
+
+def _key(dims: tuple[int, ...], depths: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[object, ...]:
+    """What a structure is remembered under, beside the offsets that it is made of."""
+    return ("structure", dims, depths, sizes)
+
+
+def remember_structure(jt: JaggedTensor) -> None:
+    """Lets results over the same offsets carry the very structure of an argument."""
+    structure = jt.structure
+    if structure.format == "csr":
+        sizes = tuple(jt.values.shape[dim] for dim in structure.dims)
+        key = _key(structure.dims, tuple(rows.depth for rows in structure.rows), sizes)
+        remembered(structure.offsets, key, lambda: structure)
