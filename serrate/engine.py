@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from serrate import settings
-from serrate.errors import BackendError, CompilerMissing, StrategyError
+from serrate.errors import BackendError, CompilerMissing, StrategyError, TraceError
 from serrate.frontend.trace import Key, Trace, key_of, tensors_of, trace
 from serrate.ir import fusion as fusion_module
 from serrate.ir.expr import Array, Symbol
@@ -345,6 +345,14 @@ def prebuild(*calls: tuple[Compiled, tuple[Any, ...]]) -> None:
     load_together([e for e in executables if isinstance(e, CppExecutable)])
 
 
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The parameters of a function; None for those of torch's own that do not tell."""
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        return None
+
+
 class Jitted:
     """A function over JaggedTensors and Tensors that is traced, compiled and run. Made by `serrate.jit`."""
 
@@ -353,7 +361,7 @@ class Jitted:
         self.fn = function
         self._backend, self._strategy = backend, strategy
         self._traces: dict[Key, tuple[Trace, Compiled]] = {}
-        self._signature = inspect.signature(function)
+        self._signature = _signature(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args = self._arguments(args, kwargs)
@@ -365,6 +373,11 @@ class Jitted:
         return traced.rebuild(result if len(compiled.fusion.outputs) > 1 else (result,))
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        if self._signature is None:
+            if kwargs:
+                name = getattr(self.fn, "__name__", "the function")
+                raise TraceError(f"{name} says nothing of its parameters, so give them by position: got {', '.join(kwargs)}=")
+            return args
         if kwargs or len(args) != len(self._signature.parameters):
             bound = self._signature.bind(*args, **kwargs)
             bound.apply_defaults()

@@ -224,6 +224,9 @@ def array_names(program: LoopProgram) -> dict[Array, str]:
                 for inner in expr.walk():
                     if isinstance(inner, Element | Search):
                         found[inner.array] = None
+    # Strides may be lengths too: of a tensor whose inner dim is as long as the longest row.
+    strides = (d.extent_expr for tensor in program.tensors for d in tensor.storage[1:])
+    found.update((e.array, None) for extent in strides for e in extent.walk() if isinstance(e, Element | Search))
     derived = (f"derived{k}" for k in range(len(found)))
     names = {a: a.name if a.recipe is None and a.data is None else next(derived) for a in found}
     # One tensor may be both offsets and indices; those are arrays of their own, because indices may be negative.

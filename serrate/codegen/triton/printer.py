@@ -206,19 +206,21 @@ class _Printer:
     def _arrays(self, every: list[Node]) -> tuple[Array, ...]:
         found: dict[Array, None] = {}
         for node in every:
-            for expr in expressions_of(node):
+            for expr in (*expressions_of(node), *self._strides(node)):
                 for e in expr.walk():
                     if isinstance(e, Element | Search):
                         found[e.array] = None
         return tuple(found)
 
+    def _strides(self, node: Node) -> list[Expr]:
+        """The extents that the strides of a statement's tensors are made of."""
+        return [d.extent_expr for tensor in self._tensors([node]) for d in tensor.storage[1:]]
+
     def _symbols(self, every: list[Node]) -> tuple[Symbol, ...]:
         given = set(self.program.symbols)
         found: dict[Symbol, None] = {}
         for node in every:
-            exprs = [*expressions_of(node), *([node.bound] if isinstance(node, For) else [])]
-            for tensor in self._tensors([node]):
-                exprs += [d.extent_expr for d in tensor.storage[1:]]
+            exprs = [*expressions_of(node), *([node.bound] if isinstance(node, For) else []), *self._strides(node)]
             found.update((s, None) for e in exprs for s in sorted(e.symbols, key=str) if s in given)
         return tuple(found)
 

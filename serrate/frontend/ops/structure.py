@@ -93,21 +93,13 @@ def as_product(x: TensorView, rows: TensorView, columns: TensorView, *, ragged_d
     count, widths = rows.domains[0].extent_expr - 1, _array(columns)
     _require(x, columns.domains[0], count + 1, "as_product: the numbers of offsets of rows and of columns")
     if packed:
-        first = RaggedIterDomain.from_offsets(_array(rows), count, name=fusion.fresh("r"))
-        component = first.component
+        component = IterDomain(count, name=fusion.fresh("c"), pairing=_array(rows))
+        first = _rows_of(component, _array(rows), fusion.fresh("r"))
     else:
         if dim + 1 >= x.ndim:
             raise ShapeError(f"as_product: columns that are not packed are in the dim behind dim {dim}, but {x} has none")
         component, first = partition(x.domains[dim], _array(rows), count, names=(fusion.fresh("c"), fusion.fresh("r")))
-    length = widths[COORDINATE + 1] - widths[COORDINATE]
-    second = RaggedIterDomain(
-        widths[count],
-        name=fusion.fresh("r"),
-        pairing=first.pairing,
-        component=component,
-        length=length,
-        row_start=widths[COORDINATE],
-    )
+    second = _rows_of(component, widths, fusion.fresh("r"))
     stored: tuple[IterDomain, ...]
     if packed:
         stored, behind = (combine(component, product(first, second, total=x.domains[dim].extent_expr)),), dim + 1
@@ -121,6 +113,17 @@ def as_product(x: TensorView, rows: TensorView, columns: TensorView, *, ragged_d
     storage = (*x.tensor.storage[:dim], *stored, *x.tensor.storage[behind:])
     logical = (*x.domains[:dim], component, first, second, *x.domains[behind:])
     return fusion.view(Tensor(fusion.fresh("T"), x.dtype, logical, storage, x.tensor.role, base=x.tensor.memory))
+
+
+def _rows_of(component: IterDomain, offsets: Array, name: str) -> RaggedIterDomain:
+    return RaggedIterDomain(
+        offsets[component.extent_expr],
+        name=name,
+        pairing=component.pairing,
+        component=component,
+        length=offsets[COORDINATE + 1] - offsets[COORDINATE],
+        row_start=offsets[COORDINATE],
+    )
 
 
 def _array(view: TensorView) -> Array:
