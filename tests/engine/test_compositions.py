@@ -76,13 +76,10 @@ def test_a_result_has_the_rows_of_its_argument(name: str) -> None:
 
 
 def reducible(jt: JaggedTensor) -> list[int]:
-    """Dims that can be reduced alone: not those that count rows of several levels, nor outer levels."""
-    last = max(jt.jagged_dims)
-    outer = {k for k, dim in enumerate(jt.dims) if dim.axis is not None and jt.structure.levels > 1}
-    inner = {
-        k for k, dim in enumerate(jt.dims) if dim.level is not None and dim.level >= jt.structure.rows[dim.axis or 0].depth - 1
-    }
-    return [k for k in range(jt.ndim) if k not in outer or k in inner or k == last]
+    """Dims that can be reduced alone: all but those that count rows of rows."""
+    nested = {axis for axis, rows in enumerate(jt.structure.rows) if rows.depth > 1}
+    innermost = {k for k, d in enumerate(jt.dims) if d.axis in nested and (d.level or 0) >= jt.structure.rows[d.axis].depth - 1}
+    return [k for k, d in enumerate(jt.dims) if d.axis not in nested or k in innermost]
 
 
 @COMPOSITIONS

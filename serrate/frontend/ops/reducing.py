@@ -57,11 +57,18 @@ def _across(name: str, x: TensorView, domain: IterDomain, over: tuple[IterDomain
         raise ShapeError(f"{name} over a component dim alone: {x} has parts inside components; regroup or flatten them first")
     if not isinstance(domain, RaggedIterDomain) or all(d.uid != domain.component.uid for d in over):
         return domain
-    if len([d for d in x.domains if d.is_ragged]) > 1:
+    if any(_inside(other, domain) for other in x.domains):
         raise ShapeError(f"{name} over a component dim alone: {x} has several levels of rows; flatten the outer ones first")
     length, count = domain.length, domain.component.extent_expr
     longest = Array(f"longest({length.substitute({COORDINATE: symbol('c')})})", recipe=Largest(length, COORDINATE, count))
     return cover(domain, longest[0])
+
+
+def _inside(domain: IterDomain, outer: IterDomain) -> bool:
+    """Whether the rows of a ragged domain are parts of the rows of another one (or the other way round)."""
+    if not isinstance(domain, RaggedIterDomain) or domain.uid == outer.uid:
+        return False
+    return any(d.uid == outer.uid for user in domain.component.derived.values() for d in user)
 
 
 def _merged_from(component: IterDomain) -> list[IterDomain]:
