@@ -5,7 +5,7 @@ without padding by generated code.
 """
 
 from serrate import analysis, errors, ir
-from serrate.engine import jit
+from serrate.calls import jit
 from serrate.frontend import ops
 from serrate.tensor import JaggedTensor, Structure, no_sync
 

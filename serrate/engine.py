@@ -7,7 +7,6 @@ In: fusions and arguments. Out: results. The whole compiler is `build`, read top
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import logging
 import warnings
@@ -18,8 +17,7 @@ from typing import Any
 import torch
 
 from serrate import settings
-from serrate.errors import BackendError, CompilerMissing, StrategyError, TraceError
-from serrate.frontend.trace import Key, Trace, key_of, tensors_of, trace
+from serrate.errors import BackendError, CompilerMissing, StrategyError
 from serrate.ir import fusion as fusion_module
 from serrate.ir.expr import Array, Symbol
 from serrate.ir.fusion import Fusion
@@ -32,15 +30,14 @@ from serrate.lower.stages import arrays_of, stages
 from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, Call
-from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, load_together
-from serrate.runtime.results import Result, groups, remember_structure, result
+from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, bound, load_together
+from serrate.runtime.results import Result, groups, result
 from serrate.schedule.by_hand import by_hand
 from serrate.schedule.heuristic import Rows, choose
 from serrate.schedule.plan import Plan
 from serrate.schedule.prepare import row_facts
 from serrate.schedule.strategies import STRATEGIES, check, plan
 from serrate.schedule.target import CPU, GPU, Target
-from serrate.tensor import JaggedTensor
 
 log = logging.getLogger("serrate")
 
@@ -233,8 +230,8 @@ class Compiled:
         elif options:
             raise StrategyError(f"{', '.join(options)}: options belong to a strategy; name one of {', '.join(STRATEGIES)}")
         self.fusion, self.backend, self.strategy, self.options = fusion, backend, strategy, options
-        for view in fusion.outputs:
-            groups(view)  # refuses, before anything is built, what no values can hold
+        # Refuses, before anything is built, what no values can hold.
+        self._dims = [groups(view) for view in fusion.outputs]
         self.binder = Binder(fusion)
         self.result_names = frozenset(view.tensor.memory.name for view in fusion.outputs)
         self.stages = tuple(Kernels(self, s) if isinstance(s, TileProgram) else s for s in stages(fusion))
@@ -255,6 +252,25 @@ class Compiled:
         ready, tensors = self._whole.run(call, call.args)
         results = [r.of(tensors[r.place]) for r in ready.results]
         return results[0] if len(results) == 1 else tuple(results)
+
+    def ready(self, *args: Any) -> Callable[[Sequence[torch.Tensor]], list[Any]]:
+        """A function that runs these arguments, or others like them: of the same shapes and with the same offsets."""
+        call = self.binder.bind(args)
+        clean = all(given is arg for given, arg in zip(call.args, args, strict=True))
+        ready = None if self._whole is None or not clean else self._whole.prepared(call)
+        if ready is None or ready.indices:
+            alone = len(self.fusion.outputs) == 1
+            return lambda tensors: [self(*tensors)] if alone else list(self(*tensors))
+        results, device, shapes, private = ready.results, call.device, ready.shapes, ready.private
+        like = [*args, *(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes), *private]
+        run = bound(ready.executable, like, ready.arrays, ready.symbols)
+
+        def direct(tensors: Sequence[torch.Tensor]) -> list[Any]:
+            every = [*tensors, *[memory.empty(shape, dtype, device) for shape, dtype in shapes], *private]
+            run(every)
+            return [r.of(every[r.place]) for r in results]
+
+        return direct
 
     def _staged(self, call: Call) -> Any:
         """Stage after stage; what one computes is there for the next."""
@@ -285,7 +301,8 @@ class Compiled:
     def results(self, call: Call, program: LoopProgram | None) -> tuple[Result, ...]:
         """Where each result is, its shape, and its structure."""
         names = [] if program is None else [t.name for t in (*program.inputs, *program.outputs)]
-        return tuple(result(self.binder, call, view, names) for view in self.fusion.outputs)
+        outputs = zip(self.fusion.outputs, self._dims, strict=True)
+        return tuple(result(self.binder, call, view, dims, names) for view, dims in outputs)
 
     def _prepared(self, *args: Any) -> list[Prepared]:
         """What every stage of a call runs with; later stages need what earlier ones compute."""
@@ -343,80 +360,6 @@ def prebuild(*calls: tuple[Compiled, tuple[Any, ...]]) -> None:
     """
     executables = [executable for compiled, args in calls for executable in compiled.executables(*args)]
     load_together([e for e in executables if isinstance(e, CppExecutable)])
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The parameters of a function; None for those of torch's own that do not tell."""
-    try:
-        return inspect.signature(function)
-    except ValueError:
-        return None
-
-
-class Jitted:
-    """A function over JaggedTensors and Tensors that is traced, compiled and run. Made by `serrate.jit`."""
-
-    def __init__(self, function: Callable[..., Any], backend: str | None, strategy: str | None) -> None:
-        functools.update_wrapper(self, function)
-        self.fn = function
-        self._backend, self._strategy = backend, strategy
-        self._traces: dict[Key, tuple[Trace, Compiled]] = {}
-        self._signature = _signature(function)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args = self._arguments(args, kwargs)
-        traced, compiled = self._traced(args)
-        for arg in args:
-            if isinstance(arg, JaggedTensor):
-                remember_structure(arg)
-        result = compiled(*tensors_of(args))
-        return traced.rebuild(result if len(compiled.fusion.outputs) > 1 else (result,))
-
-    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        if self._signature is None:
-            if kwargs:
-                name = getattr(self.fn, "__name__", "the function")
-                raise TraceError(f"{name} says nothing of its parameters, so give them by position: got {', '.join(kwargs)}=")
-            return args
-        if kwargs or len(args) != len(self._signature.parameters):
-            bound = self._signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            args = bound.args
-        return args
-
-    def _traced(self, args: tuple[Any, ...]) -> tuple[Trace, Compiled]:
-        key = key_of(args)
-        found = self._traces.get(key)
-        if found is None:
-            traced = trace(self.fn, args)
-            found = self._traces[key] = (traced, Compiled(traced.fusion, self._backend, self._strategy))
-        return found
-
-    def source(self, *args: Any, **kwargs: Any) -> str:
-        """The code that runs for these arguments."""
-        args = self._arguments(args, kwargs)
-        return self._traced(args)[1].source(*tensors_of(args))
-
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan that is used for these arguments; of the last stage where there are several."""
-        args = self._arguments(args, kwargs)
-        return self._traced(args)[1].plan(*tensors_of(args))
-
-
-def jit(function: Callable[..., Any] | None = None, *, backend: str | None = None, strategy: str | None = None) -> Any:
-    """Traces a function over JaggedTensors and Tensors, compiles it, and runs it without padding.
-
-    >>> from serrate import JaggedTensor, jit
-    >>> @jit
-    ... def center(jt):
-    ...     return jt - jt.mean(dim=1, keepdim=True)
-    >>> center(JaggedTensor.from_list([torch.tensor([[1.0], [3.0]]), torch.tensor([[5.0]])])).unbind()[0]
-    tensor([[-1.],
-            [ 1.]])
-    """
-    if function is None:
-        return lambda f: Jitted(f, backend, strategy)
-    return Jitted(function, backend, strategy)
 
 
 fusion_module.install(evaluate=evaluate, compile=Compiled)

@@ -1,12 +1,12 @@
 """Tracing: a Python function over JaggedTensors and Tensors becomes a fusion.
 
-In: a function and example arguments. Out: a fusion, and how arguments become its inputs. Traces are specialised on dtypes,
-ranks, inner shapes and which arguments share a structure; never on lengths or on how many rows there are.
+In: a function and its arguments. Out: a fusion, and which tensors its inputs are. Traces are specialised on dtypes, ranks,
+inner shapes and which arguments share a structure; never on lengths or on how many rows there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from serrate.tensor.rows import Rows
 _ = torch_names  # imported for what it installs
 
 Key = tuple[Any, ...]
+Leaf = JaggedTensor | torch.Tensor
+Leaves = Sequence[Leaf]
+"""The tensors among the arguments of a call, in order."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +35,63 @@ class Trace:
     rebuild: Callable[[Sequence[Any]], Any]
 
 
-def key_of(args: Sequence[Any]) -> Key:
+# --- arguments -----------------------------------------------------------------------------------------------------------
+
+
+def leaves_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
+    """The tensors among arguments, also those in lists, tuples and dicts, in order."""
+    found: list[Leaf] = []
+    mapped(args, found.append)
+    mapped(kwargs, found.append)
+    return found
+
+
+def mapped(value: Any, change: Callable[[Leaf], Any]) -> Any:
+    """Arguments with every tensor replaced by what `change` makes of it."""
+    if isinstance(value, JaggedTensor | torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        items = [mapped(each, change) for each in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {name: mapped(each, change) for name, each in value.items()}
+    return value
+
+
+def static_of(value: Any) -> Key:
+    """What is no tensor among arguments, and where tensors stand: part of what a trace is specialised on."""
+    if isinstance(value, JaggedTensor | torch.Tensor):
+        return ()
+    if isinstance(value, list | tuple):
+        return (type(value), *map(static_of, value))
+    if isinstance(value, dict):
+        return (dict, *((name, static_of(each)) for name, each in value.items()))
+    try:
+        hash(value)
+    except TypeError:
+        raise TraceError(
+            f"a traced function takes tensors, numbers and other values that can be hashed; got {type(value).__name__}"
+        ) from None
+    # 1, 1.0 and True are equal, and are not the same argument.
+    return (type(value), value)
+
+
+def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves) -> Key:
     """What a trace is specialised on: two calls with equal keys run the same fusion."""
-    key: list[Any] = []
-    jagged = [a for a in args if isinstance(a, JaggedTensor)]
-    rows = {len(a) for a in jagged}
-    for arg in args:
-        if isinstance(arg, JaggedTensor):
-            first = next(k for k, other in enumerate(jagged) if _same(other, arg))
-            key.append((arg.values.dtype, _shape(arg), arg.structure.form, first))
-        elif isinstance(arg, torch.Tensor):
-            key.append((arg.dtype, _static(arg, rows)))
+    jagged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
+    rows = _numbers_of_rows(leaves)
+    key: list[Any] = [static_of(args), static_of(kwargs)]
+    for leaf in leaves:
+        if isinstance(leaf, JaggedTensor):
+            first = next(k for k, other in enumerate(jagged) if _same(other, leaf))
+            key.append((leaf.values.dtype, _shape(leaf), leaf.structure.form, first))
         else:
-            key.append((type(arg), arg))
+            key.append((leaf.dtype, _static(leaf, rows)))
     return tuple(key)
+
+
+def _numbers_of_rows(leaves: Leaves) -> set[int]:
+    return {len(leaf) for leaf in leaves if isinstance(leaf, JaggedTensor)}
 
 
 def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
@@ -58,61 +104,32 @@ def _static(arg: torch.Tensor, rows: set[int]) -> tuple[int | None, ...]:
     return (None, *shape[1:]) if arg.ndim >= 2 and shape[0] in rows and shape[0] != 1 else shape
 
 
-def tensors_of(args: Sequence[Any]) -> list[torch.Tensor]:
-    """The inputs of the fusion, in order: values, and the offsets of each structure once."""
-    out: list[torch.Tensor] = []
-    seen: list[JaggedTensor] = []
-    for arg in args:
-        if isinstance(arg, JaggedTensor):
-            out.append(arg.values)
-            if not any(_same(other, arg) for other in seen):
-                out.extend(_buffers(arg.structure))
-                seen.append(arg)
-        elif isinstance(arg, torch.Tensor):
-            out.append(arg)
-    return out
-
-
-def trace(function: Callable[..., Any], args: Sequence[Any]) -> Trace:
-    """Calls `function` on traced arguments and records what it does."""
-    fusion = Fusion(name=_identifier(function))
-    rows = {len(a) for a in args if isinstance(a, JaggedTensor)}
-    seen: list[tuple[JaggedTensor, list[TensorView]]] = []
-    with fusion:
-        given = [_argument(fusion, arg, rows, seen) for arg in args]
-        result = function(*given)
-        leaves: list[TensorView] = []
-        form = _flatten(result, leaves, fusion)
-        fusion.output(*leaves)
-    return Trace(fusion, lambda values: _unflatten(form, iter(values)))
-
-
-def _identifier(function: Callable[..., Any]) -> str:
-    name = getattr(function, "__name__", "program")
-    return name if name.isidentifier() else "program"
-
-
-def _argument(fusion: Fusion, arg: Any, rows: set[int], seen: list[tuple[JaggedTensor, list[TensorView]]]) -> Any:
-    if isinstance(arg, torch.Tensor):
-        return fusion.input(_static(arg, rows), arg.dtype)
-    if not isinstance(arg, JaggedTensor):
-        return arg
-    view = fusion.input(_shape(arg), arg.values.dtype)
-    buffers = next((views for other, views in seen if _same(other, arg)), None)
-    if buffers is None:
-        buffers = [fusion.input((None,), buffer.dtype) for buffer in _buffers(arg.structure)]
-        seen.append((arg, buffers))
-    given = iter(buffers)
-    named = [(each, [next(given) for _ in _of_rows(each)]) for each in arg.structure.rows]
-    # From the last dim to the first, so that the dims before stay where they are.
-    for dim, (each, own) in reversed(list(zip(arg.structure.dims, named, strict=True))):
-        view = _nested(view, dim, each, own)
-    return view
-
-
 def _shape(arg: JaggedTensor) -> tuple[int | None, ...]:
     """The extents of the values that a trace relies on: all but those of dims that rows share."""
     return tuple(None if dim in arg.structure.dims else size for dim, size in enumerate(arg.values.shape))
+
+
+@dataclass(frozen=True)
+class Given:
+    """An input of a traced fusion: a tensor, and the leaf whose values it is; None for what describes a structure."""
+
+    tensor: torch.Tensor
+    leaf: int | None
+
+
+def inputs_of(leaves: Leaves) -> list[Given]:
+    """The inputs of the fusion, in order: values, and what describes each structure once."""
+    found: list[Given] = []
+    seen: list[JaggedTensor] = []
+    for k, leaf in enumerate(leaves):
+        if isinstance(leaf, JaggedTensor):
+            found.append(Given(leaf.values, k))
+            if not any(_same(other, leaf) for other in seen):
+                found += [Given(buffer, None) for buffer in _buffers(leaf.structure)]
+                seen.append(leaf)
+        else:
+            found.append(Given(leaf, k))
+    return found
 
 
 def _buffers(structure: Structure) -> list[torch.Tensor]:
@@ -126,6 +143,49 @@ def _of_rows(rows: Rows) -> list[torch.Tensor]:
     if rows.columns is not None:
         raise TraceError("rows with columns and gaps between them cannot be traced: call .contiguous() first, which copies them")
     return [*rows.offsets[: rows.depth - 1], rows.starts, rows.inner_lengths()]
+
+
+# --- tracing -------------------------------------------------------------------------------------------------------------
+
+
+def trace(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
+    """Calls `function` on traced arguments and records what it does."""
+    fusion = Fusion(name=_identifier(function))
+    rows = _numbers_of_rows(leaves_of(args, kwargs))
+    seen: list[tuple[JaggedTensor, list[TensorView]]] = []
+    with fusion:
+
+        def view(leaf: Leaf) -> TensorView:
+            if isinstance(leaf, JaggedTensor):
+                return _ragged(fusion, leaf, seen)
+            return fusion.input(_static(leaf, rows), leaf.dtype)
+
+        # In the order of `leaves_of`, which is the order of the fusion's inputs.
+        given, named = mapped(tuple(args), view), mapped(dict(kwargs), view)
+        result = function(*given, **named)
+        leaves: list[TensorView] = []
+        form = _flatten(result, leaves, fusion)
+        fusion.output(*leaves)
+    return Trace(fusion, lambda values: _unflatten(form, iter(values)))
+
+
+def _identifier(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", "program")
+    return name if name.isidentifier() else "program"
+
+
+def _ragged(fusion: Fusion, arg: JaggedTensor, seen: list[tuple[JaggedTensor, list[TensorView]]]) -> TensorView:
+    view = fusion.input(_shape(arg), arg.values.dtype)
+    buffers = next((views for other, views in seen if _same(other, arg)), None)
+    if buffers is None:
+        buffers = [fusion.input((None,), buffer.dtype) for buffer in _buffers(arg.structure)]
+        seen.append((arg, buffers))
+    given = iter(buffers)
+    named = [(rows, [next(given) for _ in _of_rows(rows)]) for rows in arg.structure.rows]
+    # From the last dim to the first, so that the dims before stay where they are.
+    for dim, (rows, own) in reversed(list(zip(arg.structure.dims, named, strict=True))):
+        view = _nested(view, dim, rows, own)
+    return view
 
 
 def _nested(view: TensorView, dim: int, rows: Rows, buffers: list[TensorView]) -> TensorView:
@@ -152,7 +212,8 @@ def _flatten(result: Any, leaves: list[TensorView], fusion: Fusion) -> Any:
         leaves.append(result)
         return len(leaves) - 1
     if isinstance(result, tuple | list):
-        return type(result)(_flatten(r, leaves, fusion) for r in result)
+        items = [_flatten(r, leaves, fusion) for r in result]
+        return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
     if isinstance(result, dict):
         return {k: _flatten(v, leaves, fusion) for k, v in result.items()}
     raise TraceError(
@@ -166,4 +227,5 @@ def _unflatten(form: Any, values: Any) -> Any:
         return next(values)
     if isinstance(form, dict):
         return {k: _unflatten(v, values) for k, v in form.items()}
-    return type(form)(_unflatten(f, values) for f in form)
+    items = [_unflatten(f, values) for f in form]
+    return type(form)(*items) if hasattr(form, "_fields") else type(form)(items)

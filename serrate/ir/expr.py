@@ -57,7 +57,9 @@ class Array:
 class Expr:
     """One index expression. Build with operators; never call the node classes directly."""
 
-    __slots__ = ("__weakref__", "_key", "bounds", "text")
+    _symbols: frozenset[Symbol]
+    _arrays: frozenset[Array]
+    __slots__ = ("__weakref__", "_arrays", "_key", "_symbols", "bounds", "text")
     _key: tuple[Any, ...]
     _interned: ClassVar[WeakValueDictionary[tuple[Any, ...], Expr]] = WeakValueDictionary()
     bounds: Bounds
@@ -133,12 +135,20 @@ class Expr:
     @property
     def symbols(self) -> frozenset[Symbol]:
         """The symbols that occur in this expression."""
-        return frozenset(e for e in self.walk() if isinstance(e, Symbol))
+        try:
+            return self._symbols
+        except AttributeError:
+            self._symbols = frozenset(e for e in self.walk() if isinstance(e, Symbol))
+            return self._symbols
 
     @property
     def arrays(self) -> frozenset[Array]:
         """The arrays this expression reads."""
-        return frozenset(e.array for e in self.walk() if isinstance(e, Element | Search))
+        try:
+            return self._arrays
+        except AttributeError:
+            self._arrays = frozenset(e.array for e in self.walk() if isinstance(e, Element | Search))
+            return self._arrays
 
 
 class Environment:

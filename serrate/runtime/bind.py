@@ -78,6 +78,8 @@ class Binder:
         arrays = {source for chain, _ in self.partitions for a in chain for source in a.sources}
         self.offsets = tuple(sorted(place[a.name] for a in arrays if a.name in place))
         self._given = frozenset(place)
+        self._place = place
+        self._offsets_of: dict[int, Array] = {}
 
     def bind(self, args: Sequence[torch.Tensor]) -> Call:
         """Checks the arguments and binds them; what depends on lengths is left to `check`."""
@@ -136,9 +138,20 @@ class Binder:
 
     def array(self, call: Call, array: Array) -> torch.Tensor:
         """The elements of an array in a call."""
+        if array.recipe is None and array.data is None and array.name in self._place:
+            # The very tensor where possible: things are remembered by which tensor it is.
+            tensor = call.args[self._place[array.name]]
+            return tensor if tensor.ndim == 1 else tensor.reshape(-1)
         named = {t.name: x for t, x in zip(self.inputs, call.args, strict=True)} | (call.computed or {})
         symbols = dict(zip(self.symbols, call.numbers, strict=True))
         return derive(array, named, symbols, call.device, call.remember)
+
+    def offsets_of(self, ragged: RaggedIterDomain) -> Array:
+        """The array of a ragged domain's offsets, worked out once."""
+        found = self._offsets_of.get(ragged.uid)
+        if found is None:
+            found = self._offsets_of[ragged.uid] = offsets_array(ragged)
+        return found
 
     def ready(self, call: Call, *arrays: Array) -> bool:
         """Whether everything that arrays are made from is there."""
@@ -266,7 +279,7 @@ class Binder:
                 outer.append(torch.arange(count + 1, device=call.device) * parts)
                 made = made.inputs[0].definition
             found += reversed(outer)
-            found.append(self.array(call, offsets_array(domain)))
+            found.append(self.array(call, self.offsets_of(domain)))
         return tuple(x.to(found[-1].dtype) for x in found)
 
     def structure(self, call: Call, chain: tuple[Array, ...], total: Expr) -> Structure:
@@ -275,11 +288,11 @@ class Binder:
 
     def structure_of(self, call: Call, tensors: tuple[torch.Tensor, ...], size: int) -> Structure:
         """The structure of offsets, outermost first, over `size` positions."""
-        return call.remember(tensors, ("structure", size), lambda: Structure.from_offsets(*tensors, total=size))
+        return call.remember(tensors, known_key(size), lambda: Structure.from_offsets(*tensors, total=size))
 
     def known_longest(self, call: Call, ragged: RaggedIterDomain) -> int | None:
         """The length of the longest row, if nothing needs to be copied to the host to say it."""
-        array = offsets_array(ragged)
+        array = self.offsets_of(ragged)
         total = next((t for chain, t in self.partitions if chain == (array,)), None)
         if total is not None:
             return self.structure(call, (array,), total).known_max_length()
@@ -287,9 +300,18 @@ class Binder:
 
     def longest(self, call: Call, ragged: RaggedIterDomain) -> int:
         """The length of the longest row."""
-        offsets = self.array(call, offsets_array(ragged))
+        array = self.offsets_of(ragged)
+        total = next((t for chain, t in self.partitions if chain == (array,)), None)
+        if total is not None:
+            return self.structure(call, (array,), total).max_length(why=f"the longest row of {ragged.name}")
+        offsets = self.array(call, self.offsets_of(ragged))
         why = f"the longest row of {ragged.name}"
         return call.remember((offsets,), "longest", lambda: int(host_copy(offsets, why).diff().max()) if len(offsets) > 1 else 0)
+
+
+def known_key(size: int) -> tuple[object, ...]:
+    """What the structure of offsets over `size` positions is remembered under: it was checked, and is not checked again."""
+    return ("structure", size)
 
 
 def _arrays(check: Check) -> tuple[Array, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +36,13 @@ class Executable(Protocol):
     source: str
 
     def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None: ...
+
+
+def bound(executable: Executable, like: Tensors, arrays: Tensors, symbols: Numbers) -> Callable[[Tensors], None]:
+    """The executable with everything but the addresses of its tensors, which must be as large as those it is made with."""
+    if isinstance(executable, CppExecutable):
+        return executable.bound(like, arrays, symbols)
+    return lambda tensors: executable(tensors, arrays, symbols)
 
 
 class ReferenceExecutable:
@@ -75,28 +82,48 @@ class CppExecutable:
         self._rows = threading.local()
 
     def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None:
-        work = max([t.numel() for t in tensors])
-        threads = torch.get_num_threads() if work >= self.SMALL else 1
-        stream = any(tensors[k].nbytes > last_level_cache() for k in self._outputs)
-        pointers = [t.data_ptr() for t in tensors]
-        sizes = []
-        for k in self._private:
-            rows, size = self._row(k, tensors[k], threads)
-            pointers[k] = rows.data_ptr()
-            sizes.append(size)
-        pointers += [a.data_ptr() for a in arrays]
+        self.bound(tensors, arrays, symbols)(tensors)
+
+    def bound(self, like: Tensors, arrays: Tensors, symbols: Numbers) -> Callable[[Tensors], None]:
+        """The program with everything but addresses; `like` tells how large its tensors are."""
         if self._function is None:
             load_together([self])
-        self._function(self._pointers(*pointers), self._numbers(threads, stream, *symbols, *sizes))
+        threads = torch.get_num_threads() if max([t.numel() for t in like]) >= self.SMALL else 1
+        stream = any(like[k].nbytes > last_level_cache() for k in self._outputs)
+        function, pointers_of = self._function, self._pointers
+        known = [a.data_ptr() for a in arrays]
+        private = [(k, like[k]) for k in self._private]
+        if private:
+            sizes = [_row_size(row) for _, row in private]
+            numbers = self._numbers(threads, stream, *symbols, *sizes)
 
-    def _row(self, k: int, like: torch.Tensor, threads: int) -> tuple[torch.Tensor, int]:
-        """Memory for one private row of each thread, kept from call to call; whole cache lines apart."""
-        size = -(-max(like.numel(), 1) * like.itemsize // 64) * 64 // like.itemsize
+            def with_rows(tensors: Tensors, _alive: Tensors = arrays) -> None:
+                pointers = [t.data_ptr() for t in tensors]
+                rows = [self._row(k, row, size * threads) for (k, row), size in zip(private, sizes, strict=True)]
+                for (k, _), row in zip(private, rows, strict=True):
+                    pointers[k] = row.data_ptr()
+                function(pointers_of(*pointers, *known), numbers)
+
+            return with_rows
+        numbers = self._numbers(threads, stream, *symbols)
+
+        def run(tensors: Tensors, _alive: Tensors = arrays) -> None:
+            function(pointers_of(*[t.data_ptr() for t in tensors], *known), numbers)
+
+        return run
+
+    def _row(self, k: int, like: torch.Tensor, count: int) -> torch.Tensor:
+        """Memory for one private row of each thread, kept from call to call."""
         rows: dict[int, torch.Tensor] = self._rows.__dict__.setdefault("rows", {})
         kept = rows.get(k)
-        if kept is None or kept.numel() < size * threads:
-            kept = rows[k] = torch.empty(size * threads, dtype=like.dtype)
-        return kept, size
+        if kept is None or kept.numel() < count:
+            kept = rows[k] = torch.empty(count, dtype=like.dtype)
+        return kept
+
+
+def _row_size(like: torch.Tensor) -> int:
+    """The elements of a private row: whole cache lines, so that threads do not share one."""
+    return -(-max(like.numel(), 1) * like.itemsize // 64) * 64 // like.itemsize
 
 
 def load_together(executables: Sequence[CppExecutable]) -> None:

@@ -19,13 +19,14 @@ import torch
 from serrate.errors import ShapeError
 from serrate.ir.domains import IterDomain
 from serrate.ir.partition import Partition
-from serrate.ir.ragged import RaggedIterDomain, offsets_array
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import product
 from serrate.ir.transforms import Merge
 from serrate.ir.view import TensorView
 from serrate.runtime.arrays import remembered
-from serrate.runtime.bind import Binder, Call
+from serrate.runtime.bind import Binder, Call, known_key
 from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor.jagged import trusted
 from serrate.tensor.rows import Rows
 
 Group = tuple[IterDomain, ...]
@@ -44,17 +45,18 @@ class Result:
 
     def of(self, values: torch.Tensor) -> torch.Tensor | JaggedTensor:
         """The result that these values are."""
-        values = values.view(self.shape)
-        return values if self.structure is None else JaggedTensor(values, self.structure)
+        if values.shape != self.shape:
+            values = values.view(self.shape)
+        return values if self.structure is None else trusted(values, self.structure)
 
 
-def result(binder: Binder, call: Call, view: TensorView, names: Sequence[str]) -> Result:
-    """What an output is in a call; `names` are the tensors of the program that is all of the fusion, if one is."""
+def result(binder: Binder, call: Call, view: TensorView, dims: Sequence[Group], names: Sequence[str]) -> Result:
+    """What an output is in a call; `dims` are its `groups`, `names` the tensors of the program that is all of the fusion."""
     name = view.tensor.memory.name
     place = names.index(name) if name in names else -1
     shape: list[int] = []
     rows: list[tuple[int, Group]] = []
-    for group in groups(view):
+    for group in dims:
         ragged = [d for d in group if isinstance(d, RaggedIterDomain)]
         if ragged:
             rows.append((len(shape), group))
@@ -131,7 +133,7 @@ def _structure(binder: Binder, call: Call, rows: Sequence[tuple[int, Group]], sh
     columns: list[torch.Tensor | None] = []
     for _, group in rows:
         pair = _rectangle([d for d in group if isinstance(d, RaggedIterDomain)])
-        columns.append(None if pair is None else binder.array(call, offsets_array(pair[1])))
+        columns.append(None if pair is None else binder.array(call, binder.offsets_of(pair[1])))
         chains.append(binder.levels(call, [d for d in group if pair is None or d.uid != pair[1].uid]))
     dims = tuple(dim for dim, _ in rows)
     offsets = tuple(
@@ -164,9 +166,25 @@ def _key(dims: tuple[int, ...], depths: tuple[int, ...], sizes: tuple[int, ...])
 
 
 def remember_structure(jt: JaggedTensor) -> None:
-    """Lets results over the same offsets carry the very structure of an argument."""
+    """Lets results over the same offsets carry the very structure of an argument; offsets of its levels are not checked again."""
     structure = jt.structure
     if structure.format == "csr":
         sizes = tuple(jt.values.shape[dim] for dim in structure.dims)
         key = _key(structure.dims, tuple(rows.depth for rows in structure.rows), sizes)
         remembered(structure.offsets, key, lambda: structure)
+    for rows in structure.rows:
+        if rows.starts is None and rows.columns is None:
+            for level, offsets in enumerate(rows.offsets):
+                remembered((offsets,), known_key(rows.total(level, "jit")), lambda level=level, rows=rows: _level(rows, level))  # type: ignore[misc]
+
+
+def _level(rows: Rows, level: int) -> Structure:
+    """One level of rows as a structure of its own, with what is known of it."""
+    if rows.levels == 1:
+        return Structure((rows,))
+    alone = Rows((rows.offsets[level],))
+    for name in ("total", "max", "min"):
+        fact = rows.known(name, level)
+        if fact is not None:
+            alone.note(name, 0, fact)
+    return Structure((alone,))

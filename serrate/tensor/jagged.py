@@ -15,9 +15,11 @@ from torch import Tensor
 
 from serrate.errors import CallError, ShapeError
 from serrate.tensor.constructors import Constructors
+from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.padding import pad
 from serrate.tensor.positions import compacted
 from serrate.tensor.preview import preview
+from serrate.tensor.structure import Structure
 from serrate.tensor.taking import Piece, take, take_all
 
 _operators: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -214,3 +216,14 @@ class JaggedTensor(Constructors):
             return self.with_values(self._values[start:stop])
         part, first, last = self._structure.rows[0].narrow(start, stop, why="jt[a:b]")
         return JaggedTensor(self._values[first:last], self._structure.replace(0, part), hints=self._hints)
+
+
+def trusted(values: Tensor, structure: Structure, hints: Hints = NO_HINTS) -> JaggedTensor:
+    """A ragged tensor of values that are known to fit their structure; nothing is checked.
+
+    >>> trusted(torch.arange(3), JaggedTensor.from_lengths(torch.zeros(3), [2, 1]).structure).unbind()
+    (tensor([0, 1]), tensor([2]))
+    """
+    jt = JaggedTensor.__new__(JaggedTensor)
+    jt._values, jt._structure, jt._hints = values, structure, hints
+    return jt

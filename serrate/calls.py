@@ -1,0 +1,176 @@
+"""Calls: functions over ragged tensors, traced once for each kind of arguments and prepared once for each structure.
+
+In: a Python function. Out: an object that is called like it, and runs compiled code. Three steps, each remembered:
+
+    trace      what the function does, for dtypes, ranks and which arguments share a structure     a fusion
+    compile    its plan and code                                                                    a `Compiled`
+    prepare    arrays, sizes and structures of results, for one structure and one set of shapes     a `Ready`
+
+A call like one before finds its `Ready` by one look-up and goes straight to the code.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from serrate.engine import Compiled
+from serrate.frontend.trace import Key, Leaves, Trace, inputs_of, key_of, leaves_of, static_of, trace
+from serrate.runtime.results import remember_structure
+from serrate.schedule.plan import Plan
+from serrate.tensor import JaggedTensor
+
+READY = 128
+"""How many prepared calls are remembered for one function; the least recently used goes first."""
+
+
+class Ready:
+    """A call with everything but the addresses of its tensors."""
+
+    __slots__ = ("_fixed", "_keep", "_leaves", "_rebuild", "_run")
+
+    def __init__(self, traced: Trace, compiled: Compiled, leaves: Leaves) -> None:
+        given = inputs_of(leaves)
+        self._leaves = [g.leaf for g in given]
+        self._fixed = [g.tensor if g.leaf is None else None for g in given]
+        # Structures are found by identity: as long as they are kept here no other has the same.
+        self._keep = [leaf.structure for leaf in leaves if isinstance(leaf, JaggedTensor)]
+        self._rebuild = traced.rebuild
+        for leaf in leaves:
+            if isinstance(leaf, JaggedTensor):
+                remember_structure(leaf)
+        self._run = compiled.ready(*(g.tensor for g in given))
+
+    def __call__(self, leaves: Leaves) -> Any:
+        values: list[Any] = [leaf._values if type(leaf) is JaggedTensor else leaf for leaf in leaves]
+        tensors: list[Any] = [fixed if k is None else values[k] for k, fixed in zip(self._leaves, self._fixed, strict=True)]
+        return self._rebuild(self._run(tensors))
+
+
+class Jitted:
+    """A function over JaggedTensors and Tensors that is traced, compiled and run. Made by `serrate.jit`."""
+
+    def __init__(self, function: Callable[..., Any], backend: str | None = None, strategy: str | None = None) -> None:
+        functools.update_wrapper(self, function)
+        self.fn = function
+        self._backend, self._strategy = backend, strategy
+        self._traces: dict[Key, tuple[Trace, Compiled]] = {}
+        self._ready: OrderedDict[Key, Ready] = OrderedDict()
+        self._defaults = _tensor_defaults(function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._defaults:
+            kwargs = self._defaulted(args, kwargs)
+        leaves: list[Any] = []
+        key = _exact(args, kwargs, leaves)
+        try:
+            ready = self._ready.get(key)
+        except TypeError:
+            static_of((args, kwargs))  # says which argument cannot be hashed
+            raise
+        if ready is None:
+            ready = self._prepare(key, args, kwargs, leaves)
+        return ready(leaves)
+
+    def _prepare(self, key: Key, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves) -> Ready:
+        ready = Ready(*self._traced(args, kwargs, leaves), leaves)
+        while len(self._ready) >= READY:
+            self._ready.popitem(last=False)
+        self._ready[key] = ready
+        return ready
+
+    def _traced(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves) -> tuple[Trace, Compiled]:
+        key = key_of(args, kwargs, leaves)
+        found = self._traces.get(key)
+        if found is None:
+            traced = trace(self.fn, args, kwargs)
+            found = self._traces[key] = (traced, Compiled(traced.fusion, self._backend, self._strategy))
+        return found
+
+    def _defaulted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Tensors that are defaults of parameters are arguments like others."""
+        missing = {name: value for place, name, value in self._defaults if place >= len(args) and name not in kwargs}
+        return {**kwargs, **missing}
+
+    def compiled(self, *args: Any, **kwargs: Any) -> tuple[Compiled, list[torch.Tensor]]:
+        """What these arguments are compiled to, and the tensors it is called with."""
+        kwargs = self._defaulted(args, kwargs)
+        leaves = leaves_of(args, kwargs)
+        return self._traced(args, kwargs, leaves)[1], [g.tensor for g in inputs_of(leaves)]
+
+    def source(self, *args: Any, **kwargs: Any) -> str:
+        """The code that runs for these arguments."""
+        compiled, tensors = self.compiled(*args, **kwargs)
+        return compiled.source(*tensors)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan that is used for these arguments; of the last stage where there are several."""
+        compiled, tensors = self.compiled(*args, **kwargs)
+        return compiled.plan(*tensors)
+
+
+def _tensor_defaults(function: Callable[..., Any]) -> list[tuple[int, str, Any]]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return []  # a function of torch's own that does not tell
+    return [(k, p.name, p.default) for k, p in enumerate(parameters) if isinstance(p.default, JaggedTensor | torch.Tensor)]
+
+
+def _exact(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any]) -> Key:
+    """Everything that a prepared call depends on. Fills `leaves` with the tensors among the arguments."""
+    grad = torch.is_grad_enabled()
+    key: list[Any] = [torch.get_num_threads()]
+    for value in args:
+        _describe(value, key, leaves, grad)
+    for name, value in kwargs.items():
+        key.append(name)
+        _describe(value, key, leaves, grad)
+    return tuple(key)
+
+
+def _describe(value: Any, key: list[Any], leaves: list[Any], grad: bool) -> None:
+    kind = type(value)
+    if kind is JaggedTensor:
+        values, structure = value._values, value._structure
+        leaves.append(value)
+        key += (id(structure), values.shape, values.dtype, values.is_contiguous(), grad and values.requires_grad)
+        for offsets in structure.offsets:
+            key.append(offsets._version)
+    elif kind is int or kind is float or kind is bool or value is None or kind is str:
+        key += (kind, value)
+    elif isinstance(value, torch.Tensor):
+        leaves.append(value)
+        key += (value.shape, value.dtype, value.device, value.is_contiguous(), grad and value.requires_grad)
+    elif isinstance(value, list | tuple):
+        key += (kind, len(value))
+        for each in value:
+            _describe(each, key, leaves, grad)
+    elif isinstance(value, dict):
+        key += (kind, len(value))
+        for name, each in value.items():
+            key.append(name)
+            _describe(each, key, leaves, grad)
+    else:
+        key += (kind, value)
+
+
+def jit(function: Callable[..., Any] | None = None, *, backend: str | None = None, strategy: str | None = None) -> Any:
+    """Traces a function over JaggedTensors and Tensors, compiles it, and runs it without padding.
+
+    >>> from serrate import JaggedTensor, jit
+    >>> @jit
+    ... def center(jt):
+    ...     return jt - jt.mean(dim=1, keepdim=True)
+    >>> center(JaggedTensor.from_list([torch.tensor([[1.0], [3.0]]), torch.tensor([[5.0]])])).unbind()[0]
+    tensor([[-1.],
+            [ 1.]])
+    """
+    if function is None:
+        return lambda f: Jitted(f, backend, strategy)
+    return Jitted(function, backend, strategy)
