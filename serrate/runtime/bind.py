@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from serrate.analysis.vectors import must_divide
-from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureError, StructureMismatch
+from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureError
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Array, Environment, Expr, Symbol, size_function
 from serrate.ir.fusion import AtLeastLongest, Check, Equal, Fusion, PositionInside, RowsInside, RowsOfOffsets
@@ -24,6 +24,7 @@ from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum
 from serrate.ir.transforms import Merge
 from serrate.runtime.arrays import derive, remembered
 from serrate.tensor import Structure
+from serrate.tensor.agreement import require_same_offsets
 from serrate.tensor.sync import host_copy, on_host
 
 T = TypeVar("T")
@@ -170,8 +171,7 @@ class Binder:
                     raise ShapeError(f"{check.what} has {reach} positions; the longest row has {longest}")
             elif isinstance(check.left, Array) and isinstance(check.right, Array):
                 left, right = self.array(call, check.left), self.array(call, check.right)
-                if left is not right and not torch.equal(*(host_copy(x.long(), check.what) for x in (left, right))):
-                    raise StructureMismatch(f"{check.what} differ: lengths {_lengths(left)} and {_lengths(right)}")
+                require_same_offsets(left, right, check.what)
             elif isinstance(check, Equal):
                 assert isinstance(check.left, Expr) and isinstance(check.right, Expr)
                 a, b = self.size(check.left)(call.numbers), self.size(check.right)(call.numbers)
@@ -315,9 +315,3 @@ def _partitions(fusion: Fusion) -> list[tuple[tuple[Array, ...], Expr]]:
             if isinstance(domain, RaggedIterDomain) and isinstance(domain.definition, Partition) and domain.definition.covers:
                 found[(offsets_array(domain),)] = domain.definition.inputs[0].extent_expr
     return list(found.items())
-
-
-def _lengths(offsets: torch.Tensor) -> str:
-    lengths = offsets.diff().tolist()
-    shown = ", ".join(map(str, lengths[:8]))
-    return f"[{shown}{', ...' if len(lengths) > 8 else ''}]"
