@@ -278,18 +278,19 @@ def _noted(
     if max_length is None and min_length is None:
         return _NOTHING if rows.depth == 1 else known_of(None, None, rows.depth)
     known = known_of(max_length, min_length, rows.depth)
-    for name, fact, longest, lengths in (
-        ("max_length", "max", "longest", known.longest),
-        ("min_length", "min", "shortest", known.shortest),
-    ):
-        for level, length in enumerate(lengths):
-            if length is None:
-                continue
-            measured = facts.get((fact, level))
-            if measured is None or when is Moment.NEVER:
-                facts[fact, level] = length
-            else:
-                check_extreme(name, length, longest, int(measured))
+    trusted = when is Moment.NEVER
+    for level, length in enumerate(known.longest):
+        if length is not None:
+            if trusted or (measured := facts.get(("max", level))) is None:
+                facts["max", level] = length
+            elif length != measured:
+                check_extreme("max_length", length, "longest", int(measured))
+    for level, length in enumerate(known.shortest):
+        if length is not None:
+            if trusted or (measured := facts.get(("min", level))) is None:
+                facts["min", level] = length
+            elif length != measured:
+                check_extreme("min_length", length, "shortest", int(measured))
     return known
 
 

@@ -52,7 +52,7 @@ def later(numbers: Sequence[Tensor], judge: Judge) -> None:
     serrate.errors.SerrateError: -1 is negative (found late, by a check on cpu for the call at ...: what was computed ...)
     """
     first = numbers[0]
-    if not _arrives(first):
+    if not arrives(first):
         return
     packed = torch.stack(tuple(numbers))
     host, arrived = _sent(packed)
@@ -94,6 +94,18 @@ def pending() -> int:
     return len(_pending)
 
 
+def arrives(tensor: Tensor) -> bool:
+    """Whether a check of this tensor's numbers would ever report: not on the meta device, during a capture or a compilation.
+
+    >>> arrives(torch.zeros(2)), arrives(torch.zeros(2, device="meta"))
+    (True, False)
+    """
+    # A subclass stands for a tensor that has no numbers now (fake, functional) or has them elsewhere.
+    if tensor.is_meta or type(tensor) is not Tensor or torch.compiler.is_compiling():
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
 def _report(*, wait: bool) -> None:
     arrived: list[_Check] = []
     with _lock:
@@ -124,13 +136,6 @@ def _judged(check: _Check) -> SerrateError | None:
             "what was computed with these rows since then may be wrong)"
         )
     return None
-
-
-def _arrives(tensor: Tensor) -> bool:
-    # A subclass stands for a tensor that has no numbers now (fake, functional) or has them elsewhere.
-    if tensor.is_meta or type(tensor) is not Tensor or torch.compiler.is_compiling():
-        return False
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _sent(packed: Tensor) -> tuple[Tensor, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from serrate.errors import ShapeError
-from serrate.tensor.deferred import later
+from serrate.tensor.deferred import arrives, later
 from serrate.tensor.rows import Rows
 
 _WHY = "checking values"
@@ -46,7 +46,8 @@ def _check_total(values: Tensor, dim: int, rows: Rows) -> None:
         judge([rows.extent(_WHY)])
     else:
         rows.note(*rows.extent_fact, count)
-        later([rows.blocks()[-1]], judge)
+        if arrives(rows.offsets[0]):
+            later([rows.blocks()[-1]], judge)
 
 
 def _check_reach(values: Tensor, dim: int, rows: Rows) -> None:
@@ -62,7 +63,7 @@ def _check_reach(values: Tensor, dim: int, rows: Rows) -> None:
 
     if rows.readable():
         judge([rows.reach(_WHY)])
-    elif rows.num_rows(rows.depth - 1):
+    elif rows.num_rows(rows.depth - 1) and arrives(rows.offsets[0]):
         # Rows lie in order, so the last one ends last.
         later([rows.where()[-1] + rows.sizes()[-1]], judge)
     rows.note("within", 0, count)
@@ -81,7 +82,7 @@ def _check_columns(values: Tensor, dim: int, rows: Rows) -> None:
 
     if rows.readable() or rows.known("max", rows.depth) is not None:
         judge([rows.max_length(rows.depth, _WHY)])
-    elif rows.num_rows(rows.depth - 1):
+    elif rows.num_rows(rows.depth - 1) and arrives(rows.offsets[0]):
         later([rows.counts().amax()], judge)
     rows.note("columns within", 0, width)
 

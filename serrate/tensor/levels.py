@@ -51,6 +51,6 @@ def _numbers(given: Sequence[Any]) -> Tensor:
         return torch.tensor(given)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise CallError(
-            f"offsets or lengths given as a list must be ints, or for equal numbers of parts lists of as many ints each ({error}); "
-            "give varying levels as one tensor for each"
+            f"offsets or lengths given as a list must be ints, or lists of equally many ints for equal parts ({error}); "
+            "give levels of varying numbers as one tensor each"
         ) from None

@@ -303,7 +303,7 @@ class Rows:
         """Whether shapes and devices allow both to have the same rows."""
         if self.depth != other.depth or len(self.offsets) != len(other.offsets) or self.device != other.device:
             return False
-        return all([mine.shape == theirs.shape for mine, theirs in zip(self.offsets, other.offsets, strict=True)])
+        return all(mine.shape == theirs.shape for mine, theirs in zip(self.offsets, other.offsets, strict=True))
 
     def same_tensors(self, other: Rows) -> bool:
         """Whether both are described by the very same tensors."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, DtypeError, ShapeError, StructureError
 from serrate.tensor import mistakes
-from serrate.tensor.deferred import later
+from serrate.tensor.deferred import arrives, later
 from serrate.tensor.sync import host_copy, on_host
 
 Validate = bool | Literal["deferred"] | None
@@ -48,14 +48,15 @@ def moment(validate: Validate, tensor: Tensor) -> Moment:
     """When the numbers of a tensor are checked.
 
     >>> moment(None, torch.zeros(2)), moment(None, torch.zeros(2, device="meta"))
-    (<Moment.NOW: 'now'>, <Moment.LATER: 'later'>)
+    (<Moment.NOW: 'now'>, <Moment.NEVER: 'never'>)
     """
-    if validate is None:
-        return Moment.NOW if on_host(tensor) else Moment.LATER
+    if validate is None and on_host(tensor):
+        return Moment.NOW
     if validate is True or validate is False:
         return Moment.NOW if validate else Moment.NEVER
-    if validate == "deferred":
-        return Moment.LATER
+    if validate is None or validate == "deferred":
+        # Nothing is computed for a check that would never report.
+        return Moment.LATER if arrives(tensor) else Moment.NEVER
     raise CallError(f"validate={validate!r} is not one of None, True, False and 'deferred'")
 
 
@@ -135,8 +136,7 @@ def check_offsets(tensors: Sequence[Tensor], total: int | None) -> list[Found]:
     found: list[Found] = []
     for position, level in enumerate(tensors):
         lengths, few = _few_of_offsets(level)
-        first, end, *extremes = [number.item() for number in few]
-        shortest, longest = extremes or (0, 0)
+        first, end, shortest, longest = [number.item() for number in few] if len(few) == 4 else (*map(int, few), 0, 0)
         wanted = mistakes.wanted("offsets", tensors, position, total)
         if first or shortest < 0 or (wanted is not None and end != wanted) or _may_wrap(level, lengths, longest):
             mistakes.explain_offsets(tensors, total)
@@ -286,7 +286,7 @@ def check_extreme(name: str, given: int | None, longest: str, found: int) -> Non
 
 def _per_level(name: str, given: Any, levels: int) -> Sequence[int | None]:
     if given is None or isinstance(given, int):
-        return (*(None,) * (levels - 1), given)
+        return (given,) if levels == 1 else (*(None,) * (levels - 1), given)
     if not isinstance(given, Sequence) or not all(each is None or isinstance(each, int) for each in given):
         raise CallError(f"{name} must be an int, or one int or None for each level; got {given!r}")
     if len(given) != levels:
