@@ -16,11 +16,12 @@ import torch
 from serrate.analysis.vectors import must_divide
 from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureError
 from serrate.ir.domains import IterDomain, ParallelType
-from serrate.ir.expr import Array, Environment, Expr, Symbol, size_function
+from serrate.ir.expr import Array, Environment, Expr, Symbol, element, size_function
 from serrate.ir.fusion import AtLeastLongest, Check, Equal, Fusion, PositionInside, RowsInside, RowsOfOffsets
 from serrate.ir.hand import Hand
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum
+from serrate.ir.recipes import Largest
 from serrate.ir.transforms import Merge
 from serrate.runtime.arrays import derive, remembered
 from serrate.tensor import Structure
@@ -133,7 +134,22 @@ class Binder:
             return self.size(expr)(call.numbers)
         symbols = dict(zip(self.symbols, call.numbers, strict=True))
         why = f"the extent {expr}"
-        return int(expr.evaluate(Environment(symbols, lambda array, k: int(host_copy(self.array(call, array)[k], why)))))
+
+        def read(array: Array, k: int) -> int:
+            known = self._longest_of(call, array, why)
+            return int(host_copy(self.array(call, array)[k], why)) if known is None else known
+
+        return int(expr.evaluate(Environment(symbols, read)))
+
+    def _longest_of(self, call: Call, array: Array, why: str) -> int | None:
+        """What an array holds that is the longest row of offsets: a structure may know that without a host copy."""
+        recipe = array.recipe
+        if isinstance(recipe, Largest):
+            for (offsets, *inner), total in self.partitions:
+                length = element(offsets, recipe.coordinate + 1) - element(offsets, recipe.coordinate)
+                if not inner and recipe.term == length and self.ready(call, offsets):
+                    return self.structure(call, (offsets,), total).max_length(why=why)
+        return None
 
     def array(self, call: Call, array: Array) -> torch.Tensor:
         """The elements of an array in a call."""

@@ -61,7 +61,7 @@ def _check_reach(values: Tensor, dim: int, rows: Rows) -> None:
         if count < found[0]:
             raise ShapeError(f"the rows reach position {found[0]}, but {_of(dim, shape)} have {count}")
 
-    if rows.readable():
+    if rows.places_readable():
         judge([rows.reach(_WHY)])
     elif rows.num_rows(rows.depth - 1) and arrives(rows.offsets[0]):
         # Rows lie in order, so the last one ends last.

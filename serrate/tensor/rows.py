@@ -155,6 +155,10 @@ class Rows:
         """Whether lengths can be read here and now: they are on the CPU, or were copied there before."""
         return on_host(self.offsets[0]) or len(self._host) == self.levels
 
+    def places_readable(self) -> bool:
+        """Whether it can also be read here and now where rows are stored."""
+        return self.readable() and (self.starts is None or on_host(self.starts) or "host starts" in self._memo)
+
     def num_rows(self, level: int) -> int:
         """How many rows a level has; never needs a host copy."""
         return self.offsets[level].shape[0] - 1
@@ -279,6 +283,9 @@ class Rows:
             starts = self.starts[start:stop] - first
         rows = rows_of(tuple(cut), self.depth - level, self.packed, starts, self.room, {})
         rows._host.update(enumerate(host))
+        if starts is not None:
+            rows._memo["host starts"] = self.host_where(why)[start:stop] - first
+            rows.note("within", 0, last - first)
         rows.note("total", rows.depth - 1, int(known[-1] - known[0]))
         return rows, first, last
 
