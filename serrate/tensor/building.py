@@ -16,8 +16,9 @@ from serrate.errors import CallError, DeviceError, StructureError
 from serrate.tensor.chain import chain_from_lengths, chain_from_offsets
 from serrate.tensor.deferred import poll
 from serrate.tensor.rows import Rows
-from serrate.tensor.sync import host_copy
+from serrate.tensor.sync import host_copy, on_host
 from serrate.tensor.validate import (
+    LARGEST,
     Found,
     Known,
     Moment,
@@ -81,12 +82,14 @@ class Building:
         True
         """
         poll()
+        if dim:
+            check_dim(dim)
+        if validate is None and len(offsets) == 1 and (quick := one_level(offsets[0], total, max_length, min_length)) is not None:
+            return cls((quick,), (dim,), ((dim, int(quick._facts["total", 0])),))
         when = Moment.NEVER
         if validate is not False:
             check_form("offsets", offsets, total)
             when = moment(validate, offsets[0])
-        if dim:
-            check_dim(dim)
         if when is not Moment.NOW:
             rows = Rows(chain_from_offsets(offsets, total))
             known = _noted(rows, offsets, 1, None, total, max_length, min_length, when)
@@ -249,6 +252,34 @@ class Building:
         if wide.starts is not None and packed and when is not Moment.NEVER:
             check_starts(wide.starts, wide.sizes(), None, when)
         return type(self)((wide,), self._dims)
+
+
+def one_level(level: Tensor, total: int | None, max_length: PerLevel, min_length: PerLevel) -> Rows | None:
+    """The rows of offsets on a CPU if everything about them is as it should be: the usual case, in as few calls as can tell.
+
+    Whatever is unusual gives None, and is left to the checks that find the words for it.
+
+    >>> one_level(torch.tensor([0, 3, 4]), 4, None, None), one_level(torch.tensor([0, 3, 4]), 5, None, None)
+    (2 > 4, None)
+    """
+    if not isinstance(level, Tensor) or level.dtype not in LARGEST or not on_host(level):
+        return None
+    if level.dim() != 1 or level.layout is not torch.strided or not level.is_contiguous() or level.shape[0] < 2:
+        return None
+    lengths = level.diff()
+    least, most = lengths.aminmax()
+    shortest, longest, end = least.item(), most.item(), level[-1].item()
+    if shortest < 0 or level[0].item() != 0 or (total is not None and end != total):
+        return None
+    # Differences cannot have wrapped around where as many of the longest would not.
+    if longest * lengths.shape[0] > LARGEST[level.dtype]:
+        return None
+    if (max_length is not None and max_length != longest) or (min_length is not None and min_length != shortest):
+        return None
+    rows = Rows((level,), host=(level,))
+    rows._facts = {("total", 0): end, ("max", 0): longest, ("min", 0): shortest}
+    rows._memo["lengths", 0] = lengths
+    return rows
 
 
 def _noted(

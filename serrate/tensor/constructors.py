@@ -35,6 +35,13 @@ class Constructors(Accessors):
         self._hints = hints
 
     @classmethod
+    def _joined(cls, values: Tensor, structure: Structure) -> Self:
+        """Values and the structure that was just made for them, and so need not be asked whether they fit."""
+        jt = cls.__new__(cls)
+        jt._values, jt._structure, jt._hints = values, structure, NO_HINTS
+        return jt
+
+    @classmethod
     def from_csr(
         cls,
         values: Tensor,
@@ -61,7 +68,7 @@ class Constructors(Accessors):
             *levels, dim=dim, total=values.shape[dim], max_length=max_length, min_length=min_length, validate=validate
         )
         # Plain numbers were checked on the CPU, and go where the values are.
-        return cls(values, structure if isinstance(offsets, Tensor) else structure.to(values.device))
+        return cls._joined(values, structure if isinstance(offsets, Tensor) else structure.to(values.device))
 
     @classmethod
     def from_lengths(
@@ -87,7 +94,7 @@ class Constructors(Accessors):
             *levels, dim=dim, total=values.shape[dim], max_length=max_length, min_length=min_length, validate=validate
         )
         # Plain numbers were checked on the CPU, and go where the values are.
-        return cls(values, structure if isinstance(lengths, Tensor) else structure.to(values.device))
+        return cls._joined(values, structure if isinstance(lengths, Tensor) else structure.to(values.device))
 
     @classmethod
     def from_starts(

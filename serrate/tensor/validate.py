@@ -22,7 +22,8 @@ from serrate.tensor.sync import host_copy, on_host
 Validate = bool | Literal["deferred"] | None
 """When numbers are checked: None at once on a CPU and deferred elsewhere; True at once, with a host copy; False never."""
 
-_LARGEST = {torch.int32: 2**31 - 1, torch.int64: 2**63 - 1}
+LARGEST = {torch.int32: 2**31 - 1, torch.int64: 2**63 - 1}
+"""The dtypes of offsets and lengths, each with the largest number it holds."""
 
 
 class Moment(Enum):
@@ -108,7 +109,7 @@ def check_form(name: str, tensors: Sequence[Tensor], total: int | None = None) -
         of = name if len(tensors) == 1 else f"{name} of level {level}"
         if not isinstance(tensor, Tensor):
             raise CallError(f"{of} must be a tensor, got {type(tensor).__name__}")
-        if tensor.dtype not in _LARGEST:
+        if tensor.dtype not in LARGEST:
             raise DtypeError(f"{of} must be int32 or int64, got {tensor.dtype}: convert them with .to(torch.int64)")
         if tensor.layout is not torch.strided:
             raise DtypeError(f"{of} must be strided, got {tensor.layout}: convert them with .to_dense()")
@@ -119,7 +120,7 @@ def check_form(name: str, tensors: Sequence[Tensor], total: int | None = None) -
             raise StructureError(f"{of} must hold at least the 0 that opens the first row, got shape {tuple(tensor.shape)}")
         if level and tensor.device != tensors[0].device:
             raise DeviceError(f"{of} are on {tensor.device}, but those of level 0 are on {tensors[0].device}: move one of them")
-    if name == "offsets" and total is not None and total > _LARGEST[tensors[-1].dtype]:
+    if name == "offsets" and total is not None and total > LARGEST[tensors[-1].dtype]:
         raise StructureError(f"int32 offsets cannot count {total} positions: convert them with .to(torch.int64)")
 
 
@@ -193,7 +194,7 @@ def _few_of_offsets(level: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
 
 def _may_wrap(level: Tensor, lengths: Tensor, longest: float) -> bool:
     """Whether differences have wrapped around: impossible where so many of the longest fit, or where no offset is negative."""
-    return lengths.numel() * longest > _LARGEST[level.dtype] and bool((level < 0).any())
+    return lengths.numel() * longest > LARGEST[level.dtype] and bool((level < 0).any())
 
 
 # --- lengths ---
@@ -211,7 +212,7 @@ def check_lengths(tensors: Sequence[Tensor], total: int | None) -> list[Found]:
         count = level.numel()
         shortest, longest, end = [number.item() for number in (*level.aminmax(), level.sum())] if count else (0, 0, 0)
         wanted = mistakes.wanted("lengths", tensors, position, total)
-        if shortest < 0 or (wanted is not None and end != wanted) or count * longest > _LARGEST[torch.int64]:
+        if shortest < 0 or (wanted is not None and end != wanted) or count * longest > LARGEST[torch.int64]:
             mistakes.explain_lengths(tensors, total)
         found.append(Found(int(shortest), int(longest), int(end), None))
     return found
@@ -228,7 +229,7 @@ def check_lengths_later(tensors: Sequence[Tensor], total: int | None, known: Kno
         for position, level in enumerate(tensors):
             shortest, longest, end = (next(told), next(told), next(told)) if level.numel() else (0, 0, 0)
             wanted = mistakes.wanted("lengths", tensors, position, total)
-            many = level.numel() * longest > _LARGEST[torch.int64]
+            many = level.numel() * longest > LARGEST[torch.int64]
             if shortest < 0 or (wanted is not None and end != wanted) or many:
                 mistakes.explain_lengths([level.cpu() for level in tensors], total)
                 raise StructureError(

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, DtypeError, SerrateError, ShapeError, StructureError
-from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor import JaggedTensor, Structure, wait_for_checks
+from serrate.tensor.validate import Validate
 
 T = torch.tensor
 
@@ -210,6 +211,13 @@ def test_int32_differences_that_would_wrap_around_are_found() -> None:
     extreme = torch.iinfo(torch.int32)
     with pytest.raises(StructureError, match="must not decrease"):
         Structure.from_offsets(T([0, extreme.max, extreme.min], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("validate", [None, True, "deferred"])
+def test_one_row_of_nearly_all_int32_counts_is_right(validate: Validate) -> None:
+    structure = Structure.from_offsets(T([0, 0, 2**31 - 1, 2**31 - 1], dtype=torch.int32), validate=validate)
+    wait_for_checks()
+    assert structure.max_length() == 2**31 - 1
 
 
 def test_unvalidated_numbers_are_trusted_and_shapes_on_a_device_are_not() -> None:
