@@ -274,8 +274,9 @@ def one_level(level: Tensor, total: int | None, max_length: PerLevel, min_length
     # Differences cannot have wrapped around where as many of the longest would not.
     if longest * lengths.shape[0] > LARGEST[level.dtype]:
         return None
-    if (max_length is not None and max_length != longest) or (min_length is not None and min_length != shortest):
-        return None
+    for given, found in ((max_length, longest), (min_length, shortest)):
+        if given is not None and (type(given) is not int or given != found):
+            return None
     rows = Rows((level,), host=(level,))
     rows._facts = {("total", 0): end, ("max", 0): longest, ("min", 0): shortest}
     rows._memo["lengths", 0] = lengths
