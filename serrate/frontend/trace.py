@@ -95,7 +95,9 @@ def _numbers_of_rows(leaves: Leaves) -> set[int]:
 
 
 def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
-    return a.structure is b.structure or a.structure == b.structure
+    # Not by numbers on a device: there a guess would be wrong where two structures happen to have one shape, and to be told
+    # later would change what a call is specialised on. Where such structures meet, the program checks that they agree.
+    return a.structure is b.structure or a.structure.known_equal(b.structure)
 
 
 def _static(arg: torch.Tensor, rows: set[int]) -> tuple[int | None, ...]:

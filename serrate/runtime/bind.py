@@ -14,16 +14,18 @@ from typing import Any, TypeVar
 import torch
 
 from serrate.analysis.vectors import must_divide
-from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureError, StructureMismatch
+from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureError
 from serrate.ir.domains import IterDomain, ParallelType
-from serrate.ir.expr import Array, Environment, Expr, Symbol, size_function
+from serrate.ir.expr import Array, Environment, Expr, Symbol, element, size_function
 from serrate.ir.fusion import AtLeastLongest, Check, Equal, Fusion, PositionInside, Rectangles, RowsInside, RowsOfOffsets
 from serrate.ir.hand import Hand
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum
+from serrate.ir.recipes import Largest
 from serrate.ir.transforms import Merge
 from serrate.runtime.arrays import derive, remembered
 from serrate.tensor import Structure
+from serrate.tensor.agreement import require_same_offsets
 from serrate.tensor.sync import host_copy, on_host
 
 T = TypeVar("T")
@@ -134,7 +136,22 @@ class Binder:
             return self.size(expr)(call.numbers)
         symbols = dict(zip(self.symbols, call.numbers, strict=True))
         why = f"the extent {expr}"
-        return int(expr.evaluate(Environment(symbols, lambda array, k: int(host_copy(self.array(call, array)[k], why)))))
+
+        def read(array: Array, k: int) -> int:
+            known = self._longest_of(call, array, why)
+            return int(host_copy(self.array(call, array)[k], why)) if known is None else known
+
+        return int(expr.evaluate(Environment(symbols, read)))
+
+    def _longest_of(self, call: Call, array: Array, why: str) -> int | None:
+        """What an array holds that is the longest row of offsets: a structure may know that without a host copy."""
+        recipe = array.recipe
+        if isinstance(recipe, Largest):
+            for (offsets, *inner), total in self.partitions:
+                length = element(offsets, recipe.coordinate + 1) - element(offsets, recipe.coordinate)
+                if not inner and recipe.term == length and self.ready(call, offsets):
+                    return self.structure(call, (offsets,), total).max_length(why=why)
+        return None
 
     def array(self, call: Call, array: Array) -> torch.Tensor:
         """The elements of an array in a call."""
@@ -185,8 +202,7 @@ class Binder:
                     raise ShapeError(f"{check.what} has {reach} positions; the longest row has {longest}")
             elif isinstance(check.left, Array) and isinstance(check.right, Array):
                 left, right = self.array(call, check.left), self.array(call, check.right)
-                if left is not right and not torch.equal(*(host_copy(x.long(), check.what) for x in (left, right))):
-                    raise StructureMismatch(f"{check.what} differ: lengths {_lengths(left)} and {_lengths(right)}")
+                require_same_offsets(left, right, check.what)
             elif isinstance(check, Equal):
                 assert isinstance(check.left, Expr) and isinstance(check.right, Expr)
                 a, b = self.size(check.left)(call.numbers), self.size(check.right)(call.numbers)
@@ -345,9 +361,3 @@ def _partitions(fusion: Fusion) -> list[tuple[tuple[Array, ...], Expr]]:
             if isinstance(domain, RaggedIterDomain) and isinstance(domain.definition, Partition) and domain.definition.covers:
                 found[(offsets_array(domain),)] = domain.definition.inputs[0].extent_expr
     return list(found.items())
-
-
-def _lengths(offsets: torch.Tensor) -> str:
-    lengths = offsets.diff().tolist()
-    shown = ", ".join(map(str, lengths[:8]))
-    return f"[{shown}{', ...' if len(lengths) > 8 else ''}]"

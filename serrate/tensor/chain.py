@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+_ZERO = torch.zeros(1, dtype=torch.int64)
+
 
 def chain_from_offsets(offsets: Sequence[Tensor], total: int | None) -> tuple[Tensor, ...]:
     """The chain for offsets of which some may be 2-D: M rows that each start at 0 and count from their component's start.
@@ -18,6 +20,8 @@ def chain_from_offsets(offsets: Sequence[Tensor], total: int | None) -> tuple[Te
     >>> chain_from_offsets([torch.tensor([[0, 1, 3], [0, 2, 2]])], 5)
     (tensor([0, 2, 4]), tensor([0, 1, 3, 5, 5]))
     """
+    if len(offsets) == 1 and offsets[0].dim() == 1:
+        return (offsets[0].contiguous(),)
     chain: list[Tensor] = []
     for position, level in enumerate(offsets):
         if level.dim() == 1:
@@ -38,13 +42,22 @@ def chain_from_lengths(lengths: Sequence[Tensor], total: int | None) -> tuple[Te
         if level.dim() == 2:
             components, parts = level.shape
             chain.append(torch.arange(components + 1, dtype=level.dtype, device=level.device) * parts)
-        # Summed in int64 so that int32 lengths cannot wrap around unseen.
-        sums = torch.zeros(level.numel() + 1, dtype=torch.int64, device=level.device)
-        torch.cumsum(level.reshape(-1), 0, dtype=torch.int64, out=sums[1:])
-        end = _end(lengths, position, total, one_more=0)
-        fits = end is not None and end <= torch.iinfo(level.dtype).max
-        chain.append(sums.to(level.dtype) if fits else sums)
+        sums = _boundaries(level.reshape(-1))
+        if level.dtype is not torch.int64:
+            end = _end(lengths, position, total, one_more=0)
+            if end is not None and end <= torch.iinfo(level.dtype).max:
+                sums = sums.to(level.dtype)
+        chain.append(sums)
     return _one_dtype(chain)
+
+
+def _boundaries(lengths: Tensor) -> Tensor:
+    # Summed in int64 so that int32 lengths cannot wrap around unseen.
+    if lengths.is_cpu:
+        return torch.cat((_ZERO, lengths)).cumsum_(0)
+    sums = torch.zeros(lengths.shape[0] + 1, dtype=torch.int64, device=lengths.device)
+    torch.cumsum(lengths, 0, dtype=torch.int64, out=sums[1:])
+    return sums
 
 
 def _end(tensors: Sequence[Tensor], position: int, total: int | None, one_more: int) -> int | None:
@@ -55,6 +68,6 @@ def _end(tensors: Sequence[Tensor], position: int, total: int | None, one_more: 
 
 
 def _one_dtype(chain: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    if len({level.dtype for level in chain}) == 1:
+    if len(chain) == 1 or len({level.dtype for level in chain}) == 1:
         return tuple(chain)
     return tuple(level.to(torch.int64) for level in chain)

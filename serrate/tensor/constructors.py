@@ -13,12 +13,14 @@ from torch import Tensor
 
 from serrate.errors import CallError, DtypeError, ShapeError
 from serrate.tensor.accessors import Accessors
+from serrate.tensor.building import PerLevel
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.levels import Levels, as_tensors
 from serrate.tensor.lists import flatten_nested, gather_rows
 from serrate.tensor.padding import check_padded, unpad
-from serrate.tensor.structure import PerLevel, Structure
+from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy, on_host
+from serrate.tensor.validate import Validate, check_dim
 
 
 class Constructors(Accessors):
@@ -33,6 +35,13 @@ class Constructors(Accessors):
         self._hints = hints
 
     @classmethod
+    def _joined(cls, values: Tensor, structure: Structure) -> Self:
+        """Values and the structure that was just made for them, and so need not be asked whether they fit."""
+        jt = cls.__new__(cls)
+        jt._values, jt._structure, jt._hints = values, structure, NO_HINTS
+        return jt
+
+    @classmethod
     def from_csr(
         cls,
         values: Tensor,
@@ -41,7 +50,7 @@ class Constructors(Accessors):
         dim: int = 0,
         max_length: PerLevel = None,
         min_length: PerLevel = None,
-        validate: bool | None = None,
+        validate: Validate = None,
     ) -> Self:
         """Rows back to back with their offsets; nested rows with a chain of offsets, outermost first, or 2-D offsets.
 
@@ -52,15 +61,14 @@ class Constructors(Accessors):
         >>> JaggedTensor.from_csr(torch.arange(9), (torch.tensor([0, 2, 3]), torch.tensor([0, 4, 4, 9]))).shape
         (2, r0, r1)
         """
+        levels = as_tensors(offsets, values)
+        if dim:
+            check_dim(dim, values)
         structure = Structure.from_offsets(
-            *as_tensors(offsets, values),
-            dim=dim,
-            total=_extent(values, dim),
-            max_length=max_length,
-            min_length=min_length,
-            validate=validate,
+            *levels, dim=dim, total=values.shape[dim], max_length=max_length, min_length=min_length, validate=validate
         )
-        return cls(values, structure.to(values.device))
+        # Plain numbers were checked on the CPU, and go where the values are.
+        return cls._joined(values, structure if isinstance(offsets, Tensor) else structure.to(values.device))
 
     @classmethod
     def from_lengths(
@@ -71,7 +79,7 @@ class Constructors(Accessors):
         dim: int = 0,
         max_length: PerLevel = None,
         min_length: PerLevel = None,
-        validate: bool | None = None,
+        validate: Validate = None,
     ) -> Self:
         """Rows back to back with their lengths; nested rows with the lengths of each level, outermost first, or 2-D lengths.
 
@@ -79,15 +87,14 @@ class Constructors(Accessors):
         >>> JaggedTensor.from_lengths(torch.arange(5), torch.tensor([2, 0, 3])).unbind()
         (tensor([0, 1]), tensor([], dtype=torch.int64), tensor([2, 3, 4]))
         """
+        levels = as_tensors(lengths, values)
+        if dim:
+            check_dim(dim, values)
         structure = Structure.from_lengths(
-            *as_tensors(lengths, values),
-            dim=dim,
-            total=_extent(values, dim),
-            max_length=max_length,
-            min_length=min_length,
-            validate=validate,
+            *levels, dim=dim, total=values.shape[dim], max_length=max_length, min_length=min_length, validate=validate
         )
-        return cls(values, structure.to(values.device))
+        # Plain numbers were checked on the CPU, and go where the values are.
+        return cls._joined(values, structure if isinstance(lengths, Tensor) else structure.to(values.device))
 
     @classmethod
     def from_starts(
@@ -99,7 +106,7 @@ class Constructors(Accessors):
         dim: int = 0,
         max_length: PerLevel = None,
         min_length: PerLevel = None,
-        validate: bool | None = None,
+        validate: Validate = None,
     ) -> Self:
         """Rows that may leave gaps between them, by where each starts and how long it is; nothing is copied.
 
@@ -110,11 +117,13 @@ class Constructors(Accessors):
         first = as_tensors(starts, values)
         if len(first) != 1:
             raise CallError(f"starts must be one tensor, of the innermost rows; got {len(first)}")
+        if dim:
+            check_dim(dim, values)
         structure = Structure.from_starts(
             first[0].to(values.device),
             *(level.to(values.device) for level in as_tensors(lengths, values)),
             dim=dim,
-            extent=_extent(values, dim),
+            extent=values.shape[dim],
             max_length=max_length,
             min_length=min_length,
             validate=validate,
@@ -191,14 +200,6 @@ class Constructors(Accessors):
         if format == "padded":
             return cls(*_in_place(x, structure))
         return cls(unpad(x, structure), structure)
-
-
-def _extent(values: Tensor, dim: int) -> int | None:
-    if not isinstance(values, Tensor) or not 0 <= dim < values.dim():
-        if isinstance(values, Tensor) and values.dim() and dim:
-            raise ShapeError(f"dim={dim} of the values does not exist: they have shape {tuple(values.shape)}")
-        return None
-    return values.shape[dim]
 
 
 def _masked(x: Tensor, mask: Tensor) -> tuple[Tensor, Structure]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serrate.errors import DeviceError
+from serrate.errors import CallError, DeviceError
 from serrate.tensor.validate import check_values_form
 
 Levels = Tensor | Sequence[Any]
@@ -25,13 +25,32 @@ def as_tensors(levels: Levels, values: Tensor) -> tuple[Tensor, ...]:
     (tensor([0, 2, 3]),)
     """
     check_values_form(values)
+    device = values.device
     if isinstance(levels, Tensor):
-        tensors: tuple[Tensor, ...] = (levels,)
-    elif len(levels) and all(isinstance(level, Tensor) for level in levels):
+        if levels.device != device:
+            raise DeviceError(f"values are on {device}, but offsets or lengths on {levels.device}: move one of them")
+        return (levels,)
+    try:
         tensors = tuple(levels)
-    else:
-        return (torch.tensor(levels, dtype=None if len(levels) else torch.int64),)
-    for tensor in tensors:
-        if tensor.device != values.device:
-            raise DeviceError(f"values are on {values.device}, but offsets or lengths on {tensor.device}: move one of them")
+    except TypeError:
+        raise CallError(f"offsets or lengths must be a tensor, or a sequence; got {type(levels).__name__}") from None
+    if not tensors or not isinstance(tensors[0], Tensor):
+        return (_numbers(tensors),)
+    for level, tensor in enumerate(tensors):
+        if not isinstance(tensor, Tensor):
+            raise CallError(f"levels of nested rows must all be tensors: level {level} is a {type(tensor).__name__}")
+        if tensor.device != device:
+            raise DeviceError(f"values are on {device}, but offsets or lengths on {tensor.device}: move one of them")
     return tensors
+
+
+def _numbers(given: Sequence[Any]) -> Tensor:
+    if not given:
+        return torch.zeros(0, dtype=torch.int64)
+    try:
+        return torch.tensor(given)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise CallError(
+            f"offsets or lengths given as a list must be ints, or lists of equally many ints for equal parts ({error}); "
+            "give levels of varying numbers as one tensor each"
+        ) from None

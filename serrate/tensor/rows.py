@@ -6,13 +6,12 @@ lengths, what was measured of them, and what was derived from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from serrate.errors import StructureError
 from serrate.tensor.sync import host_copy, on_host
 
 _T = TypeVar("_T")
@@ -34,7 +33,7 @@ class Rows:
     The constructor trusts its caller: 1-D contiguous offsets of one dtype on one device. `Structure` has what checks.
     """
 
-    __slots__ = ("__weakref__", "_facts", "_host", "_memo", "depth", "offsets", "packed", "room", "starts")
+    __slots__ = ("__weakref__", "_facts", "_host", "_memo", "_same", "depth", "offsets", "packed", "room", "starts")
 
     offsets: tuple[Tensor, ...]
     """The boundaries of every level, outermost first; those of the columns come last."""
@@ -65,6 +64,7 @@ class Rows:
         self._facts: _Facts = {}
         self._host: dict[int, Tensor] = dict(enumerate(host))
         self._memo: dict[Hashable, object] = {}
+        self._same: object | None = None
 
     @property
     def levels(self) -> int:
@@ -154,6 +154,10 @@ class Rows:
     def readable(self) -> bool:
         """Whether lengths can be read here and now: they are on the CPU, or were copied there before."""
         return on_host(self.offsets[0]) or len(self._host) == self.levels
+
+    def places_readable(self) -> bool:
+        """Whether it can also be read here and now where rows are stored."""
+        return self.readable() and (self.starts is None or on_host(self.starts) or "host starts" in self._memo)
 
     def num_rows(self, level: int) -> int:
         """How many rows a level has; never needs a host copy."""
@@ -279,22 +283,42 @@ class Rows:
             starts = self.starts[start:stop] - first
         rows = rows_of(tuple(cut), self.depth - level, self.packed, starts, self.room, {})
         rows._host.update(enumerate(host))
+        if starts is not None:
+            rows._memo["host starts"] = self.host_where(why)[start:stop] - first
+            rows.note("within", 0, last - first)
         rows.note("total", rows.depth - 1, int(known[-1] - known[0]))
         return rows, first, last
 
     def same_rows(self, other: Rows, why: str) -> bool:
         """Whether both have the same rows and columns, wherever these are stored."""
+        if self.known_same_rows(other):
+            return True
+        if not self.same_form(other):
+            return False
+        for level, (mine, theirs) in enumerate(zip(self.offsets, other.offsets, strict=True)):
+            if mine is not theirs and not _same_numbers(self.host_offsets(level, why), other.host_offsets(level, why)):
+                return False
+        # Rows that were once found to be the same share a mark, so that nobody compares them again.
+        self._same = other._same = self._same or other._same or object()
+        return True
+
+    def known_same_rows(self, other: Rows) -> bool:
+        """Whether both were found to have the same rows before."""
+        return self is other or (self._same is not None and self._same is other._same)
+
+    def same_form(self, other: Rows) -> bool:
+        """Whether shapes and devices allow both to have the same rows."""
+        if self.depth != other.depth or len(self.offsets) != len(other.offsets) or self.device != other.device:
+            return False
+        return all(mine.shape == theirs.shape for mine, theirs in zip(self.offsets, other.offsets, strict=True))
+
+    def same_tensors(self, other: Rows) -> bool:
+        """Whether both are described by the very same tensors."""
         if self is other:
             return True
-        if (self.depth, self.levels, self.device) != (other.depth, other.levels, other.device):
-            return False
-        pairs = list(zip(self.offsets, other.offsets, strict=True))
-        if any(mine.shape != theirs.shape for mine, theirs in pairs):
-            return False
-        return all(
-            mine is theirs or _same_numbers(self.host_offsets(level, why), other.host_offsets(level, why))
-            for level, (mine, theirs) in enumerate(pairs)
-        )
+        mine, theirs = (*self.offsets, self.starts), (*other.offsets, other.starts)
+        same = len(mine) == len(theirs) and all(a is b for a, b in zip(mine, theirs, strict=True))
+        return same and (self.depth, self.packed) == (other.depth, other.packed)
 
     def same_places(self, other: Rows, why: str) -> bool:
         """Whether rows that are the same are also stored in the same places."""
@@ -362,12 +386,3 @@ def _same_numbers(mine: Tensor, theirs: Tensor) -> bool:
     if mine.dtype != theirs.dtype:
         return torch.equal(mine.long(), theirs.long())
     return torch.equal(mine, theirs)
-
-
-def per_level(name: str, given: int | Sequence[int | None] | None, levels: int) -> Sequence[int | None]:
-    """A length the caller knows, of the innermost level or of every level, as one for each level."""
-    if given is None or isinstance(given, int):
-        return (*(None,) * (levels - 1), given)
-    if len(given) != levels:
-        raise StructureError(f"{name} was given for {len(given)} levels, but the structure has {levels}")
-    return given

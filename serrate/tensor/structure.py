@@ -10,29 +10,18 @@ In: offsets, lengths, or starts and lengths; of one dim or of several. Out: an i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from serrate.errors import DeviceError, ShapeError, StructureError
-from serrate.tensor.chain import chain_from_lengths, chain_from_offsets
-from serrate.tensor.rows import Rows, per_level
-from serrate.tensor.sync import host_copy, on_host
-from serrate.tensor.validate import (
-    check_counts,
-    check_extreme,
-    check_form,
-    check_lengths,
-    check_offsets,
-    check_starts,
-    check_values_form,
-)
-
-PerLevel = int | Sequence[int | None] | None
-"""A length known to the caller: of the innermost level, or one for each level (None where it is not known)."""
+from serrate.tensor.agreement import rows_agree
+from serrate.tensor.building import Building
+from serrate.tensor.extents import check_extent
+from serrate.tensor.rows import Rows
+from serrate.tensor.sync import on_host
+from serrate.tensor.validate import check_values_form
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +38,7 @@ class Dim:
     """How many ragged dims come before it, if it is ragged."""
 
 
-class Structure:
+class Structure(Building):
     """Which dims of the values are partitioned into rows, and how: one `Rows` for each such dim.
 
     Structures are equal if they describe the same rows in the same places, whatever tensors say so; the hash uses shapes
@@ -60,198 +49,7 @@ class Structure:
     Structure(2 > 3 > 9)
     """
 
-    __slots__ = ("__weakref__", "_dims", "_rows")
-
-    _rows: tuple[Rows, ...]
-    _dims: tuple[int, ...]
-
-    def __init__(self, rows: tuple[Rows, ...], dims: tuple[int, ...] = (0,)) -> None:
-        self._rows = rows
-        self._dims = dims
-
-    # --- making one ---
-
-    @classmethod
-    def from_offsets(
-        cls,
-        *offsets: Tensor,
-        dim: int = 0,
-        total: int | None = None,
-        max_length: PerLevel = None,
-        min_length: PerLevel = None,
-        validate: bool | None = None,
-    ) -> Structure:
-        """A structure from row offsets, outermost level first, of dim `dim` of the values.
-
-        2-D offsets `[M, K+1]` stand for two levels: M components of K parts each, every row starting at 0 and counting
-        from the start of its component. They give the same structure as the chain that says the same.
-        `total` is the number of positions the values have. `validate=None` checks the numbers where they can be read
-        without a copy (on a CPU) and elsewhere only shapes and dtypes; `True` copies them to the host; `False` checks nothing.
-
-        >>> ranks = Structure.from_offsets(torch.tensor([[0, 50, 127], [0, 0, 0], [0, 100, 198]]), total=325)
-        >>> ranks == Structure.from_offsets(torch.tensor([0, 2, 4, 6]), torch.tensor([0, 50, 127, 127, 127, 227, 325]))
-        True
-        """
-        host: tuple[Tensor, ...] | None = None
-        if validate is not False:
-            check_form("offsets", offsets)
-            if validate or on_host(offsets[0]):
-                host = tuple(host_copy(level, "validating offsets") for level in offsets)
-                total = check_offsets(host, total)
-        chain = chain_from_offsets(offsets, total)
-        rows = Rows(chain, host=() if host is None else chain if offsets[0].is_cpu else chain_from_offsets(host, total))
-        return cls._checked(rows, offsets, 1, dim, total, max_length, min_length, checked=host is not None)
-
-    @classmethod
-    def from_lengths(
-        cls,
-        *lengths: Tensor,
-        dim: int = 0,
-        total: int | None = None,
-        max_length: PerLevel = None,
-        min_length: PerLevel = None,
-        validate: bool | None = None,
-    ) -> Structure:
-        """A structure from the lengths of each level, outermost first; 2-D lengths `[M, K]` stand for two levels.
-
-        Offsets of int32 lengths are int32 where the total is known to fit, int64 otherwise. The other arguments are those
-        of `from_offsets`.
-
-        >>> Structure.from_lengths(torch.tensor([3, 0, 4])).offsets
-        (tensor([0, 3, 3, 7]),)
-        """
-        host: tuple[Tensor, ...] | None = None
-        if validate is not False:
-            check_form("lengths", lengths)
-            if validate or on_host(lengths[0]):
-                host = tuple(host_copy(level, "validating lengths") for level in lengths)
-                total = check_lengths(host, total)
-        chain = chain_from_lengths(lengths, total)
-        rows = Rows(chain, host=() if host is None else chain if lengths[0].is_cpu else chain_from_lengths(host, total))
-        return cls._checked(rows, lengths, 0, dim, total, max_length, min_length, checked=host is not None)
-
-    @classmethod
-    def from_starts(
-        cls,
-        starts: Tensor,
-        *lengths: Tensor,
-        dim: int = 0,
-        extent: int | None = None,
-        room: int | None = None,
-        max_length: PerLevel = None,
-        min_length: PerLevel = None,
-        validate: bool | None = None,
-    ) -> Structure:
-        """Rows that may leave gaps between them: where each innermost row starts, and the lengths of every level.
-
-        Rows lie in order and do not overlap. `extent` is the number of positions of the values; `room` says that the storage
-        is padded, row k starting at `k * room`.
-
-        >>> Structure.from_starts(torch.tensor([0, 8]), torch.tensor([3, 5]))
-        Structure(2 > 8, with gaps)
-        """
-        packed = cls.from_lengths(
-            *lengths, dim=dim, max_length=max_length, min_length=min_length, validate=False if validate is False else None
-        )
-        rows = packed._rows[0]
-        if validate is not False:
-            check_form("starts", (starts,))
-            if validate or (on_host(starts) and rows.readable()):
-                why = "validating starts"
-                check_starts(host_copy(starts, why), rows.host_sizes(why), extent)
-        gaps = Rows(rows.offsets, starts=starts.contiguous(), room=room, host=tuple(rows._host.values()))
-        gaps._facts.update(rows._facts)
-        return cls((gaps,), packed._dims)
-
-    @classmethod
-    def independent(cls, *structures: Structure) -> Structure:
-        """Structures of different dims of the same values, together.
-
-        >>> rows = Structure.from_offsets(torch.tensor([0, 3, 8, 10]))
-        >>> Structure.independent(rows, Structure.from_offsets(torch.tensor([0, 1, 4]), dim=1))
-        Structure(3 > 10, 2 > 4 of dim 1)
-        """
-        if not structures:
-            raise StructureError("independent: give the structures of at least two dims, got none")
-        found = sorted(
-            ((dim, k, rows) for k, s in enumerate(structures) for dim, rows in zip(s._dims, s._rows, strict=True)),
-            key=lambda each: each[:2],
-        )
-        for (dim, k, rows), (after, j, _) in pairwise(found):
-            if after < dim + rows.takes:
-                raise StructureError(
-                    f"independent: structures {k} and {j} both partition dim {after}: give one of them another dim="
-                )
-        if len({s.device for s in structures}) > 1:
-            raise DeviceError(f"independent: the structures are on {', '.join(str(s.device) for s in structures)}: move them")
-        return cls(tuple(rows for _, _, rows in found), tuple(dim for dim, _, _ in found))
-
-    def with_columns(
-        self, counts: Tensor, *, packed: bool = True, max_length: int | None = None, validate: bool | None = None
-    ) -> Structure:
-        """The same rows, each a rectangle: `counts[k]` columns for every position of innermost row k.
-
-        `packed` rows take `lengths[k] * counts[k]` positions; otherwise the columns are the first `counts[k]` positions of
-        the next dim of the values.
-
-        >>> scores = Structure.from_lengths(torch.tensor([3, 0, 2])).with_columns(torch.tensor([2, 5, 4]))
-        >>> scores, scores.total_elements()
-        (Structure(3 > 5 x columns), 14)
-        """
-        if len(self._rows) > 1 or self._rows[0].columns is not None:
-            raise StructureError(f"with_columns: {self} has other ragged dims already; begin with the rows of one dim")
-        rows = self._rows[0]
-        host: Tensor | None = None
-        if validate is not False:
-            check_form("counts", (counts,))
-            if counts.device != rows.device:
-                raise DeviceError(f"counts are on {counts.device}, but the rows are on {rows.device}: move one of them")
-            number = rows.num_rows(rows.depth - 1)
-            if counts.shape != (number,):
-                raise StructureError(f"counts must have one element for each of {number} rows, got shape {tuple(counts.shape)}")
-            if validate or on_host(counts):
-                host = host_copy(counts, "validating counts")
-                check_counts(host)
-        columns = chain_from_lengths([counts], None)[0].to(rows.offsets[0].dtype if host is not None else torch.int64)
-        offsets = rows.offsets if columns.dtype == rows.offsets[0].dtype else tuple(o.long() for o in rows.offsets)
-        wide = Rows(offsets, columns=columns, packed=packed, starts=rows.starts, room=rows.room)
-        wide._facts.update(rows._facts)
-        if max_length is not None:
-            wide.note("max", wide.depth, max_length)
-        return Structure((wide,), self._dims)
-
-    @classmethod
-    def _checked(
-        cls,
-        rows: Rows,
-        given: Sequence[Tensor],
-        one_more: int,
-        dim: int,
-        total: int | None,
-        max_length: PerLevel,
-        min_length: PerLevel,
-        *,
-        checked: bool,
-    ) -> Structure:
-        if dim < 0:
-            raise ShapeError(f"dim={dim}: the dim of the values is counted from the first, 0")
-        if total is not None:
-            rows.note("total", rows.depth - 1, total)
-        _note_uniform(rows, given, one_more)
-        for name, longest, known, pick in (
-            ("max_length", "longest", max_length, torch.max),
-            ("min_length", "shortest", min_length, torch.min),
-        ):
-            if known is None:
-                continue
-            for level, length in enumerate(per_level(name, known, rows.levels)):
-                if length is None:
-                    continue
-                if checked:
-                    lengths = rows.host_lengths(level, "validating lengths")
-                    check_extreme(name, length, longest, int(pick(lengths)) if lengths.numel() else 0)
-                rows.note(name[:3], level, length)
-        return cls((rows,), (dim,))
+    __slots__ = ("__weakref__",)
 
     # --- what it says ---
 
@@ -454,6 +252,8 @@ class Structure:
         >>> Structure.from_offsets(torch.tensor([0, 3])).to("meta").max_length()
         3
         """
+        if self._rows[0].offsets[0].device == device:
+            return self
         rows = tuple(r.to(device) for r in self._rows)
         return self if rows[0] is self._rows[0] else Structure(rows, self._dims)
 
@@ -485,12 +285,22 @@ class Structure:
         serrate.errors.ShapeError: the rows hold 4 positions together, but values of shape (5, 8) have 5
         """
         check_values_form(values)
-        if values.device != self.device:
-            raise DeviceError(f"values are on {values.device}, but offsets and lengths are on {self.device}: move one of them")
+        device = self._rows[0].offsets[0].device
+        if values.device != device:
+            raise DeviceError(f"values are on {values.device}, but offsets and lengths are on {device}: move one of them")
+        shape = values.shape
+        if self._extents is not None:
+            for dim, extent in self._extents:
+                if len(shape) <= dim or shape[dim] != extent:
+                    break
+            else:
+                return
         for dim, rows in zip(self._dims, self._rows, strict=True):
-            if values.dim() < dim + rows.takes:
-                raise ShapeError(f"dim {dim + rows.takes - 1} of the values is ragged, but they have shape {tuple(values.shape)}")
-            _check_extent(values, dim, rows)
+            if len(shape) < dim + rows.takes:
+                raise ShapeError(f"dim {dim + rows.takes - 1} of the values is ragged, but they have shape {tuple(shape)}")
+            check_extent(values, dim, rows)
+        if all(rows.contiguous for rows in self._rows):
+            self._extents = tuple((dim, shape[dim]) for dim in self._dims)
 
     def same_rows(self, other: Structure, *, why: str = "comparing two structures") -> bool:
         """Whether both have the same rows, wherever these are stored: such tensors can be added.
@@ -505,6 +315,40 @@ class Structure:
         if len(self._rows) != len(other._rows) or self._dims != other._dims:
             return False
         return all(mine.same_rows(theirs, why) for mine, theirs in zip(self._rows, other._rows, strict=True))
+
+    def agrees(self, other: Structure, what: str) -> bool:
+        """Whether both have the same rows, as an operation on two ragged tensors needs it; copies nothing to the host.
+
+        On a CPU the numbers are compared. On a device only shapes are, at once; the numbers are compared there, once for each
+        pair, and where they differ a StructureMismatch that names `what` is raised later (see `wait_for_checks`).
+
+        >>> one, other = (Structure.from_lengths(torch.tensor([3, 5])) for _ in range(2))
+        >>> one.agrees(other, "the operands of add"), one.agrees(Structure.from_lengths(torch.tensor([8])), "operands")
+        (True, False)
+        """
+        if self is other:
+            return True
+        if len(self._rows) != len(other._rows) or self._dims != other._dims:
+            return False
+        return all(rows_agree(mine, theirs, what) for mine, theirs in zip(self._rows, other._rows, strict=True))
+
+    def known_equal(self, other: Structure) -> bool:
+        """Whether both are equal and that can be told without a host copy: by their numbers on a CPU, elsewhere only if they
+        are described by the very same tensors.
+
+        >>> offsets = torch.zeros(3, dtype=torch.int64, device="meta")
+        >>> Structure.from_offsets(offsets).known_equal(Structure.from_offsets(offsets))
+        True
+        >>> Structure.from_offsets(offsets).known_equal(Structure.from_offsets(offsets.clone()))
+        False
+        """
+        if self is other:
+            return True
+        if all(on_host(rows.offsets[0]) for rows in (*self._rows, *other._rows)):
+            return self == other
+        return self._dims == other._dims and all(
+            mine.same_tensors(theirs) for mine, theirs in zip(self._rows, other._rows, strict=True)
+        )
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -522,31 +366,3 @@ class Structure:
 
     def __reduce__(self) -> tuple[object, ...]:
         return Structure, (self._rows, self._dims)
-
-
-def _check_extent(values: Tensor, dim: int, rows: Rows) -> None:
-    count = values.shape[dim]
-    of = f"dim {dim} of values" if dim else "values"
-    shape = tuple(values.shape)
-    if rows.starts is not None:
-        if rows.readable() and count < (needed := rows.reach("checking values")):
-            raise ShapeError(f"the rows reach position {needed}, but {of} of shape {shape} have {count}")
-    else:
-        if not rows.readable() and rows.known(*rows.extent_fact) is None:
-            rows.note(*rows.extent_fact, count)
-        if count != (total := rows.extent("checking values")):
-            raise ShapeError(f"the rows hold {total} positions together, but {of} of shape {shape} have {count}")
-    if rows.takes == 2 and rows.readable() and values.shape[dim + 1] < (most := rows.max_length(rows.depth, "checking values")):
-        raise ShapeError(f"the rows have up to {most} columns, but dim {dim + 1} of values of shape {shape} has fewer")
-
-
-def _note_uniform(rows: Rows, tensors: Sequence[Tensor], one_more: int) -> None:
-    # The outer level of a 2-D tensor has rows of one length, known from the shape; so it never needs a host copy.
-    if len(tensors) == rows.depth:
-        return
-    level = 0
-    for tensor in tensors:
-        if tensor.dim() == 2 and tensor.shape[0] > 0:
-            rows.note("max", level, tensor.shape[1] - one_more)
-            rows.note("min", level, tensor.shape[1] - one_more)
-        level += tensor.dim()

@@ -14,6 +14,7 @@ from enum import IntEnum
 from torch import Tensor
 
 from serrate.errors import SyncError
+from serrate.tensor.deferred import poll
 
 
 class _Mode(IntEnum):
@@ -30,6 +31,7 @@ def no_sync(*, strict: bool = False) -> Iterator[None]:
     """Within this context, whatever would copy lengths from a device to the host raises SyncError instead.
 
     With `strict=True` tensors on the CPU are refused too, so that a program meant for a device can be tested without one.
+    What checks on the device have found by then is raised where the context ends.
 
     >>> import torch
     >>> from serrate.tensor import Structure
@@ -47,6 +49,7 @@ def no_sync(*, strict: bool = False) -> Iterator[None]:
         yield
     finally:
         _mode.reset(token)
+    poll()
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -82,4 +85,7 @@ def host_copy(tensor: Tensor, why: str) -> Tensor:
             f"{why} needs lengths on the host, and no_sync() forbids the copy from {tensor.device}: "
             "do it once before, which is remembered, or give max_length=, min_length= and total= where the structure is built"
         )
-    return tensor.detach().cpu()
+    copy = tensor.detach().cpu()
+    # The device has come this far, so what was checked there before has arrived: wrong lengths are told before they are used.
+    poll()
+    return copy

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from serrate.errors import DeviceError, ShapeError, StructureError
 from serrate.tensor import Structure
+from serrate.tensor import rows as rows_module
 from serrate.tensor.rows import Rows
 
 INTEGERS = pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -123,6 +124,13 @@ def test_equality_is_by_value_and_hash_by_shape(mine: list[int], theirs: list[in
     assert (one == other) == (mine == theirs)
     if len(mine) == len(theirs):
         assert hash(one) == hash(other)
+
+
+def test_a_comparison_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, same, third = (Structure.from_offsets(torch.tensor([0, 2, 3])) for _ in range(3))
+    assert one == same and same == third
+    monkeypatch.setattr(rows_module, "_same_numbers", None)
+    assert same == one and one == third and one.same_rows(third) and one.agrees(third, "both")
 
 
 def test_equality_of_unlike_things() -> None:

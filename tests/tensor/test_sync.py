@@ -7,14 +7,68 @@ slips through or is refused without need.
 from __future__ import annotations
 
 import contextvars
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 
+import serrate
 from serrate.errors import SyncError
 from serrate.tensor import JaggedTensor, Structure, no_sync
+from serrate.tensor import rows as rows_module
 from serrate.tensor.sync import host_copy
+
+CHAIN = (torch.tensor([0, 2, 3]), torch.tensor([0, 3, 3, 7]))
+
+
+def unread(device: torch.device | str = "cpu") -> JaggedTensor:
+    return JaggedTensor.from_csr(torch.zeros(7, 2, device=device), torch.tensor([0, 3, 3, 7], device=device), validate=False)
+
+
+def nested(device: torch.device | str = "cpu") -> JaggedTensor:
+    return JaggedTensor.from_csr(torch.zeros(7, device=device), [level.to(device) for level in CHAIN], validate=False)
+
+
+def inner(device: torch.device | str = "cpu") -> JaggedTensor:
+    return JaggedTensor.from_csr(torch.zeros(2, 7, device=device), CHAIN[1].to(device), dim=1, validate=False)
+
+
+def with_gaps(device: torch.device | str = "cpu") -> JaggedTensor:
+    starts, lengths = (torch.tensor(numbers, device=device) for numbers in ([0, 4, 5], [3, 0, 4]))
+    return JaggedTensor.from_starts(torch.zeros(9, device=device), starts, lengths, validate=False)
+
+
+def padded(device: torch.device | str = "cpu") -> JaggedTensor:
+    lengths = torch.tensor([3, 0, 4], device=device)
+    structure = Structure.from_lengths(lengths, validate=False)
+    return JaggedTensor.from_padded(torch.zeros(3, 4, device=device), structure=structure, format="padded")
+
+
+def product(device: torch.device | str = "cpu", *, packed: bool = True) -> JaggedTensor:
+    lengths, counts = (torch.tensor(numbers, device=device) for numbers in ([3, 1], [2, 4]))
+    structure = Structure.from_lengths(lengths, validate=False).with_columns(counts, packed=packed, validate=False)
+    return JaggedTensor(torch.zeros((10,) if packed else (4, 4), device=device), structure)
+
+
+def independent(device: torch.device | str = "cpu") -> JaggedTensor:
+    rows, columns = (torch.tensor(numbers, device=device) for numbers in ([3, 1], [2, 4, 1]))
+    structure = Structure.independent(
+        Structure.from_lengths(rows, validate=False), Structure.from_lengths(columns, dim=1, validate=False)
+    )
+    return JaggedTensor(torch.zeros(4, 7, device=device), structure)
+
+
+COMPOSITIONS: dict[str, Callable[..., JaggedTensor]] = {
+    "one level": unread,
+    "nested": nested,
+    "rows of dim 1": inner,
+    "gaps": with_gaps,
+    "padded": padded,
+    "product": product,
+    "product of two dims": lambda device="cpu": product(device, packed=False),
+    "independent": independent,
+}
 
 READERS: dict[str, Callable[[JaggedTensor], object]] = {
     "max_length": lambda jt: jt.max_length,
@@ -27,11 +81,8 @@ READERS: dict[str, Callable[[JaggedTensor], object]] = {
     "jt[i]": lambda jt: jt[0],
     "jt[a:b]": lambda jt: jt[:1],
     "comparing two structures": lambda jt: jt.structure == unread(jt.device).structure,
+    "host_offsets": lambda jt: jt.structure.host_offsets(),
 }
-
-
-def unread(device: torch.device | str = "cpu") -> JaggedTensor:
-    return JaggedTensor.from_csr(torch.zeros(7, 2, device=device), torch.tensor([0, 3, 3, 7], device=device), validate=False)
 
 
 @pytest.mark.parametrize("why", READERS)
@@ -46,6 +97,105 @@ def test_every_reader_is_refused_by_name(why: str) -> None:
         READERS[why](unread("meta"))
     with no_sync():
         READERS[why](unread())
+
+
+# Whatever is at a position of dim 0 has all rows of dim 1, so nothing need be known of them to take it.
+NEEDLESS = {
+    ("rows of dim 1", "jt[i]"),
+    ("rows of dim 1", "jt[a:b]"),
+    ("rows of dim 1", "unbind"),
+}
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+@pytest.mark.parametrize("why", [name for name in READERS if name != "comparing two structures"])
+def test_every_reader_of_every_composition(why: str, composition: str) -> None:
+    make = COMPOSITIONS[composition]
+    with no_sync(strict=True):
+        jt = make()
+        if (composition, why) in NEEDLESS:
+            READERS[why](jt)
+        else:
+            with pytest.raises(SyncError, match=f"^{re.escape(why)} needs lengths on the host"):
+                READERS[why](jt)
+    READERS[why](jt)
+    with no_sync(strict=True):
+        # Once read, the lengths are remembered.
+        READERS[why](jt)
+
+
+@pytest.mark.parametrize("composition", ["gaps", "padded", "product of two dims"])
+def test_packing_rows_together_needs_their_lengths(composition: str) -> None:
+    with no_sync(strict=True):
+        jt = COMPOSITIONS[composition]()
+        with pytest.raises(SyncError, match=r"^contiguous needs lengths on the host"):
+            jt.contiguous()
+    jt.contiguous()
+    with no_sync(strict=True):
+        jt.contiguous()
+        assert unread().contiguous().format == "csr"
+
+
+def test_what_the_first_position_across_rows_needs() -> None:
+    @serrate.jit
+    def across(jt):  # type: ignore[no-untyped-def]
+        return jt.sum(0)
+
+    with no_sync(strict=True), pytest.raises(SyncError, match="needs lengths on the host"):
+        across(unread())
+    with no_sync(strict=True):
+        jt = JaggedTensor.from_csr(torch.ones(7, 2), torch.tensor([0, 3, 3, 7]), max_length=4, min_length=0)
+        assert across(jt).shape == (4, 2)
+
+
+def test_programs_over_rows_need_no_copy() -> None:
+    @serrate.jit
+    def program(jt, scale):  # type: ignore[no-untyped-def]
+        return torch.relu(jt * scale), jt.sum(1)
+
+    with no_sync(strict=True):
+        jt = unread()
+        same, sums = program(jt, torch.ones(2))
+        assert sums.shape == (3, 2) and same.structure is jt.structure
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+def test_what_never_reads_lengths(composition: str) -> None:
+    with no_sync(strict=True):
+        jt = COMPOSITIONS[composition]()
+        assert len(jt) and len(jt.shape) == jt.ndim and jt.num_rows and jt.num_groups and jt.jagged_dims
+        assert jt.lengths.numel() and jt.offsets.numel() and jt.starts.numel() and jt.values is not None
+        assert "not on the host" in repr(jt) and hash(jt.structure)
+        for other in (jt.with_values(jt.values + 1), jt.to(torch.float64), jt.clone(), jt.detach(), jt.with_hint(reuse="high")):
+            assert other.structure is jt.structure
+        assert jt.structure.agrees(COMPOSITIONS[composition]().structure, "both")
+
+
+def test_every_length_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[str] = []
+
+    def counted(tensor: torch.Tensor, why: str) -> torch.Tensor:
+        copied.append(why)
+        return host_copy(tensor, why)
+
+    monkeypatch.setattr(rows_module, "host_copy", counted)
+    for name, make in COMPOSITIONS.items():
+        jt = make()
+        for read in READERS.values():
+            read(jt)
+        jt.contiguous()
+        once = len(copied)
+        assert once, name
+        other = make().structure
+        assert jt.structure == other
+        compared = len(copied)
+        for read in READERS.values():
+            read(jt)
+        assert jt.structure == other and jt.structure.same_rows(other)
+        jt.contiguous()
+        # Reading one more structure than this one, and that for the comparison among the readers.
+        assert len(copied) - compared <= 1, name
+        copied.clear()
 
 
 def test_construction_and_shape_facts_need_no_copy() -> None:
@@ -118,6 +268,7 @@ def test_the_context_stays_in_its_own() -> None:
 @pytest.mark.gpu
 def test_nothing_hides_a_copy_from_the_device() -> None:
     offsets = torch.tensor([0, 3, 3, 7], device="cuda")
+    square = torch.tensor([[0, 3, 3], [0, 2, 4]], device="cuda")
     values = torch.ones(7, 2, device="cuda", requires_grad=True)
     torch.cuda.synchronize()
     before = torch.cuda.get_sync_debug_mode()
@@ -128,8 +279,7 @@ def test_nothing_hides_a_copy_from_the_device() -> None:
             padded = jt.to_padded()
             back = JaggedTensor.from_padded(padded, jt.lengths, total=7)
             back.values.sum().backward()
-            nested = JaggedTensor.from_csr(values, torch.zeros(2, 3, dtype=torch.int64, device="cuda"))
-            assert "not on the host" in repr(nested)
+            assert "not on the host" in repr(JaggedTensor.from_csr(values, square))
     finally:
         torch.cuda.set_sync_debug_mode(before)
     assert torch.equal(back.values, values) and torch.equal(back.offsets, offsets)
