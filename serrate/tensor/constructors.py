@@ -15,7 +15,7 @@ from serrate.errors import CallError, DtypeError, ShapeError
 from serrate.tensor.accessors import Accessors
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.levels import Levels, as_tensors
-from serrate.tensor.lists import flatten_nested, gather_rows
+from serrate.tensor.lists import from_lists, gather_rows
 from serrate.tensor.padding import check_padded, unpad
 from serrate.tensor.structure import PerLevel, Structure
 from serrate.tensor.sync import host_copy, on_host
@@ -132,14 +132,22 @@ class Constructors(Accessors):
         return cls(*gather_rows(rows, outer=()))
 
     @classmethod
-    def from_nested_list(cls, rows: Sequence[Sequence[Any]]) -> Self:
-        """Rows of rows: a list of lists of tensors for two levels, and so on; every branch has the same depth.
+    def from_nested_list(
+        cls, rows: Sequence[Any], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Self:
+        """Lists of lists, to any depth, with tensors or plain numbers at the bottom; every branch has the same depth.
+
+        A list of lists of numbers has one level, a list of lists of tensors two. An empty list may stand at any depth: the
+        depth is that of the deepest list, and lists that are all empty hold numbers, so `[[], []]` has one level.
+        The dtype of numbers is the one that `torch.tensor` would choose.
 
         >>> from serrate import JaggedTensor
         >>> JaggedTensor.from_nested_list([[torch.zeros(3), torch.zeros(1)], [], [torch.zeros(2)]]).shape
         (3, r0, r1)
+        >>> JaggedTensor.from_nested_list([[1, 2], [], [3]], dtype=torch.float32).values
+        tensor([1., 2., 3.])
         """
-        return cls(*gather_rows(*flatten_nested(rows)))
+        return cls(*from_lists(rows, dtype, device))
 
     @classmethod
     def from_padded(
