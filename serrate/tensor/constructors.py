@@ -237,4 +237,4 @@ def _in_place(x: Tensor, structure: Structure) -> tuple[Tensor, Structure]:
     kept = Structure.from_starts(boxes * room, *lengths, room=room, validate=False)
     if not x.is_contiguous():
         raise ShapeError("from_padded: values that stay padded in place must be contiguous: call x.contiguous() first")
-    return x.reshape(-1, *x.shape[rows.depth + 1 :]), kept
+    return x.flatten(0, rows.depth), kept
