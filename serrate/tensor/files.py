@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serrate.errors import CallError, FormatError
+from serrate.errors import CallError, DtypeError, FormatError
 from serrate.tensor.hints import Hints
 from serrate.tensor.interop.compositions import package
 from serrate.tensor.jagged import JaggedTensor
@@ -60,7 +60,11 @@ def save_safetensors(
         else:
             raise CallError(f"save_safetensors: {name!r} is a {type(tensor).__name__}, not a JaggedTensor or a tensor")
     about = {"version": _VERSION, "structures": forms, "tensors": ragged}
-    library.save_file(_own_memory(entries), path, metadata={**(metadata or {}), _KEY: json.dumps(about)})
+    try:
+        library.save_file(_own_memory(entries), path, metadata={**(metadata or {}), _KEY: json.dumps(about)})
+    except KeyError as error:
+        # The library looks dtypes up in a table, and says no more than which one is not there.
+        raise DtypeError(f"save_safetensors: safetensors has no dtype for {error}: convert the values first") from error
 
 
 def load_safetensors(path: str | PathLike[str], *, device: torch.device | str = "cpu") -> dict[str, JaggedTensor | Tensor]:

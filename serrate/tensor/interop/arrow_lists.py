@@ -114,9 +114,8 @@ def _node(array: Any, pa: Any, copying: Copying) -> tuple[Node, Any] | None:
         if in_order(starts, lengths) and not _has_lists(kind.value_type, pa):
             return Views(starts, lengths), array.values
         copying.forced("the views are out of order, or views of lists")
-        large = pa.types.is_large_list_view(kind)
-        array = array.cast((pa.large_list if large else pa.list_)(kind.value_type))
-        kind = array.type
+        # Not by a cast to plain lists, which makes an invalid array of views that are out of order.
+        return Lists(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(lengths.dtype)), array.flatten()
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return None
     if len(array) == 0:

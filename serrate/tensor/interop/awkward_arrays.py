@@ -47,7 +47,8 @@ def from_awkward(array: Any, copying: Copying) -> tuple[Tensor, Structure]:
         node, layout = found
         nodes.append(node)
     if layout.is_unknown:
-        leaf = torch.empty(0)
+        # Nothing was ever in it; an array of nothing has no rows.
+        nodes, leaf = nodes or [Lists(torch.zeros(1, dtype=torch.int64))], torch.empty(0)
     else:
         leaf = tensor_of(layout.data, copying)
     if not nodes and leaf.dim() > 1:

@@ -49,7 +49,10 @@ def test_keys_with_different_numbers_of_samples() -> None:
 
 
 def test_tensors_that_lie_apart_are_copied() -> None:
-    apart = {"a": JaggedTensor.from_lengths(torch.arange(3), [1, 2]), "b": JaggedTensor.from_starts(torch.arange(5), [0, 3], [1, 2])}
+    apart = {
+        "a": JaggedTensor.from_lengths(torch.arange(3), [1, 2]),
+        "b": JaggedTensor.from_starts(torch.arange(5), [0, 3], [1, 2]),
+    }
     with pytest.warns(CopyWarning, match="to_keyed copied the values: the values of the keys do not lie back to back in memory"):
         joined = JaggedTensor.to_keyed(apart)
     assert joined.values.tolist() == [0, 1, 2, 0, 3, 4]

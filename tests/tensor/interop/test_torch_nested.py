@@ -119,7 +119,7 @@ def test_strided_layout_copies_the_rest_and_says_so(sample: Sample) -> None:
         return
     with pytest.warns(CopyWarning, match="to_torch_nested copied the values: "):
         there = jt.to_torch_nested("strided")
-    with pytest.raises(CopyError, match="to_torch_nested: copy=False, but .*: allow the copy with copy=True"):
+    with pytest.raises(CopyError, match=r"to_torch_nested: copy=False, but .*: allow the copy with copy=True"):
         jt.to_torch_nested("strided", copy=False)
     wanted = sample.rows
     if jt.structure.dims == (1,):
@@ -167,7 +167,9 @@ def test_copies_when_asked(layout: str) -> None:
 @given(samples((nested, equal_parts, nested_gaps, independent), dtypes=(torch.float32,)))
 def test_what_torch_cannot_hold_is_refused(sample: Sample) -> None:
     for layout in ("jagged", "strided"):
-        with pytest.raises(FormatError, match=r"to_torch_nested: (nested rows of \d levels|rows of the dims 0 and 1) cannot be held"):
+        with pytest.raises(
+            FormatError, match=r"to_torch_nested: (nested rows of \d levels|rows of the dims 0 and 1) cannot be held"
+        ):
             sample.jt.to_torch_nested(layout)
 
 
