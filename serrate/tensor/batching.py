@@ -31,21 +31,19 @@ def collate(batch: Sequence[Any]) -> Any:
         raise CallError("collate: a batch needs at least one sample, got none")
     first = batch[0]
     for index, sample in enumerate(batch):
-        if isinstance(sample, (Tensor, JaggedTensor)) is not isinstance(first, (Tensor, JaggedTensor)):
+        if _kind(sample) != _kind(first):
             raise CallError(
-                f"collate: samples must be of one kind: sample {index} is a {type(sample).__name__}, "
-                f"sample 0 a {type(first).__name__}"
+                f"collate: samples must be of one kind: sample {index} is {_kind(sample)}, sample 0 is {_kind(first)}"
             )
     if isinstance(first, JaggedTensor):
         return _joined(batch)
     if isinstance(first, Tensor) and first.dim():
         return JaggedTensor.from_list(batch)
     if isinstance(first, Mapping):
-        _check_same(batch, "keys", [list(sample) for sample in batch])
-        found = {key: collate([sample[key] for sample in batch]) for key in first}
-        return found
-    if isinstance(first, (tuple, list)) and not isinstance(first, str):
-        _check_same(batch, "number of items", [len(sample) for sample in batch])
+        _check_same("keys", [list(sample) for sample in batch])
+        return {key: collate([sample[key] for sample in batch]) for key in first}
+    if isinstance(first, (tuple, list)):
+        _check_same("number of items", [len(sample) for sample in batch])
         columns = [collate(items) for items in zip(*batch, strict=True)]
         if hasattr(first, "_fields"):
             return type(first)(*columns)
@@ -53,7 +51,16 @@ def collate(batch: Sequence[Any]) -> Any:
     return default_collate(list(batch))
 
 
-def _check_same(batch: Sequence[Any], what: str, found: list[Any]) -> None:
+def _kind(sample: Any) -> str:
+    if isinstance(sample, Tensor):
+        return "a tensor with dims" if sample.dim() else "a scalar tensor"
+    for kind, name in ((JaggedTensor, "a JaggedTensor"), (Mapping, "a mapping"), ((tuple, list), "a sequence")):
+        if isinstance(sample, kind):
+            return name
+    return "a number or a word"
+
+
+def _check_same(what: str, found: list[Any]) -> None:
     for index, each in enumerate(found):
         if each != found[0]:
             raise CallError(f"collate: samples must agree in their {what}: sample {index} has {each}, sample 0 has {found[0]}")
@@ -61,12 +68,14 @@ def _check_same(batch: Sequence[Any], what: str, found: list[Any]) -> None:
 
 def _joined(batch: Sequence[JaggedTensor]) -> JaggedTensor:
     for index, jt in enumerate(batch):
-        if jt.structure.dims != (0,) or jt.structure.form != batch[0].structure.form or jt.structure.rows[0].columns is not None:
+        if jt.structure.dims != (0,) or jt.structure.rows[0].columns is not None:
             raise StructureError(
-                f"collate: ragged samples must be partitioned in their first dim, all to the same depth and without columns: "
-                f"sample {index} is {jt.structure}, sample 0 is {batch[0].structure}"
+                f"collate: ragged samples must be partitioned in their first dim only, and without columns: sample {index} "
+                f"is {jt.structure}"
             )
+    _check_same("levels", [jt.structure.levels for jt in batch])
+    _check_same("inner dims", [tuple(jt.values.shape[1:]) for jt in batch])
+    _check_same("dtype", [jt.dtype for jt in batch])
     packed = [jt.contiguous() for jt in batch]
-    levels = range(packed[0].structure.levels)
-    lengths = [torch.cat([jt.structure.lengths(level) for jt in packed]) for level in levels]
+    lengths = [torch.cat([jt.structure.lengths(level) for jt in packed]) for level in range(packed[0].structure.levels)]
     return JaggedTensor.from_lengths(torch.cat([jt.values for jt in packed]), lengths)

@@ -67,16 +67,21 @@ def test_the_kind_of_a_batch_does_not_depend_on_its_samples() -> None:
 def test_ragged_samples_follow_one_another(found: list[Any]) -> None:
     tensors = [sample.jt for sample in found]
     first = tensors[0]
-    alike = all(jt.structure.form == first.structure.form and jt.values.shape[1:] == first.values.shape[1:] for jt in tensors)
-    if alike:
+    if all(jt.ndim == first.ndim and jt.values.shape[1:] == first.values.shape[1:] for jt in tensors):
         assert collate(tensors).tolist() == [row for sample in found for row in sample.rows]
 
 
 def test_wrong_batches() -> None:
     with pytest.raises(CallError, match="a batch needs at least one sample"):
         collate([])
-    with pytest.raises(CallError, match="samples must be of one kind: sample 1 is a int, sample 0 a Tensor"):
+    with pytest.raises(
+        CallError, match="samples must be of one kind: sample 1 is a number or a word, sample 0 is a tensor with dims"
+    ):
         collate([torch.zeros(1), 2])
+    with pytest.raises(CallError, match="sample 1 is a tensor with dims, sample 0 is a JaggedTensor"):
+        collate([JaggedTensor.from_list([torch.zeros(1)]), torch.zeros(1)])
+    with pytest.raises(CallError, match="sample 1 is a scalar tensor, sample 0 is a tensor with dims"):
+        collate([torch.zeros(1), torch.tensor(1.0)])
     with pytest.raises(CallError, match=r"samples must agree in their keys: sample 1 has \['b'\], sample 0 has \['a'\]"):
         collate([{"a": 1}, {"b": 1}])
     with pytest.raises(CallError, match="samples must agree in their number of items: sample 1 has 2, sample 0 has 1"):
@@ -84,8 +89,14 @@ def test_wrong_batches() -> None:
     with pytest.raises(ShapeError, match="rows must agree in every dim after the first"):
         collate([torch.zeros(1, 2), torch.zeros(1, 3)])
     one = JaggedTensor.from_lengths(torch.zeros(3), [1, 2])
-    with pytest.raises(StructureError, match="ragged samples must be partitioned in their first dim"):
+    with pytest.raises(CallError, match="samples must agree in their levels: sample 1 has 2, sample 0 has 1"):
         collate([one, JaggedTensor.from_nested_list([[[1.0]]])])
+    with pytest.raises(
+        CallError, match=r"samples must agree in their dtype: sample 1 has torch.int64, sample 0 has torch.float32"
+    ):
+        collate([one, one.to(torch.int64)])
+    with pytest.raises(StructureError, match="partitioned in their first dim only, and without columns: sample 0 is Structure"):
+        collate([JaggedTensor.from_lengths(torch.zeros(2, 3), [1, 2], dim=1)])
 
 
 # --- workers ---

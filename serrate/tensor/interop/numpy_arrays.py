@@ -69,7 +69,8 @@ def _rows(values: Tensor, structure: Structure, copying: Copying, numpy: Any) ->
 def _as_lists(items: Any, numpy: Any, copying: Copying) -> Any:
     """The same nesting in lists, with a tensor for every array of numbers."""
     if isinstance(items, numpy.ndarray) and items.dtype != object:
-        return tensor_of(items, copying)
+        # They are copied in any case; what a tensor cannot step through is no reason for another warning.
+        return tensor_of(items.astype(items.dtype.newbyteorder("="), order="C", copy=False), copying)
     if isinstance(items, (list, tuple, numpy.ndarray)):
         return [_as_lists(item, numpy, copying) for item in items]
     return items

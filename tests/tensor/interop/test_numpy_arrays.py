@@ -64,6 +64,12 @@ def test_rows_in_separate_arrays_are_put_together(sample: Sample) -> None:
         JaggedTensor.from_numpy(rows, copy=False)
 
 
+def test_separate_arrays_of_any_order(recwarn: pytest.WarningsRecorder) -> None:
+    rows = [np.arange(3)[::-1], np.arange(2, dtype=">i8")]
+    assert JaggedTensor.from_numpy(rows, copy=True).tolist() == [[2, 1, 0], [0, 1]]
+    assert not recwarn.list
+
+
 def test_an_array_of_lists_of_numbers() -> None:
     assert JaggedTensor.from_numpy(np.array([[1, 2], [3]], dtype=object), copy=True).tolist() == [[1, 2], [3]]
 
