@@ -24,7 +24,7 @@ def composition(structure: Structure) -> str:
         return f"rows of the dims {' and '.join(map(str, structure.dims))}"
     rows = structure.rows[0]
     if rows.columns is not None:
-        return "rows with columns"
+        return f"nested rows of {rows.depth} levels with columns" if rows.depth > 1 else "rows with columns"
     if rows.depth > 1:
         return f"nested rows of {rows.depth} levels"
     return f"rows of dim {structure.dims[0]}" if structure.dims[0] else "rows of one level"
@@ -51,9 +51,10 @@ def rows_of_one_level(bridge: str, structure: Structure, *, first: bool = True, 
     rows = rows_of_one_dim(bridge, structure, first=first)
     if rows.columns is not None and not columns:
         raise _refused(bridge, structure, "take to_torch_nested(layout='strided'), to_arrow(), to_awkward() or to_padded()")
+    if rows.depth > 1 and rows.columns is not None:
+        raise _refused(bridge, structure, "convert what jt.unbind() gives, which has one level less")
     if rows.depth > 1:
-        instead = "the rows of the innermost level" if rows.columns is not None else "jt.values, jt.offsets"
-        raise _refused(bridge, structure, f"JaggedTensor.from_csr({instead}) has the innermost rows as one level")
+        raise _refused(bridge, structure, "JaggedTensor.from_csr(jt.values, jt.offsets) has the innermost rows as one level")
     return rows
 
 

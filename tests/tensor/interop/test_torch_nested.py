@@ -177,6 +177,11 @@ def test_other_refusals() -> None:
     columns = Structure.from_lengths(torch.tensor([1, 2])).with_columns(torch.tensor([2, 1]))
     with pytest.raises(FormatError, match="rows with columns cannot be held: take to_torch_nested\\(layout='strided'\\)"):
         JaggedTensor(torch.zeros(4), columns).to_torch_nested()
+    deep = Structure.from_lengths(torch.tensor([2]), torch.tensor([1, 2])).with_columns(torch.tensor([2, 1]))
+    with pytest.raises(
+        FormatError, match=r"nested rows of 2 levels with columns cannot be held: convert what jt.unbind\(\) gives"
+    ):
+        JaggedTensor(torch.zeros(4), deep).to_torch_nested("strided")
     with pytest.raises(CallError, match="layout='csr' is not one of 'jagged', 'strided'"):
         JaggedTensor.from_list([torch.zeros(1)]).to_torch_nested("csr")
     with pytest.raises(CallError, match="from_torch_nested takes a NestedTensor, got Tensor"):
