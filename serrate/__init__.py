@@ -7,8 +7,21 @@ without padding by generated code.
 from serrate import analysis, errors, ir
 from serrate.calls import jit
 from serrate.frontend import ops
-from serrate.tensor import JaggedTensor, Structure, no_sync, wait_for_checks
+from serrate.tensor import JaggedTensor, Structure, collate, load_safetensors, no_sync, save_safetensors, wait_for_checks
 
 __version__ = "0.1.0"
 
-__all__ = ["JaggedTensor", "Structure", "analysis", "errors", "ir", "jit", "no_sync", "ops", "wait_for_checks"]
+__all__ = [
+    "JaggedTensor",
+    "Structure",
+    "analysis",
+    "collate",
+    "errors",
+    "ir",
+    "jit",
+    "load_safetensors",
+    "no_sync",
+    "ops",
+    "save_safetensors",
+    "wait_for_checks",
+]

@@ -1,6 +1,6 @@
 """Every mistake a user can make has one class here; each is also the builtin exception that fits.
 
-In: nothing. Out: exception classes. A message says what is wrong, what was got, and what to do.
+In: nothing. Out: exception classes, and one warning. A message says what is wrong, what was got, and what to do.
 """
 
 from __future__ import annotations
@@ -56,6 +56,22 @@ class GradientError(SerrateError, RuntimeError):
 
 class SyncError(SerrateError, RuntimeError):
     """A copy of lengths to the host was needed under `serrate.no_sync()`."""
+
+
+class FormatError(SerrateError, ValueError):
+    """Rows that another library's format, or a file, cannot hold; or the other way round."""
+
+
+class CopyError(SerrateError, ValueError):
+    """`copy=False` was asked of a bridge, and the two formats cannot share memory."""
+
+
+class CopyWarning(UserWarning):
+    """A bridge copied values because the two formats cannot share memory; `copy=True` says that this is meant."""
+
+
+class PackageMissing(SerrateError, ImportError):
+    """A bridge to a package that is not installed."""
 
 
 class CompilerError(SerrateError, RuntimeError):

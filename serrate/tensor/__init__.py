@@ -1,13 +1,26 @@
 """Ragged tensors: the container, its structure without data, and the switch against hidden host copies.
 
-In: values with offsets, lengths, padding or lists. Out: `JaggedTensor`, `Structure`, `RaggedSize`, `no_sync`, `wait_for_checks`.
+In: values with offsets, lengths, padding or lists. Out: `JaggedTensor`, `Structure`, `RaggedSize`; `no_sync` and
+`wait_for_checks`; `collate` for DataLoaders; files of ragged tensors.
 """
 
-from serrate.tensor import pytree as _registers_on_import  # noqa: F401
+from serrate.tensor import pytree as _registers_with_pytrees  # noqa: F401
+from serrate.tensor import saving as _registers_with_pickle  # noqa: F401
+from serrate.tensor.batching import collate
 from serrate.tensor.deferred import wait_for_checks
+from serrate.tensor.files import load_safetensors, save_safetensors
 from serrate.tensor.jagged import JaggedTensor
 from serrate.tensor.sizes import RaggedSize
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import no_sync
 
-__all__ = ["JaggedTensor", "RaggedSize", "Structure", "no_sync", "wait_for_checks"]
+__all__ = [
+    "JaggedTensor",
+    "RaggedSize",
+    "Structure",
+    "collate",
+    "load_safetensors",
+    "no_sync",
+    "save_safetensors",
+    "wait_for_checks",
+]

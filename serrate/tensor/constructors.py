@@ -16,7 +16,7 @@ from serrate.tensor.accessors import Accessors
 from serrate.tensor.building import PerLevel
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.levels import Levels, as_tensors
-from serrate.tensor.lists import flatten_nested, gather_rows
+from serrate.tensor.lists import from_lists, gather_rows
 from serrate.tensor.padding import check_padded, unpad
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy, on_host
@@ -141,14 +141,22 @@ class Constructors(Accessors):
         return cls(*gather_rows(rows, outer=()))
 
     @classmethod
-    def from_nested_list(cls, rows: Sequence[Sequence[Any]]) -> Self:
-        """Rows of rows: a list of lists of tensors for two levels, and so on; every branch has the same depth.
+    def from_nested_list(
+        cls, rows: Sequence[Any], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Self:
+        """Lists of lists, to any depth, with tensors or plain numbers at the bottom; every branch has the same depth.
+
+        A list of lists of numbers has one level, a list of lists of tensors two. An empty list may stand at any depth: the
+        depth is that of the deepest list, and lists that are all empty hold numbers, so `[[], []]` has one level.
+        The dtype of numbers is the one that `torch.tensor` would choose.
 
         >>> from serrate import JaggedTensor
         >>> JaggedTensor.from_nested_list([[torch.zeros(3), torch.zeros(1)], [], [torch.zeros(2)]]).shape
         (3, r0, r1)
+        >>> JaggedTensor.from_nested_list([[1, 2], [], [3]], dtype=torch.float32).values
+        tensor([1., 2., 3.])
         """
-        return cls(*gather_rows(*flatten_nested(rows)))
+        return cls(*from_lists(rows, dtype, device))
 
     @classmethod
     def from_padded(
@@ -230,4 +238,4 @@ def _in_place(x: Tensor, structure: Structure) -> tuple[Tensor, Structure]:
     kept = Structure.from_starts(boxes * room, *lengths, room=room, validate=False)
     if not x.is_contiguous():
         raise ShapeError("from_padded: values that stay padded in place must be contiguous: call x.contiguous() first")
-    return x.reshape(-1, *x.shape[rows.depth + 1 :]), kept
+    return x.flatten(0, rows.depth), kept

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, ShapeError
-from serrate.tensor.constructors import Constructors
+from serrate.tensor.bridges import Bridges
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.padding import pad
 from serrate.tensor.positions import compacted
@@ -35,7 +35,7 @@ def install_operators(functions: Mapping[Callable[..., Any], Callable[..., Any]]
     _operators.update(functions)
 
 
-class JaggedTensor(Constructors):
+class JaggedTensor(Bridges):
     """Rows of different lengths, back to back in `values`; a one-level tensor of shape `[B, r0, *inner]` is
 
         rows = [values[offsets[b]:offsets[b + 1]] for b in range(B)]

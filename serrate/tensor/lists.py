@@ -1,11 +1,12 @@
 """Lists of rows, and the same rows back to back.
 
-In: tensors (or lists of numbers) in a list or in lists of lists. Out: values with their structure.
+In: tensors or numbers, in a list or in lists of lists. Out: values with their structure; and the rows as lists of numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Number
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from serrate.errors import CallError, DeviceError, DtypeError, ShapeError, Struc
 from serrate.tensor.chain import chain_from_lengths
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
+from serrate.tensor.sync import host_copy
+from serrate.tensor.taking import take_all
 
 
 def gather_rows(rows: Sequence[Tensor], outer: Sequence[Sequence[int]]) -> tuple[Tensor, Structure]:
@@ -25,31 +28,69 @@ def gather_rows(rows: Sequence[Tensor], outer: Sequence[Sequence[int]]) -> tuple
     """
     _check_rows(rows)
     values = torch.cat(list(rows)) if rows else torch.empty(0)
-    lengths = [*outer, [row.shape[0] for row in rows]]
-    host = chain_from_lengths([torch.tensor(level, dtype=torch.int64) for level in lengths], values.shape[0])
-    found = Rows(tuple(level.to(values.device) for level in host), host=host)
-    found.note("total", found.depth - 1, values.shape[0])
-    return values, Structure((found,))
+    return values, _structure(values, [*outer, [row.shape[0] for row in rows]])
 
 
-def flatten_nested(rows: Sequence[Sequence[Any]]) -> tuple[list[Tensor], list[list[int]]]:
-    """The rows at the bottom of lists of lists, and the lengths of every level above them, outermost first.
+def from_lists(rows: Sequence[Any], dtype: torch.dtype | None, device: torch.device | str | None) -> tuple[Tensor, Structure]:
+    """Values and structure of nested lists with tensors or plain numbers at the bottom.
+
+    >>> from_lists([[[1.5], []], []], dtype=None, device=None)
+    (tensor([1.5000]), Structure(2 > 2 > 1))
+    """
+    bottom, lengths = flatten_nested(rows)
+    if bottom and isinstance(bottom[0], Tensor):
+        values, structure = gather_rows(bottom, lengths)
+        values = values.to(device=device, dtype=dtype)
+        return values, structure.to(values.device)
+    for index, item in enumerate(bottom):
+        if not isinstance(item, Number):
+            raise CallError(
+                f"a nested list holds tensors, or numbers, at the bottom: item {index} there is a {type(item).__name__}"
+            )
+    if not lengths:
+        raise StructureError("a list of plain numbers has no rows: give a list of lists, or use torch.tensor")
+    values = torch.tensor(bottom, dtype=dtype, device=device)
+    return values, _structure(values, lengths)
+
+
+def flatten_nested(rows: Sequence[Any]) -> tuple[list[Any], list[list[int]]]:
+    """What is at the bottom of lists of lists, and the lengths of every list below the outermost, outermost first.
+
+    The depth is that of the deepest list, so that an empty list may stand at any depth; everything else stands at the bottom.
 
     >>> flatten_nested([[torch.zeros(2)], []])
     ([tensor([0., 0.])], [[1, 0]])
     """
     items: list[Any] = list(rows)
-    outer: list[list[int]] = []
-    while not outer or any(isinstance(item, (list, tuple)) for item in items):
+    lengths: list[list[int]] = []
+    # Rows of a list that is empty hold numbers: nothing says that they hold more.
+    while any(isinstance(item, (list, tuple)) for item in items) or not (items or lengths):
         for index, item in enumerate(items):
             if not isinstance(item, (list, tuple)):
                 raise StructureError(
-                    f"every branch of a nested list needs the same depth: at depth {len(outer) + 1} item {index} is a "
+                    f"every branch of a nested list needs the same depth: at depth {len(lengths) + 1} item {index} is a "
                     f"{type(item).__name__}, not a list; for a single level use from_list"
                 )
-        outer.append([len(item) for item in items])
+        lengths.append([len(item) for item in items])
         items = [part for item in items for part in item]
-    return items, outer
+    return items, lengths
+
+
+def to_numbers(values: Tensor, structure: Structure, why: str) -> list[Any]:
+    """The rows as nested lists of plain Python numbers.
+
+    >>> to_numbers(torch.arange(3), Structure.from_lengths(torch.tensor([1, 2])), "tolist")
+    [[0], [1, 2]]
+    """
+    pieces = take_all(host_copy(values, why), structure, why)
+    return [piece.tolist() if inner is None else to_numbers(piece, inner, why) for piece, inner in pieces]
+
+
+def _structure(values: Tensor, lengths: Sequence[Sequence[int]]) -> Structure:
+    host = chain_from_lengths([torch.tensor(level, dtype=torch.int64) for level in lengths], values.shape[0])
+    rows = Rows(tuple(level.to(values.device) for level in host), host=host)
+    rows.note("total", rows.depth - 1, values.shape[0])
+    return Structure((rows,))
 
 
 def _check_rows(rows: Sequence[Tensor]) -> None:

@@ -229,6 +229,10 @@ class Rows:
         """Remembers a fact that the caller vouches for: `total`, `max` or `min` of a level, or all `elements`."""
         self._facts[name, level] = fact
 
+    def facts(self) -> _Facts:
+        """Everything that is known."""
+        return dict(self._facts)
+
     def derived(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """What `make` returned the first time this key was asked for: the memo of what is computed from these rows."""
         if key not in self._memo:
@@ -345,15 +349,11 @@ class Rows:
             text += " x columns" if self.packed else " x columns of the next dim"
         return text if self.starts is None else f"{text}, with gaps"
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # Derived arrays stay behind: they may hold what cannot be pickled, and can be made again.
-        return rows_of, (self.offsets, self.depth, self.packed, self.starts, self.room, self._facts)
-
 
 def rows_of(
     offsets: tuple[Tensor, ...], depth: int, packed: bool, starts: Tensor | None, room: int | None, facts: _Facts
 ) -> Rows:
-    """Rows from what they hold, as pickles and files keep it."""
+    """Rows from what they hold and what is known of them."""
     columns = offsets[-1] if len(offsets) > depth else None
     rows = Rows(offsets[:depth], columns=columns, packed=packed, starts=starts, room=room)
     rows._facts.update(facts)

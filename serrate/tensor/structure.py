@@ -364,5 +364,9 @@ class Structure(Building):
         texts = [f"{rows!r} of dim {dim}" if dim else repr(rows) for dim, rows in zip(self._dims, self._rows, strict=True)]
         return f"Structure({', '.join(texts)})"
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return Structure, (self._rows, self._dims)
+    def __copy__(self) -> Structure:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Structure:
+        # Nobody writes into a structure, so copies of what holds it may hold the same one.
+        return self

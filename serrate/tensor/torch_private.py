@@ -1,12 +1,15 @@
 """The only place in this package that touches private torch API, each use with its reason.
 
-In: a class and how it comes apart and together. Out: its registration with torch.
+In: a class and how it comes apart and together; rows in one buffer. Out: its registration with torch; a NestedTensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
+
+import torch
+from torch import Tensor
 
 # torch has no public pytree module (as of 2.13); `torch.export.register_dataclass` is public but takes
 # only dataclasses and would make a leaf of the structure. `torch.func` and `torch.export` see containers only through this.
@@ -29,3 +32,18 @@ def register_container(
     3
     """
     register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+
+
+def nested_view(values: Tensor, sizes: Tensor, starts: Tensor) -> Tensor:
+    """A NestedTensor of strided layout that shares contiguous values: row k has the shape `sizes[k]` and begins at `starts[k]`.
+
+    The public constructors of this layout copy every row; only this one makes a view, through which gradients flow.
+
+    >>> [row.tolist() for row in nested_view(torch.arange(3.0), torch.tensor([[1], [2]]), torch.tensor([0, 1])).unbind()]
+    [[0.0], [1.0, 2.0]]
+    """
+    strides = torch.ones_like(sizes)
+    for dim in reversed(range(sizes.shape[1] - 1)):
+        strides[:, dim] = strides[:, dim + 1] * sizes[:, dim + 1]
+    view: Tensor = torch._nested_view_from_buffer(values.view(-1), sizes, strides, starts)
+    return view

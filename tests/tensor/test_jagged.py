@@ -153,7 +153,7 @@ def test_empty_lists() -> None:
     jt = JaggedTensor.from_list([])
     assert (len(jt), tuple(jt.values.shape), jt.dtype, jt.unbind()) == (0, (0,), torch.get_default_dtype(), ())
     assert jt.to_padded().shape == (0, 0)
-    assert JaggedTensor.from_nested_list([[], []]).to_list() == [[], []]
+    assert JaggedTensor.from_nested_list([[], []]).tolist() == [[], []]
 
 
 def test_padded_rows_may_be_longer_than_the_longest() -> None:

@@ -9,10 +9,13 @@ import pickle
 
 import pytest
 import torch
+from hypothesis import given
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils.checkpoint import checkpoint
 
 from serrate.errors import ShapeError
 from serrate.tensor import JaggedTensor
+from tests.tensor.compositions import Sample, samples
 
 
 def example() -> JaggedTensor:
@@ -48,3 +51,18 @@ def test_pickles() -> None:
     jt = pickle.loads(pickle.dumps(example()))
     assert [row.tolist() for row in jt] == [[0], [1, 2]]
     assert jt.hints.reuse == "low"
+
+
+@given(samples())
+def test_every_composition_goes_through_a_map(sample: Sample) -> None:
+    leaves, spec = tree_flatten({"x": [sample.jt]})
+    assert len(leaves) == 1 and leaves[0] is sample.jt.values
+    again = tree_unflatten(leaves, spec)["x"][0]
+    assert again.structure is sample.jt.structure and again.tolist() == sample.rows
+
+
+def test_checkpoints_compute_again_what_they_did_not_keep() -> None:
+    jt = JaggedTensor.from_lengths(torch.arange(3.0), [1, 2]).requires_grad_()
+    out = checkpoint(lambda jt: jt.with_values(jt.values.sin()), jt, use_reentrant=False)
+    out.values.sum().backward()
+    assert jt.values.grad is not None and torch.allclose(jt.values.grad, jt.values.cos())
