@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +14,11 @@ from torch import Tensor
 
 from serrate.errors import CallError, ShapeError
 from serrate.tensor.constructors import Constructors
+from serrate.tensor.hints import AccessPattern, Distribution, Reuse, more_hints
 from serrate.tensor.padding import pad
 from serrate.tensor.positions import compacted
 from serrate.tensor.preview import preview
+from serrate.tensor.printing import printed
 from serrate.tensor.taking import Piece, take, take_all
 
 _operators: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -119,16 +120,22 @@ class JaggedTensor(Constructors):
         return JaggedTensor(values, self._structure, hints=self._hints)
 
     def with_hint(
-        self, *, distribution: str | None = None, access_pattern: str | None = None, reuse: str | None = None
+        self,
+        *,
+        distribution: Distribution | None = None,
+        access_pattern: AccessPattern | None = None,
+        reuse: Reuse | None = None,
+        **unknown: Any,
     ) -> JaggedTensor:
-        """The same tensor with advice for the tuner, beside what was advised before; see `Hints` for the words.
+        """The same tensor with advice for the tuner, beside what was advised before; it never changes a result.
 
-        >>> JaggedTensor.from_list([torch.zeros(2)]).with_hint(distribution="uniform", reuse="high").hints.reuse
-        'high'
+        Hints stay through whatever keeps the rows or takes some of them; `serrate.tensor.hints` has the words.
+
+        >>> JaggedTensor.from_list([torch.zeros(2)]).with_hint(distribution="uniform", reuse="high").hints
+        Hints(distribution='uniform', reuse='high')
         """
-        told = {"distribution": distribution, "access_pattern": access_pattern, "reuse": reuse}
-        hints = replace(self._hints, **{name: word for name, word in told.items() if word is not None})
-        return JaggedTensor(self._values, self._structure, hints=hints)
+        told = {"distribution": distribution, "access_pattern": access_pattern, "reuse": reuse, **unknown}
+        return JaggedTensor(self._values, self._structure, hints=more_hints(self._hints, told))
 
     def detach(self) -> JaggedTensor:
         """The same values, cut off from the gradient's history.
@@ -184,7 +191,15 @@ class JaggedTensor(Constructors):
         return self._piece(take(self._values, self._structure, row % len(self), "jt[i]"))
 
     def __repr__(self) -> str:
-        return preview(self.shape, self._values, self._structure)
+        if not isinstance(self._values, Tensor):
+            # torch's pytrees fill in placeholders, and print them.
+            return f"JaggedTensor(values={self._values!r}, structure={self._structure!r})"
+        return preview(self.shape, self._values, self._structure, self._hints)
+
+    def __str__(self) -> str:
+        if not isinstance(self._values, Tensor):
+            return repr(self)
+        return printed(self.shape, self._values, self._structure, self._hints)
 
     @classmethod
     def __torch_function__(
@@ -203,7 +218,7 @@ class JaggedTensor(Constructors):
 
     def _piece(self, piece: Piece) -> Tensor | JaggedTensor:
         values, structure = piece
-        return values if structure is None else JaggedTensor(values, structure)
+        return values if structure is None else JaggedTensor(values, structure, hints=self._hints)
 
     def _slice(self, key: slice) -> JaggedTensor:
         start, stop, step = key.indices(len(self))
