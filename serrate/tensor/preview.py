@@ -87,10 +87,10 @@ def _first_lengths(rows: Rows, level: int) -> str | None:
         shown = rows.offsets[level][: _LENGTHS + 1]
         if not may_copy(shown):
             return None
-    lengths = _numbers_of(shown)
-    if lengths is None:
+        shown = host_copy(shown, "repr")
+    if not _has_numbers(shown):
         return None
-    return _listed([str(length) for length in lengths.diff().tolist()], rows.num_rows(level))
+    return _listed([str(length) for length in shown.diff().tolist()], rows.num_rows(level))
 
 
 def _first_numbers(values: Tensor, structure: Structure) -> str:
@@ -103,8 +103,10 @@ def _first_numbers(values: Tensor, structure: Structure) -> str:
     for dim in range(shown.dim()):
         shown = shown.narrow(dim, 0, min(_NUMBERS, shown.shape[dim]))
     shown = shown.reshape(-1)[:_NUMBERS]
-    numbers = _numbers_of(shown) if may_copy(shown) else None
-    return _UNREAD if numbers is None else _listed(number_texts(numbers), count)
+    if not may_copy(shown):
+        return _UNREAD
+    shown = host_copy(shown, "repr")
+    return _listed(number_texts(shown), count) if _has_numbers(shown) else _UNREAD
 
 
 def _first_row(values: Tensor, structure: Structure) -> Tensor:
@@ -128,14 +130,13 @@ def _scalars(values: Tensor, structure: Structure) -> int:
     return structure.total_elements(why="repr") * math.prod(regular)
 
 
-def _numbers_of(tensor: Tensor) -> Tensor | None:
-    """The tensor on the CPU, or None where torch has no numbers for it: inside its transforms, or while it traces."""
-    copied = host_copy(tensor, "repr")
+def _has_numbers(tensor: Tensor) -> bool:
+    """Whether torch has numbers for a tensor on the CPU: inside its transforms, and while it traces, it has none."""
     try:
-        copied.tolist()
-    except (RuntimeError, NotImplementedError):
-        return None
-    return copied
+        tensor.tolist()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _listed(shown: list[str], count: int) -> str:
