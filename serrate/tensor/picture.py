@@ -22,7 +22,7 @@ _WIDTH, _LINE, _BAR, _INDENT = 640, 17, 11, 14
 _INK, _ROW, _EDGE = "#6e7781", "#e07b39", "#b4551a"
 _FONT = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 _CHARACTER = 6.7
-_MOST = {1: 24, 2: 6, 3: 4}
+_MOST = {1: 24, 2: 6, 3: 3}
 """How many rows of every level are drawn, by the number of levels; of more levels, 2."""
 _RECTANGLE, _CAPTION = 84, 15
 

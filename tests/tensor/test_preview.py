@@ -32,7 +32,8 @@ TEXTS = {
     ),
     "product": "(3, r0, r1), dtype=torch.int64, device=cpu, lengths=[3, 0, 2] x [2, 5, 4], values=[0, 1, 2, 3, 4, 5, ...])",
     "product, columns padded": (
-        "(3, r0, r1), dtype=torch.int64, device=cpu, lengths=[3, 0, 2] x [2, 5, 4], values=[0, 1, 5, 6, 10, 11, ...], format=gaps)"
+        "(3, r0, r1), dtype=torch.int64, device=cpu, lengths=[3, 0, 2] x [2, 5, 4], "
+        "values=[0, 1, 5, 6, 10, 11, ...], format=gaps)"
     ),
     "gaps": "(2, r0), dtype=torch.int64, device=cpu, lengths=[3, 2], values=[1, 2, 3, ...], format=gaps)",
     "padded": "(3, r0), dtype=torch.int64, device=cpu, lengths=[1, 0, 3], values=[0, ...], format=padded)",
@@ -84,7 +85,9 @@ def test_unread_lengths_stay_unread() -> None:
 
 
 def test_lengths_read_before_are_shown() -> None:
-    assert "device=meta, lengths=[1, 2], values=not on the host" in repr(JaggedTensor.from_csr(torch.zeros(3, device="meta"), [0, 1, 3]))
+    assert "device=meta, lengths=[1, 2], values=not on the host" in repr(
+        JaggedTensor.from_csr(torch.zeros(3, device="meta"), [0, 1, 3])
+    )
     jt = unread("cpu")
     jt.unbind()
     with no_sync(strict=True):
