@@ -2,8 +2,8 @@
 
 In: words given to `JaggedTensor.with_hint`. Out: a frozen record of them, every word checked.
 
-Hints stay with a tensor through whatever keeps its rows or takes some of them: another device or dtype, other values or
-features, another format, `jt[a:b]`, a component of a nested tensor. What a program computes has none.
+Hints stay with a tensor through whatever keeps its rows or takes a part of them: another device or dtype, other values or
+features, another format, every kind of indexing. What a program computes has none.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class JaggedTensor(Constructors):
     ) -> JaggedTensor:
         """The same tensor with advice for the tuner, beside what was advised before; it never changes a result.
 
-        Hints stay through whatever keeps the rows or takes some of them; `serrate.tensor.hints` has the words.
+        Hints stay through whatever keeps the rows or takes a part of them; `serrate.tensor.hints` has the words.
 
         >>> JaggedTensor.from_list([torch.zeros(2)]).with_hint(distribution="uniform", reuse="high").hints
         Hints(distribution='uniform', reuse='high')

@@ -114,3 +114,20 @@ def test_shown_lengths_are_the_first(lengths: list[int]) -> None:
     text = repr(JaggedTensor.from_lengths(torch.zeros(sum(lengths)), lengths))
     shown = ", ".join(map(str, lengths[:8])) + (", ..." if len(lengths) > 8 else "")
     assert f"lengths=[{shown}], values=" in text
+
+
+@pytest.mark.gpu
+def test_showing_does_not_wait_for_a_device() -> None:
+    jt = unread("cuda")
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with no_sync():
+            assert "lengths=not on the host, values=not on the host" in repr(jt)
+            assert str(jt) == repr(jt)
+            assert "the lengths are not on the host" in jt._repr_html_()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert "lengths=[3, 0, 4], values=[0, 0, 0, 0, 0, 0, ...]" in repr(jt)
+    assert "<svg" in jt._repr_html_() and jt.describe().dims[0].max_length == 4
