@@ -1,18 +1,30 @@
 """What a user may promise the tuner about a ragged tensor.
 
 In: words given to `JaggedTensor.with_hint`. Out: a frozen record of them, every word checked.
+
+Hints stay with a tensor through whatever keeps its rows or takes a part of them: another device or dtype, other values or
+features, another format, every kind of indexing. What a program computes has none.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Literal, get_args
 
 from serrate.errors import CallError
 
-_WORDS = {
-    "distribution": ("uniform", "exponential", "bimodal"),
-    "access_pattern": ("row_major", "random", "streaming"),
-    "reuse": ("low", "medium", "high"),
+Distribution = Literal["uniform", "exponential", "bimodal", "giant"]
+"""How lengths are spread: all of about one length, many short and few long ones, two kinds, or one row that dwarfs the rest."""
+AccessPattern = Literal["row_major", "random", "streaming"]
+"""How rows are visited: in order, in any order, or in order and only once."""
+Reuse = Literal["low", "medium", "high"]
+"""How often the same rows are read again."""
+
+_WORDS: dict[str, tuple[str, ...]] = {
+    "distribution": get_args(Distribution),
+    "access_pattern": get_args(AccessPattern),
+    "reuse": get_args(Reuse),
 }
 
 
@@ -20,8 +32,8 @@ _WORDS = {
 class Hints:
     """Advice that may change which plan is chosen and never what is computed; None where nothing was said.
 
-    >>> Hints(reuse="high").reuse
-    'high'
+    >>> Hints(reuse="high")
+    Hints(reuse='high')
     >>> Hints(reuse="often")
     Traceback (most recent call last):
     serrate.errors.CallError: reuse='often' is not a hint: use one of 'low', 'medium', 'high'
@@ -32,10 +44,37 @@ class Hints:
     reuse: str | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            word = getattr(self, field.name)
-            if word is not None and word not in _WORDS[field.name]:
-                raise CallError(f"{field.name}={word!r} is not a hint: use one of {', '.join(map(repr, _WORDS[field.name]))}")
+        for name, word in self.told().items():
+            if word not in _WORDS[name]:
+                raise CallError(f"{name}={word!r} is not a hint: use one of {', '.join(map(repr, _WORDS[name]))}")
+
+    def told(self) -> dict[str, str]:
+        """What was said, without what was not.
+
+        >>> Hints(distribution="giant").told()
+        {'distribution': 'giant'}
+        """
+        words = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: word for name, word in words if word is not None}
+
+    def __repr__(self) -> str:
+        return f"Hints({', '.join(f'{name}={word!r}' for name, word in self.told().items())})"
 
 
 NO_HINTS = Hints()
+
+
+def more_hints(before: Hints, words: Mapping[str, str | None]) -> Hints:
+    """What was advised before, with new words beside or in place of it; None says nothing.
+
+    >>> more_hints(Hints(reuse="high"), {"distribution": "uniform", "reuse": None})
+    Hints(distribution='uniform', reuse='high')
+    >>> more_hints(NO_HINTS, {"layout": "rows"})
+    Traceback (most recent call last):
+    serrate.errors.CallError: with_hint does not know layout='rows': use distribution=, access_pattern=, reuse=
+    """
+    for name, word in words.items():
+        if name not in _WORDS:
+            known = ", ".join(f"{each}=" for each in _WORDS)
+            raise CallError(f"with_hint does not know {name}={word!r}: use {known}")
+    return replace(before, **{name: word for name, word in words.items() if word is not None})

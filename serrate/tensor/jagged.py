@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,10 +14,13 @@ from torch import Tensor
 
 from serrate.errors import CallError, ShapeError
 from serrate.tensor.bridges import Bridges
-from serrate.tensor.hints import NO_HINTS, Hints
+from serrate.tensor.describe import Description, describe
+from serrate.tensor.hints import NO_HINTS, AccessPattern, Distribution, Hints, Reuse, more_hints
+from serrate.tensor.html import as_html
 from serrate.tensor.padding import pad
 from serrate.tensor.positions import compacted
 from serrate.tensor.preview import preview
+from serrate.tensor.printing import printed
 from serrate.tensor.structure import Structure
 from serrate.tensor.taking import Piece, take, take_all
 
@@ -121,16 +123,22 @@ class JaggedTensor(Bridges):
         return JaggedTensor(values, self._structure, hints=self._hints)
 
     def with_hint(
-        self, *, distribution: str | None = None, access_pattern: str | None = None, reuse: str | None = None
+        self,
+        *,
+        distribution: Distribution | None = None,
+        access_pattern: AccessPattern | None = None,
+        reuse: Reuse | None = None,
+        **unknown: Any,
     ) -> JaggedTensor:
-        """The same tensor with advice for the tuner, beside what was advised before; see `Hints` for the words.
+        """The same tensor with advice for the tuner, beside what was advised before; it never changes a result.
 
-        >>> JaggedTensor.from_list([torch.zeros(2)]).with_hint(distribution="uniform", reuse="high").hints.reuse
-        'high'
+        Hints stay through whatever keeps the rows or takes a part of them; `serrate.tensor.hints` has the words.
+
+        >>> JaggedTensor.from_list([torch.zeros(2)]).with_hint(distribution="uniform", reuse="high").hints
+        Hints(distribution='uniform', reuse='high')
         """
-        told = {"distribution": distribution, "access_pattern": access_pattern, "reuse": reuse}
-        hints = replace(self._hints, **{name: word for name, word in told.items() if word is not None})
-        return JaggedTensor(self._values, self._structure, hints=hints)
+        told = {"distribution": distribution, "access_pattern": access_pattern, "reuse": reuse, **unknown}
+        return JaggedTensor(self._values, self._structure, hints=more_hints(self._hints, told))
 
     def detach(self) -> JaggedTensor:
         """The same values, cut off from the gradient's history.
@@ -169,6 +177,31 @@ class JaggedTensor(Bridges):
             return self
         return JaggedTensor(values, self._structure.to(values.device), hints=self._hints)
 
+    def describe(self) -> Description:
+        """Lengths in numbers and as a histogram, what padding would cost, which hint fits; prints as text. Reads the lengths.
+
+        >>> print(JaggedTensor.from_lengths(torch.zeros(12, 4), [1, 2, 9]).describe())
+        JaggedTensor (3, r0, 4)  torch.float32, cpu, csr
+          values    192 B for 12 positions, and 32 B of structure
+          padded    432 B, 55.6% of it holes: 208 B saved
+        <BLANKLINE>
+        r0  dim 1: 3 rows, 12 positions
+          lengths   min 1, median 2, mean 4, p95 9, max 9; 0 rows empty
+          variance  12.67, a deviation of 3.559
+          sparsity  0.444: padded to the longest, 55.6% would be holes
+          looks     giant: the longest row holds 75% of all
+                 1  ████████████████████████████████ 1
+                 2  ████████████████████████████████ 1
+                 3  0
+                 4  0
+                 5  0
+                 6  0
+                 7  0
+                 8  0
+                 9  ████████████████████████████████ 1
+        """
+        return describe(self.shape, self._values, self._structure)
+
     # --- Python and torch ---
 
     def __iter__(self) -> Iterator[Any]:
@@ -186,7 +219,18 @@ class JaggedTensor(Bridges):
         return self._piece(take(self._values, self._structure, row % len(self), "jt[i]"))
 
     def __repr__(self) -> str:
-        return preview(self.shape, self._values, self._structure)
+        if not isinstance(self._values, Tensor):
+            # torch's pytrees fill in placeholders, and print them.
+            return f"JaggedTensor(values={self._values!r}, structure={self._structure!r})"
+        return preview(self.shape, self._values, self._structure, self._hints)
+
+    def __str__(self) -> str:
+        if not isinstance(self._values, Tensor):
+            return repr(self)
+        return printed(self.shape, self._values, self._structure, self._hints)
+
+    def _repr_html_(self) -> str:
+        return as_html(self.shape, self._values, self._structure, self._hints)
 
     @classmethod
     def __torch_function__(
@@ -205,7 +249,7 @@ class JaggedTensor(Bridges):
 
     def _piece(self, piece: Piece) -> Tensor | JaggedTensor:
         values, structure = piece
-        return values if structure is None else JaggedTensor(values, structure)
+        return values if structure is None else JaggedTensor(values, structure, hints=self._hints)
 
     def _slice(self, key: slice) -> JaggedTensor:
         start, stop, step = key.indices(len(self))

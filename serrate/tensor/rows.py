@@ -246,7 +246,12 @@ class Rows:
             return self
         starts = None if self.starts is None else self.starts.to(device)
         moved = rows_of(offsets, self.depth, self.packed, starts, self.room, self._facts)
-        moved._host.update(enumerate(self.offsets) if on_host(self.offsets[0]) else self._host)
+        if on_host(self.offsets[0]):
+            moved._host.update(enumerate(self.offsets))
+            if self.starts is not None:
+                moved._memo["host starts"] = self.starts
+        else:
+            moved._host.update(self._host)
         return moved
 
     def back_to_back(self) -> Rows:

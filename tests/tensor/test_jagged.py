@@ -306,32 +306,6 @@ def test_detach_clone_and_to() -> None:
     assert moved.max_length == 2
 
 
-def test_hints_are_checked_and_add_up() -> None:
-    jt = JaggedTensor.from_lengths(torch.ones(3), [1, 2]).with_hint(distribution="uniform", access_pattern="row_major")
-    assert jt.with_hint(reuse="high").hints.distribution == "uniform"
-    assert jt[:1].hints == jt.hints
-    with pytest.raises(CallError) as caught:
-        jt.with_hint(distribution="normal")
-    assert str(caught.value) == "distribution='normal' is not a hint: use one of 'uniform', 'exponential', 'bimodal'"
-
-
-def test_repr_shows_the_beginning_of_everything() -> None:
-    jt = JaggedTensor.from_lengths(torch.arange(20.0).reshape(10, 2).requires_grad_(), [1] * 10)
-    assert repr(jt) == (
-        "JaggedTensor(shape=(10, r0, 2), dtype=torch.float32, device=cpu, lengths=[1, 1, 1, 1, 1, 1, 1, 1, ...], "
-        "values=[0, 1, 2, 3, 4, 5, ...], requires_grad=True)"
-    )
-    assert len(repr(JaggedTensor.from_lengths(torch.randn(10**6), [1000] * 1000))) < 300
-    assert "lengths=not on the host, values=not on the host" in repr(
-        JaggedTensor.from_csr(torch.zeros(3, device="meta"), torch.zeros(2, dtype=torch.int64, device="meta"))
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64, torch.bfloat16, torch.float8_e4m3fn])
-def test_repr_of_every_kind_of_number(dtype: torch.dtype) -> None:
-    assert f"dtype={dtype}" in repr(JaggedTensor.from_lengths(torch.ones(3).to(dtype), [1, 2]))
-
-
 def test_torch_functions_run_what_was_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serrate.tensor.jagged._operators", {})
     jt = JaggedTensor.from_lengths(torch.ones(3), [1, 2])

@@ -78,6 +78,7 @@ READERS: dict[str, Callable[[JaggedTensor], object]] = {
     "to_padded": lambda jt: jt.to_padded(),
     "unbind": lambda jt: jt.unbind(),
     "to_list": lambda jt: jt.to_list(),
+    "describe": lambda jt: jt.describe(),
     "jt[i]": lambda jt: jt[0],
     "jt[a:b]": lambda jt: jt[:1],
     "comparing two structures": lambda jt: jt.structure == unread(jt.device).structure,

@@ -1,0 +1,242 @@
+"""What a ragged tensor looks like from afar: its lengths in numbers, what padding would cost, what it resembles.
+
+In: a ragged tensor's shape, values and structure. Out: a `Description` with the numbers as fields, which prints as text and
+in colour where rich prints it. The lengths are read on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from serrate.tensor.distribution import Bin, bins, fitting
+from serrate.tensor.hints import Distribution
+from serrate.tensor.rows import Rows
+from serrate.tensor.structure import Structure
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_WHY = "describe"
+_BAR = 32
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+@dataclass(frozen=True)
+class RaggedDim:
+    """The lengths that one ragged dim has."""
+
+    name: str
+    """As in the shape: `r0`."""
+    dim: int
+    """Which dim of the tensor it is."""
+    holds: str
+    """What a length counts: `positions`, `parts` of an outer level, or `columns`."""
+    rows: int
+    total: int
+    min_length: int
+    mean_length: float
+    median_length: float
+    p95_length: int
+    """The length that 95% of the rows do not exceed."""
+    max_length: int
+    empty_rows: int
+    sparsity: float
+    """Mean over longest length; 1 less that is the part that would be holes if rows were padded to the longest."""
+    variance: float
+    deviation: float
+    """The square root of the variance."""
+    histogram: tuple[Bin, ...]
+    distribution: Distribution | None
+    """The word of `with_hint` that fits best."""
+    reason: str
+    """Why that word."""
+
+
+@dataclass(frozen=True, repr=False)
+class Description:
+    """What `jt.describe()` found; its text is what `print` shows and a notebook or prompt displays."""
+
+    shape: str
+    dtype: torch.dtype
+    device: torch.device
+    format: str
+    total_elements: int
+    """The number of positions that exist."""
+    holes: float
+    """The part of the padded tensor that would be holes."""
+    stored_holes: float
+    """The part of the values that is holes already: 0 unless rows are stored padded or with gaps."""
+    value_bytes: int
+    """What the values take, holes included."""
+    structure_bytes: int
+    """What offsets and starts take."""
+    padded_bytes: int
+    """What the padded tensor would take."""
+    dims: tuple[RaggedDim, ...]
+    """One for each ragged dim, in their order."""
+
+    @property
+    def saved_bytes(self) -> int:
+        """What the padded tensor would take beyond values and structure; negative if it would take less."""
+        return self.padded_bytes - self.value_bytes - self.structure_bytes
+
+    def __str__(self) -> str:
+        return "\n".join("".join(text for text, _ in line).rstrip() for line in _lines(self))
+
+    __repr__ = __str__
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text("\n").join(Text.assemble(*line) for line in _lines(self))
+
+
+def describe(shape: tuple[object, ...], values: Tensor, structure: Structure) -> Description:
+    """Measures a ragged tensor; what `jt.describe()` gives.
+
+    >>> from serrate import JaggedTensor
+    >>> found = JaggedTensor.from_lengths(torch.zeros(8, 4), [3, 0, 5]).describe()
+    >>> found.saved_bytes, found.dims[0].median_length
+    (80, 3.0)
+    """
+    dims = structure.dims_of(values.dim())
+    regular = math.prod(values.shape[dim.values_dim] for dim in dims if dim.axis is None)
+    item = values.element_size()
+    exist, stored = structure.total_elements(why=_WHY) * regular * item, values.numel() * item
+    padded = padded_positions(structure, _WHY) * regular * item
+    ragged = [
+        _measure(f"r{dim.ragged}", k, structure.rows[dim.axis], dim.level)
+        for k, dim in enumerate(dims)
+        if dim.axis is not None and dim.level is not None
+    ]
+    return Description(
+        shape=f"({', '.join(map(str, shape))})",
+        dtype=values.dtype,
+        device=values.device,
+        format=structure.format,
+        total_elements=structure.total_elements(why=_WHY),
+        holes=1 - exist / padded if padded else 0.0,
+        stored_holes=1 - exist / stored if stored else 0.0,
+        value_bytes=stored,
+        structure_bytes=sum(_bytes_of(rows) for rows in structure.rows),
+        padded_bytes=padded,
+        dims=tuple(ragged),
+    )
+
+
+def padded_positions(structure: Structure, why: str) -> int:
+    """How many positions all rows would take if each had the room of the longest, and each component that of the largest.
+
+    >>> padded_positions(Structure.from_lengths(torch.tensor([3, 0, 5])), "describe")
+    15
+    """
+    longest = (rows.max_length(level, why) for rows in structure.rows for level in range(rows.levels))
+    return math.prod(rows.num_rows(0) for rows in structure.rows) * math.prod(longest)
+
+
+def _measure(name: str, dim: int, rows: Rows, level: int) -> RaggedDim:
+    ordered = rows.host_lengths(level, _WHY).long().sort().values
+    count, total = len(ordered), int(ordered.sum())
+    most, variance = rows.max_length(level, _WHY), rows.variance(level, _WHY)
+    word, reason = fitting(ordered)
+    return RaggedDim(
+        name=name,
+        dim=dim,
+        holds="parts" if level < rows.depth - 1 else "positions" if level < rows.depth else "columns",
+        rows=count,
+        total=total,
+        min_length=rows.min_length(level, _WHY),
+        mean_length=total / count if count else 0.0,
+        median_length=float(ordered[(count - 1) // 2] + ordered[count // 2]) / 2 if count else 0.0,
+        p95_length=int(ordered[math.ceil(0.95 * count) - 1]) if count else 0,
+        max_length=most,
+        empty_rows=int((ordered == 0).sum()),
+        sparsity=total / (count * most) if count * most else 1.0,
+        variance=variance,
+        deviation=math.sqrt(variance),
+        histogram=bins(ordered),
+        distribution=word,
+        reason=reason,
+    )
+
+
+def _bytes_of(rows: Rows) -> int:
+    held = rows.offsets if rows.starts is None else (*rows.offsets, rows.starts)
+    return sum(each.numel() * each.element_size() for each in held)
+
+
+# --- text ---
+
+_Line = list[tuple[str, str]]
+"""Pieces of a line, each with its style in rich's words."""
+
+
+def _lines(found: Description) -> Iterator[_Line]:
+    yield [("JaggedTensor ", "bold"), (found.shape, "bold cyan"), (f"  {found.dtype}, {found.device}, {found.format}", "")]
+    values, structure, padded = map(_size, (found.value_bytes, found.structure_bytes, found.padded_bytes))
+    already = f", {percent(found.stored_holes)} of it holes," if found.stored_holes else ""
+    yield _fact("values", f"{values}{already} for {_counted(found.total_elements, 'positions')}, and {structure} of structure")
+    saved = found.saved_bytes
+    verdict = f"{_size(saved)} saved" if saved >= 0 else f"{_size(-saved)} less than here"
+    yield [*_fact("padded", f"{padded}, {percent(found.holes)} of it holes: "), (verdict, "bold green" if saved > 0 else "")]
+    for dim in found.dims:
+        yield [("", "")]
+        yield from _dim_lines(dim)
+
+
+def _dim_lines(dim: RaggedDim) -> Iterator[_Line]:
+    counted = f"dim {dim.dim}: {_counted(dim.rows, 'rows')}, {_counted(dim.total, dim.holds)}"
+    yield [(dim.name, "bold cyan"), (f"  {counted}", "")]
+    if not dim.rows:
+        return
+    spots = {"median": dim.median_length, "mean": dim.mean_length, "p95": dim.p95_length, "max": dim.max_length}
+    between = ", ".join(f"{name} {_number(length)}" for name, length in spots.items())
+    yield _fact("lengths", f"min {_number(dim.min_length)}, {between}; {_counted(dim.empty_rows, 'rows')} empty")
+    yield _fact("variance", f"{_number(dim.variance)}, a deviation of {_number(dim.deviation)}")
+    yield _fact("sparsity", f"{dim.sparsity:.3g}: padded to the longest, {percent(1 - dim.sparsity)} would be holes")
+    yield [*_fact("looks", ""), (f"{dim.distribution}: " if dim.distribution else "", "bold"), (dim.reason, "")]
+    labels = [str(each.low) if each.low == each.high else f"{each.low}-{each.high}" for each in dim.histogram]
+    width, most = max(map(len, labels)), max(each.rows for each in dim.histogram)
+    for label, each in zip(labels, dim.histogram, strict=True):
+        bar = _bar(each.rows / most)
+        yield [(f"  {label:>{max(width, 8)}}  ", "dim"), (bar, "cyan"), (f"{' ' if bar else ''}{each.rows:,}", "")]
+
+
+def _fact(name: str, text: str) -> _Line:
+    return [(f"  {name:<10}", "dim"), (text, "")]
+
+
+def _bar(share: float) -> str:
+    # A bin that is not empty always shows something.
+    eighths = max(round(share * _BAR * 8), 1) if share else 0
+    return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
+
+
+def _counted(count: int, things: str) -> str:
+    return f"{count:,} {things[:-1] if count == 1 else things}"
+
+
+def _number(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 or number == int(number) else f"{number:.4g}"
+
+
+def percent(share: float) -> str:
+    """A part of the whole in three digits.
+
+    >>> percent(1 / 3)
+    '33.3%'
+    """
+    return f"{100 * share:.3g}%"
+
+
+def _size(count: int) -> str:
+    if count < 1024:
+        return f"{count} B"
+    power = min(int(math.log2(count)) // 10, 5)
+    return f"{count / 1024**power:.3g} {'KMGTP'[power - 1]}iB"
