@@ -174,3 +174,19 @@ def test_columns_need_room() -> None:
         f.output(ops.exp(ops.as_product(x, q, k, packed=False)))
     with pytest.raises(ShapeError, match="as_product: dim 1, which holds the columns, has 2 positions; the longest row has 3"):
         f.evaluate(torch.zeros(3, 2), T([0, 2, 3]), T([0, 3, 5]))
+
+
+@pytest.mark.gpu
+@COMPOSITIONS
+def test_on_a_gpu(name: str) -> None:
+    jt = tensor_of(name)
+    there = jt.to("cuda")
+    functions: list[Callable[..., object]] = [lambda x: torch.exp(x) * 2]
+    functions += [lambda x, dim=dim: x.sum(dim) for dim in reducible(jt)]
+    functions += [lambda x, dim=dim: torch.softmax(x, dim) for dim in reducible(jt)]
+    for function in functions:
+        want, got = jit(function, backend="reference")(jt), jit(function)(there)
+        if isinstance(want, JaggedTensor):
+            assert got.structure.to("cpu").same_rows(want.structure)
+            want, got = want.to_padded(), got.to_padded()
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-5)
