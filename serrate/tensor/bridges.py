@@ -319,4 +319,5 @@ class Bridges(Constructors):
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).is_pinned()
         False
         """
-        return all(part.is_pinned() for part in parts(self._values, self._structure))
+        # torch calls no empty tensor pinned.
+        return all(part.is_pinned() for part in parts(self._values, self._structure) if part.numel())
