@@ -7,8 +7,8 @@ without padding by generated code.
 from serrate import analysis, errors, ir
 from serrate.engine import jit
 from serrate.frontend import ops
-from serrate.tensor import JaggedTensor, Structure, no_sync
+from serrate.tensor import JaggedTensor, Structure, cat, no_sync, stack
 
 __version__ = "0.1.0"
 
-__all__ = ["JaggedTensor", "Structure", "analysis", "errors", "ir", "jit", "no_sync", "ops"]
+__all__ = ["JaggedTensor", "Structure", "analysis", "cat", "errors", "ir", "jit", "no_sync", "ops", "stack"]

@@ -18,6 +18,8 @@ from serrate.tensor.indexing import getitem
 from serrate.tensor.padding import pad
 from serrate.tensor.positions import compact, coordinates, row_ids
 from serrate.tensor.preview import preview
+from serrate.tensor.reordering import flatten, permute
+from serrate.tensor.splitting import split, unbind
 from serrate.tensor.taking import Piece, take_all
 from serrate.tensor.writing import setitem
 
@@ -53,13 +55,15 @@ class JaggedTensor(Constructors):
 
     # --- rows ---
 
-    def unbind(self) -> tuple[Any, ...]:
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """The rows: tensors that share storage with the values, or for nested levels JaggedTensors of one level less.
+
+        Another dim than the first may be named, if it is not ragged.
 
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).unbind()
         (tensor([0, 1]), tensor([2]))
         """
-        return tuple(map(self._piece, take_all(self._values, self._structure, "unbind")))
+        return tuple(map(self._piece, unbind(self._values, self._structure, self._dim(dim))))
 
     def to_list(self) -> list[Any]:
         """The rows as a list of tensors, or as lists of lists of tensors for nested levels: the inverse of `from_list`.
@@ -91,6 +95,49 @@ class JaggedTensor(Constructors):
         """
         rows, own = self._structure.at(level)
         return coordinates(rows, "positions")[own + 1]
+
+    def split(self, sizes: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
+        """Pieces of so many rows each, the last one smaller; or of these numbers of rows. Or of a regular dim.
+
+        >>> [len(piece) for piece in JaggedTensor.from_lengths(torch.arange(3), [1, 0, 2]).split(2)]
+        [2, 1]
+        """
+        return tuple(map(self._piece, split(self._values, self._structure, sizes, self._dim(dim))))
+
+    # --- dims ---
+
+    def permute(self, *dims: int | Sequence[int]) -> JaggedTensor:
+        """The dims in another order. A ragged dim stays behind the dim that counts its rows.
+
+        Counts of nested rows change places if every row has as many parts: `[rank, expert, tokens]` becomes
+        `[expert, rank, tokens]`, and rows move. All else is a view.
+
+        >>> tokens = JaggedTensor.from_lengths(torch.arange(6), [[1, 2], [3, 0]])
+        >>> tokens.permute(1, 0, 2).to_list()
+        [[tensor([0]), tensor([3, 4, 5])], [tensor([1, 2]), tensor([], dtype=torch.int64)]]
+        """
+        order = [k for each in dims for k in ((each,) if isinstance(each, int) else each)]
+        return JaggedTensor(*permute(self._values, self._structure, order), hints=self._hints)
+
+    def transpose(self, dim0: int, dim1: int) -> JaggedTensor:
+        """Two dims in each other's place; see `permute`.
+
+        >>> JaggedTensor.from_lengths(torch.zeros(6, 4, 5), [1, 5]).transpose(2, 3).shape
+        (2, r0, 5, 4)
+        """
+        order = list(range(self.ndim))
+        one, other = self._dim(dim0), self._dim(dim1)
+        order[one], order[other] = order[other], order[one]
+        return self.permute(*order)
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
+        """Dims as one: a level of nested rows left out, a ragged dim with the regular one behind it, or all rows as one.
+
+        >>> words = JaggedTensor.from_lengths(torch.arange(6), [torch.tensor([2, 1]), torch.tensor([1, 3, 2])])
+        >>> words.flatten(1, 2).lengths, words.flatten(0, 1).lengths
+        (tensor([4, 2]), tensor([1, 3, 2]))
+        """
+        return self._piece(flatten(self._values, self._structure, self._dim(start_dim), self._dim(end_dim)))
 
     # --- conversions ---
 

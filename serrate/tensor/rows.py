@@ -273,6 +273,21 @@ class Rows:
 
         return self.derived("at home", make)
 
+    def below(self, level: int) -> Rows:
+        """The rows of a level and all that they hold, as rows of their own."""
+
+        def make() -> Rows:
+            inner = rows_of(self.offsets[level:], self.depth - level, self.packed, self.starts, self.room, {})
+            inner._host.update((own - level, host) for own, host in self._host.items() if own >= level)
+            if "host starts" in self._memo:
+                inner._memo["host starts"] = self._memo["host starts"]
+            for (name, own), fact in self._facts.items():
+                if name == "elements" or own >= level:
+                    inner.note(name, 0 if name == "elements" else own - level, fact)
+            return inner
+
+        return self.derived(("below", level), make) if level else self
+
     def uniform(self, level: int) -> int | None:
         """The length that all rows of a level have, if that is known without a host copy."""
         least, most = self.known("min", level), self.known("max", level)
