@@ -90,13 +90,12 @@ def _reordered(values: Tensor, structure: Structure, axis: int, order: list[int]
         )
     outermost = changed[-1] + 1
     sizes = [rows.num_rows(0), *(_equal_counts(rows, level, first + level + 1) for level in range(outermost - 1))]
-    ids = torch.arange(math.prod(sizes)).view(sizes).permute(order[:outermost]).reshape(-1)
-    sizes = [sizes[k] for k in order[:outermost]]
-    outer = [torch.arange(math.prod(sizes[:k]) + 1) * sizes[k] for k in range(1, outermost)]
+    # With no level in between, rows are told by starts and lengths on the device; more levels are host facts.
     work = rows if outermost == rows.depth and not rows.readable() else rows.at_home("permute")
-    device = work.device
-    outer = [level.to(device) for level in outer]
-    found = picked(work, ids.to(device), level=outermost - 1, outer=outer, why="permute").to(values.device)
+    ids = torch.arange(math.prod(sizes), device=work.device).view(sizes).permute(order[:outermost]).reshape(-1)
+    sizes = [sizes[k] for k in order[:outermost]]
+    outer = [torch.arange(math.prod(sizes[:k]) + 1, device=work.device) * sizes[k] for k in range(1, outermost)]
+    found = picked(work, ids, level=outermost - 1, outer=outer, why="permute").to(values.device)
     for name in ("min", "max"):
         for level in range(rows.levels):
             known = sizes[level + 1] if level < outermost - 1 else rows.known(name, level)

@@ -140,6 +140,9 @@ def _trailing(target: Tensor, structure: Structure) -> int:
 def _tensor(x: Any, target: Tensor) -> Tensor:
     if not isinstance(x, Tensor):
         try:
+            if isinstance(x, int | float | complex):
+                # Made on the device, where a copy of the number would wait for it.
+                return torch.full((), x, dtype=target.dtype, device=target.device)
             return torch.as_tensor(x, dtype=target.dtype, device=target.device)
         except (TypeError, ValueError, RuntimeError):
             raise CallError(f"{_WHY}: x must be a number, a tensor or a ragged tensor, got {type(x).__name__}") from None

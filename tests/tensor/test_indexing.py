@@ -25,6 +25,7 @@ from serrate.errors import (
     SyncError,
 )
 from serrate.tensor import JaggedTensor, Structure, no_sync
+from serrate.tensor.rows import rows_of
 from tests.tensor.compositions import KINDS, check_sound, flat, listed, ragged
 
 SMALL = st.one_of(st.none(), st.integers(-4, 4))
@@ -438,3 +439,75 @@ def test_numbers_of_every_kind_index_rows() -> None:
     assert listed(jt[numpy.array([1, 0])]) == listed(jt[range(1, -1, -1)]) == [[3, 4], [0, 1, 2]]
     assert jt[numpy.int64(1) :].lengths.tolist() == [2]
     assert random.Random(0).choice(jt) is not None
+
+
+def test_ranges_and_writes_read_no_number() -> None:
+    # Tensors on the meta device hold no numbers: whoever reads one raises.
+    values, offsets = torch.zeros(7, 2, device="meta"), torch.zeros(4, dtype=torch.int64, device="meta")
+    jt = JaggedTensor.from_csr(values, offsets, min_length=1, max_length=3)
+    pairs = JaggedTensor.from_csr(values, torch.zeros(2, 3, dtype=torch.int64, device="meta"))
+    with no_sync():
+        assert str(jt[:, :2][:, -1:].shape) == "(3, r0, 2)"
+        assert jt[:, 0].shape == (3, 2)
+        assert str(jt[..., 1].shape) == "(3, r0)"
+        assert str(pairs[:, 0].shape) == str(pairs[:, -1, ..., None].shape).replace(", 1)", ")") == "(2, r0, 2)"
+        assert str(pairs[:, :1, 1:].shape) == "(2, r0, r1, 2)"
+        jt[:, -1:] = 0
+        jt[jt.with_values(values[:, 0] > 8)] = -1
+        jt[..., 0] = jt[..., 1]
+        assert torch.cat([jt, jt], dim=1).values.shape == torch.cat([jt, jt]).values.shape == (14, 2)
+        assert torch.cat([pairs, pairs], dim=1).values.shape == (14, 2)
+        assert str(torch.stack([jt, jt]).shape) == "(2, r0, r1, 2)"
+        assert torch.cat([jt, jt], dim=2).values.shape == (7, 4)
+        assert str(pairs.permute(1, 0, 2, 3).flatten(1, 2).shape) == "(2, r0, 2)"
+        assert jt.row_ids().shape == jt.positions().shape == (7,)
+
+
+@pytest.mark.gpu
+def test_ranges_and_writes_do_not_wait_for_the_device() -> None:
+    values = torch.arange(14.0, device="cuda").reshape(7, 2)
+    offsets = torch.tensor([0, 3, 4, 7], device="cuda")
+    pairs = torch.tensor([[0, 3], [0, 4]], device="cuda")
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with no_sync():
+            jt = JaggedTensor.from_csr(values, offsets, min_length=1, max_length=3)
+            found = jt[:, :2][:, -1:]
+            first = jt[:, 0]
+            column = jt[..., 1]
+            part = JaggedTensor.from_csr(values, pairs)[:, 0]
+            jt[:, -1:] = 0
+            jt[jt.with_values(values[:, 0] > 8)] = -1
+            joined = torch.cat([jt, jt]), torch.cat([jt, jt], dim=1), torch.stack([jt, jt]), torch.cat([jt, jt], dim=2)
+            ids = jt.row_ids(), jt.positions()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert [row.shape[0] for row in found] == [1, 1, 1]
+    assert first[:, 0].tolist() == [0, 0, 8] and part.lengths.tolist() == [3, 4]
+    assert column.lengths.tolist() == [3, 1, 3]
+    assert values[:, 0].tolist() == [0, 2, 0, 0, 8, -1, 0]
+    assert [each.values.shape[0] for each in joined] == [14, 14, 14, 7]
+    assert ids[0].tolist() == [0, 0, 0, 1, 2, 2, 2] and ids[1].tolist() == [0, 1, 2, 0, 0, 1, 2]
+
+
+@pytest.mark.gpu
+@given(keyed())
+def test_keys_are_those_of_lists_on_a_gpu(drawn: tuple[JaggedTensor, list[Any], list[Any]]) -> None:
+    jt, _, keys = drawn
+    key = tuple(keys) if len(keys) > 1 else keys[0]
+    try:
+        wanted = listed(jt[key])
+    except RowError:
+        with pytest.raises(RowError):
+            jt.to("cuda")[key]
+        return
+    there = JaggedTensor(jt.values.cuda(), jt.structure.to("cuda"))
+    unread = Structure(
+        tuple(rows_of(r.offsets, r.depth, r.packed, r.starts, r.room, {}) for r in there.structure.rows), jt.structure.dims
+    )
+    for moved in (there, JaggedTensor(there.values, unread)):
+        found = moved[key]
+        check_sound(found)
+        assert found.device.type == "cuda" and listed(found) == wanted
