@@ -96,7 +96,7 @@ def existing(values: Tensor, structure: Structure) -> Tensor | None:
 def _covered(rows: Rows, extents: torch.Size) -> Tensor:
     # Every row adds its weight where it starts and takes it away where it ends; rows in between sum up to what covers a position.
     sizes, starts = rows.sizes().long(), rows.where().long()
-    weight = (sizes > 0).long() if rows.takes == 1 else rows.counts().long() * (sizes > 0)
+    weight = torch.ones_like(sizes) if rows.takes == 1 else rows.counts().long()
     steps = torch.zeros(extents[0] + 1, dtype=torch.int64, device=starts.device)
     steps = steps.index_add(0, starts, weight).index_add(0, starts + sizes, -weight)
     covered = steps.cumsum(0)[:-1]

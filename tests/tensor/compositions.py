@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -26,11 +27,17 @@ KINDS = (
     "independent",
     "product packed",
     "product padded",
+    "product beside rows",
     "gaps",
     "nested gaps",
     "padded",
 )
-COUNTS = st.lists(st.sampled_from([0, 1, 1, 2, 3, 5]), max_size=4)
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+ROWS_FIRST = pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind not in ("rows of dim 1", "independent", "product beside rows")]
+)
+LENGTHS = st.sampled_from([0, 1, 2, 3, 5])
+COUNTS = st.one_of(st.lists(LENGTHS, min_size=2, max_size=4), st.lists(LENGTHS, max_size=4))
 INDEX = st.sampled_from([torch.int32, torch.int64])
 
 
@@ -70,17 +77,19 @@ def _leaf(nested: Any) -> type | None:
 
 
 @st.composite
-def ragged(
-    draw: st.DrawFn, kinds: tuple[str, ...] = KINDS, inner: tuple[int, ...] | None = None
-) -> tuple[JaggedTensor, list[Any]]:
+def ragged(draw: st.DrawFn, *kinds: str) -> tuple[JaggedTensor, list[Any]]:
     kind, index = draw(st.sampled_from(kinds)), draw(INDEX)
-    inner = draw(st.sampled_from([(), (2,), (2, 3)])) if inner is None else inner
+    inner = draw(st.sampled_from([(), (2,), (2, 3)]))
     lengths = draw(COUNTS)
     total = sum(lengths)
 
     def made(shape: tuple[int, ...], structure: Structure, axes: dict[int, list[Any]]) -> tuple[JaggedTensor, list[Any]]:
         values = torch.arange(torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
         jt = JaggedTensor(values, structure)
+        if draw(st.booleans()):
+            # What was measured is handed on to what is made of the tensor, where it must still be true.
+            for level in range(structure.levels):
+                assert structure.min_length(level) <= structure.max_length(level)
         return jt, modelled(values, axes)
 
     if kind in ("nested", "nested equal", "three levels", "nested gaps"):
@@ -119,18 +128,24 @@ def ragged(
         return made((total, sum(others), *inner), both, {0: rows_at(lengths), 1: rows_at(others)})
     if kind.startswith("product"):
         counts = draw(st.lists(st.sampled_from([0, 1, 2, 3]), min_size=len(lengths), max_size=len(lengths)))
-        packed = kind == "product packed"
+        packed = kind == "product packed" or (kind == "product beside rows" and draw(st.booleans()))
+        if not any(length * count for length, count in zip(lengths, counts, strict=True)):
+            # Without an element the model cannot tell that the next dim belongs to the rows.
+            packed = True
         structure = Structure.from_lengths(ints(lengths, index)).with_columns(ints(counts, index), packed=packed)
+        others = draw(COUNTS) if kind == "product beside rows" else None
+        if others is not None:
+            beside = Structure.from_lengths(ints(others, index), dim=1 if packed else 2)
+            structure = Structure.independent(structure, beside)
+            inner = (sum(others), *inner)
+        behind = {} if others is None else {1 if packed else 2: rows_at(others)}
         if packed:
             sizes = [length * count for length, count in zip(lengths, counts, strict=True)]
             rows = [grouped(row, [c] * n) for row, n, c in zip(rows_at(sizes), lengths, counts, strict=True)]
-            return made((sum(sizes), *inner), structure, {0: rows})
+            return made((sum(sizes), *inner), structure, {0: rows, **behind})
         width = max(counts, default=0) + 1
         pairs = [[[(p, c) for c in range(count)] for p in row] for row, count in zip(rows_at(lengths), counts, strict=True)]
-        if _leaf(pairs) is None:
-            # Without an element nothing tells that the next dim belongs to the rows.
-            return made((total, *inner), Structure.from_lengths(ints(lengths, index)), {0: rows_at(lengths)})
-        return made((total, width, *inner), structure, {0: pairs})
+        return made((total, width, *inner), structure, {0: pairs, **behind})
     if kind == "gaps":
         skips = draw(st.lists(st.integers(0, 2), min_size=len(lengths), max_size=len(lengths)))
         starts = [

@@ -26,7 +26,7 @@ from serrate.errors import (
 )
 from serrate.tensor import JaggedTensor, Structure, no_sync
 from serrate.tensor.rows import rows_of
-from tests.tensor.compositions import KINDS, check_sound, flat, listed, ragged
+from tests.tensor.compositions import EVERY_KIND, KINDS, ROWS_FIRST, check_sound, flat, listed, ragged
 
 SMALL = st.one_of(st.none(), st.integers(-4, 4))
 SLICES = st.builds(slice, SMALL, SMALL, st.sampled_from([None, None, None, 1, 2, 3, -1, -2]))
@@ -73,9 +73,10 @@ def places(model: Any, depth: int, at: tuple[int, ...] = ()) -> list[tuple[int, 
     return [found for number, each in enumerate(model) for found in places(each, depth - 1, (*at, number))]
 
 
-@given(ragged(tuple(kind for kind in KINDS if kind not in ("rows of dim 1", "independent"))))
-def test_row_ids_and_positions(drawn: tuple[JaggedTensor, list[Any]]) -> None:
-    jt, model = drawn
+@ROWS_FIRST
+@given(data=st.data())
+def test_row_ids_and_positions(kind: str, data: st.DataObject) -> None:
+    jt, model = data.draw(ragged(kind))
     levels = jt.structure.levels
     found = places(model, levels + 1)
     for level in range(levels):
@@ -97,8 +98,8 @@ def test_row_ids_of_several_dims_are_those_of_a_level() -> None:
 
 
 @st.composite
-def keyed(draw: st.DrawFn) -> tuple[JaggedTensor, list[Any], list[Any]]:
-    jt, model = draw(ragged())
+def keyed(draw: st.DrawFn, *kinds: str) -> tuple[JaggedTensor, list[Any], list[Any]]:
+    jt, model = draw(ragged(*kinds))
     keys: list[Any] = []
     tensor_at = draw(st.integers(0, 5))
     for at, dim in enumerate(jt.dims[: draw(st.integers(1, jt.ndim))]):
@@ -113,9 +114,10 @@ def keyed(draw: st.DrawFn) -> tuple[JaggedTensor, list[Any], list[Any]]:
     return jt, model, keys
 
 
-@given(keyed())
-def test_keys_are_those_of_lists(drawn: tuple[JaggedTensor, list[Any], list[Any]]) -> None:
-    jt, model, keys = drawn
+@EVERY_KIND
+@given(data=st.data())
+def test_keys_are_those_of_lists(kind: str, data: st.DataObject) -> None:
+    jt, model, keys = data.draw(keyed(kind))
     key = tuple(keys) if len(keys) > 1 else keys[0]
     columns = any(rows.columns is not None for rows in jt.structure.rows)
     try:
@@ -133,17 +135,19 @@ def test_keys_are_those_of_lists(drawn: tuple[JaggedTensor, list[Any], list[Any]
     check(jt, key, wanted)
 
 
-@given(ragged(), SLICES, st.data())
-def test_one_slice_on_every_dim(drawn: tuple[JaggedTensor, list[Any]], key: slice, data: st.DataObject) -> None:
-    jt, model = drawn
+@EVERY_KIND
+@given(key=SLICES, data=st.data())
+def test_one_slice_on_every_dim(kind: str, key: slice, data: st.DataObject) -> None:
+    jt, model = data.draw(ragged(kind))
     at = data.draw(st.integers(0, jt.ndim - 1))
     check(jt, (*(slice(None),) * at, key), picked(model, [slice(None)] * at + [key]))
     check(jt, (..., key), picked(model, [slice(None)] * (jt.ndim - 1) + [key]))
 
 
-@given(ragged(), PLAIN_SLICES, PLAIN_SLICES)
-def test_ranges_of_rows_are_views_and_need_no_host(drawn: tuple[JaggedTensor, list[Any]], one: slice, two: slice) -> None:
-    jt, model = drawn
+@EVERY_KIND
+@given(one=PLAIN_SLICES, two=PLAIN_SLICES, data=st.data())
+def test_ranges_of_rows_are_views_and_need_no_host(kind: str, one: slice, two: slice, data: st.DataObject) -> None:
+    jt, model = data.draw(ragged(kind))
     rows = jt.structure.rows[0]
     at = jt.structure.dims[0] + rows.depth
     before = (slice(None),) * at
@@ -154,23 +158,24 @@ def test_ranges_of_rows_are_views_and_need_no_host(drawn: tuple[JaggedTensor, li
         check_sound(found)
         assert found.values.data_ptr() == jt.values.data_ptr()
     assert listed(twice) == picked(picked(model, [*before, one]), [*before, two])
+    assert once.format == jt.format or one.start or jt.format == "csr"
 
 
-@given(ragged(), st.data())
-def test_rows_by_number_and_by_boolean(drawn: tuple[JaggedTensor, list[Any]], data: st.DataObject) -> None:
-    jt, model = drawn
+@EVERY_KIND
+@given(data=st.data())
+def test_rows_by_number_and_by_boolean(kind: str, data: st.DataObject) -> None:
+    jt, model = data.draw(ragged(kind))
     count = len(jt)
     numbers = data.draw(st.lists(st.integers(-count, count - 1), max_size=6)) if count else []
     booleans = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
     wanted = [model[each] for each in numbers]
-    for key in (numbers, torch.tensor(numbers, dtype=torch.int64), torch.tensor(numbers, dtype=torch.int32)):
-        check(jt, key, wanted)
+    as_tensor = torch.tensor(numbers, dtype=data.draw(st.sampled_from([torch.int64, torch.int32, torch.int8])))
+    check(jt, data.draw(st.sampled_from([numbers, as_tensor])), wanted)
     chosen = [row for row, kept in zip(model, booleans, strict=True) if kept]
-    for key in (torch.tensor(booleans, dtype=torch.bool), *([booleans] if booleans else [])):
-        check(jt, key, chosen)
+    check(jt, torch.tensor(booleans, dtype=torch.bool) if not booleans or data.draw(st.booleans()) else booleans, chosen)
 
 
-@given(ragged(), st.data())
+@given(ragged(*KINDS), st.data())
 def test_new_dims(drawn: tuple[JaggedTensor, list[Any]], data: st.DataObject) -> None:
     jt, model = drawn
     at = data.draw(st.integers(0, jt.ndim))
@@ -189,9 +194,10 @@ def masked(model: Any, choose: Any, depth: int) -> Any:
     return [masked(each, choose, depth - 1) for each in model]
 
 
-@given(ragged(tuple(kind for kind in KINDS if kind not in ("rows of dim 1", "independent"))), st.integers(0, 2**32))
-def test_ragged_masks(drawn: tuple[JaggedTensor, list[Any]], seed: int) -> None:
-    jt, model = drawn
+@ROWS_FIRST
+@given(data=st.data(), seed=st.integers(0, 2**32))
+def test_ragged_masks(kind: str, data: st.DataObject, seed: int) -> None:
+    jt, model = data.draw(ragged(kind))
     rows = jt.structure.rows[0]
     generator = torch.Generator().manual_seed(seed)
     if rows.columns is None:
@@ -222,9 +228,10 @@ def numbers_written(jt: JaggedTensor, key: Any) -> set[float]:
     return set(before[jt.values.reshape(-1) == -1].tolist())
 
 
-@given(ragged(), PLAIN_SLICES, st.data())
-def test_numbers_are_written_where_the_key_is(drawn: tuple[JaggedTensor, list[Any]], key: slice, data: st.DataObject) -> None:
-    jt, model = drawn
+@EVERY_KIND
+@given(key=PLAIN_SLICES, data=st.data())
+def test_numbers_are_written_where_the_key_is(kind: str, key: slice, data: st.DataObject) -> None:
+    jt, model = data.draw(ragged(kind))
     at = data.draw(st.integers(0, jt.ndim - 1))
     rows = jt.structure.rows[jt.dims[at].axis or 0]
     written = {*flat(picked(model, [slice(None)] * at + [key]))}
@@ -234,9 +241,10 @@ def test_numbers_are_written_where_the_key_is(drawn: tuple[JaggedTensor, list[An
     assert numbers_written(jt, (*(slice(None),) * at, key)) == written
 
 
-@given(ragged(), st.data())
-def test_ragged_and_dense_tensors_are_written(drawn: tuple[JaggedTensor, list[Any]], data: st.DataObject) -> None:
-    jt, model = drawn
+@EVERY_KIND
+@given(data=st.data())
+def test_ragged_and_dense_tensors_are_written(kind: str, data: st.DataObject) -> None:
+    jt, model = data.draw(ragged(kind))
     key = data.draw(PLAIN_SLICES)
     before = set(flat(model))
     others = JaggedTensor(-jt.values - 1, jt.structure)[key]
@@ -293,6 +301,13 @@ def test_masks_are_written_into_storage_with_holes() -> None:
     )
     wide[scores.with_values(torch.tensor([False, True, True, False, False]))] = 4
     assert wide.values.tolist() == [[0, 4, 0], [4, 0, 0]]
+
+
+def test_masks_of_one_dim_leave_holes_of_another() -> None:
+    columns = Structure.from_starts(torch.tensor([0, 2]), torch.tensor([1, 1]), dim=1)
+    jt = JaggedTensor(torch.zeros(2, 4), Structure.independent(Structure.from_lengths(torch.tensor([1, 1])), columns))
+    jt[JaggedTensor.from_lengths(torch.tensor([False, True]), [1, 1])] = 1
+    assert jt.values.tolist() == [[0, 0, 0, 0], [1, 0, 1, 0]]
 
 
 def test_gradients_go_through_writes() -> None:
@@ -493,7 +508,7 @@ def test_ranges_and_writes_do_not_wait_for_the_device() -> None:
 
 
 @pytest.mark.gpu
-@given(keyed())
+@given(keyed(*KINDS))
 def test_keys_are_those_of_lists_on_a_gpu(drawn: tuple[JaggedTensor, list[Any], list[Any]]) -> None:
     jt, _, keys = drawn
     key = tuple(keys) if len(keys) > 1 else keys[0]

@@ -16,7 +16,7 @@ from torch import Tensor
 import serrate
 from serrate.errors import CallError, DeviceError, DtypeError, SerrateError, ShapeError, StructureMismatch, SyncError
 from serrate.tensor import JaggedTensor, Structure, no_sync
-from tests.tensor.compositions import KINDS, check_sound, flat, listed, ragged
+from tests.tensor.compositions import EVERY_KIND, KINDS, ROWS_FIRST, check_sound, flat, listed, ragged
 
 SMALL = st.one_of(st.none(), st.integers(-4, 4))
 RANGES = st.builds(slice, SMALL, SMALL)
@@ -64,9 +64,10 @@ def check(jt: JaggedTensor, make: Any, wanted: Any) -> None:
     assert values.grad.reshape(-1).tolist() == counts
 
 
-@given(ragged(), RANGES, st.data())
-def test_cat_along_every_dim(drawn: Drawn, key: slice, data: st.DataObject) -> None:
-    jt, model = drawn
+@EVERY_KIND
+@given(key=RANGES, data=st.data())
+def test_cat_along_every_dim(kind: str, key: slice, data: st.DataObject) -> None:
+    jt, model = data.draw(ragged(kind))
     at = data.draw(st.integers(0, jt.ndim - 1))
     keys = (*(slice(None),) * at, key)
     spelled = data.draw(st.sampled_from([serrate.cat, torch.cat, torch.concat, torch.concatenate]))
@@ -74,7 +75,7 @@ def test_cat_along_every_dim(drawn: Drawn, key: slice, data: st.DataObject) -> N
     check(jt, lambda jt: spelled([jt, jt[keys], jt], dim=at - jt.ndim if key.start else at), wanted)
 
 
-@given(ragged(("one level", "gaps", "padded", "rows of dim 1")), st.integers(0, 3))
+@given(ragged("one level", "gaps", "padded", "rows of dim 1"), st.integers(0, 3))
 def test_dense_tensors_are_rows_of_one_length(drawn: Drawn, length: int) -> None:
     jt, model = drawn
     dim = jt.structure.dims[0]
@@ -87,9 +88,10 @@ def test_dense_tensors_are_rows_of_one_length(drawn: Drawn, length: int) -> None
     assert listed(found) == joined([model, dense.tolist()], dim)
 
 
-@given(ragged(), RANGES)
-def test_stack_of_ragged_tensors_is_one_level_more(drawn: Drawn, key: slice) -> None:
-    jt, model = drawn
+@EVERY_KIND
+@given(key=RANGES, data=st.data())
+def test_stack_of_ragged_tensors_is_one_level_more(kind: str, key: slice, data: st.DataObject) -> None:
+    jt, model = data.draw(ragged(kind))
     if jt.structure.dims[0] > 0:
         check(jt, lambda jt: torch.stack([jt, jt]), [model, model])
         return
@@ -99,7 +101,7 @@ def test_stack_of_ragged_tensors_is_one_level_more(drawn: Drawn, key: slice) -> 
     assert found.structure.lengths(0).tolist() == [len(jt), len(model[key]), len(jt)]
 
 
-@given(ragged(), st.data())
+@given(ragged(*KINDS), st.data())
 def test_stack_along_regular_dims(drawn: Drawn, data: st.DataObject) -> None:
     jt, model = drawn
     at = data.draw(st.integers(1, jt.ndim))
@@ -111,7 +113,7 @@ def test_stack_along_regular_dims(drawn: Drawn, data: st.DataObject) -> None:
     check(jt, lambda jt: torch.stack([jt, jt], dim=at - jt.ndim - 1), stacked([model, model], at))
 
 
-@given(ragged(), st.data())
+@given(ragged(*KINDS), st.data())
 def test_cuts_are_those_of_torch(drawn: Drawn, data: st.DataObject) -> None:
     jt, model = drawn
     at = data.draw(st.sampled_from([k for k, dim in enumerate(jt.dims) if dim.level is None]))
@@ -142,7 +144,7 @@ def _shares(piece: JaggedTensor, jt: JaggedTensor) -> bool:
     return piece.values.untyped_storage().data_ptr() == jt.values.untyped_storage().data_ptr()
 
 
-@given(ragged(), st.data())
+@given(ragged(*KINDS), st.data())
 def test_unbind_of_other_dims(drawn: Drawn, data: st.DataObject) -> None:
     jt, model = drawn
     at = data.draw(st.sampled_from([k for k, dim in enumerate(jt.dims) if dim.level is None]))
@@ -156,9 +158,10 @@ def test_unbind_of_other_dims(drawn: Drawn, data: st.DataObject) -> None:
     assert [listed(piece) for piece in found] == [at_number(model, number, at) for number in range(size)]
 
 
-@given(ragged(), st.data())
-def test_permute(drawn: Drawn, data: st.DataObject) -> None:
-    jt, model = drawn
+@EVERY_KIND
+@given(data=st.data())
+def test_permute(kind: str, data: st.DataObject) -> None:
+    jt, model = data.draw(ragged(kind))
     order = data.draw(st.permutations(range(jt.ndim)))
     stays = all(
         dim.level is None or (order.index(at) > 0 and order[order.index(at) - 1] == at - 1) for at, dim in enumerate(jt.dims)
@@ -178,7 +181,7 @@ def test_permute(drawn: Drawn, data: st.DataObject) -> None:
     assert coordinates(listed(found.permute([order.index(k) for k in range(jt.ndim)]))) == coordinates(model)
 
 
-@given(ragged(("nested equal", "three levels")))
+@given(ragged("nested equal", "three levels"))
 def test_counts_change_places_where_parts_are_equal(drawn: Drawn) -> None:
     jt, model = drawn
     sizes = {len(parts) for parts in model}
@@ -216,7 +219,7 @@ def test_ranks_and_experts_need_no_host() -> None:
             unread.permute(1, 0, 2)
 
 
-@given(ragged(("product packed", "product padded")))
+@given(ragged("product packed", "product padded"))
 def test_rectangles_are_turned(drawn: Drawn) -> None:
     jt, model = drawn
     if jt.structure.levels == 1:
@@ -228,9 +231,10 @@ def test_rectangles_are_turned(drawn: Drawn) -> None:
     assert listed(found.transpose(1, 2)) == model
 
 
-@given(ragged(), st.data())
-def test_flatten(drawn: Drawn, data: st.DataObject) -> None:
-    jt, model = drawn
+@EVERY_KIND
+@given(data=st.data())
+def test_flatten(kind: str, data: st.DataObject) -> None:
+    jt, model = data.draw(ragged(kind))
     at = data.draw(st.integers(0, jt.ndim - 2))
     outer, inner = jt.dims[at : at + 2]
     if inner.axis is not None and inner.level is None:
@@ -242,9 +246,10 @@ def test_flatten(drawn: Drawn, data: st.DataObject) -> None:
         assert jt.flatten(at, at + 1).values.data_ptr() == jt.values.data_ptr()
 
 
-@given(ragged(tuple(kind for kind in KINDS if kind not in ("rows of dim 1", "independent"))))
-def test_flatten_all(drawn: Drawn) -> None:
-    jt, model = drawn
+@ROWS_FIRST
+@given(data=st.data())
+def test_flatten_all(kind: str, data: st.DataObject) -> None:
+    jt, model = data.draw(ragged(kind))
     check(jt, lambda jt: jt.flatten(), flat(model))
 
 
