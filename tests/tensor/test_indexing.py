@@ -339,6 +339,24 @@ def test_every_dtype(dtype: torch.dtype) -> None:
     assert values.tolist() == [0, 0, 0, 1, 1, 1, 1, 1] or dtype is not None
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_rows_and_columns_of_rectangles(packed: bool) -> None:
+    structure = Structure.from_lengths(torch.tensor([3, 1, 2])).with_columns(torch.tensor([2, 3, 2]), packed=packed)
+    rows = [torch.arange(6.0).reshape(3, 2), torch.arange(6.0, 9.0).reshape(1, 3), torch.arange(9.0, 13.0).reshape(2, 2)]
+    whole = torch.cat([torch.nn.functional.pad(row, (0, 4 - row.shape[1]), value=-1) for row in rows])
+    jt = JaggedTensor(torch.cat([row.reshape(-1) for row in rows]) if packed else whole, structure)
+    for index in (0, 1, -1, -2):
+        found = jt[:, :, index]
+        check_sound(found)
+        assert listed(found) == [row[:, index].tolist() for row in rows]
+    for index in (0, -1):
+        found = jt[:, index]
+        check_sound(found)
+        assert listed(found) == [row[index].tolist() for row in rows]
+    with pytest.raises(RowError, match="position 2 does not exist in every row: row 0 has length 2"):
+        jt[:, :, 2]
+
+
 def test_the_first_sentence_of_every_document() -> None:
     words = JaggedTensor.from_nested_list([[torch.tensor([1, 2]), torch.tensor([3])], [torch.tensor([4, 5, 6])]])
     assert listed(words[:, 0]) == [[1, 2], [4, 5, 6]]
