@@ -7,7 +7,17 @@ without padding by generated code.
 from serrate import analysis, errors, ir
 from serrate.calls import jit
 from serrate.frontend import ops
-from serrate.tensor import JaggedTensor, Structure, collate, load_safetensors, no_sync, save_safetensors, wait_for_checks
+from serrate.tensor import (
+    JaggedTensor,
+    Structure,
+    cat,
+    collate,
+    load_safetensors,
+    no_sync,
+    save_safetensors,
+    stack,
+    wait_for_checks,
+)
 
 __version__ = "0.1.0"
 
@@ -15,6 +25,7 @@ __all__ = [
     "JaggedTensor",
     "Structure",
     "analysis",
+    "cat",
     "collate",
     "errors",
     "ir",
@@ -23,5 +34,6 @@ __all__ = [
     "no_sync",
     "ops",
     "save_safetensors",
+    "stack",
     "wait_for_checks",
 ]

@@ -22,6 +22,14 @@ class ShapeError(SerrateError, ValueError):
     """Dims, ranks or extents that do not fit together."""
 
 
+class RowError(SerrateError, IndexError):
+    """A row, or a position in a row, that does not exist."""
+
+
+class RaggedSizeError(SerrateError, TypeError):
+    """The size of a ragged dim used as if it were one number."""
+
+
 class DtypeError(SerrateError, TypeError):
     """A dtype an operation does not take."""
 

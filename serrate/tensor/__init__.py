@@ -1,15 +1,17 @@
 """Ragged tensors: the container, its structure without data, and the switch against hidden host copies.
 
 In: values with offsets, lengths, padding or lists. Out: `JaggedTensor`, `Structure`, `RaggedSize`; `no_sync` and
-`wait_for_checks`; `collate` for DataLoaders; files of ragged tensors.
+`wait_for_checks`; `cat` and `stack`; `collate` for DataLoaders; files of ragged tensors.
 """
 
 from serrate.tensor import pytree as _registers_with_pytrees  # noqa: F401
 from serrate.tensor import saving as _registers_with_pickle  # noqa: F401
+from serrate.tensor import spellings as _installs_on_import  # noqa: F401
 from serrate.tensor.batching import collate
 from serrate.tensor.deferred import wait_for_checks
 from serrate.tensor.files import load_safetensors, save_safetensors
 from serrate.tensor.jagged import JaggedTensor
+from serrate.tensor.joining import cat, stack
 from serrate.tensor.sizes import RaggedSize
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import no_sync
@@ -18,9 +20,11 @@ __all__ = [
     "JaggedTensor",
     "RaggedSize",
     "Structure",
+    "cat",
     "collate",
     "load_safetensors",
     "no_sync",
     "save_safetensors",
+    "stack",
     "wait_for_checks",
 ]

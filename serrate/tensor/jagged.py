@@ -5,24 +5,27 @@ In: values and offsets, lengths, padded values or lists of rows. Out: a ragged t
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from serrate.errors import CallError, ShapeError
+from serrate.errors import CallError
 from serrate.tensor.bridges import Bridges
 from serrate.tensor.describe import Description, describe
 from serrate.tensor.hints import NO_HINTS, AccessPattern, Distribution, Hints, Reuse, more_hints
 from serrate.tensor.html import as_html
+from serrate.tensor.indexing import getitem
 from serrate.tensor.padding import pad
-from serrate.tensor.positions import compacted
+from serrate.tensor.positions import compact, coordinates, row_ids
 from serrate.tensor.preview import preview
 from serrate.tensor.printing import printed
+from serrate.tensor.reordering import flatten, permute
+from serrate.tensor.splitting import split, unbind
 from serrate.tensor.structure import Structure
-from serrate.tensor.taking import Piece, take, take_all
+from serrate.tensor.taking import Piece, take_all
+from serrate.tensor.writing import setitem
 
 _operators: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -56,13 +59,15 @@ class JaggedTensor(Bridges):
 
     # --- rows ---
 
-    def unbind(self) -> tuple[Any, ...]:
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """The rows: tensors that share storage with the values, or for nested levels JaggedTensors of one level less.
+
+        Another dim than the first may be named, if it is not ragged.
 
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).unbind()
         (tensor([0, 1]), tensor([2]))
         """
-        return tuple(map(self._piece, take_all(self._values, self._structure, "unbind")))
+        return tuple(map(self._piece, unbind(self._values, self._structure, self._dim(dim))))
 
     def to_list(self) -> list[Any]:
         """The rows as a list of tensors, or as lists of lists of tensors for nested levels: the inverse of `from_list`.
@@ -72,6 +77,71 @@ class JaggedTensor(Bridges):
         """
         pieces = map(self._piece, take_all(self._values, self._structure, "to_list"))
         return [piece if isinstance(piece, Tensor) else piece.to_list() for piece in pieces]
+
+    def row_ids(self, level: int = -1) -> Tensor:
+        """Which row of a level every position belongs to, on the device: int64, one number for each position.
+
+        Columns count as positions. With several partitioned dims the positions are those of the level's dim.
+
+        >>> words = JaggedTensor.from_lengths(torch.arange(6), [torch.tensor([2, 1]), torch.tensor([1, 3, 2])])
+        >>> words.row_ids(), words.row_ids(level=0)
+        (tensor([0, 1, 1, 1, 2, 2]), tensor([0, 0, 0, 0, 1, 1]))
+        """
+        rows, own = self._structure.at(level)
+        return row_ids(rows, own, "row_ids")
+
+    def positions(self, level: int = -1) -> Tensor:
+        """The place of every position along the ragged dim of a level, on the device: its place within its row.
+
+        >>> words = JaggedTensor.from_lengths(torch.arange(6), [torch.tensor([2, 1]), torch.tensor([1, 3, 2])])
+        >>> words.positions(), words.positions(level=0)
+        (tensor([0, 0, 1, 2, 0, 1]), tensor([0, 1, 1, 1, 0, 0]))
+        """
+        rows, own = self._structure.at(level)
+        return coordinates(rows, "positions")[own + 1]
+
+    def split(self, sizes: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
+        """Pieces of so many rows each, the last one smaller; or of these numbers of rows. Or of a regular dim.
+
+        >>> [len(piece) for piece in JaggedTensor.from_lengths(torch.arange(3), [1, 0, 2]).split(2)]
+        [2, 1]
+        """
+        return tuple(map(self._piece, split(self._values, self._structure, sizes, self._dim(dim))))
+
+    # --- dims ---
+
+    def permute(self, *dims: int | Sequence[int]) -> JaggedTensor:
+        """The dims in another order. A ragged dim stays behind the dim that counts its rows.
+
+        Counts of nested rows change places if every row has as many parts: `[rank, expert, tokens]` becomes
+        `[expert, rank, tokens]`, and rows move. All else is a view.
+
+        >>> tokens = JaggedTensor.from_lengths(torch.arange(6), [[1, 2], [3, 0]])
+        >>> tokens.permute(1, 0, 2).to_list()
+        [[tensor([0]), tensor([3, 4, 5])], [tensor([1, 2]), tensor([], dtype=torch.int64)]]
+        """
+        order = [k for each in dims for k in ((each,) if isinstance(each, int) else each)]
+        return JaggedTensor(*permute(self._values, self._structure, order), hints=self._hints)
+
+    def transpose(self, dim0: int, dim1: int) -> JaggedTensor:
+        """Two dims in each other's place; see `permute`.
+
+        >>> JaggedTensor.from_lengths(torch.zeros(6, 4, 5), [1, 5]).transpose(2, 3).shape
+        (2, r0, 5, 4)
+        """
+        order = list(range(self.ndim))
+        one, other = self._dim(dim0), self._dim(dim1)
+        order[one], order[other] = order[other], order[one]
+        return self.permute(*order)
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
+        """Dims as one: a level of nested rows left out, a ragged dim with the regular one behind it, or all rows as one.
+
+        >>> words = JaggedTensor.from_lengths(torch.arange(6), [torch.tensor([2, 1]), torch.tensor([1, 3, 2])])
+        >>> words.flatten(1, 2).lengths, words.flatten(0, 1).lengths
+        (tensor([4, 2]), tensor([1, 3, 2]))
+        """
+        return self._piece(flatten(self._values, self._structure, self._dim(start_dim), self._dim(end_dim)))
 
     # --- conversions ---
 
@@ -109,10 +179,8 @@ class JaggedTensor(Bridges):
         """
         if self._structure.format == "csr" and self._values.is_contiguous():
             return self
-        values = self._values
-        for dim, rows in reversed(list(zip(self._structure.dims, self._structure.rows, strict=True))):
-            values = compacted(values, dim, rows, "contiguous")
-        return JaggedTensor(values.contiguous(), self._structure.back_to_back(), hints=self._hints)
+        values, structure = compact(self._values, self._structure, "contiguous")
+        return JaggedTensor(values.contiguous(), structure, hints=self._hints)
 
     def with_values(self, values: Tensor) -> JaggedTensor:
         """Other values with the same structure and hints.
@@ -208,15 +276,30 @@ class JaggedTensor(Bridges):
         return iter(self.unbind())
 
     def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, slice):
-            return self._slice(key)
-        try:
-            row = operator.index(key)
-        except TypeError:
-            raise CallError(f"jt[i] takes a row and jt[a:b] a range of rows, got {type(key).__name__}") from None
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} does not exist: the tensor has {len(self)} rows")
-        return self._piece(take(self._values, self._structure, row % len(self), "jt[i]"))
+        """Rows, positions of rows, and parts of regular dims; one key for each dim, as in torch.
+
+        `jt[i]`, `jt[a:b]`, numbers or booleans for rows; `jt[:, a:b]` a range of every row, without a copy; `jt[:, i]` one
+        position of every row; `jt[..., d]` as torch; `jt[mask]` with a ragged mask of the same rows.
+
+        >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
+        >>> jt[:, -2:].to_list()
+        [tensor([1, 2]), tensor([3, 4])]
+        >>> jt[[1, 1]].lengths
+        tensor([2, 2])
+        >>> jt[jt.with_values(jt.values != 1)].lengths
+        tensor([2, 2])
+        """
+        return self._piece(getitem(self._values, self._structure, key))
+
+    def __setitem__(self, key: Any, x: Any) -> None:
+        """Writes into the values, where `jt[key]` is a part of them or a ragged mask chooses positions.
+
+        >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
+        >>> jt[:, -1:] = 0
+        >>> jt.values
+        tensor([0, 1, 0, 3, 0])
+        """
+        setitem(self._values, self._structure, key, x)
 
     def __repr__(self) -> str:
         if not isinstance(self._values, Tensor):
@@ -250,16 +333,6 @@ class JaggedTensor(Bridges):
     def _piece(self, piece: Piece) -> Tensor | JaggedTensor:
         values, structure = piece
         return values if structure is None else JaggedTensor(values, structure, hints=self._hints)
-
-    def _slice(self, key: slice) -> JaggedTensor:
-        start, stop, step = key.indices(len(self))
-        if step != 1:
-            raise ShapeError(f"jt[a:b] takes rows that lie together, got step {step}: take rows one by one with jt[i]")
-        stop = max(start, stop)
-        if self._structure.dims[0] > 0:
-            return self.with_values(self._values[start:stop])
-        part, first, last = self._structure.rows[0].narrow(start, stop, why="jt[a:b]")
-        return JaggedTensor(self._values[first:last], self._structure.replace(0, part), hints=self._hints)
 
 
 def trusted(values: Tensor, structure: Structure, hints: Hints = NO_HINTS) -> JaggedTensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from serrate.tensor.rows import Rows, owners_and_places
+from serrate.tensor.structure import Structure
 
 
 def owners(rows: Rows, why: str) -> tuple[Tensor, Tensor]:
@@ -95,3 +96,43 @@ def compacted(values: Tensor, dim: int, rows: Rows, why: str) -> Tensor:
     width = values.shape[dim + 1] if rows.takes == 2 else 1
     flat = values.flatten(dim, dim + 1) if rows.takes == 2 else values
     return flat.index_select(dim, in_storage(rows, width, why))
+
+
+def compact(values: Tensor, structure: Structure, why: str) -> tuple[Tensor, Structure]:
+    """Values and structure with the rows of every dim back to back, columns packed; themselves if they are stored so.
+
+    >>> import torch
+    >>> compact(torch.arange(6), Structure.from_starts(torch.tensor([0, 4]), torch.tensor([2, 1])), "contiguous")
+    (tensor([0, 1, 4]), Structure(2 > 3))
+    """
+    for dim, rows in reversed(list(zip(structure.dims, structure.rows, strict=True))):
+        values = compacted(values, dim, rows, why)
+    return values, structure.back_to_back()
+
+
+def compact_axis(values: Tensor, structure: Structure, axis: int, why: str) -> tuple[Tensor, Structure]:
+    """As `compact`, for one partitioned dim."""
+    dim, rows = structure.dims[axis], structure.rows[axis]
+    if rows.contiguous:
+        return values, structure
+    dims = tuple(other - (rows.takes - 1) if other > dim else other for other in structure.dims)
+    return compacted(values, dim, rows, why), Structure(structure.replace(axis, rows.back_to_back()).rows, dims)
+
+
+def row_ids(rows: Rows, level: int, why: str) -> Tensor:
+    """Which row of a level every position belongs to; columns belong to innermost rows.
+
+    >>> import torch
+    >>> words = Rows((torch.tensor([0, 2, 3]), torch.tensor([0, 1, 3, 4])))
+    >>> row_ids(words, 0, "row_ids"), row_ids(words, 1, "row_ids")
+    (tensor([0, 0, 0, 1]), tensor([0, 1, 1, 2]))
+    """
+
+    def make() -> Tensor:
+        row, _ = owners(rows, why)
+        for outer in reversed(range(level, rows.depth - 1)):
+            parent, _ = owners_and_places(rows.lengths(outer), rows.num_rows(outer + 1))
+            row = parent.index_select(0, row)
+        return row
+
+    return rows.derived(("row ids", level), make)

@@ -119,7 +119,7 @@ class Rows:
         """Boundaries of what the innermost rows take, were they back to back."""
         if self.columns is None or not self.packed:
             return self.offsets[self.depth - 1]
-        return self.derived("blocks", lambda: _running_sum(self.sizes()))
+        return self.derived("blocks", lambda: running_sum(self.sizes()))
 
     def where(self) -> Tensor:
         """The position at which each innermost row starts."""
@@ -149,7 +149,7 @@ class Rows:
             return self.derived("host starts", lambda: host_copy(starts, why))
         if self.columns is None or not self.packed:
             return self.host_offsets(self.depth - 1, why)[:-1]
-        return self.derived("host blocks", lambda: _running_sum(self.host_sizes(why)))[:-1]
+        return self.derived("host blocks", lambda: running_sum(self.host_sizes(why)))[:-1]
 
     def readable(self) -> bool:
         """Whether lengths can be read here and now: they are on the CPU, or were copied there before."""
@@ -267,6 +267,40 @@ class Rows:
 
         return self.derived("back to back", make)
 
+    def at_home(self, why: str) -> Rows:
+        """The same rows with every number on the CPU: copied once, then remembered."""
+
+        def make() -> Rows:
+            host = tuple(self.host_offsets(level, why) for level in range(self.levels))
+            starts = None if self.starts is None else self.host_where(why)
+            home = rows_of(host, self.depth, self.packed, starts, self.room, self._facts)
+            home._host.update(enumerate(host))
+            if starts is not None:
+                home._memo["host starts"] = starts
+            return home
+
+        return self.derived("at home", make)
+
+    def below(self, level: int) -> Rows:
+        """The rows of a level and all that they hold, as rows of their own."""
+
+        def make() -> Rows:
+            inner = rows_of(self.offsets[level:], self.depth - level, self.packed, self.starts, self.room, {})
+            inner._host.update((own - level, host) for own, host in self._host.items() if own >= level)
+            if "host starts" in self._memo:
+                inner._memo["host starts"] = self._memo["host starts"]
+            for (name, own), fact in self._facts.items():
+                if name == "elements" or own >= level:
+                    inner.note(name, 0 if name == "elements" else own - level, fact)
+            return inner
+
+        return self.derived(("below", level), make) if level else self
+
+    def uniform(self, level: int) -> int | None:
+        """The length that all rows of a level have, if that is known without a host copy."""
+        least, most = self.known("min", level), self.known("max", level)
+        return int(most) if most is not None and least == most else None
+
     def narrow(self, start: int, stop: int, *, level: int = 0, why: str) -> tuple[Rows, int, int]:
         """Rows `start` to `stop` of a level as rows that begin at that level, and the positions between which they lie."""
         cut: list[Tensor] = []
@@ -373,11 +407,16 @@ def owners_and_places(lengths: Tensor, total: int) -> tuple[Tensor, Tensor]:
     """
     # With output_size torch need not read the lengths on the host to size the result.
     owner = torch.repeat_interleave(lengths, output_size=total).long()
-    first = _running_sum(lengths)[:-1]
+    first = running_sum(lengths)[:-1]
     return owner, torch.arange(total, device=lengths.device) - first.index_select(0, owner)
 
 
-def _running_sum(lengths: Tensor) -> Tensor:
+def running_sum(lengths: Tensor) -> Tensor:
+    """The boundaries of rows with these lengths, as int64 so that they cannot wrap around.
+
+    >>> running_sum(torch.tensor([2, 0, 1], dtype=torch.int32))
+    tensor([0, 2, 2, 3])
+    """
     sums = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
     torch.cumsum(lengths, 0, dtype=torch.int64, out=sums[1:])
     return sums

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from serrate.errors import RaggedSizeError
 from serrate.tensor.structure import Structure
 
 
@@ -19,7 +20,7 @@ class RaggedSize:
     r0
     >>> int(size)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    TypeError: r0 is the size of a ragged dim and differs from row to row: use jt.lengths for every row's, ...
+    serrate.errors.RaggedSizeError: r0 is the size of a ragged dim and differs from row to row: use ...
     """
 
     __slots__ = ("level", "structure")
@@ -43,7 +44,7 @@ class RaggedSize:
         return hash((self.level, self.structure))
 
     def __index__(self) -> NoReturn:
-        raise TypeError(
+        raise RaggedSizeError(
             f"{self} is the size of a ragged dim and differs from row to row: use jt.lengths for every row's, "
             "or jt.max_length for the longest"
         )

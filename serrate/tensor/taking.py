@@ -1,4 +1,4 @@
-"""One row, or all rows, taken out of values without a copy.
+"""One row, or all rows, taken out of values without a copy; and what is left of a structure when dims come or go.
 
 In: values and their structure. Out: values and structures of what is inside: a row of nested rows is ragged itself, a row of
 one level is a plain tensor, and has no structure.
@@ -31,17 +31,27 @@ def take(values: Tensor, structure: Structure, row: int, why: str) -> Piece:
     >>> take(torch.arange(5), Structure.from_lengths(torch.tensor([3, 2])), 1, "jt[i]")
     (tensor([3, 4]), None)
     """
-    dims, (rows, *others) = structure.dims, structure.rows
-    if dims[0] > 0:
-        return values[row], Structure(structure.rows, tuple(dim - 1 for dim in dims))
+    if structure.dims[0] > 0:
+        return values[row], shifted(structure, 0, -1)
+    return take_component(values, structure, 0, row, why)
+
+
+def take_component(values: Tensor, structure: Structure, axis: int, row: int, why: str) -> Piece:
+    """One component of a partitioned dim: rows of one level less, or a regular dim in place of both.
+
+    >>> import torch
+    >>> words = Structure.from_lengths(torch.tensor([2, 1]), torch.tensor([1, 3, 2]))
+    >>> take_component(torch.arange(6), words, 0, 0, "jt[i]")
+    (tensor([0, 1, 2, 3]), Structure(2 > 4))
+    """
+    dim, rows = structure.dims[axis], structure.rows[axis]
     if rows.depth > 1:
         first, last = rows.host_offsets(0, why)[row : row + 2].tolist()
         inner, start, stop = rows.narrow(first, last, level=1, why=why)
-        return values[start:stop], structure.replace(0, inner)
-    start = int(rows.host_where(why)[row])
-    size = int(rows.host_sizes(why)[row])
-    piece, moved = _rectangle(values[start : start + size], rows, row, why)
-    return piece, Structure(tuple(others), tuple(dim + moved for dim in dims[1:])) if others else None
+        return values.narrow(dim, start, stop - start), structure.replace(axis, inner)
+    start, size = int(rows.host_where(why)[row]), int(rows.host_sizes(why)[row])
+    piece, moved = _rectangle(values.narrow(dim, start, size), dim, rows, row, why)
+    return piece, without(structure, axis, moved)
 
 
 def take_all(values: Tensor, structure: Structure, why: str) -> list[Piece]:
@@ -51,24 +61,48 @@ def take_all(values: Tensor, structure: Structure, why: str) -> list[Piece]:
     >>> [row.tolist() for row, _ in take_all(torch.arange(5), Structure.from_lengths(torch.tensor([3, 2])), "unbind")]
     [[0, 1, 2], [3, 4]]
     """
-    dims, (rows, *others) = structure.dims, structure.rows
-    if dims[0] > 0 or rows.depth > 1:
+    rows = structure.rows[0]
+    if structure.dims[0] > 0 or rows.depth > 1:
         return [take(values, structure, row, why) for row in range(count(values, structure))]
     sizes = rows.host_sizes(why).tolist()
     if rows.starts is None:
         pieces = list(values.split_with_sizes(sizes))
     else:
         pieces = [values[a : a + n] for a, n in zip(rows.host_where(why).tolist(), sizes, strict=True)]
-    shaped = [_rectangle(piece, rows, row, why) for row, piece in enumerate(pieces)]
-    rest = tuple(others)
-    return [(piece, Structure(rest, tuple(dim + moved for dim in dims[1:])) if rest else None) for piece, moved in shaped]
+    shaped = [_rectangle(piece, 0, rows, row, why) for row, piece in enumerate(pieces)]
+    return [(piece, without(structure, 0, moved)) for piece, moved in shaped]
 
 
-def _rectangle(piece: Tensor, rows: Rows, row: int, why: str) -> tuple[Tensor, int]:
+def without(structure: Structure, axis: int, moved: int = 0) -> Structure | None:
+    """The structure of the other partitioned dims, those behind moved by so many; None if there are none.
+
+    >>> import torch
+    >>> lengths = torch.tensor([3, 2])
+    >>> both = Structure.independent(Structure.from_lengths(lengths), Structure.from_lengths(lengths, dim=1))
+    >>> without(both, 0).dims
+    (1,)
+    """
+    left = [k for k in range(len(structure.rows)) if k != axis]
+    if not left:
+        return None
+    return Structure(tuple(structure.rows[k] for k in left), tuple(structure.dims[k] + (moved if k > axis else 0) for k in left))
+
+
+def shifted(structure: Structure, start: int, by: int) -> Structure:
+    """The structure of values that have got (or lost) dims before `start`: partitioned dims from there on move.
+
+    >>> import torch
+    >>> shifted(Structure.from_lengths(torch.tensor([3, 2])), 0, 1).dims
+    (1,)
+    """
+    return Structure(structure.rows, tuple(dim + by if dim >= start else dim for dim in structure.dims))
+
+
+def _rectangle(piece: Tensor, dim: int, rows: Rows, row: int, why: str) -> tuple[Tensor, int]:
     """A row with its columns as a dim of their own, and by how much that moved the dims behind."""
     if rows.columns is None:
         return piece, 0
     length, columns = (int(rows.host_lengths(level, why)[row]) for level in (rows.depth - 1, rows.depth))
     if not rows.packed:
-        return piece[:, :columns], 0
-    return piece.view(length, columns, *piece.shape[1:]), 1
+        return piece.narrow(dim + 1, 0, columns), 0
+    return piece.view(*piece.shape[:dim], length, columns, *piece.shape[dim + 1 :]), 1

@@ -1,0 +1,126 @@
+"""`jt[key]`: dims are worked off from the first to the last, each by what its key says.
+
+In: values, their structure, and a key. Out: values and a structure of what the key leaves; none where nothing ragged is left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from serrate.errors import CallError, ShapeError
+from serrate.tensor.accessors import Accessors
+from serrate.tensor.keys import Key, keys_of, numbers_of
+from serrate.tensor.masking import check_mask, keep
+from serrate.tensor.positions import compact_axis
+from serrate.tensor.selecting import select
+from serrate.tensor.slicing import pick_rows, slice_dim
+from serrate.tensor.structure import Dim, Structure
+from serrate.tensor.taking import Piece, shifted
+
+
+def getitem(values: Tensor, structure: Structure, key: Any) -> Piece:
+    """What `jt[key]` holds.
+
+    >>> import torch
+    >>> from serrate.tensor import JaggedTensor
+    >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
+    >>> getitem(jt.values, jt.structure, (1, slice(1, None)))
+    (tensor([4]), None)
+    """
+    keys = keys_of(key, len(dims_of(values, structure)), "jt[key]")
+    piece, _ = follow((values, structure), keys)
+    return piece
+
+
+def follow(piece: Piece, keys: list[Key], *, in_place: bool = False) -> tuple[Piece, int]:
+    """What is left after keys for the first dims, and how many dims of it they speak of.
+
+    With `in_place` rows picked by number stay where they are, which needs them in order.
+    """
+    at = 0
+    for key in keys:
+        values, structure = piece
+        if key is None:
+            piece = new_dim(values, structure, at)
+            at += 1
+            continue
+        if isinstance(key, Accessors):
+            axis = axis_of_mask(values, structure, at, key, "jt[mask]")
+            assert structure is not None
+            check_mask(structure, axis, key, "jt[mask]")
+            piece = keep(values, structure, axis, key, "jt[mask]")
+            at += key.ndim
+            continue
+        dim = dims_of(values, structure)[at]
+        if isinstance(key, int):
+            piece = select(values, structure, dim, key, _why("i", at))
+            continue
+        if isinstance(key, slice):
+            piece = slice_dim(values, structure, dim, key, _why("a:b", at))
+        else:
+            piece = _numbered(values, structure, dim, key, in_place, _why("rows", at))
+        at += 1
+    return piece, at
+
+
+def dims_of(values: Tensor, structure: Structure | None) -> tuple[Dim, ...]:
+    """What every dim is; those of a plain tensor are as they are in the values."""
+    return tuple(map(Dim, range(values.dim()))) if structure is None else structure.dims_of(values.dim())
+
+
+def new_dim(values: Tensor, structure: Structure | None, at: int) -> Piece:
+    """A dim of one position put before dim `at`.
+
+    >>> import torch
+    >>> from serrate.tensor import JaggedTensor
+    >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
+    >>> new_dim(jt.values, jt.structure, 0)
+    (tensor([[0, 1, 2, 3, 4]]), Structure(2 > 5 of dim 1))
+    """
+    place = place_of_new_dim(values, structure, at)
+    return values.unsqueeze(place), None if structure is None else shifted(structure, place, 1)
+
+
+def place_of_new_dim(values: Tensor, structure: Structure | None, at: int) -> int:
+    """The dim of the values before which a dim put before dim `at` of the tensor lies.
+
+    >>> import torch
+    >>> place_of_new_dim(torch.zeros(5, 2), Structure.from_lengths(torch.tensor([3, 2])), 2)
+    1
+    """
+    dims = dims_of(values, structure)
+    if at == len(dims):
+        return values.dim()
+    if dims[at].level is not None:
+        raise ShapeError(
+            f"a new dim cannot stand before dim {at}: a ragged dim stays behind the dim that counts its rows; "
+            f"put it before dim {next(k for k in range(at, -1, -1) if dims[k].level is None)} or behind the ragged dims"
+        )
+    return dims[at].values_dim
+
+
+def axis_of_mask(values: Tensor, structure: Structure | None, at: int, mask: Accessors, why: str) -> int:
+    """The partition whose positions a ragged mask at dim `at` speaks of."""
+    dim = dims_of(values, structure)[at]
+    if structure is None or dim.axis is None or dim.level is not None:
+        raise ShapeError(f"{why}: dim {at} counts no rows, so a ragged mask of shape {mask.shape} cannot stand for it")
+    return dim.axis
+
+
+def _numbered(values: Tensor, structure: Structure | None, dim: Dim, key: Tensor, in_place: bool, why: str) -> Piece:
+    if structure is None or dim.axis is None:
+        ids = numbers_of(key, values.shape[dim.values_dim], "position", why)
+        return values.index_select(dim.values_dim, ids.to(values.device)), structure
+    if dim.level is not None:
+        raise CallError(f"{why}: a ragged dim takes an int, a slice or a ragged mask, got a tensor; take positions one by one")
+    ids = numbers_of(key, structure.rows[dim.axis].num_rows(0), "row", why)
+    if in_place and bool((ids[1:] <= ids[:-1]).any()):
+        raise CallError(f"{why} = x takes rows in increasing order, each once: sort them, or write row by row")
+    found = pick_rows(values, structure, dim.axis, ids, why)
+    return found if in_place else compact_axis(*found, dim.axis, why)
+
+
+def _why(key: str, at: int) -> str:
+    return f"jt[{':, ' * at}{key}]"

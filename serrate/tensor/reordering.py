@@ -1,0 +1,204 @@
+"""Dims in another order, or two of them made one.
+
+In: values, their structure, and which dims. Out: the same elements: a view where only dims of the values change places or a level
+is left out, a copy where rows or positions must move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from serrate.errors import ShapeError
+from serrate.tensor.indexing import dims_of
+from serrate.tensor.picking import picked
+from serrate.tensor.positions import compact_axis, coordinates, owners
+from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
+from serrate.tensor.structure import Structure
+from serrate.tensor.taking import Piece, shifted, without
+
+_STAYS = "a ragged dim stays behind the dim that counts its rows"
+
+
+def permute(values: Tensor, structure: Structure, order: Sequence[int]) -> tuple[Tensor, Structure]:
+    """The dims in another order.
+
+    Regular dims, and counts of rows together with their ragged dims, change places without a copy. Dims of nested rows that count
+    parts change places if every row has as many; then whole rows move.
+
+    >>> ranks = Structure.from_lengths(torch.tensor([[1, 2], [0, 1]]))
+    >>> permute(torch.arange(4), ranks, (1, 0, 2))
+    (tensor([0, 1, 2, 3]), Structure(2 > 4 > 4))
+    """
+    count = len(dims_of(values, structure))
+    places = [k % count if -count <= k < count else k for k in order]
+    if sorted(places) != list(range(count)):
+        raise ShapeError(f"permute takes every dim of {count} once, got {tuple(order)}")
+    for axis in range(len(structure.rows)):
+        own = [k for k, dim in enumerate(dims_of(values, structure)) if dim.axis == axis]
+        found = [k for k in places if k in own]
+        if places[places.index(found[0]) :][: len(own)] != found:
+            raise ShapeError(f"permute: dims {own} must stay side by side, got the order {tuple(places)}: {_STAYS}")
+        values, structure = _reordered(values, structure, axis, [k - own[0] for k in found], own[0])
+    moved: list[int] = []
+    axes: list[int] = []
+    starts: list[int] = []
+    dims = dims_of(values, structure)
+    for place in places:
+        dim = dims[place]
+        if dim.axis is None:
+            moved.append(dim.values_dim)
+        elif dim.axis not in axes:
+            axes.append(dim.axis)
+            starts.append(len(moved))
+            first = structure.dims[dim.axis]
+            moved += range(first, first + structure.rows[dim.axis].takes)
+    if moved == sorted(moved):
+        return values, structure
+    return values.permute(moved), Structure(tuple(structure.rows[axis] for axis in axes), tuple(starts))
+
+
+def flatten(values: Tensor, structure: Structure, start: int, end: int) -> Piece:
+    """Dims `start` to `end` as one: a level left out, positions of all rows, or rows that are longer by a regular dim.
+
+    >>> words = Structure.from_lengths(torch.tensor([2, 1]), torch.tensor([1, 3, 2]))
+    >>> flatten(torch.arange(6), words, 1, 2)[1].lengths()
+    tensor([4, 2])
+    """
+    piece: Piece = (values, structure)
+    # From the last to the first, because rows take in what is behind them.
+    for at in reversed(range(start, end)):
+        piece = _merged(*piece, at)
+    return piece
+
+
+def _reordered(values: Tensor, structure: Structure, axis: int, order: list[int], first: int) -> tuple[Tensor, Structure]:
+    """The dims of one partition in another order: 0 counts the outermost rows, k is ragged by level k - 1."""
+    rows = structure.rows[axis]
+    changed = [k for k, other in enumerate(order) if k != other]
+    if not changed:
+        return values, structure
+    if rows.columns is not None and changed == [rows.depth, rows.depth + 1]:
+        values, structure = compact_axis(values, structure, axis, "permute")
+        return _turned(values, structure, axis)
+    if changed[-1] > rows.depth - 1:
+        raise ShapeError(
+            f"permute: dim {first + changed[-1]} holds the positions of rows and cannot come before what counts them: {_STAYS}"
+        )
+    outermost = changed[-1] + 1
+    sizes = [rows.num_rows(0), *(_equal_counts(rows, level, first + level + 1) for level in range(outermost - 1))]
+    # With no level in between, rows are told by starts and lengths on the device; more levels are host facts.
+    work = rows if outermost == rows.depth and not rows.readable() else rows.at_home("permute")
+    ids = torch.arange(math.prod(sizes), device=work.device).view(sizes).permute(order[:outermost]).reshape(-1)
+    sizes = [sizes[k] for k in order[:outermost]]
+    outer = [torch.arange(math.prod(sizes[:k]) + 1, device=work.device) * sizes[k] for k in range(1, outermost)]
+    found = picked(work, ids, level=outermost - 1, outer=outer, why="permute").to(values.device)
+    for name in ("min", "max"):
+        for level in range(rows.levels):
+            known = sizes[level + 1] if level < outermost - 1 else rows.known(name, level)
+            if known is not None and ids.numel():
+                found.note(name, level, known)
+    for fact in {("total", rows.depth - 1), rows.elements_fact}:
+        if (known := rows.known(*fact)) is not None:
+            found.note(*fact, known)
+    return compact_axis(values, structure.replace(axis, found), axis, "permute")
+
+
+def _equal_counts(rows: Rows, level: int, dim: int) -> int:
+    least, most = rows.min_length(level, "permute"), rows.max_length(level, "permute")
+    if least != most:
+        raise ShapeError(
+            f"permute: dim {dim} has between {least} and {most} parts, and only equal counts can change places: {_STAYS}"
+        )
+    return most
+
+
+def _turned(values: Tensor, structure: Structure, axis: int) -> tuple[Tensor, Structure]:
+    """Every rectangle with its columns as rows."""
+    rows = structure.rows[axis]
+    *outer, inner, columns = rows.offsets
+    turned = Rows((*outer, columns), columns=inner)
+    turned.note(*turned.elements_fact, values.shape[structure.dims[axis]])
+    for name in ("min", "max"):
+        for level, other in ((rows.depth - 1, rows.depth), (rows.depth, rows.depth - 1)):
+            if (known := rows.known(name, level)) is not None:
+                turned.note(name, other, known)
+    row, _ = owners(turned, "permute")
+    *_, column, place = coordinates(turned, "permute")
+    source = rows.where().long().index_select(0, row) + place * rows.counts().long().index_select(0, row) + column
+    return values.index_select(structure.dims[axis], source), structure.replace(axis, turned)
+
+
+def _merged(values: Tensor, structure: Structure | None, at: int) -> Piece:
+    """Dims `at` and `at + 1` as one."""
+    outer, inner = dims_of(values, structure)[at : at + 2]
+    if structure is None or (outer.axis is None and inner.axis is None):
+        behind = None if structure is None else shifted(structure, inner.values_dim, -1)
+        return values.flatten(outer.values_dim, inner.values_dim), behind
+    if inner.axis is None and outer.axis is not None:
+        return _with_regular(values, structure, outer.axis)
+    if outer.axis != inner.axis or inner.axis is None or inner.level is None:
+        raise ShapeError(f"flatten: dim {at + 1} counts rows, and dim {at} does not belong to them: permute it away first")
+    axis, level = inner.axis, inner.level
+    rows = structure.rows[axis]
+    if level == rows.depth:
+        values, structure = compact_axis(values, structure, axis, "flatten")
+        rows = structure.rows[axis]
+        return values, structure.replace(axis, _replaced(rows, rows.depth, (*rows.offsets[: rows.depth - 1], rows.blocks())))
+    if rows.depth == 1:
+        values, structure = compact_axis(values, structure, axis, "flatten")
+        rows = structure.rows[axis]
+        if rows.columns is None:
+            return values, without(structure, axis)
+        owner, _ = owners_and_places(rows.inner_lengths(), rows.total(0, "flatten"))
+        return values, structure.replace(axis, _replaced(rows, 1, (running_sum(rows.counts().index_select(0, owner)),)))
+    if level == 0:
+        return values, structure.replace(axis, rows.below(1))
+    if level == rows.depth - 1:
+        if rows.columns is not None:
+            raise ShapeError(
+                f"flatten: the rows of dim {at + 1} have columns of their own: flatten dims {at + 1} and {at + 2} first"
+            )
+        values, structure = compact_axis(values, structure, axis, "flatten")
+        rows = structure.rows[axis]
+    composed = rows.offsets[level].index_select(0, rows.offsets[level - 1].long())
+    offsets = (*rows.offsets[: level - 1], composed, *rows.offsets[level + 1 :])
+    found = rows_of(offsets, rows.depth - 1, rows.packed, rows.starts, rows.room, {})
+    if (known := rows.known(*rows.extent_fact)) is not None:
+        found.note(*found.extent_fact, known)
+    return values, structure.replace(axis, found)
+
+
+def _with_regular(values: Tensor, structure: Structure, axis: int) -> Piece:
+    """Rows whose last ragged dim takes in the regular dim behind it."""
+    values, structure = compact_axis(values, structure, axis, "flatten")
+    dim, rows = structure.dims[axis], structure.rows[axis]
+    size = values.shape[dim + 1]
+    values = values.flatten(dim, dim + 1)
+    offsets = (*rows.offsets[:-1], rows.offsets[-1].long() * size)
+    found = _replaced(rows, rows.depth, offsets)
+    found.note(*found.elements_fact, values.shape[dim])
+    return values, shifted(structure.replace(axis, found), dim + 1, -1)
+
+
+def _replaced(rows: Rows, depth: int, offsets: Sequence[Tensor]) -> Rows:
+    dtypes = {level.dtype for level in offsets}
+    return rows_of(tuple(o if len(dtypes) == 1 else o.long() for o in offsets), depth, True, None, None, {})
+
+
+def moved(count: int, source: int | Sequence[int], destination: int | Sequence[int]) -> tuple[int, ...]:
+    """The order of `count` dims after `torch.movedim`.
+
+    >>> moved(3, 0, -1)
+    (1, 2, 0)
+    """
+    # torch knows the rules; sizes that all differ tell which dim went where.
+    sizes = torch.empty(tuple(range(count)), device="meta")
+    taken, put = ([k] if isinstance(k, int) else list(k) for k in (source, destination))
+    try:
+        return tuple(torch.movedim(sizes, taken, put).shape)
+    except (IndexError, RuntimeError) as error:
+        raise ShapeError(f"movedim: dims {source} of {count} cannot go to {destination}: {error}") from None

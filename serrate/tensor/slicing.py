@@ -1,0 +1,225 @@
+"""A range of every row: `jt[:, a:b]`, on any dim.
+
+In: values, their structure, a dim and a slice. Out: the values with a structure of what the slice leaves: in place by starts and
+lengths wherever positions stay in order and side by side, a copy where the slice has a step.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from serrate.errors import ShapeError
+from serrate.tensor.picking import picked, regathered, runs, sum_of
+from serrate.tensor.positions import compact_axis
+from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
+from serrate.tensor.structure import Dim, Structure
+from serrate.tensor.taking import Piece, shifted
+
+_FAR = 2**62
+"""Beyond every row, and yet no sum with a length wraps around."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """A slice whose parts are ints; `start` and `stop` may be left out, as in Python.
+
+    >>> Range.of(slice(-2, None))
+    Range(start=-2, stop=None, step=1)
+    """
+
+    start: int | None
+    stop: int | None
+    step: int
+
+    @classmethod
+    def of(cls, key: slice) -> Range:
+        """The range that a slice spells.
+
+        >>> Range.of(slice(None, None, 0))
+        Traceback (most recent call last):
+        serrate.errors.ShapeError: a slice cannot have step 0
+        """
+        start, stop, step = (None if part is None else operator.index(part) for part in (key.start, key.stop, key.step))
+        if step == 0:
+            raise ShapeError("a slice cannot have step 0")
+        return cls(start, stop, 1 if step is None else step)
+
+    def whole(self) -> bool:
+        """Whether nothing is cut away."""
+        return self.start in (None, 0) and self.stop is None and self.step == 1
+
+    def of_rows(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Where it starts in rows of these lengths, and how many positions it takes: `slice.indices` for every row at once.
+
+        >>> Range.of(slice(-2, None)).of_rows(torch.tensor([1, 5]))
+        (tensor([0, 3]), tensor([1, 2]))
+        """
+        lengths = lengths.long()
+        forward = self.step > 0
+        low, high = (0, lengths) if forward else (-1, lengths - 1)
+
+        def bound(given: int | None, otherwise: Tensor) -> Tensor:
+            if given is None:
+                return otherwise
+            given = max(-_FAR, min(given, _FAR))
+            there = lengths + given if given < 0 else torch.full_like(lengths, given)
+            return torch.minimum(there.clamp(min=low), high)
+
+        least = torch.full_like(lengths, low)
+        first = bound(self.start, least if forward else high)
+        last = bound(self.stop, high if forward else least)
+        span = last - first if forward else first - last
+        step = abs(self.step)
+        return first, ((span + step - 1) // step).clamp(min=0)
+
+    def length_of(self, length: int) -> int:
+        """How many positions it takes of a row of this length."""
+        return len(range(length)[self.start : self.stop : self.step])
+
+    def monotone(self) -> bool:
+        """Whether it takes no less from a longer row, so that the longest row stays the longest."""
+        start, stop = (self.start, self.stop) if self.step > 0 else (self.stop, self.start)
+        return not (start is not None and start < 0 and stop is not None and stop >= 0)
+
+
+def slice_dim(values: Tensor, structure: Structure | None, dim: Dim, key: slice, why: str) -> Piece:
+    """What a slice leaves of one dim.
+
+    >>> from serrate.tensor import JaggedTensor
+    >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
+    >>> slice_dim(jt.values, jt.structure, jt.dims[1], slice(1), "jt[:, a:b]")
+    (tensor([0, 1, 2, 3, 4]), Structure(2 > ?, with gaps))
+    """
+    part = Range.of(key)
+    if part.whole():
+        return values, structure
+    if structure is None or dim.axis is None:
+        return _regular(values, dim.values_dim, part), structure
+    rows, where = structure.rows[dim.axis], structure.dims[dim.axis]
+    if dim.level is None:
+        return _components(values, structure, dim.axis, part, why)
+    if dim.level < rows.depth - 1:
+        return _parts(values, structure, dim.axis, dim.level, part, why)
+    if dim.level == rows.depth:
+        values, rows = _columns(values, where, rows, part, why)
+        return values, shifted(structure.replace(dim.axis, rows), where + 1, rows.takes - structure.rows[dim.axis].takes)
+    if part.step == 1:
+        return values, structure.replace(dim.axis, _in_place(rows, part))
+    first, lengths = part.of_rows(rows.inner_lengths())
+    owner, place = owners_and_places(lengths, sum_of(lengths, _uniform(rows, dim.level, part), why))
+    place = first.index_select(0, owner) + place * part.step
+    values, rows = regathered(values, where, rows, running_sum(lengths), owner, place, why)
+    return values, structure.replace(dim.axis, rows)
+
+
+def slice_rows(values: Tensor, structure: Structure, axis: int, start: int, stop: int, why: str) -> Piece:
+    """Components `start` to `stop` of a partitioned dim, without a copy.
+
+    >>> from serrate.tensor import JaggedTensor
+    >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
+    >>> slice_rows(jt.values, jt.structure, 0, 1, 2, "split")
+    (tensor([3, 4]), Structure(1 > 2))
+    """
+    part, first, last = structure.rows[axis].narrow(start, stop, why=why)
+    return values.narrow(structure.dims[axis], first, last - first), structure.replace(axis, part)
+
+
+def _regular(values: Tensor, dim: int, part: Range) -> Tensor:
+    if part.step > 0:
+        return values[(*(slice(None),) * dim, slice(part.start, part.stop, part.step))]
+    taken = range(values.shape[dim])[part.start : part.stop : part.step]
+    return values.index_select(dim, torch.tensor(list(taken), dtype=torch.int64, device=values.device))
+
+
+def _components(values: Tensor, structure: Structure, axis: int, part: Range, why: str) -> Piece:
+    rows = structure.rows[axis]
+    taken = range(rows.num_rows(0))[part.start : part.stop : part.step]
+    if part.step == 1:
+        return slice_rows(values, structure, axis, taken.start, max(taken.start, taken.stop), why)
+    found = pick_rows(values, structure, axis, torch.tensor(list(taken), dtype=torch.int64), why)
+    return found if part.step > 0 else compact_axis(*found, axis, why)
+
+
+def pick_rows(values: Tensor, structure: Structure, axis: int, ids: Tensor, why: str) -> tuple[Tensor, Structure]:
+    """Components of a partitioned dim by their numbers, on the CPU; they are described in place, in any order.
+
+    >>> from serrate.tensor import JaggedTensor
+    >>> jt = JaggedTensor.from_lengths(torch.arange(5), [1, 2, 2])
+    >>> pick_rows(jt.values, jt.structure, 0, torch.tensor([0, 2]), "jt[rows]")
+    (tensor([0, 1, 2, 3, 4]), Structure(2 > ?, with gaps))
+    """
+    rows = structure.rows[axis]
+    found = picked(rows.at_home(why), ids, level=0, outer=(), why=why)
+    return values, structure.replace(axis, found.to(values.device))
+
+
+def _parts(values: Tensor, structure: Structure, axis: int, level: int, part: Range, why: str) -> Piece:
+    rows = structure.rows[axis]
+    uniform = _uniform(rows, level, part)
+    work = rows if uniform is not None and not rows.readable() else rows.at_home(why)
+    first, lengths = part.of_rows(work.lengths(level))
+    owner, place = owners_and_places(lengths, sum_of(lengths, uniform, why))
+    ids = (work.offsets[level][:-1] + first).long().index_select(0, owner) + place * part.step
+    found = picked(work, ids, level=level + 1, outer=(*work.offsets[:level], running_sum(lengths)), why=why)
+    _note_cut(rows, found, level, part)
+    whole = structure.replace(axis, found.to(values.device))
+    return (values, whole) if part.step > 0 else compact_axis(values, whole, axis, why)
+
+
+def _in_place(rows: Rows, part: Range) -> Rows:
+    level = rows.depth - 1
+    first, lengths = part.of_rows(rows.inner_lengths())
+    where = rows.where()
+    starts = where + (first if rows.columns is None or not rows.packed else first * rows.counts())
+    offsets = list(rows.offsets)
+    offsets[level] = running_sum(lengths).to(rows.offsets[0].dtype)
+    # Rows that keep their beginnings keep the room they have in padded storage.
+    room = rows.room if part.start in (None, 0) else None
+    found = rows_of(tuple(offsets), rows.depth, rows.packed, starts.to(where.dtype), room, {})
+    _note_cut(rows, found, level, part)
+    return found
+
+
+def _columns(values: Tensor, dim: int, rows: Rows, part: Range, why: str) -> tuple[Tensor, Rows]:
+    first, counts = part.of_rows(rows.counts())
+    columns = running_sum(counts).to(rows.offsets[0].dtype)
+    offsets = (*rows.offsets[: rows.depth], columns)
+    if not rows.packed and part.step > 0 and (part.start is None or part.start >= 0):
+        # Every row's columns begin at the same place of the next dim, so that can be cut for all of them.
+        found = rows_of(offsets, rows.depth, False, rows.starts, rows.room, {})
+        _note_cut(rows, found, rows.depth, part)
+        return _regular(values, dim + 1, Range(part.start, None, part.step)), found
+    found = rows_of(offsets, rows.depth, True, None, None, {})
+    _note_cut(rows, found, rows.depth, part)
+    owner, place = owners_and_places(rows.inner_lengths(), rows.total(rows.depth - 1, why))
+    start = rows.where().long().index_select(0, owner)
+    if rows.packed:
+        start += place * rows.counts().index_select(0, owner)
+    else:
+        start = (start + place) * values.shape[dim + 1]
+        values = values.flatten(dim, dim + 1)
+    lengths = counts.index_select(0, owner)
+    total = sum_of(lengths, _uniform(rows, rows.depth, part), why)
+    found.note(*found.elements_fact, total)
+    return runs(values, dim, start + first.index_select(0, owner), lengths, total, part.step), found
+
+
+def _uniform(rows: Rows, level: int, part: Range) -> int | None:
+    length = rows.uniform(level)
+    return None if length is None else part.length_of(length)
+
+
+def _note_cut(rows: Rows, found: Rows, level: int, part: Range) -> None:
+    """What is known of lengths stays known on the levels that were not cut, and on that one if the longest row stays so."""
+    for name in ("min", "max"):
+        for own in range(rows.levels):
+            known = rows.known(name, own)
+            if known is None or (own == level and not part.monotone()) or (own > level and level < rows.depth - 1):
+                continue
+            found.note(name, own, part.length_of(int(known)) if own == level else known)
+    if level == rows.depth and (known := rows.known("total", rows.depth - 1)) is not None:
+        found.note("total", rows.depth - 1, known)

@@ -1,0 +1,158 @@
+"""`jt[key] = x`: written into the values, where the key leaves a part of them and no copy.
+
+In: values, their structure, a key, and a number, a tensor or a ragged tensor. Out: nothing; the values hold what was written, and
+holes hold what they held.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from serrate.errors import CallError, DeviceError, ShapeError, StructureMismatch
+from serrate.tensor.accessors import Accessors
+from serrate.tensor.indexing import axis_of_mask, dims_of, follow
+from serrate.tensor.keys import keys_of
+from serrate.tensor.masking import check_mask, existing, storage_mask
+from serrate.tensor.padding import check_padded, unpad
+from serrate.tensor.positions import compact
+from serrate.tensor.structure import Structure
+
+_WHY = "jt[key] = x"
+
+
+def setitem(values: Tensor, structure: Structure, key: Any, x: Any) -> None:
+    """Writes into the positions that `jt[key]` holds.
+
+    >>> from serrate.tensor import JaggedTensor
+    >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
+    >>> setitem(jt.values, jt.structure, (slice(None), slice(1)), -1)
+    >>> jt.values
+    tensor([-1,  1,  2, -1,  4])
+    """
+    keys = keys_of(key, len(dims_of(values, structure)), _WHY)
+    mask = next((each for each in keys if isinstance(each, Accessors)), None)
+    before = keys if mask is None else keys[: keys.index(mask)]
+    (target, rest), at = follow((values, structure), before, in_place=True)
+    if not _within(target, values):
+        raise CallError(
+            f"{_WHY}: the key takes a copy, and what is written there is lost: use slices without a step for positions of rows "
+            "(jt[:, i:i+1] for jt[:, i]), a ragged mask, or write into jt.values"
+        )
+    if mask is not None:
+        after = keys[len(before) + 1 :]
+        if any(each != slice(None) for each in after):
+            raise CallError(f"{_WHY}: nothing but ':' may follow a ragged mask: write into jt[..., i] with the mask first")
+        axis = axis_of_mask(target, rest, at, mask, _WHY)
+        assert rest is not None
+        check_mask(rest, axis, mask, _WHY)
+        _write_where(target, rest, storage_mask(target, rest, axis, mask, _WHY), x)
+    elif rest is None:
+        _write_dense(target, x)
+    else:
+        _write_ragged(target, rest, x)
+
+
+def _within(target: Tensor, values: Tensor) -> bool:
+    return target.untyped_storage().data_ptr() == values.untyped_storage().data_ptr()
+
+
+def _write_dense(target: Tensor, x: Any) -> None:
+    if isinstance(x, Accessors):
+        raise ShapeError(f"{_WHY}: nothing ragged is left at the key, but x has shape {x.shape}: give a tensor or a number")
+    target.copy_(_fitting(_tensor(x, target), target.shape, "the key leaves"))
+
+
+def _write_ragged(target: Tensor, structure: Structure, x: Any) -> None:
+    dims = dims_of(target, structure)
+    if not isinstance(x, Accessors):
+        x = _tensor(x, target)
+        if x.dim() <= _trailing(target, structure):
+            _write_where(target, structure, None, x)
+            return
+        source = _unpadded(x, target, structure)
+    else:
+        if not structure.back_to_back().same_rows(x.structure.back_to_back(), why=_WHY):
+            raise StructureMismatch(f"{_WHY}: x must have the rows that the key leaves: {structure}, got {x.structure}")
+        source, _ = compact(x.values, x.structure, _WHY)
+    packed = target.dim() - sum(rows.takes - 1 for rows in structure.rows)
+    if source.dim() != packed:
+        raise ShapeError(f"{_WHY}: x must have {len(dims)} dims, as the key leaves, got {len(dims) + source.dim() - packed}")
+    there = existing(target, structure)
+    if there is None:
+        target.copy_(_fitting(source, target.shape, "the values at the key have"))
+        return
+    # Rows lie in order, so that the positions of the storage that exist are met in the order of the rows.
+    room = list(source.shape)
+    for dim in dims:
+        if dim.axis is None:
+            at = dim.values_dim - sum(
+                r.takes - 1 for d, r in zip(structure.dims, structure.rows, strict=True) if d < dim.values_dim
+            )
+            room[at] = target.shape[dim.values_dim]
+    source = _fitting(source, torch.Size(room), "the values at the key have")
+    target.masked_scatter_(there.expand(target.shape), source.to(target.dtype).contiguous())
+
+
+def _write_where(target: Tensor, structure: Structure, mask: Tensor | None, x: Any) -> None:
+    if isinstance(x, Accessors):
+        raise CallError(
+            f"{_WHY}: a masked write takes a number or a tensor for every position, got a ragged tensor: use torch.where"
+        )
+    x = _tensor(x, target)
+    inner = target.shape[target.dim() - _trailing(target, structure) :]
+    x = _fitting(x, inner, "every position holds")
+    there = existing(target, structure)
+    if mask is not None:
+        there = mask if there is None else mask & there
+    target.copy_(x if there is None else torch.where(there, x.to(target.dtype), target))
+
+
+def _unpadded(x: Tensor, target: Tensor, structure: Structure) -> Tensor:
+    """Dense values with every dim of the tensor, those of size 1 stretched, as the rows they lie on."""
+    packed, dims = structure.back_to_back(), dims_of(target, structure)
+    if x.dim() != len(dims):
+        raise ShapeError(
+            f"{_WHY}: a tensor must have the dims behind the ragged ones, or all {len(dims)} that the key leaves; "
+            f"got shape {tuple(x.shape)}"
+        )
+    sizes = []
+    for dim, size in zip(dims, x.shape, strict=True):
+        if size != 1:
+            sizes.append(size)
+        elif dim.axis is None:
+            sizes.append(target.shape[dim.values_dim])
+        elif dim.level is None:
+            sizes.append(structure.rows[dim.axis].num_rows(0))
+        else:
+            sizes.append(max(1, structure.rows[dim.axis].max_length(dim.level, _WHY)))
+    x = x.expand(sizes)
+    check_padded(x, packed, read_lengths=True)
+    return unpad(x, packed)
+
+
+def _trailing(target: Tensor, structure: Structure) -> int:
+    return target.dim() - structure.dims[-1] - structure.rows[-1].takes
+
+
+def _tensor(x: Any, target: Tensor) -> Tensor:
+    if not isinstance(x, Tensor):
+        try:
+            if isinstance(x, int | float | complex):
+                # Made on the device, where a copy of the number would wait for it.
+                return torch.full((), x, dtype=target.dtype, device=target.device)
+            return torch.as_tensor(x, dtype=target.dtype, device=target.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise CallError(f"{_WHY}: x must be a number, a tensor or a ragged tensor, got {type(x).__name__}") from None
+    if x.device != target.device and x.dim() > 0:
+        raise DeviceError(f"{_WHY}: x is on {x.device}, but the values are on {target.device}: move one of them")
+    return x.to(target.device)
+
+
+def _fitting(x: Tensor, shape: torch.Size, who: str) -> Tensor:
+    try:
+        return x.expand(shape)
+    except RuntimeError:
+        raise ShapeError(f"{_WHY}: x of shape {tuple(x.shape)} does not fit: {who} shape {tuple(shape)}") from None
