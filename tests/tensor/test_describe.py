@@ -9,6 +9,7 @@ import io
 import itertools
 import math
 import statistics
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from serrate.errors import SyncError
 from serrate.tensor import JaggedTensor, Structure, no_sync
 from serrate.tensor.distribution import bins, fitting
+from tests.tensor.compositions import ragged
 from tests.tensor.shown import SHOWN, unread
 
 LENGTHS = st.one_of(
@@ -171,3 +173,13 @@ def test_describing_is_a_host_copy() -> None:
     jt.unbind()
     with no_sync(strict=True):
         assert jt.describe().dims[0].max_length == 4
+
+
+@given(ragged())
+def test_any_composition_is_described(drawn_one: tuple[JaggedTensor, list[Any]]) -> None:
+    jt, _ = drawn_one
+    found, padded = jt.describe(), jt.to_padded()
+    assert found.padded_bytes == padded.numel() * padded.element_size()
+    assert found.total_elements == jt.total_elements
+    assert [dim.total for dim in found.dims] == [int(jt.structure.lengths(level).sum()) for level in range(jt.structure.levels)]
+    assert len(str(found).splitlines()) > 3

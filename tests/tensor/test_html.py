@@ -6,6 +6,7 @@ In: tensors of every composition and large ones. Out: failures where the picture
 from __future__ import annotations
 
 import re
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from serrate.tensor import JaggedTensor, Structure, no_sync
 from serrate.tensor.picture import picture
+from tests.tensor.compositions import ragged
 from tests.tensor.shown import SHOWN, unread
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -129,3 +131,11 @@ def test_unread_lengths_are_not_read() -> None:
         assert "the lengths are not on the host" in html and "svg" not in html
         ElementTree.fromstring(html)
     assert "svg" in unread("cpu")._repr_html_()
+
+
+@given(ragged())
+def test_any_composition_is_drawn_inside_its_frame(drawn: tuple[JaggedTensor, list[Any]]) -> None:
+    svg = parsed(drawn[0]._repr_html_())
+    for box in svg.iter(SVG + "rect"):
+        x, y, width, height = (float(box.attrib[name]) for name in ("x", "y", "width", "height"))
+        assert x >= 0 and x + width <= 640 and y >= 0 and y + height <= float(svg.attrib["height"])

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serrate.tensor import JaggedTensor
+from tests.tensor.compositions import ragged
 from tests.tensor.shown import SHOWN
 
 
@@ -91,3 +92,18 @@ def test_tensors_of_many_dims_stay_short() -> None:
     jt = JaggedTensor.from_lengths(torch.zeros(1000, 8, 8), torch.full((10, 10), 10))
     assert len(str(jt).splitlines()) < 600
     assert rows_of(str(JaggedTensor.from_lengths(torch.arange(100).view(100, 1), torch.full((10, 10), 1))))[2] is ...
+
+
+@given(ragged())
+def test_rows_of_any_composition_can_be_read_back(drawn: tuple[JaggedTensor, list[Any]]) -> None:
+    jt, model = drawn
+    edge = 3 if jt.ndim <= 3 else 2
+
+    def cut(items: Any) -> Any:
+        if not isinstance(items, list):
+            return items
+        kept = items if len(items) <= 2 * edge else [*items[:edge], ..., *items[-edge:]]
+        return [each if each is ... else cut(each) for each in kept]
+
+    assert rows_of(str(jt)) == cut(model)
+    assert repr(jt).startswith(f"JaggedTensor(shape={jt.shape}, ")
