@@ -25,7 +25,7 @@ from serrate.ir.recipes import Largest
 from serrate.ir.transforms import Merge
 from serrate.runtime.arrays import derive, remembered
 from serrate.tensor import Structure
-from serrate.tensor.agreement import require_same_offsets
+from serrate.tensor.checks.agreement import require_same_offsets
 from serrate.tensor.sync import host_copy, on_host
 
 T = TypeVar("T")

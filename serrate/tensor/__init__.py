@@ -5,11 +5,11 @@ In: values with offsets, lengths, padding or lists. Out: `JaggedTensor`, `Struct
 """
 
 from serrate.tensor import pytree as _registers_with_pytrees  # noqa: F401
-from serrate.tensor import saving as _registers_with_pickle  # noqa: F401
 from serrate.tensor import spellings as _installs_on_import  # noqa: F401
-from serrate.tensor.batching import collate
-from serrate.tensor.deferred import wait_for_checks
-from serrate.tensor.files import load_safetensors, save_safetensors
+from serrate.tensor.checks.deferred import wait_for_checks
+from serrate.tensor.interop import saving as _registers_with_pickle  # noqa: F401
+from serrate.tensor.interop.batching import collate
+from serrate.tensor.interop.files import load_safetensors, save_safetensors
 from serrate.tensor.jagged import JaggedTensor
 from serrate.tensor.joining import cat, stack
 from serrate.tensor.sizes import RaggedSize

@@ -17,8 +17,8 @@ from serrate.tensor.interop import arrow_lists, awkward_arrays, boundaries, keye
 from serrate.tensor.interop.boundaries import CuSeqlens, GroupEnds
 from serrate.tensor.interop.copying import Copying
 from serrate.tensor.interop.keyed import Keyed
+from serrate.tensor.interop.memory import parts, pinned, share, shared
 from serrate.tensor.lists import to_numbers
-from serrate.tensor.memory import parts, pinned, share, shared
 
 
 class Bridges(Constructors):

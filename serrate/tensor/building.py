@@ -14,10 +14,8 @@ from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, StructureError
 from serrate.tensor.chain import chain_from_lengths, chain_from_offsets
-from serrate.tensor.deferred import poll
-from serrate.tensor.rows import Rows
-from serrate.tensor.sync import host_copy, on_host
-from serrate.tensor.validate import (
+from serrate.tensor.checks.deferred import poll
+from serrate.tensor.checks.validate import (
     LARGEST,
     Found,
     Known,
@@ -35,6 +33,8 @@ from serrate.tensor.validate import (
     known_of,
     moment,
 )
+from serrate.tensor.rows import Rows
+from serrate.tensor.sync import host_copy, on_host
 
 PerLevel = int | Sequence[int | None] | None
 """A length known to the caller: of the innermost level, or one for each level (None where it is not known)."""

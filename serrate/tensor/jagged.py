@@ -13,19 +13,19 @@ from torch import Tensor
 
 from serrate.errors import CallError
 from serrate.tensor.bridges import Bridges
-from serrate.tensor.describe import Description, describe
 from serrate.tensor.hints import NO_HINTS, AccessPattern, Distribution, Hints, Reuse, more_hints
-from serrate.tensor.html import as_html
-from serrate.tensor.indexing import getitem
+from serrate.tensor.indexing.reading import getitem
+from serrate.tensor.indexing.writing import setitem
 from serrate.tensor.padding import pad
 from serrate.tensor.positions import compact, coordinates, row_ids
-from serrate.tensor.preview import preview
-from serrate.tensor.printing import printed
 from serrate.tensor.reordering import flatten, permute
+from serrate.tensor.showing.describe import Description, describe
+from serrate.tensor.showing.html import as_html
+from serrate.tensor.showing.preview import preview
+from serrate.tensor.showing.printing import printed
 from serrate.tensor.splitting import split, unbind
 from serrate.tensor.structure import Structure
 from serrate.tensor.taking import Piece, take_all
-from serrate.tensor.writing import setitem
 
 _operators: dict[Callable[..., Any], Callable[..., Any]] = {}
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, DtypeError, ShapeError, StructureMismatch
 from serrate.tensor.hints import NO_HINTS, Hints
-from serrate.tensor.indexing import place_of_new_dim
+from serrate.tensor.indexing.picking import picked
+from serrate.tensor.indexing.reading import place_of_new_dim
 from serrate.tensor.jagged import JaggedTensor
-from serrate.tensor.picking import picked
 from serrate.tensor.positions import compact, compact_axis
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.structure import Structure

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DeviceError
-from serrate.tensor.validate import check_values_form
+from serrate.tensor.checks.validate import check_values_form
 
 Levels = Tensor | Sequence[Any]
 """Offsets or lengths: a tensor, numbers in a list, or for nested rows a sequence of tensors, outermost first."""

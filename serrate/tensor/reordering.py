@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from serrate.errors import ShapeError
-from serrate.tensor.indexing import dims_of
-from serrate.tensor.picking import picked
+from serrate.tensor.indexing.picking import picked
+from serrate.tensor.indexing.reading import dims_of
 from serrate.tensor.positions import compact_axis, coordinates, owners
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.structure import Structure

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from serrate.errors import ShapeError
-from serrate.tensor.indexing import dims_of
-from serrate.tensor.selecting import select
-from serrate.tensor.slicing import slice_dim
+from serrate.tensor.indexing.reading import dims_of
+from serrate.tensor.indexing.selecting import select
+from serrate.tensor.indexing.slicing import slice_dim
 from serrate.tensor.structure import Structure
 from serrate.tensor.taking import Piece, take_all
 

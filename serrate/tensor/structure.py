@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from serrate.errors import DeviceError, ShapeError, StructureError
-from serrate.tensor.agreement import rows_agree
 from serrate.tensor.building import Building
-from serrate.tensor.extents import check_extent
+from serrate.tensor.checks.agreement import rows_agree
+from serrate.tensor.checks.extents import check_extent
+from serrate.tensor.checks.validate import check_values_form
 from serrate.tensor.rows import Rows
 from serrate.tensor.sync import on_host
-from serrate.tensor.validate import check_values_form
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from enum import IntEnum
 from torch import Tensor
 
 from serrate.errors import SyncError
-from serrate.tensor.deferred import poll
+from serrate.tensor.checks.deferred import poll
 
 
 class _Mode(IntEnum):

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor.checks.validate import Moment, check_offsets, check_starts
 from serrate.tensor.rows import Rows, rows_of
-from serrate.tensor.validate import Moment, check_offsets, check_starts
 
 KINDS = (
     "one level",

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, DtypeError, ShapeError, StructureError
-from serrate.tensor import mistakes
-from serrate.tensor.deferred import arrives, later
+from serrate.tensor.checks import mistakes
+from serrate.tensor.checks.deferred import arrives, later
 from serrate.tensor.sync import host_copy, on_host
 
 Validate = bool | Literal["deferred"] | None

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from serrate.errors import FormatError
+from serrate.tensor.checks.validate import Moment, check_form, check_offsets, check_starts
 from serrate.tensor.hints import Hints
 from serrate.tensor.jagged import JaggedTensor
 from serrate.tensor.rows import Rows, rows_of
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import on_host
-from serrate.tensor.validate import Moment, check_form, check_offsets, check_starts
 
 _Facts = dict[tuple[str, int], float]
 _Form = tuple[int, bool, int | None]

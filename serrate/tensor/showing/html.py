@@ -10,9 +10,9 @@ from html import escape
 
 from torch import Tensor
 
-from serrate.tensor.describe import padded_positions, percent
 from serrate.tensor.hints import Hints
-from serrate.tensor.picture import picture
+from serrate.tensor.showing.describe import padded_positions, percent
+from serrate.tensor.showing.picture import picture
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import may_copy
 

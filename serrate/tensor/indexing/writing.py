@@ -13,9 +13,9 @@ from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, ShapeError, StructureMismatch
 from serrate.tensor.accessors import Accessors
-from serrate.tensor.indexing import axis_of_mask, dims_of, follow
-from serrate.tensor.keys import keys_of
-from serrate.tensor.masking import check_mask, existing, storage_mask
+from serrate.tensor.indexing.keys import keys_of
+from serrate.tensor.indexing.masking import check_mask, existing, storage_mask
+from serrate.tensor.indexing.reading import axis_of_mask, dims_of, follow
 from serrate.tensor.padding import check_padded, unpad
 from serrate.tensor.positions import compact
 from serrate.tensor.structure import Structure

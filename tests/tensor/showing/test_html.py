@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serrate.tensor import JaggedTensor, Structure, no_sync
-from serrate.tensor.picture import picture
-from tests.tensor.compositions import ragged
+from serrate.tensor.showing.picture import picture
+from tests.tensor.models import KINDS, ragged
 from tests.tensor.shown import SHOWN, unread
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -133,7 +133,7 @@ def test_unread_lengths_are_not_read() -> None:
     assert "svg" in unread("cpu")._repr_html_()
 
 
-@given(ragged())
+@given(ragged(*KINDS))
 def test_any_composition_is_drawn_inside_its_frame(drawn: tuple[JaggedTensor, list[Any]]) -> None:
     svg = parsed(drawn[0]._repr_html_())
     for box in svg.iter(SVG + "rect"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from serrate.errors import ShapeError
-from serrate.tensor.deferred import arrives, later
+from serrate.tensor.checks.deferred import arrives, later
 from serrate.tensor.rows import Rows
 
 _WHY = "checking values"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import RowError
-from serrate.tensor.picking import picked
+from serrate.tensor.indexing.picking import picked
 from serrate.tensor.rows import Rows, owners_and_places, rows_of
 from serrate.tensor.structure import Dim, Structure
 from serrate.tensor.taking import Piece, shifted, take_component, without

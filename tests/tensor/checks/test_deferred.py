@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import serrate
 from serrate.errors import SerrateError, ShapeError, StructureError, StructureMismatch, SyncError
-from serrate.tensor import JaggedTensor, Structure, deferred, no_sync, wait_for_checks
+from serrate.tensor import JaggedTensor, Structure, no_sync, wait_for_checks
+from serrate.tensor.checks import deferred
 from serrate.tensor.sync import host_copy
 
 T = torch.tensor

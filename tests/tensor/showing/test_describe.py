@@ -20,8 +20,8 @@ from torch import Tensor
 
 from serrate.errors import SyncError
 from serrate.tensor import JaggedTensor, Structure, no_sync
-from serrate.tensor.distribution import bins, fitting
-from tests.tensor.compositions import ragged
+from serrate.tensor.showing.distribution import bins, fitting
+from tests.tensor.models import KINDS, ragged
 from tests.tensor.shown import SHOWN, unread
 
 LENGTHS = st.one_of(
@@ -175,7 +175,7 @@ def test_describing_is_a_host_copy() -> None:
         assert jt.describe().dims[0].max_length == 4
 
 
-@given(ragged())
+@given(ragged(*KINDS))
 def test_any_composition_is_described(drawn_one: tuple[JaggedTensor, list[Any]]) -> None:
     jt, _ = drawn_one
     found, padded = jt.describe(), jt.to_padded()

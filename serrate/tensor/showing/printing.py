@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from serrate.tensor.hints import Hints
-from serrate.tensor.preview import facts, preview
+from serrate.tensor.showing.preview import facts, preview
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import may_copy
 from serrate.tensor.taking import count, take

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from serrate.tensor.distribution import Bin, bins, fitting
 from serrate.tensor.hints import Distribution
 from serrate.tensor.rows import Rows
+from serrate.tensor.showing.distribution import Bin, bins, fitting
 from serrate.tensor.structure import Structure
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, DtypeError, SerrateError, ShapeError, StructureError
 from serrate.tensor import JaggedTensor, Structure, wait_for_checks
-from serrate.tensor.validate import Validate
+from serrate.tensor.checks.validate import Validate
 
 T = torch.tensor
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serrate.tensor import JaggedTensor
-from tests.tensor.compositions import ragged
+from tests.tensor.models import KINDS, ragged
 from tests.tensor.shown import SHOWN
 
 
@@ -94,7 +94,7 @@ def test_tensors_of_many_dims_stay_short() -> None:
     assert rows_of(str(JaggedTensor.from_lengths(torch.arange(100).view(100, 1), torch.full((10, 10), 1))))[2] is ...
 
 
-@given(ragged())
+@given(ragged(*KINDS))
 def test_rows_of_any_composition_can_be_read_back(drawn: tuple[JaggedTensor, list[Any]]) -> None:
     jt, model = drawn
     edge = 3 if jt.ndim <= 3 else 2

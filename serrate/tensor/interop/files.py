@@ -19,8 +19,8 @@ from torch import Tensor
 from serrate.errors import CallError, DtypeError, FormatError
 from serrate.tensor.hints import Hints
 from serrate.tensor.interop.compositions import package
+from serrate.tensor.interop.saving import load_rows, load_structure, rows_apart
 from serrate.tensor.jagged import JaggedTensor
-from serrate.tensor.saving import load_rows, load_structure, rows_apart
 from serrate.tensor.structure import Structure
 
 _KEY = "serrate"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import StructureMismatch
-from serrate.tensor.deferred import arrives, later
+from serrate.tensor.checks.deferred import arrives, later
 from serrate.tensor.rows import Rows
 from serrate.tensor.sync import on_host
 
