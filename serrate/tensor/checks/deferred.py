@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -158,7 +159,7 @@ def _place_of_user() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-_PACKAGE = os.path.dirname(os.path.dirname(_place_of_user.__code__.co_filename)) + os.sep
+_PACKAGE = str(Path(_place_of_user.__code__.co_filename).parents[2]) + os.sep
 
 
 def _forget() -> None:
