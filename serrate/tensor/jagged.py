@@ -154,16 +154,20 @@ class JaggedTensor(Bridges):
         """
         return pad(self._values, self._structure, fill)
 
-    def to_format(self, format: str) -> JaggedTensor:
-        """The same rows stored another way: `csr` back to back, `padded` each with the room of the longest.
+    def to_format(self, format: str) -> Any:
+        """The same rows stored another way: `csr` back to back, `padded` each with the room of the longest; as a ragged tensor,
+        itself if it is stored so already. Or `nested`: a list of tensors, as `to_list` gives it.
 
-        Itself if it is stored so already.
-
-        >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).to_format("padded").values
+        >>> jt = JaggedTensor.from_lengths(torch.arange(3), [2, 1])
+        >>> jt.to_format("padded").values
         tensor([0, 1, 2, 0])
+        >>> jt.to_format("nested")
+        [tensor([0, 1]), tensor([2])]
         """
-        if format not in ("csr", "padded"):
+        if format not in ("csr", "padded", "nested"):
             raise CallError(f"to_format: {format!r} is not one of 'csr', 'padded' and 'nested'")
+        if format == "nested":
+            return self.to_list()
         if format == self.format:
             return self
         if format == "csr":
