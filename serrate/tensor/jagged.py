@@ -40,6 +40,15 @@ def install_operators(functions: Mapping[Callable[..., Any], Callable[..., Any]]
     _operators.update(functions)
 
 
+def installed_operators() -> frozenset[Callable[..., Any]]:
+    """The torch functions that take a JaggedTensor.
+
+    >>> torch.cat in installed_operators()
+    True
+    """
+    return frozenset(_operators)
+
+
 class JaggedTensor(Bridges):
     """Rows of different lengths, back to back in `values`; a one-level tensor of shape `[B, r0, *inner]` is
 
