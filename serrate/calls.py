@@ -27,8 +27,8 @@ from serrate.tensor import JaggedTensor
 from serrate.tensor.hints import NO_HINTS
 from serrate.tensor.jagged import trusted
 
-READY = 128
-"""How many prepared calls are remembered for one function; the least recently used goes first."""
+READY = 32
+"""How many prepared calls are remembered for one function; the oldest goes first. Each keeps its structures alive."""
 
 
 class Ready:
