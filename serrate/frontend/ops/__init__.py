@@ -104,11 +104,16 @@ from serrate.frontend.ops.routing import (
     group_by,
     index_add,
     invert,
-    topk,
 )
 from serrate.frontend.ops.scans import (
     cumprod,
     cumsum,
+)
+from serrate.frontend.ops.sorting import (
+    ValuesIndices,
+    argsort,
+    sort,
+    topk,
 )
 from serrate.frontend.ops.structure import (
     as_flattened,
@@ -127,6 +132,7 @@ from serrate.frontend.ops.structure import (
 )
 
 __all__ = [
+    "ValuesIndices",
     "abs",
     "add",
     "addcmul",
@@ -136,6 +142,7 @@ __all__ = [
     "any",
     "argmax",
     "argmin",
+    "argsort",
     "as_flattened",
     "as_nested",
     "as_product",
@@ -218,6 +225,7 @@ __all__ = [
     "softmax",
     "softmax_states",
     "softplus",
+    "sort",
     "sqrt",
     "square",
     "squeeze",
