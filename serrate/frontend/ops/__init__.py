@@ -4,6 +4,7 @@ In: `TensorView`s and Python numbers. Out: new `TensorView`s; each call adds def
 kind of operation; this one gathers their names.
 """
 
+from serrate.frontend.ops.attention import attention
 from serrate.frontend.ops.elementwise import (
     abs,
     add,
@@ -97,6 +98,7 @@ from serrate.frontend.ops.reductions import (
     mean,
     min,
     prod,
+    std,
     sum,
     var,
 )
@@ -146,6 +148,7 @@ __all__ = [
     "as_flattened",
     "as_nested",
     "as_product",
+    "attention",
     "broadcast_to",
     "cast",
     "cat",
@@ -230,6 +233,7 @@ __all__ = [
     "square",
     "squeeze",
     "stack",
+    "std",
     "sub",
     "sum",
     "tanh",

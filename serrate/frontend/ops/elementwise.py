@@ -105,8 +105,8 @@ def _extremum(name: str, a: Operand, b: Operand) -> TensorView:
     return elementwise(name, dtype, a, b, compute=dtype)
 
 
-def clamp(x: TensorView, min: Number | None = None, max: Number | None = None) -> TensorView:
-    """`torch.clamp` with numbers as bounds."""
+def clamp(x: TensorView, min: Operand | None = None, max: Operand | None = None) -> TensorView:
+    """`torch.clamp`; bounds are numbers or tensors."""
     if min is None and max is None:
         raise ShapeError("clamp: give min, max or both")
     x = x if min is None else maximum(x, min)
