@@ -30,8 +30,9 @@ def fusion_of(*operands: object) -> Fusion:
 
 
 def stand_in(operand: Operand) -> Any:
-    """Something torch computes result dtypes from: an empty tensor, or the number itself."""
-    return torch.empty((1,), dtype=operand.dtype, device="meta") if isinstance(operand, TensorView) else operand
+    """Something torch computes result dtypes from: a tensor of one element, or the number itself."""
+    # Not on the meta device: torch's functions there import its compiler, which takes seconds.
+    return torch.ones((1,), dtype=operand.dtype) if isinstance(operand, TensorView) else operand
 
 
 def dim_of(function: str, x: TensorView, dim: int) -> int:

@@ -170,7 +170,7 @@ def _crosses(rest: TensorView, b: Operand) -> TensorView:
 
 def sign(x: TensorView) -> TensorView:
     """`torch.sign`: -1, 0 or 1; 0 for NaN."""
-    return sub(cast(gt(x, 0), x.dtype), cast(lt(x, 0), x.dtype))
+    return x if x.dtype == torch.bool else sub(cast(gt(x, 0), x.dtype), cast(lt(x, 0), x.dtype))
 
 
 def trunc(x: TensorView) -> TensorView:
@@ -275,19 +275,23 @@ def logical_not(x: TensorView) -> TensorView:
     return elementwise("logical_not", torch.bool, cast(x, torch.bool))
 
 
-def logical_and(a: TensorView, b: TensorView) -> TensorView:
+def logical_and(a: Operand, b: Operand) -> TensorView:
     """`torch.logical_and`."""
-    return elementwise("logical_and", torch.bool, cast(a, torch.bool), cast(b, torch.bool))
+    return elementwise("logical_and", torch.bool, _as_truth(a), _as_truth(b))
 
 
-def logical_or(a: TensorView, b: TensorView) -> TensorView:
+def logical_or(a: Operand, b: Operand) -> TensorView:
     """`torch.logical_or`."""
-    return elementwise("logical_or", torch.bool, cast(a, torch.bool), cast(b, torch.bool))
+    return elementwise("logical_or", torch.bool, _as_truth(a), _as_truth(b))
 
 
-def logical_xor(a: TensorView, b: TensorView) -> TensorView:
+def logical_xor(a: Operand, b: Operand) -> TensorView:
     """`torch.logical_xor`."""
-    return ne(cast(a, torch.bool), cast(b, torch.bool))
+    return elementwise("ne", torch.bool, _as_truth(a), _as_truth(b), compute=torch.bool)
+
+
+def _as_truth(x: Operand) -> Operand:
+    return cast(x, torch.bool) if isinstance(x, TensorView) else bool(x)
 
 
 def where(condition: TensorView, a: Operand, b: Operand) -> TensorView:
