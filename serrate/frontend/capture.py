@@ -67,11 +67,15 @@ class Watching(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.made: dict[int, torch.Tensor] = {}
+        self.paused = False
+        """Whether what happens is none of the function's doing."""
 
     def __torch_function__(
         self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.paused:
+            return function(*args, **kwargs)
         if TensorView in types:
             return TensorView.__torch_function__(function, types, args, kwargs)
         given = leaves_of(args, kwargs)
@@ -105,7 +109,15 @@ class Watching(TorchFunctionMode):
 def capturing(capture: Callable[[Leaf, bool], TensorView]) -> Iterator[None]:
     """Within this, `capture` says what stands for a tensor; it is told whether the tensor was made here, from nothing."""
     watching = Watching()
-    token = _current.set(lambda leaf: capture(leaf, id(leaf) in watching.made))
+
+    def aside(leaf: Leaf) -> TensorView:
+        watching.paused = True
+        try:
+            return capture(leaf, id(leaf) in watching.made)
+        finally:
+            watching.paused = False
+
+    token = _current.set(aside)
     try:
         with watching:
             yield

@@ -179,13 +179,13 @@ def trace(
         known.append((leaf, view(leaf)))
         return known[-1][1]
 
-    with fusion, capturing(capture), _pointing():
+    with fusion, _pointing():
         # In the order of `leaves_of`, which is the order of the fusion's inputs.
         given, named = mapped(tuple(args), view), mapped(dict(kwargs), view)
         known += [(leaf, view(leaf)) for leaf in outside]
-        result = function(*given, **named)
         leaves: list[TensorView] = []
-        form = _flatten(result, leaves, fusion)
+        with capturing(capture):
+            form = _flatten(function(*given, **named), leaves, fusion)
         fusion.output(*leaves)
     made = [v for _, v in constants]
     fusion.inputs[:] = [*(v for v in fusion.inputs if not any(v is c for c in made)), *made]
