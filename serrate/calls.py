@@ -23,7 +23,7 @@ import torch
 from serrate.engine import Compiled
 from serrate.errors import CallError
 from serrate.frontend.leaves import Leaves, leaves_of
-from serrate.frontend.outside import Outside
+from serrate.frontend.outside import Method, Outside
 from serrate.frontend.trace import Key, Trace, described, inputs_of, key_of, static_of, trace
 from serrate.ir.view import TensorView
 from serrate.runtime.results import remember_structure
@@ -105,13 +105,14 @@ class Jitted:
             return self
         found = self._methods.get(id(owner))
         if found is None or found[0]() is not owner:
+            key = id(owner)
             try:
-                reference = weakref.ref(owner, lambda _, key=id(owner): self._methods.pop(key, None))  # type: ignore[misc]
+                reference = weakref.ref(owner, lambda _: self._methods.pop(key, None))
             except TypeError:
                 raise CallError(
                     f"jit of a method: a {type(owner).__name__} cannot be referred to weakly; give it a __weakref__ slot"
                 ) from None
-            found = self._methods[id(owner)] = (reference, Jitted(Method(self.fn, reference), self._backend, self._strategy))
+            found = self._methods[key] = (reference, Jitted(Method(self.fn, reference), self._backend, self._strategy))
         return found[1]
 
     def into(self, memory: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -191,17 +192,6 @@ class Jitted:
         """The plan that is used for these arguments; of the last stage where there are several."""
         compiled, tensors = self.compiled(*args, **kwargs)
         return compiled.plan(*tensors)
-
-
-class Method:
-    """A function with an object as its first argument, which it does not keep alive."""
-
-    def __init__(self, function: Callable[..., Any], owner: weakref.ref[Any]) -> None:
-        self.function, self.owner = function, owner
-        self.__name__ = getattr(function, "__name__", "method")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self.owner(), *args, **kwargs)
 
 
 def _is_traced(value: Any) -> bool:

@@ -236,7 +236,15 @@ def _dropout(drop: Eager, input: JaggedTensor, p: float = 0.5, training: bool = 
     return drop.in_place(*args) if inplace else drop(*args)
 
 
-LIKE = (torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like, torch.rand_like, torch.randn_like, torch.randint_like)
+LIKE = (
+    torch.zeros_like,
+    torch.ones_like,
+    torch.full_like,
+    torch.empty_like,
+    torch.rand_like,
+    torch.randn_like,
+    torch.randint_like,
+)
 
 
 def _install_others(eager: Callable[..., Eager]) -> None:

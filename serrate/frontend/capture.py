@@ -47,7 +47,9 @@ RANDOM = frozenset(
 """Functions whose result is another one in every call."""
 
 _ASKED = "shape dtype device ndim layout requires_grad is_leaf grad_fn grad itemsize nbytes is_cuda is_sparse is_quantized"
-_METHODS = "size dim numel nelement stride is_contiguous is_floating_point is_complex element_size get_device __len__ __hash__ __repr__"
+_METHODS = (
+    "size dim numel nelement stride is_contiguous is_floating_point is_complex element_size get_device __len__ __hash__ __repr__"
+)
 FACTS = frozenset(
     [
         *(getattr(torch.Tensor, name).__get__ for name in _ASKED.split()),

@@ -10,7 +10,7 @@ import functools
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,7 +85,7 @@ def _parts(at: Any) -> Iterator[tuple[Step, Any]]:
         # Of what wraps a function only the function matters, not what is remembered for it.
         for name in ("fn",) if "__wrapped__" in inside else inside:
             yield ("vars", name), inside[name]
-        if not isinstance(at, torch.nn.Module) and isinstance(getattr(type(at), "__call__", None), types.FunctionType):
+        if isinstance(vars(type(at)).get("__call__"), types.FunctionType):
             yield ("attribute", "__call__"), at.__call__
         if isinstance(at, torch.nn.Module):
             yield ("attribute", "forward"), at.forward
@@ -114,22 +114,51 @@ def _walk(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iter
                     pending.append(((*steps, step), part))
 
 
-def _near(function: Any) -> list[Source]:
-    """The numbers a function was written with: closed over, named, and kept by the object whose method it is."""
+class Method:
+    """A function with an object as its first argument, which it does not keep alive."""
+
+    def __init__(self, function: Callable[..., Any], owner: weakref.ref[Any]) -> None:
+        self.function, self.owner = function, owner
+        self.__name__ = getattr(function, "__name__", "method")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self.owner(), *args, **kwargs)
+
+
+def _numbers(function: Any) -> list[Source]:
+    """The numbers that a function was written with: closed over, named, and kept by the object whose method it is."""
     found: list[Source] = []
-    todo: list[tuple[tuple[Step, ...], Any, bool]] = [((("item", "function"),), function, True)]
-    while todo:
-        steps, at, deeper = todo.pop()
-        for step, part in _parts(at):
-            if isinstance(part, PLAIN):
-                found.append(Source((*steps, step)))
-            elif isinstance(part, torch.nn.Module) and not isinstance(at, torch.nn.Module):
-                # Whether it trains decides what a module does.
-                found += [
-                    Source((*steps, step, *_way(name), ("vars", "training"))) for name, _ in part.named_modules()
-                ]
-            if deeper and (step[0] in ("attribute", "vars") or isinstance(part, types.FunctionType)):
-                todo.append(((*steps, step), part, isinstance(part, types.MethodType | functools.partial)))
+    seen: set[int] = set()
+
+    def visit(steps: tuple[Step, ...], at: Any, module: str | None) -> None:
+        if id(at) in seen:
+            return
+        seen.add(id(at))
+        if isinstance(at, types.FunctionType):
+            for step, part in _parts(at):
+                note((*steps, step), part, at.__module__)
+        elif isinstance(at, Method | types.MethodType | functools.partial | weakref.ref) or "__wrapped__" in getattr(
+            at, "__dict__", ()
+        ):
+            for step, part in _parts(at):
+                visit((*steps, step), part, module)
+        elif isinstance(at, torch.nn.Module):
+            # Whether a module trains decides what it does.
+            found.extend(Source((*steps, *_way(name), ("vars", "training"))) for name, _ in at.named_modules())
+            plain = (name for name, part in vars(at).items() if isinstance(part, PLAIN) and not name.startswith("_"))
+            found.extend(Source((*steps, ("vars", name))) for name in plain)
+        elif not isinstance(at, (dict, list, tuple, type, types.ModuleType, torch.Tensor, JaggedTensor)):
+            plain = (name for name, part in getattr(at, "__dict__", {}).items() if isinstance(part, PLAIN))
+            found.extend(Source((*steps, ("vars", name))) for name in plain)
+
+    def note(steps: tuple[Step, ...], part: Any, module: str) -> None:
+        if isinstance(part, PLAIN):
+            found.append(Source(steps))
+        elif isinstance(part, torch.nn.Module) or getattr(part, "__module__", None) == module:
+            # Functions of the same file, and traced ones, are part of the program.
+            visit(steps, part, module)
+
+    visit((("item", "function"),), function, None)
     return list(dict.fromkeys(found))
 
 
@@ -149,7 +178,7 @@ class Outside:
     def numbers_now(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The numbers as they are now: part of what a trace is specialised on."""
         if self.numbers is None:
-            self.numbers = _near(self.function)
+            self.numbers = _numbers(self.function)
         found = [source.read(self.function, args, kwargs) for source in self.numbers]
         return tuple((type(n), n) if isinstance(n, PLAIN) else None for n in found)
 

@@ -163,9 +163,7 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
         "where": pointwise.where_method,
         torch.Tensor.where: pointwise.where_method,
         "T": shaping.reversed_dims,
-        torch.Tensor.T.__get__: shaping.reversed_dims,
         "mT": shaping.matrix_transpose,
-        torch.Tensor.mT.__get__: shaping.matrix_transpose,
         torch.Tensor.__getitem__: shaping.getitem,
         torch.linalg.vector_norm: reducing.vector_norm,
         torch.special.expit: _unary(ops.sigmoid),
@@ -176,6 +174,9 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
         functional.log_softmax: reducing.functional_log_softmax,
     }
     found.update((name, spelled(operation)) for name, operation in spellings.items())
+    for name in ("T", "mT"):
+        getter: Any = getattr(torch.Tensor, name)
+        found[getter.__get__] = found[name]
     for method, name in (("__radd__", "add"), ("__rsub__", "sub"), ("__rmul__", "mul")):
         found[getattr(torch.Tensor, method)] = spelled(_swapped(_binary(getattr(ops, name))))
     for method, name in {
@@ -189,14 +190,17 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
         "__invert__": "bitwise_not",
     }.items():
         found[getattr(torch.Tensor, method)] = found[name]
-    for method, name in {"__rpow__": "pow", "__rtruediv__": "div", "__rfloordiv__": "floor_divide", "__rmod__": "remainder"}.items():
+    for method, name in {
+        "__rpow__": "pow",
+        "__rtruediv__": "div",
+        "__rfloordiv__": "floor_divide",
+        "__rmod__": "remainder",
+    }.items():
         found[getattr(torch.Tensor, method)] = spelled(_swapped(found[name]))
     return found
 
 
 TensorView.operators.update(_all_names())
 
-ELEMENTWISE = frozenset(
-    TensorView.operators[name] for name in (*OF_ONE, *(n for n in OF_TWO if n != "matmul"), *CHANGED)
-)
+ELEMENTWISE = frozenset(TensorView.operators[name] for name in (*OF_ONE, *(n for n in OF_TWO if n != "matmul"), *CHANGED))
 """Operations that read each element where they write it, and so may write over what they read."""

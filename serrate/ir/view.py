@@ -117,9 +117,11 @@ def user_line() -> str:
 def is_user_file(name: str) -> bool:
     """Whether a file is neither serrate's nor torch's nor Python's own."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    own = (package, os.path.dirname(torch.__file__), os.path.dirname(contextlib.__file__))
     path = os.path.abspath(name)
-    return "site-packages" in path and not path.startswith(own[:2]) or not path.startswith(own)
+    if path.startswith((package, os.path.dirname(torch.__file__))):
+        return False
+    # Installed packages may lie inside the folder of Python's own.
+    return "site-packages" in path or not path.startswith(os.path.dirname(contextlib.__file__))
 
 
 def _operator(name: str, swapped: bool = False) -> Callable[..., Any]:
