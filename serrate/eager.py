@@ -92,19 +92,24 @@ class Eager:
         if isinstance(out, JaggedTensor):
             straight = straight and out.format == "csr" and any(_alike(out, a) for a in args)
         result = self.program.into([memory], args, kwargs) if straight else self.program(*args, **kwargs)
-        _check_same(out, result)
+        known = type(result) is JaggedTensor and result.structure is out.structure and result.values.shape == memory.shape
+        if not known:
+            _check_same(out, result)
         found = result.values if isinstance(result, JaggedTensor) else result
-        if found.data_ptr() != memory.data_ptr() or found.dtype != memory.dtype:
-            _copy(out, result)
-        else:
+        if found.data_ptr() == memory.data_ptr() and found.dtype == memory.dtype:
             torch.autograd.graph.increment_version(memory)
+        else:
+            _check_dtype(out, result)
+            _copy(out, result)
         return out
 
     def _may_share(self, memory: torch.Tensor, arg: Any) -> bool:
         """Whether an argument may be read while a result is written into this memory."""
-        tensor = arg.values if isinstance(arg, JaggedTensor) else arg
-        if not isinstance(tensor, torch.Tensor) or not tensor.numel():
+        tensor = arg._values if type(arg) is JaggedTensor else arg
+        if not isinstance(tensor, torch.Tensor):
             return True
+        if tensor is memory:
+            return self.program.fn in ELEMENTWISE
         if tensor.untyped_storage().data_ptr() != memory.untyped_storage().data_ptr():
             return True
         there = tensor.data_ptr() == memory.data_ptr() and tensor.shape == memory.shape and tensor.dtype == memory.dtype
@@ -123,12 +128,15 @@ def _check_same(out: Any, result: Any) -> None:
         raise CallError(f"out= takes the tensor of one result, and there are {len(result)}; copy each with copy_")
     if isinstance(result, JaggedTensor) != isinstance(out, JaggedTensor):
         raise CallError(f"out= is a {type(out).__name__}, but the result is a {type(result).__name__}")
-    if not torch.can_cast(result.dtype, out.dtype):
-        raise DtypeError(f"the result is {result.dtype}, which values of {out.dtype} cannot take: convert one of them first")
     if isinstance(result, JaggedTensor) and not result.structure.same_rows(out.structure.back_to_back()):
         raise StructureMismatch(f"the result has the rows {result.structure}, out= has {out.structure}")
     if tuple(map(str, result.shape)) != tuple(map(str, out.shape)):
         raise StructureMismatch(f"the result has shape {tuple(result.shape)}, out= has {tuple(out.shape)}")
+
+
+def _check_dtype(out: Any, result: Any) -> None:
+    if not torch.can_cast(result.dtype, out.dtype):
+        raise DtypeError(f"the result is {result.dtype}, which values of {out.dtype} cannot take: convert one of them first")
 
 
 def _copy(out: Any, result: Any) -> None:
@@ -267,6 +275,7 @@ def _install_others(eager: Callable[..., Eager]) -> None:
     install_operators({torch.equal: _equal, torch.allclose: allclose, functional.dropout: dropout, torch.dropout: torch_dropout})
     methods: dict[str, Callable[..., Any]] = {name: _converted(dtype) for name, dtype in _DTYPES.items()}
     methods |= {"type_as": _type_as, "equal": _equal, "allclose": allclose}
+    methods |= {"is_floating_point": lambda self: self.dtype.is_floating_point}
     methods |= {"zero_": _zero_, "fill_": _fill_, "copy_": _copy_}
     for name, method in methods.items():
         setattr(JaggedTensor, name, method)
@@ -286,9 +295,9 @@ def install() -> None:
     taken = installed_operators()
     install_operators({f: eager(op) for f, op in table.items() if not isinstance(f, str) and f not in taken})
     for name, operation in table.items():
-        if isinstance(name, str) and not hasattr(JaggedTensor, name) and name not in ("T", "mT", "getitem"):
+        if isinstance(name, str) and callable(getattr(torch.Tensor, name, None)) and not hasattr(JaggedTensor, name):
             setattr(JaggedTensor, name, _method(eager(operation), name))
-    for name in (n for n in table if isinstance(n, str) and table[n] in ELEMENTWISE):
+    for name in (n for n in table if isinstance(n, str) and table[n] in ELEMENTWISE and hasattr(torch.Tensor, f"{n}_")):
         setattr(JaggedTensor, f"{name}_", _method(eager(table[name]).in_place, f"{name}_"))
     for name, python in _BINARY.items():
         program = eager(table[name])
