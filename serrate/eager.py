@@ -19,6 +19,7 @@ import torch.nn.functional as functional
 
 from serrate.calls import Jitted
 from serrate.errors import CallError, DtypeError, GradientError, StructureMismatch
+from serrate.frontend.ops.common import Lifted
 from serrate.frontend.signatures.functional import dropped
 from serrate.frontend.torch_names import ELEMENTWISE, spelled
 from serrate.ir.view import TensorView
@@ -53,12 +54,32 @@ _DTYPES = {
     "bool": torch.bool,
 }
 
+FEW = 8
+"""How many numbers an operation is built for; further ones are read from memory, so that a schedule is not a build a step."""
+LIFTED = frozenset(("add", "sub", "mul", "div", "lt", "le", "gt", "ge", "maximum", "minimum", "clamp", "where", "masked_fill"))
+"""Operations that may read a number from memory."""
+
+
+def lifted(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation that takes its numbers as tensors; they have the dtype of a number all the same."""
+
+    def run(places: tuple[int, ...], numbers: Sequence[TensorView], *args: Any) -> Any:
+        given = list(args)
+        for place, number in zip(places, numbers, strict=True):
+            given[place] = Lifted(number.tensor, number.fusion)
+        return operation(*given)
+
+    run.__name__ = f"{operation.__name__}_number"
+    return run
+
 
 class Eager:
     """One operation on ragged tensors and whatever else it takes."""
 
     def __init__(self, operation: Callable[..., Any]) -> None:
         self.program = Jitted(operation, alone=True)
+        self._lifted = Jitted(lifted(operation), alone=True) if operation.__name__ in LIFTED else None
+        self._numbers: set[Any] = set()
         parameters = list(inspect.signature(operation).parameters)
         self._inplace = parameters.index("inplace") if "inplace" in parameters else None
 
@@ -69,8 +90,25 @@ class Eager:
             if kwargs.pop("inplace", *positional or (False,)):
                 return self.in_place(*args, **kwargs)
         if out is None:
-            return self.program(*args, **kwargs)
+            program, args = self._with_numbers(args, kwargs)
+            return program(*args, **kwargs)
         return self._into(out, args, kwargs)
+
+    def _with_numbers(self, args: Any, kwargs: dict[str, Any]) -> tuple[Jitted, Any]:
+        """The program for these arguments: with their numbers in its code, or one that reads them, once there were many.
+
+        A number in the code costs nothing when it runs, and a build when it is new.
+        """
+        if self._lifted is None or kwargs:
+            return self.program, args
+        for number in args:
+            if type(number) is float and number not in self._numbers:
+                if len(self._numbers) >= FEW:
+                    places = tuple(k for k, arg in enumerate(args) if type(arg) is float)
+                    numbers = [torch.tensor(args[k], dtype=torch.float64) for k in places]
+                    return self._lifted, (places, numbers, *(None if k in places else arg for k, arg in enumerate(args)))
+                self._numbers.add(number)
+        return self.program, args
 
     def in_place(self, *args: Any, **kwargs: Any) -> Any:
         """The first argument, with the result in its values."""
@@ -91,9 +129,10 @@ class Eager:
         straight = memory.is_contiguous() and all(self._may_share(memory, a) for a in (*args, *kwargs.values()))
         if isinstance(out, JaggedTensor):
             straight = straight and out.format == "csr" and any(_alike(out, a) for a in args)
-        result = self.program.into([memory], args, kwargs) if straight else self.program(*args, **kwargs)
-        known = type(result) is JaggedTensor and result.structure is out.structure and result.values.shape == memory.shape
-        if not known:
+        program, args = self._with_numbers(args, kwargs)
+        result = program.into([memory], args, kwargs) if straight else program(*args, **kwargs)
+        known = type(result) is type(out) is JaggedTensor and result.structure is out.structure
+        if not known or result.values.shape != memory.shape:
             _check_same(out, result)
         found = result.values if isinstance(result, JaggedTensor) else result
         if found.data_ptr() == memory.data_ptr() and found.dtype == memory.dtype:

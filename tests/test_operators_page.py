@@ -1,4 +1,4 @@
-"""What docs/operators.md lists is what there is: every operand of its table meets rows, every name answers, and none is missing."""
+"""What docs/operators.md lists is what there is: every operand of its table meets rows, every name is there, none is missing."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from serrate import JaggedTensor, Structure, settings
+from serrate import JaggedTensor, Structure, calls, eager, settings
 from serrate.errors import CallError, DtypeError, GradientError, SerrateError, ShapeError, StructureMismatch
 from tests.engine.test_compositions import COMPOSITIONS, tensor_of
 
@@ -462,6 +462,24 @@ def test_numbers_are_told_apart() -> None:
     assert torch.signbit((jt * -0.0).values).tolist() == [True, False]
     assert (jt + 1).dtype == (jt + True).dtype == torch.float32
     assert torch.isnan((jt * float("nan")).values).all()
+
+
+@pytest.mark.usefixtures("reference")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_a_number_that_changes_is_not_a_build_each_time(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces: list[int] = []
+    traced = calls.trace
+    monkeypatch.setattr(calls, "trace", lambda *args: traces.append(1) or traced(*args))
+    jt, written = rows(dtype), rows()
+    want = written.values.clone()
+    for step in range(3 * eager.FEW):
+        rate = 0.9 + step / 1000 + dtype.itemsize / 7
+        same(jt * rate, jt.values * rate, dtype)
+        same(torch.clamp(jt, -rate, rate), torch.clamp(jt.values, -rate, rate), dtype)
+        written *= rate
+        want *= rate
+    same(written, want)
+    assert len(traces) <= 3 * (eager.FEW + 2)
 
 
 @pytest.mark.usefixtures("reference")

@@ -29,8 +29,16 @@ def fusion_of(*operands: object) -> Fusion:
     return current_fusion()
 
 
+class Lifted(TensorView):
+    """A Python number that a program reads from memory, so that it can be another one in the next call."""
+
+    __slots__ = ()
+
+
 def stand_in(operand: Operand) -> Any:
     """Something torch computes result dtypes from: a tensor of one element, or the number itself."""
+    if isinstance(operand, Lifted):
+        return 1.0
     # Not on the meta device: torch's functions there import its compiler, which takes seconds.
     return torch.ones((1,), dtype=operand.dtype) if isinstance(operand, TensorView) else operand
 

@@ -12,7 +12,7 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import broadcast
-from serrate.frontend.ops.common import Number, Operand, fusion_of, stand_in
+from serrate.frontend.ops.common import Lifted, Number, Operand, fusion_of, stand_in
 from serrate.ir.tile import Store
 from serrate.ir.values import Value, call, carried_dtype, constant
 from serrate.ir.view import TensorView
@@ -26,7 +26,9 @@ def elementwise(name: str, dtype: torch.dtype, *operands: Operand, compute: torc
     places = iter(indices)
     values = [v.at(next(places)) if isinstance(v, TensorView) else constant(v, compute or dtype) for v in operands]
     if compute is not None:
-        values = [as_dtype(v, compute) for v in values]
+        # A number is as exact as the arithmetic, not as the tensors it meets.
+        exact = carried_dtype(compute)
+        values = [as_dtype(v, exact if isinstance(o, Lifted) else compute) for v, o in zip(values, operands, strict=True)]
     out = fusion.tensor(dtype, domains)
     return fusion.define([out], domains, Store(out, domains, call(name, *values, dtype=dtype)))[0]
 
