@@ -201,6 +201,34 @@ def test_along_rows(name: str, dtype: torch.dtype) -> None:
             same(piece.float(), want.float(), dtype)
 
 
+DTYPES = (
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int8),
+    *(torch.int16, torch.int32, torch.int64, torch.bool),
+)
+OF_EVERY_DTYPE: dict[str, Function] = {
+    "doubled": lambda x: x + x,
+    "product with a number": lambda x: x * 3,
+    "compared": lambda x: x > 1,
+    "chosen": lambda x: torch.where(x > 1, x, x + 1),
+    "quotient": lambda x: x / 2,
+    "truth": lambda x: torch.logical_xor(x, x > 1),
+    "sum": lambda x: x.sum(-1),
+    "largest": lambda x: torch.amax(x, -1),
+    "running sum": lambda x: x.cumsum(-1),
+    "of another dtype": lambda x: x.to(torch.float64) + x,
+}
+
+
+@pytest.mark.usefixtures("reference")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype(dtype: torch.dtype) -> None:
+    jt = rows(dtype)
+    for name, function in OF_EVERY_DTYPE.items():
+        got, want = plain(function(jt)), function(jt.values)
+        assert got.dtype == want.dtype, name
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2, msg=lambda m, name=name: f"{name}: {m}")
+
+
 SORTED = (
     torch.float32,
     torch.float64,
