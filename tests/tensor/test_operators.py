@@ -94,7 +94,7 @@ def test_the_constructor_leads_to_the_others(make: Callable[[], JaggedTensor], g
 def test_ragged_sizes_do_no_arithmetic(function: Callable[[Any, Any], Any]) -> None:
     size = ragged().shape[1]
     for one, other in ((size, 1), (1, size)):
-        with pytest.raises(RaggedSizeError, match="differs from row to row: use jt.lengths"):
+        with pytest.raises(RaggedSizeError, match=r"differs from row to row: use jt\.lengths"):
             function(one, other)
 
 

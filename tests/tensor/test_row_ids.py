@@ -42,7 +42,7 @@ def test_mistakes(row_ids: list[int], num_rows: int | None, kind: type[Exception
 def test_the_number_of_rows_is_a_host_fact() -> None:
     values, row_ids = torch.arange(3), torch.tensor([0, 0, 1])
     with no_sync(strict=True):
-        with pytest.raises(SyncError, match="^from_row_ids needs"):
+        with pytest.raises(SyncError, match=r"^from_row_ids needs"):
             JaggedTensor.from_row_ids(values, row_ids)
         jt = JaggedTensor.from_row_ids(values, row_ids, num_rows=2)
     assert jt.tolist() == [[0, 1], [2]]

@@ -1,4 +1,4 @@
-"""torch's small names on a ragged tensor: casts, copies of its form, comparisons, one dim more or less, padding to a given length."""
+"""torch's small names on a ragged tensor: casts, copies of its form, comparisons, a dim more or less, padding to a length."""
 
 from __future__ import annotations
 

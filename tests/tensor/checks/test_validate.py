@@ -472,7 +472,8 @@ CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
     (
         lambda: JaggedTensor.from_list(VALUES),
         CallError,
-        "from_list takes a list of rows, got one tensor of 2 dims: use from_padded, with the lengths of its rows, or give x.unbind()",
+        "from_list takes a list of rows, got one tensor of 2 dims: use from_padded, with the lengths of its "
+        "rows, or give x.unbind()",
     ),
     (
         lambda: Structure([0, 2, 5]),  # type: ignore[arg-type]
