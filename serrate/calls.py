@@ -24,15 +24,17 @@ from serrate.frontend.trace import Key, Leaves, Trace, inputs_of, key_of, leaves
 from serrate.runtime.results import remember_structure
 from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor
+from serrate.tensor.hints import NO_HINTS
+from serrate.tensor.jagged import trusted
 
-READY = 128
-"""How many prepared calls are remembered for one function; the least recently used goes first."""
+READY = 32
+"""How many prepared calls are remembered for one function; the oldest goes first. Each keeps its structures alive."""
 
 
 class Ready:
     """A call with everything but the addresses of its tensors."""
 
-    __slots__ = ("_fixed", "_keep", "_leaves", "_rebuild", "_run")
+    __slots__ = ("_first", "_fixed", "_keep", "_leaves", "_rebuild", "_run")
 
     def __init__(self, traced: Trace, compiled: Compiled, leaves: Leaves) -> None:
         given = inputs_of(leaves)
@@ -41,15 +43,28 @@ class Ready:
         # Structures are found by identity: as long as they are kept here no other has the same.
         self._keep = [leaf.structure for leaf in leaves if isinstance(leaf, JaggedTensor)]
         self._rebuild = traced.rebuild
+        self._first = next((k for k, leaf in enumerate(leaves) if isinstance(leaf, JaggedTensor)), None)
         for leaf in leaves:
             if isinstance(leaf, JaggedTensor):
                 remember_structure(leaf)
         self._run = compiled.ready(*(g.tensor for g in given))
 
-    def __call__(self, leaves: Leaves) -> Any:
+    def __call__(self, leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> Any:
         values: list[Any] = [leaf._values if type(leaf) is JaggedTensor else leaf for leaf in leaves]
         tensors: list[Any] = [fixed if k is None else values[k] for k, fixed in zip(self._leaves, self._fixed, strict=True)]
-        return self._rebuild(self._run(tensors))
+        results = self._run(tensors, into)
+        if self._first is not None:
+            first: Any = leaves[self._first]
+            if first._hints is not NO_HINTS:
+                results = [_advised(result, first) for result in results]
+        return self._rebuild(results)
+
+
+def _advised(result: Any, first: JaggedTensor) -> Any:
+    """A result with the hints of the first ragged argument, if it has the same rows."""
+    if isinstance(result, JaggedTensor) and result.structure is first.structure:
+        return trusted(result.values, result.structure, first.hints)
+    return result
 
 
 class Jitted:
@@ -64,6 +79,15 @@ class Jitted:
         self._defaults = _tensor_defaults(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        ready, leaves = self._found(args, kwargs)
+        return ready(leaves)
+
+    def into(self, memory: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call whose results are written into `memory` where the program has one place for each; see `eager`."""
+        ready, leaves = self._found(args, kwargs)
+        return ready(leaves, memory)
+
+    def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Ready, list[Any]]:
         if self._defaults:
             kwargs = self._defaulted(args, kwargs)
         leaves: list[Any] = []
@@ -73,9 +97,7 @@ class Jitted:
         except TypeError:
             static_of((args, kwargs))  # says which argument cannot be hashed
             raise
-        if ready is None:
-            ready = self._prepare(key, args, kwargs, leaves)
-        return ready(leaves)
+        return self._prepare(key, args, kwargs, leaves) if ready is None else ready, leaves
 
     def _prepare(self, key: Key, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves) -> Ready:
         ready = Ready(*self._traced(args, kwargs, leaves), leaves)

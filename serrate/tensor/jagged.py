@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, ShapeError
+from serrate.tensor.elsewhere import Elsewhere
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.indexing.reading import getitem
 from serrate.tensor.indexing.writing import setitem
-from serrate.tensor.operators import Operators
 from serrate.tensor.padding import pad
 from serrate.tensor.positions import compact, coordinates, row_ids
 from serrate.tensor.reordering import flatten, permute
@@ -41,14 +41,23 @@ def install_operators(functions: Mapping[Callable[..., Any], Callable[..., Any]]
     _operators.update(functions)
 
 
-class JaggedTensor(SameRows, Operators):
+def installed_operators() -> frozenset[Callable[..., Any]]:
+    """The torch functions that take a JaggedTensor.
+
+    >>> torch.cat in installed_operators()
+    True
+    """
+    return frozenset(_operators)
+
+
+class JaggedTensor(SameRows, Elsewhere):
     """Rows of different lengths, back to back in `values`; a one-level tensor of shape `[B, r0, *inner]` is
 
         rows = [values[offsets[b]:offsets[b + 1]] for b in range(B)]
 
     and a two-level one of shape `[G, r0, r1, *inner]` is a list of such lists. Gradients belong to `values`.
-    The constructor takes values and a structure; the `from_` class methods take everything else. It is a container and no
-    torch.Tensor: operations on it are traced, inside of `serrate.jit`.
+    The constructor takes values and a structure; the `from_` class methods take everything else. It is no
+    torch.Tensor, but takes torch's operations, each a compiled program; `serrate.jit` makes one program of many.
 
     >>> jt = JaggedTensor.from_list([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
     >>> jt
@@ -334,10 +343,7 @@ class JaggedTensor(SameRows, Operators):
             return NotImplemented
         if function not in _operators:
             name = torch.overrides.resolve_name(function) or getattr(function, "__name__", repr(function))
-            raise CallError(
-                f"{name} does not take a JaggedTensor outside of serrate.jit: call it in a function under @serrate.jit, or on "
-                "jt.values, the rows of jt.unbind(), or jt.to_padded()"
-            )
+            raise CallError(f"{name} does not take a JaggedTensor: use jt.values, jt.unbind() or jt.to_padded()")
         return _operators[function](*args, **(kwargs or {}))
 
     def _piece(self, piece: Piece) -> Tensor | JaggedTensor:

@@ -45,9 +45,7 @@ def keep(values: Tensor, structure: Structure, axis: int, mask: Accessors, why: 
 def check_mask(structure: Structure, axis: int, mask: Accessors, why: str) -> None:
     """Raises unless this is a boolean for every position of a partitioned dim."""
     if mask.dtype is not torch.bool:
-        raise DtypeError(
-            f"{why}: a ragged index must be a mask of torch.bool, got {mask.dtype}: write mask.with_values(mask.values != 0)"
-        )
+        raise DtypeError(f"{why}: a ragged index must be a mask of torch.bool, got {mask.dtype}: write mask != 0")
     rows = structure.rows[axis]
     if len(mask.structure.rows) > 1 or mask.structure.dims != (0,) or mask.values.dim() != mask.structure.rows[0].takes:
         raise ShapeError(f"{why}: a mask has one boolean for each position, got shape {mask.shape}")
@@ -55,7 +53,7 @@ def check_mask(structure: Structure, axis: int, mask: Accessors, why: str) -> No
     if not own.same_rows(rows if own.columns is not None else _without_columns(rows), why):
         raise StructureMismatch(
             f"{why}: the mask must have the rows of the tensor: the mask has {own}, the tensor {rows}; "
-            "make it from the tensor, as in jt.with_values(jt.values > 0)"
+            "make it from the tensor, as in jt > 0"
         )
 
 
