@@ -42,7 +42,7 @@ _ELSEWHERE = {
     "new_zeros": "jt.values.new_zeros, or torch.zeros_like(jt) for the same rows",
     "narrow": "jt[a:b], jt[:, a:b]",
     "masked_select": "jt[mask], with a ragged mask",
-    "masked_fill": "jt[mask] = x, with a ragged mask",
+    "masked_fill": "torch.where(mask, x, jt), or jt[mask] = x in place, with a ragged mask",
 }
 """What torch.nested, TorchRec and TensorFlow call it, and torch where the general answer would mislead."""
 
