@@ -53,6 +53,11 @@ class Building:
     def __init__(
         self, rows: tuple[Rows, ...], dims: tuple[int, ...] = (0,), extents: tuple[tuple[int, int], ...] | None = None
     ) -> None:
+        if not isinstance(rows, tuple):
+            raise CallError(
+                f"Structure(rows) takes a tuple of Rows, got {type(rows).__name__}: "
+                "use Structure.from_offsets or Structure.from_lengths"
+            )
         self._rows = rows
         self._dims = dims
         self._extents = extents
@@ -197,7 +202,7 @@ class Building:
             raise StructureError("independent: give the structures of at least two dims, got none")
         for k, structure in enumerate(structures):
             if not isinstance(structure, Building):
-                raise CallError(f"independent: give structures; argument {k} is a {type(structure).__name__}")
+                raise CallError(f"independent: give structures; argument {k} is of type {type(structure).__name__}")
         found = sorted(
             ((dim, k, rows) for k, s in enumerate(structures) for dim, rows in zip(s._dims, s._rows, strict=True)),
             key=lambda each: each[:2],

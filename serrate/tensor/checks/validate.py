@@ -69,7 +69,8 @@ def check_values_form(values: Tensor) -> None:
     serrate.errors.ShapeError: values must have at least one dim, whose positions the rows share; got a scalar
     """
     if not isinstance(values, Tensor):
-        raise CallError(f"values must be a tensor, got {type(values).__name__}")
+        way = "from_numpy(values, offsets)" if hasattr(values, "__array__") else "from_list(rows) or from_nested_list(numbers)"
+        raise CallError(f"values must be a tensor, got {type(values).__name__}: use torch.as_tensor(values), or {way}")
     if values.layout is not torch.strided or values.is_nested:
         if values.is_nested:
             raise CallError("values must be a plain tensor, got a NestedTensor: take its values and offsets")
