@@ -26,7 +26,7 @@ from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor
 
 READY = 128
-"""How many prepared calls are remembered for one function; the least recently used goes first."""
+"""How many prepared calls are remembered for one function; the oldest goes first."""
 
 
 class Ready:
