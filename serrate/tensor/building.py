@@ -29,6 +29,7 @@ from serrate.tensor.checks.validate import (
     check_lengths_later,
     check_offsets,
     check_offsets_later,
+    check_rectangles,
     check_starts,
     known_of,
     moment,
@@ -243,6 +244,9 @@ class Building:
                 raise StructureError(f"counts must have one element for each of {number} rows, got shape {tuple(counts.shape)}")
             when = moment(validate, counts)
             check_counts(counts, when, max_length)
+            if when is Moment.NOW and rows.readable():
+                lengths = rows.host_lengths(rows.depth - 1, "validating counts")
+                check_rectangles(lengths, host_copy(counts, "validating counts"))
         columns = chain_from_lengths([counts], None)[0]
         if columns.dtype is not rows.offsets[0].dtype:
             # Small offsets only where the sum is known to fit.

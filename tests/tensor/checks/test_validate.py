@@ -611,3 +611,13 @@ def test_small_offsets_only_for_columns_that_fit() -> None:
     assert rows.with_columns(T([2, 3])).offsets[0].dtype is torch.int32
     wide = rows.with_columns(T([2**31, 3]))
     assert wide.offsets[0].dtype is torch.int64 and wide.max_length() == 2**31
+
+
+def test_numbers_that_wrap_around_are_refused() -> None:
+    with pytest.raises(
+        StructureError, match="rows must end at what int64 holds: row 1 starts at 9223372036854775806, and wraps around"
+    ):
+        JaggedTensor.from_starts(torch.zeros(10), T([0, 2**63 - 2]), T([2, 5]))
+    for lengths, counts in (([2**32], [2**32]), ([2**33, 2**33], [2**30, 2**30])):
+        with pytest.raises(StructureError, match="rows by columns must be what int64 holds"):
+            Structure.from_lengths(T(lengths)).with_columns(T(counts))
