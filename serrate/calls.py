@@ -114,7 +114,7 @@ class Jitted:
             found = self._traces[key] = (traced, Compiled(traced.fusion, self._backend, self._strategy))
         return found
 
-    def _defaulted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _defaulted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Tensors that are defaults of parameters are arguments like others."""
         if self._signature is None or not self._defaults:
             return args, kwargs
@@ -125,9 +125,9 @@ class Jitted:
 
     def compiled(self, *args: Any, **kwargs: Any) -> tuple[Compiled, list[torch.Tensor]]:
         """What these arguments are compiled to, and the tensors it is called with."""
-        args, kwargs = self._defaulted(args, kwargs)
-        leaves = leaves_of(args, kwargs)
-        return self._traced(args, kwargs, leaves)[1], [g.tensor for g in inputs_of(leaves)]
+        given, named = self._defaulted(args, kwargs)
+        leaves = leaves_of(given, named)
+        return self._traced(given, named, leaves)[1], [g.tensor for g in inputs_of(leaves)]
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The code that runs for these arguments."""
