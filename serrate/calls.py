@@ -87,7 +87,7 @@ class Jitted:
         self._backend, self._strategy = backend, strategy
         self._traces: dict[Key, tuple[Trace, Compiled]] = {}
         self._ready: OrderedDict[Key, Ready] = OrderedDict()
-        self._defaults = _tensor_defaults(function)
+        self._signature, self._defaults = _tensor_defaults(function)
         # One operation of our own reaches nothing but its arguments.
         self._outside = None if alone else Outside(function)
         self._methods: dict[int, tuple[weakref.ref[Any], Jitted]] = {}
@@ -123,7 +123,7 @@ class Jitted:
 
     def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Ready | None, list[Any]]:
         if self._defaults:
-            kwargs = self._defaulted(args, kwargs)
+            args, kwargs = self._defaulted(args, kwargs)
         key, leaves = self._key(args, kwargs)
         try:
             ready = self._ready.get(key)
@@ -172,16 +172,20 @@ class Jitted:
         numbers = () if self._outside is None else self._outside.numbers_now(args, kwargs)
         return (*key_of(args, kwargs, leaves), numbers), leaves
 
-    def _defaulted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _defaulted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Tensors that are defaults of parameters are arguments like others."""
-        missing = {name: value for place, name, value in self._defaults if place >= len(args) and name not in kwargs}
-        return {**kwargs, **missing}
+        if self._signature is None or not self._defaults:
+            return args, kwargs
+        bound = self._signature.bind(*args, **kwargs)
+        for name, value in self._defaults:
+            bound.arguments.setdefault(name, value)
+        return bound.args, bound.kwargs
 
     def compiled(self, *args: Any, **kwargs: Any) -> tuple[Compiled, list[torch.Tensor]]:
         """What these arguments are compiled to, and the tensors it is called with."""
-        kwargs = self._defaulted(args, kwargs)
-        traced, compiled = self._traced(args, kwargs)
-        return compiled, [g.tensor for g in inputs_of(self._key(args, kwargs)[1], traced.constants)]
+        given, named = self._defaulted(args, kwargs)
+        traced, compiled = self._traced(given, named)
+        return compiled, [g.tensor for g in inputs_of(self._key(given, named)[1], traced.constants)]
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The code that runs for these arguments."""
@@ -201,12 +205,16 @@ def _is_traced(value: Any) -> bool:
     return any(map(_is_traced, value.values())) if isinstance(value, dict) else isinstance(value, TensorView)
 
 
-def _tensor_defaults(function: Callable[..., Any]) -> list[tuple[int, str, Any]]:
+def _tensor_defaults(function: Callable[..., Any]) -> tuple[inspect.Signature | None, list[tuple[str, Any]]]:
+    """The signature, and the defaults that hold tensors; with all that stand before those which have no name in a call."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except ValueError:
-        return []  # a function of torch's own that does not tell
-    return [(k, p.name, p.default) for k, p in enumerate(parameters) if isinstance(p.default, JaggedTensor | torch.Tensor)]
+        return None, []  # a function of torch's own that does not tell
+    given = [p for p in signature.parameters.values() if p.default is not p.empty]
+    tensors = [p for p in given if leaves_of((p.default,), {})]
+    before = [p for p in given if tensors and p.kind is p.POSITIONAL_ONLY and p not in tensors]
+    return signature, [(p.name, p.default) for p in (*tensors, *before)]
 
 
 def _exact(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any]) -> Key:
@@ -227,11 +235,11 @@ def _describe(value: Any, key: list[Any], leaves: list[Any], grad: bool) -> None
         values, structure = value._values, value._structure
         leaves.append(value)
         key += (id(structure), values.shape, values.dtype, values.is_contiguous(), grad and values.requires_grad)
-        for offsets in structure.offsets:
-            key.append(offsets._version)
+        for rows in structure._rows:
+            key += rows.versions()
     elif kind is int or kind is bool or value is None or kind is str:
         key += (kind, value)
-    elif kind is float:
+    elif kind is float or kind is complex:
         key += described(value)
     elif isinstance(value, torch.Tensor):
         leaves.append(value)
