@@ -250,6 +250,7 @@ def test_rows_are_sorted_as_torch_sorts(dtype: torch.dtype, descending: bool) ->
     if dtype.is_floating_point:
         values[[3, 9, 600]] = torch.nan
         values[[5, 601]], values[6], values[7], values[8] = -0.0, 0.0, torch.inf, -torch.inf
+        values[[2, 12]] = -torch.tensor(torch.nan, dtype=dtype)  # with the other sign bit
     jt = JaggedTensor.from_lengths(values, [20, 0, 600, 1, 20])
     found = torch.sort(jt, dim=1, descending=descending)
     assert found.values.structure is jt.structure or found.values.structure.same_rows(jt.structure)
