@@ -130,6 +130,7 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
     found.update(
         {
             "to": _to,
+            "to_padded": ops.to_padded,
             "max": _max,
             "min": _min,
             torch.max: _max,

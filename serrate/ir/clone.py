@@ -97,7 +97,7 @@ class Cloner:
 
     def _value(self, value: Value) -> Value | None:
         if isinstance(value, Read):
-            return read(self(value.tensor), self(value.index))
+            return value.of(self(value.tensor), self(value.index))
         if isinstance(value, Position):
             return position(self(value.domain))
         if isinstance(value, Computed):

@@ -378,7 +378,8 @@ class _Printer:
         if not value.guard:
             return text
         inside = " && ".join(f"{self.index(g.left)} < {self.index(g.right)}" for g in value.guard)
-        return f"({inside}) ? {text} : ({computed(value.dtype)})0"
+        other = f"({computed(value.dtype)})0" if repr(value.other) == "0" else number(value.other, value.dtype)
+        return f"({inside}) ? {text} : {other}"
 
     def _existing(self, value: Existing) -> str:
         bounds = self._bounds(value.lanes, value.guard)
