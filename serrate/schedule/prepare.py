@@ -122,9 +122,9 @@ def inline_elementwise(recorder: Recorder) -> None:
 
 
 def _reads_once(phase: Phase, tensor: Tensor) -> bool:
-    """Whether a phase reads each element of a tensor at one position of its own loops, whatever they are called."""
+    """Whether a phase reads each element of a dense tensor at one position of its own loops, whatever they are called."""
     found = chain(phase)
-    if found is None:
+    if found is None or any(d.is_ragged for d in tensor.logical):
         return False
     own = sorted(loop.domain.uid for loop in found[0])
     indices = {r.index for value in found[1].values for r in value.reads if r.tensor.memory is tensor}
