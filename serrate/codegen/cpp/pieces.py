@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from serrate.ir.expr import Expr, Less, Sum
-from serrate.ir.loops import Block, Guard, Lane, Load, Write, load
-from serrate.ir.values import Value, constant, rewrite
+from serrate.ir.loops import Block, Guard, Lane, Load, Number, Write, load
+from serrate.ir.values import Call, Value, constant, rewrite
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,12 @@ def cut_of(group: Sequence[Block], spelled: Callable[[Expr], Expr]) -> Cut | Non
     along = [lane for lane in lanes if any(lane.symbol in g.symbols for g in bounds)] or [lanes[0]]
     if len(along) > 1 or not all(_grows(along[0], g) for g in bounds):
         return None
-    inside = tuple(replace(node, value=rewrite(node.value, _there)) for node in writes)
-    outside = tuple(replace(node, value=rewrite(node.value, _absent)) for node in writes)
+    there = replace_reads(lambda v: load(v.tensor, v.index, (), v.other), lambda g: True if g in conditions else None, spelled)
+    absent = replace_reads(
+        lambda v: constant(v.other, v.dtype), lambda g: False if conditions == [g] else None, spelled
+    )
+    inside = tuple(replace(node, value=rewrite(node.value, there)) for node in writes)
+    outside = tuple(replace(node, value=rewrite(node.value, absent)) for node in writes)
     return Cut(along[0], bounds, tuple(g for g in conditions if g not in bounds), inside, outside)
 
 
@@ -52,12 +56,24 @@ def _grows(lane: Lane, condition: Less) -> bool:
     return factor > 0 and lane.symbol not in (condition.left - lane.symbol * factor).symbols | condition.right.symbols
 
 
-def _there(value: Value) -> Value | None:
-    return load(value.tensor, value.index, (), value.other) if isinstance(value, Load) and value.guard else None
+def replace_reads(
+    guarded: Callable[[Load], Value], holds: Callable[[Less], bool | None], spelled: Callable[[Expr], Expr]
+) -> Callable[[Value], Value | None]:
+    """What becomes of values in one piece: reads that are guarded, and choices whose condition is known there."""
 
+    def change(value: Value) -> Value | None:
+        if isinstance(value, Load) and value.guard:
+            return guarded(value)
+        if isinstance(value, Call) and value.function == "where":
+            condition, chosen, other = value.args
+            known = None
+            if isinstance(condition, Call) and condition.function == "lt" and all(isinstance(a, Number) for a in condition.args):
+                left, right = (spelled(a.expr) for a in condition.args if isinstance(a, Number))
+                known = holds(Less(left, right))
+            return None if known is None else rewrite(chosen if known else other, change)
+        return None
 
-def _absent(value: Value) -> Value | None:
-    return constant(value.other, value.dtype) if isinstance(value, Load) and value.guard else None
+    return change
 
 
 def moves(node: Write) -> bool:

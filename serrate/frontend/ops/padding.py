@@ -6,6 +6,8 @@ what is computed of them: `dense + to_padded(x)` reads each once and keeps nothi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from serrate.errors import DtypeError, ShapeError
@@ -17,12 +19,14 @@ from serrate.ir.fusion import AtLeastLongest
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.recipes import Largest
-from serrate.ir.values import Place, index_of
+from serrate.ir.values import Place, call, computed, index_of, position
 from serrate.ir.view import TensorView
 
 
-def to_padded(x: TensorView, fill: Number = 0, longest: int | None = None) -> TensorView:
+def to_padded(x: TensorView, fill: Number | TensorView = 0, longest: int | None = None) -> TensorView:
     """Every ragged dim as a regular one, as long as the longest row (or `longest`); where a row has ended there is `fill`.
+
+    The fill of one level of rows may be a tensor of one element.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -38,10 +42,22 @@ def to_padded(x: TensorView, fill: Number = 0, longest: int | None = None) -> Te
         raise ShapeError(f"to_padded: {x} has no ragged dim")
     if longest is not None and len(ragged) > 1:
         raise ShapeError(f"to_padded: longest is the length of one ragged dim, and {x} has {len(ragged)}")
-    padded = {d.uid: _padded(x, d, longest) for d in ragged}
+    return padded_over(x, [_padded(x, d, longest) for d in ragged], fill)
+
+
+def padded_over(x: TensorView, rooms: Sequence[IterDomain], fill: Number | TensorView) -> TensorView:
+    """`x` with its ragged dims replaced by regular ones that are as long as any row."""
+    ragged = [d for d in x.domains if isinstance(d, RaggedIterDomain)]
+    padded = {d.uid: room for d, room in zip(ragged, rooms, strict=True)}
     domains = tuple(padded.get(d.uid, d) for d in x.domains)
     places = tuple(Place(index_of(new), (new,)) if new.uid != old.uid else old for old, new in zip(x.domains, domains, strict=True))
-    return pulled(x.fusion, x.dtype, domains, x.at(places, held_by(x.dtype, fill)))
+    if not isinstance(fill, TensorView):
+        return pulled(x.fusion, x.dtype, domains, x.at(places, held_by(x.dtype, fill)))
+    if len(ragged) > 1 or fill.dtype != x.dtype or [d.extent for d in fill.domains] != [1]:
+        raise ShapeError(f"to_padded: a fill that is a tensor is one element of {x.dtype} for one level of rows, got {fill}")
+    length = Place(ragged[0].length_of(index_of(ragged[0].component)), (ragged[0].component,))
+    inside = call("lt", position(rooms[0]), computed(length), dtype=torch.bool)
+    return pulled(x.fusion, x.dtype, domains, call("where", inside, x.at(places), fill.at((None,)), dtype=x.dtype))
 
 
 def _padded(x: TensorView, ragged: RaggedIterDomain, longest: int | None) -> IterDomain:
