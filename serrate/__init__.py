@@ -4,7 +4,9 @@ In: tensors whose rows have different lengths, and an ordinary-looking program. 
 without padding by generated code.
 """
 
-from serrate import analysis, errors, ir, moves
+from serrate import analysis, errors, ir
+from serrate import eager as _installs_operators  # noqa: F401
+from serrate import moves as _installs_movers  # noqa: F401
 from serrate.calls import jit
 from serrate.frontend import ops
 from serrate.tensor import (
@@ -18,8 +20,6 @@ from serrate.tensor import (
     stack,
     wait_for_checks,
 )
-
-_ = moves  # imported for what it installs
 
 __version__ = "0.1.0"
 

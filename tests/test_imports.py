@@ -32,6 +32,7 @@ ORDER = (
     "engine",
     "moves",
     "calls",
+    "eager",
     "cli",
 )
 
