@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serrate import settings
 from serrate.engine import Compiled, default_backend
 from serrate.frontend import ops
 from serrate.frontend.ops.padding import padded_over
@@ -60,7 +59,7 @@ def _takes(values: Tensor, count: int) -> bool:
     """Whether compiled code moves so many elements: enough of them, of a size it knows, and there is a compiler."""
     if count * values.itemsize < SMALLEST or values.itemsize not in _BITS or values.numel() == 0:
         return False
-    return values.is_contiguous() and (settings.current().backend or default_backend(values.device)) == "cpp"
+    return values.is_contiguous() and default_backend(values.device) == "cpp"
 
 
 def _inside(size: int, starts: Tensor, lengths: Tensor, total: int | None) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from serrate.tensor.rows import owners_and_places
+from serrate.tensor.sync import on_host
 from serrate.tensor.torch_private import is_transformed
 
 Mover = Callable[..., Tensor | None]
@@ -46,7 +47,7 @@ def _moved(name: str, values: Tensor, dim: int, starts: Tensor, lengths: Tensor,
 
 def _plain(tensor: Tensor) -> bool:
     """Whether a tensor is just numbers in the memory of a CPU: no gradient is asked for, nobody looks on."""
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or not tensor.is_cpu or tensor.layout is not torch.strided:
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or not on_host(tensor) or tensor.layout is not torch.strided:
         return False
     if tensor.requires_grad and torch.is_grad_enabled():
         return False

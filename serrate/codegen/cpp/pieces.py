@@ -41,9 +41,7 @@ def cut_of(group: Sequence[Block], spelled: Callable[[Expr], Expr]) -> Cut | Non
     if len(along) > 1 or not all(_grows(along[0], g) for g in bounds):
         return None
     there = replace_reads(lambda v: load(v.tensor, v.index, (), v.other), lambda g: True if g in conditions else None, spelled)
-    absent = replace_reads(
-        lambda v: constant(v.other, v.dtype), lambda g: False if conditions == [g] else None, spelled
-    )
+    absent = replace_reads(lambda v: constant(v.other, v.dtype), lambda g: False if conditions == [g] else None, spelled)
     inside = tuple(replace(node, value=rewrite(node.value, there)) for node in writes)
     outside = tuple(replace(node, value=rewrite(node.value, absent)) for node in writes)
     return Cut(along[0], bounds, tuple(g for g in conditions if g not in bounds), inside, outside)

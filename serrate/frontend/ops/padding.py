@@ -50,7 +50,9 @@ def padded_over(x: TensorView, rooms: Sequence[IterDomain], fill: Number | Tenso
     ragged = [d for d in x.domains if isinstance(d, RaggedIterDomain)]
     padded = {d.uid: room for d, room in zip(ragged, rooms, strict=True)}
     domains = tuple(padded.get(d.uid, d) for d in x.domains)
-    places = tuple(Place(index_of(new), (new,)) if new.uid != old.uid else old for old, new in zip(x.domains, domains, strict=True))
+    places = tuple(
+        Place(index_of(new), (new,)) if new.uid != old.uid else old for old, new in zip(x.domains, domains, strict=True)
+    )
     if not isinstance(fill, TensorView):
         return pulled(x.fusion, x.dtype, domains, x.at(places, held_by(x.dtype, fill)))
     if len(ragged) > 1 or fill.dtype != x.dtype or [d.extent for d in fill.domains] != [1]:
