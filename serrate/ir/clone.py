@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from serrate.ir.domains import IterDomain
 from serrate.ir.transforms import Transform
-from serrate.ir.values import Computed, Extent, Place, Position, Read, Tensor, Value, computed, extent, position, read, rewrite
+from serrate.ir.values import Computed, Extent, Place, Position, Read, Tensor, Value, computed, extent, position, rewrite
 
 T = TypeVar("T")
 

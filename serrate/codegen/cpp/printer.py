@@ -505,8 +505,9 @@ class _Printer:
         """A block that lies in one piece where it is read too is copied as bytes."""
         if not moves(node) or not self._block_bytes(node):
             return False
-        source, at = node.value, {lane.symbol: const(0) for lane in node.lanes}
+        source = node.value
         assert isinstance(source, Load)
+        at: dict[Expr, Expr] = {lane.symbol: const(0) for lane in node.lanes}
         to, by = self._flat_expr(node.tensor, node.index), self._flat_expr(source.tensor, source.index)
         first, other = to.substitute(at), by.substitute(at)
         if to - first != by - other:
