@@ -264,6 +264,10 @@ def _tells_rows_apart(shape: Shape) -> bool:
     """Whether something is read or computed for a component rather than for an element."""
     if shape.ragged is None:
         return shape.component is not None
+    made = shape.ragged.definition
+    if isinstance(made, Partition) and made.lengths is not None:
+        # Rows with gaps: what lies behind an element is told by its row.
+        return True
     for value in shape.leaf.values:
         for element in value.reads:
             index = {d.uid for d in domains_of(element.index)}
