@@ -15,7 +15,7 @@ from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.transforms import Merge
-from serrate.ir.values import Call, Computed, Extent, Place, Position, Read, Role, domains_of
+from serrate.ir.values import Call, Computed, Extent, Place, Position, Read, Role, Tensor, domains_of
 from serrate.schedule.plan import Recorder
 
 
@@ -109,7 +109,7 @@ def prepare(recorder: Recorder) -> None:
 
 
 def inline_elementwise(recorder: Recorder) -> None:
-    """Computes an elementwise result in its readers when they run over the same domains (or when it costs nothing)."""
+    """Computes an elementwise result in its readers when they need each element once (or when it costs nothing)."""
     for phase in list(recorder.program.phases):
         found = chain(phase)
         if found is None or not isinstance(found[1], Store) or found[1].tensor.role is not Role.SCRATCH:
@@ -117,8 +117,18 @@ def inline_elementwise(recorder: Recorder) -> None:
         own = {loop.domain.uid for loop in found[0]}
         free = not any(isinstance(v, Read) for v in found[1].value.walk())
         readers = [p for p in recorder.program.phases if found[1].tensor in {t.memory for t in p.reads}]
-        if free or all(_runs_over(p) == own for p in readers):
+        if free or all(_runs_over(p) == own or _reads_once(p, found[1].tensor) for p in readers):
             recorder.attempt("inline", phase.name)
+
+
+def _reads_once(phase: Phase, tensor: Tensor) -> bool:
+    """Whether a phase reads each element of a dense tensor at one position of its own loops, whatever they are called."""
+    found = chain(phase)
+    if found is None or any(d.is_ragged for d in tensor.logical):
+        return False
+    own = sorted(loop.domain.uid for loop in found[0])
+    indices = {r.index for value in found[1].values for r in value.reads if r.tensor.memory is tensor}
+    return all(sorted(at.uid for at in index if isinstance(at, IterDomain)) == own for index in indices)
 
 
 def _runs_over(phase: Phase) -> set[int]:
@@ -254,6 +264,10 @@ def _tells_rows_apart(shape: Shape) -> bool:
     """Whether something is read or computed for a component rather than for an element."""
     if shape.ragged is None:
         return shape.component is not None
+    made = shape.ragged.definition
+    if isinstance(made, Partition) and made.lengths is not None:
+        # Rows with gaps: what lies behind an element is told by its row.
+        return True
     for value in shape.leaf.values:
         for element in value.reads:
             index = {d.uid for d in domains_of(element.index)}

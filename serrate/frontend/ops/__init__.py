@@ -83,6 +83,10 @@ from serrate.frontend.ops.normalise import (
     softmax,
     softmax_states,
 )
+from serrate.frontend.ops.padding import (
+    from_padded,
+    to_padded,
+)
 from serrate.frontend.ops.products import (
     linear,
     matmul,
@@ -170,6 +174,7 @@ __all__ = [
     "floor",
     "floor_divide",
     "fmod",
+    "from_padded",
     "gather",
     "ge",
     "gelu",
@@ -237,6 +242,7 @@ __all__ = [
     "sub",
     "sum",
     "tanh",
+    "to_padded",
     "topk",
     "transpose",
     "trunc",

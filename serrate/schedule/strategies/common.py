@@ -11,7 +11,7 @@ from typing import Protocol
 
 from serrate.ir.domains import IterDomain
 from serrate.ir.tile import Accumulate, Scan, Store, TileProgram, chain
-from serrate.ir.values import Role
+from serrate.ir.values import Place, Role
 from serrate.schedule.plan import Recorder
 from serrate.schedule.prepare import Shape, describe
 from serrate.schedule.target import Target, power_of_two_at_least
@@ -248,6 +248,7 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
         schedule_regular(recorder, shape, shapes, target)
     elif shape.ragged is None:
         kept, reduced, lanes = lane_regular(recorder, shape, target)
+        kept, lanes = _lane_block(recorder, shape, target, kept, lanes)
         grid, own = rows.per_component(recorder, shape)
         finish_loops(recorder, shape.phase, [*grid, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
     elif shape.is_product:
@@ -259,6 +260,22 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
         block = block_size(rows.tile, row_block(shape, shapes, target), target)
         phase = rows.cut(recorder, shape, block, target)
         _schedule_rows(recorder, replace(shape, phase=phase), target, rows, block)
+
+
+def _lane_block(
+    recorder: Recorder, shape: Shape, target: Target, kept: list[str], lanes: list[str]
+) -> tuple[list[str], list[str]]:
+    """Positions of the last two dims as one block, where elements of rows are only moved: they lie behind each other."""
+    moves = isinstance(shape.leaf, Store) and any(isinstance(at, Place) for r in shape.leaf.value.reads for at in r.index)
+    if not moves or len(shape.regular) < 2 or lanes != [shape.regular[-1].name] or kept[-1:] != [shape.regular[-2].name]:
+        return kept, lanes
+    across = lanes_of(shape.regular[-1], target, target.widest) * shape.leaf.targets[0].dtype.itemsize
+    outer = shape.regular[-2].name
+    size = block_size(None, max(target.store_bytes // across, 1), target)
+    if size == 1:
+        return kept, lanes
+    recorder.do("split", shape.phase, outer, size)
+    return [*kept[:-1], f"{outer}o"], [f"{outer}i", *lanes]
 
 
 def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLoops, block: int) -> None:
