@@ -231,6 +231,10 @@ def flatten_rows(recorder: Recorder) -> None:
         shape = describe(recorder.program, phase.name)
         if shape.reduces_rows and shape.component is not None and shape.component.uid in shape.reduced:
             assert shape.ragged is not None
+            if any(d.is_ragged and shape.component.uid in {o.uid for o in d.owners} for d in shape.regular):
+                # Rectangles are no one loop: each is reduced alone, then all of them.
+                recorder.do("rfactor", shape.phase, shape.component.name)
+                continue
             _put_beside(recorder, phase, shape.component, shape.ragged)
             recorder.do("combine", shape.phase, shape.component.name, shape.ragged.name)
     shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]

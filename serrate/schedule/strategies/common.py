@@ -113,7 +113,10 @@ def schedule_regular(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], 
         schedule_product(recorder, shape, target, rows=domains[0] if len(domains) > 2 else None)
         return
     first = domains[0]
-    if first.uid in shape.reduced and isinstance(shape.leaf, Accumulate) and not shape.leaf.merge:
+    if first.uid in shape.reduced and isinstance(shape.leaf, Accumulate) and shape.leaf.merge:
+        _finish_total(recorder, shape, domains, target)
+        return
+    if first.uid in shape.reduced and isinstance(shape.leaf, Accumulate):
         _schedule_total(recorder, shape, domains, target)
         return
     if first.uid in shape.reduced and isinstance(shape.leaf, Scan):
@@ -141,9 +144,13 @@ def _schedule_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain,
     recorder.do("split", partial, inner, block)
     order = [outer, *kept, f"{inner}o", *reduced, f"{inner}i", *lanes]
     finish_loops(recorder, partial, order, [outer], [f"{inner}i", *lanes])
-    left = tuple(d for d in rest if d.uid not in shape.reduced)
-    kept, _, lanes = lane_regular(recorder, Shape(shape.phase, shape.leaf, None, None, left, shape.reduced), target)
-    finish_loops(recorder, shape.phase, [*kept, outer, *lanes], [], lanes)
+    _finish_total(recorder, shape, describe(recorder.program, shape.phase).regular, target)
+
+
+def _finish_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain, ...], target: Target) -> None:
+    """Combines partial results along the first dim, in order, by one worker."""
+    kept, _, lanes = lane_regular(recorder, Shape(shape.phase, shape.leaf, None, None, domains[1:], shape.reduced), target)
+    finish_loops(recorder, shape.phase, [*kept, domains[0].name, *lanes], [], lanes)
 
 
 def _schedule_running(recorder: Recorder, shape: Shape, domains: tuple[IterDomain, ...], target: Target) -> None:

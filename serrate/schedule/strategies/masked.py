@@ -38,6 +38,8 @@ class GroupedRows:
 
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         assert shape.component is not None
+        if shape.has_other_rows:
+            return self._whole().per_component(recorder, shape)
         recorder.do("split", shape.phase, shape.component.name, self.size)
         return [f"{shape.component.name}o"], [f"{shape.component.name}i"]
 
