@@ -40,6 +40,13 @@ class Shape:
         return any(d.is_ragged for d in self.regular)
 
     @property
+    def own_rows(self) -> tuple[RaggedIterDomain, ...]:
+        """The loops over rows of this component: two of them are the sides of a rectangle."""
+        found = (*self.regular, *((self.ragged,) if self.ragged is not None else ()))
+        component = None if self.component is None else self.component.uid
+        return tuple(d for d in found if isinstance(d, RaggedIterDomain) and d.component.uid == component)
+
+    @property
     def is_product(self) -> bool:
         """Whether this is a matrix product: a sum over one regular dim of products of two reads that share it."""
         if not isinstance(self.leaf, Accumulate) or self.leaf.reduction.name != "sum" or self.leaf.merge:

@@ -13,7 +13,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.tile import Accumulate, Scan, Store, TileProgram, chain
 from serrate.ir.values import Role
 from serrate.schedule.plan import Recorder
-from serrate.schedule.prepare import Shape, describe
+from serrate.schedule.prepare import Shape, describe, reduced_loops
 from serrate.schedule.target import Target, power_of_two_at_least
 
 LONG = 4096
@@ -233,7 +233,7 @@ class RowLoops(Protocol):
         """Arranges a loop over components alone: gives grid loops and lanes."""
 
     def per_row(self, recorder: Recorder, shape: Shape, block: int) -> tuple[list[str], list[str], list[str]]:
-        """Arranges component and ragged loops: gives grid loops, serial loops and lanes."""
+        """Arranges component and ragged loops: gives grid loops, serial loops and lanes. What is left runs inside the grid."""
 
     def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
         """Arranges a matrix product whose rows are ragged."""
@@ -270,12 +270,15 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
 
 def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLoops, block: int) -> None:
     phase = shape.phase
-    kept, reduced, lanes = lane_regular(recorder, shape, target)
     grid, serial, own = rows.per_row(recorder, shape, block)
+    rest = _left(recorder, shape, [*grid, *serial, *own])
+    before = _before(recorder, phase, serial, [d.name for d in rest.regular[:-1] if d.uid in rest.reduced])
+    kept, reduced, lanes = lane_regular(recorder, rest, target)
     if not shape.reduces_rows:
         finish_loops(recorder, phase, [*grid, *serial, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
         return
-    order = [*grid, *kept, *serial, *reduced, *own, *lanes]
+    # What is reduced outside a row stays outside it: a row is read from its start to its end.
+    order = [*grid, *kept, *before, *serial, *(name for name in reduced if name not in before), *own, *lanes]
     if not target.factors_blocks or isinstance(shape.leaf, Scan) or (isinstance(shape.leaf, Accumulate) and shape.leaf.merge):
         finish_loops(recorder, phase, order, grid, [*own, *lanes])
         return
@@ -283,6 +286,21 @@ def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLo
     recorder.do("rfactor", phase, own[-1])
     finish_loops(recorder, f"{_first_target(recorder, phase)}_{own[-1]}", order, grid, [*own, *lanes])
     finish_loops(recorder, phase, [*grid, *kept, *own, *lanes], grid, [*own, *lanes])
+
+
+def _left(recorder: Recorder, shape: Shape, arranged: Sequence[str]) -> Shape:
+    """A phase without the loops that a strategy has arranged."""
+    found = chain(next(p for p in recorder.program.phases if p.name == shape.phase))
+    assert found is not None
+    domains = [loop.domain for loop in found[0]]
+    rest = tuple(d for d in domains if d.name not in arranged)
+    return Shape(shape.phase, found[1], None, None, rest, reduced_loops(found[1], domains))
+
+
+def _before(recorder: Recorder, phase: str, serial: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Those of some loops that stand outside the loop over a row."""
+    order = loop_names(recorder, phase)
+    return [name for name in names if serial and order.index(name) < order.index(serial[0])]
 
 
 def _first_target(recorder: Recorder, phase: str) -> str:
