@@ -35,7 +35,7 @@ def lanes_of(domain: IterDomain, target: Target, most: int) -> int:
 
 
 def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list[str], list[str], list[str]]:
-    """Makes the innermost regular dim lanes (split if it is wide) and leaves the others as loops.
+    """Makes the innermost regular dim lanes (split if it is wide) and leaves the others, and loops over rows, as they are.
 
     Gives the names of loops that are kept, loops that are reduced, and lanes.
     """
@@ -44,7 +44,7 @@ def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list
     lanes: list[str] = []
     for k, domain in enumerate(shape.regular):
         goal = reduced if domain.uid in shape.reduced else kept
-        if k < len(shape.regular) - 1:
+        if k < len(shape.regular) - 1 or domain.is_ragged:
             goal.append(domain.name)
             continue
         size = lanes_of(domain, target, target.widest)
@@ -72,7 +72,8 @@ def warps_for(program: TileProgram, target: Target) -> int:
 
 def width(shape: Shape, target: Target) -> int:
     """Lanes of the regular dims of a phase."""
-    return lanes_of(shape.regular[-1], target, target.widest) if shape.regular else 1
+    regular = shape.regular and not shape.regular[-1].is_ragged
+    return lanes_of(shape.regular[-1], target, target.widest) if regular else 1
 
 
 def row_block(shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
@@ -232,13 +233,16 @@ class RowLoops(Protocol):
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         """Arranges a loop over components alone: gives grid loops and lanes."""
 
-    def per_row(self, recorder: Recorder, shape: Shape, block: int) -> tuple[list[str], list[str], list[str]]:
-        """Arranges component and ragged loops: gives grid loops, serial loops and lanes. What is left runs inside the grid."""
+    def per_row(self, recorder: Recorder, shape: Shape, block: int | None) -> tuple[list[str], list[str], list[str]]:
+        """Arranges component and ragged loops: gives grid loops, serial loops and lanes. What is left runs inside the grid.
+
+        Without a block, positions of a row are taken one by one.
+        """
 
     def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
         """Arranges a matrix product whose rows are ragged."""
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int, target: Target) -> str:
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> str:
         """Cuts rows into parts, if the strategy does; gives the phase to go on with."""
 
 
@@ -263,22 +267,31 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
         for name in (f"{shape.leaf.targets[0].name}_{shape.regular[-1].name}", shape.phase):
             _schedule_phase(recorder, describe(recorder.program, name), shapes, target, rows)
     else:
-        block = block_size(rows.tile, row_block(shape, shapes, target), target)
+        # Lines of a rectangle are taken one after the other, so what there is one of for each line is, too.
+        is_line = shape.ragged.uid in _lines(shapes) and not shape.reduces_rows
+        block = None if is_line else block_size(rows.tile, row_block(shape, shapes, target), target)
         phase = rows.cut(recorder, shape, block, target)
         _schedule_rows(recorder, replace(shape, phase=phase), target, rows, block)
 
 
-def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLoops, block: int) -> None:
+def _lines(shapes: Sequence[Shape]) -> set[int]:
+    """The outer sides of rectangles."""
+    return {s.own_rows[0].uid for s in shapes if len(s.own_rows) > 1}
+
+
+def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLoops, block: int | None) -> None:
     phase = shape.phase
     grid, serial, own = rows.per_row(recorder, shape, block)
     rest = _left(recorder, shape, [*grid, *serial, *own])
-    before = _before(recorder, phase, serial, [d.name for d in rest.regular[:-1] if d.uid in rest.reduced])
+    # What stands outside a row stays outside it: a row is read from its start to its end.
+    outside = _outside(recorder, phase, serial)
     kept, reduced, lanes = lane_regular(recorder, rest, target)
     if not shape.reduces_rows:
-        finish_loops(recorder, phase, [*grid, *serial, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
+        first, last = [n for n in kept if n in outside], [n for n in kept if n not in outside]
+        finish_loops(recorder, phase, [*grid, *first, *serial, *last, *reduced, *own, *lanes], grid, [*own, *lanes])
         return
-    # What is reduced outside a row stays outside it: a row is read from its start to its end.
-    order = [*grid, *kept, *before, *serial, *(name for name in reduced if name not in before), *own, *lanes]
+    first, last = [n for n in reduced if n in outside], [n for n in reduced if n not in outside]
+    order = [*grid, *kept, *first, *serial, *last, *own, *lanes]
     if not target.factors_blocks or isinstance(shape.leaf, Scan) or (isinstance(shape.leaf, Accumulate) and shape.leaf.merge):
         finish_loops(recorder, phase, order, grid, [*own, *lanes])
         return
@@ -297,10 +310,10 @@ def _left(recorder: Recorder, shape: Shape, arranged: Sequence[str]) -> Shape:
     return Shape(shape.phase, found[1], None, None, rest, reduced_loops(found[1], domains))
 
 
-def _before(recorder: Recorder, phase: str, serial: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Those of some loops that stand outside the loop over a row."""
+def _outside(recorder: Recorder, phase: str, serial: Sequence[str]) -> list[str]:
+    """The loops that stand outside the loop over a row."""
     order = loop_names(recorder, phase)
-    return [name for name in names if serial and order.index(name) < order.index(serial[0])]
+    return order[: order.index(serial[0])]
 
 
 def _first_target(recorder: Recorder, phase: str) -> str:

@@ -40,12 +40,14 @@ class GroupedRows:
         recorder.do("split", shape.phase, shape.component.name, self.size)
         return [f"{shape.component.name}o"], [f"{shape.component.name}i"]
 
-    def per_row(self, recorder: Recorder, shape: Shape, block: int) -> tuple[list[str], list[str], list[str]]:
+    def per_row(self, recorder: Recorder, shape: Shape, block: int | None) -> tuple[list[str], list[str], list[str]]:
         assert shape.ragged is not None
         (group,), (member,) = self.per_component(recorder, shape)
         for rows in shape.own_rows:
             recorder.do("cover", shape.phase, rows.name, group, self.size)
         cover = f"{shape.ragged.name}x"
+        if block is None:
+            return [group], [cover], [member]
         # A block the caller asked for is a block of each row; the usual one is shared by the rows of the group.
         recorder.do("split", shape.phase, cover, block if self.tile else max(block // self.size, 1))
         return [group], [f"{cover}o"], [member, f"{cover}i"]
@@ -55,5 +57,5 @@ class GroupedRows:
         assert shape.component is not None
         schedule_product(recorder, shape, target, rows=shape.ragged, before=[shape.component.name], grid=2)
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int, target: Target) -> str:
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> str:
         return shape.phase

@@ -63,12 +63,12 @@ class PartsOfRows:
         assert shape.component is not None
         return [shape.component.name], []
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int, target: Target) -> str:
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> str:
         rows = _cut_rows(shape)
         if rows is None:
             return shape.phase
         # A part is whole blocks, or its last block would reach into the next part.
-        size = -(-self.part // block) * block if rows is shape.ragged else self._lines
+        size = self._lines if rows is not shape.ragged or block is None else -(-self.part // block) * block
         recorder.do("split", shape.phase, rows.name, size)
         if rows.uid not in shape.reduced:
             return shape.phase
@@ -81,16 +81,19 @@ class PartsOfRows:
         """Lines of a rectangle that are one part; how long each is differs from one rectangle to the next."""
         return max(self.part // LINE, 1)
 
-    def per_row(self, recorder: Recorder, shape: Shape, block: int) -> tuple[list[str], list[str], list[str]]:
+    def per_row(self, recorder: Recorder, shape: Shape, block: int | None) -> tuple[list[str], list[str], list[str]]:
         assert shape.component is not None and shape.ragged is not None
         row, ragged, rows = shape.component.name, shape.ragged.name, _cut_rows(shape)
         within = f"{ragged}i" if rows is shape.ragged else ragged
-        recorder.do("split", shape.phase, within, block)
+        serial, lanes = [within], []
+        if block is not None:
+            recorder.do("split", shape.phase, within, block)
+            serial, lanes = [f"{within}o"], [f"{within}i"]
         if rows is None:
-            return [row], [f"{within}o"], [f"{within}i"]
+            return [row], serial, lanes
         self._beside(recorder, shape.phase, row, f"{rows.name}o")
         recorder.do("combine", shape.phase, row, f"{rows.name}o")
-        return [f"{row}{rows.name}o"], [f"{within}o"], [f"{within}i"]
+        return [f"{row}{rows.name}o"], serial, lanes
 
     def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
         assert shape.component is not None and shape.ragged is not None
