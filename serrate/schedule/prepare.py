@@ -13,6 +13,8 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, symbol
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import product
+from serrate.ir.storage import collapse
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.transforms import Merge
 from serrate.ir.values import Call, Computed, Extent, Place, Position, Read, Role, domains_of
@@ -63,23 +65,29 @@ class Shape:
 
 @dataclass(frozen=True)
 class RowFacts:
-    """What the choice of a strategy looks at: the innermost rows of a program and what one position of them holds."""
+    """What the choice of a strategy looks at: the rows that a program's workers share and what one position of them holds."""
 
     ragged: RaggedIterDomain
+    """Of rectangles, the product of both sides; of levels that are reduced together, all of them as one."""
     inner: tuple[Expr, ...]
     itemsize: int
     product: bool
 
 
 def row_facts(program: TileProgram) -> RowFacts | None:
-    """The facts about the rows that a naive program runs over; None where nothing is ragged."""
-    shapes = [describe(program, p.name) for p in program.phases]
+    """The facts about the rows that a naive program runs over, once levels are flattened; None where nothing is ragged."""
+    recorder = Recorder(program)
+    prepare(recorder)
+    shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
     found = [s for s in shapes if s.ragged is not None]
-    if not found or found[0].ragged is None:
+    if not found:
         return None
-    inner = tuple(d.extent_expr for d in found[0].regular)
+    most = max(found, key=lambda s: len(s.own_rows))
+    sides = {d.uid for d in most.own_rows}
+    rows = most.own_rows[0] if len(sides) == 1 else product(*most.own_rows[:2])
+    inner = tuple(d.extent_expr for d in collapse([d for d in most.regular if d.uid not in sides]))
     itemsize = max(t.dtype.itemsize for s in found for t in s.leaf.targets)
-    return RowFacts(found[0].ragged, inner, itemsize, any(s.is_product for s in shapes))
+    return RowFacts(rows, inner, itemsize, any(s.is_product for s in shapes))
 
 
 def describe(program: TileProgram, name: str) -> Shape:

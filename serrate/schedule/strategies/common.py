@@ -258,8 +258,8 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
     if shape.component is None:
         schedule_regular(recorder, shape, shapes, target)
     elif shape.ragged is None:
-        kept, reduced, lanes = lane_regular(recorder, shape, target)
         grid, own = rows.per_component(recorder, shape)
+        kept, reduced, lanes = lane_regular(recorder, _left(recorder, shape, [*grid, *own]), target)
         finish_loops(recorder, shape.phase, [*grid, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
     elif shape.is_product:
         rows.product(recorder, shape, target)
@@ -298,7 +298,8 @@ def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLo
     # Every lane reduces what it sees; lanes are combined once, behind the loop over the row.
     recorder.do("rfactor", phase, own[-1])
     finish_loops(recorder, f"{_first_target(recorder, phase)}_{own[-1]}", order, grid, [*own, *lanes])
-    finish_loops(recorder, phase, [*grid, *kept, *own, *lanes], grid, [*own, *lanes])
+    still = [name for name in serial if name in loop_names(recorder, phase)]
+    finish_loops(recorder, phase, [*grid, *kept, *still, *own, *lanes], grid, [*own, *lanes])
 
 
 def _left(recorder: Recorder, shape: Shape, arranged: Sequence[str]) -> Shape:
