@@ -2,10 +2,10 @@
 
 In: facts about the rows of a call. Out: a strategy's name and its options. Decides speed, never meaning.
 
-| rows                                                          | strategy           | because                                       |
-| one is longer than its worker's share                         | persistent_dynamic | the others would wait for it                  |
-| dense (0.7 or more) and shorter than what a worker does at once | masked           | lanes would have no work with one row at once |
-| anything else                                                 | maskless           | no lane without work, and nothing is combined |
+| rows                                                   | strategy           | because                                       |
+| one is longer than its worker's share                  | persistent_dynamic | the others would wait for it                  |
+| dense (0.7 or more), shorter than what is done at once | masked             | lanes would have no work with one row at once |
+| anything else                                          | maskless           | no lane without work, and nothing is combined |
 On a GPU also few rows, and matrix products, are cut, so that all of it works. Density below 0.3 alone decides nothing: rows of
 exponential and bimodal lengths have one of 0.1, and run as fast whole as in parts, as long as none is a share of its own.
 """

@@ -89,7 +89,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_a_row_is(name: str, dims: int | tuple[int, ...], wanted: Rows | None) -> None:
     jit(lambda x: x.sum(dims), backend="reference")(tensor_of(name))
-    assert SEEN == [wanted]
+    (seen,) = SEEN
+    assert seen == wanted
 
 
 def test_one_large_rectangle_is_cut() -> None:

@@ -49,7 +49,9 @@ def _cut_rows(shape: Shape) -> RaggedIterDomain | None:
     if isinstance(shape.leaf, Accumulate) and shape.leaf.merge:
         return None
     kept = [rows for rows in shape.own_rows if rows.uid not in shape.reduced]
-    return (kept or ([] if isinstance(shape.leaf, Scan) else list(shape.own_rows)) or [None])[0]
+    if kept:
+        return kept[0]
+    return None if isinstance(shape.leaf, Scan) else shape.own_rows[0]
 
 
 @dataclass(frozen=True)
