@@ -17,7 +17,7 @@ from serrate.ir.ragged_transforms import product
 from serrate.ir.storage import collapse
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.transforms import Merge
-from serrate.ir.values import Call, Computed, Extent, Place, Position, Read, Role, domains_of
+from serrate.ir.values import Call, Computed, Extent, Place, Position, Read, Role, Tensor, domains_of
 from serrate.schedule.plan import Recorder
 
 
@@ -283,4 +283,12 @@ def _tells_rows_apart(shape: Shape) -> bool:
                 return True
             if shape.ragged.uid in index and len(element.tensor.storage) == len(element.tensor.logical):
                 return True
+            if _has_gaps(element.tensor, shape.ragged):
+                return True
     return any(isinstance(node, Extent | Position | Computed) for value in shape.leaf.values for node in value.walk())
+
+
+def _has_gaps(tensor: Tensor, ragged: RaggedIterDomain) -> bool:
+    """Whether rows lie in memory at starts of their own: as one loop, every element would look for its row."""
+    made = ragged.definition
+    return isinstance(made, Partition) and made.lengths is not None and any(d.uid == made.inputs[0].uid for d in tensor.storage)

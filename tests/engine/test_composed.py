@@ -54,7 +54,7 @@ def _lengths(backend: str) -> list[str]:
     return ["mixed", "none"] if backend == "triton" and not FULL else list(LENGTHS)
 
 
-@pytest.mark.parametrize(("operation", "composition", "backend", "way", "dtype", "dims"), map(_named, points()))
+@pytest.mark.parametrize(("operation", "composition", "backend", "way", "dtype", "dims"), [_named(point) for point in points()])
 def test_operation(operation: str, composition: str, backend: str, way: Way, dtype: torch.dtype, dims: Dims) -> None:
     wanted, (strategy, options) = OPERATIONS[operation], way
     programs: dict[Any, Compiled] = {}
