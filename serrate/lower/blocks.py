@@ -223,12 +223,12 @@ class _PhaseLowering:
         if any(set(local.lanes) - set(mean.lanes) or local not in self.known for local in blocks_read):
             # A block of the row itself has no first element out here; a mean that starts at 0 is right too.
             return []
-        if any(_picks_row(g, start.keys()) for g in scope.guard()):
-            # Across rows, the first row may not be there at all.
-            return []
-        value = rewrite_value(value, start)
         # A serial loop that does not run at all has no first element, and nothing that could be asked about it.
         runs = tuple(Less(const(0), self._for(loop, loops, ()).extent) for loop in reduced if loop.kind is not LANES)
+        if any(_picks_row(g, start.keys()) for g in (*scope.guard(), *runs)):
+            # Across rows, the first row may not be there at all, or be empty.
+            return []
+        value = rewrite_value(value, start)
         guard = runs + tuple(g.substitute(start) for g in scope.guard())
         return [Assign(mean.lanes, tuple(g for g in guard if not g.proven), mean, value)]
 

@@ -540,10 +540,12 @@ class _Printer:
         if isinstance(value, Load) and ctype(value.dtype) == kind and not value.guard:
             flat = self._flat_expr(value.tensor, value.index)
             terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
-            at: dict[Expr, Expr] = {s: const(0) for s in (outer.symbol, inner.symbol)}
-            stride = flat.substitute({outer.symbol: const(1), inner.symbol: const(0)}) - flat.substitute(at)
-            if terms.get(inner.symbol) == 1 and not stride.symbols & {outer.symbol, inner.symbol}:
-                return f"{value.tensor.name} + {self.index(flat.substitute(at))}", f"({self.index(stride)})"
+            first, second, third = (flat.substitute({outer.symbol: const(k), inner.symbol: const(0)}) for k in range(3))
+            stride = second - first
+            # Rows that are looked up (those of different components may lie anywhere) have no one distance.
+            even = (third - second - stride).value == 0
+            if terms.get(inner.symbol) == 1 and even and not stride.symbols & {outer.symbol, inner.symbol}:
+                return f"{value.tensor.name} + {self.index(first)}", f"({self.index(stride)})"
         name = self.fresh()
         self.put(f"static thread_local {kind} {name}[{outer.size * inner.size}];")
         self.open(f"for (i64 {outer.symbol} = 0; {outer.symbol} < {limits[outer]}; {outer.symbol}++)")
