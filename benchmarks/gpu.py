@@ -1,18 +1,16 @@
 """The GPU table: ragged programs on one CUDA device, against its copy rate and its dense matrix rate.
 
-In: a CUDA device. Out: a table (and JSON with --json) with, for every work and distribution of lengths, each strategy's
-percent of the limit measured in the same run; results are checked against torch first. Run as `python -m benchmarks.gpu`.
+In: a CUDA device. Out: a table and gpu.json with, for every work and distribution of lengths, each strategy's
+percent of the limit measured in the same run; results are checked against torch first. Run as `serrate bench gpu`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import date
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -24,14 +22,14 @@ except ImportError:
     triton = None
 
 import serrate  # noqa: F401  installs Fusion.compile
-from benchmarks.data import lengths
+from benchmarks.data import DISTRIBUTIONS, lengths
+from benchmarks.options import Options
 from serrate import ir
 from serrate.frontend import ops
 from serrate.runtime.arrays import remembered
 from serrate.tensor import Structure
 
 STRATEGIES = ("maskless", "masked", "persistent_dynamic")
-DISTRIBUTIONS = ("uniform", "exponential", "bimodal", "giant")
 Run = Callable[[], object]
 
 
@@ -160,15 +158,15 @@ def grouped_work(groups: int, tokens: int, k: int, n: int, rounds: int, console:
     return table
 
 
-def run_all(rounds: int, out: Path, rows: int = 4096, mean: int = 256, inner: int = 128) -> None:
-    """Measures everything, prints the table, writes gpu.json."""
+def main(options: Options, rows: int = 4096, mean: int = 256, inner: int = 128) -> bool:
+    """Measures everything, prints the table, writes gpu.json; whether there is a device to measure on."""
     console = Console(width=160)
     if not torch.cuda.is_available():
         console.print("no CUDA device is here; the GPU table needs one")
-        return
+        return False
     torch.manual_seed(0)
-    cells = memory_work(rows, mean, inner, rounds, console)
-    cells += grouped_work(64, 65536, 4096, 2048, rounds, console)
+    cells = memory_work(rows, mean, inner, options.rounds, console)
+    cells += grouped_work(64, 65536, 4096, 2048, options.rounds, console)
     machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, {date.today()}"
     table = Table(title=f"percent of the limit ({machine})")
     columns = list(dict.fromkeys(k for cell in cells for k in cell.percent))
@@ -178,20 +176,6 @@ def run_all(rounds: int, out: Path, rows: int = 4096, mean: int = 256, inner: in
         percents = [f"{cell.percent[c]:.0f}" if c in cell.percent else "-" for c in columns]
         table.add_row(cell.work, cell.lengths, f"{cell.limit_ms:.2f}", *percents)
     console.print(table)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "gpu.json").write_text(json.dumps({"machine": machine, "cells": [asdict(c) for c in cells]}, indent=1))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=4096)
-    parser.add_argument("--mean", type=int, default=256)
-    parser.add_argument("--inner", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
-    options = parser.parse_args()
-    run_all(options.rounds, options.out, options.rows, options.mean, options.inner)
-
-
-if __name__ == "__main__":
-    main()
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "gpu.json").write_text(json.dumps({"machine": machine, "cells": [asdict(c) for c in cells]}, indent=1))
+    return True
