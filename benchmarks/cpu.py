@@ -1,6 +1,6 @@
 """The CPU table: every work x dtype x lengths, against the limit, hand-written C++ and the peers, all in one run.
 
-Comes in: `serrate bench cpu [--only WORK] [--lengths KIND] [--dtype TYPE] [--rounds N] [--quick]`. Goes out: tables, cpu.json, and
+Comes in: `serrate bench cpu [--only WORK] [--lengths KIND] [--dtype TYPE] [--rounds N]`. Goes out: tables, cpu.json, and
 cpu-float32.png and so on. An interrupted run shows and keeps what it has.
 """
 

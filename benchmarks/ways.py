@@ -1,7 +1,7 @@
 """Ways to do one piece of work: ours, by hand, and what a user would call instead.
 
-Comes in: a name and how to prepare a call. Goes out: a `Way`; what a way needs beside its inputs (padded copies, indices, compiled
-code) is made when it is prepared, so that a way that is not asked for costs nothing.
+Comes in: a name and how to prepare a call. Goes out: a `Way`; what a way needs beside its inputs (padded copies, indices,
+compiled code) is made when it is prepared, so that a way that is not asked for costs nothing.
 """
 
 from __future__ import annotations
