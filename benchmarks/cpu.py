@@ -6,7 +6,8 @@ cpu-float32.png and so on. An interrupted run shows and keeps what it has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -33,35 +34,17 @@ def main(options: Options, name: str = "cpu") -> bool:
     """Measures, prints and writes; whether ours ran and was right everywhere."""
     console, machine = Console(), limits.machine()
     wanted = grid(options.only, options.lengths, options.dtypes)
-    sizes, rounds = (QUICK, min(options.rounds, 5)) if options.quick else (Sizes(), options.rounds)
     options.out.mkdir(parents=True, exist_ok=True)
     found: list[cells.Cell] = []
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(wanted))
-        previous = None
+        bar = progress.add_task("", total=len(wanted))
         try:
-            for work, dtype, lengths in wanted:
-                if previous not in (None, (work, dtype)):
-                    ways.forget_compiled()
-                previous = (work, dtype)
-                title = f"{work}, {dtype}, {lengths}"
-                progress.update(task, description=title)
-                found.append(
-                    cells.run(
-                        work,
-                        lengths,
-                        dtype,
-                        sizes,
-                        rounds,
-                        compiled=options.compiled,
-                        patience=options.patience,
-                        tell=lambda doing, title=title: progress.update(task, description=f"{title}: {doing}"),
-                    )
-                )
+            for cell in _measured(wanted, options, lambda doing: progress.update(bar, description=doing)):
+                found.append(cell)
                 # after every cell: a long run that is ended keeps what it has
                 report.write_json(options.out / f"{name}.json", machine, found)
-                progress.advance(task)
+                progress.advance(bar)
         except KeyboardInterrupt:
             console.print(f"stopped after {len(found)} of {len(wanted)} cells")
     if not found:
@@ -70,6 +53,22 @@ def main(options: Options, name: str = "cpu") -> bool:
     report.print_tables(found, console)
     _finish(console, options.out, name, machine, found)
     return all(cell.ours is not None for cell in found)
+
+
+def _measured(wanted: Sequence[tuple[str, str, str]], options: Options, tell: Callable[[str], None]) -> Iterator[cells.Cell]:
+    """The cells one after the other; `tell` hears what is being done."""
+    sizes, rounds = (QUICK, min(options.rounds, 5)) if options.quick else (Sizes(), options.rounds)
+    previous = None
+    for work, dtype, lengths in wanted:
+        if (work, dtype) != previous:
+            ways.forget_compiled()
+            previous = (work, dtype)
+        saying = partial(_say, tell, f"{work}, {dtype}, {lengths}")
+        yield cells.run(work, lengths, dtype, sizes, rounds, compiled=options.compiled, patience=options.patience, tell=saying)
+
+
+def _say(tell: Callable[[str], None], title: str, doing: str) -> None:
+    tell(f"{title}: {doing}")
 
 
 def _finish(console: Console, out: Path, name: str, machine: limits.Machine, found: list[cells.Cell]) -> None:

