@@ -50,7 +50,7 @@ def operations(rows: int) -> dict[str, Callable[[], object]]:
             values,
             offsets,
             validate=False,
-            **known,  # type: ignore[arg-type]
+            **known,
         ),
         "from_lengths": lambda: JaggedTensor.from_lengths(values, lengths),
         "Structure.from_lengths": lambda: Structure.from_lengths(lengths),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -68,8 +70,16 @@ def both(
 
 @functools.cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    quiet()
     # dynamic: one build serves all lengths, as it would have to for a user whose batches differ
     return torch.compile(function, dynamic=True)
+
+
+def quiet() -> None:
+    """torch says much when NestedTensors are first used or compiled; none of it is about the measurement."""
+    warnings.filterwarnings("ignore", module=r"torch\..*")
+    for name in ("torch.fx._symbolic_trace", "torch._inductor", "torch._dynamo", "torch._functorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def forget_compiled() -> None:

@@ -5,8 +5,6 @@ Comes in: a task. Goes out: ways to do it; none for what would be padded to more
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.data import Ragged, is_element, padded
 from benchmarks.tasks import Task
-from benchmarks.ways import Way, both, too_large
+from benchmarks.ways import Way, both, quiet, too_large
 
 
 def ways(task: Task, compiled: bool) -> list[Way]:
@@ -60,11 +58,8 @@ def _nested_arguments(task: Task) -> tuple[Any, ...]:
 
 def nested(data: Ragged) -> Tensor:
     """The rows as a NestedTensor that is told its longest row: otherwise it pads every row to the total of all rows."""
-    # torch says something about tracing when NestedTensor is first used
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.nested.nested_tensor_from_jagged(data.values, data.offsets, min_seqlen=1, max_seqlen=data.longest)
+    quiet()
+    return torch.nested.nested_tensor_from_jagged(data.values, data.offsets, min_seqlen=1, max_seqlen=data.longest)
 
 
 def _nested_values(result: Tensor) -> Tensor:
