@@ -20,19 +20,21 @@ from typing import Any
 import torch
 
 from serrate.engine import Compiled
-from serrate.frontend.trace import Key, Leaves, Trace, inputs_of, key_of, leaves_of, static_of, trace
+from serrate.frontend.trace import Key, Leaves, Trace, inputs_of, key_of, leaves_of, number_of, static_of, trace
 from serrate.runtime.results import remember_structure
 from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor
+from serrate.tensor.hints import NO_HINTS
+from serrate.tensor.jagged import trusted
 
-READY = 128
-"""How many prepared calls are remembered for one function; the least recently used goes first."""
+READY = 32
+"""How many prepared calls are remembered for one function; the oldest goes first. Each keeps its structures alive."""
 
 
 class Ready:
     """A call with everything but the addresses of its tensors."""
 
-    __slots__ = ("_fixed", "_keep", "_leaves", "_rebuild", "_run")
+    __slots__ = ("_first", "_fixed", "_keep", "_leaves", "_rebuild", "_run")
 
     def __init__(self, traced: Trace, compiled: Compiled, leaves: Leaves) -> None:
         given = inputs_of(leaves)
@@ -41,15 +43,28 @@ class Ready:
         # Structures are found by identity: as long as they are kept here no other has the same.
         self._keep = [leaf.structure for leaf in leaves if isinstance(leaf, JaggedTensor)]
         self._rebuild = traced.rebuild
+        self._first = next((k for k, leaf in enumerate(leaves) if isinstance(leaf, JaggedTensor)), None)
         for leaf in leaves:
             if isinstance(leaf, JaggedTensor):
                 remember_structure(leaf)
         self._run = compiled.ready(*(g.tensor for g in given))
 
-    def __call__(self, leaves: Leaves) -> Any:
+    def __call__(self, leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> Any:
         values: list[Any] = [leaf._values if type(leaf) is JaggedTensor else leaf for leaf in leaves]
         tensors: list[Any] = [fixed if k is None else values[k] for k, fixed in zip(self._leaves, self._fixed, strict=True)]
-        return self._rebuild(self._run(tensors))
+        results = self._run(tensors, into)
+        if self._first is not None:
+            first: Any = leaves[self._first]
+            if first._hints is not NO_HINTS:
+                results = [_advised(result, first) for result in results]
+        return self._rebuild(results)
+
+
+def _advised(result: Any, first: JaggedTensor) -> Any:
+    """A result with the hints of the first ragged argument, if it has the same rows."""
+    if isinstance(result, JaggedTensor) and result.structure is first.structure:
+        return trusted(result.values, result.structure, first.hints)
+    return result
 
 
 class Jitted:
@@ -61,11 +76,20 @@ class Jitted:
         self._backend, self._strategy = backend, strategy
         self._traces: dict[Key, tuple[Trace, Compiled]] = {}
         self._ready: OrderedDict[Key, Ready] = OrderedDict()
-        self._defaults = _tensor_defaults(function)
+        self._signature, self._defaults = _tensor_defaults(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        ready, leaves = self._found(args, kwargs)
+        return ready(leaves)
+
+    def into(self, memory: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call whose results are written into `memory` where the program has one place for each; see `eager`."""
+        ready, leaves = self._found(args, kwargs)
+        return ready(leaves, memory)
+
+    def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Ready, list[Any]]:
         if self._defaults:
-            kwargs = self._defaulted(args, kwargs)
+            args, kwargs = self._defaulted(args, kwargs)
         leaves: list[Any] = []
         key = _exact(args, kwargs, leaves)
         try:
@@ -73,9 +97,7 @@ class Jitted:
         except TypeError:
             static_of((args, kwargs))  # says which argument cannot be hashed
             raise
-        if ready is None:
-            ready = self._prepare(key, args, kwargs, leaves)
-        return ready(leaves)
+        return self._prepare(key, args, kwargs, leaves) if ready is None else ready, leaves
 
     def _prepare(self, key: Key, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves) -> Ready:
         ready = Ready(*self._traced(args, kwargs, leaves), leaves)
@@ -92,16 +114,20 @@ class Jitted:
             found = self._traces[key] = (traced, Compiled(traced.fusion, self._backend, self._strategy))
         return found
 
-    def _defaulted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _defaulted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Tensors that are defaults of parameters are arguments like others."""
-        missing = {name: value for place, name, value in self._defaults if place >= len(args) and name not in kwargs}
-        return {**kwargs, **missing}
+        if self._signature is None or not self._defaults:
+            return args, kwargs
+        bound = self._signature.bind(*args, **kwargs)
+        for name, value in self._defaults:
+            bound.arguments.setdefault(name, value)
+        return bound.args, bound.kwargs
 
     def compiled(self, *args: Any, **kwargs: Any) -> tuple[Compiled, list[torch.Tensor]]:
         """What these arguments are compiled to, and the tensors it is called with."""
-        kwargs = self._defaulted(args, kwargs)
-        leaves = leaves_of(args, kwargs)
-        return self._traced(args, kwargs, leaves)[1], [g.tensor for g in inputs_of(leaves)]
+        given, named = self._defaulted(args, kwargs)
+        leaves = leaves_of(given, named)
+        return self._traced(given, named, leaves)[1], [g.tensor for g in inputs_of(leaves)]
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The code that runs for these arguments."""
@@ -114,12 +140,16 @@ class Jitted:
         return compiled.plan(*tensors)
 
 
-def _tensor_defaults(function: Callable[..., Any]) -> list[tuple[int, str, Any]]:
+def _tensor_defaults(function: Callable[..., Any]) -> tuple[inspect.Signature | None, list[tuple[str, Any]]]:
+    """The signature, and the defaults that hold tensors; with all that stand before those which have no name in a call."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except ValueError:
-        return []  # a function of torch's own that does not tell
-    return [(k, p.name, p.default) for k, p in enumerate(parameters) if isinstance(p.default, JaggedTensor | torch.Tensor)]
+        return None, []  # a function of torch's own that does not tell
+    given = [p for p in signature.parameters.values() if p.default is not p.empty]
+    tensors = [p for p in given if leaves_of((p.default,), {})]
+    before = [p for p in given if tensors and p.kind is p.POSITIONAL_ONLY and p not in tensors]
+    return signature, [(p.name, p.default) for p in (*tensors, *before)]
 
 
 def _exact(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any]) -> Key:
@@ -140,10 +170,12 @@ def _describe(value: Any, key: list[Any], leaves: list[Any], grad: bool) -> None
         values, structure = value._values, value._structure
         leaves.append(value)
         key += (id(structure), values.shape, values.dtype, values.is_contiguous(), grad and values.requires_grad)
-        for offsets in structure.offsets:
-            key.append(offsets._version)
-    elif kind is int or kind is float or kind is bool or value is None or kind is str:
+        for rows in structure._rows:
+            key += rows.versions()
+    elif kind is int or kind is bool or value is None or kind is str:
         key += (kind, value)
+    elif kind is float or kind is complex:
+        key += (kind, number_of(value))
     elif isinstance(value, torch.Tensor):
         leaves.append(value)
         key += (value.shape, value.dtype, value.device, value.is_contiguous(), grad and value.requires_grad)

@@ -171,3 +171,13 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
 
 
 TensorView.operators.update(_all_names())
+
+ELEMENTWISE = frozenset(
+    getattr(ops, name)
+    for name in (  # noqa: SIM905  a list of words reads better without quotes
+        "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu erf floor ceil square sin cos sign trunc round log1p expm1 exp2 "
+        "log2 log10 add sub mul div pow maximum minimum floor_divide remainder fmod lerp addcmul clamp silu gelu softplus "
+        "leaky_relu elu logical_not logical_and logical_or logical_xor lt le gt ge eq ne"
+    ).split()
+)
+"""Operations that read each element where they write it, and so may write over what they read."""

@@ -73,7 +73,16 @@ def static_of(value: Any) -> Key:
             f"a traced function takes tensors, numbers and other values that can be hashed; got {type(value).__name__}"
         ) from None
     # 1, 1.0 and True are equal, and are not the same argument.
-    return (type(value), value)
+    return (type(value), number_of(value) if isinstance(value, float | complex) else value)
+
+
+def number_of(value: complex) -> object:
+    """A float or complex number as part of a key: 0.0 and -0.0 are equal, and no nan equals another.
+
+    >>> number_of(-0.0), number_of(0.5)
+    ('-0.0', 0.5)
+    """
+    return repr(value) if isinstance(value, complex) or not value or value != value else value
 
 
 def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves) -> Key:
@@ -97,7 +106,11 @@ def _numbers_of_rows(leaves: Leaves) -> set[int]:
 def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
     # Not by numbers on a device: there a guess would be wrong where two structures happen to have one shape, and to be told
     # later would change what a call is specialised on. Where such structures meet, the program checks that they agree.
-    return a.structure is b.structure or a.structure.known_equal(b.structure)
+    if a.structure is b.structure:
+        return True
+    # Rows without a gap may be told by starts too: equal, and described by other tensors.
+    told = [[rows.starts is None for rows in each.structure.rows] for each in (a, b)]
+    return told[0] == told[1] and a.structure.known_equal(b.structure)
 
 
 def _static(arg: torch.Tensor, rows: set[int]) -> tuple[int | None, ...]:

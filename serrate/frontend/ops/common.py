@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from serrate.errors import DtypeError, ShapeError
+from serrate.errors import DtypeError, ShapeError, TraceError
 from serrate.ir.domains import IterDomain
 from serrate.ir.fusion import Equal, Fusion, current_fusion
 from serrate.ir.partition import Partition
@@ -31,6 +31,12 @@ def fusion_of(*operands: object) -> Fusion:
 
 def stand_in(operand: Operand) -> Any:
     """Something torch computes result dtypes from: an empty tensor, or the number itself."""
+    if isinstance(operand, torch.Tensor):
+        # Its numbers would become part of the program, which would not see them change, nor hand it a gradient.
+        raise TraceError(
+            f"a {operand.dtype} tensor of shape {tuple(operand.shape)} is used that is no argument of the traced function: "
+            "give it as an argument, or use a plain number"
+        )
     return torch.empty((1,), dtype=operand.dtype, device="meta") if isinstance(operand, TensorView) else operand
 
 
