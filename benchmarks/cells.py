@@ -5,6 +5,7 @@ Comes in: a task. Goes out: a `Cell` with the times of the limit, of hand-writte
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,8 +27,9 @@ AHEAD = 1.15
 NARROW = 0.8
 # one giant row is to be this near to rows alike
 GIANT = 0.9
-# a peer that takes this many seconds once is not asked again
+# seconds: what takes longer is timed by one call, and what took this long for the first time by that one
 ONCE = 1.5
+PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
@@ -130,26 +132,27 @@ def _limit(it: Task) -> limits.Limit:
 
 
 def _tried(way: Way, it: Task, wanted: torch.Tensor, patience: float) -> tuple[Call | None, float, str]:
-    """The call if it does the work rightly, and how long its second call took; or why it is left out."""
+    """The call if it does the work rightly, and how long a call of it took; or why it is left out."""
     if way.reason:
         return None, 0.0, way.reason
     try:
-        if way.compiles:
-            with ways.budget(patience):
-                call = way.prepare()
-                result = call()
-        else:
-            call = way.prepare()
-            start = time.perf_counter()
-            result = call()
-            if time.perf_counter() - start > ONCE and is_right(it, way.values(result), wanted):
-                return call, time.perf_counter() - start, ""
+        call, result, seconds = _first_call(way, patience)
         if not is_right(it, way.values(result), wanted):
             return None, 0.0, "wrong result"
         del result
-        start = time.perf_counter()
-        call()
-        return call, time.perf_counter() - start, ""
+        # The first call may build code, which is no part of the work; one that took this long is not asked again.
+        if seconds < PATIENCE:
+            start = time.perf_counter()
+            call()
+            seconds = time.perf_counter() - start
+        return call, seconds, ""
     except Exception as error:
         # any fault of a peer is its own, and is shown; so is ours
         return None, 0.0, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}" if str(error) else repr(error)
+
+
+def _first_call(way: Way, patience: float) -> tuple[Call, object, float]:
+    with ways.budget(patience) if way.compiles else contextlib.nullcontext():
+        call = way.prepare()
+        start = time.perf_counter()
+        return call, call(), time.perf_counter() - start

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -32,16 +33,11 @@ def goal(cell: Cell, cells: Sequence[Cell]) -> float:
     return GIANT * (alike[0] if alike else cell.goal)
 
 
-def verdict(cell: Cell, cells: Sequence[Cell]) -> str:
-    """`ok`, or what is missed; a star where the cell supports no claim."""
+def misses(cell: Cell, cells: Sequence[Cell]) -> list[str]:
+    """What of it is not reached: the `limit`'s percentage, the distance to the best `peer`, or everything."""
     if cell.percent is None:
-        return "fails"
-    missed = []
-    if cell.percent < goal(cell, cells):
-        missed.append("limit")
-    if cell.behind_a_peer:
-        missed.append("peer")
-    return (f"misses {' and '.join(missed)}" if missed else "ok") + (" *" if cell.unsteady else "")
+        return ["all"]
+    return [*(["limit"] if cell.percent < goal(cell, cells) else []), *(["peer"] if cell.behind_a_peer else [])]
 
 
 def print_machine(machine: Machine, console: Console) -> None:
@@ -52,9 +48,12 @@ def print_machine(machine: Machine, console: Console) -> None:
 
 
 def print_tables(cells: Sequence[Cell], console: Console) -> None:
-    """A table for each dtype, and what the columns mean."""
+    """A table for each dtype, what did not run and why, and what the columns mean."""
     for dtype in dict.fromkeys(cell.dtype for cell in cells):
-        console.print(_table([cell for cell in cells if cell.dtype == dtype], cells, dtype))
+        console.print(_table([cell for cell in cells if cell.dtype == dtype], cells, dtype, console.width))
+    for cell in cells:
+        if cell.fault:
+            console.print(Text(f"serrate, {cell.work}, {cell.dtype}, {cell.lengths}: {cell.fault}", style="red"))
     console.print(
         "ms, medians of interleaved rounds. %: of the limit in the same run; goal: what it is to be. "
         f"ahead: the best peer's time over ours, to be {AHEAD} where the limit leaves that room. "
@@ -64,33 +63,28 @@ def print_tables(cells: Sequence[Cell], console: Console) -> None:
     )
 
 
-def _table(cells: Sequence[Cell], every: Sequence[Cell], dtype: str) -> Table:
-    table = Table(title=dtype)
-    with_hand = any(cell.hand is not None for cell in cells)
+def _table(cells: Sequence[Cell], every: Sequence[Cell], dtype: str, width: int) -> Table:
+    """As many columns as there is room for: the JSON has everything."""
+    table = Table(title=dtype, box=SIMPLE_HEAD, pad_edge=False)
+    with_times, with_others = width >= 110, width >= 150
     for heading in ("work", "lengths"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("limit", *(["hand C++"] if with_hand else []), "serrate", "%", "goal", "ahead"):
+    for heading in (*(("limit", "hand C++") if with_times else ()), "serrate", "%", "goal", "ahead"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("peers, best first")
-    previous = ""
-    for cell in cells:
-        if previous not in ("", cell.work):
-            table.add_section()
-        previous = cell.work
-        judged = verdict(cell, every)
-        table.add_row(
-            cell.work,
-            cell.lengths,
-            number(cell.limit),
-            *([number(cell.hand)] if with_hand else []),
-            number(cell.ours),
-            number(cell.percent, 0),
-            number(goal(cell, every), 0),
-            number(cell.ahead),
-            Text(judged, style="green" if judged.startswith("ok") else "red"),
-            Text(_peers(cell)),
-        )
+    table.add_column("misses", no_wrap=True)
+    for heading in (*(("best peer",) if with_times else ()), *(("others",) if with_others else ())):
+        table.add_column(heading)
+    for at, cell in enumerate(cells):
+        if at and cells[at - 1].work != cell.work:
+            table.add_row()
+        times = (number(cell.limit), number(cell.hand))
+        ratios = (number(cell.ours), number(cell.percent, 0), number(goal(cell, every), 0), number(cell.ahead))
+        missed = misses(cell, every)
+        star = " *" if cell.unsteady else ""
+        judged = Text((", ".join(missed) or "-") + star, style="red" if missed else "green")
+        best, others = _peers(cell)
+        shown = (*((Text(best),) if with_times else ()), *((Text(others),) if with_others else ()))
+        table.add_row(cell.work, cell.lengths, *(times if with_times else ()), *ratios, judged, *shown)
     return table
 
 
@@ -105,16 +99,16 @@ def number(value: float | None, digits: int | None = None) -> str:
     return f"{value:.{digits if digits is not None else 2 if value < 1 else 1 if value < 100 else 0}f}"
 
 
-def _peers(cell: Cell) -> str:
-    best = sorted(cell.peers.items(), key=lambda named: named[1])
-    said = ", ".join(f"{name} {number(value)}" for name, value in best[:SHOWN])
-    more = [f"{len(best) - SHOWN} slower"] if len(best) > SHOWN else []
+def _peers(cell: Cell) -> tuple[str, str]:
+    """The best peer with its time; the next best, how many more there are, and which could not be measured and why."""
+    best = [f"{name} {number(value)}" for name, value in sorted(cell.peers.items(), key=lambda named: named[1])]
+    others = [", ".join(best[1:SHOWN])] if best[1:] else []
+    others += [f"{len(best) - SHOWN} slower"] if len(best) > SHOWN else []
     reasons: dict[str, list[str]] = {}
     for name, reason in cell.skipped.items():
         reasons.setdefault(reason, []).append(name)
-    more += [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    fault = [f"serrate: {cell.fault}"] if cell.fault else []
-    return "; ".join([*fault, *([said] if said else []), *more])
+    others += [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    return best[0] if best else "-", "; ".join(others)
 
 
 def write_json(path: Path, machine: Machine, cells: Sequence[Cell]) -> None:
@@ -125,7 +119,8 @@ def write_json(path: Path, machine: Machine, cells: Sequence[Cell]) -> None:
             "percent": cell.percent,
             "goal": goal(cell, cells),
             "ahead": cell.ahead,
-            "verdict": verdict(cell, cells),
+            "misses": misses(cell, cells),
+            "unsteady": cell.unsteady,
         }
         for cell in cells
     ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import time
 
 import pytest
 import torch
+from rich.console import Console
 
 from benchmarks import cells, limits, memory, ours, peers, report, tasks, ways
 from benchmarks.measure import Timing, measure
@@ -43,6 +45,19 @@ def test_a_wrong_result_and_an_error_are_shown_and_not_timed() -> None:
     assert cells._tried(ways.simple("fails", fails), it, wanted, 1.0)[0::2] == (None, "RuntimeError: not today")
 
 
+def test_what_is_built_in_the_first_call_is_not_the_time_of_a_call() -> None:
+    it = tasks.task("sum", "uniform", torch.float32, TINY)
+    wanted, calls = tasks.expected(it), []
+
+    def builds_first() -> torch.Tensor:
+        time.sleep(0 if calls else 0.3)
+        calls.append(1)
+        return wanted
+
+    call, seconds, _ = cells._tried(ways.simple("builds", builds_first), it, wanted, 1.0)
+    assert call is not None and seconds < 0.2
+
+
 def test_what_takes_too_long_to_compile_is_left_out() -> None:
     it = tasks.task("sum", "uniform", torch.float32, TINY)
     slow = ways.Way("slow", lambda: lambda: time.sleep(30), compiles=True)
@@ -58,17 +73,31 @@ def test_what_would_pad_to_more_than_memory_is_not_tried() -> None:
     assert not reasons["segments"]
 
 
-def test_verdicts() -> None:
+def test_what_is_missed_is_named() -> None:
     every = [CELL]
-    assert report.verdict(CELL, every) == "ok"
-    assert report.verdict(dataclasses.replace(CELL, ours=11.0), every) == "misses limit and peer"
+    assert report.misses(CELL, every) == []
+    assert report.misses(dataclasses.replace(CELL, ours=11.0), every) == ["limit", "peer"]
     # the limit leaves no room to be ahead of this peer
-    assert report.verdict(dataclasses.replace(CELL, ours=9.9, peers={"near": 10.0}), every) == "ok"
-    assert report.verdict(dataclasses.replace(CELL, ours=None, fault="why"), every) == "fails"
-    assert report.verdict(dataclasses.replace(CELL, timings={"limit: read": Timing(2.0, 1.0, 3)}), every) == "ok *"
-    assert report.verdict(dataclasses.replace(CELL, ours=5.0), every) == "ok *"
+    assert report.misses(dataclasses.replace(CELL, ours=9.9, peers={"near": 10.0}), every) == []
+    assert report.misses(dataclasses.replace(CELL, ours=None, fault="why"), every) == ["all"]
     narrow = dataclasses.replace(CELL, dtype="bfloat16", ours=12.0, peers={})
-    assert report.verdict(narrow, every) == "ok" and narrow.goal == 72
+    assert report.misses(narrow, every) == [] and narrow.goal == 72
+
+
+def test_a_cell_that_supports_no_claim_says_so() -> None:
+    assert not CELL.unsteady
+    assert dataclasses.replace(CELL, timings={"limit: read": Timing(2.0, 1.0, 3)}).unsteady
+    assert dataclasses.replace(CELL, ours=5.0).unsteady
+
+
+@pytest.mark.parametrize(("width", "said"), [(80, ()), (110, ("fast 12.0",)), (200, ("fast 12.0", "slow 20.0", "gone: why not"))])
+def test_the_table_shows_what_there_is_room_for(width: int, said: tuple[str, ...]) -> None:
+    failed = dataclasses.replace(CELL, work="max", ours=None, fault="no such thing")
+    console = Console(width=width, record=True, file=io.StringIO())
+    report.print_tables([dataclasses.replace(CELL, skipped={"gone": "why not"}), failed], console)
+    shown = console.export_text()
+    assert all(word in shown for word in (*said, "uniform", "90", "1.2", "serrate, max, float32, uniform: no such thing", "all"))
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= width
 
 
 def test_a_giant_row_is_held_to_what_rows_alike_reach() -> None:
