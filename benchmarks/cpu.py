@@ -1,7 +1,7 @@
 """The CPU table: every work x dtype x lengths, against the limit, hand-written C++ and the peers, all in one run.
 
-Comes in: `serrate bench cpu [--only WORK] [--lengths KIND] [--dtype TYPE] [--rounds N]`. Goes out: tables, cpu.json, and
-cpu-float32.png and so on. An interrupted run shows and keeps what it has.
+Comes in: `serrate bench cpu [--only WORK] [--lengths KIND] [--dtype TYPE] [--rounds N]`. Goes out: tables, on the terminal and as
+cpu.md; cpu.json; cpu-float32.png and so on. An interrupted run shows and keeps what it has.
 """
 
 from __future__ import annotations
@@ -73,5 +73,6 @@ def _say(tell: Callable[[str], None], title: str, doing: str) -> None:
 
 def _finish(console: Console, out: Path, name: str, machine: limits.Machine, found: list[cells.Cell]) -> None:
     pictures = report.plot(out, name, machine, found)
-    wrote = [str(path) for path in (out / f"{name}.json", *pictures)]
+    report.write_markdown(out / f"{name}.md", machine, found)
+    wrote = [str(path) for path in (out / f"{name}.json", out / f"{name}.md", *pictures)]
     console.print(f"wrote {', '.join(wrote)}" + ("" if pictures else f"; no plot: {report.INSTALL}"), highlight=False)

@@ -43,7 +43,7 @@ class Cell:
 
 def captured(run: Run) -> Run:
     """The run as a CUDA graph: what the device does, without the host's time between launches."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         run()
@@ -61,7 +61,7 @@ def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
     torch.cuda.synchronize()
     for _ in range(rounds):
         for name, replay in graphs.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
             replay()
             end.record()

@@ -46,7 +46,8 @@ def machine() -> Machine:
         python=platform.python_version(),
         torch=torch.__version__,
         compiler=version.splitlines()[0],
-        command=" ".join(["python", *sys.orig_argv[1:]]),
+        # the program by its name alone: where it is installed is nobody's business
+        command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     )
 
 

@@ -127,6 +127,31 @@ def write_json(path: Path, machine: Machine, cells: Sequence[Cell]) -> None:
     _write(path, {"machine": dataclasses.asdict(machine), "unit": "ms, medians of interleaved rounds", "cells": rows})
 
 
+def write_markdown(path: Path, machine: Machine, cells: Sequence[Cell]) -> None:
+    """The tables as documents hold them: one for each dtype, with every peer that was timed."""
+    compiler = machine.compiler.partition(" (")[0] + " " + machine.compiler.rpartition(" ")[2]
+    text = [f"{machine.processor}, {machine.threads} threads, {machine.date}, torch {machine.torch}, {compiler}."]
+    text += [f"Command: `{machine.command}`. Milliseconds; a star marks a cell that supports no claim.", ""]
+    for dtype in dict.fromkeys(cell.dtype for cell in cells):
+        mine = [cell for cell in cells if cell.dtype == dtype]
+        text += [f"### {dtype}", ""]
+        text += [
+            "| work | lengths | limit | hand C++ | serrate | % of limit | goal | ahead | misses | peers |",
+            "| --- " * 10 + "|",
+        ]
+        for cell in mine:
+            best, others = _peers(cell)
+            star = " *" if cell.unsteady else ""
+            figures = (cell.limit, cell.hand, cell.ours)
+            shares = (number(cell.percent, 0), number(goal(cell, cells), 0), number(cell.ahead))
+            peers = "; ".join(each for each in (best, others) if each).replace("|", "/")
+            missed = ", ".join(misses(cell, cells))
+            row = (cell.work, cell.lengths + star, *map(number, figures), *shares, missed, peers)
+            text.append(f"| {' | '.join(row)} |")
+        text.append("")
+    path.write_text("\n".join(text))
+
+
 def write_lines(path: Path, machine: Machine, unit: str, lines: Sequence[Any]) -> None:
     """The lines of a smaller table, each a dataclass."""
     rows = [dataclasses.asdict(line) for line in lines]

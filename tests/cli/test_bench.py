@@ -57,6 +57,7 @@ def test_the_cpu_table_shows_the_limit_ours_and_peers_and_writes_them(tmp_path: 
     (cell,) = json.loads((tmp_path / "cpu.json").read_text())["cells"]
     assert (cell["work"], cell["dtype"], cell["lengths"], cell["goal"]) == ("sum", "float32", "exponential", 90)
     assert cell["ours"] > 0 and cell["limit"] > 0 and {"NestedTensor", "padded + mask", "segment_reduce"} <= set(cell["peers"])
+    assert "| sum | exponential" in (tmp_path / "cpu.md").read_text()
     if importlib.util.find_spec("matplotlib"):
         assert (tmp_path / "cpu-float32.png").stat().st_size > 0
     else:
