@@ -11,6 +11,7 @@ import datetime
 import mmap
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -47,7 +48,7 @@ def machine() -> Machine:
         torch=torch.__version__,
         compiler=version.splitlines()[0],
         # the program by its name alone: where it is installed is nobody's business
-        command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     )
 
 
