@@ -65,6 +65,7 @@ def ways(it: Task) -> dict[str, Call]:
         "eager": lambda: eager(jt, *it.operands),
         "new lengths: the tensor alone": lambda: JaggedTensor.from_csr(values, next(unseen)),
         "new lengths: jit": lambda: jitted(JaggedTensor.from_csr(values, next(unseen)), *it.operands),
+        "new lengths: eager": lambda: eager(JaggedTensor.from_csr(values, next(unseen)), *it.operands),
         "NestedTensor": lambda: eager(in_nested, *it.operands),
         "new lengths: NestedTensor": lambda: eager(nested(it.data), *it.operands),
         "torch on the flat values": lambda: _flat(it)(values),
