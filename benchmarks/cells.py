@@ -76,9 +76,11 @@ class Cell:
 
     @property
     def behind_a_peer(self) -> bool:
-        """Whether the best peer is nearer than it is to be, where the limit leaves room."""
+        """Whether the best peer is nearer than it is to be, where the limit leaves room, or the one never to be behind is ahead."""
         if self.ours is None or self.best_peer is None:
             return self.ours is None
+        if self.ours > self.peers.get(WORKS[self.work].never_behind, self.ours):
+            return True
         room = self.best_peer[1] / self.limit
         return room >= AHEAD and self.best_peer[1] / self.ours < AHEAD
 

@@ -80,6 +80,8 @@ def test_what_is_missed_is_named() -> None:
     # the limit leaves no room to be ahead of this peer
     assert report.misses(dataclasses.replace(CELL, ours=9.9, peers={"near": 10.0}), every) == []
     assert report.misses(dataclasses.replace(CELL, ours=None, fault="why"), every) == ["all"]
+    product = dataclasses.replace(CELL, work="grouped matmul", ours=9.9, peers={"torch.mm per group": 9.8})
+    assert report.misses(product, every) == ["peer"]
     narrow = dataclasses.replace(CELL, dtype="bfloat16", ours=12.0, peers={})
     assert report.misses(narrow, every) == [] and narrow.goal == 72
 
