@@ -76,7 +76,7 @@ class Cell:
 
     @property
     def behind_a_peer(self) -> bool:
-        """Whether the best peer is nearer than it is to be, where the limit leaves room, or the one never to be behind is ahead."""
+        """Whether the best peer is nearer than it is to be, where the limit leaves room, or one is ahead that never should."""
         if self.ours is None or self.best_peer is None:
             return self.ours is None
         if self.ours > self.peers.get(WORKS[self.work].never_behind, self.ours):
