@@ -89,6 +89,10 @@ from serrate.frontend.ops.normalise import (
     softmax,
     softmax_states,
 )
+from serrate.frontend.ops.padding import (
+    from_padded,
+    to_padded,
+)
 from serrate.frontend.ops.products import (
     linear,
     matmul,
@@ -176,6 +180,7 @@ __all__ = [
     "floor",
     "floor_divide",
     "fmod",
+    "from_padded",
     "gather",
     "ge",
     "gelu",
@@ -243,6 +248,7 @@ __all__ = [
     "sub",
     "sum",
     "tanh",
+    "to_padded",
     "topk",
     "transpose",
     "trunc",
