@@ -44,8 +44,9 @@ def pad(values: Tensor, structure: Structure, fill: complex, room: int | None = 
         packed = compacted(values, dim, rows, why)
         before, after = packed.shape[:dim], packed.shape[dim + 1 :]
         flat = packed.new_full((*before, math.prod(box), *after), fill)
-        copied = _bits(flat).index_copy(dim, in_box(rows, extents, why), _bits(packed)).view(flat.dtype)
-        values = copied.view(*before, *box, *after)
+        copied = _bits(flat).index_copy(dim, in_box(rows, extents, why), _bits(packed))
+        # A change of dtype has no gradient, even one into the same.
+        values = (copied if copied.dtype == flat.dtype else copied.view(flat.dtype)).view(*before, *box, *after)
     return values
 
 
