@@ -41,6 +41,8 @@ _BINARY = {
 }
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _UNARY = {"neg": "neg", "abs": "abs", "bitwise_not": "invert"}
+_DTYPES = {"short": torch.int16, "char": torch.int8, "byte": torch.uint8}
+
 FEW = 8
 """How many numbers an operation is built for; further ones are read from memory, so that a schedule is not a build a step."""
 LIFTED = frozenset(("add", "sub", "mul", "div", "lt", "le", "gt", "ge", "maximum", "minimum", "clamp", "where", "masked_fill"))
@@ -194,12 +196,31 @@ def _operator(program: Callable[..., Any], name: str, swapped: bool = False) -> 
     return method
 
 
-# --- what is no program ----------------------------------------------------------------------------------------------------
+# --- what is no program: dtypes, host answers, writing ------------------------------------------------------------------
+
+
+def _converted(dtype: torch.dtype) -> Callable[[JaggedTensor], JaggedTensor]:
+    def run(self: JaggedTensor) -> JaggedTensor:
+        return self.to(dtype)
+
+    run.__name__ = run.__qualname__ = str(dtype).removeprefix("torch.")
+    run.__doc__ = f"The same rows with values of {dtype}."
+    return run
 
 
 def _type_as(self: JaggedTensor, other: JaggedTensor | torch.Tensor) -> JaggedTensor:
     """The same rows with the dtype of another tensor."""
     return self.to(other.dtype)
+
+
+def _equal(self: JaggedTensor, other: Any) -> bool:
+    """Whether another ragged tensor has the same rows and the same elements."""
+    return torch.equal(self, other)  # type: ignore[arg-type]
+
+
+def _allclose(self: JaggedTensor, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
+    """Whether another ragged tensor has the same rows and elements that are near."""
+    return torch.allclose(self, other, rtol, atol, equal_nan)  # type: ignore[arg-type]
 
 
 def _zero_(self: JaggedTensor) -> JaggedTensor:
@@ -252,9 +273,9 @@ def _install_others(eager: Callable[..., Eager]) -> None:
         return _dropout(drop, input, p, train)
 
     install_operators({functional.dropout: dropout, torch.dropout: torch_dropout})
-    methods: dict[str, Callable[..., Any]] = {"type_as": _type_as, "equal": torch.equal, "allclose": torch.allclose}
-    methods |= {"is_floating_point": lambda self: self.dtype.is_floating_point}
-    methods |= {"zero_": _zero_, "fill_": _fill_, "copy_": _copy_}
+    methods: dict[str, Callable[..., Any]] = {name: _converted(dtype) for name, dtype in _DTYPES.items()}
+    methods |= {"type_as": _type_as, "is_floating_point": lambda self: self.dtype.is_floating_point}
+    methods |= {"equal": _equal, "allclose": _allclose, "zero_": _zero_, "fill_": _fill_, "copy_": _copy_}
     for name, method in methods.items():
         setattr(JaggedTensor, name, method)
 

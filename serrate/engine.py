@@ -173,9 +173,14 @@ class Kernels:
         return binder.extent(call, dict(program.launched)[wanted])
 
     def _shape(self, call: Call, tensor: Tensor) -> tuple[int, ...]:
-        """The shape in memory: that of a result is exact, anything else may be as large as what is known on the host."""
-        exact = tensor.name in self.owner.result_names
-        return tuple(self.owner.binder.extent(call, d.extent_expr if exact else d.host_bound) for d in tensor.storage)
+        """The shape in memory: exact for a result and where lengths are at hand, else as large as what is known on the host.
+
+        Of rows by rows, what is known on the host is the square of all positions: far more than there is memory for.
+        """
+        binder = self.owner.binder
+        exact = tensor.name in self.owner.result_names or call.device.type == "cpu"
+        sizes = (d.extent_expr if exact and binder.ready(call, *d.extent_expr.arrays) else d.host_bound for d in tensor.storage)
+        return tuple(binder.extent(call, size) for size in sizes)
 
     def _row_shape(self, call: Call, tensor: Tensor) -> tuple[int, ...]:
         row = next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))

@@ -80,7 +80,8 @@ class TensorView(LoopHandle):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function not in cls.operators:
-            raise CallError(f"{getattr(function, '__name__', function)} is not an operation on ragged tensors that can be traced")
+            name = getattr(function, "__name__", function)
+            raise CallError(f"{name} is not an operation on ragged tensors that can be traced ({user_line()})")
         return cls.operators[function](*args, **(kwargs or {}))
 
     def __bool__(self) -> bool:

@@ -1,9 +1,15 @@
 """Operations on the tensors of a fusion: what `serrate.ops` offers and what tracing records.
 
 In: `TensorView`s and Python numbers. Out: new `TensorView`s; each call adds definitions to the fusion. One module for each
-kind of operation; this one gathers their names.
+kind of operation; this one gathers their names. While a function is traced, they take torch's own tensors too: those become
+inputs of what is traced.
 """
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from serrate.frontend.capture import captured
 from serrate.frontend.ops.attention import attention
 from serrate.frontend.ops.elementwise import (
     abs,
@@ -251,3 +257,14 @@ __all__ = [
     "var",
     "where",
 ]
+
+
+def _taking_tensors(operation: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(operation)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return operation(*captured(args), **captured(kwargs))
+
+    return run
+
+
+globals().update((name, _taking_tensors(globals()[name])) for name in __all__ if name != "ValuesIndices")
