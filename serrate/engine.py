@@ -314,10 +314,19 @@ class Compiled:
                 given = [env[v.tensor.memory.name] for v in stage.values if isinstance(v, Read)]
                 compiled = (self.backend or default_backend(call.device)) == "cpp"
                 results = library.run(stage.function, given, stage.options, compiled=compiled)
-                made = dict(zip((t.name for t in stage.targets), results, strict=True))
+                made = {t.name: self._narrowed(call, t, x) for t, x in zip(stage.targets, results, strict=True)}
             computed.update(made)
             env.update(made)
         return call, env
+
+    def _narrowed(self, call: Call, tensor: Tensor, made: torch.Tensor) -> torch.Tensor:
+        """What a library call made; of a result, which is handed out as it is, only what exists."""
+        if tensor.name not in self.result_names:
+            return made
+        shape = [self.binder.extent(call, d.extent_expr) for d in tensor.storage]
+        for dim, size in enumerate(shape if list(made.shape) != shape else ()):
+            made = made.narrow(dim, 0, size)
+        return made.contiguous()
 
     def results(self, call: Call, program: LoopProgram | None) -> tuple[Result, ...]:
         """Where each result is, its shape, and its structure."""

@@ -10,7 +10,7 @@ import torch
 
 import serrate
 from serrate import JaggedTensor, Structure
-from serrate.errors import DtypeError, StructureError, TraceError
+from serrate.errors import DtypeError, StructureError
 
 X = torch.arange(12.0)
 BASE = Structure.from_lengths(torch.tensor([2, 1]))
@@ -124,15 +124,6 @@ def test_defaults_that_hold_tensors_are_arguments_wherever_they_stand() -> None:
         assert named(jt, torch.ones(1), torch.ones(1)).tolist() == [[factor + 2] * 2, [factor + 2]]
         assert named(jt, weight=torch.zeros(1)).tolist() == [[0, 0], [0]]
         assert listed(jt).tolist() == [[factor] * 2, [factor]]
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (3,)])
-def test_tensors_that_are_no_arguments_are_refused(shape: tuple[int, ...]) -> None:
-    """Their numbers would stay what they were at the first call, and no gradient would reach them."""
-    weight = torch.ones(shape)
-    for function in (lambda jt: jt * weight, lambda jt: weight - jt, lambda jt: torch.where(jt > 0, jt, weight)):
-        with pytest.raises(TraceError, match="no argument of the traced function: give it as an argument"):
-            serrate.jit(function)(JaggedTensor.from_lengths(torch.ones(3), [2, 1]))
 
 
 def test_dtypes_that_programs_do_not_compute_with() -> None:

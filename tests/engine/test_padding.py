@@ -105,11 +105,15 @@ def test_what_is_padded_may_be_computed() -> None:
 
 
 def test_a_given_length() -> None:
-    jt, program = rows(2), jit(lambda x: ops.to_padded(x, 1, longest=9))
-    want = torch.cat([jt.to_padded(1), torch.ones(4, 2, 2)], 1)
-    assert torch.equal(program(jt), want)
-    with pytest.raises(ShapeError, match="to_padded: longest has 5 positions; the longest row has 7"):
-        jit(lambda x: ops.to_padded(x, longest=5))(jt)
+    jt = rows(2)
+    nested = JaggedTensor.from_lengths(jt.values, [torch.tensor([3, 0, 1]), LENGTHS])
+    for backend in BACKENDS:
+        for size in (0, 1, 5, 7, 9):
+            program = jit(lambda x, n: x.to_padded(1, max_length=n), backend=backend)
+            assert torch.equal(program(jt, size), jt.to_padded(1, max_length=size))
+            assert torch.equal(program(nested, size), nested.to_padded(1, max_length=size))
+    with pytest.raises(ShapeError, match="must not be negative"):
+        jit(lambda x: x.to_padded(max_length=-1))(jt)
 
 
 def test_a_dense_operand_of_another_length_is_refused() -> None:
