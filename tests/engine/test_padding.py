@@ -170,11 +170,15 @@ def test_blocks_permuted_past_the_cache(monkeypatch: pytest.MonkeyPatch) -> None
     x = torch.randn(4, 300, 64)
     with ir.Fusion() as f:
         values, told = f.input((4, None, 64), torch.float32), f.input((4, None), torch.int64)
-        f.output(ops.regroup(ops.as_nested(values, told, ragged_dim=1)))
+        y = ops.regroup(ops.as_nested(values, told, ragged_dim=1))
+        f.output(y)
     want = torch.cat([x[g, offsets[g, p] : offsets[g, p + 1]] for p in range(31) for g in range(4)])
     for strategy in STRATEGIES:
         assert torch.equal(Compiled(f, "cpp", strategy)(x, offsets).values, want)
     assert "owner(" not in Compiled(f, "cpp").source(x, offsets)
+    # By hand it can be asked for: positions of several rows as one block.
+    y.merge(0).combine(0).split(0, 8).parallelize(0, "block_x").parallelize(1, "thread_x").parallelize(2, "thread_y")
+    assert torch.equal(Compiled(f, "cpp")(x, offsets).values, want)
 
 
 def test_rows_with_gaps_are_not_searched_for() -> None:
