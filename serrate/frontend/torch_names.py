@@ -160,6 +160,7 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
             if callable(getattr(owner, name, None)):
                 found[getattr(owner, name)] = run
     spellings: dict[Any, Callable[..., Any]] = {
+        "to_padded": ops.to_padded,
         "where": pointwise.where_method,
         torch.Tensor.where: pointwise.where_method,
         "T": shaping.reversed_dims,

@@ -224,6 +224,14 @@ static inline void stream_fence() {
 #endif
 }
 
+static inline void copy_bytes(void* to, const void* from, i64 bytes, bool stream) {
+  if (stream) {
+    stream_copy(to, from, bytes);
+  } else {
+    __builtin_memcpy(to, from, bytes);
+  }
+}
+
 // acc[m][n] += a[m][k] * b[k][n]: rows of a `am` apart, rows of b `bk` apart, columns of b side by side.
 template <int M, int W, int NV, class T> static inline void dot_rows(T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 depth) {
   typedef T vec __attribute__((vector_size(W * sizeof(T)), aligned(sizeof(T)), may_alias));

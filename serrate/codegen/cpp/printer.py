@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from serrate.codegen.cpp.pieces import Cut, cut_of, moves
 from serrate.codegen.cpp.values import Scalars, computed, ctype, index_text, number
 from serrate.errors import VerificationError
 from serrate.ir.domains import IterDomain
@@ -270,19 +271,48 @@ class _Printer:
         lanes, bounds, conditions = first.lanes, self._bounds(first.lanes, first.guard), self._outside(first)
         for condition in conditions:
             self.open(f"if ({condition})")
+        if len(group) == 1 and isinstance(first, Write) and self._copied(first, bounds):
+            self.close(len(conditions))
+            return
         staged = {node: self._stage(node, bounds) for node in group if isinstance(node, Write)}
-        self._nest(group, lanes, bounds, staged)
+        cut = cut_of(group, self.unlaned)
+        if cut is None:
+            self._nest(group, lanes, bounds, staged)
+        else:
+            self._pieces(cut, lanes, bounds, staged)
         for node, stage in staged.items():
             if stage is not None:
                 size = f"({stage.count}) * sizeof({ctype(node.tensor.dtype)})"
                 self.put(f"if (stream) stream_copy({node.tensor.name} + {stage.base}, {stage.name}, {size});")
         self.close(len(conditions))
 
-    def _nest(self, group: list[Block], lanes: Lanes, bounds: dict[Lane, list[str]], staged: dict[Write, _Stage | None]) -> None:
+    def _pieces(self, cut: Cut, lanes: Lanes, bounds: dict[Lane, list[str]], staged: dict[Write, _Stage | None]) -> None:
+        """A block in two nests: the positions of a lane at which what is read is there, and those behind them."""
+        end, limit = self.fresh(), self._limit(cut.lane, bounds[cut.lane])
+        for condition in cut.bounds:
+            bound = self._bound(cut.lane, condition)
+            assert bound is not None
+            limit = f"smaller<i64>({limit}, {bound})"
+        tests = " && ".join(f"{self.index(g.left)} < {self.index(g.right)}" for g in cut.tests)
+        self.put(f"const i64 {end} = {f'!({tests}) ? 0 : ' if tests else ''}larger<i64>(0, {limit});")
+        originals = list(staged)
+        for group, range_ in ((cut.inside, ("0", end)), (cut.outside, (end, self._limit(cut.lane, bounds[cut.lane])))):
+            moved = {node: staged[old] for node, old in zip(group, originals, strict=True)}
+            self._nest(group, lanes, bounds, moved, {cut.lane: range_})
+
+    def _nest(
+        self,
+        group: Sequence[Block],
+        lanes: Lanes,
+        bounds: dict[Lane, list[str]],
+        staged: dict[Write, _Stage | None],
+        ranges: dict[Lane, tuple[str, str]] | None = None,
+    ) -> None:
+        """Loops over lanes around statements; `ranges` are first and last bounds of lanes that are not done as a whole."""
         opened = 0
         for k, lane in enumerate(lanes):
             inner = k == len(lanes) - 1
-            limit = self._limit(lane, bounds[lane])
+            start, limit = (ranges or {}).get(lane) or ("0", self._limit(lane, bounds[lane]))
             if inner and opened:
                 self._prefetches(group, lane)
             scalars = self._scalar_reductions(group, lane) if inner else []
@@ -293,7 +323,7 @@ class _Printer:
             if inner and not any(isinstance(n, Running) and n.axis == lane for n in group):
                 clauses = "".join(f" reduction({_clause(n)}: {local.name}_here)" for local, n in scalars)
                 self.put(f"#pragma omp simd{clauses}")
-            self.open(f"for (i64 {lane.symbol} = 0; {lane.symbol} < {limit}; {lane.symbol}++)")
+            self.open(f"for (i64 {lane.symbol} = {start}; {lane.symbol} < {limit}; {lane.symbol}++)")
             for condition in self._unbounded(lanes, group[0].guard, lane):
                 self.put(f"if (!({condition})) continue;")
             opened += 1
@@ -306,7 +336,7 @@ class _Printer:
                 self.put(self._combined(node, self._cell(local), f"{local.name}_here"))
         self.close(opened)
 
-    def _prefetches(self, group: list[Block], lane: Lane) -> None:
+    def _prefetches(self, group: Sequence[Block], lane: Lane) -> None:
         """Cache lines of what comes next, one after the other, for hints whose innermost lane runs along memory."""
         for node in group:
             if isinstance(node, Prefetch):
@@ -317,23 +347,26 @@ class _Printer:
                     hint = f"__builtin_prefetch({node.tensor.name} + {self.index(start)} + k, 0, 2)"
                     self.put(f"for (i64 k = 0; k < {lane.size}; k += {step}) {hint};")
 
-    def _scalar_reductions(self, group: list[Block], lane: Lane) -> list[tuple[Local, Reduce]]:
+    def _scalar_reductions(self, group: Sequence[Block], lane: Lane) -> list[tuple[Local, Reduce]]:
         return [(n.local, n) for n in group if isinstance(n, Reduce) and lane not in n.local.lanes]
 
-    def _statements(self, group: list[Block], here: set[Local], staged: dict[Write, _Stage | None]) -> None:
+    def _statements(self, group: Sequence[Block], here: set[Local], staged: dict[Write, _Stage | None]) -> None:
         scalars = Scalars(self._load, lambda h: self._cell(h.local), self._existing, self.index, self.fresh)
         for node in group:
             if isinstance(node, Prefetch):
                 continue
             assert not isinstance(node, Dot)
+            if isinstance(node, Write) and moves(node):
+                source = node.value
+                assert isinstance(source, Load)
+                self.put(f"{self._target(node, staged[node])} = {source.tensor.name}[{self._flat(source.tensor, source.index)}];")
+                continue
             text = scalars.text(node.value)
             for line in scalars.lines:
                 self.put(line)
             scalars.lines.clear()
             if isinstance(node, Write):
-                stage = staged[node]
-                to = f"{stage.pointer}[{stage.index}]" if stage else f"{node.tensor.name}[{self._flat(node.tensor, node.index)}]"
-                self.put(f"store({to}, ({computed(node.tensor.dtype)}){text});")
+                self.put(f"store({self._target(node, staged[node])}, ({computed(node.tensor.dtype)}){text});")
             elif isinstance(node, Assign):
                 self.put(f"{self._cell(node.local)} = {text};")
                 scalars.forget(held(node.local))
@@ -346,6 +379,11 @@ class _Printer:
                 name = f"{node.local.name}_here" if node.local in here else self._cell(node.local)
                 self.put(self._combined(node, name, text))
                 scalars.forget(held(node.local))
+
+    def _target(self, node: Write, stage: _Stage | None) -> str:
+        if stage is not None:
+            return f"{stage.pointer}[{stage.index}]"
+        return f"{node.tensor.name}[{self._flat(node.tensor, node.index)}]"
 
     def _combined(self, node: Reduce | Running, to: str, value: str) -> str:
         """`to = to op value`; integers wrap, as in torch."""
@@ -378,7 +416,8 @@ class _Printer:
         if not value.guard:
             return text
         inside = " && ".join(f"{self.index(g.left)} < {self.index(g.right)}" for g in value.guard)
-        return f"({inside}) ? {text} : ({computed(value.dtype)})0"
+        other = f"({computed(value.dtype)})0" if repr(value.other) == "0" else number(value.other, value.dtype)
+        return f"({inside}) ? {text} : {other}"
 
     def _existing(self, value: Existing) -> str:
         bounds = self._bounds(value.lanes, value.guard)
@@ -462,6 +501,23 @@ class _Printer:
         count = f"larger<i64>(0, {self._limit(node.lanes[0], bounds[node.lanes[0]])}) * {inner}"
         return _Stage(f"{name}_stage", name, base, index_text(flat - start, self.names), count)
 
+    def _copied(self, node: Write, bounds: dict[Lane, list[str]]) -> bool:
+        """A block that lies in one piece where it is read too is copied as bytes."""
+        if not moves(node) or not self._block_bytes(node):
+            return False
+        source = node.value
+        assert isinstance(source, Load)
+        at: dict[Expr, Expr] = {lane.symbol: const(0) for lane in node.lanes}
+        to, by = self._flat_expr(node.tensor, node.index), self._flat_expr(source.tensor, source.index)
+        first, other = to.substitute(at), by.substitute(at)
+        if to - first != by - other:
+            return False
+        count = f"larger<i64>(0, {self._limit(node.lanes[0], bounds[node.lanes[0]])}) * {_size(node.lanes[1:])}"
+        size = f"{count} * sizeof({ctype(node.tensor.dtype)})"
+        pointers = f"{node.tensor.name} + {self.index(first)}, {source.tensor.name} + {self.index(other)}"
+        self.put(f"copy_bytes({pointers}, {size}, stream);")
+        return True
+
     # --- matrix products ----------------------------------------------------------------------------------------------
 
     def _dot(self, node: Dot) -> None:
@@ -484,10 +540,12 @@ class _Printer:
         if isinstance(value, Load) and ctype(value.dtype) == kind and not value.guard:
             flat = self._flat_expr(value.tensor, value.index)
             terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
-            at: dict[Expr, Expr] = {s: const(0) for s in (outer.symbol, inner.symbol)}
-            stride = flat.substitute({outer.symbol: const(1), inner.symbol: const(0)}) - flat.substitute(at)
-            if terms.get(inner.symbol) == 1 and not stride.symbols & {outer.symbol, inner.symbol}:
-                return f"{value.tensor.name} + {self.index(flat.substitute(at))}", f"({self.index(stride)})"
+            first, second, third = (flat.substitute({outer.symbol: const(k), inner.symbol: const(0)}) for k in range(3))
+            stride = second - first
+            # Rows that are looked up (those of different components may lie anywhere) have no one distance.
+            even = (third - second - stride).value == 0
+            if terms.get(inner.symbol) == 1 and even and not stride.symbols & {outer.symbol, inner.symbol}:
+                return f"{value.tensor.name} + {self.index(first)}", f"({self.index(stride)})"
         name = self.fresh()
         self.put(f"static thread_local {kind} {name}[{outer.size * inner.size}];")
         self.open(f"for (i64 {outer.symbol} = 0; {outer.symbol} < {limits[outer]}; {outer.symbol}++)")
