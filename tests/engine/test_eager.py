@@ -303,7 +303,7 @@ def test_every_composition(name: str) -> None:
     written.zero_()
     assert not written.to_padded().any()
     written.copy_(jt)
-    assert torch.equal(written, jt) and torch.allclose(written, jt)
+    assert torch.equal(written, jt) and torch.allclose(written, jt) and written.equal(jt) and written.allclose(jt)
     if jt.numel():
         assert not torch.equal(written.fill_(2.5), jt)
         assert (written.to_padded()[exists] == 2.5).all()
