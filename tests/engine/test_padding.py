@@ -15,11 +15,12 @@ from serrate.engine import Compiled
 from serrate.errors import DtypeError, ShapeError
 from serrate.runtime import launch
 from tests.engine.oracle import BACKENDS, ONE_LEVEL, STRATEGIES
-from tests.engine.test_compositions import COMPOSITIONS, WAYS, tensor_of
+from tests.engine.test_compositions import COMPOSITIONS, tensor_of
 
 # Triton's interpreter computes where nothing exists, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
+WAYS = [*((backend, None) for backend in BACKENDS), *(("reference", strategy) for strategy in STRATEGIES)]
 LENGTHS = torch.tensor([3, 0, 7, 1])
 
 
