@@ -51,7 +51,7 @@ class Cell:
     def unsteady(self) -> bool:
         """Whether the cell supports no claim: the same loops took different times, or something beat what is called the limit."""
         steady = [each for name, each in self.timings.items() if name == "hand C++" or name.startswith("limit")]
-        fastest = min((each for each in (self.hand, self.ours) if each is not None), default=self.limit)
+        fastest = min((each for each in (self.hand, self.ours, *self.peers.values()) if each is not None), default=self.limit)
         return fastest * BEATEN < self.limit or any(each.median > UNSTEADY * each.least for each in steady)
 
     @property

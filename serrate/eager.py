@@ -5,7 +5,8 @@ traced tensor, torch's spelling of it does to a ragged one:
 
     jt * 2 + bias      torch.relu(jt)      jt.sum(dim=1)      F.layer_norm(jt, (64,))      jt += 1      torch.exp(jt, out=other)
 
-The container's own operations (indexing, cat, split, permute ...) move no data through programs and stay as they are.
+The container's own operations (indexing, cat, split, permute ...) compute nothing and stay as they are; `moves` copies
+their rows.
 """
 
 from __future__ import annotations

@@ -287,6 +287,9 @@ def _tells_rows_apart(shape: Shape) -> bool:
     if isinstance(made, Partition) and made.lengths is not None:
         # Rows with gaps: what lies behind an element is told by its row.
         return True
+    if shape.ragged.uid not in {d.uid for d in shape.leaf.index if d is not None} and not shape.reduces_rows:
+        # Rows of another structure are written: they go to a place of their own, each as a whole.
+        return True
     for value in shape.leaf.values:
         for element in value.reads:
             index = {d.uid for d in domains_of(element.index)}

@@ -44,8 +44,18 @@ def pad(values: Tensor, structure: Structure, fill: complex, room: int | None = 
         packed = compacted(values, dim, rows, why)
         before, after = packed.shape[:dim], packed.shape[dim + 1 :]
         flat = packed.new_full((*before, math.prod(box), *after), fill)
-        values = flat.index_copy(dim, in_box(rows, extents, why), packed).view(*before, *box, *after)
+        copied = _bits(flat).index_copy(dim, in_box(rows, extents, why), _bits(packed))
+        # A change of dtype has no gradient, even one into the same.
+        values = (copied if copied.dtype == flat.dtype else copied.view(flat.dtype)).view(*before, *box, *after)
     return values
+
+
+def _bits(values: Tensor) -> Tensor:
+    """The same bits as integers, for dtypes that torch cannot copy by index; other values as they are."""
+    name = str(values.dtype)
+    if "float8" not in name and name not in ("torch.uint16", "torch.uint32", "torch.uint64"):
+        return values
+    return values.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.dtype.itemsize])
 
 
 def _apart(values: Tensor, dim: int, rows: Rows, box: tuple[int, ...], fill: complex) -> Tensor | None:

@@ -90,6 +90,7 @@ def test_a_cell_that_supports_no_claim_says_so() -> None:
     assert not CELL.unsteady
     assert dataclasses.replace(CELL, timings={"limit: read": Timing(2.0, 1.0, 3)}).unsteady
     assert dataclasses.replace(CELL, ours=5.0).unsteady
+    assert dataclasses.replace(CELL, peers={"fast": 5.0}).unsteady
 
 
 @pytest.mark.parametrize(("width", "said"), [(80, ()), (110, ("fast 12.0",)), (200, ("fast 12.0", "slow 20.0", "gone: why not"))])

@@ -281,7 +281,11 @@ def choices(operation: str, jt: JaggedTensor) -> list[Dims]:
         return [()]
     dims = reducible(jt)
     if over == "two":
-        return [pair for pair in itertools.combinations(range(len(jt.dims)), 2) if set(pair) <= set(dims)]
+        # Of rows of rows, also the two outer dims: their rows are rows of all.
+        outer = [(k, k + 1) for k, d in enumerate(jt.dims[:-2]) if d.axis is not None and d.level is None and k not in dims]
+        deep = any(rows.depth > 2 for rows in jt.structure.rows)
+        pairs = [pair for pair in itertools.combinations(range(len(jt.dims)), 2) if set(pair) <= set(dims)]
+        return [*pairs, *([] if deep else outer)]
     counts = [k for k, d in enumerate(jt.dims) if d.axis is not None and d.level is None]
     return [(d,) for d in dims if over == "one" or d not in counts]
 

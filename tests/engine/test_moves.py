@@ -16,6 +16,7 @@ from torch import Tensor
 
 import serrate
 from serrate import JaggedTensor, moves
+from serrate.runtime import launch
 from serrate.tensor import moving
 from tests.tensor.compositions import MAKERS, Sample, equal_parts, samples
 
@@ -91,9 +92,13 @@ def test_joining(taken: list[bool]) -> None:
     assert all(map(torch.equal, got.unbind(), [torch.cat(pair) for pair in zip(one.unbind(), other.unbind(), strict=True)]))
 
 
+@pytest.mark.parametrize("cache", [0, 1 << 30], ids=["past the cache", "in the cache"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float64, torch.complex64])
 @pytest.mark.parametrize("inner", [(), (3,), (64,), (2, 600)])
-def test_compiled_code_takes_them(taken: list[bool], inner: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_compiled_code_takes_them(
+    taken: list[bool], monkeypatch: pytest.MonkeyPatch, inner: tuple[int, ...], dtype: torch.dtype, cache: int
+) -> None:
+    monkeypatch.setattr(launch, "last_level_cache", lambda: cache)
     lengths = torch.tensor([40, 0, 700, 1])
     jt = JaggedTensor.from_lengths(torch.randn(741, *inner).to(dtype), lengths)
     padded = jt.to_padded(3)

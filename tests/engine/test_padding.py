@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from serrate import JaggedTensor, ir, jit, ops
+from serrate.engine import Compiled
 from serrate.errors import DtypeError, ShapeError
+from serrate.runtime import launch
 from tests.engine.oracle import BACKENDS, ONE_LEVEL, STRATEGIES
-from tests.engine.test_compositions import COMPOSITIONS, WAYS, tensor_of
+from tests.engine.test_compositions import COMPOSITIONS, tensor_of
 
 # Triton's interpreter computes where nothing exists, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
+WAYS = [*((backend, None) for backend in BACKENDS), *(("reference", strategy) for strategy in STRATEGIES)]
 LENGTHS = torch.tensor([3, 0, 7, 1])
 
 
@@ -104,11 +106,15 @@ def test_what_is_padded_may_be_computed() -> None:
 
 
 def test_a_given_length() -> None:
-    jt, program = rows(2), jit(lambda x: ops.to_padded(x, 1, longest=9))
-    want = torch.cat([jt.to_padded(1), torch.ones(4, 2, 2)], 1)
-    assert torch.equal(program(jt), want)
-    with pytest.raises(ShapeError, match="to_padded: longest has 5 positions; the longest row has 7"):
-        jit(lambda x: ops.to_padded(x, longest=5))(jt)
+    jt = rows(2)
+    nested = JaggedTensor.from_lengths(jt.values, [torch.tensor([3, 0, 1]), LENGTHS])
+    for backend in BACKENDS:
+        for size in (0, 1, 5, 7, 9):
+            program = jit(lambda x, n: x.to_padded(1, max_length=n), backend=backend)
+            assert torch.equal(program(jt, size), jt.to_padded(1, max_length=size))
+            assert torch.equal(program(nested, size), nested.to_padded(1, max_length=size))
+    with pytest.raises(ShapeError, match="must not be negative"):
+        jit(lambda x: x.to_padded(max_length=-1))(jt)
 
 
 def test_a_dense_operand_of_another_length_is_refused() -> None:
@@ -131,13 +137,54 @@ def test_mistakes() -> None:
         f.evaluate(torch.zeros(1, 3), torch.tensor([4]))
 
 
-def test_no_lane_asks_whether_it_exists() -> None:
-    """The block is cut where the row ends: inside there are copies, behind there is the fill."""
+def test_rows_are_copied_and_filled_as_wholes() -> None:
+    """The block is cut where the row ends: before that it is copied, behind it is filled, and no lane asks where it is."""
     source = jit(lambda x: x.to_padded(7.0), backend="cpp").source(rows(64))
-    assert "?" not in source.split("for (i64 d")[-2] and "stream_copy" in source
-    copied: Tensor = rows(64).values
+    assert "copy_bytes(" in source and "fill_with<f32>(" in source and "load(" not in source
+    added = jit(_after, backend="cpp").source(rows(64), torch.zeros(4, 7, 64))
+    assert "?" not in added.replace("stream ?", "")
     with ir.Fusion() as f:
         x, lengths = f.input((None, None, 64), torch.float32), f.input((None,), torch.int64)
         f.output(ops.from_padded(x, lengths=lengths))
-    text = f.compile("cpp").source(copied.reshape(1, 11, 64), torch.tensor([11]))  # type: ignore[attr-defined]
-    assert "copy_bytes" in text and "load(" not in text
+    text = Compiled(f, "cpp").source(torch.zeros(1, 11, 64), torch.tensor([11]))
+    assert "copy_bytes(" in text and "load(" not in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+@pytest.mark.parametrize("inner", [(), (3,), (64,), (300,)])
+def test_results_past_the_cache(monkeypatch: pytest.MonkeyPatch, inner: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Stores that bypass the cache begin and end anywhere in a line."""
+    monkeypatch.setattr(launch, "last_level_cache", lambda: 0)
+    for lengths in ([3, 0, 700, 1], [1] * 33, [129, 64, 65]):
+        x = torch.randn(sum(lengths), *inner).to(dtype)
+        jt = JaggedTensor.from_lengths(x, lengths)
+        dense = torch.randn(len(lengths), max(lengths), *inner).to(dtype)
+        assert torch.equal(jit(lambda x: x.to_padded(1))(jt), jt.to_padded(1))
+        assert torch.equal(jit(_after)(jt, dense), dense + jt.to_padded())
+
+
+def test_blocks_permuted_past_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours among the old rows are far from each other in the new order."""
+    monkeypatch.setattr(launch, "last_level_cache", lambda: 0)
+    cuts = torch.randint(0, 301, (4, 30)).sort(1).values
+    offsets = torch.cat([torch.zeros(4, 1, dtype=torch.int64), cuts, torch.full((4, 1), 300)], 1)
+    x = torch.randn(4, 300, 64)
+    with ir.Fusion() as f:
+        values, told = f.input((4, None, 64), torch.float32), f.input((4, None), torch.int64)
+        y = ops.regroup(ops.as_nested(values, told, ragged_dim=1))
+        f.output(y)
+    want = torch.cat([x[g, offsets[g, p] : offsets[g, p + 1]] for p in range(31) for g in range(4)])
+    for strategy in STRATEGIES:
+        assert torch.equal(Compiled(f, "cpp", strategy)(x, offsets).values, want)
+    assert "owner(" not in Compiled(f, "cpp").source(x, offsets)
+    # By hand it can be asked for: positions of several rows as one block.
+    y.merge(0).combine(0).split(0, 8).parallelize(0, "block_x").parallelize(1, "thread_x").parallelize(2, "thread_y")
+    assert torch.equal(Compiled(f, "cpp")(x, offsets).values, want)
+
+
+def test_rows_with_gaps_are_not_searched_for() -> None:
+    """Whoever runs over rows knows which row it is in."""
+    jt = JaggedTensor.from_starts(torch.randn(40, 3), [0, 20], [7, 15])
+    program = jit(lambda x: x * 2, backend="cpp")
+    assert torch.equal(program(jt).values, torch.cat([r * 2 for r in jt.unbind()]))
+    assert "owner(" not in program.source(jt)

@@ -224,6 +224,21 @@ static inline void stream_fence() {
 #endif
 }
 
+template <class T, class V> static inline T stored(V value) {
+  T to;
+  store(to, value);
+  return to;
+}
+template <class T> static inline void fill_with(T* to, T value, i64 count, bool stream) {
+  if (!stream) {
+    for (i64 k = 0; k < count; k++) to[k] = value;
+    return;
+  }
+  enum { N = 2048 / sizeof(T) };
+  alignas(64) T same[N];
+  for (i64 k = 0; k < smaller<i64>(count, N); k++) same[k] = value;
+  for (i64 k = 0; k < count; k += N) stream_copy(to + k, same, smaller<i64>(count - k, N) * sizeof(T));
+}
 static inline void copy_bytes(void* to, const void* from, i64 bytes, bool stream) {
   if (stream) {
     stream_copy(to, from, bytes);

@@ -44,7 +44,7 @@ from serrate.ir.loops import (
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import GRID
-from serrate.ir.values import Role, Tensor, Value
+from serrate.ir.values import Constant, Role, Tensor, Value
 from serrate.lower.pipeline import array_names
 
 COMBINE = {
@@ -177,10 +177,16 @@ class _Printer:
     def _grid(self, outermost: For) -> None:
         """Nested grid loops as one loop over all their positions, shared out to threads in small runs."""
         loops = [outermost]
-        while len(loops[-1].body) == 1 and isinstance(loops[-1].body[0], For) and loops[-1].body[0].kind is GRID:
-            if loops[-1].body[0].extent.symbols & {loop.symbol for loop in loops}:
+        named: list[Bind] = []
+        while True:
+            # What is named between the loops is named inside them all.
+            *before, inner = loops[-1].body
+            binds = [node for node in before if isinstance(node, Bind)]
+            known = {loop.symbol for loop in loops} | {bind.symbol for bind in (*named, *binds)}
+            if len(binds) < len(before) or not isinstance(inner, For) or inner.kind is not GRID or inner.extent.symbols & known:
                 break
-            loops.append(loops[-1].body[0])
+            loops.append(inner)
+            named += binds
         for k, loop in enumerate(loops):
             self.put(f"const i64 extent{k} = {self.index(loop.extent)};")
         total = " * ".join(f"extent{k}" for k in range(len(loops)))
@@ -200,7 +206,7 @@ class _Printer:
             for k in reversed(range(len(loops))):
                 self.put(f"const i64 {loops[k].symbol} = {rest}{f' % extent{k}' if k else ''};")
                 rest = f"{rest} / extent{k}" if k else rest
-        self._nodes(loops[-1].body)
+        self._nodes((*named, *loops[-1].body))
         self.close()
         if any(isinstance(n, Write) and self._block_bytes(n) for n in nodes((outermost,))):
             self.put("if (stream) stream_fence();")
@@ -271,11 +277,11 @@ class _Printer:
         lanes, bounds, conditions = first.lanes, self._bounds(first.lanes, first.guard), self._outside(first)
         for condition in conditions:
             self.open(f"if ({condition})")
-        if len(group) == 1 and isinstance(first, Write) and self._copied(first, bounds):
+        cut = cut_of(group, self.unlaned)
+        if self._moved(group, cut, bounds):
             self.close(len(conditions))
             return
         staged = {node: self._stage(node, bounds) for node in group if isinstance(node, Write)}
-        cut = cut_of(group, self.unlaned)
         if cut is None:
             self._nest(group, lanes, bounds, staged)
         else:
@@ -288,6 +294,14 @@ class _Printer:
 
     def _pieces(self, cut: Cut, lanes: Lanes, bounds: dict[Lane, list[str]], staged: dict[Write, _Stage | None]) -> None:
         """A block in two nests: the positions of a lane at which what is read is there, and those behind them."""
+        end = self._end(cut, bounds)
+        originals = list(staged)
+        for group, range_ in ((cut.inside, ("0", end)), (cut.outside, (end, self._limit(cut.lane, bounds[cut.lane])))):
+            moved = {node: staged[old] for node, old in zip(group, originals, strict=True)}
+            self._nest(group, lanes, bounds, moved, {cut.lane: range_})
+
+    def _end(self, cut: Cut, bounds: dict[Lane, list[str]]) -> str:
+        """The name of the first position of the lane that is cut at which nothing is there any more."""
         end, limit = self.fresh(), self._limit(cut.lane, bounds[cut.lane])
         for condition in cut.bounds:
             bound = self._bound(cut.lane, condition)
@@ -295,10 +309,7 @@ class _Printer:
             limit = f"smaller<i64>({limit}, {bound})"
         tests = " && ".join(f"{self.index(g.left)} < {self.index(g.right)}" for g in cut.tests)
         self.put(f"const i64 {end} = {f'!({tests}) ? 0 : ' if tests else ''}larger<i64>(0, {limit});")
-        originals = list(staged)
-        for group, range_ in ((cut.inside, ("0", end)), (cut.outside, (end, self._limit(cut.lane, bounds[cut.lane])))):
-            moved = {node: staged[old] for node, old in zip(group, originals, strict=True)}
-            self._nest(group, lanes, bounds, moved, {cut.lane: range_})
+        return end
 
     def _nest(
         self,
@@ -480,7 +491,9 @@ class _Printer:
         expected = 1
         guarded = {lane for g in node.guard for lane in node.lanes if lane.symbol in g.symbols}
         for k, lane in reversed(list(enumerate(node.lanes))):
-            if terms.get(lane.symbol) != expected or (k > 0 and lane in guarded):
+            # What another term finds for each lane, such as the row it belongs to, may jump from one to the next.
+            jumps = any(lane.symbol in term.symbols for term in terms if term is not lane.symbol)
+            if terms.get(lane.symbol) != expected or jumps or (k > 0 and lane in guarded):
                 return 0
             expected *= lane.size
         size = expected * node.tensor.dtype.itemsize
@@ -501,22 +514,41 @@ class _Printer:
         count = f"larger<i64>(0, {self._limit(node.lanes[0], bounds[node.lanes[0]])}) * {inner}"
         return _Stage(f"{name}_stage", name, base, index_text(flat - start, self.names), count)
 
-    def _copied(self, node: Write, bounds: dict[Lane, list[str]]) -> bool:
-        """A block that lies in one piece where it is read too is copied as bytes."""
-        if not moves(node) or not self._block_bytes(node):
+    def _moved(self, group: Sequence[Block], cut: Cut | None, bounds: dict[Lane, list[str]]) -> bool:
+        """A block that lies in one piece, where it is read too, is copied as bytes; behind what is there, it is filled."""
+        first = group[0]
+        if len(group) > 1 or not isinstance(first, Write) or not self._block_bytes(first):
             return False
-        source = node.value
+        node, filled = (first, None) if cut is None else (cut.inside[0], cut.outside[0])
+        if not moves(node) or (cut is not None and cut.lane != node.lanes[0]):
+            return False
+        source, name, kind = node.value, node.tensor.name, ctype(node.tensor.dtype)
         assert isinstance(source, Load)
         at: dict[Expr, Expr] = {lane.symbol: const(0) for lane in node.lanes}
         to, by = self._flat_expr(node.tensor, node.index), self._flat_expr(source.tensor, source.index)
-        first, other = to.substitute(at), by.substitute(at)
-        if to - first != by - other:
+        start = to.substitute(at)
+        fill = None if filled is None else self._same_everywhere(filled)
+        if to - start != by - by.substitute(at) or (filled is not None and fill is None):
             return False
-        count = f"larger<i64>(0, {self._limit(node.lanes[0], bounds[node.lanes[0]])}) * {_size(node.lanes[1:])}"
-        size = f"{count} * sizeof({ctype(node.tensor.dtype)})"
-        pointers = f"{node.tensor.name} + {self.index(first)}, {source.tensor.name} + {self.index(other)}"
-        self.put(f"copy_bytes({pointers}, {size}, stream);")
+        limit, inner = self._limit(node.lanes[0], bounds[node.lanes[0]]), _size(node.lanes[1:])
+        end = f"larger<i64>(0, {limit})" if cut is None else self._end(cut, bounds)
+        pointers = f"{name} + {self.index(start)}, {source.tensor.name} + {self.index(by.substitute(at))}"
+        self.put(f"copy_bytes({pointers}, {end} * {inner} * sizeof({kind}), stream);")
+        if fill is not None:
+            place = f"{name} + {self.index(start)} + {end} * {inner}"
+            self.put(f"fill_with<{kind}>({place}, {fill}, (larger<i64>({end}, {limit}) - {end}) * {inner}, stream);")
         return True
+
+    def _same_everywhere(self, node: Write) -> str | None:
+        """What a statement writes if it is the same in all lanes, as its tensor stores it; else None."""
+        value, kind = node.value, ctype(node.tensor.dtype)
+        if isinstance(value, Constant):
+            return f"stored<{kind}>({number(value.number, value.dtype)})"
+        if not moves(node) or not isinstance(value, Load):
+            return None
+        place = self._flat_expr(value.tensor, value.index)
+        still = not place.symbols & {lane.symbol for lane in node.lanes}
+        return f"{value.tensor.name}[{self.index(place)}]" if still else None
 
     # --- matrix products ----------------------------------------------------------------------------------------------
 

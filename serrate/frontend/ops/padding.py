@@ -12,6 +12,7 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.ops.common import Number, require_equal
+from serrate.frontend.ops.elementwise import cast
 from serrate.frontend.ops.movement import pulled, rows_of
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, const, symbol
@@ -23,10 +24,11 @@ from serrate.ir.values import Place, call, computed, index_of, position
 from serrate.ir.view import TensorView
 
 
-def to_padded(x: TensorView, fill: Number | TensorView = 0, longest: int | None = None) -> TensorView:
-    """Every ragged dim as a regular one, as long as the longest row (or `longest`); where a row has ended there is `fill`.
+def to_padded(x: TensorView, fill: Number | TensorView = 0, *, max_length: int | None = None) -> TensorView:
+    """Every ragged dim as a regular one, as long as the longest row; where a row has ended there is `fill`.
 
-    The fill of one level of rows may be a tensor of one element.
+    `max_length` is the size of the last ragged dim instead: longer rows are cut there. The fill of one level of rows may be a
+    tensor of one element.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -40,13 +42,14 @@ def to_padded(x: TensorView, fill: Number | TensorView = 0, longest: int | None 
     ragged = [d for d in x.domains if isinstance(d, RaggedIterDomain)]
     if not ragged:
         raise ShapeError(f"to_padded: {x} has no ragged dim")
-    if longest is not None and len(ragged) > 1:
-        raise ShapeError(f"to_padded: longest is the length of one ragged dim, and {x} has {len(ragged)}")
-    return padded_over(x, [_padded(x, d, longest) for d in ragged], fill)
+    if max_length is not None and max_length < 0:
+        raise ShapeError(f"to_padded: max_length must not be negative, got {max_length}")
+    rooms = [_room(x, d, max_length if d is ragged[-1] else None) for d in ragged]
+    return padded_over(x, rooms, fill)
 
 
 def padded_over(x: TensorView, rooms: Sequence[IterDomain], fill: Number | TensorView) -> TensorView:
-    """`x` with its ragged dims replaced by regular ones that are as long as any row."""
+    """`x` with its ragged dims replaced by regular ones; rows that are longer are cut, others filled up."""
     ragged = [d for d in x.domains if isinstance(d, RaggedIterDomain)]
     padded = {d.uid: room for d, room in zip(ragged, rooms, strict=True)}
     domains = tuple(padded.get(d.uid, d) for d in x.domains)
@@ -55,23 +58,23 @@ def padded_over(x: TensorView, rooms: Sequence[IterDomain], fill: Number | Tenso
     )
     if not isinstance(fill, TensorView):
         return pulled(x.fusion, x.dtype, domains, x.at(places, held_by(x.dtype, fill)))
-    if len(ragged) > 1 or fill.dtype != x.dtype or [d.extent for d in fill.domains] != [1]:
-        raise ShapeError(f"to_padded: a fill that is a tensor is one element of {x.dtype} for one level of rows, got {fill}")
+    if len(ragged) > 1 or any(d.extent != 1 for d in fill.domains):
+        raise ShapeError(f"to_padded: a fill that is a tensor is one element, for one level of rows; got {fill}")
+    fill = fill if fill.dtype == x.dtype else cast(fill, x.dtype)
     length = Place(ragged[0].length_of(index_of(ragged[0].component)), (ragged[0].component,))
     inside = call("lt", position(rooms[0]), computed(length), dtype=torch.bool)
-    return pulled(x.fusion, x.dtype, domains, call("where", inside, x.at(places), fill.at((None,)), dtype=x.dtype))
+    return pulled(x.fusion, x.dtype, domains, call("where", inside, x.at(places), fill.at((None,) * fill.ndim), dtype=x.dtype))
 
 
-def _padded(x: TensorView, ragged: RaggedIterDomain, longest: int | None) -> IterDomain:
-    """The regular dim that a ragged one becomes."""
+def _room(x: TensorView, ragged: RaggedIterDomain, size: int | None) -> IterDomain:
+    """The regular dim that a ragged one becomes: of a given size, or as long as the longest row."""
     extent: Expr
-    if longest is None:
+    if size is None:
         length, count = ragged.length, ragged.component.extent_expr
         name = f"longest({length.substitute({COORDINATE: symbol('c')})})"
         extent = Array(name, recipe=Largest(length, COORDINATE, count))[0]
     else:
-        extent = const(longest)
-        x.fusion.checks.append(AtLeastLongest(extent, ragged, "to_padded: longest"))
+        extent = const(size)
     return IterDomain(extent, name=x.fusion.fresh("d"))
 
 

@@ -260,7 +260,10 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
     elif shape.ragged is None:
         grid, own = rows.per_component(recorder, shape)
         kept, reduced, lanes = lane_regular(recorder, _left(recorder, shape, [*grid, *own]), target)
-        kept, lanes = _lane_block(recorder, shape, target, kept, lanes)
+        if _moves_rows(shape):
+            kept, lanes = _lane_block(recorder, shape, target, kept, lanes)
+            # All positions cost the same, so few long rows are shared out as well as many short ones.
+            grid, kept = [*grid, *kept], []
         finish_loops(recorder, shape.phase, [*grid, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
     elif shape.is_product:
         rows.product(recorder, shape, target)
@@ -275,12 +278,16 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
         _schedule_rows(recorder, replace(shape, phase=phase), target, rows, block)
 
 
+def _moves_rows(shape: Shape) -> bool:
+    """Whether a phase stores, position by position, what lies at computed places: rows that are padded."""
+    return isinstance(shape.leaf, Store) and any(isinstance(at, Place) for r in shape.leaf.value.reads for at in r.index)
+
+
 def _lane_block(
     recorder: Recorder, shape: Shape, target: Target, kept: list[str], lanes: list[str]
 ) -> tuple[list[str], list[str]]:
-    """Positions of the last two dims as one block, where elements of rows are only moved: they lie behind each other."""
-    moves = isinstance(shape.leaf, Store) and any(isinstance(at, Place) for r in shape.leaf.value.reads for at in r.index)
-    if not moves or len(shape.regular) < 2 or lanes != [shape.regular[-1].name] or kept[-1:] != [shape.regular[-2].name]:
+    """Positions of the last two dims as one block, if they fit: they lie behind each other."""
+    if len(shape.regular) < 2 or lanes != [shape.regular[-1].name] or kept[-1:] != [shape.regular[-2].name]:
         return kept, lanes
     across = lanes_of(shape.regular[-1], target, target.widest) * shape.leaf.targets[0].dtype.itemsize
     outer = shape.regular[-2].name
