@@ -1,13 +1,13 @@
 """Ragged tensors of every composition and of awkward lengths, and operations on them by padded torch: one more oracle.
 
-In: the names of compositions and lengths. Out: `tensor_of`, `OPERATIONS`, and `agrees`, which names the first bad coordinate. A
+In: the names of compositions and lengths. Out: `tensor_of`, `OPERATIONS`, and `run`, which names the first bad coordinate. A
 tensor is padded with a mask of what exists (`Padded`); an operation is written once more on that, in float64.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from serrate import JaggedTensor, Structure, ops
+from serrate.engine import Compiled
+from serrate.frontend.trace import inputs_of, key_of, leaves_of, trace
 from serrate.ir.view import TensorView
-from tests.engine.oracle import FLOATS, TOLERANCES
+from tests.engine.oracle import FLOATS, TOLERANCES, one_thread
 
 # --- compositions --------------------------------------------------------------------------------------------------------
 
@@ -322,3 +324,28 @@ def agrees(got: Any, want: Padded | tuple[Padded, ...], dtype: torch.dtype, wher
                 f"{where}: {int((~good).sum())} of {good.numel()} elements differ; first at {list(first)}: "
                 f"got {a[first].item()!r}, want {b[first].item()!r}"
             )
+
+
+# --- running -------------------------------------------------------------------------------------------------------------
+
+Way = tuple[str, tuple[tuple[str, Any], ...]]
+"""A strategy and its options."""
+
+
+def run(operation: str, composition: str, backend: str, way: Way, dtype: torch.dtype, dims: Dims, lengths: Sequence[str]) -> None:
+    """One operation on one composition, built once and called with rows of several kinds."""
+    wanted, (strategy, options) = OPERATIONS[operation], way
+    programs: dict[Any, Compiled] = {}
+    for name in lengths:
+        jt = tensor_of(composition, name, dtype)
+        padded = Padded.of(jt)
+        extras = [e.to(dtype) for e in wanted.extras(padded)]
+        args = (jt, dims, *extras)
+        leaves = leaves_of(args, {})
+        key = key_of(args, {}, leaves)
+        if key not in programs:
+            programs[key] = Compiled(trace(wanted.run, args, {}).fusion, backend, strategy, **dict(options))
+        with one_thread():
+            got = programs[key](*(g.tensor for g in inputs_of(leaves)))
+        want = wanted.want(padded, dims, *(e.double() for e in extras))
+        agrees(got, want, dtype, f"{operation} of {composition}, {name}")

@@ -14,16 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from serrate.engine import Compiled
-from serrate.frontend.trace import inputs_of, key_of, leaves_of, trace
-from tests.engine.composed import COMPOSITIONS, LENGTHS, OPERATIONS, Dims, Padded, agrees, choices, tensor_of
-from tests.engine.oracle import BACKENDS, FULL, VARIANTS, one_thread
+from tests.engine.composed import COMPOSITIONS, LENGTHS, OPERATIONS, Dims, Way, choices, run, tensor_of
+from tests.engine.oracle import BACKENDS, FULL, VARIANTS
 
 # Triton's interpreter computes where nothing exists, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:var:UserWarning")
 
 WAYS = [(strategy, tuple(sorted(options.items()))) for strategy, some in VARIANTS.items() for options in some]
-Way = tuple[str, tuple[tuple[str, Any], ...]]
 Point = tuple[str, str, str, Way, torch.dtype, Dims]
 
 
@@ -31,11 +28,11 @@ def _dims(operation: str, composition: str) -> list[Dims]:
     return choices(operation, tensor_of(composition, "mixed"))
 
 
-def points() -> Iterator[Point]:
+def points(*, full: bool = FULL) -> Iterator[Point]:
     """Operation and composition in every combination; the rest by counters that run at speeds of their own."""
     for (i, operation), (j, composition) in itertools.product(enumerate(OPERATIONS), enumerate(COMPOSITIONS)):
         dims, dtypes = _dims(operation, composition), OPERATIONS[operation].dtypes
-        if FULL:
+        if full:
             yield from itertools.product([operation], [composition], BACKENDS, WAYS, dtypes, dims)
             continue
         backend, way = BACKENDS[(i + j) % len(BACKENDS)], WAYS[(2 * i + 4 * j) % len(WAYS)]
@@ -56,21 +53,7 @@ def _lengths(backend: str) -> list[str]:
 
 @pytest.mark.parametrize(("operation", "composition", "backend", "way", "dtype", "dims"), [_named(point) for point in points()])
 def test_operation(operation: str, composition: str, backend: str, way: Way, dtype: torch.dtype, dims: Dims) -> None:
-    wanted, (strategy, options) = OPERATIONS[operation], way
-    programs: dict[Any, Compiled] = {}
-    for lengths in _lengths(backend):
-        jt = tensor_of(composition, lengths, dtype)
-        padded = Padded.of(jt)
-        extras = [e.to(dtype) for e in wanted.extras(padded)]
-        args = (jt, dims, *extras)
-        leaves = leaves_of(args, {})
-        key = key_of(args, {}, leaves)
-        if key not in programs:
-            programs[key] = Compiled(trace(wanted.run, args, {}).fusion, backend, strategy, **dict(options))
-        with one_thread():
-            got = programs[key](*(g.tensor for g in inputs_of(leaves)))
-        want = wanted.want(padded, dims, *(e.double() for e in extras))
-        agrees(got, want, dtype, f"{operation} of {composition}, {lengths}")
+    run(operation, composition, backend, way, dtype, dims, _lengths(backend))
 
 
 @pytest.mark.skipif(FULL, reason="all combinations run")

@@ -50,8 +50,8 @@ RECORDED: dict[str, tuple[Make, type[Exception], str]] = {
     "gather of other rank": (lambda f: ops.gather(rows(f), 1, indices(f, 4)), ShapeError, "as many dims"),
     "select far away": (lambda f: ops.select(dense(f, 2, 3), 0, 5), ShapeError, "no position 5 in dim 0"),
     "select before the start": (lambda f: ops.select(dense(f, 2, 3), 1, -4), ShapeError, "no position -4 in dim 1"),
-    "slice inside groups": (lambda f: ops.slice(groups(f), 2, 1), ShapeError, "flatten the outer level"),
-    "slice of groups": (lambda f: ops.slice(groups(f), 0, 1), ShapeError, "flatten the outer level"),
+    "slice inside groups": (lambda f: ops.slice(groups(f), 2, 1), ShapeError, "reduce dim 2 first, or all dims before it"),
+    "slice of groups": (lambda f: ops.slice(groups(f), 0, 1), ShapeError, "reduce dim 2 first, or all dims before it"),
     "pad by less": (lambda f: ops.pad(rows(f), 1, -1, 0), ShapeError, "use slice"),
     "pad with rows": (lambda f: ops.pad(rows(f), 0, 1, 0), ShapeError, "cat with rows"),
     "flip of rows": (lambda f: ops.flip(rows(f), 0), ShapeError, "counts rows"),
@@ -60,8 +60,13 @@ RECORDED: dict[str, tuple[Make, type[Exception], str]] = {
     "scan of rows": (lambda f: ops.cumsum(rows(f), 0), ShapeError, "counts rows"),
     "scan of rows in groups": (lambda f: ops.cumprod(groups(f), 1), ShapeError, "rows"),
     "scan of groups": (lambda f: ops.cumsum(groups(f), 0), ShapeError, "rows"),
+<<<<<<< HEAD
     "argmax of rows in groups": (lambda f: ops.argmax(groups(f), 1), ShapeError, "reduce dim 2 first"),
     "sum of groups alone": (lambda f: ops.sum(groups(f), 0), ShapeError, "reduce dim 2 first"),
+=======
+    "argmax of rows in groups": (lambda f: ops.argmax(groups(f), 1), ShapeError, "reduce dim 2 first, or all dims before it"),
+    "sum of groups alone": (lambda f: ops.sum(groups(f), 0), ShapeError, "reduce dim 2 first, or all dims before it"),
+>>>>>>> wip-strat
     "argmax of two dims": (lambda f: ops.argmax(rows(f, 2), (1, 2)), ShapeError, "takes one dim"),
     "cat of nothing": (lambda f: ops.cat([]), ShapeError, "at least one"),
     "cat of other sizes": (lambda f: ops.cat([dense(f, 2, 3), dense(f, 2, 4)]), ShapeError, "3 and 4"),
@@ -75,7 +80,7 @@ RECORDED: dict[str, tuple[Make, type[Exception], str]] = {
         ShapeError,
         "ragged ones in the same places",
     ),
-    "cat of groups": (lambda f: (lambda y: ops.cat([y, y]))(groups(f)), ShapeError, "flatten the outer level"),
+    "cat of groups": (lambda f: (lambda y: ops.cat([y, y]))(groups(f)), ShapeError, "reduce dim 2 first, or all dims before it"),
     "rows before components": (lambda f: ops.permute(rows(f, 2), 1, 0, 2), ShapeError, "must stay behind"),
     "permute with a dim twice": (lambda f: ops.permute(dense(f, 2, 3), 0, 0), ShapeError, "every dim"),
     "flatten of rows": (lambda f: ops.flatten(rows(f)), ShapeError, "use as_flattened"),
