@@ -518,7 +518,7 @@ def test_ranges_and_writes_do_not_wait_for_the_device() -> None:
     finally:
         torch.cuda.set_sync_debug_mode(before)
     assert [row.shape[0] for row in found] == [1, 1, 1]
-    assert first[:, 0].tolist() == [0, 0, 8] and part.lengths.tolist() == [3, 4]
+    assert first[:, 0].tolist() == [0, 6, 8] and part.lengths.tolist() == [3, 4]
     assert column.lengths.tolist() == [3, 1, 3]
     assert values[:, 0].tolist() == [0, 2, 0, 0, 8, -1, 0]
     assert [each.values.shape[0] for each in joined] == [14, 14, 14, 7]
