@@ -2,7 +2,7 @@
 
     for c: for r[c]: s  ->  (o, q) = split r;  grid t = combine(c, o):  serial qo:  lanes qi: s
 A reduction over a cut row leaves one partial result for each part; a later phase finishes them, in the order of the parts,
-so results do not depend on who computed what.
+so results do not depend on who computed what. Of a rectangle, the side that is kept is cut: then nothing is partial.
 """
 
 from __future__ import annotations
