@@ -42,8 +42,37 @@ static inline void store(f16& to, f32 x) {
   to.bits = (u16)(sign | (magnitude >= 0x477ff000u ? large : finite));
 }
 template <class T> static inline void store(T& to, T x) { to = x; }
+// Blocks of float16, with the CPU's own conversions where it has them; both round to nearest, ties to even.
+static inline void widen(f32* __restrict to, const f16* __restrict from, i64 count) {
+  i64 i = 0;
+#if defined(__F16C__)
+  typedef short half8 __attribute__((vector_size(16), aligned(2), may_alias));
+  typedef f32 float8 __attribute__((vector_size(32), aligned(4), may_alias));
+  for (; i + 8 <= count; i += 8) *(float8*)(to + i) = __builtin_ia32_vcvtph2ps256(*(const half8*)(from + i));
+#endif
+  for (; i < count; i++) to[i] = load(from[i]);
+}
+static inline void narrow(f16* __restrict to, const f32* __restrict from, i64 count) {
+  i64 i = 0;
+#if defined(__F16C__)
+  typedef short half8 __attribute__((vector_size(16), aligned(2), may_alias));
+  typedef f32 float8 __attribute__((vector_size(32), aligned(4), may_alias));
+  for (; i + 8 <= count; i += 8) *(half8*)(to + i) = __builtin_ia32_vcvtps2ph256(*(const float8*)(from + i), 0);
+#endif
+  for (; i < count; i++) store(to[i], from[i]);
+}
 static inline f32 round_bf16(f32 x) { bf16 y; store(y, x); return load(y); }
 static inline f32 round_f16(f32 x) { f16 y; store(y, x); return load(y); }
+
+// The lanes of a block combined, half with half, so that the order does not depend on the machine.
+template <int N, class T, class F> static inline T fold(T* lanes, F combine) {
+  if constexpr (N > 1) {
+#pragma omp simd
+    for (int k = 0; k < N / 2; k++) combine(lanes[k], lanes[k + N / 2]);
+    return fold<N / 2>(lanes, combine);
+  }
+  return lanes[0];
+}
 
 template <class T> static inline T smaller(T a, T b) { return a < b ? a : b; }
 template <class T> static inline T larger(T a, T b) { return a > b ? a : b; }
@@ -189,33 +218,53 @@ template <class T> static inline i64 owner(const T* offsets, i64 count, i64 posi
   return low < count ? low : larger(count - 1, (i64)0);
 }
 
-// Copies a finished block past the cache, for results larger than it. A fence follows at the end of the kernel.
-static inline void stream_copy(void* to, const void* from, i64 bytes) {
-  char* d = (char*)to;
-  const char* s = (const char*)from;
-#if defined(__AVX512F__) || defined(__AVX__)
+// Results that go past the cache, one stream for each thread and tensor. Whole cache lines are written; the end of a block waits
+// in `line` for the block right behind it (rows seldom end where lines do), else `flush` writes it. A fence follows at the end.
+struct Stream {
 #if defined(__AVX512F__)
   enum { W = 64 };
 #else
   enum { W = 32 };
 #endif
-  typedef f32 vec_any __attribute__((vector_size(W), aligned(1), may_alias));
-  i64 head = (W - ((unsigned long long)d & (W - 1))) & (W - 1);
-  head = smaller(head, bytes);
-  __builtin_memcpy(d, s, head);
-  i64 i = head;
-  for (; i + W <= bytes; i += W) {
-#if defined(__AVX512F__)
-    __builtin_ia32_movntps512((f32*)(d + i), *(const vec_any*)(s + i));
+  alignas(64) char line[W];
+  char* next = nullptr;
+  i64 waiting = 0;
+
+  void flush() {
+    if (waiting) __builtin_memcpy(next - waiting, line, waiting);
+    waiting = 0;
+  }
+  void copy(void* to, const void* from, i64 bytes) {
+    char* d = (char*)to;
+    const char* s = (const char*)from;
+#if defined(__AVX512F__) || defined(__AVX__)
+    typedef f32 vec __attribute__((vector_size(W), aligned(1), may_alias));
+    if (d != next) flush();
+    const i64 head = smaller<i64>((W - ((unsigned long long)d & (W - 1))) & (W - 1), bytes);
+    if (waiting) {
+      __builtin_memcpy(line + waiting, s, head);
+      waiting += head;
+      if (waiting == W) store(d + head - W, *(const vec*)line), waiting = 0;
+    } else {
+      __builtin_memcpy(d, s, head);
+    }
+    d += head, s += head, bytes -= head;
+    i64 i = 0;
+    for (; i + W <= bytes; i += W) store(d + i, *(const vec*)(s + i));
+    if (i < bytes) __builtin_memcpy(line, s + i, waiting = bytes - i);
+    next = d + bytes;
 #else
-    __builtin_ia32_movntps256((f32*)(d + i), *(const vec_any*)(s + i));
+    __builtin_memcpy(d, s, bytes);
 #endif
   }
-  __builtin_memcpy(d + i, s + i, bytes - i);
-#else
-  __builtin_memcpy(d, s, bytes);
+
+ private:
+#if defined(__AVX512F__)
+  template <class V> static void store(char* to, V x) { __builtin_ia32_movntps512((f32*)to, x); }
+#elif defined(__AVX__)
+  template <class V> static void store(char* to, V x) { __builtin_ia32_movntps256((f32*)to, x); }
 #endif
-}
+};
 static inline void stream_fence() {
 #if defined(__x86_64__)
   __builtin_ia32_sfence();

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from serrate.codegen.cpp.values import Scalars, computed, ctype, index_text, number
 from serrate.errors import VerificationError
 from serrate.ir.domains import IterDomain
@@ -43,7 +45,7 @@ from serrate.ir.loops import (
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import GRID
-from serrate.ir.values import Role, Tensor, Value
+from serrate.ir.values import Call, Role, Tensor, Value
 from serrate.lower.pipeline import array_names
 
 COMBINE = {
@@ -56,6 +58,8 @@ COMBINE = {
 }
 TOGETHER = 16
 """How many positions a thread takes at a time: enough to keep reading forward, few enough to share out evenly."""
+ABREAST = 32
+"""How many positions of a long lane are reduced side by side, each into a result of its own."""
 CLAUSES = {"sum": "+", "prod": "*", "max": "max_nan", "min": "min_nan", "any": "||", "all": "&&"}
 
 
@@ -82,6 +86,8 @@ class _Printer:
         self.indent = 0
         self.count = 0
         self.laned: dict[Symbol, Bind] = {}
+        self.converted: dict[Load | Write, str] = {}
+        """What the innermost loop at hand reads and writes as float32 instead of float16."""
         self.private = tuple(t for t in program.scratch if t.role is Role.PRIVATE)
         self.tensors = program.tensors
 
@@ -170,8 +176,23 @@ class _Printer:
         else:
             for tensor in self.private:
                 self.put(f"{ctype(tensor.dtype)}* __restrict {tensor.name} = {tensor.name}_all;")
+            streamed = self._open_streams(body)
             self._nodes(body)
+            self._close_streams(streamed)
         self.close()
+
+    def _open_streams(self, body: Sequence[Node]) -> list[Tensor]:
+        """Declares the streams of the results that go past the cache, where they do."""
+        written = {n.tensor: None for n in nodes(tuple(body)) if isinstance(n, Write) and self._block_bytes(n)}
+        for tensor in written:
+            self.put(f"Stream {tensor.name}_stream;")
+        return list(written)
+
+    def _close_streams(self, tensors: list[Tensor]) -> None:
+        for tensor in tensors:
+            self.put(f"{tensor.name}_stream.flush();")
+        if tensors:
+            self.put("if (stream) stream_fence();")
 
     def _grid(self, outermost: For) -> None:
         """Nested grid loops as one loop over all their positions, shared out to threads in small runs."""
@@ -190,6 +211,7 @@ class _Printer:
         for tensor in self.private:
             mine = f"{tensor.name}_all + omp_get_thread_num() * {tensor.name}_size"
             self.put(f"{ctype(tensor.dtype)}* __restrict {tensor.name} = {mine};")
+        streamed = self._open_streams([outermost])
         self.put(f"#pragma omp for schedule({schedule})")
         if len(loops) == 1:
             self.open(f"for (i64 {outermost.symbol} = 0; {outermost.symbol} < positions; {outermost.symbol}++)")
@@ -201,8 +223,7 @@ class _Printer:
                 rest = f"{rest} / extent{k}" if k else rest
         self._nodes(loops[-1].body)
         self.close()
-        if any(isinstance(n, Write) and self._block_bytes(n) for n in nodes((outermost,))):
-            self.put("if (stream) stream_fence();")
+        self._close_streams(streamed)
         self.close()
 
     def _schedule(self, outermost: For) -> str:
@@ -275,65 +296,110 @@ class _Printer:
         for node, stage in staged.items():
             if stage is not None:
                 size = f"({stage.count}) * sizeof({ctype(node.tensor.dtype)})"
-                self.put(f"if (stream) stream_copy({node.tensor.name} + {stage.base}, {stage.name}, {size});")
+                to = f"{node.tensor.name} + {stage.base}"
+                self.put(f"if (stream) {node.tensor.name}_stream.copy({to}, {stage.name}, {size});")
         self.close(len(conditions))
 
     def _nest(self, group: list[Block], lanes: Lanes, bounds: dict[Lane, list[str]], staged: dict[Write, _Stage | None]) -> None:
-        opened = 0
         for k, lane in enumerate(lanes):
-            inner = k == len(lanes) - 1
             limit = self._limit(lane, bounds[lane])
-            if inner and opened:
-                self._prefetches(group, lane)
-            scalars = self._scalar_reductions(group, lane) if inner else []
-            for local, node in scalars:
-                identity = number(_identity(node), local.dtype)
-                self.put(f"{_accumulated(node)} {local.name}_here = {identity};")
-            # A running value goes from one position to the next, so positions along it cannot be done at once.
-            if inner and not any(isinstance(n, Running) and n.axis == lane for n in group):
-                clauses = "".join(f" reduction({_clause(n)}: {local.name}_here)" for local, n in scalars)
-                self.put(f"#pragma omp simd{clauses}")
-            self.open(f"for (i64 {lane.symbol} = 0; {lane.symbol} < {limit}; {lane.symbol}++)")
-            for condition in self._unbounded(lanes, group[0].guard, lane):
-                self.put(f"if (!({condition})) continue;")
-            opened += 1
-        here = self._scalar_reductions(group, lanes[-1]) if lanes else []
-        self._statements(group, {local for local, _ in here}, staged)
-        if here:
-            self.close()
-            opened -= 1
-            for local, node in here:
-                self.put(self._combined(node, self._cell(local), f"{local.name}_here"))
-        self.close(opened)
+            if k == len(lanes) - 1:
+                self._innermost(group, lane, limit, staged, first=k == 0)
+            else:
+                self.open(f"for (i64 {lane.symbol} = 0; {lane.symbol} < {limit}; {lane.symbol}++)")
+                self._conditions(group, lane)
+        if not lanes:
+            self._statements(group, {}, staged)
+        self.close(max(len(lanes) - 1, 0))
 
-    def _prefetches(self, group: list[Block], lane: Lane) -> None:
+    def _conditions(self, group: list[Block], lane: Lane) -> None:
+        for condition in self._unbounded(group[0].lanes, group[0].guard, lane):
+            self.put(f"if (!({condition})) continue;")
+
+    def _innermost(self, group: list[Block], lane: Lane, limit: str, staged: dict[Write, _Stage | None], *, first: bool) -> None:
+        scalars = [n for n in group if isinstance(n, Reduce) and lane not in n.local.lanes]
+        # A running value goes from one position to the next, so positions along it cannot be done at once.
+        serial = any(isinstance(n, Running) and n.axis == lane for n in group)
+        if scalars and lane.size > ABREAST and limit != str(lane.size) and not serial:
+            self._abreast(group, scalars, lane, limit, staged)
+            return
+        if not first:
+            self._prefetches(group, lane, lane.size)
+        for node in scalars:
+            self.put(f"{_accumulated(node)} {node.local.name}_here = {number(_identity(node), node.local.dtype)};")
+        run = _Run(limit, lane.symbol.name)
+        self._widen(group, lane, lane.size, run)
+        if not serial:
+            clauses = "".join(f" reduction({_clause(n)}: {n.local.name}_here)" for n in scalars)
+            self.put(f"#pragma omp simd{clauses}")
+        self.open(f"for (i64 {lane.symbol} = 0; {lane.symbol} < {limit}; {lane.symbol}++)")
+        self._conditions(group, lane)
+        self._statements(group, {n.local: f"{n.local.name}_here" for n in scalars}, staged)
+        self.close()
+        self._narrow(group, lane, staged, run)
+        for node in scalars:
+            self.put(self._combined(node, self._cell(node.local), f"{node.local.name}_here"))
+
+    def _abreast(
+        self, group: list[Block], scalars: list[Reduce], lane: Lane, limit: str, staged: dict[Write, _Stage | None]
+    ) -> None:
+        """A long lane that is reduced, many positions side by side. The last ones are a block too, of which a part is there:
+        that is a mask, and no loop from one position to the next."""
+        here = {n.local: f"{n.local.name}_here[k]" for n in scalars}
+        self.open("")
+        for node in scalars:
+            self.put(f"alignas(64) {_accumulated(node)} {node.local.name}_here[{ABREAST}];")
+            self.put("#pragma omp simd")
+            self.put(f"for (int k = 0; k < {ABREAST}; k++) {here[node.local]} = {number(_identity(node), node.local.dtype)};")
+        self.put(f"const i64 count = {limit};")
+        self.put("i64 done = 0;")
+        for whole in (True, False):
+            self.open(f"for (; done + {ABREAST} <= count; done += {ABREAST})" if whole else "if (done < count)")
+            if whole:
+                self._prefetches(group, lane, ABREAST, "done + ")
+            run = _Run(str(ABREAST) if whole else "count - done", "k", " + done")
+            self._widen(group, lane, ABREAST, run)
+            self.put("#pragma omp simd")
+            self.open(f"for (int k = 0; k < {ABREAST}; k++)")
+            if not whole:
+                self.open("if (k < (int)(count - done))")
+            self.put(f"const i64 {lane.symbol} = done + k;")
+            self._conditions(group, lane)
+            self._statements(group, here, staged)
+            self.close(1 if whole else 2)
+            self._narrow(group, lane, staged, run)
+            self.close()
+        for node in scalars:
+            combine = f"[]({_accumulated(node)}& to, {_accumulated(node)} x) {{ {self._combined(node, 'to', 'x')} }}"
+            self.put(self._combined(node, self._cell(node.local), f"fold<{ABREAST}>({node.local.name}_here, {combine})"))
+        self.close()
+
+    def _prefetches(self, group: list[Block], lane: Lane, size: int, done: str = "") -> None:
         """Cache lines of what comes next, one after the other, for hints whose innermost lane runs along memory."""
         for node in group:
             if isinstance(node, Prefetch):
-                flat = self._flat_expr(node.tensor, node.index)
-                start = flat.substitute({lane.symbol: const(0)})
-                if (flat - start) is lane.symbol:
+                start = _along(self._flat_expr(node.tensor, node.index), lane)
+                if start is not None:
                     step = max(64 // node.tensor.dtype.itemsize, 1)
-                    hint = f"__builtin_prefetch({node.tensor.name} + {self.index(start)} + k, 0, 2)"
-                    self.put(f"for (i64 k = 0; k < {lane.size}; k += {step}) {hint};")
+                    place = f"{node.tensor.name} + {self.index(start)} + {done}k"
+                    self.put(f"for (i64 k = 0; k < {size}; k += {step}) __builtin_prefetch({place}, 0, 2);")
 
-    def _scalar_reductions(self, group: list[Block], lane: Lane) -> list[tuple[Local, Reduce]]:
-        return [(n.local, n) for n in group if isinstance(n, Reduce) and lane not in n.local.lanes]
-
-    def _statements(self, group: list[Block], here: set[Local], staged: dict[Write, _Stage | None]) -> None:
+    def _statements(self, group: list[Block], here: dict[Local, str], staged: dict[Write, _Stage | None]) -> None:
         scalars = Scalars(self._load, lambda h: self._cell(h.local), self._existing, self.index, self.fresh)
         for node in group:
             if isinstance(node, Prefetch):
                 continue
             assert not isinstance(node, Dot)
-            text = scalars.text(node.value)
+            text = scalars.text(_unrounded(node))
             for line in scalars.lines:
                 self.put(line)
             scalars.lines.clear()
             if isinstance(node, Write):
-                stage = staged[node]
-                to = f"{stage.pointer}[{stage.index}]" if stage else f"{node.tensor.name}[{self._flat(node.tensor, node.index)}]"
-                self.put(f"store({to}, ({computed(node.tensor.dtype)}){text});")
+                if node in self.converted:
+                    self.put(f"{self.converted[node]} = {text};")
+                else:
+                    to, place = self._target(node, staged)
+                    self.put(f"store({to}[{self.index(place)}], ({computed(node.tensor.dtype)}){text});")
             elif isinstance(node, Assign):
                 self.put(f"{self._cell(node.local)} = {text};")
                 scalars.forget(held(node.local))
@@ -343,9 +409,46 @@ class _Printer:
                 scalars.forget(held(node.local))
                 scalars.forget(held(node.carry))
             else:
-                name = f"{node.local.name}_here" if node.local in here else self._cell(node.local)
-                self.put(self._combined(node, name, text))
+                self.put(self._combined(node, here.get(node.local) or self._cell(node.local), text))
                 scalars.forget(held(node.local))
+
+    def _target(self, node: Write, staged: dict[Write, _Stage | None]) -> tuple[str, Expr]:
+        """Where a statement writes: a pointer and the place behind it."""
+        stage = staged[node]
+        return (stage.pointer, stage.place) if stage else (node.tensor.name, self._flat_expr(node.tensor, node.index))
+
+    # --- float16, a block at a time -----------------------------------------------------------------------------------
+
+    def _widen(self, group: list[Block], lane: Lane, size: int, run: _Run) -> None:
+        """Converts the float16 that the loop over a lane reads before it begins: there is an instruction for eight at once,
+        which compilers do not find in a loop. What the loop writes gets a block of float32 of its own."""
+        if self._unbounded(group[0].lanes, group[0].guard, lane):
+            # What a condition leaves out must not be touched.
+            return
+        found: dict[Load | Write, tuple[Tensor, Sequence[Expr]]] = {}
+        for node in group:
+            loads = [v for value in values_of(node) for v in value.walk() if isinstance(v, Load) and not v.guard]
+            found.update((v, (v.tensor, v.index)) for v in loads)
+            if isinstance(node, Write):
+                found[node] = (node.tensor, node.index)
+        for access, (tensor, index) in found.items():
+            start = _along(self._flat_expr(tensor, index), lane)
+            if tensor.dtype == torch.float16 and start is not None:
+                name = self.fresh()
+                self.put(f"alignas(64) f32 {name}[{size}];")
+                if isinstance(access, Load):
+                    self.put(f"widen({name}, {tensor.name} + {self.index(start)}{run.done}, {run.count});")
+                self.converted[access] = f"{name}[{run.at}]"
+
+    def _narrow(self, group: list[Block], lane: Lane, staged: dict[Write, _Stage | None], run: _Run) -> None:
+        """Writes what the loop over a lane has left in float32."""
+        for node in group:
+            if isinstance(node, Write) and node in self.converted:
+                to, place = self._target(node, staged)
+                start = place.substitute({lane.symbol: const(0)})
+                name = self.converted[node].removesuffix(f"[{run.at}]")
+                self.put(f"narrow({to} + {self.index(start)}{run.done}, {name}, {run.count});")
+        self.converted.clear()
 
     def _combined(self, node: Reduce | Running, to: str, value: str) -> str:
         """`to = to op value`; integers wrap, as in torch."""
@@ -374,6 +477,8 @@ class _Printer:
         return flat_index([self.unlaned(e) for e in index], sizes)
 
     def _load(self, value: Load) -> str:
+        if value in self.converted:
+            return self.converted[value]
         text = f"load({value.tensor.name}[{self._flat(value.tensor, value.index)}])"
         if not value.guard:
             return text
@@ -460,7 +565,7 @@ class _Printer:
         self.put(f"alignas(64) {kind} {name}_stage[{_size(node.lanes)}];")
         self.put(f"{kind}* __restrict {name} = stream ? {name}_stage : {node.tensor.name} + {base};")
         count = f"larger<i64>(0, {self._limit(node.lanes[0], bounds[node.lanes[0]])}) * {inner}"
-        return _Stage(f"{name}_stage", name, base, index_text(flat - start, self.names), count)
+        return _Stage(f"{name}_stage", name, base, flat - start, count)
 
     # --- matrix products ----------------------------------------------------------------------------------------------
 
@@ -502,12 +607,37 @@ class _Printer:
 
 
 @dataclass(frozen=True)
+class _Run:
+    """How far an innermost loop goes, what counts its positions, and where along the lane it begins."""
+
+    count: str
+    at: str
+    done: str = ""
+
+
+@dataclass(frozen=True)
 class _Stage:
     name: str
     pointer: str
     base: str
-    index: str
+    place: Expr
     count: str
+
+
+def _along(flat: Expr, lane: Lane) -> Expr | None:
+    """Where a lane begins in memory, if its positions lie side by side."""
+    start = flat.substitute({lane.symbol: const(0)})
+    return start if (flat - start) is lane.symbol else None
+
+
+def _unrounded(node: Assign | Reduce | Running | Write) -> Value:
+    """What a statement computes; a result that is rounded as it is stored is not rounded before."""
+    value = node.value
+    if isinstance(node, Write) and isinstance(value, Call) and value.function == "cast" and value.dtype == node.tensor.dtype:
+        (wide,) = value.args
+        if value.dtype in (torch.bfloat16, torch.float16) and wide.dtype == torch.float32:
+            return wide
+    return value
 
 
 def _size(lanes: Lanes) -> int:
