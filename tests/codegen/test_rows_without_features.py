@@ -3,6 +3,9 @@ where rows end in the middle of a cache line; float16 converted in blocks. The o
 
 from __future__ import annotations
 
+import ctypes
+import itertools
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +14,8 @@ import torch
 import serrate
 from serrate import JaggedTensor
 from serrate.codegen.cpp.printer import ABREAST
-from serrate.runtime import launch
+from serrate.runtime import cache, launch
+from serrate.runtime.compiler import find_compiler
 
 LENGTHS = (0, 1, 7, ABREAST - 1, ABREAST, ABREAST + 1, 0, 3 * ABREAST - 1, 3 * ABREAST, 4096, 4096 + ABREAST + 5, 2)
 
@@ -61,6 +65,38 @@ def test_rows_that_end_within_a_cache_line(dtype: torch.dtype, threads: int) -> 
     got = serrate.jit(lambda x: torch.softmax(x, 1))(jt)
     for row, result in zip(jt.unbind(), got.unbind(), strict=True):
         torch.testing.assert_close(result, torch.softmax(row.float(), 0).to(dtype), atol=2e-3, rtol=1e-2)
+
+
+PIECES = """
+extern "C" void pieces(void* const* pointer, const i64* given) {
+  Stream stream;
+  const i64* place = (const i64*)pointer[2];
+  for (i64 n = 0; n < given[0]; n++) {
+    const i64 begin = place[2 * n], end = place[2 * n + 1];
+    stream.copy((char*)pointer[0] + begin, (const char*)pointer[1] + begin, end - begin);
+  }
+  stream.flush();
+  stream_fence();
+}
+"""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stream_writes_its_pieces_and_nothing_else(seed: int) -> None:
+    """Pieces that follow each other, and pieces that do not: what waits for a neighbour is written when another comes."""
+    (function,) = cache.functions([cache.Unit("pieces", PIECES)], launch.PRELUDE, find_compiler())
+    choice = random.Random(seed)
+    bounds = sorted(choice.sample(range(4000), 90))
+    pieces = [pair for pair in itertools.pairwise(bounds) if choice.random() < 0.8]
+    if seed % 2:
+        choice.shuffle(pieces)
+    source = torch.randint(1, 255, (4096,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    got, expected = torch.zeros_like(source), torch.zeros_like(source)
+    for begin, end in pieces:
+        expected[begin:end] = source[begin:end]
+    place = torch.tensor(pieces)
+    function((ctypes.c_void_p * 3)(got.data_ptr(), source.data_ptr(), place.data_ptr()), (ctypes.c_longlong * 1)(len(pieces)))
+    assert torch.equal(got, expected)
 
 
 def test_every_float16_is_converted_right() -> None:
