@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,88 +21,171 @@ from typing import Any
 import torch
 
 from serrate.engine import Compiled
-from serrate.frontend.trace import Key, Leaves, Trace, inputs_of, key_of, leaves_of, static_of, trace
+from serrate.errors import CallError
+from serrate.frontend.leaves import Leaves, leaves_of
+from serrate.frontend.outside import Method, Outside
+from serrate.frontend.trace import Key, Trace, described, inputs_of, key_of, static_of, trace
+from serrate.ir.view import TensorView
 from serrate.runtime.results import remember_structure
 from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor
+from serrate.tensor.hints import NO_HINTS
+from serrate.tensor.jagged import trusted
 
-READY = 128
-"""How many prepared calls are remembered for one function; the least recently used goes first."""
+READY = 32
+"""How many prepared calls are remembered for one function; the oldest goes first. Each keeps its structures alive."""
 
 
 class Ready:
     """A call with everything but the addresses of its tensors."""
 
-    __slots__ = ("_fixed", "_keep", "_leaves", "_rebuild", "_run")
+    __slots__ = ("_first", "_fixed", "_keep", "_leaves", "_rebuild", "_run")
 
     def __init__(self, traced: Trace, compiled: Compiled, leaves: Leaves) -> None:
-        given = inputs_of(leaves)
+        given = inputs_of(leaves, traced.constants)
         self._leaves = [g.leaf for g in given]
         self._fixed = [g.tensor if g.leaf is None else None for g in given]
         # Structures are found by identity: as long as they are kept here no other has the same.
         self._keep = [leaf.structure for leaf in leaves if isinstance(leaf, JaggedTensor)]
         self._rebuild = traced.rebuild
+        self._first = next((k for k, leaf in enumerate(leaves) if isinstance(leaf, JaggedTensor)), None)
         for leaf in leaves:
             if isinstance(leaf, JaggedTensor):
                 remember_structure(leaf)
         self._run = compiled.ready(*(g.tensor for g in given))
 
-    def __call__(self, leaves: Leaves) -> Any:
+    def __call__(self, leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> Any:
         values: list[Any] = [leaf._values if type(leaf) is JaggedTensor else leaf for leaf in leaves]
         tensors: list[Any] = [fixed if k is None else values[k] for k, fixed in zip(self._leaves, self._fixed, strict=True)]
-        return self._rebuild(self._run(tensors))
+        results = self._run(tensors, into)
+        if self._first is not None:
+            first: Any = leaves[self._first]
+            if first._hints is not NO_HINTS:
+                results = [_advised(result, first) for result in results]
+        return self._rebuild(results)
+
+
+def _advised(result: Any, first: JaggedTensor) -> Any:
+    """A result with the hints of the first ragged argument, if it has the same rows."""
+    if isinstance(result, JaggedTensor) and result.structure is first.structure:
+        return trusted(result.values, result.structure, first.hints)
+    return result
 
 
 class Jitted:
-    """A function over JaggedTensors and Tensors that is traced, compiled and run. Made by `serrate.jit`."""
+    """A function over JaggedTensors and Tensors that is traced, compiled and run. Made by `serrate.jit`.
 
-    def __init__(self, function: Callable[..., Any], backend: str | None = None, strategy: str | None = None) -> None:
-        functools.update_wrapper(self, function)
+    Tensors that the function reaches without being handed them (closed over, global, parameters of a module) are inputs of
+    what is compiled, read anew at every call. In a class it makes a method, with programs of their own for each object.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], backend: str | None = None, strategy: str | None = None, *, alone: bool = False
+    ) -> None:
+        functools.update_wrapper(self, function, updated=())
         self.fn = function
         self._backend, self._strategy = backend, strategy
         self._traces: dict[Key, tuple[Trace, Compiled]] = {}
         self._ready: OrderedDict[Key, Ready] = OrderedDict()
-        self._defaults = _tensor_defaults(function)
+        self._signature, self._defaults = _tensor_defaults(function)
+        # One operation of our own reaches nothing but its arguments.
+        self._outside = None if alone else Outside(function)
+        self._methods: dict[int, tuple[weakref.ref[Any], Jitted]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        ready, leaves = self._found(args, kwargs)
+        if ready is None:
+            # Called by a function that is being traced: what this one does is part of that trace.
+            return self.fn(*args, **kwargs)
+        return ready(leaves)
+
+    def __get__(self, owner: Any, kind: Any = None) -> Jitted:
+        """The method of an object."""
+        if owner is None:
+            return self
+        found = self._methods.get(id(owner))
+        if found is None or found[0]() is not owner:
+            key = id(owner)
+            try:
+                reference = weakref.ref(owner, lambda _: self._methods.pop(key, None))
+            except TypeError:
+                raise CallError(
+                    f"jit of a method: a {type(owner).__name__} cannot be referred to weakly; give it a __weakref__ slot"
+                ) from None
+            found = self._methods[key] = (reference, Jitted(Method(self.fn, reference), self._backend, self._strategy))
+        return found[1]
+
+    def into(self, memory: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call whose results are written into `memory` where the program has one place for each; see `eager`."""
+        ready, leaves = self._found(args, kwargs)
+        assert ready is not None
+        return ready(leaves, memory)
+
+    def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Ready | None, list[Any]]:
         if self._defaults:
-            kwargs = self._defaulted(args, kwargs)
-        leaves: list[Any] = []
-        key = _exact(args, kwargs, leaves)
+            args, kwargs = self._defaulted(args, kwargs)
+        key, leaves = self._key(args, kwargs)
         try:
             ready = self._ready.get(key)
         except TypeError:
             static_of((args, kwargs))  # says which argument cannot be hashed
             raise
-        if ready is None:
-            ready = self._prepare(key, args, kwargs, leaves)
-        return ready(leaves)
+        return (ready, leaves) if ready is not None else self._prepare(args, kwargs)
 
-    def _prepare(self, key: Key, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves) -> Ready:
-        ready = Ready(*self._traced(args, kwargs, leaves), leaves)
+    def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[Any]]:
+        """What a prepared call is found by, and the tensors that it takes: arguments, then what is reached otherwise."""
+        leaves: list[Any] = []
+        key = _exact(args, kwargs, leaves)
+        if self._outside is None:
+            return key, leaves
+        further: list[Any] = [self._outside.numbers_now(args, kwargs)]
+        grad = torch.is_grad_enabled()
+        for tensor in self._outside.tensors_now(args, kwargs):
+            _describe(tensor, further, leaves, grad)
+        return (*key, *further), leaves
+
+    def _prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Ready | None, list[Any]]:
+        if _is_traced((args, kwargs)):
+            return None, []
+        traced = self._traced(args, kwargs)
+        # While tracing, more may have been found outside than was known before.
+        key, leaves = self._key(args, kwargs)
+        ready = Ready(*traced, leaves)
         while len(self._ready) >= READY:
             self._ready.popitem(last=False)
         self._ready[key] = ready
-        return ready
+        return ready, leaves
 
-    def _traced(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves) -> tuple[Trace, Compiled]:
-        key = key_of(args, kwargs, leaves)
+    def _traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Trace, Compiled]:
+        key, leaves = self._trace_key(args, kwargs)
         found = self._traces.get(key)
         if found is None:
-            traced = trace(self.fn, args, kwargs)
+            outside = self._outside
+            find = None if outside is None else functools.partial(outside.find, args, kwargs)
+            traced = trace(self.fn, args, kwargs, leaves[len(leaves_of(args, kwargs)) :], find)
+            key, _ = self._trace_key(args, kwargs)
             found = self._traces[key] = (traced, Compiled(traced.fusion, self._backend, self._strategy))
         return found
 
-    def _defaulted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _trace_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[Any]]:
+        _, leaves = self._key(args, kwargs)
+        numbers = () if self._outside is None else self._outside.numbers_now(args, kwargs)
+        return (*key_of(args, kwargs, leaves), numbers), leaves
+
+    def _defaulted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Tensors that are defaults of parameters are arguments like others."""
-        missing = {name: value for place, name, value in self._defaults if place >= len(args) and name not in kwargs}
-        return {**kwargs, **missing}
+        if self._signature is None or not self._defaults:
+            return args, kwargs
+        bound = self._signature.bind(*args, **kwargs)
+        for name, value in self._defaults:
+            bound.arguments.setdefault(name, value)
+        return bound.args, bound.kwargs
 
     def compiled(self, *args: Any, **kwargs: Any) -> tuple[Compiled, list[torch.Tensor]]:
         """What these arguments are compiled to, and the tensors it is called with."""
-        kwargs = self._defaulted(args, kwargs)
-        leaves = leaves_of(args, kwargs)
-        return self._traced(args, kwargs, leaves)[1], [g.tensor for g in inputs_of(leaves)]
+        given, named = self._defaulted(args, kwargs)
+        traced, compiled = self._traced(given, named)
+        return compiled, [g.tensor for g in inputs_of(self._key(given, named)[1], traced.constants)]
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The code that runs for these arguments."""
@@ -114,12 +198,23 @@ class Jitted:
         return compiled.plan(*tensors)
 
 
-def _tensor_defaults(function: Callable[..., Any]) -> list[tuple[int, str, Any]]:
+def _is_traced(value: Any) -> bool:
+    """Whether a traced tensor is among arguments."""
+    if isinstance(value, list | tuple):
+        return any(map(_is_traced, value))
+    return any(map(_is_traced, value.values())) if isinstance(value, dict) else isinstance(value, TensorView)
+
+
+def _tensor_defaults(function: Callable[..., Any]) -> tuple[inspect.Signature | None, list[tuple[str, Any]]]:
+    """The signature, and the defaults that hold tensors; with all that stand before those which have no name in a call."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except ValueError:
-        return []  # a function of torch's own that does not tell
-    return [(k, p.name, p.default) for k, p in enumerate(parameters) if isinstance(p.default, JaggedTensor | torch.Tensor)]
+        return None, []  # a function of torch's own that does not tell
+    given = [p for p in signature.parameters.values() if p.default is not p.empty]
+    tensors = [p for p in given if leaves_of((p.default,), {})]
+    before = [p for p in given if tensors and p.kind is p.POSITIONAL_ONLY and p not in tensors]
+    return signature, [(p.name, p.default) for p in (*tensors, *before)]
 
 
 def _exact(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any]) -> Key:
@@ -140,10 +235,12 @@ def _describe(value: Any, key: list[Any], leaves: list[Any], grad: bool) -> None
         values, structure = value._values, value._structure
         leaves.append(value)
         key += (id(structure), values.shape, values.dtype, values.is_contiguous(), grad and values.requires_grad)
-        for offsets in structure.offsets:
-            key.append(offsets._version)
-    elif kind is int or kind is float or kind is bool or value is None or kind is str:
+        for rows in structure._rows:
+            key += rows.versions()
+    elif kind is int or kind is bool or value is None or kind is str:
         key += (kind, value)
+    elif kind is float or kind is complex:
+        key += described(value)
     elif isinstance(value, torch.Tensor):
         leaves.append(value)
         key += (value.shape, value.dtype, value.device, value.is_contiguous(), grad and value.requires_grad)
@@ -162,6 +259,10 @@ def _describe(value: Any, key: list[Any], leaves: list[Any], grad: bool) -> None
 
 def jit(function: Callable[..., Any] | None = None, *, backend: str | None = None, strategy: str | None = None) -> Any:
     """Traces a function over JaggedTensors and Tensors, compiles it, and runs it without padding.
+
+    It is traced once for each kind of arguments: dtypes, ranks, inner shapes, structures that are the same, and what is no
+    tensor. Tensors it closes over or keeps are read anew at every call; numbers it closes over are part of what it is
+    traced for. Functions, methods, partials and modules can be traced, and call each other.
 
     >>> from serrate import JaggedTensor, jit
     >>> @jit

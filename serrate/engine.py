@@ -12,7 +12,7 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -98,6 +98,12 @@ class Prepared:
     """Of outputs and scratch that are in memory."""
     private: tuple[torch.Tensor, ...]
     results: tuple[Result, ...]
+
+
+class Run(Protocol):
+    """A prepared call: takes the tensors, and the memory for results if there is some; gives the results."""
+
+    def __call__(self, tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor] = ()) -> list[Any]: ...
 
 
 class Kernels:
@@ -253,24 +259,39 @@ class Compiled:
         results = [r.of(tensors[r.place]) for r in ready.results]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def ready(self, *args: Any) -> Callable[[Sequence[torch.Tensor]], list[Any]]:
+    def ready(self, *args: Any) -> Run:
         """A function that runs these arguments, or others like them: of the same shapes and with the same offsets."""
         call = self.binder.bind(args)
         clean = all(given is arg for given, arg in zip(call.args, args, strict=True))
         ready = None if self._whole is None or not clean else self._whole.prepared(call)
         if ready is None or ready.indices:
-            alone = len(self.fusion.outputs) == 1
-            return lambda tensors: [self(*tensors)] if alone else list(self(*tensors))
+            return self._indirect
         results, device, shapes, private = ready.results, call.device, ready.shapes, ready.private
         like = [*args, *(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes), *private]
         run = bound(ready.executable, like, ready.arrays, ready.symbols)
 
-        def direct(tensors: Sequence[torch.Tensor]) -> list[Any]:
-            every = [*tensors, *[memory.empty(shape, dtype, device) for shape, dtype in shapes], *private]
+        count = len(args)
+
+        def direct(tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor] = ()) -> list[Any]:
+            if into:
+                # Memory of another size or dtype is not used; the caller sees that the result is not there.
+                given = {r.place: t for r, t in zip(results, into, strict=True) if t.shape == r.shape}
+                made = [
+                    given[k].view(shape) if k in given and given[k].dtype == dtype else memory.empty(shape, dtype, device)
+                    for k, (shape, dtype) in enumerate(shapes, count)
+                ]
+            else:
+                made = [memory.empty(shape, dtype, device) for shape, dtype in shapes]
+            every = [*tensors, *made, *private]
             run(every)
             return [r.of(every[r.place]) for r in results]
 
         return direct
+
+    def _indirect(self, tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor] = ()) -> list[Any]:
+        """What is computed in stages, or from arguments that must be copied first, has results of its own."""
+        result = self(*tensors)
+        return [result] if len(self.fusion.outputs) == 1 else list(result)
 
     def _staged(self, call: Call) -> Any:
         """Stage after stage; what one computes is there for the next."""
@@ -293,10 +314,19 @@ class Compiled:
                 given = [env[v.tensor.memory.name] for v in stage.values if isinstance(v, Read)]
                 compiled = (self.backend or default_backend(call.device)) == "cpp"
                 results = library.run(stage.function, given, stage.options, compiled=compiled)
-                made = dict(zip((t.name for t in stage.targets), results, strict=True))
+                made = {t.name: self._narrowed(call, t, x) for t, x in zip(stage.targets, results, strict=True)}
             computed.update(made)
             env.update(made)
         return call, env
+
+    def _narrowed(self, call: Call, tensor: Tensor, made: torch.Tensor) -> torch.Tensor:
+        """What a library call made; of a result, which is handed out as it is, only what exists."""
+        if tensor.name not in self.result_names:
+            return made
+        shape = [self.binder.extent(call, d.extent_expr) for d in tensor.storage]
+        for dim, size in enumerate(shape if list(made.shape) != shape else ()):
+            made = made.narrow(dim, 0, size)
+        return made.contiguous()
 
     def results(self, call: Call, program: LoopProgram | None) -> tuple[Result, ...]:
         """Where each result is, its shape, and its structure."""

@@ -31,6 +31,7 @@ ORDER = (
     "distributed",
     "engine",
     "calls",
+    "eager",
     "cli",
 )
 

@@ -1,173 +1,206 @@
 """torch's spellings of the operations: functions, methods and operators of torch on traced tensors.
 
-In: nothing. Out: `TensorView.operators`, filled; `torch.softmax(x, dim=1)`, `x.sum(1)` and `x + 1` then record operations.
+In: nothing. Out: `TensorView.operators`, filled; `torch.softmax(x, dim=1)`, `x.sum(1)` and `x + 1` then record operations. Each
+takes what torch's own takes, under the same names; torch's tensors among the arguments become inputs of what is traced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 
-from serrate.errors import ShapeError
+from serrate.errors import CallError
 from serrate.frontend import ops
+from serrate.frontend.capture import captured
+from serrate.frontend.signatures import functional as of_networks
+from serrate.frontend.signatures import pointwise, reducing, shaping
 from serrate.ir.view import TensorView
 
-_SAME = (  # noqa: SIM905  a list of words reads better without quotes
-    # Operations that torch has under the same name with the same arguments, as functions and as methods.
-    "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu erf floor ceil square isnan logical_not sin cos sign trunc round "
-    "isinf isfinite log1p expm1 exp2 log2 log10 add sub mul div pow lt le gt ge eq ne maximum minimum logical_and logical_or "
-    "logical_xor floor_divide remainder fmod lerp addcmul sum prod mean amax amin any all var argmax argmin logsumexp softmax "
-    "log_softmax cumsum cumprod where clamp matmul gather select flip permute transpose unsqueeze unflatten stack cat "
-    "softplus leaky_relu elu"
+OF_ONE = (  # noqa: SIM905  a list of words reads better without quotes
+    "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh erf floor ceil square isnan logical_not sin cos sign trunc "
+    "isinf isfinite log1p expm1 exp2 log2 log10"
+).split()
+OF_TWO = (  # noqa: SIM905
+    "mul pow lt le gt ge eq ne maximum minimum logical_and logical_or logical_xor floor_divide remainder fmod matmul"
 ).split()
 
+CHANGED = (  # noqa: SIM905
+    "add sub div round clamp clamp_min clamp_max masked_fill nan_to_num lerp addcmul addcdiv bitwise_not bitwise_and "
+    "bitwise_or bitwise_xor tan relu relu6 hardtanh hardsigmoid hardswish silu mish elu celu selu leaky_relu threshold "
+    "softplus logsigmoid softsign tanhshrink gelu"
+).split()
+"""Functions of `signatures.pointwise` that read each element where they write it."""
 
-def _layer_norm(
-    x: TensorView, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
-) -> TensorView:
-    return ops.layer_norm(x, _trailing("layer_norm", x, normalized_shape), weight, bias, eps)
+ALIASES = {
+    "true_divide": "div",
+    "divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "negative": "neg",
+    "absolute": "abs",
+    "clip": "clamp",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "not_equal": "ne",
+    "fix": "trunc",
+    "swapaxes": "transpose",
+    "swapdims": "transpose",
+    "view": "reshape",
+    "concat": "cat",
+    "concatenate": "cat",
+}
 
-
-def _rms_norm(x: TensorView, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None) -> TensorView:
-    return ops.rms_norm(x, _trailing("rms_norm", x, normalized_shape), weight, eps)
-
-
-def _trailing(name: str, x: TensorView, shape: Sequence[int]) -> tuple[int, ...]:
-    dims = tuple(range(x.ndim - len(shape), x.ndim))
-    found = tuple(x.shape[d] for d in dims)
-    if found != tuple(shape):
-        raise ShapeError(f"{name}: normalized_shape {tuple(shape)} is not the shape of the last dims, {found}")
-    return dims
-
-
-def _max(x: TensorView, *args: Any, **kwargs: Any) -> Any:
-    """`torch.max`: of everything, along a dim, or of two tensors, as torch tells them apart."""
-    return _extremum(ops.max, ops.amax, ops.maximum, x, args, kwargs)
-
-
-def _min(x: TensorView, *args: Any, **kwargs: Any) -> Any:
-    """`torch.min`, likewise."""
-    return _extremum(ops.min, ops.amin, ops.minimum, x, args, kwargs)
-
-
-def _extremum(
-    along: Callable[..., Any], whole: Callable[..., Any], each: Callable[..., Any], x: Any, args: Any, kwargs: Any
-) -> Any:
-    if not args and not kwargs:
-        return whole(x)
-    if "other" in kwargs or (args and isinstance(args[0], TensorView)):
-        return each(x, *args, *kwargs.values())
-    return along(x, *args, **kwargs)
+NUMPY = {"axis": "dim", "keepdims": "keepdim"}
+"""Names of arguments that torch takes as numpy has them."""
 
 
-def _squeeze(x: TensorView, dim: int | None = None) -> TensorView:
-    return ops.squeeze(x, dim)
+@functools.cache
+def spelled(operation: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
+    """An operation as torch's function of that name: its arguments are checked, and torch's tensors among them captured."""
+    name = name or operation.__name__
+
+    @functools.wraps(operation)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        named = {NUMPY.get(key, key): value for key, value in captured(kwargs).items()}
+        try:
+            return operation(*captured(args), **named)
+        except TypeError as error:
+            _refuse(name, operation, args, named, error)
+            raise
+
+    run.__name__ = name
+    return run
 
 
-def _flatten(x: TensorView, start_dim: int = 0, end_dim: int = -1) -> TensorView:
-    return ops.flatten(x, start_dim, end_dim)
+def _refuse(name: str, operation: Callable[..., Any], args: Any, kwargs: Any, error: TypeError) -> None:
+    """Raises for arguments that the operation does not take, naming those it does; other errors are left as they are."""
+    signature = inspect.signature(operation)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        known = ", ".join(str(p).split(":")[0].split("=")[0].strip() for p in signature.parameters.values())
+        told = str(error).split("() ", 1)[-1]
+        raise CallError(f"{name} {told}; it takes {known}") from None
 
 
-def _reshape(x: TensorView, *shape: Any) -> TensorView:
-    return ops.reshape(x, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+def _unary(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def run(input: Any) -> Any:
+        return operation(input)
+
+    run.__name__ = operation.__name__
+    return run
 
 
-def _index_select(x: TensorView, dim: int, index: TensorView) -> TensorView:
-    return ops.index(x, index, dim)
+def _binary(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def run(input: Any, other: Any) -> Any:
+        return operation(input, other)
+
+    run.__name__ = operation.__name__
+    return run
 
 
-def _embedding(indices: TensorView, weight: TensorView, *options: Any, **more: Any) -> TensorView:
-    if any(o not in (None, False) for o in (*options, *more.values())):
-        raise ShapeError("embedding: padding_idx, max_norm, scale_grad_by_freq and sparse are not taken; pass the table as it is")
-    return ops.embedding(indices, weight)
+def _cast(dtype: torch.dtype) -> Callable[..., Any]:
+    def run(input: Any) -> Any:
+        return ops.cast(input, dtype)
+
+    run.__name__ = f"to_{str(dtype).removeprefix('torch.')}"
+    return run
 
 
-def _getitem(x: TensorView, key: Any) -> TensorView:
-    """`x[...]`: numbers select, slices cut, None adds a dim, a tensor of integers picks; as in torch, dim by dim."""
-    keys = list(key) if isinstance(key, tuple) else [key]
-    if Ellipsis in [k for k in keys if not isinstance(k, TensorView)]:
-        place = next(k for k, each in enumerate(keys) if each is Ellipsis)
-        taken = len([k for k in keys if k is not None and k is not Ellipsis])
-        keys[place : place + 1] = [slice(None)] * (x.ndim - taken)
-    dim = 0
-    for each in keys:
-        if each is None:
-            x, dim = ops.unsqueeze(x, dim), dim + 1
-        elif isinstance(each, slice):
-            if each.step not in (None, 1):
-                raise ShapeError(f"a slice of a traced tensor takes steps of 1, got {each.step}")
-            if each.start is not None or each.stop is not None:
-                x = ops.slice(x, dim, each.start, each.stop)
-            dim += 1
-        elif isinstance(each, TensorView):
-            x, dim = ops.index(x, each, dim), dim + each.ndim
-        elif isinstance(each, int):
-            x = ops.select(x, dim, each)
-        else:
-            raise ShapeError(f"a traced tensor is indexed by integers, slices, None and tensors of integers, got {each!r}")
-    return x
+def _swapped(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def run(input: Any, other: Any) -> Any:
+        return operation(other, input)
+
+    run.__name__ = f"r{operation.__name__}"
+    return run
 
 
-def _to(x: TensorView, dtype: torch.dtype) -> TensorView:
-    return ops.cast(x, dtype)
+def _owned(module: Any) -> dict[str, Callable[..., Any]]:
+    """The functions that a module defines for others."""
+    own = vars(module).items()
+    return {k: f for k, f in own if inspect.isfunction(f) and f.__module__ == module.__name__ and not k.startswith("_")}
 
 
-def _size(x: TensorView, dim: int | None = None) -> Any:
-    return x.shape if dim is None else x.shape[dim]
+def _by_name() -> dict[str, Callable[..., Any]]:
+    """Operations under the names that they have in torch, as functions, as methods and in `torch.nn.functional`."""
+    found = {name: _unary(getattr(ops, name)) for name in OF_ONE} | {name: _binary(getattr(ops, name)) for name in OF_TWO}
+    for module in (pointwise, reducing, of_networks, shaping):
+        found |= _owned(module)
+    for name in ("where_method", "functional_softmax", "functional_log_softmax", "dropped", "vector_norm"):
+        del found[name]
+    for name in ("matrix_transpose", "reversed_dims", "same"):
+        del found[name]
+    found |= {alias: found[name] for alias, name in ALIASES.items()}
+    found["positive"] = shaping.same
+    found |= {"t": shaping.reversed_dims, "contiguous": shaping.same, "detach": shaping.same, "getitem": shaping.getitem}
+    found |= {"half": _cast(torch.float16), "float": _cast(torch.float32), "double": _cast(torch.float64)}
+    found |= {"bfloat16": _cast(torch.bfloat16), "int": _cast(torch.int32), "long": _cast(torch.int64)}
+    found |= {"short": _cast(torch.int16), "char": _cast(torch.int8), "byte": _cast(torch.uint8), "bool": _cast(torch.bool)}
+    return found
+
+
+NOT_METHODS = ("linear", "layer_norm", "rms_norm", "normalize", "embedding", "dropout", "scaled_dot_product_attention")
 
 
 def _all_names() -> dict[Any, Callable[..., Any]]:
     found: dict[Any, Callable[..., Any]] = {}
-    for name in _SAME:
-        operation = getattr(ops, name)
-        found[name] = operation
+    for name, operation in _by_name().items():
+        run = spelled(operation, name if operation.__name__ != name and name not in ALIASES else None)
+        if name not in NOT_METHODS:
+            found[name] = run
         for owner in (torch, torch.Tensor, functional):
-            if hasattr(owner, name):
-                found[getattr(owner, name)] = operation
-    found.update(
-        {
-            "to": _to,
-            "max": _max,
-            "min": _min,
-            torch.max: _max,
-            torch.min: _min,
-            "squeeze": _squeeze,
-            torch.squeeze: _squeeze,
-            "flatten": _flatten,
-            torch.flatten: _flatten,
-            "reshape": _reshape,
-            "view": _reshape,
-            torch.reshape: _reshape,
-            "topk": ops.topk,
-            torch.topk: ops.topk,
-            "index_select": _index_select,
-            torch.index_select: _index_select,
-            functional.embedding: _embedding,
-            "getitem": _getitem,
-            torch.Tensor.__getitem__: _getitem,
-            "size": _size,
-            "float": lambda x: ops.cast(x, torch.float32),
-            "silu": ops.silu,
-            "gelu": ops.gelu,
-            torch.true_divide: ops.div,
-            torch.multiply: ops.mul,
-            torch.subtract: ops.sub,
-            torch.negative: ops.neg,
-            torch.special.expit: ops.sigmoid,
-            functional.silu: ops.silu,
-            functional.gelu: ops.gelu,
-            functional.linear: ops.linear,
-            functional.layer_norm: _layer_norm,
-            functional.rms_norm: _rms_norm,
-            torch.Tensor.__radd__: lambda a, b: ops.add(b, a),
-            torch.Tensor.__rsub__: lambda a, b: ops.sub(b, a),
-            torch.Tensor.__rmul__: lambda a, b: ops.mul(b, a),
-        }
-    )
+            # Names of torch that are something else, like `torch.int` and `torch.float`, are dtypes.
+            if callable(getattr(owner, name, None)):
+                found[getattr(owner, name)] = run
+    spellings: dict[Any, Callable[..., Any]] = {
+        "where": pointwise.where_method,
+        torch.Tensor.where: pointwise.where_method,
+        "T": shaping.reversed_dims,
+        "mT": shaping.matrix_transpose,
+        torch.Tensor.__getitem__: shaping.getitem,
+        torch.linalg.vector_norm: reducing.vector_norm,
+        torch.special.expit: _unary(ops.sigmoid),
+        torch.special.softmax: reducing.softmax,
+        torch.special.log_softmax: reducing.log_softmax,
+        torch.special.logsumexp: reducing.logsumexp,
+        functional.softmax: reducing.functional_softmax,
+        functional.log_softmax: reducing.functional_log_softmax,
+    }
+    found.update((name, spelled(operation)) for name, operation in spellings.items())
+    for name in ("T", "mT"):
+        getter: Any = getattr(torch.Tensor, name)
+        found[getter.__get__] = found[name]
+    for method, name in (("__radd__", "add"), ("__rsub__", "sub"), ("__rmul__", "mul")):
+        found[getattr(torch.Tensor, method)] = spelled(_swapped(_binary(getattr(ops, name))))
+    for method, name in {
+        **{f"__{n}__": n for n in ("pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne", "neg", "abs")},
+        "__floordiv__": "floor_divide",
+        "__truediv__": "div",
+        "__mod__": "remainder",
+        "__and__": "bitwise_and",
+        "__or__": "bitwise_or",
+        "__xor__": "bitwise_xor",
+        "__invert__": "bitwise_not",
+    }.items():
+        found[getattr(torch.Tensor, method)] = found[name]
+    for method, name in {
+        "__rpow__": "pow",
+        "__rtruediv__": "div",
+        "__rfloordiv__": "floor_divide",
+        "__rmod__": "remainder",
+    }.items():
+        found[getattr(torch.Tensor, method)] = spelled(_swapped(found[name]))
     return found
 
 
 TensorView.operators.update(_all_names())
+
+ELEMENTWISE = frozenset(TensorView.operators[name] for name in (*OF_ONE, *(n for n in OF_TWO if n != "matmul"), *CHANGED))
+"""Operations that read each element where they write it, and so may write over what they read."""

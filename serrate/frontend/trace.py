@@ -6,25 +6,26 @@ inner shapes and which arguments share a structure; never on lengths or on how m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from serrate.errors import TraceError
+from serrate.errors import SerrateError, TraceError
 from serrate.frontend import ops, torch_names
+from serrate.frontend.capture import captured, capturing
+from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped
 from serrate.ir.fusion import Fusion
-from serrate.ir.view import TensorView
+from serrate.ir.view import TensorView, is_user_file, user_line
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.rows import Rows
 
 _ = torch_names  # imported for what it installs
 
 Key = tuple[Any, ...]
-Leaf = JaggedTensor | torch.Tensor
-Leaves = Sequence[Leaf]
-"""The tensors among the arguments of a call, in order."""
 
 
 @dataclass(frozen=True)
@@ -33,29 +34,11 @@ class Trace:
 
     fusion: Fusion
     rebuild: Callable[[Sequence[Any]], Any]
+    constants: tuple[torch.Tensor, ...] = ()
+    """Tensors made while tracing, the same in every call: the last inputs of the fusion."""
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------------
-
-
-def leaves_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
-    """The tensors among arguments, also those in lists, tuples and dicts, in order."""
-    found: list[Leaf] = []
-    mapped(args, found.append)
-    mapped(kwargs, found.append)
-    return found
-
-
-def mapped(value: Any, change: Callable[[Leaf], Any]) -> Any:
-    """Arguments with every tensor replaced by what `change` makes of it."""
-    if isinstance(value, JaggedTensor | torch.Tensor):
-        return change(value)
-    if isinstance(value, list | tuple):
-        items = [mapped(each, change) for each in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        return {name: mapped(each, change) for name, each in value.items()}
-    return value
 
 
 def static_of(value: Any) -> Key:
@@ -72,14 +55,20 @@ def static_of(value: Any) -> Key:
         raise TraceError(
             f"a traced function takes tensors, numbers and other values that can be hashed; got {type(value).__name__}"
         ) from None
-    # 1, 1.0 and True are equal, and are not the same argument.
-    return (type(value), value)
+    return described(value)
+
+
+def described(value: Any) -> Key:
+    """A value that is no tensor, so that two are equal iff they are the same argument: 1, 1.0 and True are not, nor are 0.0
+    and -0.0; and NaN is what it is."""
+    kind = type(value)
+    return (kind, repr(value) if kind is complex or (kind is float and (value == 0 or value != value)) else value)
 
 
 def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves) -> Key:
     """What a trace is specialised on: two calls with equal keys run the same fusion."""
     jagged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
-    rows = _numbers_of_rows(leaves)
+    rows = _numbers_of_rows(leaves_of(args, kwargs))
     key: list[Any] = [static_of(args), static_of(kwargs)]
     for leaf in leaves:
         if isinstance(leaf, JaggedTensor):
@@ -97,7 +86,11 @@ def _numbers_of_rows(leaves: Leaves) -> set[int]:
 def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
     # Not by numbers on a device: there a guess would be wrong where two structures happen to have one shape, and to be told
     # later would change what a call is specialised on. Where such structures meet, the program checks that they agree.
-    return a.structure is b.structure or a.structure.known_equal(b.structure)
+    if a.structure is b.structure:
+        return True
+    # Rows without a gap may be told by starts too: equal, and described by other tensors.
+    told = [[rows.starts is None for rows in each.structure.rows] for each in (a, b)]
+    return told[0] == told[1] and a.structure.known_equal(b.structure)
 
 
 def _static(arg: torch.Tensor, rows: set[int]) -> tuple[int | None, ...]:
@@ -119,8 +112,8 @@ class Given:
     leaf: int | None
 
 
-def inputs_of(leaves: Leaves) -> list[Given]:
-    """The inputs of the fusion, in order: values, and what describes each structure once."""
+def inputs_of(leaves: Leaves, constants: Sequence[torch.Tensor] = ()) -> list[Given]:
+    """The inputs of the fusion, in order: values, and what describes each structure once; then constants."""
     found: list[Given] = []
     seen: list[JaggedTensor] = []
     for k, leaf in enumerate(leaves):
@@ -131,7 +124,7 @@ def inputs_of(leaves: Leaves) -> list[Given]:
                 seen.append(leaf)
         else:
             found.append(Given(leaf, k))
-    return found
+    return found + [Given(constant, None) for constant in constants]
 
 
 def _buffers(structure: Structure) -> list[torch.Tensor]:
@@ -150,25 +143,69 @@ def _of_rows(rows: Rows) -> list[torch.Tensor]:
 # --- tracing -------------------------------------------------------------------------------------------------------------
 
 
-def trace(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
-    """Calls `function` on traced arguments and records what it does."""
+def trace(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    outside: Leaves = (),
+    found: Callable[[Leaf], bool] | None = None,
+) -> Trace:
+    """Calls `function` on traced arguments and records what it does.
+
+    `outside` are tensors that are no arguments and are inputs all the same. `found` is told of others that the function uses;
+    they become inputs behind these, unless it says that they cannot be found again in another call.
+    """
     fusion = Fusion(name=_identifier(function))
     rows = _numbers_of_rows(leaves_of(args, kwargs))
     seen: list[tuple[JaggedTensor, list[TensorView]]] = []
-    with fusion:
+    # An argument may be a tensor that is also outside, and another one in the next call; so only these are told by identity.
+    known: list[tuple[Leaf, TensorView]] = []
+    constants: list[tuple[torch.Tensor, TensorView]] = []
 
-        def view(leaf: Leaf) -> TensorView:
-            if isinstance(leaf, JaggedTensor):
-                return _ragged(fusion, leaf, seen)
-            return fusion.input(_static(leaf, rows), leaf.dtype)
+    def view(leaf: Leaf) -> TensorView:
+        if isinstance(leaf, JaggedTensor):
+            return _ragged(fusion, leaf, seen)
+        return fusion.input(_static(leaf, rows), leaf.dtype)
 
+    def capture(leaf: Leaf, made_here: bool) -> TensorView:
+        before = next((v for other, v in known if other is leaf), None)
+        if before is not None:
+            return before
+        if made_here and isinstance(leaf, torch.Tensor):
+            constants.append((leaf, fusion.input(tuple(leaf.shape), leaf.dtype)))
+            known.append(constants[-1])
+            return constants[-1][1]
+        if found is None or not found(leaf):
+            raise TraceError(
+                f"a {type(leaf).__name__} that is no argument meets a traced tensor ({user_line()}), and is nothing that the "
+                "function closes over, names or keeps; pass it as an argument"
+            )
+        known.append((leaf, view(leaf)))
+        return known[-1][1]
+
+    with fusion, _pointing():
         # In the order of `leaves_of`, which is the order of the fusion's inputs.
         given, named = mapped(tuple(args), view), mapped(dict(kwargs), view)
-        result = function(*given, **named)
+        known += [(leaf, view(leaf)) for leaf in outside]
         leaves: list[TensorView] = []
-        form = _flatten(result, leaves, fusion)
+        with capturing(capture):
+            form = _flatten(function(*given, **named), leaves, fusion)
         fusion.output(*leaves)
-    return Trace(fusion, lambda values: _unflatten(form, iter(values)))
+    made = [v for _, v in constants]
+    fusion.inputs[:] = [*(v for v in fusion.inputs if not any(v is c for c in made)), *made]
+    return Trace(fusion, lambda values: _unflatten(form, iter(values)), tuple(constant for constant, _ in constants))
+
+
+@contextmanager
+def _pointing() -> Iterator[None]:
+    """Errors that leave this name the line of the user's program that they come from."""
+    try:
+        yield
+    except SerrateError as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
+        if frames and f":{frames[-1].lineno}:" not in str(error):
+            error.add_note(f"traced at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}")
+        raise
 
 
 def _identifier(function: Callable[..., Any]) -> str:
@@ -208,6 +245,8 @@ def _nested(view: TensorView, dim: int, rows: Rows, buffers: list[TensorView]) -
 
 def _flatten(result: Any, leaves: list[TensorView], fusion: Fusion) -> Any:
     """The form of a result: an int for each tensor, containers as they are."""
+    if isinstance(result, torch.Tensor | JaggedTensor):
+        result = captured(result)
     if isinstance(result, TensorView):
         if result.fusion is not fusion:
             raise TraceError("a traced function returned a tensor of another trace")

@@ -6,6 +6,7 @@ In: Python operators, torch functions and methods on it. Out: operations recorde
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 from collections.abc import Callable
@@ -97,6 +98,8 @@ class TensorView(LoopHandle):
     __int__ = __index__ = __float__
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("T", "mT"):
+            return TensorView.operators[name](self)
         if name in TensorView.operators:
             operation = TensorView.operators[name]
             return lambda *args, **kwargs: operation(self, *args, **kwargs)
@@ -105,11 +108,20 @@ class TensorView(LoopHandle):
 
 def user_line() -> str:
     """File and line of the innermost frame outside serrate: where the user's program is."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for frame in reversed(traceback.extract_stack()):
-        if not os.path.abspath(frame.filename).startswith((package, os.path.dirname(torch.__file__))):
+        if is_user_file(frame.filename):
             return f"{frame.filename}:{frame.lineno}: {frame.line}"
     return "unknown line"
+
+
+def is_user_file(name: str) -> bool:
+    """Whether a file is neither serrate's nor torch's nor Python's own."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    path = os.path.abspath(name)
+    if path.startswith((package, os.path.dirname(torch.__file__))):
+        return False
+    # Installed packages may lie inside the folder of Python's own.
+    return "site-packages" in path or not path.startswith(os.path.dirname(contextlib.__file__))
 
 
 def _operator(name: str, swapped: bool = False) -> Callable[..., Any]:
@@ -125,14 +137,22 @@ for _name, _method in {
     "div": "__truediv__",
     "floor_divide": "__floordiv__",
     "remainder": "__mod__",
-    "logical_not": "__invert__",
-    "logical_and": "__and__",
-    "logical_or": "__or__",
-    "logical_xor": "__xor__",
+    "bitwise_not": "__invert__",
+    "bitwise_and": "__and__",
+    "bitwise_or": "__or__",
+    "bitwise_xor": "__xor__",
     "getitem": "__getitem__",
 }.items():
     setattr(TensorView, _method, _operator(_name))
-for _name, _method in {"add": "__radd__", "sub": "__rsub__", "mul": "__rmul__", "div": "__rtruediv__"}.items():
+for _name, _method in {
+    **{n: f"__r{n}__" for n in ("add", "sub", "mul", "pow", "matmul")},
+    "div": "__rtruediv__",
+    "floor_divide": "__rfloordiv__",
+    "remainder": "__rmod__",
+    "bitwise_and": "__rand__",
+    "bitwise_or": "__ror__",
+    "bitwise_xor": "__rxor__",
+}.items():
     setattr(TensorView, _method, _operator(_name, swapped=True))
 # Comparison is an operation here, so identity is what a traced tensor is found by.
 setattr(TensorView, "__hash__", object.__hash__)  # noqa: B010  mypy does not let a method be assigned

@@ -15,6 +15,7 @@ import torch
 
 from serrate.ir.expr import Array, Environment, Expr, Symbol
 from serrate.ir.recipes import GroupMaximum, Joined, Largest, Owners
+from serrate.tensor.torch_private import version
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ def remembered(owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]
     else:
         _memory.move_to_end(place)
     full = (key, *map(id, owners[1:]))
-    versions = tuple([t._version for t in owners])
+    versions = tuple([version(t) for t in owners])
     found = entries.get(full)
     if found is None or found.versions != versions:
         found = _Entry(versions, owners, make())

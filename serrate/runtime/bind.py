@@ -23,6 +23,7 @@ from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum
 from serrate.ir.recipes import Largest
 from serrate.ir.transforms import Merge
+from serrate.lower.stages import arrays_of
 from serrate.runtime.arrays import derive, remembered
 from serrate.tensor import Structure
 from serrate.tensor.checks.agreement import require_same_offsets
@@ -77,8 +78,8 @@ class Binder:
         self.partitions = _partitions(fusion)
         self._told: set[int] = set()
         self._sizes: dict[Expr, Callable[[Sequence[int]], int]] = {}
-        arrays = {source for chain, _ in self.partitions for a in chain for source in a.sources}
-        self.offsets = tuple(sorted(place[a.name] for a in arrays if a.name in place))
+        # What was prepared for one structure must never run for another, so nothing that describes rows may be missing here.
+        self.offsets = tuple(sorted({place[a.name] for a in _describing(fusion) if a.name in place}))
         self._given = frozenset(place)
         self._place = place
         self._offsets_of: dict[int, Array] = {}
@@ -350,6 +351,18 @@ def _described(arg: object) -> str:
     if isinstance(arg, torch.Tensor):
         return f"{arg.dtype} with {arg.ndim}"
     return type(arg).__name__
+
+
+def _describing(fusion: Fusion) -> set[Array]:
+    """The arguments and computed tensors that rows are described by: offsets, lengths, starts and columns, but no indices."""
+    tensors = {
+        t for d in fusion.definitions for t in (*d.statement.targets, *(r.tensor for v in d.statement.values for r in v.reads))
+    }
+    tensors |= {view.tensor for view in fusion.outputs}
+    domains = [d for t in tensors for d in (*t.logical, *t.storage)]
+    domains += [d for definition in fusion.definitions for d in definition.domains]
+    checked = {source for check in fusion.checks for array in _arrays(check) for source in array.sources}
+    return {array for array in arrays_of(domains) | checked if not array.signed}
 
 
 def _partitions(fusion: Fusion) -> list[tuple[tuple[Array, ...], Expr]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from serrate.codegen.cpp import printer as cpp
+from serrate.codegen.cpp.values import CTYPES
 from serrate.errors import VerificationError
 from serrate.runtime import cache
 from serrate.runtime.compiler import find_compiler
@@ -46,13 +48,36 @@ def invert(permutation: Tensor) -> tuple[Tensor]:
     return (inverse,)
 
 
-def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The `k` largest of the last dim, largest first, and where they are."""
-    values, indices = torch.topk(x, k, dim=-1)
+def topk(x: Tensor, k: int, dim: int, largest: int) -> tuple[Tensor, Tensor]:
+    """The `k` largest or smallest along a dim, in order, and where they are."""
+    values, indices = torch.topk(x, k, dim, bool(largest))
     return values, indices
 
 
-FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {f.__name__: f for f in (group_by, invert, topk)}
+def sort(x: Tensor, dim: int, descending: int) -> tuple[Tensor, Tensor]:
+    """The elements along a dim in order, equal ones as they were, and where they were."""
+    values, indices = torch.sort(x, dim=dim, descending=bool(descending), stable=True)
+    return values, indices
+
+
+def sort_rows(x: Tensor, within: Tensor, positions: Tensor, before: int, descending: int) -> tuple[Tensor, Tensor]:
+    """Every row of dim `before` in order, and where in the row its elements were.
+
+    `within` has the place of each position in its row, `positions` how many of them there are: what is behind, in memory
+    that is larger than what is in it, stays behind.
+
+    >>> sort_rows(torch.tensor([3, 1, 9, 4]), torch.tensor([0, 1, 0, 1]), torch.tensor([4]), 0, 0)
+    (tensor([1, 3, 4, 9]), tensor([1, 0, 1, 0]))
+    """
+    inside = torch.arange(len(within), device=x.device) < positions
+    rows = torch.where(inside, (within == 0).cumsum(0), len(within) + 1)
+    flat = x.reshape(prod(x.shape[:before]), len(within), -1) if x.numel() else x.reshape(0, len(within), 1)
+    order = torch.sort(flat, dim=1, descending=bool(descending), stable=True).indices
+    order = order.gather(1, torch.sort(rows[order], dim=1, stable=True).indices)
+    return flat.gather(1, order).reshape(x.shape), within[order].reshape(x.shape)
+
+
+FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {f.__name__: f for f in (group_by, invert, topk, sort, sort_rows)}
 
 
 def compiled_group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -61,17 +86,34 @@ def compiled_group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
     offsets, permutation = torch.empty(count + 1, dtype=torch.int64), torch.empty_like(keys)
     scratch = torch.empty((threads, count + 1), dtype=torch.int64)
     pointers = (ctypes.c_void_p * 4)(*(t.data_ptr() for t in (keys, offsets, permutation, scratch)))
-    _compiled("group_by")(pointers, (ctypes.c_longlong * 3)(threads, len(keys), count))
+    _compiled("group_by", "library.h")(pointers, (ctypes.c_longlong * 3)(threads, len(keys), count))
     return offsets, permutation
 
 
-COMPILED: dict[str, Callable[..., tuple[Tensor, ...]]] = {"group_by": compiled_group_by}
+def compiled_sort_rows(x: Tensor, within: Tensor, positions: Tensor, before: int, descending: int) -> tuple[Tensor, Tensor]:
+    """`sort_rows` without comparing elements of different rows: each row is sorted where it lies."""
+    total = int(positions)
+    starts = torch.cat([(within[:total] == 0).nonzero().flatten(), positions])
+    longest = int(starts.diff().max()) if len(starts) > 1 else 0
+    outer, inner = prod(x.shape[:before]), prod(x.shape[before + 1 :])
+    threads = torch.get_num_threads() if x.numel() >= 1 << 13 else 1
+    values, indices = torch.empty_like(x), torch.empty(x.shape, dtype=torch.int64)
+    # Two rows of words for each thread; a word is a key and a position, each of at most 64 bits.
+    scratch = torch.empty((threads, 2, longest, 2), dtype=torch.int64)
+    pointers = (ctypes.c_void_p * 5)(*(t.data_ptr() for t in (x, starts, values, indices, scratch)))
+    numbers = (threads, outer, len(starts) - 1, inner, len(within), longest, descending)
+    _compiled("sort_rows", "sort.h", CTYPES[x.dtype])(pointers, (ctypes.c_longlong * 7)(*numbers))
+    return values, indices
+
+
+COMPILED: dict[str, Callable[..., tuple[Tensor, ...]]] = {"group_by": compiled_group_by, "sort_rows": compiled_sort_rows}
 
 
 @functools.cache
-def _compiled(name: str) -> Any:
-    text = (Path(cpp.__file__).parent / "library.h").read_text()
-    return cache.functions([cache.Unit(name, text)], PRELUDE, find_compiler())[0]
+def _compiled(name: str, file: str, element: str = "") -> Any:
+    text = (Path(cpp.__file__).parent / file).read_text()
+    own = text.replace("ELEMENT", element)
+    return cache.functions([cache.Unit(name, own)], PRELUDE, find_compiler())[0]
 
 
 def run(function: str, tensors: Sequence[Tensor], options: Sequence[int], *, compiled: bool = False) -> tuple[Tensor, ...]:

@@ -29,6 +29,7 @@ from serrate.tensor.checks.validate import (
     check_lengths_later,
     check_offsets,
     check_offsets_later,
+    check_rectangles,
     check_starts,
     known_of,
     moment,
@@ -53,6 +54,11 @@ class Building:
     def __init__(
         self, rows: tuple[Rows, ...], dims: tuple[int, ...] = (0,), extents: tuple[tuple[int, int], ...] | None = None
     ) -> None:
+        if not isinstance(rows, tuple):
+            raise CallError(
+                f"Structure(rows) takes a tuple of Rows, got {type(rows).__name__}: "
+                "use Structure.from_offsets or Structure.from_lengths"
+            )
         self._rows = rows
         self._dims = dims
         self._extents = extents
@@ -197,7 +203,7 @@ class Building:
             raise StructureError("independent: give the structures of at least two dims, got none")
         for k, structure in enumerate(structures):
             if not isinstance(structure, Building):
-                raise CallError(f"independent: give structures; argument {k} is a {type(structure).__name__}")
+                raise CallError(f"independent: give structures; argument {k} is of type {type(structure).__name__}")
         found = sorted(
             ((dim, k, rows) for k, s in enumerate(structures) for dim, rows in zip(s._dims, s._rows, strict=True)),
             key=lambda each: each[:2],
@@ -238,6 +244,9 @@ class Building:
                 raise StructureError(f"counts must have one element for each of {number} rows, got shape {tuple(counts.shape)}")
             when = moment(validate, counts)
             check_counts(counts, when, max_length)
+            if when is Moment.NOW and rows.readable():
+                lengths = rows.host_lengths(rows.depth - 1, "validating counts")
+                check_rectangles(lengths, host_copy(counts, "validating counts"))
         columns = chain_from_lengths([counts], None)[0]
         if columns.dtype is not rows.offsets[0].dtype:
             # Small offsets only where the sum is known to fit.

@@ -5,8 +5,8 @@ In: values and what says which of them belong to which row. Out: `Constructors`,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Never, Self
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.levels import Levels, as_tensors
 from serrate.tensor.lists import from_lists, gather_rows
 from serrate.tensor.padding import check_padded, unpad
+from serrate.tensor.row_ids import offsets_of
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy, on_host
 
@@ -28,7 +29,9 @@ class Constructors(Accessors):
 
     __slots__ = ()
 
-    def __init__(self, values: Tensor, structure: Structure, *, hints: Hints = NO_HINTS) -> None:
+    def __init__(self, values: Tensor, structure: Structure | None = None, *, hints: Hints = NO_HINTS, **unknown: Never) -> None:
+        if not isinstance(structure, Structure) or unknown:
+            raise _not_parts(values, structure, unknown)
         structure.check_values(values)
         self._values = values
         self._structure = structure
@@ -131,7 +134,24 @@ class Constructors(Accessors):
         return cls(values, structure)
 
     @classmethod
-    def from_list(cls, rows: Sequence[Tensor]) -> Self:
+    def from_row_ids(cls, values: Tensor, row_ids: Tensor | Sequence[int], num_rows: int | None = None) -> Self:
+        """Rows by the number of the row that every position is in, in order: the inverse of `row_ids`.
+
+        `num_rows` counts rows without elements at the end too; without it the last number tells, which is a host fact.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_row_ids(torch.arange(4), torch.tensor([0, 0, 2, 2]), num_rows=4).tolist()
+        [[0, 1], [], [2, 3], []]
+        """
+        (ids,) = as_tensors(row_ids, values)
+        if ids.shape[:1] != values.shape[:1]:
+            raise ShapeError(
+                f"row_ids must hold one number for each of {values.shape[0]} positions, got shape {tuple(ids.shape)}"
+            )
+        return cls.from_csr(values, offsets_of(ids.to(values.device), num_rows))
+
+    @classmethod
+    def from_list(cls, rows: Iterable[Tensor]) -> Self:
         """One row for each tensor; the first dim of each is ragged, the others must agree. An empty list has 0 rows.
 
         >>> from serrate import JaggedTensor
@@ -196,6 +216,8 @@ class Constructors(Accessors):
         if structure is None:
             assert lengths is not None
             tensors = as_tensors(lengths, x)
+            if tensors[0].dtype is torch.bool:
+                raise DtypeError("from_padded: lengths must be int32 or int64, got torch.bool: give a mask by its name, as mask=")
             readable = total is None or on_host(tensors[0])
             if readable and format == "csr" and not on_host(tensors[0]):
                 tensors = tuple(host_copy(level, "from_padded") for level in tensors)
@@ -210,9 +232,23 @@ class Constructors(Accessors):
         return cls(unpad(x, structure), structure)
 
 
+def _not_parts(values: Any, structure: Any, unknown: Mapping[str, Any]) -> CallError:
+    # People come with the constructors of other libraries in their fingers: offsets and lengths by name, or rows alone.
+    if unknown:
+        got = ", ".join(f"{name}=" for name in unknown)
+    elif structure is not None:
+        got = f"a {type(structure).__name__} as its structure"
+    else:
+        got = f"a {type(values).__name__} alone"
+    return CallError(
+        f"JaggedTensor(values, structure) takes a tensor and a Structure, got {got}: use JaggedTensor.from_csr(values, offsets), "
+        "from_lengths(values, lengths), from_list(rows), from_nested_list(numbers) or from_padded(x, lengths)"
+    )
+
+
 def _masked(x: Tensor, mask: Tensor) -> tuple[Tensor, Structure]:
     if mask.dtype is not torch.bool:
-        raise DtypeError(f"from_padded: the mask must be torch.bool, got {mask.dtype}: compare it with something")
+        raise DtypeError(f"from_padded: the mask must be torch.bool, got {mask.dtype}: write mask != 0")
     if mask.dim() < 2 or x.shape[: mask.dim()] != mask.shape:
         raise ShapeError(f"from_padded: the mask must have the first dims of {tuple(x.shape)}, got shape {tuple(mask.shape)}")
     lengths = mask.sum(-1)

@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serrate.errors import CallError
-from serrate.tensor.bridges import Bridges
-from serrate.tensor.hints import NO_HINTS, AccessPattern, Distribution, Hints, Reuse, more_hints
+from serrate.errors import CallError, ShapeError
+from serrate.tensor.elsewhere import Elsewhere
+from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.indexing.reading import getitem
 from serrate.tensor.indexing.writing import setitem
 from serrate.tensor.padding import pad
 from serrate.tensor.positions import compact, coordinates, row_ids
 from serrate.tensor.reordering import flatten, permute
+from serrate.tensor.same_rows import SameRows
 from serrate.tensor.showing.describe import Description, describe
 from serrate.tensor.showing.html import as_html
 from serrate.tensor.showing.preview import preview
 from serrate.tensor.showing.printing import printed
-from serrate.tensor.splitting import split, unbind
+from serrate.tensor.splitting import cut_as, split, unbind
 from serrate.tensor.structure import Structure
 from serrate.tensor.taking import Piece, take_all
 
@@ -40,13 +41,23 @@ def install_operators(functions: Mapping[Callable[..., Any], Callable[..., Any]]
     _operators.update(functions)
 
 
-class JaggedTensor(Bridges):
+def installed_operators() -> frozenset[Callable[..., Any]]:
+    """The torch functions that take a JaggedTensor.
+
+    >>> torch.cat in installed_operators()
+    True
+    """
+    return frozenset(_operators)
+
+
+class JaggedTensor(SameRows, Elsewhere):
     """Rows of different lengths, back to back in `values`; a one-level tensor of shape `[B, r0, *inner]` is
 
         rows = [values[offsets[b]:offsets[b + 1]] for b in range(B)]
 
     and a two-level one of shape `[G, r0, r1, *inner]` is a list of such lists. Gradients belong to `values`.
-    The constructor takes values and a structure; the `from_` class methods take everything else.
+    The constructor takes values and a structure; the `from_` class methods take everything else. It is no
+    torch.Tensor, but takes torch's operations, each a compiled program; `serrate.jit` makes one program of many.
 
     >>> jt = JaggedTensor.from_list([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
     >>> jt
@@ -108,7 +119,56 @@ class JaggedTensor(Bridges):
         """
         return tuple(map(self._piece, split(self._values, self._structure, sizes, self._dim(dim))))
 
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+        """At most so many pieces of equally many rows, the last one smaller; or of a regular dim.
+
+        >>> [len(piece) for piece in JaggedTensor.from_lengths(torch.arange(3), [1, 0, 2]).chunk(2)]
+        [2, 1]
+        """
+        pieces = cut_as(self._values, self._structure, self._dim(dim), "chunk", lambda whole: whole.chunk(chunks))
+        return tuple(map(self._piece, pieces))
+
+    def select(self, dim: int, index: int) -> Any:
+        """One place of a dim, which goes away: `jt.select(2, 0)` is `jt[:, :, 0]`.
+
+        >>> JaggedTensor.from_lengths(torch.arange(6).view(3, 2), [2, 1]).select(-1, 0).to_list()
+        [tensor([0, 2]), tensor([4])]
+        """
+        return self[(slice(None),) * self._dim(dim) + (index,)]
+
+    def index_select(self, dim: int, index: Tensor) -> Any:
+        """Rows, or places of a regular dim, by number: `jt.index_select(0, index)` is `jt[index]`.
+
+        >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).index_select(0, torch.tensor([1, 0])).to_list()
+        [tensor([2]), tensor([0, 1])]
+        """
+        return self[(slice(None),) * self._dim(dim) + (index,)]
+
     # --- dims ---
+
+    def unsqueeze(self, dim: int) -> JaggedTensor:
+        """A new dim of size 1, anywhere but between a ragged dim and the dim that counts its rows.
+
+        >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).unsqueeze(-1).shape
+        (2, r0, 1)
+        """
+        if not -self.ndim - 1 <= dim <= self.ndim:
+            raise ShapeError(f"dim {dim} does not exist: the tensor with its new dim has {self.ndim + 1} dims")
+        found: JaggedTensor = self[(slice(None),) * (dim % (self.ndim + 1)) + (None,)]
+        return found
+
+    def squeeze(self, dim: int) -> JaggedTensor:
+        """Without a regular dim of size 1; itself if its size is another.
+
+        >>> JaggedTensor.from_lengths(torch.zeros(3, 1), [2, 1]).squeeze(-1).shape
+        (2, r0)
+        """
+        kind = self.dims[self._dim(dim)]
+        if kind.axis is not None:
+            what = "counts rows" if kind.level is None else "is ragged"
+            raise ShapeError(f"squeeze: dim {dim} {what} and stays, whatever its size: take rows with jt[i], or jt.flatten(0, 1)")
+        found: JaggedTensor = self.select(dim, 0) if self.size(dim) == 1 else self
+        return found
 
     def permute(self, *dims: int | Sequence[int]) -> JaggedTensor:
         """The dims in another order. A ragged dim stays behind the dim that counts its rows.
@@ -145,14 +205,29 @@ class JaggedTensor(Bridges):
 
     # --- conversions ---
 
-    def to_padded(self, fill: complex = 0) -> Tensor:
+    def to_padded(self, fill: complex = 0, *, max_length: int | None = None) -> Tensor:
         """A tensor `[B, longest, *inner]`, or `[G, most parts, longest, *inner]` for two levels, with `fill` in the holes.
+
+        `max_length` is the size of the last ragged dim instead of the longest length: longer rows are cut there.
 
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).to_padded(fill=-1)
         tensor([[ 0,  1],
                 [ 2, -1]])
+        >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).to_padded(max_length=3)
+        tensor([[0, 1, 0],
+                [2, 0, 0]])
         """
-        return pad(self._values, self._structure, fill)
+        if max_length is None:
+            return pad(self._values, self._structure, fill)
+        if max_length < 0:
+            raise ShapeError(f"to_padded: max_length must not be negative, got {max_length}")
+        fits = self._structure.rows[-1].known("max", self._structure.rows[-1].levels - 1)
+        kept = (
+            self
+            if fits is not None and fits <= max_length
+            else self[(slice(None),) * self.jagged_dims[-1] + (slice(max_length),)]
+        )
+        return pad(kept._values, kept._structure, fill, max_length)
 
     def to_format(self, format: str) -> Any:
         """The same rows stored another way: `csr` back to back, `padded` each with the room of the longest; as a ragged tensor,
@@ -185,69 +260,6 @@ class JaggedTensor(Bridges):
             return self
         values, structure = compact(self._values, self._structure, "contiguous")
         return JaggedTensor(values.contiguous(), structure, hints=self._hints)
-
-    def with_values(self, values: Tensor) -> JaggedTensor:
-        """Other values with the same structure and hints.
-
-        >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).with_values(torch.zeros(3, 5)).shape
-        (2, r0, 5)
-        """
-        return JaggedTensor(values, self._structure, hints=self._hints)
-
-    def with_hint(
-        self,
-        *,
-        distribution: Distribution | None = None,
-        access_pattern: AccessPattern | None = None,
-        reuse: Reuse | None = None,
-        **unknown: Any,
-    ) -> JaggedTensor:
-        """The same tensor with advice for the tuner, beside what was advised before; it never changes a result.
-
-        Hints stay through whatever keeps the rows or takes a part of them; `serrate.tensor.hints` has the words.
-
-        >>> JaggedTensor.from_list([torch.zeros(2)]).with_hint(distribution="uniform", reuse="high").hints
-        Hints(distribution='uniform', reuse='high')
-        """
-        told = {"distribution": distribution, "access_pattern": access_pattern, "reuse": reuse, **unknown}
-        return JaggedTensor(self._values, self._structure, hints=more_hints(self._hints, told))
-
-    def detach(self) -> JaggedTensor:
-        """The same values, cut off from the gradient's history.
-
-        >>> JaggedTensor.from_list([torch.zeros(2, requires_grad=True)]).detach().requires_grad
-        False
-        """
-        return self.with_values(self._values.detach())
-
-    def requires_grad_(self, requires_grad: bool = True) -> JaggedTensor:
-        """Asks for gradients of the values; the tensor itself.
-
-        >>> JaggedTensor.from_list([torch.zeros(2)]).requires_grad_().values.requires_grad
-        True
-        """
-        self._values.requires_grad_(requires_grad)
-        return self
-
-    def clone(self) -> JaggedTensor:
-        """A copy of the values with the same structure, which never changes and is shared.
-
-        >>> jt = JaggedTensor.from_list([torch.zeros(2)])
-        >>> jt.clone().structure is jt.structure
-        True
-        """
-        return self.with_values(self._values.clone())
-
-    def to(self, *args: Any, **kwargs: Any) -> JaggedTensor:
-        """On another device or with another dtype: the arguments of `torch.Tensor.to`. Offsets follow the device only.
-
-        >>> JaggedTensor.from_list([torch.zeros(2)]).to(torch.float64).dtype
-        torch.float64
-        """
-        values = self._values.to(*args, **kwargs)
-        if values is self._values:
-            return self
-        return JaggedTensor(values, self._structure.to(values.device), hints=self._hints)
 
     def describe(self) -> Description:
         """Lengths in numbers and as a histogram, what padding would cost, which hint fits; prints as text. Reads the lengths.

@@ -112,14 +112,16 @@ def joined(rows: Sequence[Rows], total: int, why: str) -> Rows:
 
 
 def _operands(what: str, tensors: Sequence[Any], *, dense: bool) -> tuple[list[JaggedTensor], Hints]:
+    if isinstance(tensors, JaggedTensor | Tensor):
+        raise CallError(f"{what} takes a list of tensors, got one {type(tensors).__name__}: write {what}([one, other])")
     given = list(tensors)
     first = next((each for each in given if isinstance(each, JaggedTensor)), None)
     if first is None:
-        raise CallError(f"{what} takes at least one JaggedTensor, got {len(given)} tensors and none: use torch.{what}")
+        raise CallError(f"{what} takes at least one JaggedTensor, and none of the {len(given)} given is one: use torch.{what}")
     found: list[JaggedTensor] = []
     for k, each in enumerate(given):
         if not isinstance(each, JaggedTensor | Tensor):
-            raise CallError(f"{what} takes tensors: tensor {k} is a {type(each).__name__}")
+            raise CallError(f"{what} takes tensors: tensor {k} is of type {type(each).__name__}")
         if each.dtype != first.dtype:
             raise DtypeError(
                 f"{what} takes tensors of one dtype: tensor {k} is {each.dtype}, another is {first.dtype}; convert one"

@@ -38,7 +38,7 @@ def as_tensors(levels: Levels, values: Tensor) -> tuple[Tensor, ...]:
         return (_numbers(tensors),)
     for level, tensor in enumerate(tensors):
         if not isinstance(tensor, Tensor):
-            raise CallError(f"levels of nested rows must all be tensors: level {level} is a {type(tensor).__name__}")
+            raise CallError(f"levels of nested rows must all be tensors: level {level} is of type {type(tensor).__name__}")
         if tensor.device != device:
             raise DeviceError(f"values are on {device}, but offsets or lengths on {tensor.device}: move one of them")
     return tensors

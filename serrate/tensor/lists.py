@@ -5,7 +5,7 @@ In: tensors or numbers, in a list or in lists of lists. Out: values with their s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Number
 from typing import Any
 
@@ -20,14 +20,18 @@ from serrate.tensor.sync import host_copy
 from serrate.tensor.taking import take_all
 
 
-def gather_rows(rows: Sequence[Tensor], outer: Sequence[Sequence[int]]) -> tuple[Tensor, Structure]:
+def gather_rows(rows: Iterable[Tensor], outer: Sequence[Sequence[int]]) -> tuple[Tensor, Structure]:
     """Rows back to back as values, and their structure; `outer` holds the lengths of the levels above the rows.
 
     >>> gather_rows([torch.ones(2), torch.zeros(1)], outer=())
     (tensor([1., 1., 0.]), Structure(2 > 3))
     """
+    if isinstance(rows, Tensor):
+        way = "from_torch_nested" if rows.is_nested else "from_padded, with the lengths of its rows, or give x.unbind()"
+        raise CallError(f"from_list takes a list of rows, got one tensor of {rows.dim()} dims: use {way}")
+    rows = list(rows)
     _check_rows(rows)
-    values = torch.cat(list(rows)) if rows else torch.empty(0)
+    values = torch.cat(rows) if rows else torch.empty(0)
     return values, _structure(values, [*outer, [row.shape[0] for row in rows]])
 
 
@@ -45,7 +49,7 @@ def from_lists(rows: Sequence[Any], dtype: torch.dtype | None, device: torch.dev
     for index, item in enumerate(bottom):
         if not isinstance(item, Number):
             raise CallError(
-                f"a nested list holds tensors, or numbers, at the bottom: item {index} there is a {type(item).__name__}"
+                f"a nested list holds tensors, or numbers, at the bottom: item {index} there is of type {type(item).__name__}"
             )
     if not lengths:
         raise StructureError("a list of plain numbers has no rows: give a list of lists, or use torch.tensor")
@@ -68,8 +72,8 @@ def flatten_nested(rows: Sequence[Any]) -> tuple[list[Any], list[list[int]]]:
         for index, item in enumerate(items):
             if not isinstance(item, (list, tuple)):
                 raise StructureError(
-                    f"every branch of a nested list needs the same depth: at depth {len(lengths) + 1} item {index} is a "
-                    f"{type(item).__name__}, not a list; for a single level use from_list"
+                    f"every branch of a nested list needs the same depth: at depth {len(lengths) + 1} item {index} is of type "
+                    f"{type(item).__name__}, but another is a list"
                 )
         lengths.append([len(item) for item in items])
         items = [part for item in items for part in item]
@@ -96,7 +100,9 @@ def _structure(values: Tensor, lengths: Sequence[Sequence[int]]) -> Structure:
 def _check_rows(rows: Sequence[Tensor]) -> None:
     for index, row in enumerate(rows):
         if not isinstance(row, Tensor):
-            raise CallError(f"rows must be tensors: rows[{index}] is a {type(row).__name__}")
+            way = "from_nested_list" if isinstance(row, (list, tuple)) else "from_numpy" if hasattr(row, "__array__") else None
+            told = f": use {way}" if way else ""
+            raise CallError(f"rows must be tensors: rows[{index}] is of type {type(row).__name__}{told}")
         if row.dim() == 0:
             raise ShapeError(f"rows must have at least one dim, which is ragged: rows[{index}] is a scalar")
         first = rows[0]

@@ -16,8 +16,10 @@ from serrate.tensor.positions import compacted, in_box
 from serrate.tensor.structure import Structure
 
 
-def pad(values: Tensor, structure: Structure, fill: complex) -> Tensor:
+def pad(values: Tensor, structure: Structure, fill: complex, room: int | None = None) -> Tensor:
     """Values `[total, *inner]` as `[B, L, *inner]`, or `[G, parts, L, *inner]` for two levels; holes hold `fill`.
+
+    `room` is what the innermost rows of the last ragged dim get, if not the length of the longest; none may be longer.
 
     >>> pad(torch.tensor([1, 2, 3]), Structure.from_lengths(torch.tensor([1, 2])), fill=0)
     tensor([[1, 0],
@@ -26,8 +28,12 @@ def pad(values: Tensor, structure: Structure, fill: complex) -> Tensor:
     _check_fill(values.dtype, fill)
     why = "to_padded"
     # From the last dim to the first, so that the dims before stay where they are.
+    last = structure.rows[-1]
     for dim, rows in reversed(list(zip(structure.dims, structure.rows, strict=True))):
-        extents = tuple(rows.max_length(level, why) for level in range(rows.levels))
+        extents = tuple(
+            room if room is not None and rows is last and level == rows.levels - 1 else rows.max_length(level, why)
+            for level in range(rows.levels)
+        )
         box = (rows.num_rows(0), *extents)
         packed = compacted(values, dim, rows, why)
         before, after = packed.shape[:dim], packed.shape[dim + 1 :]
@@ -79,6 +85,8 @@ def check_padded(padded: Tensor, structure: Structure, *, read_lengths: bool) ->
 
 
 def _check_fill(dtype: torch.dtype, fill: complex) -> None:
+    if not isinstance(fill, (int, float, complex)):
+        raise DtypeError(f"fill must be a number, got {type(fill).__name__}")
     if dtype.is_complex or (dtype.is_floating_point and not isinstance(fill, complex)):
         return
     exact = fill in (0, 1) if dtype is torch.bool else not isinstance(fill, complex) and float(fill).is_integer()

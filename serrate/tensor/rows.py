@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from serrate.tensor.sync import host_copy, on_host
+from serrate.tensor.torch_private import version
 
 _T = TypeVar("_T")
 _Facts = dict[tuple[str, int], float]
@@ -33,7 +34,7 @@ class Rows:
     The constructor trusts its caller: 1-D contiguous offsets of one dtype on one device. `Structure` has what checks.
     """
 
-    __slots__ = ("__weakref__", "_facts", "_host", "_memo", "_same", "depth", "offsets", "packed", "room", "starts")
+    __slots__ = ("__weakref__", "_facts", "_host", "_memo", "_same", "_versions", "depth", "offsets", "packed", "room", "starts")
 
     offsets: tuple[Tensor, ...]
     """The boundaries of every level, outermost first; those of the columns come last."""
@@ -65,6 +66,7 @@ class Rows:
         self._host: dict[int, Tensor] = dict(enumerate(host))
         self._memo: dict[Hashable, object] = {}
         self._same: object | None = None
+        self._versions = self.versions()
 
     @property
     def levels(self) -> int:
@@ -158,6 +160,14 @@ class Rows:
     def places_readable(self) -> bool:
         """Whether it can also be read here and now where rows are stored."""
         return self.readable() and (self.starts is None or on_host(self.starts) or "host starts" in self._memo)
+
+    def versions(self) -> list[int]:
+        """How often each tensor that describes the rows was written to."""
+        return [version(each) for each in (self.offsets if self.starts is None else (*self.offsets, self.starts))]
+
+    def untouched(self) -> bool:
+        """Whether nothing was written into these tensors since the rows were made; what is known of them may be wrong else."""
+        return self._versions == self.versions()
 
     def num_rows(self, level: int) -> int:
         """How many rows a level has; never needs a host copy."""
@@ -262,7 +272,7 @@ class Rows:
         def make() -> Rows:
             packed = Rows(self.offsets[: self.depth], columns=self.columns)
             packed._host.update(self._host)
-            packed._facts.update(self._facts)
+            packed._facts.update((fact, known) for fact, known in self._facts.items() if "within" not in fact[0])
             return packed
 
         return self.derived("back to back", make)

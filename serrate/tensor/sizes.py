@@ -51,3 +51,10 @@ class RaggedSize:
 
     __int__ = __index__
     __float__ = __index__
+
+    def _no_number(self, other: object) -> NoReturn:
+        self.__index__()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_number
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _no_number
+    __lt__ = __le__ = __gt__ = __ge__ = _no_number

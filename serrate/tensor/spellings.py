@@ -1,24 +1,23 @@
-"""torch's names for what joins, cuts and reorders: `torch.cat([jt, jt])` is `serrate.cat([jt, jt])`.
+"""torch's names for what a container does: `torch.cat([jt, jt])` is `serrate.cat([jt, jt])`, `torch.zeros_like(jt)` has its rows.
 
 In: nothing. Out: the operators, installed when this module is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from serrate.errors import CallError
 from serrate.tensor.jagged import JaggedTensor, install_operators
 from serrate.tensor.joining import cat, stack
+from serrate.tensor.positions import compact
 from serrate.tensor.reordering import moved
 from serrate.tensor.splitting import cut_as
-
-
-def _chunk(input: JaggedTensor, chunks: int, dim: int = 0) -> tuple[Tensor | JaggedTensor, ...]:
-    pieces = cut_as(input.values, input.structure, input._dim(dim), "chunk", lambda whole: whole.chunk(chunks))
-    return tuple(map(input._piece, pieces))
+from serrate.tensor.sync import host_copy
 
 
 def _tensor_split(
@@ -38,6 +37,29 @@ def _movedim(input: JaggedTensor, source: int | Sequence[int], destination: int 
     return input.permute(*moved(input.ndim, source, destination))
 
 
+def _like(function: Callable[..., Tensor]) -> Callable[..., JaggedTensor]:
+    def made(input: JaggedTensor, *args: Any, **kwargs: Any) -> JaggedTensor:
+        values = function(input.values, *args, **kwargs)
+        return JaggedTensor(values, input.structure.to(values.device))
+
+    return made
+
+
+def _compared(what: str, close: Callable[..., Tensor]) -> Callable[..., bool]:
+    def same(input: Any, other: Any, *args: Any, **kwargs: Any) -> bool:
+        for each in (input, other):
+            if not isinstance(each, JaggedTensor):
+                raise CallError(
+                    f"{what} compares two ragged tensors, got a {type(each).__name__}: compare jt.to_padded() or rows"
+                )
+        if input.ndim != other.ndim or not input.structure.same_rows(other.structure, why=what):
+            return False
+        (one, _), (two, _) = (compact(jt.values, jt.structure, what) for jt in (input, other))
+        return one.shape == two.shape and bool(host_copy(close(one, two, *args, **kwargs).all(), what))
+
+    return same
+
+
 install_operators(
     {
         torch.cat: cat,
@@ -45,7 +67,7 @@ install_operators(
         torch.concatenate: cat,
         torch.stack: stack,
         torch.split: _split,
-        torch.chunk: _chunk,
+        torch.chunk: lambda input, chunks, dim=0: input.chunk(chunks, dim),
         torch.tensor_split: _tensor_split,
         torch.unbind: lambda input, dim=0: input.unbind(dim),
         torch.permute: lambda input, dims: input.permute(*dims),
@@ -55,5 +77,26 @@ install_operators(
         torch.movedim: _movedim,
         torch.moveaxis: _movedim,
         torch.flatten: lambda input, start_dim=0, end_dim=-1: input.flatten(start_dim, end_dim),
+        torch.select: lambda input, dim, index: input.select(dim, index),
+        torch.index_select: lambda input, dim, index: input.index_select(dim, index),
+        torch.unsqueeze: lambda input, dim: input.unsqueeze(dim),
+        torch.squeeze: lambda input, dim: input.squeeze(dim),
+        torch.numel: lambda input: input.numel(),
+        torch.clone: lambda input: input.clone(),
+        torch.detach: lambda input: input.detach(),
+        torch.equal: _compared("torch.equal", torch.eq),
+        torch.allclose: _compared("torch.allclose", torch.isclose),
+        **{
+            function: _like(function)
+            for function in (
+                torch.zeros_like,
+                torch.ones_like,
+                torch.full_like,
+                torch.empty_like,
+                torch.rand_like,
+                torch.randn_like,
+                torch.randint_like,
+            )
+        },
     }
 )

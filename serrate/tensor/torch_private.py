@@ -1,6 +1,7 @@
 """The only place in this package that touches private torch API, each use with its reason.
 
-In: a class and how it comes apart and together; rows in one buffer. Out: its registration with torch; a NestedTensor.
+In: a class and how it comes apart and together; rows in one buffer; a tensor. Out: its registration with torch; a NestedTensor;
+how often it was written to.
 """
 
 from __future__ import annotations
@@ -47,3 +48,16 @@ def nested_view(values: Tensor, sizes: Tensor, starts: Tensor) -> Tensor:
         strides[:, dim] = strides[:, dim + 1] * sizes[:, dim + 1]
     view: Tensor = torch._nested_view_from_buffer(values.view(-1), sizes, strides, starts)
     return view
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor was written to: nothing public tells. One made in inference mode does not count, and has 0.
+
+    >>> x = torch.zeros(2)
+    >>> version(x), version(x.add_(1))
+    (0, 1)
+    """
+    try:
+        return tensor._version
+    except RuntimeError:
+        return 0

@@ -316,8 +316,12 @@ JT = JaggedTensor.from_lengths(torch.zeros(5, 2), [3, 2])
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: serrate.cat([]), CallError, "cat takes at least one JaggedTensor, got 0 tensors and none: use torch.cat"),
-        (lambda: serrate.cat([JT, 3]), CallError, "cat takes tensors: tensor 1 is a int"),
+        (
+            lambda: serrate.cat([]),
+            CallError,
+            "cat takes at least one JaggedTensor, and none of the 0 given is one: use torch.cat",
+        ),
+        (lambda: serrate.cat([JT, 3]), CallError, "cat takes tensors: tensor 1 is of type int"),
         (
             lambda: serrate.cat([JT, JT.to(torch.float64)]),
             DtypeError,

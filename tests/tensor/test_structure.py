@@ -248,3 +248,13 @@ def test_construction_is_cheap() -> None:
 
     # Two to three microseconds on a quiet machine; the bound leaves room for a busy one and still catches a torch op.
     assert min(timeit.repeat(build, number=500, repeat=20)) / 500 < 10e-6
+
+
+def test_what_is_known_of_rows_in_place_is_forgotten_back_to_back() -> None:
+    """Packed columns take more positions than rows whose columns are in the next dim: bounds of one are none of the other."""
+    beside = Structure.from_starts(torch.tensor([1, 2]), torch.tensor([1, 0])).with_columns(torch.tensor([3, 0]), packed=False)
+    beside.check_values(torch.zeros(2, 4))
+    assert beside.rows[0].known("within", 0) == 2
+    packed = beside.back_to_back().rows[0]
+    assert packed.reach("a test") == 3
+    assert packed.known("within", 0) is None and packed.known("columns within", 0) is None

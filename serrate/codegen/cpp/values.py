@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from serrate.codegen.expressions import Spelling, unwrapped, written
-from serrate.errors import VerificationError
+from serrate.errors import DtypeError, VerificationError
 from serrate.ir.expr import Expr
 from serrate.ir.loops import Existing, Held, Load, Number
 from serrate.ir.values import Call, Constant, Value, carried_dtype
@@ -68,6 +68,8 @@ WRAPPING = frozenset(("add", "sub", "mul", "neg", "square"))
 
 def ctype(dtype: torch.dtype) -> str:
     """The C++ type a dtype is stored as."""
+    if dtype not in CTYPES:
+        raise DtypeError(f"programs do not compute with {dtype} on a CPU: convert it, to one of {', '.join(map(str, CTYPES))}")
     return CTYPES[dtype]
 
 

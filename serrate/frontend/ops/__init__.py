@@ -4,6 +4,7 @@ In: `TensorView`s and Python numbers. Out: new `TensorView`s; each call adds def
 kind of operation; this one gathers their names.
 """
 
+from serrate.frontend.ops.attention import attention
 from serrate.frontend.ops.elementwise import (
     abs,
     add,
@@ -97,6 +98,7 @@ from serrate.frontend.ops.reductions import (
     mean,
     min,
     prod,
+    std,
     sum,
     var,
 )
@@ -104,11 +106,16 @@ from serrate.frontend.ops.routing import (
     group_by,
     index_add,
     invert,
-    topk,
 )
 from serrate.frontend.ops.scans import (
     cumprod,
     cumsum,
+)
+from serrate.frontend.ops.sorting import (
+    ValuesIndices,
+    argsort,
+    sort,
+    topk,
 )
 from serrate.frontend.ops.structure import (
     as_flattened,
@@ -127,6 +134,7 @@ from serrate.frontend.ops.structure import (
 )
 
 __all__ = [
+    "ValuesIndices",
     "abs",
     "add",
     "addcmul",
@@ -136,9 +144,11 @@ __all__ = [
     "any",
     "argmax",
     "argmin",
+    "argsort",
     "as_flattened",
     "as_nested",
     "as_product",
+    "attention",
     "broadcast_to",
     "cast",
     "cat",
@@ -218,10 +228,12 @@ __all__ = [
     "softmax",
     "softmax_states",
     "softplus",
+    "sort",
     "sqrt",
     "square",
     "squeeze",
     "stack",
+    "std",
     "sub",
     "sum",
     "tanh",

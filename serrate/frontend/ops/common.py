@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from serrate.errors import DtypeError, ShapeError
+from serrate.errors import DtypeError, ShapeError, TraceError
 from serrate.ir.domains import IterDomain
 from serrate.ir.fusion import Equal, Fusion, current_fusion
 from serrate.ir.partition import Partition
@@ -29,9 +29,24 @@ def fusion_of(*operands: object) -> Fusion:
     return current_fusion()
 
 
+class Lifted(TensorView):
+    """A Python number that a program reads from memory, so that it can be another one in the next call."""
+
+    __slots__ = ()
+
+
 def stand_in(operand: Operand) -> Any:
-    """Something torch computes result dtypes from: an empty tensor, or the number itself."""
-    return torch.empty((1,), dtype=operand.dtype, device="meta") if isinstance(operand, TensorView) else operand
+    """Something torch computes result dtypes from: a tensor of one element, or the number itself."""
+    if isinstance(operand, Lifted):
+        return 1.0
+    if isinstance(operand, torch.Tensor):
+        # Its numbers would become part of the program, which would not see them change, nor hand it a gradient.
+        raise TraceError(
+            f"a {operand.dtype} tensor of shape {tuple(operand.shape)} is used that is no argument of the traced function: "
+            "give it as an argument, or use a plain number"
+        )
+    # Not on the meta device: torch's functions there import its compiler, which takes seconds.
+    return torch.ones((1,), dtype=operand.dtype) if isinstance(operand, TensorView) else operand
 
 
 def dim_of(function: str, x: TensorView, dim: int) -> int:

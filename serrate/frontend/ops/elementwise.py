@@ -12,7 +12,7 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import broadcast
-from serrate.frontend.ops.common import Number, Operand, fusion_of, stand_in
+from serrate.frontend.ops.common import Lifted, Number, Operand, fusion_of, stand_in
 from serrate.ir.tile import Store
 from serrate.ir.values import Value, call, carried_dtype, constant
 from serrate.ir.view import TensorView
@@ -26,7 +26,9 @@ def elementwise(name: str, dtype: torch.dtype, *operands: Operand, compute: torc
     places = iter(indices)
     values = [v.at(next(places)) if isinstance(v, TensorView) else constant(v, compute or dtype) for v in operands]
     if compute is not None:
-        values = [as_dtype(v, compute) for v in values]
+        # A number is as exact as the arithmetic, not as the tensors it meets.
+        exact = carried_dtype(compute)
+        values = [as_dtype(v, exact if isinstance(o, Lifted) else compute) for v, o in zip(values, operands, strict=True)]
     out = fusion.tensor(dtype, domains)
     return fusion.define([out], domains, Store(out, domains, call(name, *values, dtype=dtype)))[0]
 
@@ -105,8 +107,8 @@ def _extremum(name: str, a: Operand, b: Operand) -> TensorView:
     return elementwise(name, dtype, a, b, compute=dtype)
 
 
-def clamp(x: TensorView, min: Number | None = None, max: Number | None = None) -> TensorView:
-    """`torch.clamp` with numbers as bounds."""
+def clamp(x: TensorView, min: Operand | None = None, max: Operand | None = None) -> TensorView:
+    """`torch.clamp`; bounds are numbers or tensors."""
     if min is None and max is None:
         raise ShapeError("clamp: give min, max or both")
     x = x if min is None else maximum(x, min)
@@ -170,7 +172,7 @@ def _crosses(rest: TensorView, b: Operand) -> TensorView:
 
 def sign(x: TensorView) -> TensorView:
     """`torch.sign`: -1, 0 or 1; 0 for NaN."""
-    return sub(cast(gt(x, 0), x.dtype), cast(lt(x, 0), x.dtype))
+    return x if x.dtype == torch.bool else sub(cast(gt(x, 0), x.dtype), cast(lt(x, 0), x.dtype))
 
 
 def trunc(x: TensorView) -> TensorView:
@@ -275,19 +277,23 @@ def logical_not(x: TensorView) -> TensorView:
     return elementwise("logical_not", torch.bool, cast(x, torch.bool))
 
 
-def logical_and(a: TensorView, b: TensorView) -> TensorView:
+def logical_and(a: Operand, b: Operand) -> TensorView:
     """`torch.logical_and`."""
-    return elementwise("logical_and", torch.bool, cast(a, torch.bool), cast(b, torch.bool))
+    return elementwise("logical_and", torch.bool, _as_truth(a), _as_truth(b))
 
 
-def logical_or(a: TensorView, b: TensorView) -> TensorView:
+def logical_or(a: Operand, b: Operand) -> TensorView:
     """`torch.logical_or`."""
-    return elementwise("logical_or", torch.bool, cast(a, torch.bool), cast(b, torch.bool))
+    return elementwise("logical_or", torch.bool, _as_truth(a), _as_truth(b))
 
 
-def logical_xor(a: TensorView, b: TensorView) -> TensorView:
+def logical_xor(a: Operand, b: Operand) -> TensorView:
     """`torch.logical_xor`."""
-    return ne(cast(a, torch.bool), cast(b, torch.bool))
+    return elementwise("ne", torch.bool, _as_truth(a), _as_truth(b), compute=torch.bool)
+
+
+def _as_truth(x: Operand) -> Operand:
+    return cast(x, torch.bool) if isinstance(x, TensorView) else bool(x)
 
 
 def where(condition: TensorView, a: Operand, b: Operand) -> TensorView:

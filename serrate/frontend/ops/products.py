@@ -52,7 +52,7 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
         component = _component(x)
         require_equal(fusion, "matmul: the number of components and of weights", component, w.domains[0])
         if isinstance(j, RaggedIterDomain) and j.component.uid != component.uid:
-            j = _under(component, j, fusion.fresh("r"))
+            j = under(component, j, fusion.fresh("r"))
         index = (component, k, j)
     kept = (*x.domains[:-1], j)
     state = fusion.tensor(carried_dtype(dtype), kept)
@@ -61,7 +61,7 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
     return cast(out, dtype)
 
 
-def _under(component: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIterDomain:
+def under(component: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIterDomain:
     """Rows of the same lengths, counted by another component domain of as many components."""
     return RaggedIterDomain(
         rows.extent_expr, name=name, pairing=rows.pairing, component=component, length=rows.length, bound=rows.bound

@@ -9,7 +9,7 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.ops.common import Dims, Number, dims_of, floating
-from serrate.frontend.ops.elementwise import cast, div, eq, maximum, square, sub, where
+from serrate.frontend.ops.elementwise import cast, div, eq, maximum, sqrt, square, sub, where
 from serrate.frontend.ops.reducing import count, crosses_rows, keep, reduced
 from serrate.ir.values import carried_dtype, position
 from serrate.ir.view import TensorView
@@ -122,4 +122,12 @@ def var(x: TensorView, dim: Dims | None = None, correction: Number = 1, keepdim:
     dims = dims_of("var", x, dim)
     count, _, squares = moments(x, dims)
     result = div(squares, maximum(sub(count, correction), 0.0))
+    return keep(x, cast(result, x.dtype), dims, keepdim)
+
+
+def std(x: TensorView, dim: Dims | None = None, correction: Number = 1, keepdim: bool = False) -> TensorView:
+    """`torch.std`: the root of `var`, rounded once."""
+    dims = dims_of("std", x, dim)
+    count, _, squares = moments(x, dims)
+    result = sqrt(div(squares, maximum(sub(count, correction), 0.0)))
     return keep(x, cast(result, x.dtype), dims, keepdim)

@@ -9,23 +9,14 @@ from __future__ import annotations
 import torch
 
 from serrate.errors import DtypeError, ShapeError
-from serrate.frontend.ops.common import dim_of, require_equal
+from serrate.frontend.ops.common import require_equal
 from serrate.frontend.ops.elementwise import cast, ge, logical_and, lt, where
 from serrate.frontend.ops.movement import index, slice
 from serrate.frontend.ops.reductions import sum as sum_of
-from serrate.frontend.ops.structure import as_nested, set, transpose
+from serrate.frontend.ops.sorting import library
+from serrate.frontend.ops.structure import as_nested
 from serrate.ir.domains import IterDomain
-from serrate.ir.fusion import PositionInside
-from serrate.ir.tile import Library
-from serrate.ir.values import Tensor
 from serrate.ir.view import TensorView
-
-
-def _library(function: str, x: TensorView, targets: list[Tensor], *options: int) -> tuple[TensorView, ...]:
-    # A function of the runtime takes memory as it is, so a view of another order or shape is copied first.
-    own = x if x.tensor.base is None else set(x)
-    statement = Library(function, tuple(targets), (own.at(own.domains),), options)
-    return x.fusion.define(targets, own.domains, statement)
 
 
 def group_by(keys: TensorView, count: int) -> tuple[TensorView, TensorView]:
@@ -45,7 +36,7 @@ def group_by(keys: TensorView, count: int) -> tuple[TensorView, TensorView]:
     fusion = keys.fusion
     offsets = fusion.tensor(torch.int64, (IterDomain(count + 1, name=fusion.fresh("d")),))
     permutation = fusion.tensor(torch.int64, keys.domains)
-    found = _library("group_by", cast(keys, torch.int64), [offsets, permutation], count)
+    found = library("group_by", [offsets, permutation], [cast(keys, torch.int64)], count)
     return found[0], found[1]
 
 
@@ -53,27 +44,7 @@ def invert(permutation: TensorView) -> TensorView:
     """The permutation that undoes another one: `index(index(x, p), invert(p))` is `x`."""
     if permutation.ndim != 1 or permutation.dtype != torch.int64:
         raise DtypeError(f"invert: a permutation is 1-D int64, got {permutation}")
-    return _library("invert", permutation, [permutation.fusion.tensor(torch.int64, permutation.domains)])[0]
-
-
-def topk(x: TensorView, k: int, dim: int = -1) -> tuple[TensorView, TensorView]:
-    """`torch.topk` over a regular dim: the `k` largest values, largest first, and their indices."""
-    dim = dim_of("topk", x, dim)
-    domain = x.domains[dim]
-    if domain.is_ragged or any(d.is_ragged for d in x.domains):
-        raise ShapeError(f"topk: takes dense tensors, got {x}; flatten rows first")
-    extent = domain.extent_expr.value
-    if not isinstance(k, int) or k < 1 or (extent is not None and k > extent):
-        raise ShapeError(f"topk: k must be between 1 and {domain.extent}, got {k!r}")
-    if extent is None:
-        x.fusion.checks.append(PositionInside(k - 1, domain.extent_expr, f"topk: k = {k} needs position"))
-    if dim != x.ndim - 1:
-        values, indices = topk(set(transpose(x, dim, -1)), k)
-        return transpose(values, dim, -1), transpose(indices, dim, -1)
-    fusion = x.fusion
-    domains = (*x.domains[:-1], IterDomain(k, name=fusion.fresh("d")))
-    found = _library("topk", x, [fusion.tensor(x.dtype, domains), fusion.tensor(torch.int64, domains)], k)
-    return found[0], found[1]
+    return library("invert", [permutation.fusion.tensor(torch.int64, permutation.domains)], [permutation])[0]
 
 
 def index_add(x: TensorView, indices: TensorView, count: int) -> TensorView:

@@ -74,6 +74,9 @@ def explain_starts(starts: Tensor, ends: Tensor, extent: int | None) -> None:
     serrate.errors.StructureError: rows must lie inside the values: row 1 ends at 7, but there are 6 positions
     """
     explain_negative("starts", "starts", starts)
+    if (ends < 0).any():
+        row = int((ends < 0).nonzero()[0])
+        raise StructureError(f"rows must end at what int64 holds: row {row} starts at {int(starts[row])}, and wraps around")
     wrong = ends[:-1] > starts[1:]
     if wrong.any():
         row = int(wrong.nonzero()[0])

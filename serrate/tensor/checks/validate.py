@@ -69,7 +69,8 @@ def check_values_form(values: Tensor) -> None:
     serrate.errors.ShapeError: values must have at least one dim, whose positions the rows share; got a scalar
     """
     if not isinstance(values, Tensor):
-        raise CallError(f"values must be a tensor, got {type(values).__name__}")
+        way = "from_numpy(values, offsets)" if hasattr(values, "__array__") else "from_list(rows) or from_nested_list(numbers)"
+        raise CallError(f"values must be a tensor, got {type(values).__name__}: use torch.as_tensor(values), or {way}")
     if values.layout is not torch.strided or values.is_nested:
         if values.is_nested:
             raise CallError("values must be a plain tensor, got a NestedTensor: take its values and offsets")
@@ -327,16 +328,28 @@ def check_starts(starts: Tensor, sizes: Tensor, extent: int | None, when: Moment
         raise StructureError(f"as many starts as rows are needed: {starts.shape[0]} starts, but {sizes.shape[0]} rows")
     if starts.numel() == 0:
         return
-    # In int64, so that the end of a row cannot wrap around.
+    # In int64, where the end of a row that wraps around is negative.
     ends = starts.long() + sizes
 
     def judge(found: list[int]) -> None:
-        first, end, *between = found
-        if first < 0 or (extent is not None and end > extent) or (between and between[0] < 0):
+        first, end, least, *between = found
+        if first < 0 or least < 0 or (extent is not None and end > extent) or (between and between[0] < 0):
             mistakes.explain_starts(starts.cpu(), ends.cpu(), extent)
 
     between = () if starts.numel() == 1 else ((starts[1:] - ends[:-1]).amin(),)
-    judged((starts[0].long(), ends[-1], *between), judge, when, "validating starts")
+    judged((starts[0].long(), ends[-1], ends.amin(), *between), judge, when, "validating starts")
+
+
+def check_rectangles(lengths: Tensor, counts: Tensor) -> None:
+    """Checks that rows of these lengths with so many columns have no more elements together than can be counted.
+
+    >>> check_rectangles(torch.tensor([2**32]), torch.tensor([2**32]))
+    Traceback (most recent call last):
+    serrate.errors.StructureError: rows by columns must be what int64 holds: they are 1.845e+19 elements together
+    """
+    total = float((lengths.double() * counts.double()).sum())
+    if total >= 2.0**63:
+        raise StructureError(f"rows by columns must be what int64 holds: they are {total:.4g} elements together")
 
 
 def judged(numbers: Sequence[Tensor], judge: Callable[[list[int]], None], when: Moment, why: str) -> None:

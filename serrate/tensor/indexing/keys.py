@@ -60,7 +60,10 @@ def numbers_of(key: Tensor, size: int, what: str, why: str) -> Tensor:
     host = host_copy(key, why)
     if host.dtype is torch.bool:
         if host.shape[0] != size:
-            raise ShapeError(f"{why}: a mask needs one boolean for each {what}: it has {host.shape[0]}, but there are {size}")
+            told = "; a mask of positions is ragged: jt.with_values(mask)" if what == "row" else ""
+            raise ShapeError(
+                f"{why}: a mask needs one boolean for each {what}: it has {host.shape[0]}, but there are {size}{told}"
+            )
         return host.nonzero().reshape(-1)
     host = host.long()
     wrong = (host < -size) | (host >= size)

@@ -45,10 +45,12 @@ def keep(values: Tensor, structure: Structure, axis: int, mask: Accessors, why: 
 def check_mask(structure: Structure, axis: int, mask: Accessors, why: str) -> None:
     """Raises unless this is a boolean for every position of a partitioned dim."""
     if mask.dtype is not torch.bool:
-        raise DtypeError(f"{why}: a ragged index must be a mask of torch.bool, got {mask.dtype}: compare it with something")
+        raise DtypeError(f"{why}: a ragged index must be a mask of torch.bool, got {mask.dtype}: write mask != 0")
     rows = structure.rows[axis]
     if len(mask.structure.rows) > 1 or mask.structure.dims != (0,) or mask.values.dim() != mask.structure.rows[0].takes:
-        raise ShapeError(f"{why}: a mask has one boolean for each position, got shape {mask.shape}")
+        raise ShapeError(
+            f"{why}: a mask has one boolean for each position, got shape {mask.shape}: reduce inner dims, as in mask.any(dim=-1)"
+        )
     own = mask.structure.rows[0]
     if not own.same_rows(rows if own.columns is not None else _without_columns(rows), why):
         raise StructureMismatch(

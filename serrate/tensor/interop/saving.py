@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import FormatError
-from serrate.tensor.checks.validate import Moment, check_form, check_offsets, check_starts
+from serrate.tensor.checks.validate import Moment, check_dim, check_form, check_offsets, check_rectangles, check_starts
 from serrate.tensor.hints import Hints
 from serrate.tensor.jagged import JaggedTensor
 from serrate.tensor.rows import Rows, rows_of
@@ -36,6 +36,8 @@ def load_rows(offsets: tuple[Tensor, ...], starts: Tensor | None, form: _Form, f
     serrate.errors.StructureError: offsets must not decrease: offsets[2] = 1 < offsets[1] = 2
     """
     depth, packed, room = form
+    if not isinstance(depth, int) or not isinstance(packed, bool) or not isinstance(room, int | None):
+        raise FormatError(f"the form of rows is (depth, packed, room), not {form!r}: the file is damaged")
     check_form("offsets", offsets)
     if not 1 <= depth <= len(offsets) <= depth + 1 or any(level.dim() != 1 for level in offsets):
         raise FormatError(f"rows of {depth} levels cannot have {len(offsets)} tensors of offsets: the file is damaged")
@@ -48,6 +50,7 @@ def load_rows(offsets: tuple[Tensor, ...], starts: Tensor | None, form: _Form, f
             check_offsets(offsets[depth:], None)
             if rows.columns.shape != offsets[depth - 1].shape:
                 raise FormatError("rows and the counts of their columns differ in number: the file is damaged")
+            check_rectangles(rows.host_lengths(depth - 1, "loading rows"), rows.host_lengths(depth, "loading rows"))
     if starts is not None:
         check_form("starts", (starts,))
         if readable and on_host(starts):
@@ -61,6 +64,10 @@ def load_structure(rows: tuple[Rows, ...], dims: tuple[int, ...]) -> Structure:
     >>> load_structure((Rows((torch.tensor([0, 2]),)),), (0,))
     Structure(1 > ?)
     """
+    if not all(isinstance(each, Rows) for each in rows):
+        raise FormatError("a structure is made of rows: the file is damaged")
+    for dim in dims:
+        check_dim(dim)
     return Structure.independent(*(Structure((each,), (dim,)) for each, dim in zip(rows, dims, strict=True)))
 
 
@@ -70,6 +77,8 @@ def load_tensor(values: Tensor, structure: Structure, hints: tuple[str | None, .
     >>> load_tensor(torch.zeros(2), Structure.from_lengths(torch.tensor([2])), ("uniform", None, None)).hints.distribution
     'uniform'
     """
+    if not isinstance(values, Tensor) or not isinstance(structure, Structure):
+        raise FormatError("a ragged tensor is made of values and a structure: the file is damaged")
     return JaggedTensor(values, structure.to(values.device), hints=Hints(*hints))
 
 

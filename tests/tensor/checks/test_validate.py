@@ -277,7 +277,7 @@ CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
     (
         lambda: JaggedTensor.from_lengths(VALUES, [T([1, 2]), [1, 2, 1]]),
         CallError,
-        "levels of nested rows must all be tensors: level 1 is a list",
+        "levels of nested rows must all be tensors: level 1 is of type list",
     ),
     (
         lambda: JaggedTensor.from_lengths(VALUES, [4.0]),
@@ -446,12 +446,12 @@ CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
     (
         lambda: Structure.independent(ROWS, T([0, 1])),  # type: ignore[arg-type]
         CallError,
-        "independent: give structures; argument 1 is a Tensor",
+        "independent: give structures; argument 1 is of type Tensor",
     ),
     (
         lambda: JaggedTensor.from_padded(VALUES, mask=torch.ones(4, 2)),
         DtypeError,
-        "from_padded: the mask must be torch.bool, got torch.float32: compare it with something",
+        "from_padded: the mask must be torch.bool, got torch.float32: write mask != 0",
     ),
     (
         lambda: JaggedTensor.from_padded(VALUES, mask=torch.ones(2, 4, dtype=torch.bool)),
@@ -459,7 +459,27 @@ CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
         "from_padded: the mask must have the first dims of (4, 2), got shape (2, 4)",
     ),
     (lambda: JaggedTensor.from_padded(VALUES), CallError, "from_padded: give one of lengths, mask and structure"),
-    (lambda: JaggedTensor.from_csr([1, 2], T([0, 2])), CallError, "values must be a tensor, got list"),  # type: ignore[arg-type]
+    (
+        lambda: JaggedTensor.from_csr([1, 2], T([0, 2])),  # type: ignore[arg-type]
+        CallError,
+        "values must be a tensor, got list: use torch.as_tensor(values), or from_list(rows) or from_nested_list(numbers)",
+    ),
+    (
+        lambda: JaggedTensor.from_padded(VALUES, VALUES > 0),
+        DtypeError,
+        "from_padded: lengths must be int32 or int64, got torch.bool: give a mask by its name, as mask=",
+    ),
+    (
+        lambda: JaggedTensor.from_list(VALUES),
+        CallError,
+        "from_list takes a list of rows, got one tensor of 2 dims: use from_padded, with the lengths of its "
+        "rows, or give x.unbind()",
+    ),
+    (
+        lambda: Structure([0, 2, 5]),  # type: ignore[arg-type]
+        CallError,
+        "Structure(rows) takes a tuple of Rows, got list: use Structure.from_offsets or Structure.from_lengths",
+    ),
     (
         lambda: JaggedTensor.from_csr(T(1.0), T([0])),
         ShapeError,
@@ -470,7 +490,7 @@ CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
         StructureError,
         "lengths must sum to the number of values: they sum to 3, but the values have 4 positions",
     ),
-    (lambda: JaggedTensor.from_list([VALUES, 3]), CallError, "rows must be tensors: rows[1] is a int"),  # type: ignore[list-item]
+    (lambda: JaggedTensor.from_list([VALUES, 3]), CallError, "rows must be tensors: rows[1] is of type int"),  # type: ignore[list-item]
     (
         lambda: JaggedTensor.from_list([T(1.0)]),
         ShapeError,
@@ -494,8 +514,7 @@ CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
     (
         lambda: JaggedTensor.from_nested_list([[VALUES], VALUES]),
         StructureError,
-        "every branch of a nested list needs the same depth: at depth 1 item 1 is a Tensor, not a list; "
-        "for a single level use from_list",
+        "every branch of a nested list needs the same depth: at depth 1 item 1 is of type Tensor, but another is a list",
     ),
     (
         lambda: JaggedTensor.from_padded(VALUES, T([2, 1, 1])),
@@ -592,3 +611,13 @@ def test_small_offsets_only_for_columns_that_fit() -> None:
     assert rows.with_columns(T([2, 3])).offsets[0].dtype is torch.int32
     wide = rows.with_columns(T([2**31, 3]))
     assert wide.offsets[0].dtype is torch.int64 and wide.max_length() == 2**31
+
+
+def test_numbers_that_wrap_around_are_refused() -> None:
+    with pytest.raises(
+        StructureError, match="rows must end at what int64 holds: row 1 starts at 9223372036854775806, and wraps around"
+    ):
+        JaggedTensor.from_starts(torch.zeros(10), T([0, 2**63 - 2]), T([2, 5]))
+    for lengths, counts in (([2**32], [2**32]), ([2**33, 2**33], [2**30, 2**30])):
+        with pytest.raises(StructureError, match="rows by columns must be what int64 holds"):
+            Structure.from_lengths(T(lengths)).with_columns(T(counts))

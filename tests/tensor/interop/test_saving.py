@@ -22,6 +22,7 @@ from torch import Tensor
 from serrate import load_safetensors, save_safetensors
 from serrate.errors import CallError, DtypeError, FormatError, SerrateError, ShapeError, StructureError
 from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor.interop.saving import load_rows, load_structure, load_tensor
 from serrate.tensor.rows import rows_of
 from tests.tensor.compositions import ALL_DTYPES, Sample, numbered, samples
 
@@ -90,6 +91,8 @@ def test_structures_stay_shared_within_one_file() -> None:
         ([0, 1, 2], [0, 1, 2, 2], None, FormatError, "rows and the counts of their columns differ in number"),
         ([0, 1, 2], None, [0, 9], ShapeError, "the rows reach position 10"),
         ([0, 1, 2], None, [-1, 2], StructureError, "starts must not be negative"),
+        ([0, 1, 2], None, [0, 2**63 - 1], StructureError, "rows must end at what int64 holds: row 1"),
+        ([0, 2**32], [0, 2**32], None, StructureError, "rows by columns must be what int64 holds"),
     ],
 )
 def test_damaged_files_are_refused(
@@ -103,6 +106,35 @@ def test_damaged_files_are_refused(
         with pytest.raises(SerrateError) as caught:
             load(jt)
         assert isinstance(caught.value, kind) and message in str(caught.value)
+
+
+class Crafted:
+    """What pickles as a call of one of the functions that `torch.load` may call, with any arguments."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.parts = function, args
+
+    def __reduce__(self) -> Any:
+        return self.parts
+
+
+@pytest.mark.parametrize(
+    ("crafted", "kind"),
+    [
+        (lambda rows, values: Crafted(load_structure, (rows,), (-1,)), ShapeError),
+        (lambda rows, values: Crafted(load_structure, (rows,), ("0",)), CallError),
+        (lambda rows, values: Crafted(load_structure, (values,), (0,)), FormatError),
+        (lambda rows, values: Crafted(load_tensor, values, rows, (None, None, None)), FormatError),
+        (lambda rows, values: Crafted(load_tensor, [1.0], Structure((rows,)), (None, None, None)), FormatError),
+        (lambda rows, values: Crafted(load_rows, rows.offsets, None, ("1", True, None), {}), FormatError),
+    ],
+)
+def test_crafted_files_are_refused(crafted: Any, kind: type[SerrateError]) -> None:
+    file = io.BytesIO()
+    torch.save(crafted(rows_of((torch.tensor([0, 1, 3]),), 1, True, None, None, {}), torch.zeros(3)), file)
+    file.seek(0)
+    with pytest.raises(kind):
+        torch.load(file, weights_only=True)
 
 
 # --- safetensors ---

@@ -1,0 +1,355 @@
+"""Eager operations: torch's functions, methods and operators on ragged tensors, each a compiled program of one operation.
+
+In: nothing. Out: the operations, installed in `JaggedTensor` when this module is imported. What `serrate.ops` can do to a
+traced tensor, torch's spelling of it does to a ragged one:
+
+    jt * 2 + bias      torch.relu(jt)      jt.sum(dim=1)      F.layer_norm(jt, (64,))      jt += 1      torch.exp(jt, out=other)
+
+The container's own operations (indexing, cat, split, permute ...) move no data through programs and stay as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+
+from serrate.calls import Jitted
+from serrate.errors import CallError, DtypeError, GradientError, StructureMismatch
+from serrate.frontend.ops.common import Lifted
+from serrate.frontend.signatures.functional import dropped
+from serrate.frontend.torch_names import ELEMENTWISE, spelled
+from serrate.ir.view import TensorView
+from serrate.tensor import JaggedTensor
+from serrate.tensor.jagged import install_operators, installed_operators
+
+_BINARY = {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "div": "truediv",
+    "floor_divide": "floordiv",
+    "remainder": "mod",
+    "pow": "pow",
+    "matmul": "matmul",
+    "bitwise_and": "and",
+    "bitwise_or": "or",
+    "bitwise_xor": "xor",
+}
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_UNARY = {"neg": "neg", "abs": "abs", "bitwise_not": "invert"}
+_DTYPES = {
+    "half": torch.float16,
+    "float": torch.float32,
+    "double": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "int": torch.int32,
+    "long": torch.int64,
+    "short": torch.int16,
+    "char": torch.int8,
+    "byte": torch.uint8,
+    "bool": torch.bool,
+}
+
+FEW = 8
+"""How many numbers an operation is built for; further ones are read from memory, so that a schedule is not a build a step."""
+LIFTED = frozenset(("add", "sub", "mul", "div", "lt", "le", "gt", "ge", "maximum", "minimum", "clamp", "where", "masked_fill"))
+"""Operations that may read a number from memory."""
+
+
+def lifted(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation that takes its numbers as tensors; they have the dtype of a number all the same."""
+
+    def run(places: tuple[int, ...], numbers: Sequence[TensorView], *args: Any) -> Any:
+        given = list(args)
+        for place, number in zip(places, numbers, strict=True):
+            given[place] = Lifted(number.tensor, number.fusion)
+        return operation(*given)
+
+    run.__name__ = f"{operation.__name__}_number"
+    return run
+
+
+class Eager:
+    """One operation on ragged tensors and whatever else it takes."""
+
+    def __init__(self, operation: Callable[..., Any]) -> None:
+        self.program = Jitted(operation, alone=True)
+        self._lifted = Jitted(lifted(operation), alone=True) if operation.__name__ in LIFTED else None
+        self._numbers: set[Any] = set()
+        parameters = list(inspect.signature(operation).parameters)
+        self._inplace = parameters.index("inplace") if "inplace" in parameters else None
+
+    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        if self._inplace is not None:
+            positional = args[self._inplace : self._inplace + 1]
+            args = args[: self._inplace]
+            if kwargs.pop("inplace", *positional or (False,)):
+                return self.in_place(*args, **kwargs)
+        if out is None:
+            program, args = self._with_numbers(args, kwargs)
+            return program(*args, **kwargs)
+        return self._into(out, args, kwargs)
+
+    def _with_numbers(self, args: Any, kwargs: dict[str, Any]) -> tuple[Jitted, Any]:
+        """The program for these arguments: with their numbers in its code, or one that reads them, once there were many.
+
+        A number in the code costs nothing when it runs, and a build when it is new.
+        """
+        if self._lifted is None or kwargs:
+            return self.program, args
+        for number in args:
+            if type(number) is float and number not in self._numbers:
+                if len(self._numbers) >= FEW:
+                    places = tuple(k for k, arg in enumerate(args) if type(arg) is float)
+                    numbers = [torch.tensor(args[k], dtype=torch.float64) for k in places]
+                    return self._lifted, (places, numbers, *(None if k in places else arg for k, arg in enumerate(args)))
+                self._numbers.add(number)
+        return self.program, args
+
+    def in_place(self, *args: Any, **kwargs: Any) -> Any:
+        """The first argument, with the result in its values."""
+        if isinstance(args[0], TensorView):
+            return self.program(*args, inplace=True, **kwargs)
+        return self._into(args[0], args, kwargs)
+
+    def _into(self, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(out, JaggedTensor | torch.Tensor):
+            raise CallError(
+                f"out= takes the tensor of one result, got a {type(out).__name__}; where there are several results, copy each "
+                "with copy_"
+            )
+        memory = out.values if isinstance(out, JaggedTensor) else out
+        if memory.requires_grad and torch.is_grad_enabled():
+            raise GradientError("what requires a gradient cannot be written to in place; do it under torch.no_grad()")
+        # Straight into the memory where nothing that is read lies there, or every element is read where it is written.
+        straight = memory.is_contiguous() and all(self._may_share(memory, a) for a in (*args, *kwargs.values()))
+        if isinstance(out, JaggedTensor):
+            straight = straight and out.format == "csr" and any(_alike(out, a) for a in args)
+        program, args = self._with_numbers(args, kwargs)
+        result = program.into([memory], args, kwargs) if straight else program(*args, **kwargs)
+        known = type(result) is type(out) is JaggedTensor and result.structure is out.structure
+        if not known or result.values.shape != memory.shape:
+            _check_same(out, result)
+        found = result.values if isinstance(result, JaggedTensor) else result
+        if found.data_ptr() == memory.data_ptr() and found.dtype == memory.dtype:
+            torch.autograd.graph.increment_version(memory)
+        else:
+            _check_dtype(out, result)
+            _copy(out, result)
+        return out
+
+    def _may_share(self, memory: torch.Tensor, arg: Any) -> bool:
+        """Whether an argument may be read while a result is written into this memory."""
+        tensor = arg._values if type(arg) is JaggedTensor else arg
+        if not isinstance(tensor, torch.Tensor):
+            return True
+        if tensor is memory:
+            return self.program.fn in ELEMENTWISE
+        if tensor.untyped_storage().data_ptr() != memory.untyped_storage().data_ptr():
+            return True
+        there = tensor.data_ptr() == memory.data_ptr() and tensor.shape == memory.shape and tensor.dtype == memory.dtype
+        return there and tensor.is_contiguous() and self.program.fn in ELEMENTWISE
+
+
+def _alike(out: JaggedTensor, arg: Any) -> bool:
+    """Whether an argument has the rows of `out`, and values of the same shape."""
+    if not isinstance(arg, JaggedTensor) or arg.values.shape != out.values.shape:
+        return False
+    return arg.structure is out.structure or arg.structure.same_rows(out.structure)
+
+
+def _check_same(out: Any, result: Any) -> None:
+    if not isinstance(result, JaggedTensor | torch.Tensor):
+        raise CallError(f"out= takes the tensor of one result, and there are {len(result)}; copy each with copy_")
+    if isinstance(result, JaggedTensor) != isinstance(out, JaggedTensor):
+        raise CallError(f"out= is a {type(out).__name__}, but the result is a {type(result).__name__}")
+    if isinstance(result, JaggedTensor) and not result.structure.same_rows(out.structure.back_to_back()):
+        raise StructureMismatch(f"the result has the rows {result.structure}, out= has {out.structure}")
+    if tuple(map(str, result.shape)) != tuple(map(str, out.shape)):
+        raise StructureMismatch(f"the result has shape {tuple(result.shape)}, out= has {tuple(out.shape)}")
+
+
+def _check_dtype(out: Any, result: Any) -> None:
+    if not torch.can_cast(result.dtype, out.dtype):
+        raise DtypeError(f"the result is {result.dtype}, which values of {out.dtype} cannot take: convert one of them first")
+
+
+def _copy(out: Any, result: Any) -> None:
+    if isinstance(out, JaggedTensor):
+        out[...] = result.to(out.dtype)
+    else:
+        out.copy_(result)
+
+
+def _method(program: Callable[..., Any], name: str, swapped: bool = False) -> Callable[..., Any]:
+    def method(self: JaggedTensor, *args: Any, **kwargs: Any) -> Any:
+        return program(*args, self) if swapped else program(self, *args, **kwargs)
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"As `torch.{name.strip('_')}`, row by row; a compiled program."
+    return method
+
+
+def _operator(program: Callable[..., Any], name: str, swapped: bool = False) -> Callable[..., Any]:
+    """A Python operator: what it does not know is left to the other operand."""
+
+    def method(self: JaggedTensor, other: Any) -> Any:
+        if not isinstance(other, JaggedTensor | torch.Tensor | float | int | TensorView):
+            return NotImplemented
+        return program(other, self) if swapped else program(self, other)
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"As torch's `{name}`, row by row; a compiled program."
+    return method
+
+
+# --- what is no program: new values, host answers, dtypes ------------------------------------------------------------------
+
+
+def _like(make: Callable[..., torch.Tensor]) -> Callable[..., JaggedTensor]:
+    def run(input: JaggedTensor, *args: Any, **kwargs: Any) -> JaggedTensor:
+        values = make(input.values, *args, **kwargs)
+        same = values.device == input.device
+        return input.with_values(values) if same else JaggedTensor(values, input.structure.to(values.device), hints=input.hints)
+
+    return run
+
+
+def _converted(dtype: torch.dtype) -> Callable[[JaggedTensor], JaggedTensor]:
+    def run(self: JaggedTensor) -> JaggedTensor:
+        return self.to(dtype)
+
+    run.__name__ = run.__qualname__ = str(dtype).removeprefix("torch.")
+    run.__doc__ = f"The same rows with values of {dtype}."
+    return run
+
+
+def _type_as(self: JaggedTensor, other: JaggedTensor | torch.Tensor) -> JaggedTensor:
+    """The same rows with the dtype of another tensor."""
+    return self.to(other.dtype)
+
+
+def _equal(input: Any, other: Any) -> bool:
+    """`torch.equal`: whether two ragged tensors have the same rows and the same elements."""
+    if not isinstance(input, JaggedTensor) or not isinstance(other, JaggedTensor):
+        return False
+    if tuple(map(str, input.shape)) != tuple(map(str, other.shape)) or input.dtype != other.dtype:
+        return False
+    a, b = input.contiguous(), other.contiguous()
+    return a.structure.same_rows(b.structure) and torch.equal(a.values, b.values)
+
+
+def _zero_(self: JaggedTensor) -> JaggedTensor:
+    """Every element 0, in place."""
+    return _fill_(self, 0)
+
+
+def _fill_(self: JaggedTensor, value: Any) -> JaggedTensor:
+    """Every element `value`, in place; what lies between rows is left as it is."""
+    _writable(self)
+    self[...] = value
+    return self
+
+
+def _copy_(self: JaggedTensor, src: Any, non_blocking: bool = False) -> JaggedTensor:
+    """The elements of `src`, which has the same rows or is one tensor for all, in place."""
+    _writable(self)
+    if isinstance(src, JaggedTensor):
+        if tuple(map(str, src.shape)) != tuple(map(str, self.shape)) or not src.structure.same_rows(self.structure):
+            raise StructureMismatch(f"copy_: the rows of {src.structure} are not those of {self.structure}")
+        self[...] = src.to(self.device, self.dtype)
+    else:
+        self[...] = src
+    return self
+
+
+def _writable(jt: JaggedTensor) -> None:
+    if jt.requires_grad and torch.is_grad_enabled():
+        raise GradientError("what requires a gradient cannot be written to in place; do it under torch.no_grad()")
+
+
+def _dropout(drop: Eager, input: JaggedTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """`F.dropout`: what is kept is drawn by torch for the values, then one program."""
+    if not 0.0 <= p <= 1.0:
+        raise CallError(f"dropout: the probability must be between 0 and 1, got {p}")
+    if not training or p == 0:
+        return input
+    kept = torch.empty_like(input.values).bernoulli_(1 - p).to(torch.bool)
+    args = (input, input.with_values(kept), 0.0 if p == 1 else 1.0 / (1 - p))
+    return drop.in_place(*args) if inplace else drop(*args)
+
+
+LIKE = (
+    torch.zeros_like,
+    torch.ones_like,
+    torch.full_like,
+    torch.empty_like,
+    torch.rand_like,
+    torch.randn_like,
+    torch.randint_like,
+)
+
+
+def _install_others(eager: Callable[..., Eager]) -> None:
+    drop, all_close = eager(spelled(dropped)), eager(TensorView.operators["isclose"])
+
+    def allclose(input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
+        """`torch.allclose`: whether all elements are near; False for other rows."""
+        same = isinstance(input, JaggedTensor) and isinstance(other, JaggedTensor)
+        if same and not input.structure.back_to_back().same_rows(other.structure.back_to_back()):
+            return False
+        return bool(all_close(input, other, rtol, atol, equal_nan).values.all())
+
+    def dropout(input: JaggedTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return _dropout(drop, input, p, training, inplace)
+
+    def torch_dropout(input: JaggedTensor, p: float, train: bool) -> Any:
+        return _dropout(drop, input, p, train)
+
+    install_operators({f: _like(f) for f in LIKE})
+    install_operators({torch.equal: _equal, torch.allclose: allclose, functional.dropout: dropout, torch.dropout: torch_dropout})
+    methods: dict[str, Callable[..., Any]] = {name: _converted(dtype) for name, dtype in _DTYPES.items()}
+    methods |= {"type_as": _type_as, "equal": _equal, "allclose": allclose}
+    methods |= {"is_floating_point": lambda self: self.dtype.is_floating_point}
+    methods |= {"zero_": _zero_, "fill_": _fill_, "copy_": _copy_}
+    for name, method in methods.items():
+        setattr(JaggedTensor, name, method)
+
+
+def install() -> None:
+    """Gives `JaggedTensor` every operation that a traced tensor has, under torch's names."""
+    by_operation: dict[Any, Eager] = {}
+
+    def eager(operation: Callable[..., Any]) -> Eager:
+        if operation not in by_operation:
+            by_operation[operation] = Eager(operation)
+        return by_operation[operation]
+
+    table = TensorView.operators
+    _install_others(eager)
+    taken = installed_operators()
+    install_operators({f: eager(op) for f, op in table.items() if not isinstance(f, str) and f not in taken})
+    for name, operation in table.items():
+        if isinstance(name, str) and callable(getattr(torch.Tensor, name, None)) and not hasattr(JaggedTensor, name):
+            setattr(JaggedTensor, name, _method(eager(operation), name))
+    for name in (n for n in table if isinstance(n, str) and table[n] in ELEMENTWISE and hasattr(torch.Tensor, f"{n}_")):
+        setattr(JaggedTensor, f"{name}_", _method(eager(table[name]).in_place, f"{name}_"))
+    for name, python in _BINARY.items():
+        program = eager(table[name])
+        setattr(JaggedTensor, f"__{python}__", _operator(program, f"__{python}__"))
+        setattr(JaggedTensor, f"__r{python}__", _operator(program, f"__r{python}__", swapped=True))
+        if table[name] in ELEMENTWISE:
+            setattr(JaggedTensor, f"__i{python}__", _operator(program.in_place, f"__i{python}__"))
+    for name in _COMPARISONS:
+        setattr(JaggedTensor, f"__{name}__", _operator(eager(table[name]), f"__{name}__"))
+    for name, python in _UNARY.items():
+        setattr(JaggedTensor, f"__{python}__", _method(eager(table[name]), f"__{python}__"))
+    # Comparing gives a tensor, as in torch; what a tensor is stays what it is known by.
+    JaggedTensor.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+install()

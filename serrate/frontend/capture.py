@@ -1,0 +1,127 @@
+"""Capture: torch's own tensors that meet traced ones, and torch's functions that are called while tracing.
+
+In: a tensor that is no traced one. Out: the traced tensor that stands for it, an input of the fusion being traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from serrate.errors import CallError, TraceError
+from serrate.frontend.leaves import Leaf, leaves_of, mapped
+from serrate.ir.view import TensorView, user_line
+
+_current: ContextVar[Callable[[Leaf], TensorView] | None] = ContextVar("capture", default=None)
+
+
+def captured(value: Any) -> Any:
+    """Arguments of an operation, with traced tensors in place of others."""
+    return mapped(value, _captured)
+
+
+def _captured(leaf: Leaf) -> TensorView:
+    capture = _current.get()
+    if capture is None:
+        raise CallError(
+            f"a {type(leaf).__name__} meets a tensor of a fusion ({user_line()}): make it an input of the fusion and pass it "
+            "when the program is called"
+        )
+    return capture(leaf)
+
+
+_DRAWN = "rand rand_like randn randn_like randint randint_like randperm normal bernoulli multinomial poisson dropout"
+_DRAWN_IN_PLACE = "random_ normal_ uniform_ bernoulli_ exponential_ bernoulli multinomial"
+RANDOM = frozenset(
+    [
+        *(getattr(torch, name) for name in _DRAWN.split()),
+        *(getattr(torch.Tensor, name) for name in _DRAWN_IN_PLACE.split()),
+        torch.nn.functional.dropout,
+    ]
+)
+"""Functions whose result is another one in every call."""
+
+_ASKED = "shape dtype device ndim layout requires_grad is_leaf grad_fn grad itemsize nbytes is_cuda is_sparse is_quantized"
+_METHODS = (
+    "size dim numel nelement stride is_contiguous is_floating_point is_complex element_size get_device __len__ __hash__ __repr__"
+)
+FACTS = frozenset(
+    [
+        *(getattr(torch.Tensor, name).__get__ for name in _ASKED.split()),
+        *(getattr(torch.Tensor, name) for name in _METHODS.split()),
+        torch.is_floating_point,
+        torch.numel,
+        torch.result_type,
+    ]
+)
+"""What can be asked of a tensor without reading its elements."""
+
+
+class Watching(TorchFunctionMode):
+    """While a function is traced: operations on tensors that are no arguments are traced too, so that they are done anew
+    in every call. What is made from nothing (`torch.arange(4)`) is the same in every call, and computed at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[int, torch.Tensor] = {}
+        self.paused = False
+        """Whether what happens is none of the function's doing."""
+
+    def __torch_function__(
+        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.paused:
+            return function(*args, **kwargs)
+        if TensorView in types:
+            return TensorView.__torch_function__(function, types, args, kwargs)
+        given = leaves_of(args, kwargs)
+        if function in FACTS:
+            return function(*args, **kwargs)
+        if all(id(leaf) in self.made for leaf in given):
+            return self._at_once(function, args, kwargs)
+        if any(not isinstance(leaf, torch.Tensor) for leaf in given):
+            return function(*args, **kwargs)
+        if function not in TensorView.operators:
+            raise TraceError(
+                f"{resolve_name(function)} of a tensor that is no argument cannot be traced ({user_line()}); compute it before, "
+                "and pass what it gives as an argument"
+            )
+        return TensorView.operators[function](*args, **kwargs)
+
+    def _at_once(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if function in RANDOM:
+            raise TraceError(
+                f"random numbers drawn while tracing would be the same in every call ({user_line()}); draw them before, and "
+                "pass them as an argument"
+            )
+        result = function(*args, **kwargs)
+        for leaf in leaves_of((result,), {}):
+            if isinstance(leaf, torch.Tensor):
+                self.made[id(leaf)] = leaf
+        return result
+
+
+@contextmanager
+def capturing(capture: Callable[[Leaf, bool], TensorView]) -> Iterator[None]:
+    """Within this, `capture` says what stands for a tensor; it is told whether the tensor was made here, from nothing."""
+    watching = Watching()
+
+    def aside(leaf: Leaf) -> TensorView:
+        watching.paused = True
+        try:
+            return capture(leaf, id(leaf) in watching.made)
+        finally:
+            watching.paused = False
+
+    token = _current.set(aside)
+    try:
+        with watching:
+            yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,45 @@
+"""Leaves: the tensors among the arguments of a call, also those in lists, tuples and dicts.
+
+In: arguments. Out: their tensors in order, or the same arguments with every tensor replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from serrate.tensor import JaggedTensor
+
+Leaf = JaggedTensor | torch.Tensor
+Leaves = Sequence[Leaf]
+"""The tensors among the arguments of a call, in order."""
+
+
+def leaves_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
+    """The tensors among arguments, in order.
+
+    >>> leaves_of([torch.tensor(1), 2], {"more": (torch.tensor(3),)})
+    [tensor(1), tensor(3)]
+    """
+    found: list[Leaf] = []
+    mapped(args, found.append)
+    mapped(kwargs, found.append)
+    return found
+
+
+def mapped(value: Any, change: Callable[[Leaf], Any]) -> Any:
+    """Arguments with every tensor replaced by what `change` makes of it.
+
+    >>> mapped(([torch.tensor(1)], 2), float)
+    ([1.0], 2)
+    """
+    if isinstance(value, JaggedTensor | torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        items = [mapped(each, change) for each in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {name: mapped(each, change) for name, each in value.items()}
+    return value

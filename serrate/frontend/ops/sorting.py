@@ -1,0 +1,131 @@
+"""Sorting along a dim: within each row where it is ragged.
+
+In: a `TensorView` and a dim. Out: the values in order and where each of them was, with the structure of the operand. A fusion
+is cut into stages here (see `serrate.lower.stages`); nothing is copied to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from serrate.errors import ShapeError
+from serrate.frontend.ops.common import counts_rows, dim_of
+from serrate.frontend.ops.movement import pulled, slice
+from serrate.frontend.ops.structure import set
+from serrate.ir.domains import IterDomain
+from serrate.ir.fusion import PositionInside
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.storage import collapse, storage_of
+from serrate.ir.tile import Library
+from serrate.ir.values import Tensor, extent, position
+from serrate.ir.view import TensorView
+
+
+class ValuesIndices(NamedTuple):
+    """What torch gives as a named tuple: elements, and their positions along the dim."""
+
+    values: TensorView
+    indices: TensorView
+
+
+def library(function: str, targets: list[Tensor], given: list[TensorView], *options: int) -> tuple[TensorView, ...]:
+    """Records a call of a function of the runtime, which takes memory as it is: a view of another order is copied first."""
+    own = [x if x.tensor.base is None else set(x) for x in given]
+    statement = Library(function, tuple(targets), tuple(x.at(x.domains) for x in own), options)
+    domains = {d.uid: d for x in own for d in x.domains}
+    return own[0].fusion.define(targets, tuple(domains.values()), statement)
+
+
+def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndices:
+    """`torch.sort`, always stable: the elements in order along `dim`, and the positions they had; NaN is the largest.
+
+    In a ragged dim every row is sorted for itself.
+
+    >>> from serrate import ir, ops
+    >>> with ir.Fusion() as f:
+    ...     x, offsets = f.input((None,), torch.float32), f.input((None,), torch.int64)
+    ...     f.output(*sort(ops.as_nested(x, offsets), 1))
+    >>> values, places = f.evaluate(torch.tensor([3.0, 1.0, 2.0, 5.0, 4.0]), torch.tensor([0, 3, 3, 5]))
+    >>> [r.tolist() for r in values.unbind()], [r.tolist() for r in places.unbind()]
+    ([[1.0, 2.0, 3.0], [], [4.0, 5.0]], [[1, 2, 0], [], [1, 0]])
+    """
+    dim = dim_of("sort", x, dim)
+    fusion, domain = x.fusion, x.domains[dim]
+    if counts_rows(x, domain):
+        raise ShapeError(f"sort: dim {dim} of {x} counts rows of different lengths; sort goes along a row")
+    found = [fusion.tensor(x.dtype, x.domains), fusion.tensor(torch.int64, x.domains)]
+    if not isinstance(domain, RaggedIterDomain):
+        # As memory has it: dims that rows share are one there.
+        place = len(storage_of(x.domains[:dim]))
+        return ValuesIndices(*library("sort", found, [x], place, int(descending)))
+    first = _axis(x, dim)
+    before = len(storage_of(x.domains[:first]))
+    axis = x.domains[first : dim + 1]
+    within = pulled(fusion, torch.int64, axis, position(domain))
+    # Memory may be larger than what is in it, where only the device knows how many positions there are.
+    positions = pulled(fusion, torch.int64, [IterDomain(1, name=fusion.fresh("o"))], extent(storage_of(axis)[0]))
+    return ValuesIndices(*library("sort_rows", found, [x, within, positions], before, int(descending)))
+
+
+def _axis(x: TensorView, dim: int) -> int:
+    """The first of the dims that make up, with the ragged one at `dim`, one dim of the values; elements of a row are
+    neighbours along it."""
+    inner = f"sort: dim {dim} of {x} has other rows inside its rows; elements of the innermost ragged dim are sorted"
+    _stored(x.domains[dim + 1 :], inner)
+    first = dim
+    while first > 0 and not _is_stored(x.domains[first : dim + 1]):
+        first -= 1
+    apart = f"sort: the rows of dim {dim} of {x} must stand right behind what counts them; permute the dims"
+    if len(_stored(x.domains[first : dim + 1], apart)) != 1:
+        raise ShapeError(apart)
+    return first
+
+
+def _is_stored(domains: Sequence[IterDomain]) -> bool:
+    return not any(d.is_ragged for d in collapse(domains))
+
+
+def _stored(domains: Sequence[IterDomain], message: str) -> tuple[IterDomain, ...]:
+    if not _is_stored(domains):
+        raise ShapeError(message)
+    return collapse(domains)
+
+
+def argsort(x: TensorView, dim: int = -1, descending: bool = False) -> TensorView:
+    """`torch.argsort`, always stable: the positions along `dim` in the order of their elements."""
+    return sort(x, dim, descending).indices
+
+
+def topk(x: TensorView, k: int, dim: int = -1, largest: bool = True) -> ValuesIndices:
+    """`torch.topk`: the `k` largest (or smallest) elements along `dim`, in order, and their positions.
+
+    In a ragged dim of every row: a row that is shorter than `k` gives all it has, so the result is ragged.
+
+    >>> from serrate import ir, ops
+    >>> with ir.Fusion() as f:
+    ...     x, offsets = f.input((None,), torch.float32), f.input((None,), torch.int64)
+    ...     f.output(topk(ops.as_nested(x, offsets), 2, 1).values)
+    >>> [r.tolist() for r in f.evaluate(torch.tensor([3.0, 1.0, 2.0, 5.0]), torch.tensor([0, 3, 4])).unbind()]
+    [[3.0, 2.0], [5.0]]
+    """
+    dim = dim_of("topk", x, dim)
+    domain = x.domains[dim]
+    if isinstance(domain, RaggedIterDomain):
+        if isinstance(k, bool) or not isinstance(k, int) or k < 0:
+            raise ShapeError(f"topk: k must be an int that is not negative, got {k!r}")
+        values, indices = sort(x, dim, descending=largest)
+        return ValuesIndices(slice(values, dim, 0, k), slice(indices, dim, 0, k))
+    if counts_rows(x, domain):
+        raise ShapeError(f"topk: dim {dim} of {x} counts rows of different lengths; topk goes along a row")
+    extent = domain.extent_expr.value
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1 or (extent is not None and k > extent):
+        raise ShapeError(f"topk: k must be between 1 and {domain.extent}, got {k!r}")
+    if extent is None:
+        x.fusion.checks.append(PositionInside(k - 1, domain.extent_expr, f"topk: k = {k} needs position"))
+    fusion = x.fusion
+    domains = (*x.domains[:dim], IterDomain(k, name=fusion.fresh("d")), *x.domains[dim + 1 :])
+    found = [fusion.tensor(x.dtype, domains), fusion.tensor(torch.int64, domains)]
+    return ValuesIndices(*library("topk", found, [x], k, len(storage_of(x.domains[:dim])), int(largest)))

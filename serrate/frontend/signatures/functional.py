@@ -1,0 +1,105 @@
+"""`torch.nn.functional` under torch's signatures: products, norms, tables, attention.
+
+In: traced tensors and options as torch's functions take them. Out: traced tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from serrate.errors import CallError, ShapeError, TraceError
+from serrate.frontend import ops
+from serrate.frontend.ops.common import Number
+from serrate.frontend.signatures.reducing import vector_norm
+from serrate.ir.view import TensorView
+
+
+def linear(input: TensorView, weight: TensorView, bias: TensorView | None = None) -> TensorView:
+    return ops.linear(input, weight, bias)
+
+
+def layer_norm(
+    input: TensorView,
+    normalized_shape: Sequence[int],
+    weight: TensorView | None = None,
+    bias: TensorView | None = None,
+    eps: float = 1e-5,
+) -> TensorView:
+    return ops.layer_norm(input, _trailing("layer_norm", input, normalized_shape), weight, bias, eps)
+
+
+def rms_norm(
+    input: TensorView, normalized_shape: Sequence[int], weight: TensorView | None = None, eps: float | None = None
+) -> TensorView:
+    return ops.rms_norm(input, _trailing("rms_norm", input, normalized_shape), weight, eps)
+
+
+def _trailing(name: str, x: TensorView, shape: Sequence[int]) -> tuple[int, ...]:
+    dims = tuple(range(x.ndim - len(shape), x.ndim))
+    found = tuple(x.shape[d] for d in dims)
+    if found != tuple(shape):
+        raise ShapeError(
+            f"{name}: normalized_shape {tuple(shape)} is not the shape of the last dims, {found}; "
+            f"ops.{name}(x, dim) normalises over any dims, ragged ones too"
+        )
+    return dims
+
+
+def normalize(input: TensorView, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> TensorView:
+    return ops.div(input, ops.maximum(vector_norm(input, p, dim, keepdim=True), eps))
+
+
+def embedding(
+    input: TensorView,
+    weight: TensorView,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> TensorView:
+    # `padding_idx`, `scale_grad_by_freq` and `sparse` are about gradients, which are refused where they are asked for.
+    if max_norm is not None:
+        raise CallError("embedding: max_norm changes the table while it is read; scale the table before the call")
+    return ops.embedding(input, weight)
+
+
+def dropout(input: TensorView, p: float = 0.5, training: bool = True, inplace: bool = False) -> TensorView:
+    """What is traced runs again as it is: only a dropout that drops nothing can be."""
+    if not 0.0 <= p <= 1.0:
+        raise CallError(f"dropout: the probability must be between 0 and 1, got {p}")
+    if training and p > 0:
+        raise TraceError(
+            "dropout: random numbers drawn while tracing would be the same in every call; drop out before or behind the traced "
+            "function, or hand it a mask as an argument"
+        )
+    return input
+
+
+def dropped(input: TensorView, kept: TensorView, scale: float) -> TensorView:
+    """An eager dropout: `kept` was drawn for this call."""
+    return ops.where(kept, ops.mul(input, scale), 0.0)
+
+
+def scaled_dot_product_attention(
+    query: TensorView,
+    key: TensorView,
+    value: TensorView,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Number | None = None,
+    enable_gqa: bool = False,
+) -> TensorView:
+    name = "scaled_dot_product_attention"
+    if attn_mask is not None:
+        raise CallError(
+            f"{name}: attn_mask is not taken, because rows have no holes to mask; use is_causal=True, or write "
+            "softmax(q @ k.transpose(-1, -2) + bias, -1) @ v with the bias you need"
+        )
+    if dropout_p > 0:
+        raise CallError(f"{name}: dropout_p must be 0, got {dropout_p}; drop out what it returns")
+    if enable_gqa:
+        raise CallError(f"{name}: enable_gqa is not taken; repeat keys and values for every head of queries")
+    return ops.attention(query, key, value, is_causal=is_causal, scale=scale)

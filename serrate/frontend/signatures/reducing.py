@@ -1,0 +1,233 @@
+"""Reductions, softmax, norms, scans and sorting under torch's signatures.
+
+In: traced tensors, dims and options as torch's functions take them. Out: traced tensors, or named tuples of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from serrate.errors import CallError, ShapeError
+from serrate.frontend import ops
+from serrate.frontend.ops.common import Dims, Number
+from serrate.frontend.ops.sorting import ValuesIndices
+from serrate.ir.values import carried_dtype
+from serrate.ir.view import TensorView
+
+Dtype = torch.dtype | None
+
+
+def _as(input: TensorView, dtype: Dtype) -> TensorView:
+    return input if dtype is None else ops.cast(input, dtype)
+
+
+def sum(input: TensorView, dim: Dims | None = None, keepdim: bool = False, *, dtype: Dtype = None) -> TensorView:
+    return _as(ops.sum(_as(input, dtype), dim, keepdim), dtype)
+
+
+def prod(input: TensorView, dim: Dims | None = None, keepdim: bool = False, *, dtype: Dtype = None) -> TensorView:
+    return _as(ops.prod(_as(input, dtype), dim, keepdim), dtype)
+
+
+def mean(input: TensorView, dim: Dims | None = None, keepdim: bool = False, *, dtype: Dtype = None) -> TensorView:
+    return ops.mean(_as(input, dtype), dim, keepdim)
+
+
+def nansum(input: TensorView, dim: Dims | None = None, keepdim: bool = False, *, dtype: Dtype = None) -> TensorView:
+    return sum(ops.where(ops.isnan(input), 0.0, input), dim, keepdim, dtype=dtype)
+
+
+def amax(input: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
+    return ops.amax(input, dim or None if isinstance(dim, tuple) else dim, keepdim)
+
+
+def amin(input: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
+    return ops.amin(input, dim or None if isinstance(dim, tuple) else dim, keepdim)
+
+
+def aminmax(input: TensorView, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorView, TensorView]:
+    return ops.amin(input, dim, keepdim), ops.amax(input, dim, keepdim)
+
+
+def any(input: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
+    return ops.any(input, dim, keepdim)
+
+
+def all(input: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
+    return ops.all(input, dim, keepdim)
+
+
+def count_nonzero(input: TensorView, dim: Dims | None = None) -> TensorView:
+    return ops.sum(ops.ne(input, 0), dim)
+
+
+def argmax(input: TensorView, dim: int | None = None, keepdim: bool = False) -> TensorView:
+    return ops.argmax(input, _named("argmax", input, dim), keepdim)
+
+
+def argmin(input: TensorView, dim: int | None = None, keepdim: bool = False) -> TensorView:
+    return ops.argmin(input, _named("argmin", input, dim), keepdim)
+
+
+def _named(name: str, input: TensorView, dim: int | None) -> int:
+    if dim is None:
+        raise ShapeError(f"{name}: name a dim; in all elements of {input} there is no one number for a position")
+    return dim
+
+
+def max(input: TensorView, *args: Any, **kwargs: Any) -> Any:
+    """`torch.max`: of everything, along a dim, or of two tensors, as torch tells them apart."""
+    return _extremum(ops.max, ops.amax, ops.maximum, input, args, kwargs)
+
+
+def min(input: TensorView, *args: Any, **kwargs: Any) -> Any:
+    """`torch.min`, likewise."""
+    return _extremum(ops.min, ops.amin, ops.minimum, input, args, kwargs)
+
+
+def _extremum(
+    along: Callable[..., Any], whole: Callable[..., Any], each: Callable[..., Any], input: Any, args: Any, kwargs: Any
+) -> Any:
+    def of_two(input: Any, other: Any) -> Any:
+        return each(input, other)
+
+    def of_a_dim(input: Any, dim: int, keepdim: bool = False) -> Any:
+        return ValuesIndices(*along(input, dim, keepdim))
+
+    if not args and not kwargs:
+        return whole(input)
+    two = "other" in kwargs or (args and isinstance(args[0], TensorView))
+    return (of_two if two else of_a_dim)(input, *args, **kwargs)
+
+
+def _correction(dim: Any, unbiased: bool | None, correction: Number | None) -> tuple[Dims | None, Number]:
+    """Which dims, and what is taken from the count; `torch.var(x, False)` names no dim but `unbiased`."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    if unbiased is not None and correction is not None:
+        raise CallError("give unbiased or correction, and not both")
+    return dim, (1 if correction is None else correction) if unbiased is None else int(unbiased)
+
+
+def var(
+    input: TensorView,
+    dim: Dims | bool | None = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Number | None = None,
+) -> TensorView:
+    dims, correction = _correction(dim, unbiased, correction)
+    return ops.var(input, dims, correction, keepdim)
+
+
+def std(
+    input: TensorView,
+    dim: Dims | bool | None = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Number | None = None,
+) -> TensorView:
+    dims, correction = _correction(dim, unbiased, correction)
+    return ops.std(input, dims, correction, keepdim)
+
+
+def var_mean(
+    input: TensorView,
+    dim: Dims | bool | None = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Number | None = None,
+) -> tuple[TensorView, TensorView]:
+    dims, correction = _correction(dim, unbiased, correction)
+    return ops.var(input, dims, correction, keepdim), ops.mean(input, dims, keepdim)
+
+
+def std_mean(
+    input: TensorView,
+    dim: Dims | bool | None = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Number | None = None,
+) -> tuple[TensorView, TensorView]:
+    dims, correction = _correction(dim, unbiased, correction)
+    return ops.std(input, dims, correction, keepdim), ops.mean(input, dims, keepdim)
+
+
+def vector_norm(
+    x: TensorView, ord: Number = 2, dim: Dims | None = None, keepdim: bool = False, *, dtype: Dtype = None
+) -> TensorView:
+    """`torch.linalg.vector_norm`; sixteen-bit values are squared and summed in float32."""
+    x = _as(x, dtype)
+    size = ops.abs(ops.cast(x, carried_dtype(x.dtype)))
+    if ord == torch.inf:
+        found = ops.amax(size, dim, keepdim)
+    elif ord == -torch.inf:
+        found = ops.amin(size, dim, keepdim)
+    elif ord == 0:
+        found = ops.cast(ops.sum(ops.ne(size, 0), dim, keepdim), size.dtype)
+    elif ord == 1:
+        found = ops.sum(size, dim, keepdim)
+    elif ord == 2:
+        found = ops.sqrt(ops.sum(ops.square(size), dim, keepdim))
+    else:
+        found = ops.pow(ops.sum(ops.pow(size, float(ord)), dim, keepdim), 1.0 / ord)
+    return ops.cast(found, x.dtype)
+
+
+def norm(
+    input: TensorView, p: Number | str | None = "fro", dim: Dims | None = None, keepdim: bool = False, dtype: Dtype = None
+) -> TensorView:
+    if isinstance(p, str) and p != "fro":
+        raise CallError(f"norm: p must be a number or 'fro', got {p!r}")
+    return vector_norm(input, 2 if p is None or isinstance(p, str) else p, dim, keepdim, dtype=dtype)
+
+
+def softmax(input: TensorView, dim: int | None = None, dtype: Dtype = None, *, _stacklevel: int = 3) -> TensorView:
+    return ops.softmax(input, _named("softmax", input, dim), dtype)
+
+
+def log_softmax(input: TensorView, dim: int | None = None, dtype: Dtype = None, *, _stacklevel: int = 3) -> TensorView:
+    return ops.log_softmax(input, _named("log_softmax", input, dim), dtype)
+
+
+def softmin(input: TensorView, dim: int | None = None, dtype: Dtype = None, *, _stacklevel: int = 3) -> TensorView:
+    return ops.softmax(ops.neg(input), _named("softmin", input, dim), dtype)
+
+
+def functional_softmax(input: TensorView, dim: int | None = None, _stacklevel: int = 3, dtype: Dtype = None) -> TensorView:
+    return softmax(input, dim, dtype)
+
+
+def functional_log_softmax(input: TensorView, dim: int | None = None, _stacklevel: int = 3, dtype: Dtype = None) -> TensorView:
+    return log_softmax(input, dim, dtype)
+
+
+def logsumexp(input: TensorView, dim: Dims, keepdim: bool = False) -> TensorView:
+    return ops.logsumexp(input, dim, keepdim)
+
+
+def cumsum(input: TensorView, dim: int, *, dtype: Dtype = None) -> TensorView:
+    return ops.cumsum(_as(input, dtype), dim)
+
+
+def cumprod(input: TensorView, dim: int, *, dtype: Dtype = None) -> TensorView:
+    return ops.cumprod(_as(input, dtype), dim)
+
+
+def sort(input: TensorView, dim: int = -1, descending: bool = False, stable: bool = False) -> ValuesIndices:
+    return ops.sort(input, dim, descending)
+
+
+def argsort(input: TensorView, dim: int = -1, descending: bool = False, stable: bool = False) -> TensorView:
+    return ops.argsort(input, dim, descending)
+
+
+def topk(input: TensorView, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> ValuesIndices:
+    return ops.topk(input, k, dim, largest)

@@ -1,0 +1,136 @@
+"""Orders, sizes and parts of dims under torch's signatures.
+
+In: traced tensors and dims as torch's functions take them. Out: traced tensors, or what is known of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from serrate.errors import ShapeError
+from serrate.frontend import ops
+from serrate.ir.view import TensorView
+
+
+def squeeze(input: TensorView, dim: int | None = None) -> TensorView:
+    return ops.squeeze(input, dim)
+
+
+def unsqueeze(input: TensorView, dim: int) -> TensorView:
+    return ops.unsqueeze(input, dim)
+
+
+def flatten(input: TensorView, start_dim: int = 0, end_dim: int = -1) -> TensorView:
+    return ops.flatten(input, start_dim, end_dim)
+
+
+def unflatten(input: TensorView, dim: int, sizes: Sequence[int]) -> TensorView:
+    return ops.unflatten(input, dim, sizes)
+
+
+def reshape(input: TensorView, *shape: Any) -> TensorView:
+    return ops.reshape(input, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+
+
+def permute(input: TensorView, *dims: Any) -> TensorView:
+    return ops.permute(input, *dims)
+
+
+def transpose(input: TensorView, dim0: int, dim1: int) -> TensorView:
+    return ops.transpose(input, dim0, dim1)
+
+
+def matrix_transpose(input: TensorView) -> TensorView:
+    return ops.transpose(input, -1, -2)
+
+
+def reversed_dims(input: TensorView) -> TensorView:
+    if input.ndim > 2:
+        raise ShapeError(f"t and T are of a matrix, got {input}; use mT or transpose")
+    return ops.permute(input, *reversed(range(input.ndim)))
+
+
+def select(input: TensorView, dim: int, index: int) -> TensorView:
+    return ops.select(input, dim, index)
+
+
+def narrow(input: TensorView, dim: int, start: int, length: int) -> TensorView:
+    return ops.slice(input, dim, start, start + length)
+
+
+def flip(input: TensorView, *dims: Any) -> TensorView:
+    for dim in dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims:
+        input = ops.flip(input, dim)
+    return input
+
+
+def gather(input: TensorView, dim: int, index: TensorView, *, sparse_grad: bool = False) -> TensorView:
+    return ops.gather(input, dim, index)
+
+
+def index_select(input: TensorView, dim: int, index: TensorView) -> TensorView:
+    return ops.index(input, index, dim)
+
+
+def cat(tensors: Sequence[TensorView], dim: int = 0) -> TensorView:
+    return ops.cat(tensors, dim)
+
+
+def stack(tensors: Sequence[TensorView], dim: int = 0) -> TensorView:
+    return ops.stack(tensors, dim)
+
+
+def expand_as(input: TensorView, other: TensorView) -> TensorView:
+    return ops.broadcast_to(input, other)
+
+
+def same(input: TensorView, **_: Any) -> TensorView:
+    """What changes nothing about a traced tensor: `contiguous`, `detach`."""
+    return input
+
+
+def clone(input: TensorView, *, memory_format: Any = None) -> TensorView:
+    return ops.set(input)
+
+
+def size(input: TensorView, dim: int | None = None) -> Any:
+    return input.shape if dim is None else input.shape[dim]
+
+
+def dim(input: TensorView) -> int:
+    return input.ndim
+
+
+def is_floating_point(input: TensorView) -> bool:
+    return input.dtype.is_floating_point
+
+
+def getitem(input: TensorView, key: Any) -> TensorView:
+    """`x[...]`: numbers select, slices cut, None adds a dim, a tensor of integers picks; as in torch, dim by dim."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if Ellipsis in [k for k in keys if not isinstance(k, TensorView)]:
+        place = next(k for k, each in enumerate(keys) if each is Ellipsis)
+        taken = len([k for k in keys if k is not None and k is not Ellipsis])
+        keys[place : place + 1] = [slice(None)] * (input.ndim - taken)
+    at = 0
+    for each in keys:
+        if each is None:
+            input, at = ops.unsqueeze(input, at), at + 1
+        elif isinstance(each, slice):
+            if each.step not in (None, 1):
+                raise ShapeError(f"a slice of a traced tensor takes steps of 1, got {each.step}")
+            if each.start is not None or each.stop is not None:
+                input = ops.slice(input, at, each.start, each.stop)
+            at += 1
+        elif isinstance(each, TensorView):
+            if each.dtype == torch.bool:
+                raise ShapeError("how many elements a mask picks is not known while tracing; use where, or pick before the call")
+            input, at = ops.index(input, each, at), at + each.ndim
+        elif isinstance(each, int):
+            input = ops.select(input, at, each)
+        else:
+            raise ShapeError(f"a traced tensor is indexed by integers, slices, None and tensors of integers, got {each!r}")
+    return input

@@ -1,0 +1,316 @@
+"""`serrate.jit`: what is traced and when, what is read anew at every call, and what cannot be traced.
+
+In: functions over ragged tensors that use what is around them. Out: failures against plain torch, row by row. On the reference
+backend: nothing here is about code.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from serrate import JaggedTensor, jit, ops, settings
+from serrate.errors import CallError, GradientError, ShapeError, TraceError
+
+LENGTHS = [3, 0, 5, 2]
+GLOBAL, FACTOR = torch.full((4,), 2.0), 3.0
+
+
+@pytest.fixture(autouse=True)
+def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("SERRATE_BACKEND", "reference")
+        settings.reload()
+        yield
+    settings.reload()
+
+
+def rows(lengths: list[int] = LENGTHS, dtype: torch.dtype = torch.float32, width: int = 4) -> JaggedTensor:
+    generator = torch.Generator().manual_seed(len(lengths))
+    return JaggedTensor.from_lengths(torch.randn(sum(lengths), width, generator=generator).to(dtype), lengths)
+
+
+def counted(function: Callable[..., Any]) -> tuple[Any, list[int]]:
+    """A function that is traced, and a list that grows by one at every trace."""
+    traces: list[int] = []
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        traces.append(1)
+        return function(*args, **kwargs)
+
+    return jit(run), traces
+
+
+# --- when it is traced -----------------------------------------------------------------------------------------------------
+
+
+def test_lengths_and_numbers_of_rows_are_not_traced_for() -> None:
+    f, traces = counted(lambda x: torch.softmax(x, 1))
+    for lengths in ([3, 0, 5, 2], [1], [], [0, 0], [7, 7, 7, 7, 7, 7]):
+        jt = rows(lengths)
+        for got, row in zip(f(jt).unbind(), jt.unbind(), strict=True):
+            torch.testing.assert_close(got, row.softmax(0))
+    assert len(traces) == 1
+
+
+def test_kinds_of_arguments_are_traced_for() -> None:
+    f, traces = counted(lambda x, y, scale=1: x + y * scale)
+    jt = rows()
+    other = JaggedTensor.from_lengths(jt.values * 2, LENGTHS)
+    calls: list[tuple[Any, ...]] = [
+        (jt, jt),
+        (jt, other),
+        (jt.double(), jt),
+        (rows(width=1), rows(width=1)),
+        (jt, torch.ones(4)),
+        (jt, torch.ones(4), 2),
+        (jt, torch.ones(4), 2.0),
+        (JaggedTensor.from_lengths(jt.values, [[3, 0], [5, 2]]), 1.0),
+        (jt.values, torch.ones(4)),
+    ]
+    for k, call in enumerate(calls, 1):
+        f(*call)
+        f(*call)
+        assert len(traces) == k - (k > 1), "structures that are equal by value are the same structure"
+
+
+def test_results_of_every_form() -> None:
+    @jit
+    def f(x: Any) -> dict[str, Any]:
+        return {"rows": [x * 2, x.sum(1)], "extrema": torch.max(x, -1), "same": x}
+
+    jt = rows()
+    got = f(jt)
+    assert isinstance(got["rows"][0], JaggedTensor) and isinstance(got["rows"][1], Tensor)
+    assert torch.equal(got["extrema"].values.values, jt.values.amax(-1))
+    assert torch.equal(got["extrema"].indices.values, jt.values.argmax(-1))
+    assert torch.equal(got["same"].values, jt.values)
+
+
+def test_shapes_decide_and_data_does_not() -> None:
+    def by_shape(x: Any) -> Any:
+        return x * 2 if x.shape[-1] == 4 and x.ndim == 3 and x.dtype == torch.float32 else x
+
+    assert torch.equal(jit(by_shape)(rows()).values, rows().values * 2)
+    assert torch.equal(jit(by_shape)(rows(width=2)).values, rows(width=2).values)
+
+    def by_data(x: Any) -> Any:
+        if x.sum() > 0:
+            return x
+        return -x
+
+    line = by_data.__code__.co_firstlineno + 1
+    with pytest.raises(TraceError, match=rf"a branch on data cannot be traced \(.*test_jit\.py:{line}: if x\.sum\(\) > 0:"):
+        jit(by_data)(rows())
+    for use in (lambda x: float(x.sum()), list, lambda x: len(x)):
+        with pytest.raises(TraceError, match=r"test_jit\.py:\d+"):
+            jit(use)(rows())
+
+
+def test_errors_name_the_line() -> None:
+    def wrong(x: Any) -> Any:
+        y = x * 2
+        return y.sum(7)
+
+    with pytest.raises(ShapeError, match="dim 7 is out of range") as told:
+        jit(wrong)(rows())
+    line = wrong.__code__.co_firstlineno + 2
+    assert any(f"test_jit.py:{line}: return y.sum(7)" in note for note in told.value.__notes__)
+
+
+# --- what is outside -----------------------------------------------------------------------------------------------------
+
+
+def test_tensors_that_are_closed_over_are_read_at_every_call() -> None:
+    weight, shift = torch.full((4,), 2.0), rows()
+
+    def function(x: Any) -> Any:
+        return weight * x + shift
+
+    f, jt = jit(function), shift
+    assert torch.equal(f(jt).values, jt.values * 2 + jt.values)
+    weight.fill_(5.0)
+    assert torch.equal(f(jt).values, jt.values * 5 + jt.values), "changed in place"
+    weight = torch.full((4,), 7.0)
+    assert torch.equal(f(jt).values, jt.values * 7 + jt.values), "another tensor under the same name"
+    weight = torch.full((1,), 3.0, dtype=torch.float64)
+    assert f(jt).dtype == torch.float64, "of another kind"
+
+
+def test_an_argument_that_is_also_outside_stays_an_argument() -> None:
+    outside = torch.full((4,), 2.0)
+    f = jit(lambda x, w: x * w + outside)
+    jt = rows()
+    assert torch.equal(f(jt, outside).values, jt.values * 2 + 2)
+    assert torch.equal(f(jt, torch.full((4,), 3.0)).values, jt.values * 3 + 2)
+
+
+def test_numbers_that_are_closed_over_are_traced_for() -> None:
+    scale = 2.0
+
+    def function(x: Any) -> Any:
+        return x * scale
+
+    f, jt = jit(function), rows()
+    assert torch.equal(f(jt).values, jt.values * 2)
+    scale = 3.0
+    assert torch.equal(f(jt).values, jt.values * 3)
+
+
+def test_global_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    def helper(x: Any) -> Any:
+        return x * GLOBAL
+
+    f, jt = jit(lambda x: helper(x) + FACTOR), rows()
+    assert torch.equal(f(jt).values, jt.values * 2 + 3)
+    monkeypatch.setitem(globals(), "GLOBAL", torch.full((4,), 4.0))
+    monkeypatch.setitem(globals(), "FACTOR", 5.0)
+    assert torch.equal(f(jt).values, jt.values * 4 + 5)
+
+
+def test_what_is_done_to_tensors_outside_is_done_anew() -> None:
+    weight = torch.randn(3, 4)
+    f, jt = jit(lambda x: x @ weight.T * weight.sum() + torch.arange(3)), rows()
+    for _ in range(2):
+        torch.testing.assert_close(f(jt).values, jt.values @ weight.T * weight.sum() + torch.arange(3))
+        weight.mul_(2)
+
+
+def test_random_numbers_and_unknown_tensors_are_refused() -> None:
+    with pytest.raises(TraceError, match=r"random numbers drawn while tracing .*test_jit\.py"):
+        jit(lambda x: x + torch.rand(4))(rows())
+    with pytest.raises(TraceError, match=r"dropout: random numbers drawn while tracing"):
+        jit(lambda x: nn.functional.dropout(x, 0.5))(rows())
+    weight = torch.randn(3, 4)
+    with pytest.raises(TraceError, match=r"svd of a tensor that is no argument cannot be traced"):
+        jit(lambda x: x @ torch.linalg.svd(weight)[2].T)(rows())
+    hidden = iter([torch.ones(4)])
+    with pytest.raises(TraceError, match="is nothing that the function closes over, names or keeps; pass it as an argument"):
+        jit(lambda x: x + next(hidden))(rows())
+
+
+def test_what_is_made_while_tracing_does_not_pile_up() -> None:
+    f, traces = counted(lambda x: x * torch.eye(4)[0])
+    for _ in range(3):
+        f(rows())
+        f(rows(dtype=torch.float64))
+    assert len(traces) == 2
+
+
+class Scaled(nn.Module):
+    """A module whose method is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4,), 2.0))
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+        self.power = 2
+
+    @jit
+    def forward(self, x: Any) -> Any:
+        return self.inner(x) * self.weight**self.power
+
+
+def plainly(module: Scaled, jt: JaggedTensor) -> Tensor:
+    found: Tensor = module.inner(jt.values) * module.weight**module.power
+    return found
+
+
+def test_methods_and_parameters() -> None:
+    jt = rows()
+    first, second = Scaled().eval(), Scaled().eval()
+    with torch.no_grad():
+        for module in (first, second, first):
+            torch.testing.assert_close(module(jt).values, plainly(module, jt))
+        first.weight.mul_(3)
+        first.inner[0].bias.zero_()
+        torch.testing.assert_close(first(jt).values, plainly(first, jt))
+        second.weight = nn.Parameter(torch.full((4,), 9.0))
+        second.power = 3
+        torch.testing.assert_close(second(jt).values, plainly(second, jt), rtol=1e-4, atol=1e-4)
+        # Whether a module trains is part of what it is traced for.
+        with pytest.raises(TraceError, match="dropout: random numbers"):
+            second.train()(jt)
+    with pytest.raises(GradientError, match="requires a gradient"):
+        first(jt)
+    gone = weakref.ref(second)
+    del second, module
+    gc.collect()
+    assert gone() is None, "a method does not keep its object"
+
+
+def test_modules_partials_and_bound_methods() -> None:
+    jt, module = rows(), Scaled().eval()
+    with torch.no_grad():
+        torch.testing.assert_close(jit(module)(jt).values, plainly(module, jt))
+        torch.testing.assert_close(jit(nn.Linear(4, 2))(jt).values.shape, torch.Size([10, 2]))
+        torch.testing.assert_close(jit(module.inner.forward)(jt).values, module.inner(jt.values))
+
+    def scaled(x: Any, w: Any, power: int) -> Any:
+        return x * w**power
+
+    weight = torch.randn(4)
+    f = jit(functools.partial(scaled, w=weight, power=2))
+    torch.testing.assert_close(f(jt).values, jt.values * weight**2)
+    weight.zero_()
+    assert not f(jt).values.any()
+
+
+def test_a_module_as_an_argument() -> None:
+    f, jt = jit(lambda module, x: module(x)), rows()
+    with torch.no_grad():
+        for _ in range(2):
+            layer = nn.Linear(4, 3)
+            torch.testing.assert_close(f(layer, jt).values, layer(jt.values))
+            torch.testing.assert_close(f(layer, jt).values, layer(jt.values))
+
+
+def test_traced_functions_call_each_other() -> None:
+    weight = torch.randn(4)
+
+    @jit
+    def inner(x: Any) -> Any:
+        return x * weight
+
+    outer, jt = jit(lambda x: inner(x).sum(1)), rows()
+    torch.testing.assert_close(outer(jt)[2], (jt[2] * weight).sum(0))
+    assert len(outer.plan(jt).steps) > 0
+
+
+def test_a_fusion_takes_no_tensors() -> None:
+    from serrate import ir
+
+    with ir.Fusion() as f:
+        x = f.input((None,), torch.float32)
+        with pytest.raises(CallError, match="make it an input of the fusion"):
+            x + torch.ones(3)
+        f.output(ops.exp(x))
+
+
+def test_slots_without_weak_references_are_told() -> None:
+    class Small:
+        __slots__ = ()
+
+        @jit
+        def f(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(CallError, match="give it a __weakref__ slot"):
+        Small().f(rows())
+
+
+def test_wrapped_functions_keep_their_names() -> None:
+    @jit
+    def centered(x: Any) -> Any:
+        """Less the mean."""
+        return x - x.mean(1, keepdim=True)
+
+    assert centered.__name__ == "centered" and centered.__doc__ == "Less the mean."
+    assert "centered" in centered.source(rows())
