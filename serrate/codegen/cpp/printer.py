@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+from serrate.codegen.cpp.statements import accumulated, along, clause, identity, joins, locals_of, owns, size_of, unrounded, wraps
 from serrate.codegen.cpp.values import Scalars, computed, ctype, index_text, number
 from serrate.errors import VerificationError
-from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
 from serrate.ir.loops import (
     Assign,
@@ -24,7 +24,6 @@ from serrate.ir.loops import (
     Existing,
     For,
     Guard,
-    Held,
     Kernel,
     Lane,
     Lanes,
@@ -42,10 +41,8 @@ from serrate.ir.loops import (
     nodes,
     values_of,
 )
-from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.reductions import reduction
 from serrate.ir.tile import GRID
-from serrate.ir.values import Call, Role, Tensor, Value
+from serrate.ir.values import Role, Tensor, Value
 from serrate.lower.pipeline import array_names
 
 COMBINE = {
@@ -60,7 +57,6 @@ TOGETHER = 16
 """How many positions a thread takes at a time: enough to keep reading forward, few enough to share out evenly."""
 ABREAST = 32
 """How many positions of a long lane are reduced side by side, each into a result of its own."""
-CLAUSES = {"sum": "+", "prod": "*", "max": "max_nan", "min": "min_nan", "any": "||", "all": "&&"}
 
 
 @dataclass(frozen=True)
@@ -237,10 +233,10 @@ class _Printer:
     def _nodes(self, body: Sequence[Node]) -> None:
         group: list[Block] = []
         for node in body:
-            if isinstance(node, Declare) and not any(node.local in _locals(b) for b in group):
+            if isinstance(node, Declare) and not any(node.local in locals_of(b) for b in group):
                 self._declare(node)
             elif isinstance(node, Assign | Reduce | Dot | Running | Write | Prefetch):
-                if group and not _joins(group, node):
+                if group and not joins(group, node):
                     self._blocks(group)
                     group = []
                 group.append(node)
@@ -273,7 +269,7 @@ class _Printer:
         if not local.lanes:
             self.put(f"{kind} {local.name} = {value};")
             return
-        size = _size(local.lanes)
+        size = size_of(local.lanes)
         self.put(f"alignas(64) {kind} {local.name}[{size}];")
         self.put("#pragma omp simd")
         self.put(f"for (i64 k = 0; k < {size}; k++) {local.name}[k] = {value};")
@@ -326,11 +322,11 @@ class _Printer:
         if not first:
             self._prefetches(group, lane, lane.size)
         for node in scalars:
-            self.put(f"{_accumulated(node)} {node.local.name}_here = {number(_identity(node), node.local.dtype)};")
+            self.put(f"{accumulated(node)} {node.local.name}_here = {number(identity(node), node.local.dtype)};")
         run = _Run(limit, lane.symbol.name)
         self._widen(group, lane, lane.size, run)
         if not serial:
-            clauses = "".join(f" reduction({_clause(n)}: {n.local.name}_here)" for n in scalars)
+            clauses = "".join(f" reduction({clause(n)}: {n.local.name}_here)" for n in scalars)
             self.put(f"#pragma omp simd{clauses}")
         self.open(f"for (i64 {lane.symbol} = 0; {lane.symbol} < {limit}; {lane.symbol}++)")
         self._conditions(group, lane)
@@ -348,9 +344,9 @@ class _Printer:
         here = {n.local: f"{n.local.name}_here[k]" for n in scalars}
         self.open("")
         for node in scalars:
-            self.put(f"alignas(64) {_accumulated(node)} {node.local.name}_here[{ABREAST}];")
+            self.put(f"alignas(64) {accumulated(node)} {node.local.name}_here[{ABREAST}];")
             self.put("#pragma omp simd")
-            self.put(f"for (int k = 0; k < {ABREAST}; k++) {here[node.local]} = {number(_identity(node), node.local.dtype)};")
+            self.put(f"for (int k = 0; k < {ABREAST}; k++) {here[node.local]} = {number(identity(node), node.local.dtype)};")
         self.put(f"const i64 count = {limit};")
         self.put("i64 done = 0;")
         for whole in (True, False):
@@ -370,7 +366,7 @@ class _Printer:
             self._narrow(group, lane, staged, run)
             self.close()
         for node in scalars:
-            combine = f"[]({_accumulated(node)}& to, {_accumulated(node)} x) {{ {self._combined(node, 'to', 'x')} }}"
+            combine = f"[]({accumulated(node)}& to, {accumulated(node)} x) {{ {self._combined(node, 'to', 'x')} }}"
             self.put(self._combined(node, self._cell(node.local), f"fold<{ABREAST}>({node.local.name}_here, {combine})"))
         self.close()
 
@@ -378,7 +374,7 @@ class _Printer:
         """Cache lines of what comes next, one after the other, for hints whose innermost lane runs along memory."""
         for node in group:
             if isinstance(node, Prefetch):
-                start = _along(self._flat_expr(node.tensor, node.index), lane)
+                start = along(self._flat_expr(node.tensor, node.index), lane)
                 if start is not None:
                     step = max(64 // node.tensor.dtype.itemsize, 1)
                     place = f"{node.tensor.name} + {self.index(start)} + {done}k"
@@ -390,7 +386,7 @@ class _Printer:
             if isinstance(node, Prefetch):
                 continue
             assert not isinstance(node, Dot)
-            text = scalars.text(_unrounded(node))
+            text = scalars.text(unrounded(node))
             for line in scalars.lines:
                 self.put(line)
             scalars.lines.clear()
@@ -432,7 +428,7 @@ class _Printer:
             if isinstance(node, Write):
                 found[node] = (node.tensor, node.index)
         for access, (tensor, index) in found.items():
-            start = _along(self._flat_expr(tensor, index), lane)
+            start = along(self._flat_expr(tensor, index), lane)
             if tensor.dtype == torch.float16 and start is not None:
                 name = self.fresh()
                 self.put(f"alignas(64) f32 {name}[{size}];")
@@ -452,7 +448,7 @@ class _Printer:
 
     def _combined(self, node: Reduce | Running, to: str, value: str) -> str:
         """`to = to op value`; integers wrap, as in torch."""
-        if _wraps(node):
+        if wraps(node):
             sign = "+" if node.operator == "sum" else "*"
             return f"{to} = (unsigned long long){to} {sign} (unsigned long long){value};"
         return COMBINE[node.operator].format(to, value) + ";"
@@ -473,7 +469,7 @@ class _Printer:
         """The position in memory: row-major over storage, or over a private row."""
         sizes = [d.extent_expr for d in tensor.storage]
         if tensor.role is Role.PRIVATE:
-            sizes = [d.extent_expr for d in tensor.logical if not _owns(d, tensor)]
+            sizes = [d.extent_expr for d in tensor.logical if not owns(d, tensor)]
         return flat_index([self.unlaned(e) for e in index], sizes)
 
     def _load(self, value: Load) -> str:
@@ -559,10 +555,10 @@ class _Printer:
         start = flat.substitute({lane.symbol: const(0) for lane in node.lanes})
         name = self.fresh()
         kind = ctype(node.tensor.dtype)
-        inner = _size(node.lanes[1:])
+        inner = size_of(node.lanes[1:])
         base = self.fresh()
         self.put(f"const i64 {base} = {self.index(start)};")
-        self.put(f"alignas(64) {kind} {name}_stage[{_size(node.lanes)}];")
+        self.put(f"alignas(64) {kind} {name}_stage[{size_of(node.lanes)}];")
         self.put(f"{kind}* __restrict {name} = stream ? {name}_stage : {node.tensor.name} + {base};")
         count = f"larger<i64>(0, {self._limit(node.lanes[0], bounds[node.lanes[0]])}) * {inner}"
         return _Stage(f"{name}_stage", name, base, flat - start, count)
@@ -622,81 +618,3 @@ class _Stage:
     base: str
     place: Expr
     count: str
-
-
-def _along(flat: Expr, lane: Lane) -> Expr | None:
-    """Where a lane begins in memory, if its positions lie side by side."""
-    start = flat.substitute({lane.symbol: const(0)})
-    return start if (flat - start) is lane.symbol else None
-
-
-def _unrounded(node: Assign | Reduce | Running | Write) -> Value:
-    """What a statement computes; a result that is rounded as it is stored is not rounded before."""
-    value = node.value
-    if isinstance(node, Write) and isinstance(value, Call) and value.function == "cast" and value.dtype == node.tensor.dtype:
-        (wide,) = value.args
-        if value.dtype in (torch.bfloat16, torch.float16) and wide.dtype == torch.float32:
-            return wide
-    return value
-
-
-def _size(lanes: Lanes) -> int:
-    size = 1
-    for lane in lanes:
-        size *= lane.size
-    return size
-
-
-def _owns(domain: IterDomain, tensor: Tensor) -> bool:
-    return any(isinstance(d, RaggedIterDomain) and d.component.uid == domain.uid for d in tensor.logical)
-
-
-def _wraps(node: Reduce | Running) -> bool:
-    return node.operator in ("sum", "prod") and not node.local.dtype.is_floating_point
-
-
-def _accumulated(node: Reduce) -> str:
-    """The type a reduction over the innermost lane runs in."""
-    return "unsigned long long" if _wraps(node) else computed(node.local.dtype)
-
-
-def _identity(node: Reduce) -> float | int | bool:
-    return reduction(node.operator).identity(0, node.local.dtype)
-
-
-def _clause(node: Reduce) -> str:
-    if node.operator in ("max", "min") and not node.local.dtype.is_floating_point:
-        return node.operator
-    return CLAUSES[node.operator]
-
-
-def _locals(node: Block) -> set[Local]:
-    """The private blocks a statement reads or writes."""
-    found = {v.local for value in values_of(node) for v in value.walk() if isinstance(v, Held)}
-    if isinstance(node, Assign | Reduce | Dot | Running):
-        found.add(node.local)
-    if isinstance(node, Running):
-        found.add(node.carry)
-    return found
-
-
-def _joins(group: list[Block], node: Block) -> bool:
-    """Whether a statement may run in the same nest as the group before it, lane by lane."""
-    first = group[0]
-    if isinstance(node, Dot) or isinstance(first, Dot) or node.lanes != first.lanes or node.guard != first.guard:
-        return False
-    read = {v.local for value in values_of(node) for v in value.walk() if isinstance(v, Held)}
-    loaded = {v.tensor for value in values_of(node) for v in value.walk() if isinstance(v, Load)}
-    for earlier in group:
-        if isinstance(earlier, Reduce) and earlier.lanes != earlier.local.lanes:
-            written = node.local if isinstance(node, Assign | Reduce) else None
-            if earlier.local in read or written == earlier.local:
-                return False
-        if isinstance(earlier, Write) and earlier.tensor in loaded:
-            return False
-        # A block that an earlier statement reads must not change before all its lanes were read.
-        if isinstance(node, Reduce) and node.lanes != node.local.lanes:
-            own = {earlier.local} if isinstance(earlier, Assign | Reduce) else set()
-            if node.local in _locals(earlier) - own:
-                return False
-    return True
