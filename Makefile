@@ -43,7 +43,7 @@ sanitize: check-compiler $(VENV)/.stamp-test
 	@SERRATE_TEST_FULL=1 $(BIN)/python -m pytest tests -m sanitize
 
 bench: check-compiler $(VENV)/.stamp-bench
-	@$(BIN)/serrate bench
+	@$(BIN)/serrate bench cpu memory calls construction
 
 clean:
 	@rm -rf build dist serrate.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,23 +1,20 @@
 """The bookkeeping table: what it costs to make a ragged tensor of tensors that are ready, beside torch's NestedTensor.
 
-Comes in: `python -m benchmarks.construction [--rounds N] [--out DIR]`. Goes out: a printed table and construction.json.
+Comes in: `serrate bench construction [--rounds N] [--out DIR]`. Goes out: a printed table and construction.json.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import limits, measure
+from benchmarks import limits, report
+from benchmarks.measure import measure, repeated
+from benchmarks.options import Options
 from serrate import JaggedTensor, Structure
 
 ROWS = (16, 300, 10_000)
@@ -53,7 +50,7 @@ def operations(rows: int) -> dict[str, Callable[[], object]]:
             values,
             offsets,
             validate=False,
-            **known,  # type: ignore[arg-type]
+            **known,
         ),
         "from_lengths": lambda: JaggedTensor.from_lengths(values, lengths),
         "Structure.from_lengths": lambda: Structure.from_lengths(lengths),
@@ -71,30 +68,17 @@ def run(rounds: int) -> list[Line]:
     """Times every operation in turn, many calls at a time."""
     found: dict[str, dict[int, float]] = {}
     for rows in ROWS:
-        timed = {name: _repeated(call) for name, call in operations(rows).items()}
-        for name, timing in measure.measure(timed, rounds, f"{rows} rows").items():
+        timed = {name: repeated(call, REPEATS) for name, call in operations(rows).items()}
+        for name, timing in measure(timed, rounds).items():
             found.setdefault(name, {})[rows] = 1e3 * timing.median / REPEATS
     return [Line(name, by_rows) for name, by_rows in found.items()]
 
 
-def _repeated(call: Callable[[], object]) -> Callable[[], None]:
-    def repeated() -> None:
-        for _ in range(REPEATS):
-            call()
-
-    return repeated
-
-
-def main(
-    rounds: Annotated[int, typer.Option(help="timed rounds of each operation", min=1)] = 15,
-    quick: Annotated[bool, typer.Option("--quick", help="five rounds")] = False,
-    out: Annotated[Path, typer.Option(help="where construction.json goes")] = Path("build/benchmarks"),
-) -> None:
+def main(options: Options) -> bool:
     """Print the bookkeeping table and write it as JSON."""
     console = Console()
-    machine, lines = limits.machine(), run(5 if quick else rounds)
-    console.print(f"{machine.processor}, {machine.threads} threads, {machine.date}", highlight=False)
-    console.print(f"torch {machine.torch}, Python {machine.python}", highlight=False)
+    machine, lines = limits.machine(), run(min(options.rounds, 5) if options.quick else options.rounds)
+    report.print_machine(machine, console)
     table = Table(caption="microseconds a call, medians of interleaved rounds")
     table.add_column("operation")
     for rows in ROWS:
@@ -102,12 +86,6 @@ def main(
     for line in lines:
         table.add_row(line.operation, *(f"{line.microseconds[rows]:.1f}" for rows in ROWS))
     console.print(table)
-    out.mkdir(parents=True, exist_ok=True)
-    record = {"machine": dataclasses.asdict(machine), "unit": "microseconds, medians of interleaved rounds"}
-    text = json.dumps({**record, "lines": [dataclasses.asdict(line) for line in lines]}, indent=1)
-    (out / "construction.json").write_text(text + "\n")
-    console.print(f"wrote {out / 'construction.json'}")
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    report.write_lines(options.out / "construction.json", machine, "microseconds, medians of interleaved rounds", lines)
+    console.print(f"wrote {options.out / 'construction.json'}", highlight=False)
+    return True

@@ -33,6 +33,20 @@ class Ragged:
     def longest(self) -> int:
         return int(self.lengths.max())
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one position of a row."""
+        return self.values[:1].nbytes
+
+    @property
+    def padded_bytes(self) -> int:
+        """Bytes of the same rows, each padded to the longest."""
+        return self.rows * self.longest * self.row_bytes
+
+    def split(self) -> tuple[Tensor, ...]:
+        """The rows, one by one."""
+        return torch.split(self.values, self.lengths.tolist())
+
 
 def lengths(distribution: str, rows: int, mean: float, seed: int = 0) -> Tensor:
     """At least one element a row; the total is close to rows x mean, not exactly that.
@@ -66,9 +80,28 @@ def offsets(lengths: Tensor) -> Tensor:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
-def ragged(distribution: str, rows: int, mean: float, features: int, seed: int = 0) -> Ragged:
-    """Normal values of shape [total, features]."""
+def ragged(
+    distribution: str, rows: int, mean: float, features: int | None, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> Ragged:
+    """Normal values of shape [total, features], or [total] without features."""
     boundaries = offsets(lengths(distribution, rows, mean, seed))
     generator = torch.Generator().manual_seed(seed + 1)
-    values = torch.randn(int(boundaries[-1]), features, generator=generator)
-    return Ragged(distribution, values, boundaries)
+    shape = (int(boundaries[-1]),) if features is None else (int(boundaries[-1]), features)
+    return Ragged(distribution, torch.randn(shape, generator=generator).to(dtype), boundaries)
+
+
+def padded(data: Ragged, filler: float = 0.0) -> Tensor:
+    """The rows [rows, longest, ...] with `filler` in the holes, made with plain torch.
+
+    >>> padded(Ragged("", torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 3])), -1.0)
+    tensor([[ 1.,  2.],
+            [ 3., -1.]])
+    """
+    made = data.values.new_full((data.rows, data.longest, *data.values.shape[1:]), filler)
+    made[is_element(data)] = data.values
+    return made
+
+
+def is_element(data: Ragged) -> Tensor:
+    """[rows, longest]: whether a position of the padded rows is one of the row."""
+    return torch.arange(data.longest) < data.lengths[:, None]

@@ -1,37 +1,33 @@
 """The GPU table: ragged programs on one CUDA device, against its copy rate and its dense matrix rate.
 
-In: a CUDA device. Out: a table (and JSON with --json) with, for every work and distribution of lengths, each strategy's
-percent of the limit measured in the same run; results are checked against torch first. Run as `python -m benchmarks.gpu`.
+In: a CUDA device. Out: a table and gpu.json with, for every work and distribution of lengths, each strategy's percent of the
+limit measured in the same run; some rows of each result are checked against torch first. Run as `serrate bench gpu`.
 """
 
 from __future__ import annotations
 
-import argparse
+import importlib.metadata
 import json
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import date
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+from torch import Tensor
 
-try:
-    import triton
-except ImportError:
-    triton = None
-
-import serrate  # noqa: F401  installs Fusion.compile
-from benchmarks.data import lengths
-from serrate import ir
-from serrate.frontend import ops
-from serrate.runtime.arrays import remembered
-from serrate.tensor import Structure
+import serrate
+from benchmarks.data import DISTRIBUTIONS, lengths, offsets
+from benchmarks.options import Options
+from serrate import JaggedTensor, ops
 
 STRATEGIES = ("maskless", "masked", "persistent_dynamic")
-DISTRIBUTIONS = ("uniform", "exponential", "bimodal", "giant")
 Run = Callable[[], object]
 
 
@@ -47,7 +43,7 @@ class Cell:
 
 def captured(run: Run) -> Run:
     """The run as a CUDA graph: what the device does, without the host's time between launches."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         run()
@@ -65,7 +61,7 @@ def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
     torch.cuda.synchronize()
     for _ in range(rounds):
         for name, replay in graphs.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
             replay()
             end.record()
@@ -74,52 +70,27 @@ def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def program(body: Callable[..., ir.TensorView], inner: int, dtype: torch.dtype, *extra: tuple[int, ...]) -> ir.Fusion:
-    """A fusion of one ragged input, its offsets and dense operands."""
-    with ir.Fusion() as f:
-        x, offsets = f.input((None, inner), dtype), f.input((None,), torch.int64)
-        f.output(body(ops.as_nested(x, offsets), *(f.input(shape, dtype) for shape in extra)))
-    return f
-
-
 def memory_work(rows: int, mean: int, inner: int, rounds: int, console: Console) -> list[Cell]:
     """Works that move bytes: percent of what a copy moves."""
-    works: dict[str, tuple[Callable[..., ir.TensorView], int, Callable[[torch.Tensor], torch.Tensor] | None]] = {
-        "sum": (lambda x: ops.sum(x, 1), 1, lambda r: r.sum(0)),
-        "pointwise": (lambda x: ops.relu(ops.add(ops.mul(x, 2.0), 1.0)), 2, lambda r: torch.relu(r * 2 + 1)),
-        "softmax": (lambda x: ops.softmax(x, 1), 2, lambda r: torch.softmax(r, 0)),
-        "layer norm": (lambda x: ops.layer_norm(x, (1, 2)), 2, lambda r: torch.nn.functional.layer_norm(r, r.shape)),
+    works: dict[str, tuple[Callable[[Any], Any], int, Callable[[Tensor], Tensor]]] = {
+        "sum": (lambda x: x.sum(1), 1, lambda row: row.sum(0)),
+        "pointwise": (lambda x: torch.relu(x * 2.0 + 1.0), 2, lambda row: torch.relu(row * 2 + 1)),
+        "softmax": (lambda x: torch.softmax(x, 1), 2, lambda row: torch.softmax(row, 0)),
+        "layer norm": (lambda x: ops.layer_norm(x, (1, 2)), 2, lambda row: functional.layer_norm(row, list(row.shape))),
     }
     table: list[Cell] = []
     for distribution in DISTRIBUTIONS:
-        n = torch.as_tensor(lengths(distribution, rows, mean)).long()
-        offsets = torch.cat([torch.zeros(1, dtype=torch.long), n.cumsum(0)]).cuda()
-        x = torch.randn(int(n.sum()), inner, device="cuda")
-        y = torch.empty_like(x)
-        bounds = [int(v) for v in offsets.cpu()]
+        jt = _rows(distribution, rows, mean, inner, torch.float32)
+        target = torch.empty_like(jt.values)
         for name, (body, passes, row) in works.items():
             # The best of two ways to copy is the limit: in a graph a kernel can beat the copy engine.
             runs: dict[str, Run] = {
-                "copy": lambda x=x, y=y: y.copy_(x),
-                "copy by kernel": lambda x=x, y=y: torch.add(x, 0.0, out=y),
+                "copy": partial(target.copy_, jt.values),
+                "copy by kernel": partial(torch.add, jt.values, 0.0, out=target),
             }
-            fusion = program(body, inner, torch.float32)
-            # What serrate chooses by itself, told the longest row as a caller who knows it would.
-            remembered((offsets,), ("structure", len(x)), lambda o=offsets, n=n: Structure((o,), max_length=int(n.max())))
             for strategy in (*STRATEGIES, None):
-                try:
-                    compiled = fusion.compile("triton", strategy)
-                    got = compiled(x, offsets)
-                    values = got if isinstance(got, torch.Tensor) else got.values
-                    for k in [0, 1, rows // 2, rows - 1, int(n.argmax())]:
-                        a, b = bounds[k], bounds[k + 1]
-                        if b > a:
-                            want = row(x[a:b].double()).float()
-                            mine = values[k] if isinstance(got, torch.Tensor) else values[a:b]
-                            torch.testing.assert_close(mine, want, rtol=1e-3, atol=1e-3)
-                    runs[strategy or "chosen"] = lambda c=compiled, x=x, o=offsets: c(x, o)
-                except Exception as error:
-                    console.print(f"[red]{name} {distribution} {strategy}: {type(error).__name__}: {str(error)[:1500]}")
+                want = partial(_of_row, row)
+                runs |= _checked(body, strategy, (jt,), want, (1e-3, 1e-3), console)
             times = medians(runs, rounds)
             limit = min(times["copy"], times["copy by kernel"]) * passes / 2
             percent = {k: 100 * limit / v for k, v in times.items() if not k.startswith("copy")}
@@ -131,45 +102,70 @@ def grouped_work(groups: int, tokens: int, k: int, n: int, rounds: int, console:
     """Grouped matrix products in bfloat16: percent of one dense product of equal work."""
     table: list[Cell] = []
     for distribution in DISTRIBUTIONS[:3]:
-        sizes = torch.as_tensor(lengths(distribution, groups, tokens // groups)).long()
-        offsets = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)]).cuda()
-        total = int(sizes.sum())
-        x = torch.randn(total, k, device="cuda", dtype=torch.bfloat16)
-        w = torch.randn(groups, k, n, device="cuda", dtype=torch.bfloat16)
-        dense = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
-        ends = offsets[1:].int()
+        jt = _rows(distribution, groups, tokens // groups, k, torch.bfloat16)
+        weights = torch.randn(groups, k, n, device="cuda", dtype=torch.bfloat16)
         runs: dict[str, Run] = {
-            "dense": lambda x=x, dense=dense: x @ dense,
-            "grouped_mm": lambda x=x, w=w, ends=ends: torch._grouped_mm(x, w, offs=ends),
+            "dense": partial(torch.mm, jt.values, weights[0].contiguous()),
+            "grouped_mm": partial(functional.grouped_mm, jt.values, weights, offs=jt.offsets[1:].int()),
         }
-        fusion = program(lambda t, w: ops.matmul(t, w), k, torch.bfloat16, (groups, k, n))
-        bounds = [int(v) for v in offsets.cpu()]
         for strategy in ("maskless", "persistent_dynamic", None):
-            try:
-                compiled = fusion.compile("triton", strategy)
-                got = compiled(x, offsets, w).values
-                for g in (0, groups // 2, groups - 1):
-                    a, b = bounds[g], bounds[g + 1]
-                    torch.testing.assert_close(got[a:b], x[a:b] @ w[g], rtol=2e-2, atol=2e-1)
-                runs[strategy or "chosen"] = lambda c=compiled, x=x, o=offsets, w=w: c(x, o, w)
-            except Exception as error:
-                console.print(f"[red]grouped {distribution} {strategy}: {type(error).__name__}: {str(error)[:1500]}")
+            runs |= _checked(lambda x, w: x @ w, strategy, (jt, weights), partial(_product, weights), (2e-2, 2e-1), console)
         times = medians(runs, rounds)
-        percent = {name: 100 * times["dense"] / v for name, v in times.items() if name != "dense"}
+        percent = {name: 100 * times["dense"] / time for name, time in times.items() if name != "dense"}
         table.append(Cell("grouped matmul bf16", distribution, times["dense"], percent))
     return table
 
 
-def run_all(rounds: int, out: Path, rows: int = 4096, mean: int = 256, inner: int = 128) -> None:
-    """Measures everything, prints the table, writes gpu.json."""
+def _of_row(function: Callable[[Tensor], Tensor], number: int, row: Tensor) -> Tensor:
+    return function(row.double()).float()
+
+
+def _product(weights: Tensor, group: int, rows: Tensor) -> Tensor:
+    return rows @ weights[group]
+
+
+def _rows(distribution: str, rows: int, mean: float, inner: int, dtype: torch.dtype) -> JaggedTensor:
+    """Random rows on the device, told their longest and shortest as a caller who knows them would."""
+    counts = lengths(distribution, rows, mean)
+    values = torch.randn(int(counts.sum()), inner, device="cuda", dtype=dtype)
+    known = (int(counts.max()), int(counts.min()))
+    return JaggedTensor.from_csr(values, offsets(counts).cuda(), max_length=known[0], min_length=known[1])
+
+
+def _checked(
+    body: Callable[..., Any],
+    strategy: str | None,
+    arguments: tuple[Any, ...],
+    want: Callable[[int, Tensor], Tensor],
+    tolerance: tuple[float, float],
+    console: Console,
+) -> dict[str, Run]:
+    """The program by its strategy's name, if some of its rows are right; a fault is shown, and the others go on."""
+    run = partial(serrate.jit(body, backend="triton", strategy=strategy), *arguments)
+    jt = arguments[0]
+    bounds = jt.offsets.tolist()
+    try:
+        got = run()
+        for k in (0, 1, len(jt) // 2, len(jt) - 1, int(jt.lengths.argmax())):
+            mine = got[k] if isinstance(got, Tensor) else got.values[bounds[k] : bounds[k + 1]]
+            torch.testing.assert_close(mine, want(k, jt.values[bounds[k] : bounds[k + 1]]), rtol=tolerance[0], atol=tolerance[1])
+    except Exception as error:
+        console.print(Text(f"{strategy or 'chosen'}: {type(error).__name__}: {str(error)[:1500]}", style="red"))
+        return {}
+    return {strategy or "chosen": run}
+
+
+def main(options: Options, rows: int = 4096, mean: int = 256, inner: int = 128) -> bool:
+    """Measures everything, prints the table, writes gpu.json; whether there is a device to measure on."""
     console = Console(width=160)
     if not torch.cuda.is_available():
         console.print("no CUDA device is here; the GPU table needs one")
-        return
+        return False
     torch.manual_seed(0)
-    cells = memory_work(rows, mean, inner, rounds, console)
-    cells += grouped_work(64, 65536, 4096, 2048, rounds, console)
-    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, {date.today()}"
+    cells = memory_work(rows, mean, inner, options.rounds, console)
+    cells += grouped_work(64, 65536, 4096, 2048, options.rounds, console)
+    triton = importlib.metadata.version("triton")
+    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton}, {date.today()}"
     table = Table(title=f"percent of the limit ({machine})")
     columns = list(dict.fromkeys(k for cell in cells for k in cell.percent))
     for name in ("work", "lengths", "limit ms", *columns):
@@ -178,20 +174,6 @@ def run_all(rounds: int, out: Path, rows: int = 4096, mean: int = 256, inner: in
         percents = [f"{cell.percent[c]:.0f}" if c in cell.percent else "-" for c in columns]
         table.add_row(cell.work, cell.lengths, f"{cell.limit_ms:.2f}", *percents)
     console.print(table)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "gpu.json").write_text(json.dumps({"machine": machine, "cells": [asdict(c) for c in cells]}, indent=1))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=4096)
-    parser.add_argument("--mean", type=int, default=256)
-    parser.add_argument("--inner", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
-    options = parser.parse_args()
-    run_all(options.rounds, options.out, options.rows, options.mean, options.inner)
-
-
-if __name__ == "__main__":
-    main()
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "gpu.json").write_text(json.dumps({"machine": machine, "cells": [asdict(c) for c in cells]}, indent=1))
+    return True

@@ -1,93 +1,99 @@
-"""The bar: hand-written C++ for each work, compiled at run time.
+"""The bar: hand-written C++ for some works, compiled at run time.
 
-Comes in: the work's tensors. Goes out: a callable that fills and returns one reused output: the loops are the bar, not the
-allocator.
+Comes in: a task. Goes out: a way that fills and returns one reused output: the loops are the bar, not the allocator.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks import native
-from benchmarks.data import Ragged
+from benchmarks.tasks import Task
+from benchmarks.ways import Call, Way
 
 # as in handwritten.cpp
 LONG = 2048
 CHUNK = 1024
 
 
-def _library(features: int) -> ctypes.CDLL:
-    return native.load("handwritten.cpp", f"FEATURES={features}")
+def way(task: Task) -> Way | None:
+    """The hand-written loop, where there is one: in float32, with features."""
+    make = _LOOPS.get(task.work)
+    if make is None or task.data.values.dtype != torch.float32:
+        return None
+    return Way("hand C++", lambda: make(task))
 
 
-def _partials(data: Ragged, per_chunk: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.zeros((data.longest // CHUNK + 1) * per_chunk, dtype=dtype)
+def _call(function: Any, out: Tensor, *arguments: Tensor | int | float) -> Call:
+    """The call with all its arguments ready; a float is a C float, an int 64 bits wide."""
+    ready = [_argument(each) for each in arguments]
+    keep = arguments  # for addresses alone keep no tensor alive
 
-
-def sum_ragged(data: Ragged) -> Callable[[], Tensor]:
-    features = data.values.shape[1]
-    library, out, partials = _library(features), torch.zeros(data.rows, features), _partials(data, features)
-
-    def call() -> Tensor:
-        rows = ctypes.c_longlong(data.rows)
-        library.sum(
-            native.pointer(data.values), native.pointer(data.offsets), rows, native.pointer(out), native.pointer(partials)
-        )
+    def call(_keep: object = keep) -> Tensor:
+        function(*ready)
         return out
 
     return call
 
 
-def pointwise(data: Ragged, scale: float, bias: Tensor) -> Callable[[], Tensor]:
-    library, out = _library(data.values.shape[1]), torch.zeros_like(data.values)
-
-    def call() -> Tensor:
-        total = ctypes.c_longlong(data.values.shape[0])
-        library.pointwise(native.pointer(data.values), native.pointer(bias), ctypes.c_float(scale), total, native.pointer(out))
-        return out
-
-    return call
+def _argument(value: Tensor | int | float) -> Any:
+    if isinstance(value, Tensor):
+        return native.pointer(value)
+    return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_longlong(value)
 
 
-def softmax(data: Ragged) -> Callable[[], Tensor]:
-    features = data.values.shape[1]
-    library, out, partials = _library(features), torch.zeros_like(data.values), _partials(data, 2 * features)
+def _library(task: Task) -> ctypes.CDLL:
+    return native.load("handwritten.cpp", f"FEATURES={task.data.values.shape[1]}")
+
+
+def _partials(task: Task, per_chunk: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros((task.data.longest // CHUNK + 1) * per_chunk, dtype=dtype)
+
+
+def _sum(task: Task) -> Call:
+    data, features = task.data, task.data.values.shape[1]
+    out = torch.zeros(data.rows, features)
+    return _call(_library(task).sum, out, data.values, data.offsets, data.rows, out, _partials(task, features))
+
+
+def _pointwise(task: Task) -> Call:
+    values, (scale, bias) = task.data.values, task.operands
+    out = torch.zeros_like(values)
+    return _call(_library(task).pointwise, out, values, bias, float(scale), values.shape[0], out)
+
+
+def _softmax(task: Task) -> Call:
+    data, features = task.data, task.data.values.shape[1]
+    out, partials = torch.zeros_like(data.values), _partials(task, 2 * features)
     scratch = torch.zeros(torch.get_num_threads() * LONG * features)
-
-    def call() -> Tensor:
-        rows = ctypes.c_longlong(data.rows)
-        inputs = (native.pointer(data.values), native.pointer(data.offsets), rows)
-        library.softmax(*inputs, native.pointer(out), native.pointer(partials), native.pointer(scratch))
-        return out
-
-    return call
+    return _call(_library(task).softmax, out, data.values, data.offsets, data.rows, out, partials, scratch)
 
 
-def layer_norm(data: Ragged, epsilon: float) -> Callable[[], Tensor]:
-    library, out, partials = _library(data.values.shape[1]), torch.zeros_like(data.values), _partials(data, 3, torch.float64)
-
-    def call() -> Tensor:
-        inputs = (native.pointer(data.values), native.pointer(data.offsets), ctypes.c_longlong(data.rows))
-        library.layer_norm(*inputs, ctypes.c_float(epsilon), native.pointer(out), native.pointer(partials))
-        return out
-
-    return call
+def _layer_norm(task: Task) -> Call:
+    data, epsilon = task.data, float(task.operands[0])
+    out, partials = torch.zeros_like(data.values), _partials(task, 3, torch.float64)
+    return _call(_library(task).layer_norm, out, data.values, data.offsets, data.rows, epsilon, out, partials)
 
 
-def grouped_matmul(data: Ragged, weights: Tensor) -> Callable[[], Tensor]:
+def _grouped_matmul(task: Task) -> Call:
+    data, weights = task.data, task.operands[0]
     groups, inner, outer = weights.shape
     if outer % 32:
         raise ValueError(f"columns must be a multiple of 32, the width of a register tile; got {outer}")
     library = native.load("grouped_matmul.cpp", f"INNER={inner}", f"OUTER={outer}")
     out = torch.zeros(data.values.shape[0], outer)
+    return _call(library.grouped_matmul, out, data.values, weights, data.offsets, groups, out)
 
-    def call() -> Tensor:
-        inputs = (native.pointer(data.values), native.pointer(weights), native.pointer(data.offsets), ctypes.c_longlong(groups))
-        library.grouped_matmul(*inputs, native.pointer(out))
-        return out
 
-    return call
+_LOOPS: dict[str, Callable[[Task], Call]] = {
+    "sum": _sum,
+    "pointwise": _pointwise,
+    "softmax": _softmax,
+    "layer norm": _layer_norm,
+    "grouped matmul": _grouped_matmul,
+}

@@ -1,17 +1,20 @@
 """What the machine allows, measured in the same run as everything it is compared with.
 
-Comes in: tensors of the work's own size. Goes out: callables that copy, read and multiply, and the machine's names.
+Comes in: tensors of the work's own size. Goes out: callables that copy, read and multiply, what their times say about a work,
+and the machine's names.
 """
 
 from __future__ import annotations
 
 import ctypes
 import datetime
+import mmap
 import os
 import platform
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import native
+from benchmarks.measure import Timing
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,6 @@ class Machine:
 
     processor: str
     threads: int
-    last_level_cache: int
     date: str
     python: str
     torch: str
@@ -40,12 +43,12 @@ def machine() -> Machine:
     return Machine(
         processor=_processor(),
         threads=torch.get_num_threads(),
-        last_level_cache=last_level_cache(),
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         python=platform.python_version(),
         torch=torch.__version__,
         compiler=version.splitlines()[0],
-        command=" ".join(["python", *sys.orig_argv[1:]]),
+        # the program by its name alone: where it is installed is nobody's business
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     )
 
 
@@ -58,38 +61,77 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def last_level_cache() -> int:
-    """Bytes of the largest cache; 32 MiB where the system does not say."""
-    for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE"):
-        size = os.sysconf(name) if name in os.sysconf_names else 0
-        if size > 0:
-            return size
-    return 32 << 20
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that a work must move. `twice`: the longest row, if two-pass work must read it a second time when it is large."""
+
+    read: int
+    written: int = 0
+    twice: int | None = None
 
 
-def copies(source: Tensor) -> dict[str, Callable[[], object]]:
-    """Each reads and writes as many bytes as `source` has, with stores that bypass the cache.
+@dataclass(frozen=True)
+class Limit:
+    """What is timed beside the work (each with what runs before it, untimed), and what the times make of it."""
 
-    Several targets, for where the system puts a buffer moves the time by a tenth: the limit is the fastest of them.
-    """
-    return {f"limit: copy {number}": _copy(source) for number in range(3)}
+    calls: Mapping[str, Callable[[], object]]
+    milliseconds: Callable[[Mapping[str, Timing]], float]
+    before: Mapping[str, Callable[[], object]]
 
 
-def _copy(source: Tensor) -> Callable[[], object]:
-    library, target = native.load("limits.cpp"), torch.zeros_like(source)
-    arguments = (native.pointer(source), native.pointer(target), ctypes.c_longlong(source.numel()))
+def of_traffic(traffic: Traffic, values: Tensor, offsets: Tensor) -> Limit:
+    """Bytes at the rate of a copy, or of a read where nothing large is written."""
+    calls: dict[str, Callable[[], object]] = {}
+    before: dict[str, Callable[[], object]] = {}
+    if traffic.written:
+        # Where the system puts a buffer moves the time by a tenth: the limit is the fastest of several.
+        calls = {f"limit: copy {number}": _copy(values, huge=number > 0) for number in range(3)}
+    else:
+        calls["limit: read"] = _read(values)
+    if traffic.twice is not None:
+        row = values[int(offsets[traffic.twice]) : int(offsets[traffic.twice + 1])]
+        if row.nbytes > own_cache():
+            calls["limit: read again"] = before["limit: read again"] = _read(row)
+
+    def milliseconds(timings: Mapping[str, Timing]) -> float:
+        fastest = min(timings[name].median for name in calls if name != "limit: read again")
+        moved = values.nbytes * (2 if traffic.written else 1)
+        again = timings["limit: read again"].median if "limit: read again" in calls else 0.0
+        return fastest * (traffic.read + traffic.written) / moved + again
+
+    return Limit(calls, milliseconds, before)
+
+
+def of_product(tokens: Tensor, weight: Tensor) -> Limit:
+    """One dense float32 product with the work of the grouped one."""
+    tokens, weight = tokens.float(), weight.float().contiguous()
+    out = tokens.new_empty(tokens.shape[0], weight.shape[1])
+    name = "limit: dense mm"
+    return Limit({name: lambda: torch.mm(tokens, weight, out=out)}, lambda timings: timings[name].median, {})
+
+
+def own_cache() -> int:
+    """Bytes of the largest cache that a core has to itself; 1 MiB where the system does not say."""
+    name = "SC_LEVEL2_CACHE_SIZE"
+    size = os.sysconf(name) if name in os.sysconf_names else 0
+    return size if size > 0 else 1 << 20
+
+
+def _copy(source: Tensor, huge: bool) -> Callable[[], object]:
+    library, target = native.load("limits.cpp"), huge_pages(source.nbytes) if huge else torch.zeros_like(source)
+    arguments = (native.pointer(source), native.pointer(target), ctypes.c_longlong(source.nbytes // 4))
     # the tensors are kept alive by the closure, for the addresses alone do not
     return lambda: (library.copy(*arguments), source, target)
 
 
-def read(source: Tensor) -> Callable[[], object]:
-    """Reads all of `source`."""
+def huge_pages(size: int) -> Tensor:
+    """Bytes in huge pages where the system has them."""
+    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memoryview(block), dtype=torch.uint8).fill_(0)
+
+
+def _read(source: Tensor) -> Callable[[], object]:
     library = native.load("limits.cpp")
-    arguments = (native.pointer(source), ctypes.c_longlong(source.numel()))
+    arguments = (native.pointer(source), ctypes.c_longlong(source.nbytes // 4))
     return lambda: (library.read(*arguments), source)
-
-
-def dense_mm(tokens: Tensor, weight: Tensor) -> Callable[[], object]:
-    """One dense matmul with the flops of the grouped one."""
-    out = tokens.new_empty(tokens.shape[0], weight.shape[1])
-    return lambda: torch.mm(tokens, weight, out=out)

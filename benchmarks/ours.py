@@ -1,7 +1,6 @@
 """serrate's own entries in the tables, written as a user would write them.
 
-Comes in: values, offsets and the work's parameters. Goes out: a callable that returns the result's values. Plans are the
-ones serrate chooses by itself.
+Comes in: a task. Goes out: a way to do it, with plans that serrate chooses by itself and fresh results every call.
 """
 
 from __future__ import annotations
@@ -13,54 +12,102 @@ import torch
 from torch import Tensor
 
 import serrate
+from benchmarks.data import Ragged
+from benchmarks.tasks import PARTS, Task
+from benchmarks.ways import Call, Way
 from serrate import JaggedTensor
 
 
 @serrate.jit
-def _sum(jt: Any) -> Any:
-    return jt.sum(1)
+def sum_rows(jt: Any) -> Any:
+    return jt.sum(dim=1)
 
 
 @serrate.jit
-def _pointwise(jt: Any, scale: float, bias: Any) -> Any:
+def mean_rows(jt: Any) -> Any:
+    return jt.mean(dim=1)
+
+
+@serrate.jit
+def max_rows(jt: Any) -> Any:
+    return jt.amax(dim=1)
+
+
+@serrate.jit
+def sum_documents(jt: Any) -> Any:
+    return jt.sum(dim=(1, 2))
+
+
+@serrate.jit
+def pointwise(jt: Any, scale: float, bias: Any) -> Any:
     return torch.relu(jt * scale + bias)
 
 
 @serrate.jit
-def _softmax(jt: Any) -> Any:
-    return torch.softmax(jt, 1)
+def softmax(jt: Any) -> Any:
+    return torch.softmax(jt, dim=1)
 
 
 @serrate.jit
-def _layer_norm(jt: Any, epsilon: float) -> Any:
+def logsumexp(jt: Any) -> Any:
+    return torch.logsumexp(jt, dim=1)
+
+
+@serrate.jit
+def layer_norm(jt: Any, epsilon: float) -> Any:
     return serrate.ops.layer_norm(jt, (1, 2), eps=epsilon)
 
 
 @serrate.jit
-def _grouped_matmul(jt: Any, weights: Any) -> Any:
+def add_dense(jt: Any, dense: Any) -> Any:
+    return jt.to_padded() + dense
+
+
+@serrate.jit
+def grouped_matmul(jt: Any, weights: Any) -> Any:
     return jt @ weights
 
 
-def sum_ragged(values: Tensor, offsets: Tensor) -> Callable[[], Tensor]:
-    jt = JaggedTensor.from_csr(values, offsets)
-    return lambda: _sum(jt)
+JITTED: dict[str, Callable[..., Any]] = {
+    "sum": sum_rows,
+    "mean": mean_rows,
+    "max": max_rows,
+    "pointwise": pointwise,
+    "softmax": softmax,
+    "logsumexp": logsumexp,
+    "layer norm": layer_norm,
+    "jagged + dense": add_dense,
+    "grouped matmul": grouped_matmul,
+}
 
 
-def pointwise(values: Tensor, offsets: Tensor, scale: float, bias: Tensor) -> Callable[[], Tensor]:
-    jt = JaggedTensor.from_csr(values, offsets)
-    return lambda: _pointwise(jt, scale, bias).values
+def way(task: Task) -> Way:
+    """The way to do the task; its tensors are ragged ones before the clock starts."""
+    return Way("serrate", lambda: _prepared(task), _values)
 
 
-def softmax(values: Tensor, offsets: Tensor) -> Callable[[], Tensor]:
-    jt = JaggedTensor.from_csr(values, offsets)
-    return lambda: _softmax(jt).values
+def _prepared(task: Task) -> Call:
+    if task.kind == "from_padded":
+        padded, lengths = task.operands[0], task.data.lengths
+        return lambda: JaggedTensor.from_padded(padded, lengths)
+    if task.kind == "two-level sum":
+        documents = JaggedTensor.from_lengths(task.data.values, (task.operands[0].diff(), task.data.lengths))
+        return lambda: sum_documents(documents)
+    if task.kind == "block permute":
+        blocks = JaggedTensor.from_lengths(task.data.values, task.data.lengths.view(PARTS, -1))
+        return lambda: blocks.permute(1, 0, 2, 3)
+    jt = _ragged(task.data)
+    if task.kind == "to_padded":
+        return lambda: jt.to_padded()
+    function = JITTED[task.kind]
+    return lambda: function(jt, *task.operands)
 
 
-def layer_norm(values: Tensor, offsets: Tensor, epsilon: float) -> Callable[[], Tensor]:
-    jt = JaggedTensor.from_csr(values, offsets)
-    return lambda: _layer_norm(jt, epsilon).values
+def _ragged(data: Ragged) -> JaggedTensor:
+    return JaggedTensor.from_csr(data.values, data.offsets)
 
 
-def grouped_matmul(tokens: Tensor, offsets: Tensor, weights: Tensor) -> Callable[[], Tensor]:
-    jt = JaggedTensor.from_csr(tokens, offsets)
-    return lambda: _grouped_matmul(jt, weights).values
+def _values(result: Any) -> Tensor:
+    values = result.values if isinstance(result, JaggedTensor) else result
+    assert isinstance(values, Tensor)
+    return values

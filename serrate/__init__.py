@@ -6,6 +6,7 @@ without padding by generated code.
 
 from serrate import analysis, errors, ir
 from serrate import eager as _installs_operators  # noqa: F401
+from serrate import moves as _installs_movers  # noqa: F401
 from serrate.calls import jit
 from serrate.frontend import ops
 from serrate.tensor import (

@@ -5,7 +5,8 @@ traced tensor, torch's spelling of it does to a ragged one:
 
     jt * 2 + bias      torch.relu(jt)      jt.sum(dim=1)      F.layer_norm(jt, (64,))      jt += 1      torch.exp(jt, out=other)
 
-The container's own operations (indexing, cat, split, permute ...) move no data through programs and stay as they are.
+The container's own operations (indexing, cat, split, permute ...) compute nothing and stay as they are; `moves` copies
+their rows.
 """
 
 from __future__ import annotations
@@ -41,18 +42,7 @@ _BINARY = {
 }
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _UNARY = {"neg": "neg", "abs": "abs", "bitwise_not": "invert"}
-_DTYPES = {
-    "half": torch.float16,
-    "float": torch.float32,
-    "double": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "int": torch.int32,
-    "long": torch.int64,
-    "short": torch.int16,
-    "char": torch.int8,
-    "byte": torch.uint8,
-    "bool": torch.bool,
-}
+_DTYPES = {"short": torch.int16, "char": torch.int8, "byte": torch.uint8}
 
 FEW = 8
 """How many numbers an operation is built for; further ones are read from memory, so that a schedule is not a build a step."""
@@ -207,16 +197,7 @@ def _operator(program: Callable[..., Any], name: str, swapped: bool = False) -> 
     return method
 
 
-# --- what is no program: new values, host answers, dtypes ------------------------------------------------------------------
-
-
-def _like(make: Callable[..., torch.Tensor]) -> Callable[..., JaggedTensor]:
-    def run(input: JaggedTensor, *args: Any, **kwargs: Any) -> JaggedTensor:
-        values = make(input.values, *args, **kwargs)
-        same = values.device == input.device
-        return input.with_values(values) if same else JaggedTensor(values, input.structure.to(values.device), hints=input.hints)
-
-    return run
+# --- what is no program: dtypes, host answers, writing ------------------------------------------------------------------
 
 
 def _converted(dtype: torch.dtype) -> Callable[[JaggedTensor], JaggedTensor]:
@@ -233,14 +214,14 @@ def _type_as(self: JaggedTensor, other: JaggedTensor | torch.Tensor) -> JaggedTe
     return self.to(other.dtype)
 
 
-def _equal(input: Any, other: Any) -> bool:
-    """`torch.equal`: whether two ragged tensors have the same rows and the same elements."""
-    if not isinstance(input, JaggedTensor) or not isinstance(other, JaggedTensor):
-        return False
-    if tuple(map(str, input.shape)) != tuple(map(str, other.shape)) or input.dtype != other.dtype:
-        return False
-    a, b = input.contiguous(), other.contiguous()
-    return a.structure.same_rows(b.structure) and torch.equal(a.values, b.values)
+def _equal(self: JaggedTensor, other: Any) -> bool:
+    """Whether another ragged tensor has the same rows and the same elements."""
+    return torch.equal(self, other)  # type: ignore[arg-type]
+
+
+def _allclose(self: JaggedTensor, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
+    """Whether another ragged tensor has the same rows and elements that are near."""
+    return torch.allclose(self, other, rtol, atol, equal_nan)  # type: ignore[arg-type]
 
 
 def _zero_(self: JaggedTensor) -> JaggedTensor:
@@ -283,26 +264,8 @@ def _dropout(drop: Eager, input: JaggedTensor, p: float = 0.5, training: bool = 
     return drop.in_place(*args) if inplace else drop(*args)
 
 
-LIKE = (
-    torch.zeros_like,
-    torch.ones_like,
-    torch.full_like,
-    torch.empty_like,
-    torch.rand_like,
-    torch.randn_like,
-    torch.randint_like,
-)
-
-
 def _install_others(eager: Callable[..., Eager]) -> None:
-    drop, all_close = eager(spelled(dropped)), eager(TensorView.operators["isclose"])
-
-    def allclose(input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
-        """`torch.allclose`: whether all elements are near; False for other rows."""
-        same = isinstance(input, JaggedTensor) and isinstance(other, JaggedTensor)
-        if same and not input.structure.back_to_back().same_rows(other.structure.back_to_back()):
-            return False
-        return bool(all_close(input, other, rtol, atol, equal_nan).values.all())
+    drop = eager(spelled(dropped))
 
     def dropout(input: JaggedTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         return _dropout(drop, input, p, training, inplace)
@@ -310,12 +273,10 @@ def _install_others(eager: Callable[..., Eager]) -> None:
     def torch_dropout(input: JaggedTensor, p: float, train: bool) -> Any:
         return _dropout(drop, input, p, train)
 
-    install_operators({f: _like(f) for f in LIKE})
-    install_operators({torch.equal: _equal, torch.allclose: allclose, functional.dropout: dropout, torch.dropout: torch_dropout})
+    install_operators({functional.dropout: dropout, torch.dropout: torch_dropout})
     methods: dict[str, Callable[..., Any]] = {name: _converted(dtype) for name, dtype in _DTYPES.items()}
-    methods |= {"type_as": _type_as, "equal": _equal, "allclose": allclose}
-    methods |= {"is_floating_point": lambda self: self.dtype.is_floating_point}
-    methods |= {"zero_": _zero_, "fill_": _fill_, "copy_": _copy_}
+    methods |= {"type_as": _type_as, "is_floating_point": lambda self: self.dtype.is_floating_point}
+    methods |= {"equal": _equal, "allclose": _allclose, "zero_": _zero_, "fill_": _fill_, "copy_": _copy_}
     for name, method in methods.items():
         setattr(JaggedTensor, name, method)
 

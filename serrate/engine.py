@@ -35,7 +35,7 @@ from serrate.runtime.results import Result, groups, result
 from serrate.schedule.by_hand import by_hand
 from serrate.schedule.heuristic import Rows, choose
 from serrate.schedule.plan import Plan
-from serrate.schedule.prepare import row_facts
+from serrate.schedule.prepare import RowFacts, row_facts
 from serrate.schedule.strategies import STRATEGIES, check, plan
 from serrate.schedule.target import CPU, GPU, Target
 
@@ -111,10 +111,13 @@ class Kernels:
 
     def __init__(self, owner: Compiled, program: TileProgram) -> None:
         self.owner, self.naive = owner, program
-        self._facts = row_facts(program)
         self._built: dict[Any, tuple[Plan, Executable]] = {}
         self._flat: dict[Any, Prepared] = {}
         self._number = next(_numbers)
+
+    @functools.cached_property
+    def _facts(self) -> RowFacts | None:
+        return row_facts(self.naive)
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor]) -> tuple[Prepared, list[torch.Tensor]]:
         """Runs the stage; gives what it was prepared with and its tensors: inputs, outputs, scratch."""
@@ -170,9 +173,14 @@ class Kernels:
         return binder.extent(call, dict(program.launched)[wanted])
 
     def _shape(self, call: Call, tensor: Tensor) -> tuple[int, ...]:
-        """The shape in memory: that of a result is exact, anything else may be as large as what is known on the host."""
-        exact = tensor.name in self.owner.result_names
-        return tuple(self.owner.binder.extent(call, d.extent_expr if exact else d.host_bound) for d in tensor.storage)
+        """The shape in memory: exact for a result and where lengths are at hand, else as large as what is known on the host.
+
+        Of rows by rows, what is known on the host is the square of all positions: far more than there is memory for.
+        """
+        binder = self.owner.binder
+        exact = tensor.name in self.owner.result_names or call.device.type == "cpu"
+        sizes = (d.extent_expr if exact and binder.ready(call, *d.extent_expr.arrays) else d.host_bound for d in tensor.storage)
+        return tuple(binder.extent(call, size) for size in sizes)
 
     def _row_shape(self, call: Call, tensor: Tensor) -> tuple[int, ...]:
         row = next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
@@ -208,7 +216,9 @@ class Kernels:
                 width *= owner.binder.extent(call, extent)
             # On a device nothing is copied to the host only to choose a plan.
             longest = owner.binder.known_longest(call, facts.ragged)
-            count, total = (owner.binder.extent(call, e) for e in (facts.ragged.component.host_bound, facts.ragged.host_bound))
+            count = owner.binder.extent(call, facts.ragged.component.host_bound)
+            # Where rows are apart from each other, what is known on the host is the room they have.
+            total = owner.binder.extent(call, facts.ragged.extent_expr if call.device.type == "cpu" else facts.ragged.host_bound)
             rows = Rows(count, total, longest, width * facts.itemsize)
         workers = torch.get_num_threads() if target is CPU else device_workers(call.device)
         strategy, options = choose(rows, target, workers, product=facts is not None and facts.product)

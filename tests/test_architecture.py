@@ -24,7 +24,13 @@ def dumps() -> dict[str, str]:
     loops = lower(scheduled, "softmax")
     gpu = lower(plan(program, "maskless", GPU, tile=8).apply(program), "softmax", tables=True)
     parts = lower(plan(program, "persistent_dynamic", CPU, tile=8, chunk=64).apply(program), "softmax")
+    with ir.Fusion("to_padded") as f_padded:
+        x, offsets = f_padded.input((None, 64), torch.float32), f_padded.input((None,), torch.int64)
+        f_padded.output(ops.to_padded(ops.as_nested(x, offsets), 7.0))
+    (moving,) = stages(f_padded)
+    moved = lower(plan(moving, "maskless", CPU).apply(moving), "to_padded")
     return {
+        "padded": print_cpp(moved, frozenset(moved.arrays)).text.split("// to_padded\n")[1].removesuffix("}\n"),
         "fusion": str(f),
         "naive": str(program),
         "plan": "\n".join(map(str, chosen.steps)) + "\n",

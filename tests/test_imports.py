@@ -30,6 +30,7 @@ ORDER = (
     "autograd",
     "distributed",
     "engine",
+    "moves",
     "calls",
     "eager",
     "cli",

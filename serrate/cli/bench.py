@@ -1,32 +1,65 @@
 """`serrate bench`: named benchmarks, each with the machine's limit and the peers in the same run.
 
-In: names. Out: tables with ratios, JSON and a plot. The benchmarks live in the source tree, not in the installed package.
+In: names and what to keep of them. Out: tables with ratios, JSON and plots. The benchmarks live in the source tree, not in the
+installed package.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 BENCHMARKS = {
-    "spine": "the CPU table: sum, pointwise, softmax, layer norm, grouped matmul",
-    "construction": "the bookkeeping table: making ragged tensors of tensors that are ready",
+    "cpu": "every work on the CPU: % of the machine's limit, and how far ahead of every peer",
+    "spine": "five of them, in float32, beside hand-written C++ too",
+    "memory": "peak memory beside inputs and outputs; results in fresh memory against reused",
+    "calls": "what a call costs beyond its kernel: warm, and with lengths never seen before",
+    "construction": "what it costs to make a ragged tensor of tensors that are ready",
     "gpu": "the GPU table",
 }
 
 
+@dataclass(frozen=True)
+class Peer:
+    """Something to compare with: the package it comes in, and how to get that."""
+
+    name: str
+    package: str
+    module: str
+    install: str
+
+
+PEERS = (
+    Peer("NestedTensor (also compiled), padded + mask (also compiled)", "torch", "torch", "pip install torch"),
+    Peer("segment_reduce, embedding_bag, index_add_", "torch", "torch", "pip install torch"),
+    Peer("torch.mm per group, F.grouped_mm, padded bmm", "torch", "torch", "pip install torch"),
+    Peer("fbgemm", "fbgemm-gpu-cpu", "fbgemm_gpu", "pip install 'serrate[peers]'"),
+    Peer("awkward", "awkward", "awkward", "pip install 'serrate[peers]'"),
+    Peer("np.add.reduceat", "numpy", "numpy", "pip install 'serrate[bench]'"),
+    Peer("(no peer: draws the plots)", "matplotlib", "matplotlib", "pip install 'serrate[bench]'"),
+)
+
+
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(help=f"which: {', '.join(BENCHMARKS)}")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help=f"which: {', '.join(BENCHMARKS)}; none: say what there is")] = None,
     rounds: Annotated[int, typer.Option(help="timed rounds of each cell", min=1)] = 15,
-    quick: Annotated[bool, typer.Option("--quick", help="half the data, five rounds")] = False,
-    peers: Annotated[bool, typer.Option("--peers", help="say which peers are installed; measure nothing")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="a work to measure, such as softmax; may be given again")] = None,
+    lengths: Annotated[list[str] | None, typer.Option(help="uniform, exponential, bimodal or giant; may be given again")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float32 or bfloat16; may be given again")] = None,
+    compiled: Annotated[bool, typer.Option(help="also peers by torch.compile, which takes long to build")] = True,
+    patience: Annotated[float, typer.Option(help="seconds that torch.compile may take for one peer", min=1)] = 60.0,
+    quick: Annotated[bool, typer.Option("--quick", help="little data, few rounds: to see that everything works")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="say which peers are installed; measure and install nothing")] = False,
     out: Annotated[Path, typer.Option(help="where JSON and plots go")] = Path("build/benchmarks"),
 ) -> None:
     """Runs named benchmarks: ours, the peers and the machine's limit interleaved in one run."""
@@ -36,17 +69,21 @@ def bench(
         return
     if not names:
         for name, what in BENCHMARKS.items():
-            console.print(f"[bold]{name}[/]  {what}")
+            console.print(f"[bold]{name:<13}[/]{what}", highlight=False)
         return
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         raise typer.BadParameter(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
-    for name in names:
-        module = _load(name)
-        if name == "gpu":
-            module.run_all(rounds=rounds, out=out)
-        else:
-            module.main(rounds=rounds, quick=quick, out=out)
+    kept = (tuple(only or ()), tuple(lengths or ()), tuple(dtype or ()))
+    options = _load("options")
+    given = options.Options(rounds, quick, *kept, compiled, patience, out)
+    try:
+        # Every benchmark runs, whatever the one before it came to.
+        right = [_load(name).main(given) for name in names]
+    except options.UnknownName as error:
+        raise typer.BadParameter(str(error)) from error
+    if not all(right):
+        raise typer.Exit(1)
 
 
 def _load(name: str) -> Any:
@@ -62,15 +99,25 @@ def _load(name: str) -> Any:
 
 
 def _list_peers(console: Console) -> None:
-    """Peers by name: installed, or what to install. Nothing is installed here."""
-    table = Table("peer", "found", "to get it")
-    known = {
-        "torch NestedTensor, padded, embedding_bag, segment_reduce, index_add_": ("torch", "always there"),
-        "fbgemm": ("fbgemm_gpu", "pip install 'serrate[peers]'"),
-        "awkward": ("awkward", "pip install 'serrate[peers]'"),
-        "matplotlib (plots)": ("matplotlib", "pip install 'serrate[bench]'"),
-    }
-    for name, (module, how) in known.items():
-        found = importlib.util.find_spec(module) is not None
-        table.add_row(name, "yes" if found else "no", "" if found else how)
+    """Each peer with its version, or what to install. Nothing is installed here."""
+    table = Table("peer", "package", "found", "to get it")
+    for peer in PEERS:
+        version = found(peer)
+        # Text, not markup: what to install has brackets in it.
+        state = Text(version or "missing", style="green" if version else "red")
+        table.add_row(peer.name, peer.package, state, Text("" if version else peer.install))
     console.print(table)
+
+
+def found(peer: Peer) -> str | None:
+    """The version that is installed, or None.
+
+    >>> found(PEERS[0]) is not None
+    True
+    """
+    if importlib.util.find_spec(peer.module) is None:
+        return None
+    try:
+        return importlib.metadata.version(peer.package)
+    except importlib.metadata.PackageNotFoundError:
+        return "version unknown"

@@ -1,7 +1,7 @@
 """`serrate demo`: two jobs on ragged data, ours beside what people do today.
 
-In: nothing. Out: tables. Tokens are routed to experts of very different popularity and multiplied by their expert's weight;
-sequences of very different lengths are normalised and softmaxed. Each way is checked against plain torch, row by row.
+In: nothing. Out: tables that fit a narrow terminal. Tokens are routed to experts of very different popularity and go through
+their expert's feed-forward; sequences of very different lengths are softmaxed. Each way is checked row by row against torch.
 """
 
 from __future__ import annotations
@@ -16,195 +16,205 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
-from serrate import JaggedTensor, jit, ops
+from serrate import JaggedTensor, jit
+from serrate.cli.peak import peak_of
 
-Run = Callable[[], Any]
-
-
-@jit
-def experts(tokens: Any, weights: Any) -> Any:
-    """Every token times the weight of its expert, then relu."""
-    return torch.relu(tokens @ weights)
+Rows = list[torch.Tensor]
 
 
 @jit
-def normalise(sequences: Any) -> Any:
-    """Zero mean and unit variance over a whole sequence, then softmax along it."""
-    return ops.softmax(ops.layer_norm(sequences, (1, 2)), dim=1)
+def experts(tokens: Any, up: Any, down: Any) -> Any:
+    """Every token through the two weights of its expert."""
+    return torch.relu(tokens @ up) @ down
+
+
+@jit
+def attention_weights(scores: Any, scale: float) -> Any:
+    """Softmax along each sequence."""
+    return torch.softmax(scores * scale, dim=1)
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to do a job: how to run it, how to get its rows, and how many bytes it works on."""
+    """One way to do a job: how to run it, and how to get its rows. `cannot` says why there is no such way."""
 
     name: str
-    run: Run
-    rows: Callable[[Any], list[torch.Tensor]]
-    touched: int
-    note: str = ""
+    run: Callable[[], Any]
+    rows: Callable[[Any], Rows]
+    cannot: str = ""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job, the ways to do it, and what every row must come out as."""
+    """A job, the ways to do it, what every row must come out as, and the bytes of its results."""
 
     title: str
     lengths: torch.Tensor
     ways: list[Way]
-    want: list[torch.Tensor]
+    want: Rows
+
+    @property
+    def results(self) -> int:
+        return sum(row.nbytes for row in self.want)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Median seconds, bytes held at most beyond the inputs (None: not known), and the largest error."""
+
+    seconds: float
+    peak: int | None
+    error: float
 
 
 def demo(
     quick: Annotated[bool, typer.Option("--quick", help="small data: a few seconds")] = False,
     source: Annotated[bool, typer.Option("--source", help="also print the code that was generated")] = False,
 ) -> None:
-    """Routes tokens to experts and normalises ragged sequences: ours, padded, and torch's NestedTensor, side by side."""
+    """Routes tokens to experts and softmaxes ragged sequences: ours, padded, and torch's NestedTensor, side by side."""
     console = Console()
     # torch says something about tracing when NestedTensor is first used; it is not about us.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     torch.manual_seed(0)
     scale = 8 if quick else 1
-    console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; times are medians, and include fresh results\n")
+    console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; median times, each with a result of its own\n")
     for make in (_expert_job, _sequence_job):
         job = make(scale)
         _picture(console, job)
-        timed = _measure(console, job, 3 if quick else 5)
-        _table(console, job, timed)
+        _table(console, job, _measured(console, job, 3 if quick else 5))
     if source:
         tiny = JaggedTensor.from_list([torch.randn(n, 64) for n in (3, 0, 5)])
-        console.print(normalise.source(tiny), highlight=False)
+        console.print(attention_weights.source(tiny, 0.5), highlight=False)
 
 
-def _rows_of(values: torch.Tensor, lengths: torch.Tensor) -> list[torch.Tensor]:
+def _rows_of(values: torch.Tensor, lengths: torch.Tensor) -> Rows:
     return list(torch.split(values, lengths.tolist()))
 
 
-def _unpadded(padded: torch.Tensor, lengths: torch.Tensor) -> list[torch.Tensor]:
+def _unpadded(padded: torch.Tensor, lengths: torch.Tensor) -> Rows:
     return [padded[k, :n] for k, n in enumerate(lengths.tolist())]
 
 
 def _expert_job(scale: int) -> Job:
-    count, tokens, width = 64, 8192 // scale, 256
+    count, tokens, width, hidden = 64, 8192 // scale, 256, 512
     # Popularity as in real routers: a few experts get most tokens, some get none.
     popularity = torch.distributions.Dirichlet(torch.full((count,), 0.3)).sample()
-    choice = torch.multinomial(popularity, tokens, replacement=True)
-    lengths = torch.bincount(choice, minlength=count)
+    lengths = torch.bincount(torch.multinomial(popularity, tokens, replacement=True), minlength=count)
     values = torch.randn(tokens, width)
-    weights = torch.randn(count, width, width) / width**0.5
-    ours = JaggedTensor.from_lengths(values, lengths)
-    want = [torch.relu(r @ w) for r, w in zip(_rows_of(values, lengths), weights, strict=True)]
-    padded_bytes = count * int(lengths.max()) * width * values.element_size()
+    up, down = torch.randn(count, width, hidden) / width**0.5, torch.randn(count, hidden, width) / hidden**0.5
+    routed = JaggedTensor.from_lengths(values, lengths)
+
+    def loop() -> Rows:
+        return [torch.relu(row @ up[k]) @ down[k] for k, row in enumerate(_rows_of(values, lengths))]
 
     def padded() -> torch.Tensor:
-        return torch.relu(torch.bmm(ours.to_padded(), weights))
-
-    def loop() -> list[torch.Tensor]:
-        return [torch.relu(r @ w) for r, w in zip(_rows_of(values, lengths), weights, strict=True)]
+        return torch.bmm(torch.relu(torch.bmm(routed.to_padded(), up)), down)
 
     return Job(
-        f"{tokens} tokens to {count} experts, {width} x {width} weights",
+        f"MoE feed-forward: {tokens} tokens, {count} experts, {width} to {hidden} to {width}",
         lengths,
         [
-            Way("serrate", lambda: experts(ours, weights), lambda r: list(r.unbind()), values.nbytes),
-            Way("torch.mm for each expert", loop, list, values.nbytes),
-            Way("padded bmm", padded, lambda r: _unpadded(r, lengths), padded_bytes),
-            Way("NestedTensor", lambda: None, lambda r: [], 0, "cannot: no weight of its own for each row"),
+            Way("serrate", lambda: experts(routed, up, down), lambda r: list(r.unbind())),
+            Way("torch.mm per expert", loop, list),
+            Way("padded bmm", padded, lambda r: _unpadded(r, lengths)),
+            Way("NestedTensor", lambda: None, list, "cannot: it has no weight of its own for each row"),
         ],
-        want,
+        loop(),
     )
 
 
 def _sequence_job(scale: int) -> Job:
-    count, mean, width = 2048 // scale, 96, 64
-    lengths = torch.empty(count).exponential_(1 / mean).long()
+    count, mean, width, factor = 2048 // scale, 96, 64, 0.5
+    lengths = torch.empty(count).exponential_(1 / mean).long().clamp(min=1)
     values = torch.randn(int(lengths.sum()), width)
-    ours = JaggedTensor.from_lengths(values, lengths)
-    want = [_normalised(row) for row in _rows_of(values, lengths)]
-    longest = int(lengths.max())
-    mask = torch.arange(longest)[None, :] < lengths[:, None]
+    scores, longest = JaggedTensor.from_lengths(values, lengths), int(lengths.max())
+    holes = (torch.arange(longest)[None, :] >= lengths[:, None])[:, :, None]
+    nested = torch.nested.nested_tensor_from_jagged(values, scores.offsets, min_seqlen=1, max_seqlen=longest)
 
     def padded() -> torch.Tensor:
-        x, m = ours.to_padded(), mask[:, :, None]
-        n = (lengths * width).clamp(min=1)[:, None, None]
-        centered = torch.where(m, x - x.sum((1, 2), keepdim=True) / n, 0.0)
-        normal = centered * torch.rsqrt(centered.square().sum((1, 2), keepdim=True) / n + 1e-5)
-        return torch.softmax(normal.masked_fill(~m, float("-inf")), dim=1)
+        return torch.softmax((scores.to_padded() * factor).masked_fill(holes, float("-inf")), dim=1)
 
-    nested = torch.nested.nested_tensor_from_jagged(values, ours.offsets, max_seqlen=longest)
-
-    def in_nested() -> torch.Tensor:
-        return torch.softmax(nested, dim=1)
-
-    padded_bytes = count * longest * width * values.element_size()
     return Job(
-        f"{count} sequences, lengths 0 to {longest}, {width} features: layer norm, then softmax",
+        f"sequence softmax: {count} sequences of 1 to {longest}, {width} features",
         lengths,
         [
-            Way("serrate", lambda: normalise(ours), lambda r: list(r.unbind()), values.nbytes),
-            Way("padded and masked", padded, lambda r: _unpadded(r, lengths), padded_bytes),
-            Way("NestedTensor", in_nested, lambda r: [], padded_bytes, "softmax alone"),
+            Way("serrate", lambda: attention_weights(scores, factor), lambda r: list(r.unbind())),
+            Way("padded + mask", padded, lambda r: _unpadded(r, lengths)),
+            Way("NestedTensor", lambda: torch.softmax(nested * factor, dim=1), lambda r: _rows_of(r.values(), lengths)),
         ],
-        want,
+        [torch.softmax(row * factor, dim=0) for row in _rows_of(values, lengths)],
     )
-
-
-def _normalised(row: torch.Tensor) -> torch.Tensor:
-    if not len(row):
-        return row
-    return torch.softmax(torch.nn.functional.layer_norm(row, list(row.shape)), dim=0)
 
 
 def _picture(console: Console, job: Job) -> None:
     """The lengths as bars: what padding would fill is the empty part."""
-    console.rule(f"[bold]{job.title}")
+    console.print(Text(job.title, style="bold"))
     longest = max(int(job.lengths.max()), 1)
     shown = sorted(job.lengths.tolist(), reverse=True)
     for k in range(0, len(shown), max(len(shown) // 6, 1)):
         bar = "█" * max(round(40 * shown[k] / longest), int(shown[k] > 0))
         console.print(f"  row by length #{k:<5} {shown[k]:>6}  [cyan]{bar}[/][dim]{'·' * (40 - len(bar))}[/]", highlight=False)
-    console.print(f"  padding would be {100 * (1 - float(job.lengths.float().mean()) / longest):.0f}% of the work\n")
+    console.print(f"  padding would be {100 * (1 - float(job.lengths.float().mean()) / longest):.0f}% of the work")
 
 
-def _measure(console: Console, job: Job, rounds: int) -> dict[str, float]:
-    """Median seconds of each way, run round robin; the first run of each is not counted."""
-    able = [way for way in job.ways if not way.note.startswith("cannot")]
+def _measured(console: Console, job: Job, rounds: int) -> dict[str, Measured]:
+    """Peak, error and median time of each way; the times round robin, after a run of each that is not counted."""
+    able = [way for way in job.ways if not way.cannot]
     times: dict[str, list[float]] = {way.name: [] for way in able}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    checked: dict[str, tuple[int | None, float]] = {}
+    columns = (TextColumn("  {task.description:<32}"), BarColumn(20), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=(rounds + 1) * len(able))
-        for k in range(rounds + 1):
+        task = progress.add_task("", total=(rounds + 1) * len(able))
+        for turn in range(rounds + 1):
             for way in able:
-                progress.update(task, description=f"measuring {way.name}")
+                progress.update(task, description=f"{'measuring' if turn else 'checking'} {way.name}")
+                if not turn:
+                    checked[way.name] = _checked(way, job)
                 # A slow way is not made to wait for: two seconds of it are enough.
-                if k < 2 or sum(times[way.name]) < 2.0:
+                elif sum(times[way.name]) < 2.0:
                     begin = time.perf_counter()
                     way.run()
-                    if k:
-                        times[way.name].append(time.perf_counter() - begin)
+                    times[way.name].append(time.perf_counter() - begin)
                 progress.advance(task)
-    return {name: statistics.median(t) for name, t in times.items()}
+    return {name: Measured(statistics.median(each), *checked[name]) for name, each in times.items()}
 
 
-def _table(console: Console, job: Job, timed: dict[str, float]) -> None:
-    table = Table()
-    for name in ("", "time", "against serrate", "memory worked on", "largest error", ""):
-        table.add_column(name, justify="left" if not name else "right")
+def _checked(way: Way, job: Job) -> tuple[int | None, float]:
+    way.run()  # what is built or made ready once is not counted
+    peak, result = peak_of(way.run)
+    rows = way.rows(result)
+    return peak, max((float((a - b).abs().max()) for a, b in zip(rows, job.want, strict=True) if a.numel()), default=0.0)
+
+
+def _table(console: Console, job: Job, measured: dict[str, Measured]) -> None:
+    table = Table(caption=f"memory: at most, beyond the inputs; the result itself is {job.results / 1e6:.0f} MB")
+    table.add_column("way", no_wrap=True)
+    for heading in ("time", "serrate is", "memory", "error"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    ours = measured["serrate"]
     for way in job.ways:
-        if way.name not in timed:
-            table.add_row(way.name, "-", "-", "-", "-", way.note)
+        it = measured.get(way.name)
+        if it is None:
             continue
-        rows = way.rows(way.run())
-        error = max((float((a - b).abs().max()) for a, b in zip(rows, job.want, strict=False) if a.numel()), default=0.0)
-        table.add_row(
-            way.name,
-            f"{1e3 * timed[way.name]:.1f} ms",
-            f"{timed[way.name] / timed['serrate']:.1f} x",
-            f"{way.touched / 1e6:.0f} MB",
-            f"{error:.1e}" if rows else "-",
-            way.note,
-        )
+        memory = "-" if it.peak is None else f"{it.peak / 1e6:.0f} MB"
+        error = f"{it.error:.0e}" if it.error else "none"
+        compared = "" if way.name == "serrate" else _compared(it.seconds / ours.seconds)
+        table.add_row(way.name, f"{1e3 * it.seconds:.1f} ms", compared, memory, error)
     console.print(table)
+    for way in job.ways:
+        if way.cannot:
+            console.print(f"  {way.name}: {way.cannot}", highlight=False)
     console.print()
+
+
+def _compared(times: float) -> str:
+    """How serrate does against a way that takes so many times as long.
+
+    >>> _compared(4.0), _compared(0.5)
+    ('4.0 x faster', '2.0 x slower')
+    """
+    return f"{times:.1f} x faster" if times >= 1 else f"{1 / times:.1f} x slower"

@@ -230,10 +230,11 @@ class _Interpreter:
             place = torch.as_tensor(self.evaluate(e, lanes), device=self.device)
             inside = inside & (place >= 0) & (place < size)
             places.append(place.clamp(0, max(size - 1, 0)))
+        other = torch.full((), v.other, dtype=memory.dtype, device=self.device)
         if memory.numel() == 0:
-            return torch.zeros(inside.shape, dtype=carried_dtype(memory.dtype), device=self.device)
+            return other.expand(inside.shape).to(carried_dtype(memory.dtype))
         found = memory[tuple(places)] if places else memory
-        return torch.where(inside, found, torch.zeros((), dtype=memory.dtype, device=self.device)).to(carried_dtype(memory.dtype))
+        return torch.where(inside, found, other).to(carried_dtype(memory.dtype))
 
     def _existing(self, v: Existing, lanes: Lanes) -> torch.Tensor:
         every: Lanes = (*lanes, *(lane for lane in v.lanes if lane not in lanes))

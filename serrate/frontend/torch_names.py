@@ -140,6 +140,7 @@ def _by_name() -> dict[str, Callable[..., Any]]:
     found |= {alias: found[name] for alias, name in ALIASES.items()}
     found["positive"] = shaping.same
     found |= {"t": shaping.reversed_dims, "contiguous": shaping.same, "detach": shaping.same, "getitem": shaping.getitem}
+    found["to_padded"] = ops.to_padded
     found |= {"half": _cast(torch.float16), "float": _cast(torch.float32), "double": _cast(torch.float64)}
     found |= {"bfloat16": _cast(torch.bfloat16), "int": _cast(torch.int32), "long": _cast(torch.int64)}
     found |= {"short": _cast(torch.int16), "char": _cast(torch.int8), "byte": _cast(torch.uint8), "bool": _cast(torch.bool)}
@@ -160,6 +161,7 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
             if callable(getattr(owner, name, None)):
                 found[getattr(owner, name)] = run
     spellings: dict[Any, Callable[..., Any]] = {
+        "to_padded": ops.to_padded,
         "where": pointwise.where_method,
         torch.Tensor.where: pointwise.where_method,
         "T": shaping.reversed_dims,

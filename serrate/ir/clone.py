@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from serrate.ir.domains import IterDomain
 from serrate.ir.transforms import Transform
-from serrate.ir.values import Computed, Extent, Place, Position, Read, Tensor, Value, computed, extent, position, read, rewrite
+from serrate.ir.values import Computed, Extent, Place, Position, Read, Tensor, Value, computed, extent, position, rewrite
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class Cloner:
 
     def _value(self, value: Value) -> Value | None:
         if isinstance(value, Read):
-            return read(self(value.tensor), self(value.index))
+            return value.of(self(value.tensor), self(value.index))
         if isinstance(value, Position):
             return position(self(value.domain))
         if isinstance(value, Computed):

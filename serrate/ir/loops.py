@@ -58,7 +58,7 @@ class Local:
 
 
 class Load(Value):
-    """An element of memory at index expressions, one for each storage dim; 0 where `guard` does not hold."""
+    """An element of memory at index expressions, one for each storage dim; `other` where `guard` does not hold."""
 
     @property
     def tensor(self) -> Tensor:
@@ -72,8 +72,13 @@ class Load(Value):
     def index(self) -> tuple[Expr, ...]:
         return cast(tuple[Expr, ...], self._key[2])
 
+    @property
+    def other(self) -> float | int | bool:
+        return cast(float, self._key[4])
+
     def __str__(self) -> str:
         where = f" if {' and '.join(map(str, self.guard))}" if self.guard else ""
+        where += "" if not self.guard or repr(self.other) == "0" else f" else {self.other}"
         return f"{self.tensor.name}[{', '.join(map(str, self.index))}{where}]"
 
 
@@ -114,8 +119,8 @@ class Existing(Value):
         return f"existing({', '.join(map(str, self.lanes))})"
 
 
-def load(tensor: Tensor, index: tuple[Expr, ...], guard: Guard = ()) -> Value:
-    return intern(Load, tensor.dtype, tensor, index, guard)
+def load(tensor: Tensor, index: tuple[Expr, ...], guard: Guard = (), other: float | int | bool = 0) -> Value:
+    return intern(Load, tensor.dtype, tensor, index, guard, other, repr(other))
 
 
 def held(local: Local) -> Value:
@@ -317,7 +322,7 @@ def rewrite_value(value: Value, expression: dict[Expr, Expr]) -> Value:
     def change(v: Value) -> Value | None:
         if isinstance(v, Load):
             guard = tuple(g.substitute(expression) for g in v.guard)
-            return load(v.tensor, tuple(e.substitute(expression) for e in v.index), guard)
+            return load(v.tensor, tuple(e.substitute(expression) for e in v.index), guard, v.other)
         if isinstance(v, Number):
             return number(v.expr.substitute(expression), v.dtype)
         if isinstance(v, Existing):

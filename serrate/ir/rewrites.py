@@ -39,12 +39,12 @@ def cache_after(fusion: Fusion, tensor: Tensor) -> TensorView:
         if not isinstance(value, Read):
             return None
         if value.tensor is tensor:
-            return read(copy, value.index)
+            return value.of(copy, value.index)
         if tensor.base is None and value.tensor.base is tensor:
             if value.tensor not in views:
                 name = fusion.fresh("T")
                 views[value.tensor] = replace(value.tensor, name=name, storage=copy.storage, role=copy.role, base=copy)
-            return read(views[value.tensor], value.index)
+            return value.of(views[value.tensor], value.index)
         return None
 
     new = [replace(d, statement=map_values(d.statement, moved)) for d in fusion.definitions]

@@ -118,7 +118,7 @@ class _Numbering:
     def _value(self, value: Value) -> Hashable:
         kind, *parts = value._key
         if isinstance(value, Read):
-            parts = [value.tensor, value.index, value.dtype]
+            parts = [value.tensor, value.index, repr(value.other), value.dtype]
         uids = {d.uid for part in parts for d in (part if isinstance(part, tuple) else (part,)) if isinstance(d, IterDomain)}
         # Uids stand in a value's key only to tell domains apart, which their nodes do here.
         return (kind.__name__, *(self.node(p) for p in parts if not _only_uids(p, uids)))

@@ -63,10 +63,12 @@ def _of_one_component(outer: IterDomain, inner: IterDomain) -> bool:
 
 
 def _combine(left: list[IterDomain]) -> bool:
-    """Combines a ragged domain with what owns it."""
+    """Combines a ragged domain with what owns it; with ragged owners (sentences, of which no document is there), the
+    innermost rows first, because what is made of an owner and its rows does not own other rows."""
     for k, domain in enumerate(left):
         owner = next((j for j, other in enumerate(left) if j != k and _owns(other, domain)), None)
-        if owner is not None:
+        inner = owner is not None and left[owner].is_ragged and any(_owns(domain, other) for other in left)
+        if owner is not None and not inner:
             left[owner] = combine(left[owner], domain)
             del left[k]
             return True

@@ -7,7 +7,8 @@ In: tensors, domains, constants. Out: interned nodes, equal iff they are the sam
         | Extent(domain)       how many positions the domain has; of a ragged one, in the row at hand
         | Computed(place)      an expression over indices and integers, as a number
     index ::= one entry for each dim of the tensor: a domain, None for a broadcast dim, or (in reads) a Place, an expression
-              over indices and over integers read elsewhere; it may lie outside the tensor, and the element is then 0
+              over indices and over integers read elsewhere; it may lie outside the tensor, and the element is then 0, or the
+              read's `other`
 
 `FUNCTIONS` names every elementwise function with its arity; each backend has a table from these names to its own code.
 """
@@ -159,7 +160,7 @@ class Constant(Value):
 
 
 class Read(Value):
-    """An element of a tensor."""
+    """An element of a tensor; `other` where its place lies outside."""
 
     @property
     def tensor(self) -> Tensor:
@@ -170,13 +171,21 @@ class Read(Value):
         return cast(Places, self._key[3])
 
     @property
+    def other(self) -> float | int | bool:
+        return cast(float, self._key[4])
+
+    def of(self, tensor: Tensor, index: Places) -> Value:
+        """The same read of another tensor, or at another place."""
+        return read(tensor, index, self.other)
+
+    @property
     def args(self) -> tuple[Value, ...]:
         """The integers that computed places of the index are read from."""
         return tuple(r for at in self.index if isinstance(at, Place) for r in at.reads)
 
     def __str__(self) -> str:
         shown = ("0" if at is None else str(at) if isinstance(at, Place) else at.name for at in self.index)
-        return f"{self.tensor.name}[{', '.join(shown)}]"
+        return f"{self.tensor.name}[{', '.join(shown)}{'' if repr(self.other) == '0' else f' else {self.other}'}]"
 
 
 class Call(Value):
@@ -275,10 +284,10 @@ def constant(number: float | int | bool, dtype: torch.dtype) -> Value:
     return intern(Constant, dtype, number, repr(number))
 
 
-def read(tensor: Tensor, index: Places) -> Value:
-    """The element of `tensor` at `index`."""
+def read(tensor: Tensor, index: Places, other: float | int | bool = 0) -> Value:
+    """The element of `tensor` at `index`; `other` where a computed place lies outside the tensor."""
     key = tuple(at if at is None or isinstance(at, Place) else at.uid for at in index)
-    return intern(Read, tensor.dtype, tensor, key, index)
+    return intern(Read, tensor.dtype, tensor, key, index, other, repr(other))
 
 
 def call(function: str, *args: Value, dtype: torch.dtype) -> Value:
@@ -311,7 +320,7 @@ def rewrite(value: Value, change: Callable[[Value], Value | None], memo: dict[in
     changed = value
     if isinstance(value, Read) and value.args:
         # An element is found by the integers it is read at, so those are rewritten first.
-        changed = read(value.tensor, tuple(_reread(at, lambda r: rewrite(r, change, memo)) for at in value.index))
+        changed = value.of(value.tensor, tuple(_reread(at, lambda r: rewrite(r, change, memo)) for at in value.index))
     elif isinstance(value, Computed) and value.args:
         changed = computed(replace(value.place, reads=tuple(rewrite(r, change, memo) for r in value.args)))
     new = change(changed)
@@ -333,7 +342,7 @@ def reindex(value: Value, domains: Mapping[int, IterDomain | None]) -> Value:
 
     def change(v: Value) -> Value | None:
         if isinstance(v, Read):
-            return read(v.tensor, tuple(_moved(at, domains) for at in v.index))
+            return v.of(v.tensor, tuple(_moved(at, domains) for at in v.index))
         if isinstance(v, Position):
             new = domains.get(v.domain.uid, v.domain)
             return constant(0, torch.int64) if new is None else position(new)

@@ -66,11 +66,11 @@ class TensorView(LoopHandle):
         """The domain that counts the components of `ragged`."""
         return self.ragged.component
 
-    def at(self, index: Places) -> Value:
-        """The element at `index`, as a value."""
+    def at(self, index: Places, other: float | int | bool = 0) -> Value:
+        """The element at `index`, as a value; `other` where a computed place lies outside."""
         if self.fusion.is_partial(self.tensor):
             raise ScheduleError(f"{self.tensor.name} is a partial result that only a schedule knows; operations cannot read it")
-        return read(self.tensor, index)
+        return read(self.tensor, index, other)
 
     def __str__(self) -> str:
         return str(self.tensor)
@@ -80,7 +80,8 @@ class TensorView(LoopHandle):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function not in cls.operators:
-            raise CallError(f"{getattr(function, '__name__', function)} is not an operation on ragged tensors that can be traced")
+            name = getattr(function, "__name__", function)
+            raise CallError(f"{name} is not an operation on ragged tensors that can be traced ({user_line()})")
         return cls.operators[function](*args, **(kwargs or {}))
 
     def __bool__(self) -> bool:

@@ -223,12 +223,12 @@ class _PhaseLowering:
         if any(set(local.lanes) - set(mean.lanes) or local not in self.known for local in blocks_read):
             # A block of the row itself has no first element out here; a mean that starts at 0 is right too.
             return []
-        if any(_picks_row(g, start.keys()) for g in scope.guard()):
-            # Across rows, the first row may not be there at all.
-            return []
-        value = rewrite_value(value, start)
         # A serial loop that does not run at all has no first element, and nothing that could be asked about it.
         runs = tuple(Less(const(0), self._for(loop, loops, ()).extent) for loop in reduced if loop.kind is not LANES)
+        if any(_picks_row(g, start.keys()) for g in (*scope.guard(), *runs)):
+            # Across rows, the first row may not be there at all, or be empty.
+            return []
+        value = rewrite_value(value, start)
         guard = runs + tuple(g.substitute(start) for g in scope.guard())
         return [Assign(mean.lanes, tuple(g for g in guard if not g.proven), mean, value)]
 
@@ -302,7 +302,8 @@ class _PhaseLowering:
             if isinstance(v, Read):
                 if v.tensor in self.private:
                     return held(self.private[v.tensor])
-                return load(v.tensor.memory, self._place(v.tensor, v.index, scope), self._checks(v.tensor, v.index, scope))
+                place, checks = self._place(v.tensor, v.index, scope), self._checks(v.tensor, v.index, scope)
+                return load(v.tensor.memory, place, checks, v.other)
             if isinstance(v, Position):
                 return number(indices.of(v.domain))
             if isinstance(v, Extent):
@@ -320,8 +321,14 @@ class _PhaseLowering:
         for domain, at in zip(tensor.logical, index, strict=True):
             e = _index(at, scope.indices)
             if isinstance(at, Place) and domain.uid in owners:
-                e = maximum(minimum(e, domain.extent_expr - 1), 0)
+                e = _kept_inside(e, domain)
             known.append((domain, e))
+        if any(isinstance(at, Place) for at in index):
+            # What owns rows may follow from a computed place: a sentence that its document does not have.
+            there = {domain.uid for domain in tensor.logical}
+            inner = (d.component for d in tensor.logical if isinstance(d, RaggedIterDomain) and d.component.uid not in there)
+            for component in inner:
+                known.append((component, _kept_inside(Indices(known).of(component), component)))
         return known
 
     def _checks(self, tensor: Tensor, index: Places, scope: _Scope) -> Guard:
@@ -343,6 +350,11 @@ class _PhaseLowering:
             return tuple(e for d, e in known if d.uid not in owners)
         storage = Indices(known)
         return tuple(storage.of(d) for d in tensor.storage)
+
+
+def _kept_inside(e: Expr, component: IterDomain) -> Expr:
+    """The index of a component where lengths can be read."""
+    return maximum(minimum(e, component.extent_expr - 1), 0)
 
 
 def _picks_row(condition: Less, loops: Collection[Expr]) -> bool:

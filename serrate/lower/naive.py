@@ -13,7 +13,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.fusion import Definition
 from serrate.ir.tile import SERIAL, Leaf, Phase, Store, TileProgram, nest
 from serrate.ir.transforms import Transform
-from serrate.ir.values import Place, Places, Read, Role, Tensor, Value, read, rewrite
+from serrate.ir.values import Place, Places, Read, Role, Tensor, Value, rewrite
 
 
 def naive(
@@ -26,8 +26,8 @@ def naive(
             return None
         index = base_index(value)
         if index is not None:
-            return read(swap(value.tensor.memory), index)
-        return read(swap(value.tensor), value.index)
+            return value.of(swap(value.tensor.memory), index)
+        return value.of(swap(value.tensor), value.index)
 
     def rebuild(leaf: Leaf) -> Leaf:
         values = tuple(rewrite(v, resolve) for v in leaf.values)

@@ -206,7 +206,7 @@ class Binder:
                 require_same_offsets(left, right, check.what)
             elif isinstance(check, Equal):
                 assert isinstance(check.left, Expr) and isinstance(check.right, Expr)
-                a, b = self.size(check.left)(call.numbers), self.size(check.right)(call.numbers)
+                a, b = self.extent(call, check.left), self.extent(call, check.right)
                 if a != b:
                     raise ShapeError(f"{check.what} differ: {a} and {b}")
 

@@ -7,6 +7,7 @@ faults than many programs take to run; memory that was used before costs nothing
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ import torch
 
 SMALLEST = 1 << 20
 """Below this torch's own allocator is as good."""
-LIMIT = 1 << 30
+LIMIT = max(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
+"""The most that is kept: a padded result may be many times the size of its rows, and is as dear to touch first."""
 
 _lock = threading.Lock()
 _free: dict[int, list[mmap.mmap]] = {}

@@ -1,6 +1,13 @@
-"""The choice of a strategy when nobody measures: from how many rows there are and how long the longest is.
+"""The choice of a strategy when nobody measures: from how dense rows are, how long the longest is, and how many there are.
 
 In: facts about the rows of a call. Out: a strategy's name and its options. Decides speed, never meaning.
+
+| rows                                                   | strategy           | because                                       |
+| one is longer than its worker's share                  | persistent_dynamic | the others would wait for it                  |
+| dense (0.7 or more), shorter than what is done at once | masked             | lanes would have no work with one row at once |
+| anything else                                          | maskless           | no lane without work, and nothing is combined |
+On a GPU also few rows, and matrix products, are cut, so that all of it works. Density below 0.3 alone decides nothing: rows of
+exponential and bimodal lengths have one of 0.1, and run as fast whole as in parts, as long as none is a share of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +19,7 @@ from serrate.schedule.target import Target
 
 @dataclass(frozen=True)
 class Rows:
-    """What is known of a call's rows; None where nobody has looked."""
+    """What is known of a call's rows; None where nobody has looked. A rectangle is one row of all its positions."""
 
     count: int
     total: int
@@ -20,28 +27,51 @@ class Rows:
     position_bytes: int
     """Bytes of one position of a row."""
 
+    @property
+    def density(self) -> float | None:
+        """Elements among the positions of a table as wide as the longest row; None where the longest is not known.
 
+        >>> Rows(4, 20, 10, 4).density
+        0.5
+        """
+        return None if self.longest is None else self.total / max(self.count * self.longest, 1)
+
+
+DENSE = 0.7
 KEPT_BYTES = 512 << 10
 """A row that is kept private must fit the second-level cache beside what is read."""
+WORTH_CUTTING = 1 << 20
+"""Bytes below which all of the work is done before a second worker has begun."""
 
 
 def choose(rows: Rows | None, target: Target, workers: int, *, product: bool = False) -> tuple[str, dict[str, bool]]:
     """A strategy and its options.
 
-    A worker's fair share is total/workers. A row longer than a part of that leaves the others idle, so it is cut.
+    >>> from serrate.schedule.target import CPU
+    >>> choose(Rows(1000, 128_000, 130, 256), CPU, workers=2)
+    ('maskless', {'keep_rows': True})
+    >>> choose(Rows(1000, 128_000, 64_000, 256), CPU, workers=2)
+    ('persistent_dynamic', {})
+    >>> choose(Rows(100_000, 300_000, 4, 4), CPU, workers=2)
+    ('masked', {})
     """
     if rows is None:
         return "maskless", {}
-    if target.power_of_two:
-        few = rows.count < 2 * workers
-        skewed = rows.longest is not None and rows.longest * workers > 4 * rows.total
-        return ("persistent_dynamic" if few or skewed or product else "maskless"), {}
-    if (
-        rows.longest is not None
-        and workers > 1
-        and rows.longest * workers * 4 > rows.total
-        and rows.total * rows.position_bytes > 1 << 20
-    ):
+    if _waits(rows, target, workers) or (target.power_of_two and (product or rows.count < 2 * workers)):
         return "persistent_dynamic", {}
-    fits = rows.longest is not None and rows.longest * rows.position_bytes <= KEPT_BYTES
-    return "maskless", {"keep_rows": fits}
+    if rows.longest is None:
+        return "maskless", {"keep_rows": False} if target.keeps_rows else {}
+    row_bytes = rows.longest * rows.position_bytes
+    if not product and rows.density is not None and rows.density >= DENSE and row_bytes <= target.short_bytes:
+        return "masked", {}
+    return "maskless", {"keep_rows": row_bytes <= KEPT_BYTES} if target.keeps_rows else {}
+
+
+def _waits(rows: Rows, target: Target, workers: int) -> bool:
+    """Whether a row is so long that all workers but one would wait for it."""
+    if rows.longest is None or workers < 2:
+        return False
+    if target.power_of_two:
+        # Hundreds of workers take rows as they come: a row must be several shares long to matter.
+        return rows.longest * workers > 4 * rows.total
+    return rows.longest * workers * 4 > rows.total and rows.total * rows.position_bytes > WORTH_CUTTING

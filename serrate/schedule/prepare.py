@@ -13,9 +13,11 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, symbol
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import product
+from serrate.ir.storage import collapse
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.transforms import Merge
-from serrate.ir.values import Call, Computed, Extent, Place, Position, Read, Role, domains_of
+from serrate.ir.values import Call, Computed, Extent, Place, Position, Read, Role, Tensor, domains_of
 from serrate.schedule.plan import Recorder
 
 
@@ -40,6 +42,13 @@ class Shape:
         return any(d.is_ragged for d in self.regular)
 
     @property
+    def own_rows(self) -> tuple[RaggedIterDomain, ...]:
+        """The loops over rows of this component: two of them are the sides of a rectangle."""
+        found = (*self.regular, *((self.ragged,) if self.ragged is not None else ()))
+        component = None if self.component is None else self.component.uid
+        return tuple(d for d in found if isinstance(d, RaggedIterDomain) and d.component.uid == component)
+
+    @property
     def is_product(self) -> bool:
         """Whether this is a matrix product: a sum over one regular dim of products of two reads that share it."""
         if not isinstance(self.leaf, Accumulate) or self.leaf.reduction.name != "sum" or self.leaf.merge:
@@ -56,23 +65,29 @@ class Shape:
 
 @dataclass(frozen=True)
 class RowFacts:
-    """What the choice of a strategy looks at: the innermost rows of a program and what one position of them holds."""
+    """What the choice of a strategy looks at: the rows that a program's workers share and what one position of them holds."""
 
     ragged: RaggedIterDomain
+    """Of rectangles, the product of both sides; of levels that are reduced together, all of them as one."""
     inner: tuple[Expr, ...]
     itemsize: int
     product: bool
 
 
 def row_facts(program: TileProgram) -> RowFacts | None:
-    """The facts about the rows that a naive program runs over; None where nothing is ragged."""
-    shapes = [describe(program, p.name) for p in program.phases]
+    """The facts about the rows that a naive program runs over, once levels are flattened; None where nothing is ragged."""
+    recorder = Recorder(program)
+    prepare(recorder)
+    shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
     found = [s for s in shapes if s.ragged is not None]
-    if not found or found[0].ragged is None:
+    if not found:
         return None
-    inner = tuple(d.extent_expr for d in found[0].regular)
+    most = max(found, key=lambda s: len(s.own_rows))
+    sides = {d.uid for d in most.own_rows}
+    rows = most.own_rows[0] if len(sides) == 1 else product(*most.own_rows[:2])
+    inner = tuple(d.extent_expr for d in collapse([d for d in most.regular if d.uid not in sides]))
     itemsize = max(t.dtype.itemsize for s in found for t in s.leaf.targets)
-    return RowFacts(found[0].ragged, inner, itemsize, any(s.is_product for s in shapes))
+    return RowFacts(rows, inner, itemsize, any(s.is_product for s in shapes))
 
 
 def describe(program: TileProgram, name: str) -> Shape:
@@ -109,7 +124,7 @@ def prepare(recorder: Recorder) -> None:
 
 
 def inline_elementwise(recorder: Recorder) -> None:
-    """Computes an elementwise result in its readers when they run over the same domains (or when it costs nothing)."""
+    """Computes an elementwise result in its readers when they need each element once (or when it costs nothing)."""
     for phase in list(recorder.program.phases):
         found = chain(phase)
         if found is None or not isinstance(found[1], Store) or found[1].tensor.role is not Role.SCRATCH:
@@ -117,8 +132,18 @@ def inline_elementwise(recorder: Recorder) -> None:
         own = {loop.domain.uid for loop in found[0]}
         free = not any(isinstance(v, Read) for v in found[1].value.walk())
         readers = [p for p in recorder.program.phases if found[1].tensor in {t.memory for t in p.reads}]
-        if free or all(_runs_over(p) == own for p in readers):
+        if free or all(_runs_over(p) == own or _reads_once(p, found[1].tensor) for p in readers):
             recorder.attempt("inline", phase.name)
+
+
+def _reads_once(phase: Phase, tensor: Tensor) -> bool:
+    """Whether a phase reads each element of a dense tensor at one position of its own loops, whatever they are called."""
+    found = chain(phase)
+    if found is None or any(d.is_ragged for d in tensor.logical):
+        return False
+    own = sorted(loop.domain.uid for loop in found[0])
+    indices = {r.index for value in found[1].values for r in value.reads if r.tensor.memory is tensor}
+    return all(sorted(at.uid for at in index if isinstance(at, IterDomain)) == own for index in indices)
 
 
 def _runs_over(phase: Phase) -> set[int]:
@@ -231,6 +256,10 @@ def flatten_rows(recorder: Recorder) -> None:
         shape = describe(recorder.program, phase.name)
         if shape.reduces_rows and shape.component is not None and shape.component.uid in shape.reduced:
             assert shape.ragged is not None
+            if any(d.is_ragged and shape.component.uid in {o.uid for o in d.owners} for d in shape.regular):
+                # Rectangles are no one loop: each is reduced alone, then all of them.
+                recorder.do("rfactor", shape.phase, shape.component.name)
+                continue
             _put_beside(recorder, phase, shape.component, shape.ragged)
             recorder.do("combine", shape.phase, shape.component.name, shape.ragged.name)
     shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
@@ -254,6 +283,13 @@ def _tells_rows_apart(shape: Shape) -> bool:
     """Whether something is read or computed for a component rather than for an element."""
     if shape.ragged is None:
         return shape.component is not None
+    made = shape.ragged.definition
+    if isinstance(made, Partition) and made.lengths is not None:
+        # Rows with gaps: what lies behind an element is told by its row.
+        return True
+    if shape.ragged.uid not in {d.uid for d in shape.leaf.index if d is not None} and not shape.reduces_rows:
+        # Rows of another structure are written: they go to a place of their own, each as a whole.
+        return True
     for value in shape.leaf.values:
         for element in value.reads:
             index = {d.uid for d in domains_of(element.index)}
@@ -264,4 +300,12 @@ def _tells_rows_apart(shape: Shape) -> bool:
                 return True
             if shape.ragged.uid in index and len(element.tensor.storage) == len(element.tensor.logical):
                 return True
+            if _has_gaps(element.tensor, shape.ragged):
+                return True
     return any(isinstance(node, Extent | Position | Computed) for value in shape.leaf.values for node in value.walk())
+
+
+def _has_gaps(tensor: Tensor, ragged: RaggedIterDomain) -> bool:
+    """Whether rows lie in memory at starts of their own: as one loop, every element would look for its row."""
+    made = ragged.definition
+    return isinstance(made, Partition) and made.lengths is not None and any(d.uid == made.inputs[0].uid for d in tensor.storage)

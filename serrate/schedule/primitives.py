@@ -376,7 +376,7 @@ def _with_tensor(program: TileProgram, old: Tensor, new: Tensor) -> TileProgram:
         return views.get(tensor, tensor)
 
     def moved(value: Value) -> Value | None:
-        return read(swap(value.tensor), value.index) if isinstance(value, Read) else None
+        return value.of(swap(value.tensor), value.index) if isinstance(value, Read) else None
 
     def change(leaf: Leaf) -> Leaf:
         leaf = map_values(leaf, moved)

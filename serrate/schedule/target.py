@@ -33,6 +33,8 @@ class Target:
     """Rows, columns and depth of one block of a matrix product."""
     rows_together: int
     """Rows that `masked` processes as lanes."""
+    short_bytes: int
+    """Bytes of a row up to which one row at once leaves most lanes without work."""
     finish: int
     """Elements of partial results of a row that are combined at once."""
     factors_blocks: bool
@@ -56,6 +58,7 @@ CPU = Target(
     keeps_rows=True,
     matmul=(64, 32, 512),
     rows_together=8,
+    short_bytes=32,
     finish=1,
     factors_blocks=False,
     warps=1,
@@ -73,6 +76,7 @@ GPU = Target(
     keeps_rows=False,
     matmul=(128, 256, 64),
     rows_together=4,
+    short_bytes=512,
     finish=8192,
     factors_blocks=True,
     warps=4,

@@ -19,6 +19,7 @@ from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.levels import Levels, as_tensors
 from serrate.tensor.lists import from_lists, gather_rows
 from serrate.tensor.padding import check_padded, unpad
+from serrate.tensor.positions import boxes
 from serrate.tensor.row_ids import offsets_of
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy, on_host
@@ -265,13 +266,9 @@ def _in_place(x: Tensor, structure: Structure) -> tuple[Tensor, Structure]:
         raise ShapeError(f"from_padded: only the rows of dim 0 can stay padded in place, got {structure}; use format='csr'")
     rows = structure.rows[0]
     room = x.shape[rows.depth]
-    boxes = torch.arange(rows.num_rows(0), device=x.device)
-    for level in range(rows.depth - 1):
-        owner = torch.repeat_interleave(rows.lengths(level), output_size=rows.num_rows(level + 1)).long()
-        within = torch.arange(rows.num_rows(level + 1), device=x.device) - rows.offsets[level].long().index_select(0, owner)
-        boxes = boxes.index_select(0, owner) * x.shape[level + 1] + within
+    there = boxes(rows, tuple(x.shape[1 : rows.depth]))
     lengths = tuple(rows.lengths(level) for level in range(rows.depth))
-    kept = Structure.from_starts(boxes * room, *lengths, room=room, validate=False)
+    kept = Structure.from_starts(there * room, *lengths, room=room, validate=False)
     if not x.is_contiguous():
         raise ShapeError("from_padded: values that stay padded in place must be contiguous: call x.contiguous() first")
     return x.flatten(0, rows.depth), kept

@@ -30,7 +30,6 @@ _ELSEWHERE = {
     "item": "jt.values.item()",
     "grad": "jt.values.grad: gradients belong to the values",
     "movedim": "torch.movedim(jt, source, destination)",
-    "swapaxes": "jt.transpose(dim0, dim1)",
     "tensor_split": "torch.tensor_split(jt, sections)",
     "nelement": "jt.numel()",
     "ndimension": "jt.dim()",
@@ -38,11 +37,8 @@ _ELSEWHERE = {
     "is_cuda": "jt.device",
     "is_contiguous": "jt.format, which is 'csr' for rows back to back",
     "type": "jt.to(dtype)",
-    "type_as": "jt.to(other.dtype)",
     "new_zeros": "jt.values.new_zeros, or torch.zeros_like(jt) for the same rows",
-    "narrow": "jt[a:b], jt[:, a:b]",
     "masked_select": "jt[mask], with a ragged mask",
-    "masked_fill": "torch.where(mask, x, jt), or jt[mask] = x in place, with a ragged mask",
 }
 """What torch.nested, TorchRec and TensorFlow call it, and torch where the general answer would mislead."""
 

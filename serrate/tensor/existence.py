@@ -10,7 +10,9 @@ import math
 import torch
 from torch import Tensor
 
+from serrate.tensor.positions import boxes as boxes_of
 from serrate.tensor.positions import in_box
+from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
 
 
@@ -28,8 +30,7 @@ def mask(values: Tensor, structure: Structure, why: str) -> Tensor:
         extents += values.shape[dim:first]
         ragged = tuple(rows.max_length(level, why) for level in range(rows.levels))
         box = (rows.num_rows(0), *ragged)
-        flat = torch.zeros(math.prod(box), dtype=torch.bool, device=values.device)
-        boxes.append((len(extents), flat.index_fill(0, in_box(rows, ragged, why), True).view(box)))
+        boxes.append((len(extents), _exists(rows, box, why)))
         extents += box
         dim = first + rows.takes
     found = torch.ones(extents, dtype=torch.bool, device=values.device)
@@ -37,3 +38,14 @@ def mask(values: Tensor, structure: Structure, why: str) -> Tensor:
         behind = len(extents) - place - box_of_rows.dim()
         found &= box_of_rows.view(*box_of_rows.shape, *(1 for _ in range(behind)))
     return found
+
+
+def _exists(rows: Rows, box: tuple[int, ...], why: str) -> Tensor:
+    """Which positions of a box rows have."""
+    if rows.columns is not None:
+        flat = torch.zeros(math.prod(box), dtype=torch.bool, device=rows.device)
+        return flat.index_fill(0, in_box(rows, box[1:], why), True).view(box)
+    lengths = rows.inner_lengths()
+    if rows.depth > 1:
+        lengths = lengths.new_zeros(math.prod(box[:-1])).index_copy(0, boxes_of(rows, box[1:-1]), lengths)
+    return (torch.arange(box[-1], dtype=lengths.dtype, device=rows.device) < lengths[:, None]).view(box)

@@ -17,6 +17,7 @@ from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.indexing.picking import picked
 from serrate.tensor.indexing.reading import place_of_new_dim
 from serrate.tensor.jagged import JaggedTensor
+from serrate.tensor.moving import runs
 from serrate.tensor.positions import compact, compact_axis
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.structure import Structure
@@ -233,7 +234,7 @@ def _along_ragged(wholes: Sequence[_Whole], axis: int, level: int, at: int) -> _
     dtype = torch.int32 if narrow and all(each.offsets[0].dtype is torch.int32 for each in rows) else torch.int64
     found = rows_of(tuple(each.to(dtype) for each in offsets), first.depth, True, None, None, {})
     found.note(*found.elements_fact, values.shape[dim])
-    return values.index_select(dim, _interleaved(items, totals)), structure.replace(axis, found)
+    return runs(values, dim, *_interleaved(items, totals), sum(totals)), structure.replace(axis, found)
 
 
 def _parts_joined(rows: Sequence[Rows], level: int, total: int) -> Rows:
@@ -243,7 +244,10 @@ def _parts_joined(rows: Sequence[Rows], level: int, total: int) -> Rows:
     work = [each.at_home("cat") for each in rows] if deep else rows
     lengths = [each.lengths(level) for each in work]
     below = joined([each.below(level + 1) for each in work], total, "cat")
-    ids = _interleaved(lengths, [each.num_rows(level + 1) for each in work])
+    totals = [each.num_rows(level + 1) for each in work]
+    starts, taken = _interleaved(lengths, totals)
+    owner, place = owners_and_places(taken, sum(totals))
+    ids = starts.index_select(0, owner) + place
     outer = (*work[0].offsets[:level], running_sum(torch.stack([each.long() for each in lengths]).sum(0)))
     found = picked(below, ids, level=0, outer=outer, why="cat")
     found.note(*found.elements_fact, total)
@@ -269,10 +273,9 @@ def _check_levels(rows: Sequence[Rows], level: int, at: int) -> None:
                 )
 
 
-def _interleaved(lengths: Sequence[Tensor], totals: Sequence[int]) -> Tensor:
-    """Where items come from: those of row 0 of every tensor, then of row 1, numbered through all tensors."""
+def _interleaved(lengths: Sequence[Tensor], totals: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Where items start and how many there are: those of row 0 of every tensor, then of row 1, numbered through all tensors."""
     bases = [sum(totals[:k]) for k in range(len(totals))]
     table = torch.stack([each.long() for each in lengths], dim=1)
     starts = torch.stack([running_sum(each)[:-1] + base for each, base in zip(lengths, bases, strict=True)], dim=1)
-    owner, place = owners_and_places(table.reshape(-1), sum(totals))
-    return starts.reshape(-1).index_select(0, owner) + place
+    return starts.reshape(-1), table.reshape(-1)

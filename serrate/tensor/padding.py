@@ -1,7 +1,7 @@
 """Rows back to back, and the same rows each padded to one length.
 
-In: values with their structure, or padded values with a structure. Out: the other of the two, by one indexed copy for each
-partitioned dim, through which gradients flow; there is no loop over rows.
+In: values with their structure, or padded values with a structure. Out: the other of the two, by one copy for each partitioned
+dim: of whole rows where compiled code moves them, else by an index for every position, through which gradients flow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from serrate.errors import DtypeError, ShapeError, StructureError
-from serrate.tensor.positions import compacted, in_box
+from serrate.tensor.moving import apart, back_to_back
+from serrate.tensor.positions import boxes, compacted, in_box
+from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
 
 
@@ -35,11 +37,40 @@ def pad(values: Tensor, structure: Structure, fill: complex, room: int | None = 
             for level in range(rows.levels)
         )
         box = (rows.num_rows(0), *extents)
+        moved = _apart(values, dim, rows, box, fill)
+        if moved is not None:
+            values = moved
+            continue
         packed = compacted(values, dim, rows, why)
         before, after = packed.shape[:dim], packed.shape[dim + 1 :]
         flat = packed.new_full((*before, math.prod(box), *after), fill)
-        values = flat.index_copy(dim, in_box(rows, extents, why), packed).view(*before, *box, *after)
+        copied = _bits(flat).index_copy(dim, in_box(rows, extents, why), _bits(packed))
+        # A change of dtype has no gradient, even one into the same.
+        values = (copied if copied.dtype == flat.dtype else copied.view(flat.dtype)).view(*before, *box, *after)
     return values
+
+
+def _bits(values: Tensor) -> Tensor:
+    """The same bits as integers, for dtypes that torch cannot copy by index; other values as they are."""
+    name = str(values.dtype)
+    if "float8" not in name and name not in ("torch.uint16", "torch.uint32", "torch.uint64"):
+        return values
+    return values.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.dtype.itemsize])
+
+
+def _apart(values: Tensor, dim: int, rows: Rows, box: tuple[int, ...], fill: complex) -> Tensor | None:
+    """The rows of a dim each in its place of a box, if compiled code takes them."""
+    if rows.columns is not None or not values.is_cpu:
+        return None
+    starts, lengths = rows.where(), rows.inner_lengths()
+    if rows.depth > 1:
+        # A box that no row is in is empty.
+        there = boxes(rows, box[1:-1])
+        count = math.prod(box[:-1])
+        starts = starts.new_zeros(count).index_copy(0, there, starts)
+        lengths = lengths.new_zeros(count).index_copy(0, there, lengths)
+    moved = apart(values, dim, starts, lengths, box[-1], fill)
+    return None if moved is None else moved.view(*values.shape[:dim], *box, *values.shape[dim + 1 :])
 
 
 def unpad(padded: Tensor, structure: Structure) -> Tensor:
@@ -50,7 +81,11 @@ def unpad(padded: Tensor, structure: Structure) -> Tensor:
     """
     for dim, rows in zip(structure.dims, structure.rows, strict=True):
         extents = tuple(padded.shape[dim + 1 : dim + 1 + rows.levels])
-        padded = padded.flatten(dim, dim + rows.levels).index_select(dim, in_box(rows, extents, "from_padded"))
+        flat, moved = padded.flatten(dim, dim + rows.levels), None
+        if rows.columns is None and flat.is_cpu:
+            starts = boxes(rows, extents[:-1]) * extents[-1]
+            moved = back_to_back(flat, dim, starts, rows.inner_lengths(), rows.elements("from_padded"))
+        padded = flat.index_select(dim, in_box(rows, extents, "from_padded")) if moved is None else moved
     return padded
 
 

@@ -6,8 +6,10 @@ made once and remembered with the rows. There is no loop over rows.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from serrate.tensor.moving import back_to_back
 from serrate.tensor.rows import Rows, owners_and_places
 from serrate.tensor.structure import Structure
 
@@ -84,6 +86,24 @@ def in_box(rows: Rows, extents: tuple[int, ...], why: str) -> Tensor:
     return rows.derived(("in box", extents), make)
 
 
+def boxes(rows: Rows, extents: tuple[int, ...]) -> Tensor:
+    """Which of the boxes of innermost rows each innermost row is in, where outer ragged dims have these extents.
+
+    >>> import torch
+    >>> boxes(Rows((torch.tensor([0, 1, 3]), torch.tensor([0, 1, 3, 4]))), (2,))
+    tensor([0, 2, 3])
+    """
+
+    def make() -> Tensor:
+        found = torch.arange(rows.num_rows(0), device=rows.device)
+        for level, extent in zip(range(rows.depth - 1), extents, strict=True):
+            owner, place = owners_and_places(rows.lengths(level), rows.num_rows(level + 1))
+            found = found.index_select(0, owner) * extent + place
+        return found
+
+    return rows.derived(("boxes", extents), make)
+
+
 def compacted(values: Tensor, dim: int, rows: Rows, why: str) -> Tensor:
     """The positions of all rows back to back in one dim of the values; the values themselves if they are stored so.
 
@@ -95,7 +115,8 @@ def compacted(values: Tensor, dim: int, rows: Rows, why: str) -> Tensor:
         return values
     width = values.shape[dim + 1] if rows.takes == 2 else 1
     flat = values.flatten(dim, dim + 1) if rows.takes == 2 else values
-    return flat.index_select(dim, in_storage(rows, width, why))
+    moved = None if rows.takes == 2 else back_to_back(flat, dim, rows.where(), rows.sizes(), rows.elements(why))
+    return flat.index_select(dim, in_storage(rows, width, why)) if moved is None else moved
 
 
 def compact(values: Tensor, structure: Structure, why: str) -> tuple[Tensor, Structure]:

@@ -35,6 +35,15 @@ def register_container(
     register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
 
 
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether a tensor stands for others inside `torch.func` transforms (vmap, grad, jvp); torch has no public name for it.
+
+    >>> is_transformed(torch.zeros(2))
+    False
+    """
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
 def nested_view(values: Tensor, sizes: Tensor, starts: Tensor) -> Tensor:
     """A NestedTensor of strided layout that shares contiguous values: row k has the shape `sizes[k]` and begins at `starts[k]`.
 

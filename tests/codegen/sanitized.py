@@ -1,6 +1,7 @@
 """Runs cases with generated C++ built by the compiler's sanitizers; started by `test_sanitize.py` in a process of its own.
 
-In: on the command line, points as JSON: [case, strategy, options, dtype, features, levels]. Out: status 0, or the sanitizer's
+In: on the command line, points as JSON: [case, strategy, options, dtype, features, levels], or, behind `composed`, those of
+compositions: [operation, composition, strategy, options, dtype, dims]. Out: status 0, or the sanitizer's
 report on stderr after the name of the point. The process must have libasan preloaded: torch's own memory then lies between
 poisoned zones, so that one element past the end of an argument, a result or an array of offsets is an error.
 """
@@ -16,6 +17,7 @@ import torch
 from serrate.runtime import launch
 from serrate.runtime.compiler import find_compiler
 from tests.engine.cases import CASES, NESTED_CASES
+from tests.engine.composed import LENGTHS, run
 from tests.engine.oracle import ONE_LEVEL, TWO_LEVELS, Rows, arguments, check, compiled
 
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g", "-fno-omit-frame-pointer")
@@ -39,6 +41,14 @@ def main() -> None:
             check(case, program(*given.call), given, f"{name} on {where}")
 
 
+def composed() -> None:
+    launch.find_compiler = functools.partial(find_compiler, FLAGS)  # type: ignore[attr-defined]
+    for operation, composition, strategy, options, dtype_name, dims in json.loads(sys.argv[2]):
+        print(operation, composition, strategy, options, dtype_name, dims, file=sys.stderr, flush=True)
+        way = (strategy, tuple((name, value) for name, value in options))
+        run(operation, composition, "cpp", way, getattr(torch, dtype_name), tuple(dims), list(LENGTHS))
+
+
 def overrun() -> None:
     """Offsets that claim one position too many, past every check: the sanitizer must see the read."""
     launch.find_compiler = functools.partial(find_compiler, FLAGS)  # type: ignore[attr-defined]
@@ -49,4 +59,4 @@ def overrun() -> None:
 
 
 if __name__ == "__main__":
-    overrun() if sys.argv[1] == "overrun" else main()
+    {"overrun": overrun, "composed": composed}.get(sys.argv[1], main)()

@@ -225,8 +225,10 @@ def one_thread() -> Iterator[None]:
     """Inputs are small: waking a second thread for each of the reference's many operations costs more than all of them."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def recorded(case: Case, dtype: torch.dtype, features: Features, levels: int = 1) -> ir.Fusion:

@@ -1,4 +1,4 @@
-"""Every composition of ragged dims through traced programs: on every backend and strategy, against padded torch.
+"""Every composition of ragged dims through traced programs: every dim, with the plan that is chosen, against padded torch.
 
 In: one ragged tensor of each composition. Out: failures that name the composition, the operation and the backend.
 """
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from serrate import JaggedTensor, Structure, ir, jit, ops
 from serrate.errors import ShapeError, StructureError, StructureMismatch, TraceError
-from tests.engine.oracle import BACKENDS, STRATEGIES
+from tests.engine.composed import reducible
+from tests.engine.oracle import BACKENDS
 
 # Triton's interpreter computes where nothing exists, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -43,7 +44,6 @@ STRUCTURES: dict[str, tuple[tuple[int, ...], Callable[[], Structure]]] = {
     "rectangles without columns": ((0, 2), lambda: Structure.from_lengths(LENGTHS).with_columns(T([0, 0, 0]))),
 }
 COMPOSITIONS = pytest.mark.parametrize("name", STRUCTURES)
-WAYS = [*((backend, None) for backend in BACKENDS), *(("reference", strategy) for strategy in STRATEGIES)]
 
 
 def tensor_of(name: str) -> JaggedTensor:
@@ -52,10 +52,10 @@ def tensor_of(name: str) -> JaggedTensor:
 
 
 def agree(function: Callable[..., object], want: Tensor, *args: object, fill: float = 0) -> None:
-    for backend, strategy in WAYS:
-        got = jit(function, backend=backend, strategy=strategy)(*args)
+    for backend in BACKENDS:
+        got = jit(function, backend=backend)(*args)
         padded = got.to_padded(fill) if isinstance(got, JaggedTensor) else got
-        torch.testing.assert_close(padded, want, rtol=1e-4, atol=1e-5, msg=lambda m, b=backend, s=strategy: f"{b}, {s}: {m}")
+        torch.testing.assert_close(padded, want, rtol=1e-4, atol=1e-5, msg=lambda m, b=backend: f"{b}: {m}")
 
 
 @COMPOSITIONS
@@ -73,13 +73,6 @@ def test_a_result_has_the_rows_of_its_argument(name: str) -> None:
         assert got.format == "csr"
         if jt.format == "csr":
             assert all(a is b for a, b in zip(got.structure.offsets, jt.structure.offsets, strict=True)), "offsets are shared"
-
-
-def reducible(jt: JaggedTensor) -> list[int]:
-    """Dims that can be reduced alone: all but those that count rows of rows."""
-    nested = {axis for axis, rows in enumerate(jt.structure.rows) if rows.depth > 1}
-    innermost = {k for k, d in enumerate(jt.dims) if d.axis in nested and (d.level or 0) >= jt.structure.rows[d.axis].depth - 1}
-    return [k for k, d in enumerate(jt.dims) if d.axis not in nested or k in innermost]
 
 
 @COMPOSITIONS

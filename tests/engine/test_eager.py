@@ -201,6 +201,34 @@ def test_along_rows(name: str, dtype: torch.dtype) -> None:
             same(piece.float(), want.float(), dtype)
 
 
+DTYPES = (
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int8),
+    *(torch.int16, torch.int32, torch.int64, torch.bool),
+)
+OF_EVERY_DTYPE: dict[str, Function] = {
+    "doubled": lambda x: x + x,
+    "product with a number": lambda x: x * 3,
+    "compared": lambda x: x > 1,
+    "chosen": lambda x: torch.where(x > 1, x, x + 1),
+    "quotient": lambda x: x / 2,
+    "truth": lambda x: torch.logical_xor(x, x > 1),
+    "sum": lambda x: x.sum(-1),
+    "largest": lambda x: torch.amax(x, -1),
+    "running sum": lambda x: x.cumsum(-1),
+    "of another dtype": lambda x: x.to(torch.float64) + x,
+}
+
+
+@pytest.mark.usefixtures("reference")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype(dtype: torch.dtype) -> None:
+    jt = rows(dtype)
+    for name, function in OF_EVERY_DTYPE.items():
+        got, want = plain(function(jt)), function(jt.values)
+        assert got.dtype == want.dtype, name
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2, msg=lambda m, name=name: f"{name}: {m}")
+
+
 SORTED = (
     torch.float32,
     torch.float64,
@@ -222,6 +250,7 @@ def test_rows_are_sorted_as_torch_sorts(dtype: torch.dtype, descending: bool) ->
     if dtype.is_floating_point:
         values[[3, 9, 600]] = torch.nan
         values[[5, 601]], values[6], values[7], values[8] = -0.0, 0.0, torch.inf, -torch.inf
+        values[[2, 12]] = -torch.tensor(torch.nan, dtype=dtype)  # with the other sign bit
     jt = JaggedTensor.from_lengths(values, [20, 0, 600, 1, 20])
     found = torch.sort(jt, dim=1, descending=descending)
     assert found.values.structure is jt.structure or found.values.structure.same_rows(jt.structure)
@@ -274,7 +303,7 @@ def test_every_composition(name: str) -> None:
     written.zero_()
     assert not written.to_padded().any()
     written.copy_(jt)
-    assert torch.equal(written, jt) and torch.allclose(written, jt)
+    assert torch.equal(written, jt) and torch.allclose(written, jt) and written.equal(jt) and written.allclose(jt)
     if jt.numel():
         assert not torch.equal(written.fill_(2.5), jt)
         assert (written.to_padded()[exists] == 2.5).all()

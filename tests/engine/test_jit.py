@@ -183,6 +183,14 @@ def test_what_is_done_to_tensors_outside_is_done_anew() -> None:
         weight.mul_(2)
 
 
+def test_operations_of_our_own_take_them_too() -> None:
+    weight, jt = torch.randn(4), rows()
+    got = jit(lambda x: ops.layer_norm(x, (1, 2), weight))(jt)
+    for piece, row in zip(got.unbind(), jt.unbind(), strict=True):
+        if len(row):
+            torch.testing.assert_close(piece, nn.functional.layer_norm(row, tuple(row.shape)) * weight, rtol=1e-4, atol=1e-4)
+
+
 def test_random_numbers_and_unknown_tensors_are_refused() -> None:
     with pytest.raises(TraceError, match=r"random numbers drawn while tracing .*test_jit\.py"):
         jit(lambda x: x + torch.rand(4))(rows())
@@ -191,6 +199,10 @@ def test_random_numbers_and_unknown_tensors_are_refused() -> None:
     weight = torch.randn(3, 4)
     with pytest.raises(TraceError, match=r"svd of a tensor that is no argument cannot be traced"):
         jit(lambda x: x @ torch.linalg.svd(weight)[2].T)(rows())
+    with pytest.raises(CallError, match=r"erfinv is not an operation on ragged tensors that can be traced \(.*test_jit\.py"):
+        jit(torch.erfinv)(rows())
+    with pytest.raises(CallError, match=r"exp got an unexpected keyword argument 'out'; it takes input"):
+        jit(lambda x: torch.exp(x, out=weight))(rows())
     hidden = iter([torch.ones(4)])
     with pytest.raises(TraceError, match="is nothing that the function closes over, names or keeps; pass it as an argument"):
         jit(lambda x: x + next(hidden))(rows())

@@ -589,3 +589,17 @@ def test_loops_that_are_not_there_cannot_be_shared() -> None:
         named(f, "T3").inline_at(y, 2)
     with pytest.raises(ScheduleError, match=r"inline_at: position must name some of the loops .* from 1 on, got 0"):
         named(f, "T3").inline_at(y, 0)
+
+
+def test_a_product_of_rows_that_lie_apart() -> None:
+    """Combined rows with gaps between them are looked up one by one: a block of them has no one distance."""
+    with Fusion("apart") as f:
+        x, w = f.input((None, 4), torch.float32), f.input((4, 3), torch.float32)
+        starts, lengths = f.input((None,), torch.int64), f.input((None,), torch.int64)
+        y = ops.matmul(ops.as_nested(x, starts=starts, lengths=lengths), w)
+        f.output(y)
+    y.combine(0, 1).split(0, 8).parallelize(0, "grid").parallelize(1, "lanes").parallelize(2, "lanes").parallelize(3, "lanes")
+    args = (values(14, 4), values(4, 3), torch.tensor([1, 6, 9]), torch.tensor([3, 0, 4]))
+    want = torch.cat([args[0][1:4], args[0][9:13]]) @ args[1]
+    for backend in ("reference", "cpp"):
+        torch.testing.assert_close(f.compile(backend)(*args).values, want)

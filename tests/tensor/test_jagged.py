@@ -319,3 +319,9 @@ def test_other_classes_may_take_over_torch_functions() -> None:
             return "taken over"
 
     assert torch.add(JaggedTensor.from_list([torch.ones(3)]), Other()) == "taken over"
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_dtypes_that_torch_hardly_knows_are_padded(dtype: torch.dtype) -> None:
+    jt = JaggedTensor.from_lengths(torch.arange(3, dtype=torch.float32).to(dtype), [2, 1])
+    assert jt.to_padded(1).to(torch.float32).tolist() == [[0, 1], [2, 1]]

@@ -278,6 +278,29 @@ static inline void stream_fence() {
 #endif
 }
 
+template <class T, class V> static inline T stored(V value) {
+  T to;
+  store(to, value);
+  return to;
+}
+template <class T> static inline void fill_with(Stream& past, T* to, T value, i64 count, bool stream) {
+  if (!stream) {
+    for (i64 k = 0; k < count; k++) to[k] = value;
+    return;
+  }
+  enum { N = 2048 / sizeof(T) };
+  alignas(64) T same[N];
+  for (i64 k = 0; k < smaller<i64>(count, N); k++) same[k] = value;
+  for (i64 k = 0; k < count; k += N) past.copy(to + k, same, smaller<i64>(count - k, N) * sizeof(T));
+}
+static inline void copy_bytes(Stream& past, void* to, const void* from, i64 bytes, bool stream) {
+  if (stream) {
+    past.copy(to, from, bytes);
+  } else {
+    __builtin_memcpy(to, from, bytes);
+  }
+}
+
 // acc[m][n] += a[m][k] * b[k][n]: rows of a `am` apart, rows of b `bk` apart, columns of b side by side.
 template <int M, int W, int NV, class T> static inline void dot_rows(T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 depth) {
   typedef T vec __attribute__((vector_size(W * sizeof(T)), aligned(sizeof(T)), may_alias));

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from serrate.codegen.cpp.pieces import Cut, cut_of, moves
 from serrate.codegen.cpp.statements import accumulated, along, clause, identity, joins, locals_of, owns, size_of, unrounded, wraps
 from serrate.codegen.cpp.values import Scalars, computed, ctype, index_text, number
 from serrate.errors import VerificationError
@@ -42,7 +43,7 @@ from serrate.ir.loops import (
     values_of,
 )
 from serrate.ir.tile import GRID
-from serrate.ir.values import Role, Tensor, Value
+from serrate.ir.values import Constant, Role, Tensor, Value
 from serrate.lower.pipeline import array_names
 
 COMBINE = {
@@ -193,10 +194,16 @@ class _Printer:
     def _grid(self, outermost: For) -> None:
         """Nested grid loops as one loop over all their positions, shared out to threads in small runs."""
         loops = [outermost]
-        while len(loops[-1].body) == 1 and isinstance(loops[-1].body[0], For) and loops[-1].body[0].kind is GRID:
-            if loops[-1].body[0].extent.symbols & {loop.symbol for loop in loops}:
+        named: list[Bind] = []
+        while True:
+            # What is named between the loops is named inside them all.
+            *before, inner = loops[-1].body
+            binds = [node for node in before if isinstance(node, Bind)]
+            known = {loop.symbol for loop in loops} | {bind.symbol for bind in (*named, *binds)}
+            if len(binds) < len(before) or not isinstance(inner, For) or inner.kind is not GRID or inner.extent.symbols & known:
                 break
-            loops.append(loops[-1].body[0])
+            loops.append(inner)
+            named += binds
         for k, loop in enumerate(loops):
             self.put(f"const i64 extent{k} = {self.index(loop.extent)};")
         total = " * ".join(f"extent{k}" for k in range(len(loops)))
@@ -217,7 +224,7 @@ class _Printer:
             for k in reversed(range(len(loops))):
                 self.put(f"const i64 {loops[k].symbol} = {rest}{f' % extent{k}' if k else ''};")
                 rest = f"{rest} / extent{k}" if k else rest
-        self._nodes(loops[-1].body)
+        self._nodes((*named, *loops[-1].body))
         self.close()
         self._close_streams(streamed)
         self.close()
@@ -287,8 +294,15 @@ class _Printer:
         lanes, bounds, conditions = first.lanes, self._bounds(first.lanes, first.guard), self._outside(first)
         for condition in conditions:
             self.open(f"if ({condition})")
+        cut = cut_of(group, self.unlaned)
+        if self._moved(group, cut, bounds):
+            self.close(len(conditions))
+            return
         staged = {node: self._stage(node, bounds) for node in group if isinstance(node, Write)}
-        self._nest(group, lanes, bounds, staged)
+        if cut is None:
+            self._nest(group, lanes, bounds, staged)
+        else:
+            self._pieces(cut, lanes, bounds, staged)
         for node, stage in staged.items():
             if stage is not None:
                 size = f"({stage.count}) * sizeof({ctype(node.tensor.dtype)})"
@@ -296,23 +310,53 @@ class _Printer:
                 self.put(f"if (stream) {node.tensor.name}_stream.copy({to}, {stage.name}, {size});")
         self.close(len(conditions))
 
-    def _nest(self, group: list[Block], lanes: Lanes, bounds: dict[Lane, list[str]], staged: dict[Write, _Stage | None]) -> None:
+    def _pieces(self, cut: Cut, lanes: Lanes, bounds: dict[Lane, list[str]], staged: dict[Write, _Stage | None]) -> None:
+        """A block in two nests: the positions of a lane at which what is read is there, and those behind them."""
+        end = self._end(cut, bounds)
+        originals = list(staged)
+        for group, range_ in ((cut.inside, ("0", end)), (cut.outside, (end, self._limit(cut.lane, bounds[cut.lane])))):
+            moved = {node: staged[old] for node, old in zip(group, originals, strict=True)}
+            self._nest(group, lanes, bounds, moved, {cut.lane: range_})
+
+    def _end(self, cut: Cut, bounds: dict[Lane, list[str]]) -> str:
+        """The name of the first position of the lane that is cut at which nothing is there any more."""
+        end, limit = self.fresh(), self._limit(cut.lane, bounds[cut.lane])
+        for condition in cut.bounds:
+            bound = self._bound(cut.lane, condition)
+            assert bound is not None
+            limit = f"smaller<i64>({limit}, {bound})"
+        tests = " && ".join(f"{self.index(g.left)} < {self.index(g.right)}" for g in cut.tests)
+        self.put(f"const i64 {end} = {f'!({tests}) ? 0 : ' if tests else ''}larger<i64>(0, {limit});")
+        return end
+
+    def _nest(
+        self,
+        group: Sequence[Block],
+        lanes: Lanes,
+        bounds: dict[Lane, list[str]],
+        staged: dict[Write, _Stage | None],
+        ranges: dict[Lane, tuple[str, str]] | None = None,
+    ) -> None:
+        """Loops over lanes around statements; `ranges` are first and last bounds of lanes that are not done as a whole."""
         for k, lane in enumerate(lanes):
-            limit = self._limit(lane, bounds[lane])
+            start, limit = (ranges or {}).get(lane) or ("0", self._limit(lane, bounds[lane]))
             if k == len(lanes) - 1:
-                self._innermost(group, lane, limit, staged, first=k == 0)
+                self._innermost(group, lane, (start, limit), staged, first=k == 0)
             else:
-                self.open(f"for (i64 {lane.symbol} = 0; {lane.symbol} < {limit}; {lane.symbol}++)")
+                self.open(f"for (i64 {lane.symbol} = {start}; {lane.symbol} < {limit}; {lane.symbol}++)")
                 self._conditions(group, lane)
         if not lanes:
             self._statements(group, {}, staged)
         self.close(max(len(lanes) - 1, 0))
 
-    def _conditions(self, group: list[Block], lane: Lane) -> None:
+    def _conditions(self, group: Sequence[Block], lane: Lane) -> None:
         for condition in self._unbounded(group[0].lanes, group[0].guard, lane):
             self.put(f"if (!({condition})) continue;")
 
-    def _innermost(self, group: list[Block], lane: Lane, limit: str, staged: dict[Write, _Stage | None], *, first: bool) -> None:
+    def _innermost(
+        self, group: Sequence[Block], lane: Lane, range_: tuple[str, str], staged: dict[Write, _Stage | None], *, first: bool
+    ) -> None:
+        start, limit = range_
         scalars = [n for n in group if isinstance(n, Reduce) and lane not in n.local.lanes]
         # A running value goes from one position to the next, so positions along it cannot be done at once.
         serial = any(isinstance(n, Running) and n.axis == lane for n in group)
@@ -324,11 +368,12 @@ class _Printer:
         for node in scalars:
             self.put(f"{accumulated(node)} {node.local.name}_here = {number(identity(node), node.local.dtype)};")
         run = _Run(limit, lane.symbol.name)
-        self._widen(group, lane, lane.size, run)
+        if start == "0":
+            self._widen(group, lane, lane.size, run)
         if not serial:
             clauses = "".join(f" reduction({clause(n)}: {n.local.name}_here)" for n in scalars)
             self.put(f"#pragma omp simd{clauses}")
-        self.open(f"for (i64 {lane.symbol} = 0; {lane.symbol} < {limit}; {lane.symbol}++)")
+        self.open(f"for (i64 {lane.symbol} = {start}; {lane.symbol} < {limit}; {lane.symbol}++)")
         self._conditions(group, lane)
         self._statements(group, {n.local: f"{n.local.name}_here" for n in scalars}, staged)
         self.close()
@@ -337,7 +382,7 @@ class _Printer:
             self.put(self._combined(node, self._cell(node.local), f"{node.local.name}_here"))
 
     def _abreast(
-        self, group: list[Block], scalars: list[Reduce], lane: Lane, limit: str, staged: dict[Write, _Stage | None]
+        self, group: Sequence[Block], scalars: list[Reduce], lane: Lane, limit: str, staged: dict[Write, _Stage | None]
     ) -> None:
         """A long lane that is reduced, many positions side by side. The last ones are a block too, of which a part is there:
         that is a mask, and no loop from one position to the next."""
@@ -370,7 +415,7 @@ class _Printer:
             self.put(self._combined(node, self._cell(node.local), f"fold<{ABREAST}>({node.local.name}_here, {combine})"))
         self.close()
 
-    def _prefetches(self, group: list[Block], lane: Lane, size: int, done: str = "") -> None:
+    def _prefetches(self, group: Sequence[Block], lane: Lane, size: int, done: str = "") -> None:
         """Cache lines of what comes next, one after the other, for hints whose innermost lane runs along memory."""
         for node in group:
             if isinstance(node, Prefetch):
@@ -380,12 +425,17 @@ class _Printer:
                     place = f"{node.tensor.name} + {self.index(start)} + {done}k"
                     self.put(f"for (i64 k = 0; k < {size}; k += {step}) __builtin_prefetch({place}, 0, 2);")
 
-    def _statements(self, group: list[Block], here: dict[Local, str], staged: dict[Write, _Stage | None]) -> None:
+    def _statements(self, group: Sequence[Block], here: dict[Local, str], staged: dict[Write, _Stage | None]) -> None:
         scalars = Scalars(self._load, lambda h: self._cell(h.local), self._existing, self.index, self.fresh)
         for node in group:
             if isinstance(node, Prefetch):
                 continue
             assert not isinstance(node, Dot)
+            if isinstance(node, Write) and moves(node):
+                source, (to, place) = node.value, self._target(node, staged)
+                assert isinstance(source, Load)
+                self.put(f"{to}[{self.index(place)}] = {source.tensor.name}[{self._flat(source.tensor, source.index)}];")
+                continue
             text = scalars.text(unrounded(node))
             for line in scalars.lines:
                 self.put(line)
@@ -415,7 +465,7 @@ class _Printer:
 
     # --- float16, a block at a time -----------------------------------------------------------------------------------
 
-    def _widen(self, group: list[Block], lane: Lane, size: int, run: _Run) -> None:
+    def _widen(self, group: Sequence[Block], lane: Lane, size: int, run: _Run) -> None:
         """Converts the float16 that the loop over a lane reads before it begins: there is an instruction for eight at once,
         which compilers do not find in a loop. What the loop writes gets a block of float32 of its own."""
         if self._unbounded(group[0].lanes, group[0].guard, lane):
@@ -423,6 +473,8 @@ class _Printer:
             return
         found: dict[Load | Write, tuple[Tensor, Sequence[Expr]]] = {}
         for node in group:
+            if isinstance(node, Write) and moves(node):
+                continue
             loads = [v for value in values_of(node) for v in value.walk() if isinstance(v, Load) and not v.guard]
             found.update((v, (v.tensor, v.index)) for v in loads)
             if isinstance(node, Write):
@@ -436,7 +488,7 @@ class _Printer:
                     self.put(f"widen({name}, {tensor.name} + {self.index(start)}{run.done}, {run.count});")
                 self.converted[access] = f"{name}[{run.at}]"
 
-    def _narrow(self, group: list[Block], lane: Lane, staged: dict[Write, _Stage | None], run: _Run) -> None:
+    def _narrow(self, group: Sequence[Block], lane: Lane, staged: dict[Write, _Stage | None], run: _Run) -> None:
         """Writes what the loop over a lane has left in float32."""
         for node in group:
             if isinstance(node, Write) and node in self.converted:
@@ -479,7 +531,8 @@ class _Printer:
         if not value.guard:
             return text
         inside = " && ".join(f"{self.index(g.left)} < {self.index(g.right)}" for g in value.guard)
-        return f"({inside}) ? {text} : ({computed(value.dtype)})0"
+        other = f"({computed(value.dtype)})0" if repr(value.other) == "0" else number(value.other, value.dtype)
+        return f"({inside}) ? {text} : {other}"
 
     def _existing(self, value: Existing) -> str:
         bounds = self._bounds(value.lanes, value.guard)
@@ -542,7 +595,9 @@ class _Printer:
         expected = 1
         guarded = {lane for g in node.guard for lane in node.lanes if lane.symbol in g.symbols}
         for k, lane in reversed(list(enumerate(node.lanes))):
-            if terms.get(lane.symbol) != expected or (k > 0 and lane in guarded):
+            # What another term finds for each lane, such as the row it belongs to, may jump from one to the next.
+            jumps = any(lane.symbol in term.symbols for term in terms if term is not lane.symbol)
+            if terms.get(lane.symbol) != expected or jumps or (k > 0 and lane in guarded):
                 return 0
             expected *= lane.size
         size = expected * node.tensor.dtype.itemsize
@@ -562,6 +617,44 @@ class _Printer:
         self.put(f"{kind}* __restrict {name} = stream ? {name}_stage : {node.tensor.name} + {base};")
         count = f"larger<i64>(0, {self._limit(node.lanes[0], bounds[node.lanes[0]])}) * {inner}"
         return _Stage(f"{name}_stage", name, base, flat - start, count)
+
+    def _moved(self, group: Sequence[Block], cut: Cut | None, bounds: dict[Lane, list[str]]) -> bool:
+        """A block that lies in one piece, where it is read too, is copied as bytes; behind what is there, it is filled."""
+        first = group[0]
+        if len(group) > 1 or not isinstance(first, Write) or not self._block_bytes(first):
+            return False
+        node, filled = (first, None) if cut is None else (cut.inside[0], cut.outside[0])
+        if not moves(node) or (cut is not None and cut.lane != node.lanes[0]):
+            return False
+        source, name, kind = node.value, node.tensor.name, ctype(node.tensor.dtype)
+        assert isinstance(source, Load)
+        at: dict[Expr, Expr] = {lane.symbol: const(0) for lane in node.lanes}
+        to, by = self._flat_expr(node.tensor, node.index), self._flat_expr(source.tensor, source.index)
+        start = to.substitute(at)
+        fill = None if filled is None else self._same_everywhere(filled)
+        if to - start != by - by.substitute(at) or (filled is not None and fill is None):
+            return False
+        limit, inner = self._limit(node.lanes[0], bounds[node.lanes[0]]), size_of(node.lanes[1:])
+        end = f"larger<i64>(0, {limit})" if cut is None else self._end(cut, bounds)
+        pointers = f"{name} + {self.index(start)}, {source.tensor.name} + {self.index(by.substitute(at))}"
+        self.put(f"copy_bytes({name}_stream, {pointers}, {end} * {inner} * sizeof({kind}), stream);")
+        if fill is not None:
+            place = f"{name} + {self.index(start)} + {end} * {inner}"
+            self.put(
+                f"fill_with<{kind}>({name}_stream, {place}, {fill}, (larger<i64>({end}, {limit}) - {end}) * {inner}, stream);"
+            )
+        return True
+
+    def _same_everywhere(self, node: Write) -> str | None:
+        """What a statement writes if it is the same in all lanes, as its tensor stores it; else None."""
+        value, kind = node.value, ctype(node.tensor.dtype)
+        if isinstance(value, Constant):
+            return f"stored<{kind}>({number(value.number, value.dtype)})"
+        if not moves(node) or not isinstance(value, Load):
+            return None
+        place = self._flat_expr(value.tensor, value.index)
+        still = not place.symbols & {lane.symbol for lane in node.lanes}
+        return f"{value.tensor.name}[{self.index(place)}]" if still else None
 
     # --- matrix products ----------------------------------------------------------------------------------------------
 
@@ -585,10 +678,12 @@ class _Printer:
         if isinstance(value, Load) and ctype(value.dtype) == kind and not value.guard:
             flat = self._flat_expr(value.tensor, value.index)
             terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
-            at: dict[Expr, Expr] = {s: const(0) for s in (outer.symbol, inner.symbol)}
-            stride = flat.substitute({outer.symbol: const(1), inner.symbol: const(0)}) - flat.substitute(at)
-            if terms.get(inner.symbol) == 1 and not stride.symbols & {outer.symbol, inner.symbol}:
-                return f"{value.tensor.name} + {self.index(flat.substitute(at))}", f"({self.index(stride)})"
+            first, second, third = (flat.substitute({outer.symbol: const(k), inner.symbol: const(0)}) for k in range(3))
+            stride = second - first
+            # Rows that are looked up (those of different components may lie anywhere) have no one distance.
+            even = (third - second - stride).value == 0
+            if terms.get(inner.symbol) == 1 and even and not stride.symbols & {outer.symbol, inner.symbol}:
+                return f"{value.tensor.name} + {self.index(first)}", f"({self.index(stride)})"
         name = self.fresh()
         self.put(f"static thread_local {kind} {name}[{outer.size * inner.size}];")
         self.open(f"for (i64 {outer.symbol} = 0; {outer.symbol} < {limits[outer]}; {outer.symbol}++)")

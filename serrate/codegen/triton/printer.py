@@ -414,7 +414,8 @@ class _Printer:
         mask = self._joined_mask(self._mask(guard, lanes, own), value.guard, lanes)
         masked = {e for g in value.guard for e in self.lanes_in(g.left) | self.lanes_in(g.right)}
         pointer += self._still(masked - own, lanes)
-        text = f"tl.load({pointer}{f', mask={mask}, other=0' if mask else ''})"
+        other = _number(value.other)
+        text = f"tl.load({pointer}{f', mask={mask}, other={other}' if mask else ''})"
         wanted = carried_dtype(value.dtype)
         return text if raw or wanted == value.dtype else f"{text}.to({TYPES[wanted]})"
 

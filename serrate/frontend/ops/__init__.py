@@ -1,9 +1,15 @@
 """Operations on the tensors of a fusion: what `serrate.ops` offers and what tracing records.
 
 In: `TensorView`s and Python numbers. Out: new `TensorView`s; each call adds definitions to the fusion. One module for each
-kind of operation; this one gathers their names.
+kind of operation; this one gathers their names. While a function is traced, they take torch's own tensors too: those become
+inputs of what is traced.
 """
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from serrate.frontend.capture import captured
 from serrate.frontend.ops.attention import attention
 from serrate.frontend.ops.elementwise import (
     abs,
@@ -82,6 +88,10 @@ from serrate.frontend.ops.normalise import (
     rms_norm,
     softmax,
     softmax_states,
+)
+from serrate.frontend.ops.padding import (
+    from_padded,
+    to_padded,
 )
 from serrate.frontend.ops.products import (
     linear,
@@ -170,6 +180,7 @@ __all__ = [
     "floor",
     "floor_divide",
     "fmod",
+    "from_padded",
     "gather",
     "ge",
     "gelu",
@@ -237,6 +248,7 @@ __all__ = [
     "sub",
     "sum",
     "tanh",
+    "to_padded",
     "topk",
     "transpose",
     "trunc",
@@ -245,3 +257,14 @@ __all__ = [
     "var",
     "where",
 ]
+
+
+def _taking_tensors(operation: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(operation)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return operation(*captured(args), **captured(kwargs))
+
+    return run
+
+
+globals().update((name, _taking_tensors(globals()[name])) for name in __all__ if name != "ValuesIndices")

@@ -5,12 +5,13 @@ In: a `TensorView`, dims and a reduction's name. Out: one view for each state. `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from serrate.errors import ShapeError
-from serrate.frontend.ops.common import counts_rows
 from serrate.frontend.ops.elementwise import cast, eq, where
-from serrate.frontend.ops.structure import viewed
+from serrate.frontend.ops.structure import as_flattened, viewed
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, symbol
 from serrate.ir.ragged import RaggedIterDomain
@@ -32,12 +33,16 @@ def reduced(
     `extra` are the values of further states, each with a dtype of its own.
     """
     fusion, kind = x.fusion, reduction(name)
+    x, dims = _flat(x, dims)
     over = tuple(x.domains[d] for d in dims)
     kept = tuple(_across(name, x, d, over) for k, d in enumerate(x.domains) if k not in dims)
     try:
         storage_of(kept)
     except ShapeError:
-        raise ShapeError(f"{name}: rows of {x} would lose what owns them; flatten the outer level first") from None
+        inner = max(k for k, d in enumerate(x.domains) if k not in dims and d.is_ragged)
+        raise ShapeError(
+            f"{name}: rows of {x} would lose what owns them; reduce dim {inner} first, or all dims before it together"
+        ) from None
     value = x.at(x.domains)
     lifted = value if carried_dtype(value.dtype) == state else call("cast", value, dtype=state)
     dtypes = (state, *(v.dtype for v in extra)) if extra else (state,) * len(kind.states)
@@ -50,6 +55,17 @@ def reduced(
     return views if dtype == state or len(views) > 1 else (cast(views[0], dtype), *views[1:])
 
 
+def _flat(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, tuple[int, ...]]:
+    """Outer levels that are reduced together, rows inside them kept: sentences of all documents are sentences."""
+    for r in dims:
+        row = x.domains[r]
+        c = next((k for k in dims if isinstance(row, RaggedIterDomain) and x.domains[k].uid == row.component.uid), None)
+        if c is not None and any(k not in dims and _deep_inside(x, d, row) for k, d in enumerate(x.domains)):
+            left = tuple(k - (k > r) for k in dims if k != r)
+            return _flat(as_flattened(x, component_dim=c, ragged_dim=r), left)
+    return x, dims
+
+
 def _across(name: str, x: TensorView, domain: IterDomain, over: tuple[IterDomain, ...]) -> IterDomain:
     """A dim of the result. The ragged dim whose components are reduced alone becomes a regular one, as long as the longest
     row: each position is reduced across the rows that reach it."""
@@ -58,7 +74,11 @@ def _across(name: str, x: TensorView, domain: IterDomain, over: tuple[IterDomain
     if not isinstance(domain, RaggedIterDomain) or all(d.uid != domain.component.uid for d in over):
         return domain
     if any(_inside(other, domain) for other in x.domains):
-        raise ShapeError(f"{name} over a component dim alone: {x} has several levels of rows; flatten the outer ones first")
+        inner = max(k for k, d in enumerate(x.domains) if d.is_ragged)
+        raise ShapeError(
+            f"{name} over a component dim alone: {x} has several levels of rows; reduce dim {inner} first, or all dims before it "
+            "together"
+        )
     length, count = domain.length, domain.component.extent_expr
     longest = Array(f"longest({length.substitute({COORDINATE: symbol('c')})})", recipe=Largest(length, COORDINATE, count))
     return cover(domain, longest[0])
@@ -69,6 +89,11 @@ def _inside(domain: IterDomain, outer: IterDomain) -> bool:
     if not isinstance(domain, RaggedIterDomain) or domain.uid == outer.uid:
         return False
     return any(d.uid == outer.uid for user in domain.component.derived.values() for d in user)
+
+
+def _deep_inside(x: TensorView, domain: IterDomain, outer: IterDomain) -> bool:
+    """Whether rows are inside those of another dim, or inside rows that are."""
+    return _inside(domain, outer) or any(_inside(domain, d) and _deep_inside(x, d, outer) for d in x.domains)
 
 
 def _merged_from(component: IterDomain) -> list[IterDomain]:
@@ -89,18 +114,28 @@ def keep(x: TensorView, reduced: TensorView, dims: tuple[int, ...], keepdim: boo
 def count(x: TensorView, dims: tuple[int, ...], like: TensorView, dtype: torch.dtype) -> TensorView:
     """How many elements a reduction over `dims` counts, as a tensor over `like`'s domains."""
     fusion = x.fusion
-    if crosses_rows(x, dims):
+    over = collapse([x.domains[d] for d in dims])
+    if crosses_rows(x, dims) or _counts_by_rows(x, over):
         # Across rows, only those count that reach so far.
         ones = where(eq(x, x), 1.0, 1.0)
         return reduced("sum", ones, dims, dtype, dtype)[0]
     value = constant(1.0, dtype)
     # A ragged dim and its component, both reduced, count the elements of all rows.
-    for domain in collapse([x.domains[d] for d in dims]):
+    for domain in over:
         value = call("mul", value, call("cast", extent(domain), dtype=dtype), dtype=dtype)
     out = fusion.tensor(dtype, like.domains)
     return fusion.define([out], like.domains, Store(out, like.domains, value))[0]
 
 
+def _counts_by_rows(x: TensorView, over: Sequence[IterDomain]) -> bool:
+    """Whether the length of a row that is reduced depends on another dim that is reduced: then lengths do not multiply."""
+    gone = {d.uid for d in over}
+    return any(isinstance(d, RaggedIterDomain) and d.component.uid in gone for d in over)
+
+
 def crosses_rows(x: TensorView, dims: tuple[int, ...]) -> bool:
-    """Whether a reduction goes from row to row, position by position, and not along rows."""
-    return any(counts_rows(x, x.domains[d]) for d in dims) and not any(x.domains[d].is_ragged for d in dims)
+    """Whether a reduction goes from row to row, position by position: rows stay, and what counts them does not."""
+    x, dims = _flat(x, dims)
+    over = {x.domains[d].uid for d in dims}
+    kept = [d for k, d in enumerate(x.domains) if k not in dims]
+    return any(isinstance(d, RaggedIterDomain) and {o.uid for o in (d.component, *d.owners)} & over for d in kept)

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from serrate.ir.domains import IterDomain
 from serrate.ir.tile import Accumulate, Scan, Store, TileProgram, chain
-from serrate.ir.values import Role
+from serrate.ir.values import Place, Role
 from serrate.schedule.plan import Recorder
-from serrate.schedule.prepare import Shape, describe
+from serrate.schedule.prepare import Shape, describe, reduced_loops
 from serrate.schedule.target import Target, power_of_two_at_least
 
 LONG = 4096
@@ -35,7 +35,7 @@ def lanes_of(domain: IterDomain, target: Target, most: int) -> int:
 
 
 def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list[str], list[str], list[str]]:
-    """Makes the innermost regular dim lanes (split if it is wide) and leaves the others as loops.
+    """Makes the innermost regular dim lanes (split if it is wide) and leaves the others, and loops over rows, as they are.
 
     Gives the names of loops that are kept, loops that are reduced, and lanes.
     """
@@ -44,7 +44,7 @@ def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list
     lanes: list[str] = []
     for k, domain in enumerate(shape.regular):
         goal = reduced if domain.uid in shape.reduced else kept
-        if k < len(shape.regular) - 1:
+        if k < len(shape.regular) - 1 or domain.is_ragged:
             goal.append(domain.name)
             continue
         size = lanes_of(domain, target, target.widest)
@@ -72,7 +72,8 @@ def warps_for(program: TileProgram, target: Target) -> int:
 
 def width(shape: Shape, target: Target) -> int:
     """Lanes of the regular dims of a phase."""
-    return lanes_of(shape.regular[-1], target, target.widest) if shape.regular else 1
+    regular = shape.regular and not shape.regular[-1].is_ragged
+    return lanes_of(shape.regular[-1], target, target.widest) if regular else 1
 
 
 def row_block(shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
@@ -113,7 +114,10 @@ def schedule_regular(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], 
         schedule_product(recorder, shape, target, rows=domains[0] if len(domains) > 2 else None)
         return
     first = domains[0]
-    if first.uid in shape.reduced and isinstance(shape.leaf, Accumulate) and not shape.leaf.merge:
+    if first.uid in shape.reduced and isinstance(shape.leaf, Accumulate) and shape.leaf.merge:
+        _finish_total(recorder, shape, domains, target)
+        return
+    if first.uid in shape.reduced and isinstance(shape.leaf, Accumulate):
         _schedule_total(recorder, shape, domains, target)
         return
     if first.uid in shape.reduced and isinstance(shape.leaf, Scan):
@@ -141,9 +145,13 @@ def _schedule_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain,
     recorder.do("split", partial, inner, block)
     order = [outer, *kept, f"{inner}o", *reduced, f"{inner}i", *lanes]
     finish_loops(recorder, partial, order, [outer], [f"{inner}i", *lanes])
-    left = tuple(d for d in rest if d.uid not in shape.reduced)
-    kept, _, lanes = lane_regular(recorder, Shape(shape.phase, shape.leaf, None, None, left, shape.reduced), target)
-    finish_loops(recorder, shape.phase, [*kept, outer, *lanes], [], lanes)
+    _finish_total(recorder, shape, describe(recorder.program, shape.phase).regular, target)
+
+
+def _finish_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain, ...], target: Target) -> None:
+    """Combines partial results along the first dim, in order, by one worker."""
+    kept, _, lanes = lane_regular(recorder, Shape(shape.phase, shape.leaf, None, None, domains[1:], shape.reduced), target)
+    finish_loops(recorder, shape.phase, [*kept, domains[0].name, *lanes], [], lanes)
 
 
 def _schedule_running(recorder: Recorder, shape: Shape, domains: tuple[IterDomain, ...], target: Target) -> None:
@@ -225,13 +233,16 @@ class RowLoops(Protocol):
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         """Arranges a loop over components alone: gives grid loops and lanes."""
 
-    def per_row(self, recorder: Recorder, shape: Shape, block: int) -> tuple[list[str], list[str], list[str]]:
-        """Arranges component and ragged loops: gives grid loops, serial loops and lanes."""
+    def per_row(self, recorder: Recorder, shape: Shape, block: int | None) -> tuple[list[str], list[str], list[str]]:
+        """Arranges component and ragged loops: gives grid loops, serial loops and lanes. What is left runs inside the grid.
+
+        Without a block, positions of a row are taken one by one.
+        """
 
     def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
         """Arranges a matrix product whose rows are ragged."""
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int, target: Target) -> str:
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> str:
         """Cuts rows into parts, if the strategy does; gives the phase to go on with."""
 
 
@@ -247,8 +258,12 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
     if shape.component is None:
         schedule_regular(recorder, shape, shapes, target)
     elif shape.ragged is None:
-        kept, reduced, lanes = lane_regular(recorder, shape, target)
         grid, own = rows.per_component(recorder, shape)
+        kept, reduced, lanes = lane_regular(recorder, _left(recorder, shape, [*grid, *own]), target)
+        if _moves_rows(shape):
+            kept, lanes = _lane_block(recorder, shape, target, kept, lanes)
+            # All positions cost the same, so few long rows are shared out as well as many short ones.
+            grid, kept = [*grid, *kept], []
         finish_loops(recorder, shape.phase, [*grid, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
     elif shape.is_product:
         rows.product(recorder, shape, target)
@@ -256,26 +271,74 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
         for name in (f"{shape.leaf.targets[0].name}_{shape.regular[-1].name}", shape.phase):
             _schedule_phase(recorder, describe(recorder.program, name), shapes, target, rows)
     else:
-        block = block_size(rows.tile, row_block(shape, shapes, target), target)
+        # Lines of a rectangle are taken one after the other, so what there is one of for each line is, too.
+        is_line = shape.ragged.uid in _lines(shapes) and not shape.reduces_rows
+        block = None if is_line else block_size(rows.tile, row_block(shape, shapes, target), target)
         phase = rows.cut(recorder, shape, block, target)
         _schedule_rows(recorder, replace(shape, phase=phase), target, rows, block)
 
 
-def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLoops, block: int) -> None:
+def _moves_rows(shape: Shape) -> bool:
+    """Whether a phase stores, position by position, what lies at computed places: rows that are padded."""
+    return isinstance(shape.leaf, Store) and any(isinstance(at, Place) for r in shape.leaf.value.reads for at in r.index)
+
+
+def _lane_block(
+    recorder: Recorder, shape: Shape, target: Target, kept: list[str], lanes: list[str]
+) -> tuple[list[str], list[str]]:
+    """Positions of the last two dims as one block, if they fit: they lie behind each other."""
+    if len(shape.regular) < 2 or lanes != [shape.regular[-1].name] or kept[-1:] != [shape.regular[-2].name]:
+        return kept, lanes
+    across = lanes_of(shape.regular[-1], target, target.widest) * shape.leaf.targets[0].dtype.itemsize
+    outer = shape.regular[-2].name
+    size = block_size(None, max(target.store_bytes // across, 1), target)
+    if size == 1:
+        return kept, lanes
+    recorder.do("split", shape.phase, outer, size)
+    return [*kept[:-1], f"{outer}o"], [f"{outer}i", *lanes]
+
+
+def _lines(shapes: Sequence[Shape]) -> set[int]:
+    """The outer sides of rectangles."""
+    return {s.own_rows[0].uid for s in shapes if len(s.own_rows) > 1}
+
+
+def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLoops, block: int | None) -> None:
     phase = shape.phase
-    kept, reduced, lanes = lane_regular(recorder, shape, target)
     grid, serial, own = rows.per_row(recorder, shape, block)
+    rest = _left(recorder, shape, [*grid, *serial, *own])
+    # What stands outside a row stays outside it: a row is read from its start to its end.
+    outside = _outside(recorder, phase, serial)
+    kept, reduced, lanes = lane_regular(recorder, rest, target)
     if not shape.reduces_rows:
-        finish_loops(recorder, phase, [*grid, *serial, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
+        first, last = [n for n in kept if n in outside], [n for n in kept if n not in outside]
+        finish_loops(recorder, phase, [*grid, *first, *serial, *last, *reduced, *own, *lanes], grid, [*own, *lanes])
         return
-    order = [*grid, *kept, *serial, *reduced, *own, *lanes]
+    first, last = [n for n in reduced if n in outside], [n for n in reduced if n not in outside]
+    order = [*grid, *kept, *first, *serial, *last, *own, *lanes]
     if not target.factors_blocks or isinstance(shape.leaf, Scan) or (isinstance(shape.leaf, Accumulate) and shape.leaf.merge):
         finish_loops(recorder, phase, order, grid, [*own, *lanes])
         return
     # Every lane reduces what it sees; lanes are combined once, behind the loop over the row.
     recorder.do("rfactor", phase, own[-1])
     finish_loops(recorder, f"{_first_target(recorder, phase)}_{own[-1]}", order, grid, [*own, *lanes])
-    finish_loops(recorder, phase, [*grid, *kept, *own, *lanes], grid, [*own, *lanes])
+    still = [name for name in serial if name in loop_names(recorder, phase)]
+    finish_loops(recorder, phase, [*grid, *kept, *still, *own, *lanes], grid, [*own, *lanes])
+
+
+def _left(recorder: Recorder, shape: Shape, arranged: Sequence[str]) -> Shape:
+    """A phase without the loops that a strategy has arranged."""
+    found = chain(next(p for p in recorder.program.phases if p.name == shape.phase))
+    assert found is not None
+    domains = [loop.domain for loop in found[0]]
+    rest = tuple(d for d in domains if d.name not in arranged)
+    return Shape(shape.phase, found[1], None, None, rest, reduced_loops(found[1], domains))
+
+
+def _outside(recorder: Recorder, phase: str, serial: Sequence[str]) -> list[str]:
+    """The loops that stand outside the loop over a row."""
+    order = loop_names(recorder, phase)
+    return order[: order.index(serial[0])]
 
 
 def _first_target(recorder: Recorder, phase: str) -> str:

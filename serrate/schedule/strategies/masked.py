@@ -32,22 +32,22 @@ class GroupedRows:
     tile: int | None
     size: int
 
-    def _whole(self) -> WholeRows:
-        """What is done where rows of several lengths meet: a lane for each row would need them all to have one length."""
-        return WholeRows(self.tile)
-
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         assert shape.component is not None
+        if shape.ragged is None and shape.has_other_rows:
+            # Rows of rows: how many there are would depend on a lane.
+            return WholeRows(self.tile).per_component(recorder, shape)
         recorder.do("split", shape.phase, shape.component.name, self.size)
         return [f"{shape.component.name}o"], [f"{shape.component.name}i"]
 
-    def per_row(self, recorder: Recorder, shape: Shape, block: int) -> tuple[list[str], list[str], list[str]]:
+    def per_row(self, recorder: Recorder, shape: Shape, block: int | None) -> tuple[list[str], list[str], list[str]]:
         assert shape.ragged is not None
-        if shape.has_other_rows:
-            return self._whole().per_row(recorder, shape, block)
         (group,), (member,) = self.per_component(recorder, shape)
-        recorder.do("cover", shape.phase, shape.ragged.name, group, self.size)
+        for rows in shape.own_rows:
+            recorder.do("cover", shape.phase, rows.name, group, self.size)
         cover = f"{shape.ragged.name}x"
+        if block is None:
+            return [group], [cover], [member]
         # A block the caller asked for is a block of each row; the usual one is shared by the rows of the group.
         recorder.do("split", shape.phase, cover, block if self.tile else max(block // self.size, 1))
         return [group], [f"{cover}o"], [member, f"{cover}i"]
@@ -57,5 +57,5 @@ class GroupedRows:
         assert shape.component is not None
         schedule_product(recorder, shape, target, rows=shape.ragged, before=[shape.component.name], grid=2)
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int, target: Target) -> str:
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> str:
         return shape.phase

@@ -40,8 +40,10 @@ class WholeRows:
         assert shape.component is not None
         return [shape.component.name], []
 
-    def per_row(self, recorder: Recorder, shape: Shape, block: int) -> tuple[list[str], list[str], list[str]]:
+    def per_row(self, recorder: Recorder, shape: Shape, block: int | None) -> tuple[list[str], list[str], list[str]]:
         assert shape.component is not None and shape.ragged is not None
+        if block is None:
+            return [shape.component.name], [shape.ragged.name], []
         recorder.do("split", shape.phase, shape.ragged.name, block)
         return [shape.component.name], [f"{shape.ragged.name}o"], [f"{shape.ragged.name}i"]
 
@@ -49,7 +51,7 @@ class WholeRows:
         assert shape.component is not None
         schedule_product(recorder, shape, target, rows=shape.ragged, before=[shape.component.name], grid=2)
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int, target: Target) -> str:
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> str:
         return shape.phase
 
 

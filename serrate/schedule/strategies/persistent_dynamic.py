@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Accumulate, Scan, TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
@@ -23,6 +24,9 @@ from serrate.schedule.strategies.common import (
     width,
 )
 from serrate.schedule.target import Target
+
+LINE = 512
+"""About how long a line of a rectangle is, where parts are made of whole lines."""
 
 
 def persistent_dynamic(
@@ -39,12 +43,15 @@ def persistent_dynamic(
     return recorder.plan("persistent_dynamic", warps or warps_for(program, target))
 
 
-def _stays_whole(shape: Shape) -> bool:
-    """Whether rows are not cut: a running value goes from part to part, partial results are combined in order, and what is
-    reduced for each of other rows would need a place for each part of those."""
-    if shape.reduces_rows and shape.has_other_rows:
-        return True
-    return isinstance(shape.leaf, Scan) or (isinstance(shape.leaf, Accumulate) and shape.leaf.merge)
+def _cut_rows(shape: Shape) -> RaggedIterDomain | None:
+    """Which rows are cut; None where they stay whole, because a running value goes from part to part, or because partial
+    results are combined in order. Of a rectangle, the outer side that is kept, so that parts do not share results."""
+    if isinstance(shape.leaf, Accumulate) and shape.leaf.merge:
+        return None
+    kept = [rows for rows in shape.own_rows if rows.uid not in shape.reduced]
+    if kept:
+        return kept[0]
+    return None if isinstance(shape.leaf, Scan) else shape.own_rows[0]
 
 
 @dataclass(frozen=True)
@@ -58,29 +65,37 @@ class PartsOfRows:
         assert shape.component is not None
         return [shape.component.name], []
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int, target: Target) -> str:
-        assert shape.ragged is not None
-        ragged = shape.ragged.name
-        if _stays_whole(shape):
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> str:
+        rows = _cut_rows(shape)
+        if rows is None:
             return shape.phase
         # A part is whole blocks, or its last block would reach into the next part.
-        recorder.do("split", shape.phase, ragged, -(-self.part // block) * block)
-        if not shape.reduces_rows:
+        size = self._lines if rows is not shape.ragged or block is None else -(-self.part // block) * block
+        recorder.do("split", shape.phase, rows.name, size)
+        if rows.uid not in shape.reduced:
             return shape.phase
-        recorder.do("rfactor", shape.phase, f"{ragged}o")
+        recorder.do("rfactor", shape.phase, f"{rows.name}o")
         self._finish(recorder, describe(recorder.program, shape.phase), target)
-        return f"{shape.leaf.targets[0].name}_{ragged}o"
+        return f"{shape.leaf.targets[0].name}_{rows.name}o"
 
-    def per_row(self, recorder: Recorder, shape: Shape, block: int) -> tuple[list[str], list[str], list[str]]:
+    @property
+    def _lines(self) -> int:
+        """Lines of a rectangle that are one part; how long each is differs from one rectangle to the next."""
+        return max(self.part // LINE, 1)
+
+    def per_row(self, recorder: Recorder, shape: Shape, block: int | None) -> tuple[list[str], list[str], list[str]]:
         assert shape.component is not None and shape.ragged is not None
-        row, ragged = shape.component.name, shape.ragged.name
-        if _stays_whole(shape):
-            recorder.do("split", shape.phase, ragged, block)
-            return [row], [f"{ragged}o"], [f"{ragged}i"]
-        recorder.do("split", shape.phase, f"{ragged}i", block)
-        self._beside(recorder, shape.phase, row, f"{ragged}o")
-        recorder.do("combine", shape.phase, row, f"{ragged}o")
-        return [f"{row}{ragged}o"], [f"{ragged}io"], [f"{ragged}ii"]
+        row, ragged, rows = shape.component.name, shape.ragged.name, _cut_rows(shape)
+        within = f"{ragged}i" if rows is shape.ragged else ragged
+        serial, lanes = [within], []
+        if block is not None:
+            recorder.do("split", shape.phase, within, block)
+            serial, lanes = [f"{within}o"], [f"{within}i"]
+        if rows is None:
+            return [row], serial, lanes
+        self._beside(recorder, shape.phase, row, f"{rows.name}o")
+        recorder.do("combine", shape.phase, row, f"{rows.name}o")
+        return [f"{row}{rows.name}o"], serial, lanes
 
     def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
         assert shape.component is not None and shape.ragged is not None

@@ -1,7 +1,7 @@
 """Rows of any level picked by number, and positions copied together from wherever they are.
 
-In: rows, and the numbers of those wanted. Out: rows that describe them in place, by starts and lengths; or the values of runs of
-positions, back to back.
+In: rows, and the numbers of those wanted. Out: rows that describe them in place, by starts and lengths; or the values of other
+rows, back to back.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from serrate.tensor.moving import runs
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.sync import host_copy
 
@@ -69,17 +70,6 @@ def picked(rows: Rows, ids: Tensor, *, level: int, outer: Sequence[Tensor], why:
             for name in ("min", "max"):
                 found.note(name, own - rows.levels + found.levels, length)
     return found
-
-
-def runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int, step: int = 1) -> Tensor:
-    """Runs of positions of a dim, back to back: `lengths[k]` positions from `starts[k]`, `step` apart.
-
-    >>> import torch
-    >>> runs(torch.arange(10), 0, torch.tensor([7, 0]), torch.tensor([2, 3]), 5, step=2)
-    tensor([7, 9, 0, 2, 4])
-    """
-    owner, place = owners_and_places(lengths, total)
-    return values.index_select(dim, starts.long().index_select(0, owner) + place * step)
 
 
 def regathered(

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from serrate.errors import ShapeError
-from serrate.tensor.indexing.picking import picked, regathered, runs, sum_of
+from serrate.tensor.indexing.picking import picked, regathered, sum_of
+from serrate.tensor.moving import runs
 from serrate.tensor.positions import compact_axis
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.structure import Dim, Structure

@@ -1,0 +1,78 @@
+"""The CPU table: every work x dtype x lengths, against the limit, hand-written C++ and the peers, all in one run.
+
+Comes in: `serrate bench cpu [--only WORK] [--lengths KIND] [--dtype TYPE] [--rounds N]`. Goes out: tables, on the terminal and as
+cpu.md; cpu.json; cpu-float32.png and so on. An interrupted run shows and keeps what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from benchmarks import cells, limits, report, ways
+from benchmarks.data import DISTRIBUTIONS
+from benchmarks.options import Options, chosen
+from benchmarks.tasks import DTYPES, QUICK, WORKS, Sizes
+
+
+def grid(only: Sequence[str], lengths: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str, str]]:
+    """The chosen cells as (work, dtype, lengths); everything where nothing is chosen.
+
+    >>> grid(["grouped matmul"], ["uniform", "giant"], ["float32"])
+    [('grouped matmul', 'float32', 'uniform')]
+    """
+    works, kinds = chosen("--only", only, WORKS), chosen("--lengths", lengths, DISTRIBUTIONS)
+    types = chosen("--dtype", dtypes, DTYPES)
+    return [(work, dtype, kind) for dtype in types for work in works for kind in kinds if kind in WORKS[work].lengths]
+
+
+def main(options: Options, name: str = "cpu") -> bool:
+    """Measures, prints and writes; whether ours ran and was right everywhere."""
+    console, machine = Console(), limits.machine()
+    wanted = grid(options.only, options.lengths, options.dtypes)
+    options.out.mkdir(parents=True, exist_ok=True)
+    found: list[cells.Cell] = []
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("", total=len(wanted))
+        try:
+            for cell in _measured(wanted, options, lambda doing: progress.update(bar, description=doing)):
+                found.append(cell)
+                # after every cell: a long run that is ended keeps what it has
+                report.write_json(options.out / f"{name}.json", machine, found)
+                progress.advance(bar)
+        except KeyboardInterrupt:
+            console.print(f"stopped after {len(found)} of {len(wanted)} cells")
+    if not found:
+        return False
+    report.print_machine(machine, console)
+    report.print_tables(found, console)
+    _finish(console, options.out, name, machine, found)
+    return all(cell.ours is not None for cell in found)
+
+
+def _measured(wanted: Sequence[tuple[str, str, str]], options: Options, tell: Callable[[str], None]) -> Iterator[cells.Cell]:
+    """The cells one after the other; `tell` hears what is being done."""
+    sizes, rounds = (QUICK, min(options.rounds, 5)) if options.quick else (Sizes(), options.rounds)
+    previous = None
+    for work, dtype, lengths in wanted:
+        if (work, dtype) != previous:
+            ways.forget_compiled()
+            previous = (work, dtype)
+        saying = partial(_say, tell, f"{work}, {dtype}, {lengths}")
+        yield cells.run(work, lengths, dtype, sizes, rounds, compiled=options.compiled, patience=options.patience, tell=saying)
+
+
+def _say(tell: Callable[[str], None], title: str, doing: str) -> None:
+    tell(f"{title}: {doing}")
+
+
+def _finish(console: Console, out: Path, name: str, machine: limits.Machine, found: list[cells.Cell]) -> None:
+    pictures = report.plot(out, name, machine, found)
+    report.write_markdown(out / f"{name}.md", machine, found)
+    wrote = [str(path) for path in (out / f"{name}.json", out / f"{name}.md", *pictures)]
+    console.print(f"wrote {', '.join(wrote)}" + ("" if pictures else f"; no plot: {report.INSTALL}"), highlight=False)

@@ -1,0 +1,201 @@
+"""The memory tables: what a work holds beside its inputs and outputs, and what a result in fresh memory costs.
+
+Comes in: `serrate bench memory [--only WORK] [--lengths KIND] [--rounds N]`. Goes out: two tables and memory.json. Every peak is
+that of a process of its own, which does one work in one way.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks import limits, ours, peers, report
+from benchmarks.measure import measure
+from benchmarks.options import Options, chosen
+from benchmarks.tasks import DTYPES, QUICK, WORKS, Sizes, Task, task
+from benchmarks.ways import Way
+from serrate.cli.peak import held, peak_of, settle
+
+LENGTHS = ("uniform", "exponential", "bimodal")
+WAYS = ("serrate", "NestedTensor", "padded + mask", "padded bmm", "segments", "torch.mm per group")
+FRESH = ("pointwise", "softmax", "layer norm")
+AT_MOST = 1.4
+"""What a result in fresh memory may cost, in times of one in memory used before."""
+EXTRA, WORDS = 0.01, 4
+"""What a work may hold beside inputs and outputs: a part of them, and words for each row."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Megabytes of one work done in one way; `extra` is beside the ragged inputs and outputs, None where it was not measured."""
+
+    work: str
+    lengths: str
+    way: str
+    inputs: float
+    outputs: float
+    extra: float | None
+    allowed: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Milliseconds of one work, its result in memory never touched before and in memory of an earlier result."""
+
+    work: str
+    lengths: str
+    fresh: float
+    reused: float
+
+
+def main(options: Options) -> bool:
+    """Measures, prints and writes; whether every peak of ours could be measured."""
+    console, machine = Console(), limits.machine()
+    works, kinds = chosen("--only", options.only, WORKS), chosen("--lengths", options.lengths, LENGTHS)
+    wanted = [(work, kind) for work in works for kind in kinds if kind in WORKS[work].lengths]
+    found: list[Peak] = []
+    speeds: list[Fresh] = []
+    with Progress(console=console, transient=True) as progress:
+        running = progress.add_task("", total=len(wanted))
+        for work, kind in wanted:
+            progress.update(running, description=f"{work}, {kind}")
+            found += _peaks(work, kind, options.quick)
+            if work in FRESH:
+                speeds.append(_fresh(work, kind, options))
+            progress.advance(running)
+    report.print_machine(machine, console)
+    console.print(_peak_table(found))
+    if speeds:
+        console.print(_fresh_table(speeds))
+    path = options.out / "memory.json"
+    report.write_lines(path, machine, "peaks in MB, times in ms", [*found, *speeds])
+    console.print(f"wrote {path}", highlight=False)
+    return all(peak.extra is not None for peak in found if peak.way == "serrate")
+
+
+# --- peaks ---------------------------------------------------------------------------------------------------------------
+
+
+def _peaks(work: str, kind: str, quick: bool) -> list[Peak]:
+    """One process for each way: memory that one way freed would serve the next."""
+    command = [sys.executable, "-m", "benchmarks.memory", work, kind, "quick" if quick else "full"]
+    # The ways are asked for their names only; what they need is made in their own processes.
+    names = [way.name for way in _ways(task(work, kind, DTYPES["float32"], QUICK))]
+    return [Peak(work, kind, **json.loads(_output([*command, name]))) for name in names]
+
+
+def _ways(it: Task) -> list[Way]:
+    return [way for way in (ours.way(it), *peers.ways(it, compiled=False)) if way.name in WAYS]
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout.splitlines()[-1]
+
+
+def _child(work: str, kind: str, size: str, name: str) -> None:
+    """In a process of its own: the peak of one way, as JSON."""
+    it = task(work, kind, DTYPES["float32"], QUICK if size == "quick" else Sizes())
+    way = next(each for each in _ways(it) if each.name == name)
+    print(json.dumps(_peak(way, it.inputs, 8 * WORDS * it.data.rows)))
+
+
+def _peak(way: Way, inputs: int, words: int) -> dict[str, object]:
+    sizes = {"way": way.name, "inputs": inputs / 1e6, "outputs": 0.0, "extra": None, "allowed": 0.0}
+    if way.reason:
+        return {**sizes, "reason": way.reason}
+    settle()
+    before = held()
+    call = way.prepare()
+    after = held()
+    try:
+        call()  # compiles, where there is something to compile
+    except Exception as error:
+        return {**sizes, "reason": f"{type(error).__name__}: {error}".splitlines()[0]}
+    peak, result = peak_of(call)
+    outputs = way.values(result).nbytes
+    if peak is None or before is None or after is None:
+        return {**sizes, "reason": "the system does not say how much memory a process holds"}
+    # What a way keeps of its inputs in a form of its own (padded) is part of what it costs.
+    extra = after - before + peak - outputs
+    allowed = EXTRA * (inputs + outputs) + words
+    return {**sizes, "outputs": outputs / 1e6, "extra": extra / 1e6, "allowed": allowed / 1e6}
+
+
+def _peak_table(found: list[Peak]) -> Table:
+    table = Table(
+        title="peak memory, MB",
+        caption=f"beside them: ours is to hold at most {EXTRA:.0%} of both and {WORDS} words a row",
+    )
+    for heading in ("work", "lengths", "way"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("inputs", "outputs", "beside them", "%"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    for at, peak in enumerate(found):
+        if at and found[at - 1].work != peak.work:
+            table.add_section()
+        first = at == 0 or (found[at - 1].work, found[at - 1].lengths) != (peak.work, peak.lengths)
+        share = None if peak.extra is None else 100 * peak.extra / (peak.inputs + peak.outputs)
+        table.add_row(
+            peak.work if first else "",
+            peak.lengths if first else "",
+            peak.way,
+            report.number(peak.inputs, 1),
+            report.number(peak.outputs, 1),
+            report.number(peak.extra, 1),
+            report.number(share, 1),
+            _judged(peak),
+        )
+    return table
+
+
+def _judged(peak: Peak) -> Text:
+    if peak.way != "serrate":
+        return Text(peak.reason)
+    if peak.extra is None:
+        return Text(peak.reason, style="red")
+    fits = peak.extra <= peak.allowed
+    return Text("ok" if fits else f"misses: allowed are {peak.allowed:.1f}", style="green" if fits else "red")
+
+
+# --- fresh results -------------------------------------------------------------------------------------------------------
+
+
+def _fresh(work: str, kind: str, options: Options) -> Fresh:
+    it = task(work, kind, DTYPES["float32"], QUICK if options.quick else Sizes())
+    call = ours.way(it).prepare()
+    calls: dict[str, Callable[[], object]] = {"fresh": call, "reused": call}
+    # Before a fresh result, memory that is kept is given back; before a reused one there must be some.
+    timed = measure(calls, options.rounds, before={"fresh": settle, "reused": call})
+    return Fresh(work, kind, timed["fresh"].median, timed["reused"].median)
+
+
+def _fresh_table(speeds: list[Fresh]) -> Table:
+    table = Table(title="a large result in fresh memory, ms", caption=f"times reused: to be at most {AT_MOST}")
+    for heading in ("work", "lengths"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("fresh", "reused", "times reused"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    for each in speeds:
+        fits = each.fresh <= AT_MOST * each.reused
+        verdict = Text("ok" if fits else "misses", style="green" if fits else "red")
+        times = (report.number(each.fresh), report.number(each.reused), f"{each.fresh / each.reused:.2f}")
+        table.add_row(each.work, each.lengths, *times, verdict)
+    return table
+
+
+if __name__ == "__main__":
+    _child(*sys.argv[1:])

@@ -1,0 +1,197 @@
+"""Pieces of work on ragged data: what they are given, what they must give, and which bytes they must move.
+
+Comes in: a work's name, a distribution of lengths, a dtype and sizes. Goes out: a `Task`, the result that plain torch gives row
+by row, and the traffic that the machine's limit is computed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from benchmarks.data import DISTRIBUTIONS, Ragged, padded, ragged
+from benchmarks.limits import Traffic
+
+EPSILON = 1e-5
+SCALE = 1.5
+PARTS = 16
+"""Groups of a block permutation: rows are blocks, `PARTS` of them for each component."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The shapes of the tables; 1-D works have no features and longer rows."""
+
+    rows: int = 4096
+    mean: int = 128
+    features: int = 64
+    mean_flat: int = 512
+    groups: int = 64
+    tokens: int = 8192
+    width: int = 512
+
+
+QUICK = Sizes(rows=256, groups=16, tokens=1024, width=128)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One work on one set of rows; `operands` are what the work takes beside them."""
+
+    work: str
+    data: Ragged
+    operands: tuple[Any, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The work without its rank: a 1-D sum is a sum."""
+        return self.work.removeprefix("1-D ")
+
+    @property
+    def inputs(self) -> int:
+        """Bytes that the work is given."""
+        read = 0 if self.work == "from_padded" else self.data.values.nbytes
+        return read + sum(each.nbytes for each in self.operands if isinstance(each, Tensor))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is known of a work before there is data.
+
+    `goal`: the percent of the limit it is to reach. `absolute`: what results may differ by beside their relative tolerance; a
+    softmax has no zero to come near and a giant row's elements are tiny, so it gets none; a sum of a hundred thousand normal
+    values in another order moves by hundredths. `never_behind`: a peer that it is never to be slower than.
+    """
+
+    goal: float
+    absolute: float
+    lengths: tuple[str, ...] = DISTRIBUTIONS
+    never_behind: str = ""
+
+
+# Where every row is padded, or a group has its own weight, one row of half the data is left out: it would be padded to all of
+# memory, or be a dense product.
+_NO_GIANT = tuple(each for each in DISTRIBUTIONS if each != "giant")
+
+WORKS = {
+    "sum": Work(90, 5e-2),
+    "mean": Work(90, 1e-4),
+    "max": Work(90, 0.0),
+    "two-level sum": Work(90, 5e-2),
+    "pointwise": Work(90, 1e-5),
+    "from_padded": Work(90, 0.0, _NO_GIANT),
+    "to_padded": Work(80, 0.0, _NO_GIANT),
+    "jagged + dense": Work(80, 1e-5, _NO_GIANT),
+    "1-D jagged + dense": Work(80, 1e-5, _NO_GIANT),
+    "layer norm": Work(70, 1e-4),
+    "softmax": Work(65, 0.0),
+    "logsumexp": Work(65, 1e-4),
+    "1-D sum": Work(65, 5e-2),
+    "1-D softmax": Work(45, 0.0),
+    "block permute": Work(80, 0.0),
+    "grouped matmul": Work(100 / 1.15, 1e-4, _NO_GIANT, never_behind="torch.mm per group"),
+}
+SPINE = ("sum", "pointwise", "softmax", "layer norm", "grouped matmul")
+"""The works that also have a hand-written loop."""
+
+
+def task(work: str, distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task:
+    """The data of one cell."""
+    if work == "grouped matmul":
+        return _grouped_matmul(distribution, dtype, sizes)
+    flat = work.startswith("1-D ")
+    features, mean = (None, sizes.mean_flat) if flat else (sizes.features, sizes.mean)
+    data = ragged(distribution, sizes.rows, mean, features, dtype)
+    operands: tuple[Any, ...] = ()
+    if work == "two-level sum":
+        operands = (_documents(sizes.rows),)
+    elif work == "pointwise":
+        operands = (SCALE, torch.linspace(-1, 1, sizes.features).to(dtype))
+    elif work == "layer norm":
+        operands = (EPSILON,)
+    elif work == "from_padded":
+        operands = (padded(data),)
+    elif work.endswith("jagged + dense"):
+        operands = (torch.ones(data.rows, data.longest, *data.values.shape[1:], dtype=dtype),)
+    return Task(work, data, operands)
+
+
+def _grouped_matmul(distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task:
+    data = ragged(distribution, sizes.groups, sizes.tokens / sizes.groups, sizes.width, dtype)
+    weights = torch.randn(sizes.groups, sizes.width, sizes.width, generator=torch.Generator().manual_seed(2)) / sizes.width**0.5
+    return Task("grouped matmul", data, (weights.to(dtype),))
+
+
+def _documents(sentences: int) -> Tensor:
+    """Offsets of documents of 1 to 15 sentences."""
+    generator = torch.Generator().manual_seed(3)
+    ends = torch.randint(1, 16, (sentences,), generator=generator).cumsum(0)
+    return torch.cat([ends.new_zeros(1), ends[ends < sentences], ends.new_tensor([sentences])])
+
+
+def expected(it: Task) -> Tensor:
+    """What plain torch gives row by row, in float32."""
+    if it.work in ("to_padded", "jagged + dense", "1-D jagged + dense"):
+        dense = padded(it.data).float()
+        return dense.add_(it.operands[0]) if it.operands else dense
+    rows = [row.float() for row in it.data.split()]
+    if it.kind == "block permute":
+        return torch.cat([rows[block] for block in permuted(len(rows))])
+    if it.kind == "two-level sum":
+        parts = it.operands[0].diff().tolist()
+        return torch.stack([each.sum(0) for each in torch.split(torch.stack([row.sum(0) for row in rows]), parts)])
+    if it.kind == "grouped matmul":
+        return torch.cat([row @ weight.float() for row, weight in zip(rows, it.operands[0], strict=True)])
+    if it.kind in _OF_A_ROW:
+        return torch.stack([_OF_A_ROW[it.kind](row) for row in rows])
+    return torch.cat([_ELEMENTS[it.kind](row, *it.operands) for row in rows])
+
+
+def permuted(blocks: int) -> list[int]:
+    """Blocks ordered by component, then group, where they were ordered by group, then component."""
+    return torch.arange(blocks).view(PARTS, -1).t().reshape(-1).tolist()
+
+
+_OF_A_ROW: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda row: row.sum(0),
+    "mean": lambda row: row.mean(0),
+    "max": lambda row: row.amax(0),
+    "logsumexp": lambda row: torch.logsumexp(row, 0),
+}
+_ELEMENTS: dict[str, Callable[..., Tensor]] = {
+    "pointwise": lambda row, scale, bias: torch.relu(row * scale + bias.float()),
+    "softmax": lambda row: torch.softmax(row, 0),
+    "layer norm": lambda row, epsilon: functional.layer_norm(row, list(row.shape), eps=epsilon),
+    "from_padded": lambda row, _: row,
+}
+
+
+def is_right(it: Task, result: Tensor, wanted: Tensor) -> bool:
+    """Whether a result is the one wanted, as far as its dtype can tell."""
+    relative, absolute = 1e-3, WORKS[it.work].absolute
+    if it.data.values.dtype != torch.float32:
+        # peers round every step to sixteen bits, which near zero is much beside the result
+        relative, absolute = 3e-2, max(absolute, 2e-2) if absolute else 0.0
+    return result.shape == wanted.shape and torch.allclose(result.float(), wanted, rtol=relative, atol=absolute)
+
+
+def traffic(it: Task) -> Traffic:
+    """The bytes that must move; nothing for a product, whose limit is another product."""
+    values = it.data.values.nbytes
+    if it.kind in _OF_A_ROW or it.kind == "two-level sum":
+        return Traffic(read=values)
+    if it.kind in ("softmax", "layer norm"):
+        # a row that no core's own cache holds comes from memory, or from a cache further out, for both of its passes
+        return Traffic(read=values, written=values, twice=int(it.data.lengths.argmax()))
+    if it.kind == "to_padded":
+        return Traffic(read=values, written=it.data.padded_bytes)
+    if it.kind == "jagged + dense":
+        return Traffic(read=values + it.data.padded_bytes, written=it.data.padded_bytes)
+    return Traffic(read=values, written=values)

@@ -1,0 +1,79 @@
+"""Pieces: blocks cut where what they read ends, and blocks that only move elements.
+
+In: statements over the same lanes. Out: the same statements for the positions at which every element is there, and for those
+behind them, where each element is the number that stands for it. Neither asks again, lane by lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from serrate.ir.expr import Expr, Less, Sum
+from serrate.ir.loops import Block, Guard, Lane, Load, Number, Write, load
+from serrate.ir.values import Call, Value, constant, rewrite
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Statements in two pieces of one lane: as long as `bounds` (which grow with the lane) and `tests` hold, and behind."""
+
+    lane: Lane
+    bounds: Guard
+    tests: Guard
+    inside: tuple[Write, ...]
+    outside: tuple[Write, ...]
+
+
+def cut_of(group: Sequence[Block], spelled: Callable[[Expr], Expr]) -> Cut | None:
+    """The cut of statements that all write, if everything they read ends at one position of one lane; else None.
+
+    `spelled` replaces names that stand for values of lanes.
+    """
+    writes = [node for node in group if isinstance(node, Write)]
+    guards = {v.guard for node in writes for v in node.value.walk() if isinstance(v, Load) and v.guard}
+    if len(writes) != len(group) or len(guards) != 1 or not writes[0].lanes:
+        return None
+    lanes = writes[0].lanes
+    conditions = [Less(spelled(g.left), spelled(g.right)) for g in guards.pop()]
+    bounds = tuple(g for g in conditions if g.symbols & {lane.symbol for lane in lanes})
+    along = [lane for lane in lanes if any(lane.symbol in g.symbols for g in bounds)] or [lanes[0]]
+    if len(along) > 1 or not all(_grows(along[0], g) for g in bounds):
+        return None
+    there = replace_reads(lambda v: load(v.tensor, v.index, (), v.other), lambda g: True if g in conditions else None, spelled)
+    absent = replace_reads(lambda v: constant(v.other, v.dtype), lambda g: False if conditions == [g] else None, spelled)
+    inside = tuple(replace(node, value=rewrite(node.value, there)) for node in writes)
+    outside = tuple(replace(node, value=rewrite(node.value, absent)) for node in writes)
+    return Cut(along[0], bounds, tuple(g for g in conditions if g not in bounds), inside, outside)
+
+
+def _grows(lane: Lane, condition: Less) -> bool:
+    """Whether a condition holds up to some position of the lane and at none behind it."""
+    terms = condition.left.terms if isinstance(condition.left, Sum) else ((condition.left, 1),)
+    factor = next((f for t, f in terms if t is lane.symbol), 0)
+    return factor > 0 and lane.symbol not in (condition.left - lane.symbol * factor).symbols | condition.right.symbols
+
+
+def replace_reads(
+    guarded: Callable[[Load], Value], holds: Callable[[Less], bool | None], spelled: Callable[[Expr], Expr]
+) -> Callable[[Value], Value | None]:
+    """What becomes of values in one piece: reads that are guarded, and choices whose condition is known there."""
+
+    def change(value: Value) -> Value | None:
+        if isinstance(value, Load) and value.guard:
+            return guarded(value)
+        if isinstance(value, Call) and value.function == "where":
+            condition, chosen, other = value.args
+            known = None
+            if isinstance(condition, Call) and condition.function == "lt" and all(isinstance(a, Number) for a in condition.args):
+                left, right = (spelled(a.expr) for a in condition.args if isinstance(a, Number))
+                known = holds(Less(left, right))
+            return None if known is None else rewrite(chosen if known else other, change)
+        return None
+
+    return change
+
+
+def moves(node: Write) -> bool:
+    """Whether a statement only moves elements: then they keep their bits, whatever they are computed in."""
+    return isinstance(node.value, Load) and not node.value.guard and node.value.dtype == node.tensor.dtype

@@ -1,0 +1,119 @@
+"""Moves: rows copied by compiled programs, for the container's own conversions.
+
+In: values, and where runs of their positions start and how long they are. Out: the runs back to back, or each in a room of its
+own. Elements are moved as bits, so one program serves all dtypes of a size. Importing this module installs the movers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from serrate.engine import Compiled, default_backend
+from serrate.frontend import ops
+from serrate.frontend.ops.padding import padded_over
+from serrate.frontend.ops.structure import viewed
+from serrate.ir.expr import Array
+from serrate.ir.fusion import Fusion
+from serrate.ir.partition import partition
+from serrate.ir.view import TensorView
+from serrate.tensor import moving
+
+SMALLEST = 1 << 20
+"""Bytes below which torch's way, which is slow for each position but quick to begin, is as good."""
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def back_to_back(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int) -> Tensor | None:
+    """Runs of a dim one behind the other; None where torch shall do it.
+
+    >>> back_to_back(torch.arange(10), 0, torch.tensor([7, 0]), torch.tensor([2, 3]), 5) is None
+    True
+    """
+    shape = (*values.shape[:dim], total, *values.shape[dim + 1 :])
+    if not _takes(values, math.prod(shape)) or not _inside(values.shape[dim], starts, lengths, total):
+        return None
+    program = _back_to_back(_BITS[values.itemsize], *_sides(values, dim), starts.dtype, lengths.dtype)
+    return _result(program(_bits(values, dim), starts, lengths), shape, values.dtype)
+
+
+def apart(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, fill: complex) -> Tensor | None:
+    """Runs of a dim each in a room of its own, filled up; None where torch shall do it."""
+    shape = (*values.shape[:dim], starts.shape[0], room, *values.shape[dim + 1 :])
+    if not _takes(values, math.prod(shape)) or not _inside(values.shape[dim], starts, lengths, None):
+        return None
+    if int(lengths.max()) > room:
+        return None
+    bits = torch.full((1,), fill, dtype=values.dtype).view(_BITS[values.itemsize])
+    program = _apart(bits.dtype, *_sides(values, dim), starts.dtype, lengths.dtype)
+    rooms = torch.empty(room, dtype=torch.uint8)
+    return _result(program(_bits(values, dim), starts, lengths, bits, rooms), shape, values.dtype)
+
+
+def _takes(values: Tensor, count: int) -> bool:
+    """Whether compiled code moves so many elements: enough of them, of a size it knows, and there is a compiler."""
+    if count * values.itemsize < SMALLEST or values.itemsize not in _BITS or values.numel() == 0:
+        return False
+    return values.is_contiguous() and default_backend(values.device) == "cpp"
+
+
+def _inside(size: int, starts: Tensor, lengths: Tensor, total: int | None) -> bool:
+    """Whether all runs lie in a dim of this size: what torch would complain of, it shall complain of."""
+    if starts.shape[0] == 0 or int(starts.min()) < 0 or int(lengths.min()) < 0 or int((starts + lengths).max()) > size:
+        return False
+    return total is None or int(lengths.sum()) == total
+
+
+def _sides(values: Tensor, dim: int) -> tuple[bool, int]:
+    """Whether there are dims before, and how many elements the dims behind hold."""
+    return math.prod(values.shape[:dim]) > 1, math.prod(values.shape[dim + 1 :])
+
+
+def _bits(values: Tensor, dim: int) -> Tensor:
+    """The values with all dims before the moved one as one (if there are several positions), all behind it as one."""
+    before, behind = _sides(values, dim)
+    shape = ([-1] if before else []) + [values.shape[dim]] + ([behind] if behind > 1 else [])
+    return values.detach().view(shape).view(_BITS[values.itemsize])
+
+
+def _result(found: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    assert isinstance(found, Tensor)
+    return found.view(dtype).view(shape)
+
+
+@functools.cache
+def _back_to_back(dtype: torch.dtype, before: bool, behind: int, starts: torch.dtype, lengths: torch.dtype) -> Compiled:
+    with Fusion("rows_back_to_back") as fusion:
+        rows, dim = _rows(fusion, dtype, before, behind, starts, lengths)
+        fusion.output(ops.as_flattened(ops.set(rows), component_dim=dim, ragged_dim=dim + 1))
+    return Compiled(fusion)
+
+
+@functools.cache
+def _apart(dtype: torch.dtype, before: bool, behind: int, starts: torch.dtype, lengths: torch.dtype) -> Compiled:
+    with Fusion("rows_apart") as fusion:
+        rows, _ = _rows(fusion, dtype, before, behind, starts, lengths)
+        fill, rooms = fusion.input((1,), dtype), fusion.input((None,), torch.uint8)
+        fusion.output(padded_over(rows, rooms.domains, fill))
+    return Compiled(fusion)
+
+
+def _rows(
+    fusion: Fusion, dtype: torch.dtype, before: bool, behind: int, starts: torch.dtype, lengths: torch.dtype
+) -> tuple[TensorView, int]:
+    """Runs of a dim as rows, in any order, and which dim counts them; the caller has made sure that they lie inside."""
+    values = fusion.input([None] * (1 + before) + [behind] * (behind > 1), dtype)
+    first, count = fusion.input((None,), starts), fusion.input((None,), lengths)
+    dim = int(before)
+    arrays = [Array(view.tensor.name) for view in (first, count)]
+    names = (fusion.fresh("c"), fusion.fresh("r"))
+    pair = partition(values.domains[dim], arrays[0], first.domains[0].extent_expr, lengths=arrays[1], names=names)
+    return viewed(values, (*values.domains[:dim], *pair, *values.domains[dim + 1 :])), dim
+
+
+moving.install(back_to_back=back_to_back, apart=apart)
