@@ -42,8 +42,44 @@ static inline void store(f16& to, f32 x) {
   to.bits = (u16)(sign | (magnitude >= 0x477ff000u ? large : finite));
 }
 template <class T> static inline void store(T& to, T x) { to = x; }
+// Blocks of float16, with the CPU's own conversions where it has them; both round to nearest, ties to even. As wide as what
+// the loop behind reads: a wide load has to wait for narrow stores, but not for one as wide.
+static inline void widen(f32* __restrict to, const f16* __restrict from, i64 count) {
+  i64 i = 0;
+#if defined(__AVX512F__)
+  typedef short halves __attribute__((vector_size(32), aligned(2), may_alias));
+  typedef f32 floats __attribute__((vector_size(64), aligned(4), may_alias));
+  for (; i + 16 <= count; i += 16)
+    *(floats*)(to + i) = __builtin_ia32_vcvtph2ps512_mask(*(const halves*)(from + i), floats{}, (u16)-1, 4);
+#endif
+#if defined(__F16C__)
+  typedef short half8 __attribute__((vector_size(16), aligned(2), may_alias));
+  typedef f32 float8 __attribute__((vector_size(32), aligned(4), may_alias));
+  for (; i + 8 <= count; i += 8) *(float8*)(to + i) = __builtin_ia32_vcvtph2ps256(*(const half8*)(from + i));
+#endif
+  for (; i < count; i++) to[i] = load(from[i]);
+}
+static inline void narrow(f16* __restrict to, const f32* __restrict from, i64 count) {
+  i64 i = 0;
+#if defined(__F16C__)
+  typedef short half8 __attribute__((vector_size(16), aligned(2), may_alias));
+  typedef f32 float8 __attribute__((vector_size(32), aligned(4), may_alias));
+  for (; i + 8 <= count; i += 8) *(half8*)(to + i) = __builtin_ia32_vcvtps2ph256(*(const float8*)(from + i), 0);
+#endif
+  for (; i < count; i++) store(to[i], from[i]);
+}
 static inline f32 round_bf16(f32 x) { bf16 y; store(y, x); return load(y); }
 static inline f32 round_f16(f32 x) { f16 y; store(y, x); return load(y); }
+
+// The lanes of a block combined, half with half, so that the order does not depend on the machine.
+template <int N, class T, class F> static inline T fold(T* lanes, F combine) {
+  if constexpr (N > 1) {
+#pragma omp simd
+    for (int k = 0; k < N / 2; k++) combine(lanes[k], lanes[k + N / 2]);
+    return fold<N / 2>(lanes, combine);
+  }
+  return lanes[0];
+}
 
 template <class T> static inline T smaller(T a, T b) { return a < b ? a : b; }
 template <class T> static inline T larger(T a, T b) { return a > b ? a : b; }
@@ -76,22 +112,20 @@ static inline f32 fn_exp(f32 x) {
 }
 static inline f64 fn_exp(f64 x) { return __builtin_exp(x); }
 
-// e^(x - m) for x <= m or nan, and 1 where they are equal even if infinite; results below 2^-126 are 0.
+// e^(x - m) for x <= m or nan, and 1 where they are equal even if infinite; results below 2^-126 are 0. The distance to m is
+// rounded once, so 2^(log2(e) * d) with one rounding more is as good as it gets, and two steps shorter than fn_exp.
 static inline f32 fn_exp_diff(f32 x, f32 m) {
   f32 d = x - m;
+  d = -88.0296919f > d ? -88.0296919f : d;  // -127 ln 2: from there on the scale below is 0; nan stays
   f32 t = __builtin_fmaf(d, 1.44269504f, 12583039.0f);  // 1.5 * 2^23 + 127
-  f32 n = t - 12583039.0f;
-  f32 r = __builtin_fmaf(n, -0.693145752f, d);
-  r = __builtin_fmaf(n, -1.42860677e-6f, r);
-  f32 p = 0.00138145406f;
-  p = __builtin_fmaf(p, r, 0.00836874545f);
-  p = __builtin_fmaf(p, r, 0.041668389f);
-  p = __builtin_fmaf(p, r, 0.166665211f);
-  p = __builtin_fmaf(p, r, 0.49999994f);
-  p = __builtin_fmaf(p, r, 1.0f);
+  f32 r = __builtin_fmaf(d, 1.44269504f, 12583039.0f - t);
+  f32 p = 0.00132647273f;
+  p = __builtin_fmaf(p, r, 0.00967151299f);
+  p = __builtin_fmaf(p, r, 0.0555073358f);
+  p = __builtin_fmaf(p, r, 0.240222424f);
+  p = __builtin_fmaf(p, r, 0.693147004f);
   p = __builtin_fmaf(p, r, 1.0f);
   f32 y = p * as_float(as_bits(t) << 23);
-  y = d < -87.0f ? 0.0f : y;
   return x == m ? 1.0f : y;
 }
 static inline f64 fn_exp_diff(f64 x, f64 m) { return x == m ? 1.0 : __builtin_exp(x - m); }
@@ -191,33 +225,53 @@ template <class T> static inline i64 owner(const T* offsets, i64 count, i64 posi
   return low < count ? low : larger(count - 1, (i64)0);
 }
 
-// Copies a finished block past the cache, for results larger than it. A fence follows at the end of the kernel.
-static inline void stream_copy(void* to, const void* from, i64 bytes) {
-  char* d = (char*)to;
-  const char* s = (const char*)from;
-#if defined(__AVX512F__) || defined(__AVX__)
+// Results that go past the cache, one stream for each thread and tensor. Whole cache lines are written; the end of a block waits
+// in `line` for the block right behind it (rows seldom end where lines do), else `flush` writes it. A fence follows at the end.
+struct Stream {
 #if defined(__AVX512F__)
   enum { W = 64 };
 #else
   enum { W = 32 };
 #endif
-  typedef f32 vec_any __attribute__((vector_size(W), aligned(1), may_alias));
-  i64 head = (W - ((unsigned long long)d & (W - 1))) & (W - 1);
-  head = smaller(head, bytes);
-  __builtin_memcpy(d, s, head);
-  i64 i = head;
-  for (; i + W <= bytes; i += W) {
-#if defined(__AVX512F__)
-    __builtin_ia32_movntps512((f32*)(d + i), *(const vec_any*)(s + i));
+  alignas(64) char line[W];
+  char* next = nullptr;
+  i64 waiting = 0;
+
+  void flush() {
+    if (waiting) __builtin_memcpy(next - waiting, line, waiting);
+    waiting = 0;
+  }
+  void copy(void* to, const void* from, i64 bytes) {
+    char* d = (char*)to;
+    const char* s = (const char*)from;
+#if defined(__AVX512F__) || defined(__AVX__)
+    typedef f32 vec __attribute__((vector_size(W), aligned(1), may_alias));
+    if (d != next) flush();
+    const i64 head = smaller<i64>((W - ((unsigned long long)d & (W - 1))) & (W - 1), bytes);
+    if (waiting) {
+      __builtin_memcpy(line + waiting, s, head);
+      waiting += head;
+      if (waiting == W) store(d + head - W, *(const vec*)line), waiting = 0;
+    } else {
+      __builtin_memcpy(d, s, head);
+    }
+    d += head, s += head, bytes -= head;
+    i64 i = 0;
+    for (; i + W <= bytes; i += W) store(d + i, *(const vec*)(s + i));
+    if (i < bytes) __builtin_memcpy(line, s + i, waiting = bytes - i);
+    next = d + bytes;
 #else
-    __builtin_ia32_movntps256((f32*)(d + i), *(const vec_any*)(s + i));
+    __builtin_memcpy(d, s, bytes);
 #endif
   }
-  __builtin_memcpy(d + i, s + i, bytes - i);
-#else
-  __builtin_memcpy(d, s, bytes);
+
+ private:
+#if defined(__AVX512F__)
+  template <class V> static void store(char* to, V x) { __builtin_ia32_movntps512((f32*)to, x); }
+#elif defined(__AVX__)
+  template <class V> static void store(char* to, V x) { __builtin_ia32_movntps256((f32*)to, x); }
 #endif
-}
+};
 static inline void stream_fence() {
 #if defined(__x86_64__)
   __builtin_ia32_sfence();
@@ -229,7 +283,7 @@ template <class T, class V> static inline T stored(V value) {
   store(to, value);
   return to;
 }
-template <class T> static inline void fill_with(T* to, T value, i64 count, bool stream) {
+template <class T> static inline void fill_with(Stream& past, T* to, T value, i64 count, bool stream) {
   if (!stream) {
     for (i64 k = 0; k < count; k++) to[k] = value;
     return;
@@ -237,11 +291,11 @@ template <class T> static inline void fill_with(T* to, T value, i64 count, bool 
   enum { N = 2048 / sizeof(T) };
   alignas(64) T same[N];
   for (i64 k = 0; k < smaller<i64>(count, N); k++) same[k] = value;
-  for (i64 k = 0; k < count; k += N) stream_copy(to + k, same, smaller<i64>(count - k, N) * sizeof(T));
+  for (i64 k = 0; k < count; k += N) past.copy(to + k, same, smaller<i64>(count - k, N) * sizeof(T));
 }
-static inline void copy_bytes(void* to, const void* from, i64 bytes, bool stream) {
+static inline void copy_bytes(Stream& past, void* to, const void* from, i64 bytes, bool stream) {
   if (stream) {
-    stream_copy(to, from, bytes);
+    past.copy(to, from, bytes);
   } else {
     __builtin_memcpy(to, from, bytes);
   }

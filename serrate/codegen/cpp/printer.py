@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from serrate.codegen.cpp.pieces import Cut, cut_of, moves
+from serrate.codegen.cpp.statements import accumulated, along, clause, identity, joins, locals_of, owns, size_of, unrounded, wraps
 from serrate.codegen.cpp.values import Scalars, computed, ctype, index_text, number
 from serrate.errors import VerificationError
-from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
 from serrate.ir.loops import (
     Assign,
@@ -23,7 +25,6 @@ from serrate.ir.loops import (
     Existing,
     For,
     Guard,
-    Held,
     Kernel,
     Lane,
     Lanes,
@@ -41,8 +42,6 @@ from serrate.ir.loops import (
     nodes,
     values_of,
 )
-from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.reductions import reduction
 from serrate.ir.tile import GRID
 from serrate.ir.values import Constant, Role, Tensor, Value
 from serrate.lower.pipeline import array_names
@@ -57,7 +56,8 @@ COMBINE = {
 }
 TOGETHER = 16
 """How many positions a thread takes at a time: enough to keep reading forward, few enough to share out evenly."""
-CLAUSES = {"sum": "+", "prod": "*", "max": "max_nan", "min": "min_nan", "any": "||", "all": "&&"}
+ABREAST = 32
+"""How many positions of a long lane are reduced side by side, each into a result of its own."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ class _Printer:
         self.indent = 0
         self.count = 0
         self.laned: dict[Symbol, Bind] = {}
+        self.converted: dict[Load | Write, str] = {}
+        """What the innermost loop at hand reads and writes as float32 instead of float16."""
         self.private = tuple(t for t in program.scratch if t.role is Role.PRIVATE)
         self.tensors = program.tensors
 
@@ -171,8 +173,23 @@ class _Printer:
         else:
             for tensor in self.private:
                 self.put(f"{ctype(tensor.dtype)}* __restrict {tensor.name} = {tensor.name}_all;")
+            streamed = self._open_streams(body)
             self._nodes(body)
+            self._close_streams(streamed)
         self.close()
+
+    def _open_streams(self, body: Sequence[Node]) -> list[Tensor]:
+        """Declares the streams of the results that go past the cache, where they do."""
+        written = {n.tensor: None for n in nodes(tuple(body)) if isinstance(n, Write) and self._block_bytes(n)}
+        for tensor in written:
+            self.put(f"Stream {tensor.name}_stream;")
+        return list(written)
+
+    def _close_streams(self, tensors: list[Tensor]) -> None:
+        for tensor in tensors:
+            self.put(f"{tensor.name}_stream.flush();")
+        if tensors:
+            self.put("if (stream) stream_fence();")
 
     def _grid(self, outermost: For) -> None:
         """Nested grid loops as one loop over all their positions, shared out to threads in small runs."""
@@ -197,6 +214,7 @@ class _Printer:
         for tensor in self.private:
             mine = f"{tensor.name}_all + omp_get_thread_num() * {tensor.name}_size"
             self.put(f"{ctype(tensor.dtype)}* __restrict {tensor.name} = {mine};")
+        streamed = self._open_streams([outermost])
         self.put(f"#pragma omp for schedule({schedule})")
         if len(loops) == 1:
             self.open(f"for (i64 {outermost.symbol} = 0; {outermost.symbol} < positions; {outermost.symbol}++)")
@@ -208,8 +226,7 @@ class _Printer:
                 rest = f"{rest} / extent{k}" if k else rest
         self._nodes((*named, *loops[-1].body))
         self.close()
-        if any(isinstance(n, Write) and self._block_bytes(n) for n in nodes((outermost,))):
-            self.put("if (stream) stream_fence();")
+        self._close_streams(streamed)
         self.close()
 
     def _schedule(self, outermost: For) -> str:
@@ -223,10 +240,10 @@ class _Printer:
     def _nodes(self, body: Sequence[Node]) -> None:
         group: list[Block] = []
         for node in body:
-            if isinstance(node, Declare) and not any(node.local in _locals(b) for b in group):
+            if isinstance(node, Declare) and not any(node.local in locals_of(b) for b in group):
                 self._declare(node)
             elif isinstance(node, Assign | Reduce | Dot | Running | Write | Prefetch):
-                if group and not _joins(group, node):
+                if group and not joins(group, node):
                     self._blocks(group)
                     group = []
                 group.append(node)
@@ -259,7 +276,7 @@ class _Printer:
         if not local.lanes:
             self.put(f"{kind} {local.name} = {value};")
             return
-        size = _size(local.lanes)
+        size = size_of(local.lanes)
         self.put(f"alignas(64) {kind} {local.name}[{size}];")
         self.put("#pragma omp simd")
         self.put(f"for (i64 k = 0; k < {size}; k++) {local.name}[k] = {value};")
@@ -289,7 +306,8 @@ class _Printer:
         for node, stage in staged.items():
             if stage is not None:
                 size = f"({stage.count}) * sizeof({ctype(node.tensor.dtype)})"
-                self.put(f"if (stream) stream_copy({node.tensor.name} + {stage.base}, {stage.name}, {size});")
+                to = f"{node.tensor.name} + {stage.base}"
+                self.put(f"if (stream) {node.tensor.name}_stream.copy({to}, {stage.name}, {size});")
         self.close(len(conditions))
 
     def _pieces(self, cut: Cut, lanes: Lanes, bounds: dict[Lane, list[str]], staged: dict[Write, _Stage | None]) -> None:
@@ -320,64 +338,114 @@ class _Printer:
         ranges: dict[Lane, tuple[str, str]] | None = None,
     ) -> None:
         """Loops over lanes around statements; `ranges` are first and last bounds of lanes that are not done as a whole."""
-        opened = 0
         for k, lane in enumerate(lanes):
-            inner = k == len(lanes) - 1
             start, limit = (ranges or {}).get(lane) or ("0", self._limit(lane, bounds[lane]))
-            if inner and opened:
-                self._prefetches(group, lane)
-            scalars = self._scalar_reductions(group, lane) if inner else []
-            for local, node in scalars:
-                identity = number(_identity(node), local.dtype)
-                self.put(f"{_accumulated(node)} {local.name}_here = {identity};")
-            # A running value goes from one position to the next, so positions along it cannot be done at once.
-            if inner and not any(isinstance(n, Running) and n.axis == lane for n in group):
-                clauses = "".join(f" reduction({_clause(n)}: {local.name}_here)" for local, n in scalars)
-                self.put(f"#pragma omp simd{clauses}")
-            self.open(f"for (i64 {lane.symbol} = {start}; {lane.symbol} < {limit}; {lane.symbol}++)")
-            for condition in self._unbounded(lanes, group[0].guard, lane):
-                self.put(f"if (!({condition})) continue;")
-            opened += 1
-        here = self._scalar_reductions(group, lanes[-1]) if lanes else []
-        self._statements(group, {local for local, _ in here}, staged)
-        if here:
-            self.close()
-            opened -= 1
-            for local, node in here:
-                self.put(self._combined(node, self._cell(local), f"{local.name}_here"))
-        self.close(opened)
+            if k == len(lanes) - 1:
+                self._innermost(group, lane, (start, limit), staged, first=k == 0)
+            else:
+                self.open(f"for (i64 {lane.symbol} = {start}; {lane.symbol} < {limit}; {lane.symbol}++)")
+                self._conditions(group, lane)
+        if not lanes:
+            self._statements(group, {}, staged)
+        self.close(max(len(lanes) - 1, 0))
 
-    def _prefetches(self, group: Sequence[Block], lane: Lane) -> None:
+    def _conditions(self, group: Sequence[Block], lane: Lane) -> None:
+        for condition in self._unbounded(group[0].lanes, group[0].guard, lane):
+            self.put(f"if (!({condition})) continue;")
+
+    def _innermost(
+        self, group: Sequence[Block], lane: Lane, range_: tuple[str, str], staged: dict[Write, _Stage | None], *, first: bool
+    ) -> None:
+        start, limit = range_
+        scalars = [n for n in group if isinstance(n, Reduce) and lane not in n.local.lanes]
+        # A running value goes from one position to the next, so positions along it cannot be done at once.
+        serial = any(isinstance(n, Running) and n.axis == lane for n in group)
+        if scalars and lane.size > ABREAST and limit != str(lane.size) and not serial:
+            self._abreast(group, scalars, lane, limit, staged)
+            return
+        if not first:
+            self._prefetches(group, lane, lane.size)
+        for node in scalars:
+            self.put(f"{accumulated(node)} {node.local.name}_here = {number(identity(node), node.local.dtype)};")
+        run = _Run(limit, lane.symbol.name)
+        if start == "0":
+            self._widen(group, lane, lane.size, run)
+        if not serial:
+            clauses = "".join(f" reduction({clause(n)}: {n.local.name}_here)" for n in scalars)
+            self.put(f"#pragma omp simd{clauses}")
+        self.open(f"for (i64 {lane.symbol} = {start}; {lane.symbol} < {limit}; {lane.symbol}++)")
+        self._conditions(group, lane)
+        self._statements(group, {n.local: f"{n.local.name}_here" for n in scalars}, staged)
+        self.close()
+        self._narrow(group, lane, staged, run)
+        for node in scalars:
+            self.put(self._combined(node, self._cell(node.local), f"{node.local.name}_here"))
+
+    def _abreast(
+        self, group: Sequence[Block], scalars: list[Reduce], lane: Lane, limit: str, staged: dict[Write, _Stage | None]
+    ) -> None:
+        """A long lane that is reduced, many positions side by side. The last ones are a block too, of which a part is there:
+        that is a mask, and no loop from one position to the next."""
+        here = {n.local: f"{n.local.name}_here[k]" for n in scalars}
+        self.open("")
+        for node in scalars:
+            self.put(f"alignas(64) {accumulated(node)} {node.local.name}_here[{ABREAST}];")
+            self.put("#pragma omp simd")
+            self.put(f"for (int k = 0; k < {ABREAST}; k++) {here[node.local]} = {number(identity(node), node.local.dtype)};")
+        self.put(f"const i64 count = {limit};")
+        self.put("i64 done = 0;")
+        for whole in (True, False):
+            self.open(f"for (; done + {ABREAST} <= count; done += {ABREAST})" if whole else "if (done < count)")
+            if whole:
+                self._prefetches(group, lane, ABREAST, "done + ")
+            run = _Run(str(ABREAST) if whole else "count - done", "k", " + done")
+            self._widen(group, lane, ABREAST, run)
+            self.put("#pragma omp simd")
+            self.open(f"for (int k = 0; k < {ABREAST}; k++)")
+            if not whole:
+                self.open("if (k < (int)(count - done))")
+            self.put(f"const i64 {lane.symbol} = done + k;")
+            self._conditions(group, lane)
+            self._statements(group, here, staged)
+            self.close(1 if whole else 2)
+            self._narrow(group, lane, staged, run)
+            self.close()
+        for node in scalars:
+            combine = f"[]({accumulated(node)}& to, {accumulated(node)} x) {{ {self._combined(node, 'to', 'x')} }}"
+            self.put(self._combined(node, self._cell(node.local), f"fold<{ABREAST}>({node.local.name}_here, {combine})"))
+        self.close()
+
+    def _prefetches(self, group: Sequence[Block], lane: Lane, size: int, done: str = "") -> None:
         """Cache lines of what comes next, one after the other, for hints whose innermost lane runs along memory."""
         for node in group:
             if isinstance(node, Prefetch):
-                flat = self._flat_expr(node.tensor, node.index)
-                start = flat.substitute({lane.symbol: const(0)})
-                if (flat - start) is lane.symbol:
+                start = along(self._flat_expr(node.tensor, node.index), lane)
+                if start is not None:
                     step = max(64 // node.tensor.dtype.itemsize, 1)
-                    hint = f"__builtin_prefetch({node.tensor.name} + {self.index(start)} + k, 0, 2)"
-                    self.put(f"for (i64 k = 0; k < {lane.size}; k += {step}) {hint};")
+                    place = f"{node.tensor.name} + {self.index(start)} + {done}k"
+                    self.put(f"for (i64 k = 0; k < {size}; k += {step}) __builtin_prefetch({place}, 0, 2);")
 
-    def _scalar_reductions(self, group: Sequence[Block], lane: Lane) -> list[tuple[Local, Reduce]]:
-        return [(n.local, n) for n in group if isinstance(n, Reduce) and lane not in n.local.lanes]
-
-    def _statements(self, group: Sequence[Block], here: set[Local], staged: dict[Write, _Stage | None]) -> None:
+    def _statements(self, group: Sequence[Block], here: dict[Local, str], staged: dict[Write, _Stage | None]) -> None:
         scalars = Scalars(self._load, lambda h: self._cell(h.local), self._existing, self.index, self.fresh)
         for node in group:
             if isinstance(node, Prefetch):
                 continue
             assert not isinstance(node, Dot)
             if isinstance(node, Write) and moves(node):
-                source = node.value
+                source, (to, place) = node.value, self._target(node, staged)
                 assert isinstance(source, Load)
-                self.put(f"{self._target(node, staged[node])} = {source.tensor.name}[{self._flat(source.tensor, source.index)}];")
+                self.put(f"{to}[{self.index(place)}] = {source.tensor.name}[{self._flat(source.tensor, source.index)}];")
                 continue
-            text = scalars.text(node.value)
+            text = scalars.text(unrounded(node))
             for line in scalars.lines:
                 self.put(line)
             scalars.lines.clear()
             if isinstance(node, Write):
-                self.put(f"store({self._target(node, staged[node])}, ({computed(node.tensor.dtype)}){text});")
+                if node in self.converted:
+                    self.put(f"{self.converted[node]} = {text};")
+                else:
+                    to, place = self._target(node, staged)
+                    self.put(f"store({to}[{self.index(place)}], ({computed(node.tensor.dtype)}){text});")
             elif isinstance(node, Assign):
                 self.put(f"{self._cell(node.local)} = {text};")
                 scalars.forget(held(node.local))
@@ -387,18 +455,52 @@ class _Printer:
                 scalars.forget(held(node.local))
                 scalars.forget(held(node.carry))
             else:
-                name = f"{node.local.name}_here" if node.local in here else self._cell(node.local)
-                self.put(self._combined(node, name, text))
+                self.put(self._combined(node, here.get(node.local) or self._cell(node.local), text))
                 scalars.forget(held(node.local))
 
-    def _target(self, node: Write, stage: _Stage | None) -> str:
-        if stage is not None:
-            return f"{stage.pointer}[{stage.index}]"
-        return f"{node.tensor.name}[{self._flat(node.tensor, node.index)}]"
+    def _target(self, node: Write, staged: dict[Write, _Stage | None]) -> tuple[str, Expr]:
+        """Where a statement writes: a pointer and the place behind it."""
+        stage = staged[node]
+        return (stage.pointer, stage.place) if stage else (node.tensor.name, self._flat_expr(node.tensor, node.index))
+
+    # --- float16, a block at a time -----------------------------------------------------------------------------------
+
+    def _widen(self, group: Sequence[Block], lane: Lane, size: int, run: _Run) -> None:
+        """Converts the float16 that the loop over a lane reads before it begins: there is an instruction for eight at once,
+        which compilers do not find in a loop. What the loop writes gets a block of float32 of its own."""
+        if self._unbounded(group[0].lanes, group[0].guard, lane):
+            # What a condition leaves out must not be touched.
+            return
+        found: dict[Load | Write, tuple[Tensor, Sequence[Expr]]] = {}
+        for node in group:
+            if isinstance(node, Write) and moves(node):
+                continue
+            loads = [v for value in values_of(node) for v in value.walk() if isinstance(v, Load) and not v.guard]
+            found.update((v, (v.tensor, v.index)) for v in loads)
+            if isinstance(node, Write):
+                found[node] = (node.tensor, node.index)
+        for access, (tensor, index) in found.items():
+            start = along(self._flat_expr(tensor, index), lane)
+            if tensor.dtype == torch.float16 and start is not None:
+                name = self.fresh()
+                self.put(f"alignas(64) f32 {name}[{size}];")
+                if isinstance(access, Load):
+                    self.put(f"widen({name}, {tensor.name} + {self.index(start)}{run.done}, {run.count});")
+                self.converted[access] = f"{name}[{run.at}]"
+
+    def _narrow(self, group: Sequence[Block], lane: Lane, staged: dict[Write, _Stage | None], run: _Run) -> None:
+        """Writes what the loop over a lane has left in float32."""
+        for node in group:
+            if isinstance(node, Write) and node in self.converted:
+                to, place = self._target(node, staged)
+                start = place.substitute({lane.symbol: const(0)})
+                name = self.converted[node].removesuffix(f"[{run.at}]")
+                self.put(f"narrow({to} + {self.index(start)}{run.done}, {name}, {run.count});")
+        self.converted.clear()
 
     def _combined(self, node: Reduce | Running, to: str, value: str) -> str:
         """`to = to op value`; integers wrap, as in torch."""
-        if _wraps(node):
+        if wraps(node):
             sign = "+" if node.operator == "sum" else "*"
             return f"{to} = (unsigned long long){to} {sign} (unsigned long long){value};"
         return COMBINE[node.operator].format(to, value) + ";"
@@ -419,10 +521,12 @@ class _Printer:
         """The position in memory: row-major over storage, or over a private row."""
         sizes = [d.extent_expr for d in tensor.storage]
         if tensor.role is Role.PRIVATE:
-            sizes = [d.extent_expr for d in tensor.logical if not _owns(d, tensor)]
+            sizes = [d.extent_expr for d in tensor.logical if not owns(d, tensor)]
         return flat_index([self.unlaned(e) for e in index], sizes)
 
     def _load(self, value: Load) -> str:
+        if value in self.converted:
+            return self.converted[value]
         text = f"load({value.tensor.name}[{self._flat(value.tensor, value.index)}])"
         if not value.guard:
             return text
@@ -506,13 +610,13 @@ class _Printer:
         start = flat.substitute({lane.symbol: const(0) for lane in node.lanes})
         name = self.fresh()
         kind = ctype(node.tensor.dtype)
-        inner = _size(node.lanes[1:])
+        inner = size_of(node.lanes[1:])
         base = self.fresh()
         self.put(f"const i64 {base} = {self.index(start)};")
-        self.put(f"alignas(64) {kind} {name}_stage[{_size(node.lanes)}];")
+        self.put(f"alignas(64) {kind} {name}_stage[{size_of(node.lanes)}];")
         self.put(f"{kind}* __restrict {name} = stream ? {name}_stage : {node.tensor.name} + {base};")
         count = f"larger<i64>(0, {self._limit(node.lanes[0], bounds[node.lanes[0]])}) * {inner}"
-        return _Stage(f"{name}_stage", name, base, index_text(flat - start, self.names), count)
+        return _Stage(f"{name}_stage", name, base, flat - start, count)
 
     def _moved(self, group: Sequence[Block], cut: Cut | None, bounds: dict[Lane, list[str]]) -> bool:
         """A block that lies in one piece, where it is read too, is copied as bytes; behind what is there, it is filled."""
@@ -530,13 +634,15 @@ class _Printer:
         fill = None if filled is None else self._same_everywhere(filled)
         if to - start != by - by.substitute(at) or (filled is not None and fill is None):
             return False
-        limit, inner = self._limit(node.lanes[0], bounds[node.lanes[0]]), _size(node.lanes[1:])
+        limit, inner = self._limit(node.lanes[0], bounds[node.lanes[0]]), size_of(node.lanes[1:])
         end = f"larger<i64>(0, {limit})" if cut is None else self._end(cut, bounds)
         pointers = f"{name} + {self.index(start)}, {source.tensor.name} + {self.index(by.substitute(at))}"
-        self.put(f"copy_bytes({pointers}, {end} * {inner} * sizeof({kind}), stream);")
+        self.put(f"copy_bytes({name}_stream, {pointers}, {end} * {inner} * sizeof({kind}), stream);")
         if fill is not None:
             place = f"{name} + {self.index(start)} + {end} * {inner}"
-            self.put(f"fill_with<{kind}>({place}, {fill}, (larger<i64>({end}, {limit}) - {end}) * {inner}, stream);")
+            self.put(
+                f"fill_with<{kind}>({name}_stream, {place}, {fill}, (larger<i64>({end}, {limit}) - {end}) * {inner}, stream);"
+            )
         return True
 
     def _same_everywhere(self, node: Write) -> str | None:
@@ -592,71 +698,18 @@ class _Printer:
 
 
 @dataclass(frozen=True)
+class _Run:
+    """How far an innermost loop goes, what counts its positions, and where along the lane it begins."""
+
+    count: str
+    at: str
+    done: str = ""
+
+
+@dataclass(frozen=True)
 class _Stage:
     name: str
     pointer: str
     base: str
-    index: str
+    place: Expr
     count: str
-
-
-def _size(lanes: Lanes) -> int:
-    size = 1
-    for lane in lanes:
-        size *= lane.size
-    return size
-
-
-def _owns(domain: IterDomain, tensor: Tensor) -> bool:
-    return any(isinstance(d, RaggedIterDomain) and d.component.uid == domain.uid for d in tensor.logical)
-
-
-def _wraps(node: Reduce | Running) -> bool:
-    return node.operator in ("sum", "prod") and not node.local.dtype.is_floating_point
-
-
-def _accumulated(node: Reduce) -> str:
-    """The type a reduction over the innermost lane runs in."""
-    return "unsigned long long" if _wraps(node) else computed(node.local.dtype)
-
-
-def _identity(node: Reduce) -> float | int | bool:
-    return reduction(node.operator).identity(0, node.local.dtype)
-
-
-def _clause(node: Reduce) -> str:
-    if node.operator in ("max", "min") and not node.local.dtype.is_floating_point:
-        return node.operator
-    return CLAUSES[node.operator]
-
-
-def _locals(node: Block) -> set[Local]:
-    """The private blocks a statement reads or writes."""
-    found = {v.local for value in values_of(node) for v in value.walk() if isinstance(v, Held)}
-    if isinstance(node, Assign | Reduce | Dot | Running):
-        found.add(node.local)
-    if isinstance(node, Running):
-        found.add(node.carry)
-    return found
-
-
-def _joins(group: list[Block], node: Block) -> bool:
-    """Whether a statement may run in the same nest as the group before it, lane by lane."""
-    first = group[0]
-    if isinstance(node, Dot) or isinstance(first, Dot) or node.lanes != first.lanes or node.guard != first.guard:
-        return False
-    read = {v.local for value in values_of(node) for v in value.walk() if isinstance(v, Held)}
-    loaded = {v.tensor for value in values_of(node) for v in value.walk() if isinstance(v, Load)}
-    for earlier in group:
-        if isinstance(earlier, Reduce) and earlier.lanes != earlier.local.lanes:
-            written = node.local if isinstance(node, Assign | Reduce) else None
-            if earlier.local in read or written == earlier.local:
-                return False
-        if isinstance(earlier, Write) and earlier.tensor in loaded:
-            return False
-        # A block that an earlier statement reads must not change before all its lanes were read.
-        if isinstance(node, Reduce) and node.lanes != node.local.lanes:
-            own = {earlier.local} if isinstance(earlier, Assign | Reduce) else set()
-            if node.local in _locals(earlier) - own:
-                return False
-    return True
