@@ -354,7 +354,8 @@ def _described(arg: object) -> str:
 
 
 def _describing(fusion: Fusion) -> set[Array]:
-    """The arguments and computed tensors that rows are described by: offsets, lengths, starts and columns, but no indices."""
+    """The arguments and computed tensors that rows are described by: offsets, lengths, starts and columns; indices only where
+    the lengths of rows depend on them."""
     tensors = {
         t for d in fusion.definitions for t in (*d.statement.targets, *(r.tensor for v in d.statement.values for r in v.reads))
     }
@@ -362,7 +363,7 @@ def _describing(fusion: Fusion) -> set[Array]:
     domains = [d for t in tensors for d in (*t.logical, *t.storage)]
     domains += [d for definition in fusion.definitions for d in definition.domains]
     checked = {source for check in fusion.checks for array in _arrays(check) for source in array.sources}
-    return {array for array in arrays_of(domains) | checked if not array.signed}
+    return arrays_of(domains) | {array for array in checked if not array.signed}
 
 
 def _partitions(fusion: Fusion) -> list[tuple[tuple[Array, ...], Expr]]:
