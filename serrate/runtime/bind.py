@@ -363,7 +363,7 @@ def _describing(fusion: Fusion) -> set[Array]:
     domains = [d for t in tensors for d in (*t.logical, *t.storage)]
     domains += [d for definition in fusion.definitions for d in definition.domains]
     checked = {source for check in fusion.checks for array in _arrays(check) for source in array.sources}
-    return arrays_of(domains) | {array for array in checked if not array.signed}
+    return {*arrays_of(domains), *(array for array in checked if not array.signed)}
 
 
 def _partitions(fusion: Fusion) -> list[tuple[tuple[Array, ...], Expr]]:

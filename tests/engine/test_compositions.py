@@ -183,3 +183,12 @@ def test_on_a_gpu(name: str) -> None:
             assert got.structure.to("cpu").same_rows(want.structure)
             want, got = want.to_padded(), got.to_padded()
         torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-5)
+
+
+@COMPOSITIONS
+def test_everything_at_once(name: str) -> None:
+    jt = tensor_of(name)
+    for backend in BACKENDS:
+        got = jit(lambda x: (x.sum(), x.amax()), backend=backend)(jt)
+        want = (jt.to_padded().sum(), jt.to_padded(-torch.inf).amax() if jt.numel() else torch.tensor(-torch.inf))
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5, msg=lambda m, b=backend: f"{b}: {m}")

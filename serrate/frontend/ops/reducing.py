@@ -33,6 +33,7 @@ def reduced(
     `extra` are the values of further states, each with a dtype of its own.
     """
     fusion, kind = x.fusion, reduction(name)
+    x, dims = (x, dims) if extra else _all_at_once(x, dims)
     x, dims = _flat(x, dims)
     over = tuple(x.domains[d] for d in dims)
     kept = tuple(_across(name, x, d, over) for k, d in enumerate(x.domains) if k not in dims)
@@ -82,6 +83,21 @@ def _across(name: str, x: TensorView, domain: IterDomain, over: tuple[IterDomain
     length, count = domain.length, domain.component.extent_expr
     longest = Array(f"longest({length.substitute({COORDINATE: symbol('c')})})", recipe=Largest(length, COORDINATE, count))
     return cover(domain, longest[0])
+
+
+def _all_at_once(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, tuple[int, ...]]:
+    """Where several ragged dims that are not rows of rows are reduced, and none is left: the same elements as they lie in memory."""
+    over = [x.domains[d] for d in dims]
+    ragged = [d for d in over if isinstance(d, RaggedIterDomain)]
+    kept = [d for k, d in enumerate(x.domains) if k not in dims]
+    flat = collapse(over)
+    if len(ragged) < 2 or any(d.is_ragged for d in (*kept, *flat)):
+        return x, dims
+    rectangles = len({d.component.uid for d in ragged}) < len(ragged)
+    independent = len([d for d in flat if all(d.uid != own.uid for own in x.domains)]) > 1
+    if not rectangles and not independent:
+        return x, dims
+    return viewed(x, (*flat, *kept)), tuple(range(len(flat)))
 
 
 def _inside(domain: IterDomain, outer: IterDomain) -> bool:
