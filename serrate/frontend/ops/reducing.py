@@ -86,7 +86,7 @@ def _across(name: str, x: TensorView, domain: IterDomain, over: tuple[IterDomain
 
 
 def _all_at_once(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, tuple[int, ...]]:
-    """Where several ragged dims that are not rows of rows are reduced, and none is left: the same elements as they lie in memory."""
+    """Several ragged dims that are not rows of rows, all reduced, with none left: the same elements as they lie in memory."""
     over = [x.domains[d] for d in dims]
     ragged = [d for d in over if isinstance(d, RaggedIterDomain)]
     kept = [d for k, d in enumerate(x.domains) if k not in dims]
