@@ -75,4 +75,6 @@ def _finish(console: Console, out: Path, name: str, machine: limits.Machine, fou
     pictures = report.plot(out, name, machine, found)
     report.write_markdown(out / f"{name}.md", machine, found)
     wrote = [str(path) for path in (out / f"{name}.json", out / f"{name}.md", *pictures)]
-    console.print(f"wrote {', '.join(wrote)}" + ("" if pictures else f"; no plot: {report.INSTALL}"), highlight=False)
+    console.print(
+        f"wrote {', '.join(wrote)}" + ("" if pictures else f"; no plot: {report.INSTALL}"), markup=False, highlight=False
+    )
