@@ -95,7 +95,9 @@ class Eager:
             if type(number) is float and number not in self._numbers:
                 if len(self._numbers) >= FEW:
                     places = tuple(k for k, arg in enumerate(args) if type(arg) is float)
-                    numbers = [torch.tensor(args[k], dtype=torch.float64) for k in places]
+                    device = next(arg.device for arg in args if isinstance(arg, JaggedTensor))
+                    # Filled there, so that nothing waits for a copy.
+                    numbers = [torch.full((), args[k], dtype=torch.float64, device=device) for k in places]
                     return self._lifted, (places, numbers, *(None if k in places else arg for k, arg in enumerate(args)))
                 self._numbers.add(number)
         return self.program, args

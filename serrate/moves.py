@@ -22,11 +22,10 @@ from serrate.ir.fusion import Fusion
 from serrate.ir.partition import partition
 from serrate.ir.view import TensorView
 from serrate.tensor import moving
+from serrate.tensor.moving import BITS
 
 SMALLEST = 1 << 20
 """Bytes below which torch's way, which is slow for each position but quick to begin, is as good."""
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def back_to_back(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int) -> Tensor | None:
@@ -38,7 +37,7 @@ def back_to_back(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, tota
     shape = (*values.shape[:dim], total, *values.shape[dim + 1 :])
     if not _takes(values, math.prod(shape)) or not _inside(values.shape[dim], starts, lengths, total):
         return None
-    program = _back_to_back(_BITS[values.itemsize], *_sides(values, dim), starts.dtype, lengths.dtype)
+    program = _back_to_back(BITS[values.itemsize], *_sides(values, dim), starts.dtype, lengths.dtype)
     return _result(program(_bits(values, dim), starts, lengths), shape, values.dtype)
 
 
@@ -49,7 +48,7 @@ def apart(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, 
         return None
     if int(lengths.max()) > room:
         return None
-    bits = torch.full((1,), fill, dtype=values.dtype).view(_BITS[values.itemsize])
+    bits = torch.full((1,), fill, dtype=values.dtype).view(BITS[values.itemsize])
     program = _apart(bits.dtype, *_sides(values, dim), starts.dtype, lengths.dtype)
     rooms = torch.empty(room, dtype=torch.uint8)
     return _result(program(_bits(values, dim), starts, lengths, bits, rooms), shape, values.dtype)
@@ -57,7 +56,7 @@ def apart(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, 
 
 def _takes(values: Tensor, count: int) -> bool:
     """Whether compiled code moves so many elements: enough of them, of a size it knows, and there is a compiler."""
-    if count * values.itemsize < SMALLEST or values.itemsize not in _BITS or values.numel() == 0:
+    if count * values.itemsize < SMALLEST or values.itemsize not in BITS or values.numel() == 0:
         return False
     return values.is_contiguous() and default_backend(values.device) == "cpp"
 
@@ -78,7 +77,7 @@ def _bits(values: Tensor, dim: int) -> Tensor:
     """The values with all dims before the moved one as one (if there are several positions), all behind it as one."""
     before, behind = _sides(values, dim)
     shape = ([-1] if before else []) + [values.shape[dim]] + ([behind] if behind > 1 else [])
-    return values.detach().view(shape).view(_BITS[values.itemsize])
+    return values.detach().view(shape).view(BITS[values.itemsize])
 
 
 def _result(found: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from serrate.frontend.leaves import Leaf
+from serrate.frontend.trace import described
 from serrate.tensor import JaggedTensor
 
 Step = tuple[str, Any]
@@ -180,7 +181,7 @@ class Outside:
         if self.numbers is None:
             self.numbers = _numbers(self.function)
         found = [source.read(self.function, args, kwargs) for source in self.numbers]
-        return tuple((type(n), n) if isinstance(n, PLAIN) else None for n in found)
+        return tuple(described(n) if isinstance(n, PLAIN) else None for n in found)
 
     def tensors_now(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf | None]:
         """The tensors as they are now."""

@@ -19,6 +19,9 @@ from serrate.tensor.torch_private import is_transformed
 
 Mover = Callable[..., Tensor | None]
 
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers of as many bytes as an element: what moves elements need not know what they mean."""
+
 _movers: dict[str, Mover] = {}
 
 

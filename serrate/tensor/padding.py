@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import DtypeError, ShapeError, StructureError
-from serrate.tensor.moving import apart, back_to_back
+from serrate.tensor.moving import BITS, apart, back_to_back
 from serrate.tensor.positions import boxes, compacted, in_box
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
@@ -55,7 +55,7 @@ def _bits(values: Tensor) -> Tensor:
     name = str(values.dtype)
     if "float8" not in name and name not in ("torch.uint16", "torch.uint32", "torch.uint64"):
         return values
-    return values.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.dtype.itemsize])
+    return values.view(BITS[values.dtype.itemsize])
 
 
 def _apart(values: Tensor, dim: int, rows: Rows, box: tuple[int, ...], fill: complex) -> Tensor | None:

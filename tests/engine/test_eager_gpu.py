@@ -58,3 +58,10 @@ def test_every_composition(operation: str, name: str) -> None:
 @pytest.mark.parametrize("operation", ROWS)
 def test_rows(operation: str) -> None:
     _agree(ROWS[operation], tensor_of("one level"))
+
+
+def test_more_numbers_than_an_operation_is_built_for() -> None:
+    jt = tensor_of("one level")
+    there = jt.to("cuda")
+    for k in range(12):
+        torch.testing.assert_close((there * (0.5 + k)).values.cpu(), jt.values * (0.5 + k))

@@ -326,3 +326,12 @@ def test_wrapped_functions_keep_their_names() -> None:
 
     assert centered.__name__ == "centered" and centered.__doc__ == "Less the mean."
     assert "centered" in centered.source(rows())
+
+
+def test_zeros_of_both_signs_are_different_numbers_outside() -> None:
+    jt = JaggedTensor.from_lengths(torch.ones(3), [2, 1])
+    scale = 0.0
+    scaled = jit(lambda x: x * scale)
+    assert not scaled(jt).values.signbit().any()
+    scale = -0.0
+    assert scaled(jt).values.signbit().all()
