@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import functools
 import mmap
 import os
 import platform
@@ -85,7 +86,7 @@ def of_traffic(traffic: Traffic, values: Tensor, offsets: Tensor) -> Limit:
     before: dict[str, Callable[[], object]] = {}
     if traffic.written:
         # Where the system puts a buffer moves the time by a tenth: the limit is the fastest of several.
-        calls = {f"limit: copy {number}": _copy(values, huge=number > 0) for number in range(3)}
+        calls = {f"limit: copy {number}": _copy(values, number) for number in range(3)}
     else:
         calls["limit: read"] = _read(values)
     if traffic.twice is not None:
@@ -117,11 +118,17 @@ def own_cache() -> int:
     return size if size > 0 else 1 << 20
 
 
-def _copy(source: Tensor, huge: bool) -> Callable[[], object]:
-    library, target = native.load("limits.cpp"), huge_pages(source.nbytes) if huge else torch.zeros_like(source)
+def _copy(source: Tensor, number: int) -> Callable[[], object]:
+    library, target = native.load("limits.cpp"), _target(source.nbytes, number)
     arguments = (native.pointer(source), native.pointer(target), ctypes.c_longlong(source.nbytes // 4))
     # the tensors are kept alive by the closure, for the addresses alone do not
     return lambda: (library.copy(*arguments), source, target)
+
+
+@functools.cache
+def _target(size: int, number: int) -> Tensor:
+    """A buffer to copy to, kept for the run: late in it the system may have no huge pages left to give."""
+    return huge_pages(size)
 
 
 def huge_pages(size: int) -> Tensor:
