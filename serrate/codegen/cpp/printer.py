@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from serrate.codegen.cpp.guess import guess
 from serrate.codegen.cpp.pieces import Cut, cut_of, moves
 from serrate.codegen.cpp.statements import accumulated, along, clause, identity, joins, locals_of, owns, size_of, unrounded, wraps
 from serrate.codegen.cpp.values import Scalars, computed, ctype, index_text, number
@@ -18,6 +19,7 @@ from serrate.errors import VerificationError
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
 from serrate.ir.loops import (
     Assign,
+    Attempt,
     Bind,
     Block,
     Declare,
@@ -51,6 +53,7 @@ COMBINE = {
     "prod": "{0} *= {1}",
     "max": "{0} = max_nan({0}, {1})",
     "min": "{0} = min_nan({0}, {1})",
+    "softmax_max": "{0} = {1} > {0} ? {1} : {0}",
     "any": "{0} = {0} || {1}",
     "all": "{0} = {0} && {1}",
 }
@@ -71,7 +74,7 @@ class Source:
 
 def print_cpp(program: LoopProgram, wide: frozenset[Array] = frozenset()) -> Source:
     """The program in C++; `wide` names the arrays that hold int64 (others hold int32)."""
-    return _Printer(program, wide).source()
+    return _Printer(guess(program), wide).source()
 
 
 class _Printer:
@@ -265,10 +268,20 @@ class _Printer:
             self.open(f"for (i64 {node.symbol} = 0, end = {self.index(node.extent)}; {node.symbol} < end; {node.symbol}++)")
             self._nodes(node.body)
             self.close()
+        elif isinstance(node, Attempt):
+            self._attempt(node)
         elif isinstance(node, Declare):
             self._declare(node)
         else:
             raise VerificationError(f"the cpp backend cannot print {node}")
+
+    def _attempt(self, node: Attempt) -> None:
+        self._nodes(node.quick)
+        test, blocks = node.failed
+        pointers = ", ".join(local.name if local.lanes else f"&{local.name}" for local in blocks)
+        self.open(f"if ({test}({pointers}, {size_of(blocks[0].lanes)}))")
+        self._nodes(node.exact)
+        self.close()
 
     def _declare(self, node: Declare) -> None:
         local, kind = node.local, computed(node.local.dtype)
