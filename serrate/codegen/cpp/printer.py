@@ -211,7 +211,7 @@ class _Printer:
             self.put(f"const i64 extent{k} = {self.index(loop.extent)};")
         total = " * ".join(f"extent{k}" for k in range(len(loops)))
         self.put(f"const i64 positions = {total};")
-        schedule = self._schedule(outermost)
+        schedule = self._schedule(outermost, len(loops))
         self.put("#pragma omp parallel num_threads(threads) if (threads > 1)")
         self.open("")
         for tensor in self.private:
@@ -232,12 +232,13 @@ class _Printer:
         self._close_streams(streamed)
         self.close()
 
-    def _schedule(self, outermost: For) -> str:
+    def _schedule(self, outermost: For, loops: int) -> str:
         """How positions are shared out: evenly where all cost the same, in short runs where rows differ."""
         reads = [e for node in nodes((outermost,)) for x in expressions_of(node) for e in x.walk()]
         if not any(isinstance(e, Element | Search) for e in reads):
             return "static"
-        self.put(f"const i64 run = larger<i64>(1, smaller<i64>({TOGETHER}, positions / (threads * 16)));")
+        together = " * ".join([str(TOGETHER), *(f"extent{k}" for k in range(1, loops))])
+        self.put(f"const i64 run = larger<i64>(1, smaller<i64>({together}, positions / (threads * 16)));")
         return "dynamic, run"
 
     def _nodes(self, body: Sequence[Node]) -> None:
