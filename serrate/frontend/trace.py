@@ -68,7 +68,7 @@ def described(value: Any) -> Key:
 def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves) -> Key:
     """What a trace is specialised on: two calls with equal keys run the same fusion."""
     jagged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
-    rows = _numbers_of_rows(leaves_of(args, kwargs))
+    rows = _tables(leaves_of(args, kwargs))
     key: list[Any] = [static_of(args), static_of(kwargs)]
     for leaf in leaves:
         if isinstance(leaf, JaggedTensor):
@@ -79,8 +79,9 @@ def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves) -> Ke
     return tuple(key)
 
 
-def _numbers_of_rows(leaves: Leaves) -> set[int]:
-    return {len(leaf) for leaf in leaves if isinstance(leaf, JaggedTensor)}
+def _tables(leaves: Leaves) -> set[tuple[int, int | None]]:
+    """How many rows the ragged arguments have, and how long the longest of them is, where that is known on the host."""
+    return {(len(leaf), leaf.structure.known_max_length(0)) for leaf in leaves if isinstance(leaf, JaggedTensor)}
 
 
 def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
@@ -93,10 +94,13 @@ def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
     return told[0] == told[1] and a.structure.known_equal(b.structure)
 
 
-def _static(arg: torch.Tensor, rows: set[int]) -> tuple[int | None, ...]:
-    """Extents a trace may rely on: all but a first one that counts rows."""
+def _static(arg: torch.Tensor, tables: set[tuple[int, int | None]]) -> tuple[int | None, ...]:
+    """Extents a trace may rely on: all but a first one that counts rows, and behind it one as long as the longest of them."""
     shape: tuple[int | None, ...] = tuple(arg.shape)
-    return (None, *shape[1:]) if arg.ndim >= 2 and shape[0] in rows and shape[0] != 1 else shape
+    if arg.ndim < 2 or shape[0] == 1 or all(shape[0] != rows for rows, _ in tables):
+        return shape
+    padded = shape[1] != 1 and tuple(shape[:2]) in tables
+    return (None, None, *shape[2:]) if padded else (None, *shape[1:])
 
 
 def _shape(arg: JaggedTensor) -> tuple[int | None, ...]:
@@ -156,7 +160,7 @@ def trace(
     they become inputs behind these, unless it says that they cannot be found again in another call.
     """
     fusion = Fusion(name=_identifier(function))
-    rows = _numbers_of_rows(leaves_of(args, kwargs))
+    rows = _tables(leaves_of(args, kwargs))
     seen: list[tuple[JaggedTensor, list[TensorView]]] = []
     # An argument may be a tensor that is also outside, and another one in the next call; so only these are told by identity.
     known: list[tuple[Leaf, TensorView]] = []

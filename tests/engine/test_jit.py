@@ -51,6 +51,23 @@ def counted(function: Callable[..., Any]) -> tuple[Any, list[int]]:
 # --- when it is traced -----------------------------------------------------------------------------------------------------
 
 
+def test_tensors_padded_to_the_longest_row_are_not_traced_for() -> None:
+    function, traced = counted(lambda x, dense: x.to_padded() + dense)
+    for lengths in ([3, 0, 5, 2], [1, 9, 2, 2], [7, 1]):
+        x = rows(lengths)
+        dense = torch.randn(len(lengths), max(lengths), 4)
+        torch.testing.assert_close(function(x, dense), x.to_padded() + dense)
+    assert len(traced) == 1
+
+
+def test_features_as_many_as_the_longest_row_has_positions() -> None:
+    x = rows([4, 1, 2])
+    bias = torch.randn(3, 4)
+    got = jit(lambda x, bias: x + bias.unsqueeze(1))(x, bias)
+    for row, mine, own in zip(x, got, bias, strict=True):
+        torch.testing.assert_close(mine, row + own)
+
+
 def test_lengths_and_numbers_of_rows_are_not_traced_for() -> None:
     f, traces = counted(lambda x: torch.softmax(x, 1))
     for lengths in ([3, 0, 5, 2], [1], [], [0, 0], [7, 7, 7, 7, 7, 7]):
