@@ -22,6 +22,15 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 T = torch.tensor
 OFFSETS, LENGTHS, COUNTS = T([0, 3, 3, 8, 10]), T([3, 0, 2]), T([2, 5, 4])
 
+
+def _rectangles(dim: int = 0, packed: bool = True) -> Structure:
+    return Structure.from_offsets(T([0, 3, 3, 5]), dim=dim).with_columns(COUNTS, packed=packed)
+
+
+def _beside(*structures: Structure) -> Structure:
+    return Structure.independent(*structures)
+
+
 STRUCTURES: dict[str, tuple[tuple[int, ...], Callable[[], Structure]]] = {
     "one level": ((10, 4), lambda: Structure.from_offsets(OFFSETS)),
     "nested": ((10, 4), lambda: Structure.from_offsets(T([0, 2, 2, 4]), OFFSETS)),
@@ -39,6 +48,14 @@ STRUCTURES: dict[str, tuple[tuple[int, ...], Callable[[], Structure]]] = {
     "product of int32": ((14, 2), lambda: Structure.from_lengths(LENGTHS.int()).with_columns(COUNTS.int())),
     "product in nested": ((14, 2), lambda: Structure.from_lengths(T([2, 0, 1]), LENGTHS).with_columns(COUNTS)),
     "columns of the next dim": ((5, 6, 2), lambda: Structure.from_lengths(LENGTHS).with_columns(COUNTS, packed=False)),
+    "product beside rows": ((14, 5, 2), lambda: _beside(_rectangles(), Structure.from_offsets(T([0, 1, 1, 5]), dim=1))),
+    "rows beside a product": ((10, 14, 2), lambda: _beside(Structure.from_offsets(OFFSETS), _rectangles(dim=1))),
+    "columns of the next dim beside rows": (
+        (5, 6, 5, 2),
+        lambda: _beside(_rectangles(packed=False), Structure.from_offsets(T([0, 1, 1, 5]), dim=2)),
+    ),
+    "two products": ((14, 14), lambda: _beside(_rectangles(), _rectangles(dim=1))),
+    "nested beside a product": ((10, 14), lambda: _beside(Structure.from_offsets(T([0, 2, 2, 4]), OFFSETS), _rectangles(dim=1))),
     "no rows": ((0, 4), lambda: Structure.from_offsets(T([0]))),
     "rows without positions": ((0, 4), lambda: Structure.from_offsets(T([0, 0, 0]))),
     "rectangles without columns": ((0, 2), lambda: Structure.from_lengths(LENGTHS).with_columns(T([0, 0, 0]))),
