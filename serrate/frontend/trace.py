@@ -136,7 +136,7 @@ def _of_rows(rows: Rows) -> list[torch.Tensor]:
     if rows.starts is None:
         return list(rows.offsets)
     if rows.columns is not None:
-        raise TraceError("rows with columns and gaps between them cannot be traced: call .contiguous() first, which copies them")
+        return [*rows.offsets, rows.starts]
     return [*rows.offsets[: rows.depth - 1], rows.starts, rows.inner_lengths()]
 
 
@@ -230,8 +230,9 @@ def _ragged(fusion: Fusion, arg: JaggedTensor, seen: list[tuple[JaggedTensor, li
 def _nested(view: TensorView, dim: int, rows: Rows, buffers: list[TensorView]) -> TensorView:
     """A dim of the values as the dims that rows make of it."""
     if rows.columns is not None:
-        *outer, own, columns = buffers
-        view = ops.as_product(view, own, columns, ragged_dim=dim, packed=rows.packed)
+        starts = None if rows.starts is None else buffers[-1]
+        *outer, own, columns = buffers[: rows.levels]
+        view = ops.as_product(view, own, columns, starts=starts, ragged_dim=dim, packed=rows.packed)
     elif rows.starts is not None:
         *outer, starts, lengths = buffers
         view = ops.as_nested(view, starts=starts, lengths=lengths, ragged_dim=dim)

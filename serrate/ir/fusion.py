@@ -86,11 +86,17 @@ class RowsInside:
 
 @dataclass(frozen=True)
 class Rectangles:
-    """Something to check when the program is called: offsets of rows and of columns, whose products fill `extent`."""
+    """Something to check when the program is called: offsets of rows and of columns, whose products fill `extent`.
+
+    With `starts`, rectangles may leave gaps: they are in order and end before `extent`. Columns that are not packed take no
+    positions.
+    """
 
     rows: Array
     columns: Array
     extent: Expr
+    starts: Array | None = None
+    packed: bool = True
 
 
 @dataclass(frozen=True)

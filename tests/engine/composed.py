@@ -92,6 +92,13 @@ def _beside_rows(lengths: list[int], *, packed: bool) -> Structure:
     return Structure.independent(rectangles, other)
 
 
+def _rectangles_apart(lengths: list[int]) -> tuple[Structure, int]:
+    """Rectangles with gaps between them, and how much room they take."""
+    sizes = [n * m for n, m in zip(lengths, _counts(lengths), strict=True)]
+    starts, room = _spread(sizes)
+    return Structure.from_starts(starts, _ints(lengths)).with_columns(_ints(_counts(lengths))), room
+
+
 def _area(lengths: list[int]) -> int:
     return sum(n * m for n, m in zip(lengths, _counts(lengths), strict=True))
 
@@ -112,6 +119,7 @@ COMPOSITIONS: dict[str, Maker] = {
     "product in nested": (_product_in_nested, lambda n: (_area(n), 2)),
     "columns of the next dim": (_columns, lambda n: (sum(n), ROOM, 2)),
     "product beside rows": (lambda n: _beside_rows(n, packed=True), lambda n: (_area(n), 3, 2)),
+    "product with gaps": (lambda n: _rectangles_apart(n)[0], lambda n: (_rectangles_apart(n)[1], 2)),
     "columns beside rows": (lambda n: _beside_rows(n, packed=False), lambda n: (sum(n), ROOM, 3, 2)),
 }
 """Name -> structure of some lengths, and the shape of its values."""

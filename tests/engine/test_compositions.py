@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from serrate import JaggedTensor, Structure, ir, jit, ops
-from serrate.errors import ShapeError, StructureError, StructureMismatch, TraceError
+from serrate.errors import ShapeError, StructureError, StructureMismatch
 from tests.engine.composed import reducible
 from tests.engine.oracle import BACKENDS
 
@@ -56,6 +56,24 @@ STRUCTURES: dict[str, tuple[tuple[int, ...], Callable[[], Structure]]] = {
     ),
     "two products": ((14, 14), lambda: _beside(_rectangles(), _rectangles(dim=1))),
     "nested beside a product": ((10, 14), lambda: _beside(Structure.from_offsets(T([0, 2, 2, 4]), OFFSETS), _rectangles(dim=1))),
+    "product with gaps": (
+        (28, 2),
+        lambda: Structure.from_starts(T([1, 9, 20]), LENGTHS).with_columns(COUNTS),
+    ),
+    "product with gaps in nested": (
+        (28, 2),
+        lambda: Structure.from_starts(T([1, 9, 20]), T([2, 0, 1]), LENGTHS).with_columns(COUNTS),
+    ),
+    "columns of the next dim with gaps": (
+        (9, 6, 2),
+        lambda: Structure.from_starts(T([1, 5, 6]), LENGTHS).with_columns(COUNTS, packed=False),
+    ),
+    "product with gaps beside rows": (
+        (28, 5),
+        lambda: _beside(
+            Structure.from_starts(T([1, 9, 20]), LENGTHS).with_columns(COUNTS), Structure.from_offsets(T([0, 1, 1, 5]), dim=1)
+        ),
+    ),
     "no rows": ((0, 4), lambda: Structure.from_offsets(T([0]))),
     "rows without positions": ((0, 4), lambda: Structure.from_offsets(T([0, 0, 0]))),
     "rectangles without columns": ((0, 2), lambda: Structure.from_lengths(LENGTHS).with_columns(T([0, 0, 0]))),
@@ -148,12 +166,19 @@ def test_queries_by_keys_and_back() -> None:
     assert again.offsets.tolist() == offsets.tolist()
 
 
-def test_what_cannot_be_traced_says_what_to_do() -> None:
-    gaps = Structure.from_starts(T([0, 20]), T([3, 2])).with_columns(T([2, 4]))
-    jt = JaggedTensor(torch.arange(28.0), gaps)
-    with pytest.raises(TraceError, match=r"columns and gaps between them cannot be traced: call \.contiguous\(\)"):
-        jit(torch.exp)(jt)
-    assert torch.equal(jit(lambda x: x + 1)(jt.contiguous()).values, jt.contiguous().values + 1)
+@pytest.mark.parametrize("packed", [True, False])
+def test_part_of_every_rectangle_is_read_where_it_is(packed: bool) -> None:
+    """Cutting the rows of rectangles leaves gaps between them; nothing is copied to read them."""
+    structure = Structure.from_lengths(T([4, 0, 3])).with_columns(COUNTS, packed=packed)
+    jt = JaggedTensor(torch.randn((20, 3) if packed else (7, 6, 3)), structure)
+    cut = jt[:, 1:3]
+    assert cut.values.data_ptr() == jt.values.data_ptr() and any(rows.starts is not None for rows in cut.structure.rows)
+    for k, want in enumerate(jt.unbind()):
+        for backend in BACKENDS:
+            total, twice = jit(lambda x: (x.sum(2), x * 2), backend=backend)(cut)
+            torch.testing.assert_close(total[k], want[1:3].sum(1), msg=lambda m, b=backend: f"{b}: {m}")
+            torch.testing.assert_close(twice[k], want[1:3] * 2, msg=lambda m, b=backend: f"{b}: {m}")
+        torch.testing.assert_close(torch.softmax(cut, 1)[k], want[1:3].softmax(0))
 
 
 @pytest.mark.parametrize(

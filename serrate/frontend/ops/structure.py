@@ -18,7 +18,7 @@ from serrate.ir.expr import Array, Expr, const
 from serrate.ir.fusion import AtLeastLongest, Equal, Rectangles, RowsInside, RowsOfOffsets
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import combine, cover, product
+from serrate.ir.ragged_transforms import combine, cover, product, spread
 from serrate.ir.ragged_transforms import regroup as domain_regroup
 from serrate.ir.recipes import RunningSum
 from serrate.ir.tile import Store
@@ -71,11 +71,20 @@ def as_nested(
     return viewed(x, (*x.domains[:dim], *pair, *x.domains[dim + 1 :]))
 
 
-def as_product(x: TensorView, rows: TensorView, columns: TensorView, *, ragged_dim: int = 0, packed: bool = True) -> TensorView:
+def as_product(
+    x: TensorView,
+    rows: TensorView,
+    columns: TensorView,
+    *,
+    starts: TensorView | None = None,
+    ragged_dim: int = 0,
+    packed: bool = True,
+) -> TensorView:
     """Views a dim as rows that are rectangles, (component, rows, columns), by K+1 offsets of each; no data moves.
 
     Component c has `rows[c+1] - rows[c]` rows of `columns[c+1] - columns[c]` elements each (queries by keys of one sequence).
-    They lie packed in dim `ragged_dim`; otherwise that dim holds the rows, and the dim behind it their columns, padded.
+    They lie packed in dim `ragged_dim`; otherwise that dim holds the rows, and the dim behind it their columns, padded. With
+    K `starts`, rectangles may leave gaps between them.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -84,29 +93,39 @@ def as_product(x: TensorView, rows: TensorView, columns: TensorView, *, ragged_d
     >>> f.evaluate(torch.arange(8.0), torch.tensor([0, 2, 3]), torch.tensor([0, 3, 5])).unbind()
     (tensor([ 3., 12.]), tensor([13.]))
     """
-    for name, view in (("rows", rows), ("columns", columns)):
+    given = (("rows", rows), ("columns", columns), *((("starts", starts),) if starts is not None else ()))
+    for name, view in given:
         if view.dtype not in (torch.int32, torch.int64):
             raise DtypeError(f"as_product: {name} must be int32 or int64 offsets, got {view}")
         if view.ndim != 1:
             raise ShapeError(f"as_product: {name} must be offsets of one dim, got {view}")
     dim, fusion = dim_of("as_product", x, ragged_dim), x.fusion
+    if not packed and dim + 1 >= x.ndim:
+        raise ShapeError(f"as_product: columns that are not packed are in the dim behind dim {dim}, but {x} has none")
     count, widths = rows.domains[0].extent_expr - 1, _array(columns)
     _require(x, columns.domains[0], count + 1, "as_product: the numbers of offsets of rows and of columns")
-    if packed:
+    extent = x.domains[dim].extent_expr
+    if starts is not None:
+        _require(x, starts.domains[0], count, "as_product: the numbers of starts and of rows")
+    if packed or starts is not None:
         component = IterDomain(count, name=fusion.fresh("c"), pairing=_array(rows))
         first = _rows_of(component, _array(rows), fusion.fresh("r"))
     else:
-        if dim + 1 >= x.ndim:
-            raise ShapeError(f"as_product: columns that are not packed are in the dim behind dim {dim}, but {x} has none")
         component, first = partition(x.domains[dim], _array(rows), count, names=(fusion.fresh("c"), fusion.fresh("r")))
     second = _rows_of(component, widths, fusion.fresh("r"))
     stored: tuple[IterDomain, ...]
-    if packed:
-        stored, behind = (combine(component, product(first, second, total=x.domains[dim].extent_expr)),), dim + 1
-        fusion.checks.append(Rectangles(_array(rows), widths, x.domains[dim].extent_expr))
+    if starts is not None:
+        area = product(first, second, bound=extent) if packed else first
+        stored, behind = (spread(component, area, _array(starts), extent),), dim + 1
+        fusion.checks.append(Rectangles(_array(rows), widths, extent, _array(starts), packed))
+    elif packed:
+        stored, behind = (combine(component, product(first, second, total=extent)),), dim + 1
+        fusion.checks.append(Rectangles(_array(rows), widths, extent))
     else:
+        stored, behind = x.tensor.storage[dim : dim + 1], dim + 1
+    if not packed:
         width = x.domains[dim + 1].extent_expr
-        stored, behind = (*x.tensor.storage[dim : dim + 1], cover(second, width)), dim + 2
+        stored, behind = (*stored, cover(second, width)), dim + 2
         fusion.checks.append(AtLeastLongest(width, second, f"as_product: dim {dim + 1}, which holds the columns,"))
     if [d.uid for d in x.tensor.storage[:behind]] != [d.uid for d in x.domains[:behind]]:
         raise ShapeError(f"as_product: dim {dim} of {x}, or one before it, is not as it is in memory; copy it first with ops.set")
