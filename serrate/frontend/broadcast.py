@@ -51,7 +51,8 @@ def match(fusion: Fusion, operation: str, chosen: IterDomain, other: IterDomain)
     if other is chosen or (other.extent == 1 and not other.is_ragged):
         return
     if isinstance(chosen, RaggedIterDomain) and isinstance(other, RaggedIterDomain):
-        if chosen.pairing == other.pairing:
+        # Rows and columns of one component, or rows and what a permutation made of them, are of one structure too.
+        if chosen.pairing == other.pairing and chosen.length is other.length:
             return
         left, right = offsets_array(chosen), offsets_array(other)
         if left.data is not None and right.data is not None:

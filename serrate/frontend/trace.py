@@ -18,6 +18,7 @@ from serrate.errors import SerrateError, TraceError
 from serrate.frontend import ops, torch_names
 from serrate.frontend.capture import captured, capturing
 from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped
+from serrate.ir.expr import Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.view import TensorView, is_user_file, user_line
 from serrate.tensor import JaggedTensor, Structure
@@ -143,6 +144,15 @@ def _of_rows(rows: Rows) -> list[torch.Tensor]:
 # --- tracing -------------------------------------------------------------------------------------------------------------
 
 
+def _input(fusion: Fusion, shape: Sequence[int | None], tensor: torch.Tensor) -> TensorView:
+    """An input for a tensor; what it is in this call is kept for messages."""
+    view = fusion.input(shape, tensor.dtype)
+    for domain, size in zip(view.domains, tensor.shape, strict=True):
+        if isinstance(domain.extent_expr, Symbol):
+            fusion.sizes[domain.extent_expr] = size
+    return view
+
+
 def trace(
     function: Callable[..., Any],
     args: Sequence[Any],
@@ -165,7 +175,7 @@ def trace(
     def view(leaf: Leaf) -> TensorView:
         if isinstance(leaf, JaggedTensor):
             return _ragged(fusion, leaf, seen)
-        return fusion.input(_static(leaf, rows), leaf.dtype)
+        return _input(fusion, _static(leaf, rows), leaf)
 
     def capture(leaf: Leaf, made_here: bool) -> TensorView:
         before = next((v for other, v in known if other is leaf), None)
@@ -214,10 +224,10 @@ def _identifier(function: Callable[..., Any]) -> str:
 
 
 def _ragged(fusion: Fusion, arg: JaggedTensor, seen: list[tuple[JaggedTensor, list[TensorView]]]) -> TensorView:
-    view = fusion.input(_shape(arg), arg.values.dtype)
+    view = _input(fusion, _shape(arg), arg.values)
     buffers = next((views for other, views in seen if _same(other, arg)), None)
     if buffers is None:
-        buffers = [fusion.input((None,), buffer.dtype) for buffer in _buffers(arg.structure)]
+        buffers = [_input(fusion, (None,), buffer) for buffer in _buffers(arg.structure)]
         seen.append((arg, buffers))
     given = iter(buffers)
     named = [(rows, [next(given) for _ in _of_rows(rows)]) for rows in arg.structure.rows]

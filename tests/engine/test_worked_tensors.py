@@ -376,7 +376,7 @@ class TestDims:
         on_rows(lambda x: back(ops.softmax(permuted(x), dim)), [r.softmax(1) for r in ROWS])
 
     def test_rows_stay_behind_their_component(self) -> None:
-        message = "permute: dim 1 of .* is ragged and must stay behind the dim that counts its rows"
+        message = "permute: dim 1 of .* is ragged and must stay behind dim 0, which counts its rows"
         refused(ShapeError, message, lambda x, o: ops.permute(nested(x, o), 1, 0, 2), X, OFFSETS)
         refused(ShapeError, message, lambda x, o: ops.transpose(nested(x, o), 0, 1), X, OFFSETS)
         refused(

@@ -11,6 +11,11 @@ from typing import Any
 
 from serrate.frontend.capture import captured
 from serrate.frontend.ops.attention import attention
+from serrate.frontend.ops.blocks import (
+    permute,
+    regroup,
+    transpose,
+)
 from serrate.frontend.ops.elementwise import (
     abs,
     add,
@@ -133,12 +138,9 @@ from serrate.frontend.ops.structure import (
     as_product,
     broadcast_to,
     flatten,
-    permute,
-    regroup,
     reshape,
     set,
     squeeze,
-    transpose,
     unflatten,
     unsqueeze,
 )

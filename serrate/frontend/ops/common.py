@@ -12,6 +12,7 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError, TraceError
 from serrate.ir.domains import IterDomain
+from serrate.ir.expr import Environment
 from serrate.ir.fusion import Equal, Fusion, current_fusion
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
@@ -47,6 +48,20 @@ def stand_in(operand: Operand) -> Any:
         )
     # Not on the meta device: torch's functions there import its compiler, which takes seconds.
     return torch.ones((1,), dtype=operand.dtype) if isinstance(operand, TensorView) else operand
+
+
+def shown(x: TensorView) -> str:
+    """The shape of a traced tensor as its user sees it: `(3, r0, 64)`; what only a call tells is shown by name."""
+    ragged = iter(range(x.ndim))
+    sizes = [f"r{next(ragged)}" if d.is_ragged else size_shown(x.fusion, d) for d in x.domains]
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+
+
+def size_shown(fusion: Fusion, domain: IterDomain) -> str:
+    """An extent in the call that is being traced, if it is known by then."""
+    extent = domain.extent_expr
+    known = not extent.arrays and extent.symbols <= fusion.sizes.keys()
+    return str(extent.evaluate(Environment(fusion.sizes)) if known else domain.extent)
 
 
 def dim_of(function: str, x: TensorView, dim: int) -> int:

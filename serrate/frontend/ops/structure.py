@@ -19,7 +19,6 @@ from serrate.ir.fusion import AtLeastLongest, Equal, Rectangles, RowsInside, Row
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import combine, cover, product, spread
-from serrate.ir.ragged_transforms import regroup as domain_regroup
 from serrate.ir.recipes import RunningSum
 from serrate.ir.tile import Store
 from serrate.ir.transforms import merge, split
@@ -189,18 +188,6 @@ def as_flattened(x: TensorView, *, component_dim: int = 0, ragged_dim: int = 1) 
     return viewed(x, logical)
 
 
-def permute(x: TensorView, *dims: int) -> TensorView:
-    """The dims of `x` in another order; no data moves. A ragged dim stays behind the dim of its components."""
-    order = [dim_of("permute", x, d) for d in (dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims)]
-    if sorted(order) != list(range(x.ndim)):
-        raise ShapeError(f"permute: expected every dim of {x.ndim} once, got {order}")
-    logical = [x.domains[d] for d in order]
-    for k, domain in enumerate(logical):
-        if isinstance(domain, RaggedIterDomain) and any(d.uid == domain.component.uid for d in logical[k + 1 :]):
-            raise ShapeError(f"permute: dim {order[k]} of {x} is ragged and must stay behind the dim that counts its rows")
-    return viewed(x, logical)
-
-
 def flatten(x: TensorView, start: int = 0, end: int = -1) -> TensorView:
     """Regular dims `start` to `end` as one; no data moves. A component and its rows are one dim by `as_flattened`."""
     first, last = dim_of("flatten", x, start), dim_of("flatten", x, end)
@@ -266,41 +253,12 @@ def reshape(x: TensorView, sizes: Sequence[int]) -> TensorView:
     return flat if len(sizes) == 1 and sizes[0] == -1 else unflatten(flat, 0, sizes)
 
 
-def regroup(x: TensorView, group_dim: int = 0, component_dim: int = 1, ragged_dim: int = 2) -> TensorView:
-    """[group, component, rows of each] -> [component, rows of all groups]: a block permutation, which moves data.
-
-    >>> from serrate import ir
-    >>> with ir.Fusion() as f:
-    ...     x, offsets = f.input((2, 4), torch.float32), f.input((2, 3), torch.int64)
-    ...     f.output(regroup(as_nested(x, offsets, ragged_dim=1)))
-    >>> rows = f.evaluate(torch.arange(8.0).reshape(2, 4), torch.tensor([[0, 1, 4], [0, 2, 4]])).unbind()
-    >>> [r.tolist() for r in rows]
-    [[0.0, 4.0, 5.0], [1.0, 2.0, 3.0, 6.0, 7.0]]
-    """
-    g, c, r = (dim_of("regroup", x, d) for d in (group_dim, component_dim, ragged_dim))
-    if not g < c < r:
-        raise ShapeError(f"regroup: expected dims in the order group, component, ragged, got {g}, {c}, {r}")
-    component, rows = domain_regroup(x.domains[g], x.domains[c], x.domains[r])
-    logical = [rows if k == r else component if k == c else d for k, d in enumerate(x.domains) if k != g]
-    out = x.fusion.tensor(x.dtype, logical)
-    # Runs over the old rows: each is one piece in both orders.
-    return x.fusion.define([out], x.domains, Store(out, tuple(logical), x.at(x.domains)))[0]
-
-
 def _require(x: TensorView, domain: IterDomain, size: Expr, what: str) -> None:
     difference = (domain.extent_expr - size).value
     if difference is None:
         x.fusion.checks.append(Equal(domain.extent_expr, size, what))
     elif difference != 0:
         raise ShapeError(f"{what}: {domain.extent} and {size} differ")
-
-
-def transpose(x: TensorView, dim0: int, dim1: int) -> TensorView:
-    """Two dims of `x` exchanged; no data moves."""
-    a, b = dim_of("transpose", x, dim0), dim_of("transpose", x, dim1)
-    order = list(range(x.ndim))
-    order[a], order[b] = b, a
-    return permute(x, *order)
 
 
 def unsqueeze(x: TensorView, dim: int) -> TensorView:
