@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serrate.errors import ShapeError
-from serrate.frontend.ops.common import dim_of, shown
+from serrate.frontend.ops.common import counting, dim_of, shown
 from serrate.frontend.ops.structure import set, viewed
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, maximum
 from serrate.ir.fusion import Equal
 from serrate.ir.order import in_order
-from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array
 from serrate.ir.ragged_transforms import regroup as domain_regroup
 from serrate.ir.recipes import RunningSum
-from serrate.ir.reordered import counted_by, reordered
+from serrate.ir.reordered import reordered
 from serrate.ir.storage import storage_of
 from serrate.ir.tile import Store
 from serrate.ir.transforms import merge
@@ -107,23 +106,6 @@ def _moved(x: TensorView, r: int, counts: Sequence[int]) -> TensorView:
     logical = tuple(reordered(d, order) if isinstance(d, RaggedIterDomain) and d.component.uid == owner else d for d in x.domains)
     out = x.fusion.tensor(x.dtype, logical)
     return x.fusion.define([out], x.domains, Store(out, logical, x.at(x.domains)))[0]
-
-
-def counting(x: TensorView, rows: IterDomain) -> list[int]:
-    """The dims of `x` that count the rows of a ragged one, outermost first."""
-    if not isinstance(rows, RaggedIterDomain):
-        return []
-    places = {d.uid: k for k, d in enumerate(x.domains)}
-    owners = counted_by(rows)
-    if all(d.uid in places for d in owners):
-        return [places[d.uid] for d in owners]
-    # Sentences of documents: the rows belong to what the documents' rows are parts of.
-    for k, part in enumerate(x.domains):
-        made = part.definition
-        if isinstance(part, RaggedIterDomain) and isinstance(made, Partition) and made.inputs[0].uid == rows.component.uid:
-            outer = counting(x, part)
-            return [*outer, k] if outer else []
-    return []
 
 
 def equal_parts(name: str, x: TensorView, rows: RaggedIterDomain) -> TensorView:

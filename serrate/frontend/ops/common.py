@@ -16,6 +16,7 @@ from serrate.ir.expr import Environment
 from serrate.ir.fusion import Equal, Fusion, current_fusion
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.reordered import counted_by
 from serrate.ir.view import TensorView
 
 Number = float | int | bool
@@ -97,3 +98,20 @@ def counts_rows(x: TensorView, component: IterDomain) -> bool:
     made = component.definition
     counted = {component.uid, *(d.uid for d in (made.inputs if component.is_ragged and isinstance(made, Partition) else ()))}
     return any(isinstance(d, RaggedIterDomain) and d.component.uid in counted for d in x.domains)
+
+
+def counting(x: TensorView, rows: IterDomain) -> list[int]:
+    """The dims of `x` that count the rows of a ragged one, outermost first."""
+    if not isinstance(rows, RaggedIterDomain):
+        return []
+    places = {d.uid: k for k, d in enumerate(x.domains)}
+    owners = counted_by(rows)
+    if all(d.uid in places for d in owners):
+        return [places[d.uid] for d in owners]
+    # Sentences of documents: the rows belong to what the documents' rows are parts of.
+    for k, part in enumerate(x.domains):
+        made = part.definition
+        if isinstance(part, RaggedIterDomain) and isinstance(made, Partition) and made.inputs[0].uid == rows.component.uid:
+            outer = counting(x, part)
+            return [*outer, k] if outer else []
+    return []
