@@ -177,6 +177,10 @@ def _copy(out: Any, result: Any) -> None:
         out.copy_(result)
 
 
+_NO_OPERANDS = (str, bytes, list, tuple, dict, set, complex)
+"""Python's own things that no operator takes; other classes may know what to do with a ragged tensor."""
+
+
 def _method(program: Callable[..., Any], name: str, swapped: bool = False) -> Callable[..., Any]:
     def method(self: JaggedTensor, *args: Any, **kwargs: Any) -> Any:
         return program(*args, self) if swapped else program(self, *args, **kwargs)
@@ -189,8 +193,14 @@ def _method(program: Callable[..., Any], name: str, swapped: bool = False) -> Ca
 def _operator(program: Callable[..., Any], name: str, swapped: bool = False) -> Callable[..., Any]:
     """A Python operator: what it does not know is left to the other operand."""
 
+    plain = name.strip("_")
+    plain = plain[1:] if plain[1:] in _BINARY.values() else plain
+
     def method(self: JaggedTensor, other: Any) -> Any:
         if not isinstance(other, JaggedTensor | torch.Tensor | float | int | TensorView):
+            if plain not in ("eq", "ne") and (other is None or isinstance(other, _NO_OPERANDS)):
+                given = f"{other!r} of type {type(other).__name__}"
+                raise CallError(f"{plain}: ragged tensors meet tensors and real numbers, got {given}")
             return NotImplemented
         return program(other, self) if swapped else program(self, other)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serrate.errors import ShapeError
-from serrate.frontend.ops.common import counting, dim_of, shown
+from serrate.frontend.ops.common import counting, dim_of
 from serrate.frontend.ops.structure import set, viewed
+from serrate.frontend.shapes import shown
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, maximum
 from serrate.ir.fusion import Equal

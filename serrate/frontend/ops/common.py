@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from serrate.errors import DtypeError, ShapeError, TraceError
+from serrate.errors import CallError, DtypeError, ShapeError, TraceError
+from serrate.frontend.shapes import shown, size_shown
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Environment
 from serrate.ir.fusion import Equal, Fusion, current_fusion
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
@@ -47,28 +47,23 @@ def stand_in(operand: Operand) -> Any:
             f"a {operand.dtype} tensor of shape {tuple(operand.shape)} is used that is no argument of the traced function: "
             "give it as an argument, or use a plain number"
         )
+    if not isinstance(operand, TensorView) and (isinstance(operand, complex | str) or not hasattr(operand, "__float__")):
+        raise NoOperand(f"ragged tensors meet tensors and real numbers, got {operand!r} of type {type(operand).__name__}")
     # Not on the meta device: torch's functions there import its compiler, which takes seconds.
     return torch.ones((1,), dtype=operand.dtype) if isinstance(operand, TensorView) else operand
 
 
-def shown(x: TensorView) -> str:
-    """The shape of a traced tensor as its user sees it: `(3, r0, 64)`; what only a call tells is shown by name."""
-    ragged = iter(range(x.ndim))
-    sizes = [f"r{next(ragged)}" if d.is_ragged else size_shown(x.fusion, d) for d in x.domains]
-    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
-
-
-def size_shown(fusion: Fusion, domain: IterDomain) -> str:
-    """An extent in the call that is being traced, if it is known by then."""
-    extent = domain.extent_expr
-    known = not extent.arrays and extent.symbols <= fusion.sizes.keys()
-    return str(extent.evaluate(Environment(fusion.sizes)) if known else domain.extent)
+class NoOperand(CallError):
+    """Something that is neither a tensor nor a number, where an operation takes one of them."""
 
 
 def dim_of(function: str, x: TensorView, dim: int) -> int:
     """A dim counted from the start; `function` is who asks, for the message."""
-    if not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:
-        raise ShapeError(f"{function}: dim {dim} is out of range for a tensor of {x.ndim} dims")
+    if not isinstance(dim, int):
+        raise CallError(f"{function}: a dim is an int, got {dim!r} of type {type(dim).__name__}")
+    if not -x.ndim <= dim < x.ndim:
+        there = f"dims 0 to {x.ndim - 1}, or {-x.ndim} to -1 from the end" if x.ndim else "no dims"
+        raise ShapeError(f"{function}: dim {dim} does not exist: a tensor of shape {shown(x)} has {there}")
     return dim % x.ndim
 
 
@@ -76,21 +71,24 @@ def dims_of(function: str, x: TensorView, dim: Dims | None) -> tuple[int, ...]:
     """Dims counted from the start, each once; all of them where none is named."""
     if dim is None:
         return tuple(range(x.ndim))
-    return tuple(dict.fromkeys(dim_of(function, x, d) for d in ([dim] if isinstance(dim, int) else dim)))
+    return tuple(
+        dict.fromkeys(dim_of(function, x, d) for d in (dim if isinstance(dim, Sequence) and not isinstance(dim, str) else [dim]))
+    )
 
 
 def floating(name: str, x: TensorView) -> torch.dtype:
     if not x.dtype.is_floating_point:
-        raise DtypeError(f"{name}: takes floating point, got {x.dtype}; cast first")
+        raise DtypeError(f"{name}: takes floating point, got {x.dtype}; convert it first, with .float()")
     return x.dtype
 
 
-def require_equal(fusion: Fusion, what: str, a: IterDomain, b: IterDomain) -> None:
+def require_equal(fusion: Fusion, what: str, a: IterDomain, b: IterDomain, later: str | None = None) -> None:
+    """Raises unless two dims have one size; `later` is what messages of later calls say instead of `what`."""
     difference = (a.extent_expr - b.extent_expr).value
     if difference is None:
-        fusion.checks.append(Equal(a.extent_expr, b.extent_expr, what))
+        fusion.checks.append(Equal(a.extent_expr, b.extent_expr, later or what))
     elif difference != 0:
-        raise ShapeError(f"{what}: {a.extent} and {b.extent} differ")
+        raise ShapeError(f"{what} differ: {size_shown(fusion, a)} and {size_shown(fusion, b)}")
 
 
 def counts_rows(x: TensorView, component: IterDomain) -> bool:

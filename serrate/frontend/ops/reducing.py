@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 
 from serrate.errors import ShapeError
-from serrate.frontend.ops.common import counting, shown
+from serrate.frontend.ops.common import counting
 from serrate.frontend.ops.elementwise import cast, eq, where
 from serrate.frontend.ops.structure import as_flattened, viewed
+from serrate.frontend.shapes import shown
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, symbol
 from serrate.ir.ragged import RaggedIterDomain

@@ -10,6 +10,7 @@ import torch
 from serrate.errors import ShapeError
 from serrate.frontend.ops.common import counts_rows, dim_of
 from serrate.frontend.ops.elementwise import cast
+from serrate.frontend.shapes import shown
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import Scan
 from serrate.ir.values import call, carried_dtype
@@ -40,7 +41,9 @@ def _scan(name: str, x: TensorView, dim: int, dtype: torch.dtype) -> TensorView:
     which = dim_of(f"cum{name}", x, dim)
     over, state = x.domains[which], carried_dtype(dtype)
     if counts_rows(x, over):
-        raise ShapeError(f"cum{name}: dim {which} of {x} counts rows of different lengths; a running {name} goes along a row")
+        raise ShapeError(
+            f"cum{name}: dim {which} of {shown(x)} counts rows of different lengths; a running {name} goes along a row"
+        )
     value = x.at(x.domains)
     lifted = value if carried_dtype(value.dtype) == state else call("cast", value, dtype=state)
     out = x.fusion.tensor(state, x.domains)

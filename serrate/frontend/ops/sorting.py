@@ -15,6 +15,7 @@ from serrate.errors import ShapeError
 from serrate.frontend.ops.common import counts_rows, dim_of
 from serrate.frontend.ops.movement import pulled, slice
 from serrate.frontend.ops.structure import set
+from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.fusion import PositionInside
 from serrate.ir.ragged import RaggedIterDomain
@@ -55,7 +56,7 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
     dim = dim_of("sort", x, dim)
     fusion, domain = x.fusion, x.domains[dim]
     if counts_rows(x, domain):
-        raise ShapeError(f"sort: dim {dim} of {x} counts rows of different lengths; sort goes along a row")
+        raise ShapeError(f"sort: dim {dim} of {shown(x)} counts rows of different lengths; sort goes along a row")
     found = [fusion.tensor(x.dtype, x.domains), fusion.tensor(torch.int64, x.domains)]
     if not isinstance(domain, RaggedIterDomain):
         # As memory has it: dims that rows share are one there.
@@ -73,12 +74,12 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
 def _axis(x: TensorView, dim: int) -> int:
     """The first of the dims that make up, with the ragged one at `dim`, one dim of the values; elements of a row are
     neighbours along it."""
-    inner = f"sort: dim {dim} of {x} has other rows inside its rows; elements of the innermost ragged dim are sorted"
+    inner = f"sort: dim {dim} of {shown(x)} has other rows inside its rows; elements of the innermost ragged dim are sorted"
     _stored(x.domains[dim + 1 :], inner)
     first = dim
     while first > 0 and not _is_stored(x.domains[first : dim + 1]):
         first -= 1
-    apart = f"sort: the rows of dim {dim} of {x} must stand right behind what counts them; permute the dims"
+    apart = f"sort: the rows of dim {dim} of {shown(x)} must stand right behind what counts them; permute the dims"
     if len(_stored(x.domains[first : dim + 1], apart)) != 1:
         raise ShapeError(apart)
     return first
@@ -119,7 +120,7 @@ def topk(x: TensorView, k: int, dim: int = -1, largest: bool = True) -> ValuesIn
         values, indices = sort(x, dim, descending=largest)
         return ValuesIndices(slice(values, dim, 0, k), slice(indices, dim, 0, k))
     if counts_rows(x, domain):
-        raise ShapeError(f"topk: dim {dim} of {x} counts rows of different lengths; topk goes along a row")
+        raise ShapeError(f"topk: dim {dim} of {shown(x)} counts rows of different lengths; topk goes along a row")
     extent = domain.extent_expr.value
     if isinstance(k, bool) or not isinstance(k, int) or k < 1 or (extent is not None and k > extent):
         raise ShapeError(f"topk: k must be between 1 and {domain.extent}, got {k!r}")

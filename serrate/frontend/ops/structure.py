@@ -13,6 +13,7 @@ import torch
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import index_into, match
 from serrate.frontend.ops.common import counts_rows, dim_of
+from serrate.frontend.shapes import shown, size_shown
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, const
 from serrate.ir.fusion import AtLeastLongest, Equal, Rectangles, RowsInside, RowsOfOffsets
@@ -52,9 +53,9 @@ def as_nested(
         raise ShapeError(f"as_nested: give offsets, or lengths, or starts and lengths; got {', '.join(named) or 'none of them'}")
     for name, view in named.items():
         if view.dtype not in (torch.int32, torch.int64):
-            raise DtypeError(f"as_nested: {name} must be int32 or int64, got {view}")
+            raise DtypeError(f"as_nested: {name} must be int32 or int64, got {view.dtype}")
         if view.ndim != 1 and (name != "offsets" or view.ndim == 0):
-            raise ShapeError(f"as_nested: {name} must have one dim, got {view}")
+            raise ShapeError(f"as_nested: {name} must have one dim, got {shown(view)}")
     if offsets is not None:
         count = offsets.domains[-1].extent_expr - 1
         return nested_by(x, _array(offsets), count, ragged_dim, offsets.domains[:-1])
@@ -95,12 +96,12 @@ def as_product(
     given = (("rows", rows), ("columns", columns), *((("starts", starts),) if starts is not None else ()))
     for name, view in given:
         if view.dtype not in (torch.int32, torch.int64):
-            raise DtypeError(f"as_product: {name} must be int32 or int64 offsets, got {view}")
+            raise DtypeError(f"as_product: {name} must be int32 or int64 offsets, got {view.dtype}")
         if view.ndim != 1:
-            raise ShapeError(f"as_product: {name} must be offsets of one dim, got {view}")
+            raise ShapeError(f"as_product: {name} must be offsets of one dim, got {shown(view)}")
     dim, fusion = dim_of("as_product", x, ragged_dim), x.fusion
     if not packed and dim + 1 >= x.ndim:
-        raise ShapeError(f"as_product: columns that are not packed are in the dim behind dim {dim}, but {x} has none")
+        raise ShapeError(f"as_product: columns that are not packed are in the dim behind dim {dim}, but {shown(x)} has none")
     count, widths = rows.domains[0].extent_expr - 1, _array(columns)
     _require(x, columns.domains[0], count + 1, "as_product: the numbers of offsets of rows and of columns")
     extent = x.domains[dim].extent_expr
@@ -127,7 +128,9 @@ def as_product(
         stored, behind = (*stored, cover(second, width)), dim + 2
         fusion.checks.append(AtLeastLongest(width, second, f"as_product: dim {dim + 1}, which holds the columns,"))
     if [d.uid for d in x.tensor.storage[:behind]] != [d.uid for d in x.domains[:behind]]:
-        raise ShapeError(f"as_product: dim {dim} of {x}, or one before it, is not as it is in memory; copy it first with ops.set")
+        raise ShapeError(
+            f"as_product: dim {dim} of {shown(x)}, or one before it, is not as it is in memory; copy it first with ops.set"
+        )
     storage = (*x.tensor.storage[:dim], *stored, *x.tensor.storage[behind:])
     logical = (*x.domains[:dim], component, first, second, *x.domains[behind:])
     return fusion.view(Tensor(fusion.fresh("T"), x.dtype, logical, storage, x.tensor.role, base=x.tensor.memory))
@@ -157,13 +160,13 @@ def nested_by(x: TensorView, offsets: Array, count: Expr, ragged_dim: int, leadi
     if isinstance(domain, RaggedIterDomain):
         if len(leading) != 1:
             raise ShapeError(
-                f"as_nested: dim {dim} of {x} is ragged, so offsets need a row for each of its components, [components, K+1]; "
-                f"got {len(leading) + 1} dims. Offsets of one dim nest the component dim"
+                f"as_nested: dim {dim} of {shown(x)} is ragged, so offsets need a row for each of its components, [components, "
+                f"K+1]; got {len(leading) + 1} dims. Offsets of one dim nest the component dim"
             )
         _require(x, leading[0], domain.component.extent_expr, "as_nested: the number of rows of offsets and of components")
     elif leading:
         if len(leading) > dim:
-            raise ShapeError(f"as_nested: offsets have {len(leading)} leading dims, but {dim} precede dim {dim} of {x}")
+            raise ShapeError(f"as_nested: offsets have {len(leading)} leading dims, but {dim} precede dim {dim} of {shown(x)}")
         under = x.domains[dim - len(leading) : dim]
         for own, other in zip(under, leading, strict=True):
             _require(x, other, own.extent_expr, "as_nested: the number of rows of offsets and of positions before the dim")
@@ -205,11 +208,11 @@ def _check_merged(x: TensorView, outer: int, inner: int) -> None:
     a, b = x.domains[outer], x.domains[inner]
     if isinstance(b, RaggedIterDomain):
         if b.component.uid == a.uid:
-            raise ShapeError(f"flatten: dims {outer} and {inner} of {x} are a component and its rows; use as_flattened")
-        raise ShapeError(f"flatten: dim {inner} of {x} is ragged; only dims behind it can be made one with it")
+            raise ShapeError(f"flatten: dims {outer} and {inner} of {shown(x)} are a component and its rows; use as_flattened")
+        raise ShapeError(f"flatten: dim {inner} of {shown(x)} is ragged; only dims behind it can be made one with it")
     for dim, domain in ((outer, a), (inner, b)):
         if counts_rows(x, domain):
-            raise ShapeError(f"flatten: dim {dim} of {x} counts rows, which no other dim can do")
+            raise ShapeError(f"flatten: dim {dim} of {shown(x)} counts rows, which no other dim can do")
 
 
 def unflatten(x: TensorView, dim: int, sizes: Sequence[int]) -> TensorView:
@@ -223,7 +226,7 @@ def unflatten(x: TensorView, dim: int, sizes: Sequence[int]) -> TensorView:
     dim = dim_of("unflatten", x, dim)
     domain = x.domains[dim]
     if domain.is_ragged or domain.pairing is not None:
-        raise ShapeError(f"unflatten: dim {dim} of {x} belongs to rows, which have no common length")
+        raise ShapeError(f"unflatten: dim {dim} of {shown(x)} belongs to rows, which have no common length")
     unknown = [k for k, size in enumerate(sizes) if size == -1]
     if len(unknown) > 1 or any(size < 1 for k, size in enumerate(sizes) if k not in unknown):
         raise ShapeError(f"unflatten: sizes must be positive, at most one of them -1, got {tuple(sizes)}")
@@ -248,7 +251,7 @@ def reshape(x: TensorView, sizes: Sequence[int]) -> TensorView:
     Rows keep their place: where `x` is ragged, use `flatten` and `unflatten` on its regular dims, `as_flattened` on rows.
     """
     if any(d.is_ragged for d in x.domains):
-        raise ShapeError(f"reshape: {x} is ragged; use flatten and unflatten on its regular dims, as_flattened on rows")
+        raise ShapeError(f"reshape: {shown(x)} is ragged; use flatten and unflatten on its regular dims, as_flattened on rows")
     flat = x if x.ndim == 1 else flatten(x)
     return flat if len(sizes) == 1 and sizes[0] == -1 else unflatten(flat, 0, sizes)
 
@@ -258,13 +261,13 @@ def _require(x: TensorView, domain: IterDomain, size: Expr, what: str) -> None:
     if difference is None:
         x.fusion.checks.append(Equal(domain.extent_expr, size, what))
     elif difference != 0:
-        raise ShapeError(f"{what}: {domain.extent} and {size} differ")
+        raise ShapeError(f"{what} differ: {size_shown(x.fusion, domain)} and {size}")
 
 
 def unsqueeze(x: TensorView, dim: int) -> TensorView:
     """A dim of extent 1 before dim `dim`. Between components and their rows there is no place for it."""
     if not -x.ndim - 1 <= dim <= x.ndim:
-        raise ShapeError(f"unsqueeze: dim {dim} is out of range for a tensor of {x.ndim} dims")
+        raise ShapeError(f"unsqueeze: dim {dim} does not exist: {shown(x)} with a new dim has dims 0 to {x.ndim}")
     place = dim % (x.ndim + 1)
     return viewed(x, (*x.domains[:place], IterDomain(1, name=x.fusion.fresh("o")), *x.domains[place:]))
 
@@ -288,9 +291,9 @@ def broadcast_to(x: TensorView, like: TensorView) -> TensorView:
     [[1.0, 1.0], [2.0]]
     """
     if x.ndim > like.ndim:
-        raise ShapeError(f"broadcast_to: {x} has more dims than {like}")
+        raise ShapeError(f"broadcast_to: {shown(x)} has more dims than {shown(like)}")
     for own, to in zip(x.domains, like.domains[like.ndim - x.ndim :], strict=True):
-        match(x.fusion, "broadcast_to", to, own)
+        match(x.fusion, f"broadcast_to: {shown(x)} beside {shown(like)}", to, own, "broadcast_to")
     out = x.fusion.tensor(x.dtype, like.domains)
     value = x.at(index_into(x, like.domains))
     return x.fusion.define([out], like.domains, Store(out, like.domains, value))[0]
