@@ -150,7 +150,16 @@ def _by_name() -> dict[str, Callable[..., Any]]:
     return found
 
 
-NOT_METHODS = ("linear", "layer_norm", "rms_norm", "normalize", "embedding", "dropout", "scaled_dot_product_attention")
+NOT_METHODS = (
+    "linear",
+    "cross_entropy",
+    "layer_norm",
+    "rms_norm",
+    "normalize",
+    "embedding",
+    "dropout",
+    "scaled_dot_product_attention",
+)
 
 
 def _all_names() -> dict[Any, Callable[..., Any]]:

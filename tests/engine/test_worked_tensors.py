@@ -1188,7 +1188,7 @@ class TestOffsets:
                     ops.as_nested(x, **given)  # type: ignore[arg-type]
             with pytest.raises(DtypeError, match=re.escape("as_nested: offsets must be int32 or int64, got torch.float32")):
                 ops.as_nested(x, scores)
-            with pytest.raises(DtypeError, match="as_nested: lengths must be int32 or int64, got torch.float32"):
+            with pytest.raises(DtypeError, match=re.escape("as_nested: lengths must be int32 or int64, got torch.float32")):
                 ops.as_nested(x, lengths=scores)
             with pytest.raises(ShapeError, match=r"as_nested: offsets must have one dim, got \("):
                 ops.as_nested(x, one)

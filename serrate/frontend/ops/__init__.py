@@ -75,6 +75,9 @@ from serrate.frontend.ops.elementwise import (
     trunc,
     where,
 )
+from serrate.frontend.ops.losses import (
+    cross_entropy,
+)
 from serrate.frontend.ops.movement import (
     cat,
     embedding,
@@ -123,6 +126,8 @@ from serrate.frontend.ops.routing import (
     invert,
 )
 from serrate.frontend.ops.scans import (
+    cummax,
+    cummin,
     cumprod,
     cumsum,
 )
@@ -167,6 +172,9 @@ __all__ = [
     "ceil",
     "clamp",
     "cos",
+    "cross_entropy",
+    "cummax",
+    "cummin",
     "cumprod",
     "cumsum",
     "div",

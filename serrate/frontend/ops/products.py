@@ -37,8 +37,10 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
             raise NoOperand(f"a product is of two tensors, got {side!r} of type {type(side).__name__}")
     fusion = x.fusion
     what = f"matmul of {both(x, w)}"
-    if x.ndim < 2 or w.ndim not in (2, 3):
-        raise ShapeError(f"{what}: expected rows [..., k] and a weight [k, j], or [B, k, j] with one for each row")
+    if x.ndim < 2 or w.ndim < 2 or (w.ndim > 3 and w.ndim != x.ndim):
+        raise ShapeError(
+            f"{what}: expected rows [..., k] and a weight [k, j], or one for each row, [B, k, j], or as many dims on both sides"
+        )
     if x.dtype != w.dtype:
         raise DtypeError(f"{what}: both must have one dtype, got {x.dtype} and {w.dtype}; convert one of them")
     dtype = floating("matmul", x)
@@ -58,7 +60,10 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
         # Rows by the same rows: two indices over one structure.
         j = j.with_rows(j.row_length, name=fusion.fresh("r" if j.is_ragged else "d"), bound=j.bound, total=j.extent_expr)
     index: tuple[IterDomain, ...] = (k, j)
-    if w.ndim == 3:
+    if w.ndim > 3:
+        j = _beside(x, w, j)
+        index = (*x.domains[:-2], k, j)
+    elif w.ndim == 3:
         component = _component(x)
         require_equal(fusion, "matmul: the numbers of rows and of weights", component, w.domains[0])
         if isinstance(j, RaggedIterDomain) and j.component.uid != component.uid:
@@ -69,6 +74,24 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
     product = call("mul", x.at(x.domains), w.at(index), dtype=carried_dtype(dtype))
     out = fusion.define([state], (*kept, k), Accumulate((state,), kept, reduction("sum"), (product,), (k,)))[0]
     return cast(out, dtype)
+
+
+def _beside(x: TensorView, w: TensorView, j: IterDomain) -> IterDomain:
+    """The last dim of a product whose sides have the same dims before the last two (heads, sequences): a ragged one belongs to
+    the sequences of the first side."""
+    leading = x.domains[:-2]
+    for dim, (own, other) in enumerate(zip(leading, w.domains[:-2], strict=True)):
+        now, later = (f"matmul of {both(x, w, later=later)}, dim {dim}" for later in (False, True))
+        if own.is_ragged or other.is_ragged:
+            match(x.fusion, now, own, other, later)
+        else:
+            require_equal(x.fusion, f"{now}: the sizes", own, other, f"{later}: the sizes")
+    if not isinstance(j, RaggedIterDomain):
+        return j
+    place = next((k for k, d in enumerate(w.domains[:-2]) if d.uid == j.component.uid), None)
+    rows = next((d for d in x.domains[-2:] if isinstance(d, RaggedIterDomain)), None)
+    owner = leading[place] if place is not None else j.component if rows is None else rows.component
+    return j if j.component.uid == owner.uid else under(owner, j, x.fusion.fresh("r"))
 
 
 def under(component: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIterDomain:

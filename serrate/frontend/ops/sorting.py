@@ -12,16 +12,18 @@ from typing import NamedTuple
 import torch
 
 from serrate.errors import ShapeError
+from serrate.frontend.ops.blocks import transpose
 from serrate.frontend.ops.common import counts_rows, dim_of
-from serrate.frontend.ops.movement import pulled, slice
+from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.structure import set
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain
+from serrate.ir.expr import minimum
 from serrate.ir.fusion import PositionInside
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.storage import collapse, storage_of
 from serrate.ir.tile import Library
-from serrate.ir.values import Tensor, extent, position
+from serrate.ir.values import Place, Tensor, extent, index_of, position
 from serrate.ir.view import TensorView
 
 
@@ -62,6 +64,10 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
         # As memory has it: dims that rows share are one there.
         place = len(storage_of(x.domains[:dim]))
         return ValuesIndices(*library("sort", found, [x], place, int(descending)))
+    if _is_outer_side(x, dim):
+        # Positions of the outer side of a rectangle are no neighbours in memory; turned, they are.
+        turned = sort(transpose(x, dim, dim + 1), dim + 1, descending)
+        return ValuesIndices(*(transpose(each, dim, dim + 1) for each in turned))
     first = _axis(x, dim)
     before = len(storage_of(x.domains[:first]))
     axis = x.domains[first : dim + 1]
@@ -83,6 +89,23 @@ def _axis(x: TensorView, dim: int) -> int:
     if len(_stored(x.domains[first : dim + 1], apart)) != 1:
         raise ShapeError(apart)
     return first
+
+
+def _is_outer_side(x: TensorView, dim: int) -> bool:
+    """Whether a dim is the outer one of two that are rows of one component."""
+    outer, inner = x.domains[dim], x.domains[dim + 1] if dim + 1 < x.ndim else None
+    both = isinstance(outer, RaggedIterDomain) and isinstance(inner, RaggedIterDomain)
+    return both and [d.uid for d in outer.owners] == [d.uid for d in inner.owners]  # type: ignore[union-attr]
+
+
+def _first(x: TensorView, dim: int, count: int) -> TensorView:
+    """The first `count` positions of every row; of a row that is shorter, all."""
+    rows = x.domains[dim]
+    assert isinstance(rows, RaggedIterDomain)
+    fewer = rows.with_rows(minimum(rows.length, count), name=x.fusion.fresh("r"), bound=rows.host_bound)
+    domains = tuple(fewer if k == dim else d for k, d in enumerate(x.domains))
+    places = tuple(Place(index_of(fewer), (fewer,)) if k == dim else d for k, d in enumerate(x.domains))
+    return pulled(x.fusion, x.dtype, domains, x.at(places))
 
 
 def _is_stored(domains: Sequence[IterDomain]) -> bool:
@@ -118,7 +141,7 @@ def topk(x: TensorView, k: int, dim: int = -1, largest: bool = True) -> ValuesIn
         if isinstance(k, bool) or not isinstance(k, int) or k < 0:
             raise ShapeError(f"topk: k must be an int that is not negative, got {k!r}")
         values, indices = sort(x, dim, descending=largest)
-        return ValuesIndices(slice(values, dim, 0, k), slice(indices, dim, 0, k))
+        return ValuesIndices(_first(values, dim, k), _first(indices, dim, k))
     if counts_rows(x, domain):
         raise ShapeError(f"topk: dim {dim} of {shown(x)} counts rows of different lengths; topk goes along a row")
     extent = domain.extent_expr.value

@@ -218,6 +218,14 @@ def cumsum(input: TensorView, dim: int, *, dtype: Dtype = None) -> TensorView:
     return ops.cumsum(_as(input, dtype), dim)
 
 
+def cummax(input: TensorView, dim: int) -> ops.ValuesIndices:
+    return ops.cummax(input, dim)
+
+
+def cummin(input: TensorView, dim: int) -> ops.ValuesIndices:
+    return ops.cummin(input, dim)
+
+
 def cumprod(input: TensorView, dim: int, *, dtype: Dtype = None) -> TensorView:
     return ops.cumprod(_as(input, dtype), dim)
 
