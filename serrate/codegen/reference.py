@@ -15,6 +15,7 @@ from serrate.errors import VerificationError
 from serrate.ir.expr import Array, Environment, Expr, Symbol
 from serrate.ir.loops import (
     Assign,
+    Attempt,
     Bind,
     Declare,
     Dot,
@@ -108,6 +109,7 @@ class _Interpreter:
                     shape, node.number, dtype=carried_dtype(node.local.dtype), device=self.device
                 )
             elif not isinstance(node, Prefetch):
+                assert not isinstance(node, Attempt), "attempts are of the backend that makes them"
                 self.block(node)
 
     def block(self, node: Assign | Reduce | Dot | Running | Write) -> None:

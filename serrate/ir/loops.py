@@ -12,6 +12,7 @@ In: a scheduled tile program. Out: kernels of loops and block operations on lane
                 | Running(lanes, guard, local, carry, axis, operator, value)   local = carry op values up to each position
                 | Write(lanes, guard, tensor, index, value)
                 | Prefetch(lanes, guard, tensor, index)    a hint that these elements are needed soon
+                | Attempt(quick, failed, exact)            a short way, and the right one where that did not serve
     value     ::= Constant | Call | Load(tensor, index) | Held(local) | Number(expression) | Existing(lanes, guard)
 A guard is an ordered conjunction; it says in which lanes the statement's elements exist. Loads are made only there.
 """
@@ -233,8 +234,20 @@ class Prefetch:
     index: tuple[Expr, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """`quick`, a short way that is right unless `failed` says otherwise of the blocks it left; `exact` then, in the same blocks.
+
+    Made by a backend for itself, when everything else is done.
+    """
+
+    quick: tuple[Node, ...]
+    failed: tuple[str, tuple[Local, ...]]
+    exact: tuple[Node, ...]
+
+
 Block = Assign | Reduce | Dot | Running | Write | Prefetch
-Node = For | Bind | Declare | Block
+Node = For | Bind | Declare | Attempt | Block
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,6 +296,8 @@ def nodes(body: tuple[Node, ...]) -> Iterator[Node]:
         yield node
         if isinstance(node, For):
             yield from nodes(node.body)
+        elif isinstance(node, Attempt):
+            yield from nodes((*node.quick, *node.exact))
 
 
 def values_of(node: Node) -> tuple[Value, ...]:
@@ -349,6 +364,10 @@ def _lines(body: tuple[Node, ...], indent: str, lines: list[str]) -> None:
         if isinstance(node, For):
             lines.append(f"{indent}{node.kind.value} {node.symbol} < {node.extent}:")
             _lines(node.body, indent + "  ", lines)
+        elif isinstance(node, Attempt):
+            _lines(node.quick, indent, lines)
+            lines.append(f"{indent}if {node.failed[0]}({', '.join(local.name for local in node.failed[1])}):")
+            _lines(node.exact, indent + "  ", lines)
         else:
             lines.append(indent + _line(node))
 
@@ -358,7 +377,7 @@ def _line(node: Node) -> str:
         return f"{node.symbol} := {node.expr}"
     if isinstance(node, Declare):
         return f"{node.local} = {node.number}"
-    assert not isinstance(node, For)
+    assert not isinstance(node, For | Attempt)
     lanes = f"[{', '.join(map(str, node.lanes))}] " if node.lanes else ""
     where = "  where " + " and ".join(map(str, node.guard)) if node.guard else ""
     if isinstance(node, Write):

@@ -21,6 +21,7 @@ from serrate.ir.domains import COORDINATE
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, ceildiv, minimum, symbol
 from serrate.ir.loops import (
     Assign,
+    Attempt,
     Bind,
     Declare,
     Dot,
@@ -287,7 +288,7 @@ class _Namer:
 
 def substituted(node: Node, named: dict[Expr, Expr]) -> Node:
     """A statement with index expressions replaced; statements inside it are not looked at."""
-    if isinstance(node, For | Declare | Bind):
+    if isinstance(node, For | Declare | Bind | Attempt):
         return node
     guard = tuple(g.substitute(named) for g in node.guard)
     if isinstance(node, Prefetch):

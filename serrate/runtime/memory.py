@@ -1,7 +1,7 @@
 """Memory for large results on a CPU: huge pages, used again.
 
 In: sizes. Out: tensors whose memory comes back here when they are gone. A fresh large allocation costs more in page
-faults than many programs take to run; memory that was used before costs nothing. At most `LIMIT` bytes are kept.
+faults than many programs take to run; memory that was used before costs nothing. At most `LIMIT` bytes are kept, those used last.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ LIMIT = max(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") //
 """The most that is kept: a padded result may be many times the size of its rows, and is as dear to touch first."""
 
 _lock = threading.Lock()
-_free: dict[int, list[mmap.mmap]] = {}
-_kept = 0
+_free: list[mmap.mmap] = []
+"""Blocks to be used again, those used last behind the others."""
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -37,34 +37,35 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     block = _take(size)
     view = memoryview(block)
     # The tensor holds the view; once both are gone the block is free again.
-    weakref.finalize(view, _give_back, size, block).atexit = False
+    weakref.finalize(view, _give_back, block).atexit = False
     return torch.frombuffer(view, dtype=dtype, count=count).view(tuple(shape))
 
 
 def _take(size: int) -> mmap.mmap:
-    global _kept
     with _lock:
-        blocks = _free.get(size)
-        if blocks:
-            _kept -= size
-            return blocks.pop()
+        for k in reversed(range(len(_free))):
+            if len(_free[k]) == size:
+                return _free.pop(k)
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.madvise(mmap.MADV_HUGEPAGE)
     return block
 
 
-def _give_back(size: int, block: mmap.mmap) -> None:
-    global _kept
+def _give_back(block: mmap.mmap) -> None:
     with _lock:
-        if _kept + size <= LIMIT:
-            _free.setdefault(size, []).append(block)
-            _kept += size
+        _free.append(block)
+        while kept() > LIMIT:
+            del _free[0]
+
+
+def kept() -> int:
+    """Bytes that wait to be used again."""
+    return sum(map(len, _free))
 
 
 def trim() -> int:
     """Gives all kept memory back to the system; says how many bytes it was."""
-    global _kept
     with _lock:
-        freed, _kept = _kept, 0
+        freed = kept()
         _free.clear()
     return freed

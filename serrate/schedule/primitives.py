@@ -285,39 +285,44 @@ def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
 
 
 def two_pass(program: TileProgram, phase: str) -> TileProgram:
-    """(m, t) softmax= x; ... e^(x - m)   ->   m max= x; e = e^(x - m); t sum= e; ... e
-
-    e is a row long and private to a worker. Refused where nobody needs the exponentials again.
-    """
+    """(m, t) softmax= x   ->   m max= x;  t sum= e^(x - m)"""
     loops, leaf = _loops(program, phase)
     if not isinstance(leaf, Accumulate) or leaf.reduction.name != "softmax" or leaf.merge:
         raise ScheduleError(f"phase {phase} does not compute softmax statistics")
     x, (largest, total) = leaf.values[0], leaf.targets
+    power = call("exp_diff", x, read(largest, leaf.index), dtype=largest.dtype)
+    # The maximum starts as softmax statistics do, so that a row of only -inf comes out the same in both forms.
+    maximum = replace(leaf, targets=(largest,), reduction=reduction("softmax_max"))
+    summed = replace(leaf, targets=(total,), reduction=reduction("sum"), values=(power,))
+    return _swap(program, phase, Phase(largest.name, nest(loops, maximum)), Phase(total.name, nest(loops, summed)))
+
+
+def keep(program: TileProgram, phase: str) -> TileProgram:
+    """t sum= f(x);  ... f(x)   ->   e = f(x);  t sum= e;  ... e
+
+    e is a row long and private to a worker. Refused where nobody needs what is summed again.
+    """
+    loops, leaf = _loops(program, phase)
+    if not isinstance(leaf, Accumulate) or leaf.reduction.name != "sum" or leaf.merge:
+        raise ScheduleError(f"phase {phase} is not a sum of values; there is nothing to keep")
     rows = [d for d, _ in loops if isinstance(d, RaggedIterDomain)]
     if len(rows) != 1:
         raise ScheduleError(f"phase {phase} does not run over one row at a time, so none can be kept")
     # A row that is kept lies in one piece, whatever the order of the tensor's dims: its owner, the row, what positions hold.
     ranks = {rows[0].component.uid: 0, rows[0].uid: 1}
     domains = tuple(sorted((d for d, _ in loops), key=lambda d: ranks.get(d.uid, 2)))
-    power = call("exp_diff", x, read(largest, leaf.index), dtype=largest.dtype)
-    if not any(power in set(v.walk()) for p in program.phases for each in p.leaves for v in each.values):
-        raise ScheduleError(f"phase {phase}: nothing needs the exponentials again")
-    kept = Tensor(f"{total.name}_e", largest.dtype, domains, storage_of(domains), Role.PRIVATE)
+    summed, total = leaf.values[0], leaf.targets[0]
+    place = next(k for k, p in enumerate(program.phases) if p.name == phase)
+    if not any(summed in set(v.walk()) for p in program.phases[place + 1 :] for each in p.leaves for v in each.values):
+        raise ScheduleError(f"phase {phase}: nothing needs {summed} again")
+    kept = Tensor(f"{total.name}_e", total.dtype, domains, storage_of(domains), Role.PRIVATE)
 
     def use(value: Value) -> Value | None:
-        return read(kept, domains) if value is power else None
+        return read(kept, domains) if value is summed else None
 
-    # The maximum starts as softmax statistics do, so that a row of only -inf comes out the same in both forms.
-    maximum = replace(leaf, targets=(largest,), reduction=reduction("softmax_max"))
-    summed = replace(leaf, targets=(total,), reduction=reduction("sum"), values=(power,))
-    replaced = (
-        Phase(largest.name, nest(loops, maximum)),
-        Phase(kept.name, nest(loops, Store(kept, domains, power))),
-        Phase(total.name, nest(loops, summed)),
-    )
-    place = next(k for k, p in enumerate(program.phases) if p.name == phase)
+    first = Phase(kept.name, nest(loops, Store(kept, domains, summed)))
     later = (replace(p, body=map_leaves(p.body, lambda leaf: map_values(leaf, use))) for p in program.phases[place + 1 :])
-    return program.with_phases((*program.phases[:place], *replaced, *later))
+    return program.with_phases((*program.phases[:place], first, program.phases[place], *later))
 
 
 def delay(program: TileProgram, first: str, second: str) -> TileProgram:
@@ -478,6 +483,6 @@ PRIMITIVES: dict[str, Callable[..., TileProgram]] = {
     f.__name__: f
     for f in (
         *(split, merge, partition, combine, resize, swizzle, cover, reorder),
-        *(mark, inline, rfactor, two_pass, delay, allocate, fuse),
+        *(mark, inline, rfactor, two_pass, keep, delay, allocate, fuse),
     )
 }

@@ -130,6 +130,54 @@ static inline f32 fn_exp_diff(f32 x, f32 m) {
 }
 static inline f64 fn_exp_diff(f64 x, f64 m) { return x == m ? 1.0 : __builtin_exp(x - m); }
 
+// e^(x - m) where m is a guess of the largest x: right where x is at most 16 above m, and m finite. A height is an integer that
+// grows with x - m, from which `too_high` sees later whether that was so: integers have a maximum of one instruction.
+static inline f32 fn_exp_near(f32 x, f32 m) {
+  f32 d = x - m;
+  d = -88.0296919f > d ? -88.0296919f : d;
+  f32 t = __builtin_fmaf(d, 1.44269504f, 12583039.0f);
+  f32 r = __builtin_fmaf(d, 1.44269504f, 12583039.0f - t);
+  f32 p = 0.00132647273f;
+  p = __builtin_fmaf(p, r, 0.00967151299f);
+  p = __builtin_fmaf(p, r, 0.0555073358f);
+  p = __builtin_fmaf(p, r, 0.240222424f);
+  p = __builtin_fmaf(p, r, 0.693147004f);
+  p = __builtin_fmaf(p, r, 1.0f);
+  return p * as_float(as_bits(t) << 23);
+}
+static inline i32 fn_height_near(f32 x, f32 m) {
+  f32 d = x - m;
+  d = -88.0296919f > d ? -88.0296919f : d;
+  return (i32)as_bits(__builtin_fmaf(d, 1.44269504f, 12583039.0f));
+}
+// For results of sixteen bits: to 2^-18, and relative to a rounded multiple of m, which all of a row have in common.
+static inline f32 fn_exp_rough(f32 x, f32 m) {
+  f32 d = __builtin_fmaf(x, 1.44269504f, m * -1.44269504f);
+  d = -127.0f > d ? -127.0f : d;
+  f32 t = d + 12583039.0f;
+  f32 r = d - (t - 12583039.0f);
+  f32 p = 0.00958285322f;
+  p = __builtin_fmaf(p, r, 0.0559064262f);
+  p = __builtin_fmaf(p, r, 0.240240986f);
+  p = __builtin_fmaf(p, r, 0.693124193f);
+  p = __builtin_fmaf(p, r, 1.0f);
+  return p * as_float(as_bits(t) << 23);
+}
+static inline i32 fn_height_rough(f32 x, f32 m) {
+  f32 d = __builtin_fmaf(x, 1.44269504f, m * -1.44269504f);
+  d = -127.0f > d ? -127.0f : d;
+  return (i32)as_bits(d + 12583039.0f);
+}
+static inline bool too_high(const i32* height, const f32* shift, int count, f32 largest) {
+  int near = 1;
+#pragma omp simd reduction(& : near)
+  for (int k = 0; k < count; k++)
+    near &= (height[k] <= (i32)as_bits(12583039.0f + 23.0f)) & (__builtin_fabsf(shift[k]) <= largest);
+  return !near;
+}
+static inline bool too_high_near(const i32* height, const f32* shift, int count) { return too_high(height, shift, count, 3.40282347e38f); }
+static inline bool too_high_rough(const i32* height, const f32* shift, int count) { return too_high(height, shift, count, 4096.0f); }
+
 // Natural logarithm to within two units in the last place, by the exponent and a polynomial of the mantissa.
 static inline f32 fn_log(f32 x) {
   f32 scaled = x < 1.17549435e-38f ? x * 8388608.0f : x;

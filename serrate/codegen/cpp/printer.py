@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from serrate.codegen.cpp.guess import guess
 from serrate.codegen.cpp.pieces import Cut, cut_of, moves
 from serrate.codegen.cpp.statements import accumulated, along, clause, identity, joins, locals_of, owns, size_of, unrounded, wraps
 from serrate.codegen.cpp.values import Scalars, computed, ctype, index_text, number
@@ -18,6 +19,7 @@ from serrate.errors import VerificationError
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
 from serrate.ir.loops import (
     Assign,
+    Attempt,
     Bind,
     Block,
     Declare,
@@ -51,6 +53,7 @@ COMBINE = {
     "prod": "{0} *= {1}",
     "max": "{0} = max_nan({0}, {1})",
     "min": "{0} = min_nan({0}, {1})",
+    "softmax_max": "{0} = {1} > {0} ? {1} : {0}",
     "any": "{0} = {0} || {1}",
     "all": "{0} = {0} && {1}",
 }
@@ -71,7 +74,7 @@ class Source:
 
 def print_cpp(program: LoopProgram, wide: frozenset[Array] = frozenset()) -> Source:
     """The program in C++; `wide` names the arrays that hold int64 (others hold int32)."""
-    return _Printer(program, wide).source()
+    return _Printer(guess(program), wide).source()
 
 
 class _Printer:
@@ -208,7 +211,7 @@ class _Printer:
             self.put(f"const i64 extent{k} = {self.index(loop.extent)};")
         total = " * ".join(f"extent{k}" for k in range(len(loops)))
         self.put(f"const i64 positions = {total};")
-        schedule = self._schedule(outermost)
+        schedule = self._schedule(outermost, len(loops))
         self.put("#pragma omp parallel num_threads(threads) if (threads > 1)")
         self.open("")
         for tensor in self.private:
@@ -229,12 +232,13 @@ class _Printer:
         self._close_streams(streamed)
         self.close()
 
-    def _schedule(self, outermost: For) -> str:
+    def _schedule(self, outermost: For, loops: int) -> str:
         """How positions are shared out: evenly where all cost the same, in short runs where rows differ."""
         reads = [e for node in nodes((outermost,)) for x in expressions_of(node) for e in x.walk()]
         if not any(isinstance(e, Element | Search) for e in reads):
             return "static"
-        self.put(f"const i64 run = larger<i64>(1, smaller<i64>({TOGETHER}, positions / (threads * 16)));")
+        together = " * ".join([str(TOGETHER), *(f"extent{k}" for k in range(1, loops))])
+        self.put(f"const i64 run = larger<i64>(1, smaller<i64>({together}, positions / (threads * 16)));")
         return "dynamic, run"
 
     def _nodes(self, body: Sequence[Node]) -> None:
@@ -265,10 +269,20 @@ class _Printer:
             self.open(f"for (i64 {node.symbol} = 0, end = {self.index(node.extent)}; {node.symbol} < end; {node.symbol}++)")
             self._nodes(node.body)
             self.close()
+        elif isinstance(node, Attempt):
+            self._attempt(node)
         elif isinstance(node, Declare):
             self._declare(node)
         else:
             raise VerificationError(f"the cpp backend cannot print {node}")
+
+    def _attempt(self, node: Attempt) -> None:
+        self._nodes(node.quick)
+        test, blocks = node.failed
+        pointers = ", ".join(local.name if local.lanes else f"&{local.name}" for local in blocks)
+        self.open(f"if ({test}({pointers}, {size_of(blocks[0].lanes)}))")
+        self._nodes(node.exact)
+        self.close()
 
     def _declare(self, node: Declare) -> None:
         local, kind = node.local, computed(node.local.dtype)

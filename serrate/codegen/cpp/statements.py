@@ -16,7 +16,7 @@ from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import reduction
 from serrate.ir.values import Call, Tensor, Value
 
-CLAUSES = {"sum": "+", "prod": "*", "max": "max_nan", "min": "min_nan", "any": "||", "all": "&&"}
+CLAUSES = {"sum": "+", "prod": "*", "max": "max_nan", "min": "min_nan", "softmax_max": "max", "any": "||", "all": "&&"}
 
 
 def along(flat: Expr, lane: Lane) -> Expr | None:

@@ -18,6 +18,7 @@ from serrate.errors import VerificationError
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
 from serrate.ir.loops import (
     Assign,
+    Attempt,
     Bind,
     Declare,
     Dot,
@@ -320,6 +321,7 @@ class _Printer:
                 self.put(f"{node.local.name} = tl.full([], {number}, {kind})")
             self._forget(node.local.name)
         elif not isinstance(node, Prefetch):
+            assert not isinstance(node, Attempt), "attempts are of the backend that makes them"
             self._block(node)
 
     def _block(self, node: Assign | Reduce | Dot | Running | Write) -> None:

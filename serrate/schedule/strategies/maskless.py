@@ -22,8 +22,8 @@ def maskless(
     recorder = Recorder(program)
     prepare(recorder)
     keep = target.keeps_rows if keep_rows is None else keep_rows
-    if keep:
-        _keep_rows(recorder)
+    if target.keeps_rows:
+        _in_two_passes(recorder, keep)
     schedule(recorder, target, WholeRows(tile))
     if keep and _shares_rows(recorder.program):
         return maskless(program, target, tile, keep_rows=False, warps=warps)
@@ -61,9 +61,11 @@ def _shares_rows(program: TileProgram) -> bool:
     return any(sum(1 for p in program.phases if t in p.writes | p.reads) > 1 for t in private)
 
 
-def _keep_rows(recorder: Recorder) -> None:
-    """Softmax statistics in two passes where a later phase needs the same exponentials: they are kept, not computed again."""
+def _in_two_passes(recorder: Recorder, keep: bool) -> None:
+    """Softmax statistics in two passes; where a later phase needs the same exponentials they may be kept, not computed again."""
     for phase in [p.name for p in recorder.program.phases]:
         shape = describe(recorder.program, phase)
-        if shape.reduces_rows and not any(d.uid in shape.reduced for d in shape.regular):
-            recorder.attempt("two_pass", phase)
+        if shape.reduces_rows and not any(d.uid in shape.reduced for d in shape.regular) and recorder.attempt("two_pass", phase):
+            total = shape.leaf.targets[1].name
+            if keep:
+                recorder.attempt("keep", total)

@@ -1,0 +1,62 @@
+"""Memory for large results: reused, bounded, and given back."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from serrate.runtime import memory
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+
+
+def _empty(mib: int) -> torch.Tensor:
+    return memory.empty((mib * MIB,), torch.uint8, CPU)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> None:
+    gc.collect()
+    memory.trim()
+
+
+def test_memory_that_is_gone_is_used_again() -> None:
+    first = _empty(8)
+    place = first.data_ptr()
+    view = first[MIB:]
+    del first
+    assert memory.kept() == 0, "a view keeps its memory"
+    del view
+    assert memory.kept() == 8 * MIB
+    assert _empty(8).data_ptr() == place
+
+
+def test_what_was_used_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "LIMIT", 20 * MIB)
+    held = {size: _empty(size) for size in (4, 8, 16)}
+    places = {size: t.data_ptr() for size, t in held.items()}
+    for size in (4, 8, 16):
+        del held[size]
+    # 4 + 8 + 16 are more than 20, so the oldest two are gone
+    assert memory.kept() == 16 * MIB
+    assert _empty(16).data_ptr() == places[16]
+
+
+def test_more_than_all_that_may_be_kept_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "LIMIT", 4 * MIB)
+    _empty(8)
+    assert memory.kept() == 0
+
+
+def test_trim_says_how_much_it_was() -> None:
+    _empty(8)
+    assert memory.trim() == 8 * MIB
+    assert memory.kept() == 0
+
+
+def test_small_tensors_are_torchs() -> None:
+    memory.empty((MIB // 2,), torch.uint8, CPU)
+    assert memory.kept() == 0
