@@ -30,6 +30,7 @@ def cross_entropy(
     `mean` is over the elements of all rows whose class is not `ignore_index`, weighted by `weight` if there is one. A class
     that does not exist costs NaN.
 
+    >>> import torch
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
     ...     x, classes, offsets = f.input((None, 4), torch.float32), f.input((None,), torch.int64), f.input((None,), torch.int64)
