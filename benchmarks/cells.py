@@ -6,15 +6,16 @@ Comes in: a task. Goes out: a `Cell` with the times of the limit, of hand-writte
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from benchmarks import handwritten, limits, ours, peers, ways
 from benchmarks.measure import Timing, measure, timing
-from benchmarks.tasks import DTYPES, WORKS, Sizes, Task, expected, is_right, task, traffic
+from benchmarks.tasks import DTYPES, WORKS, Sizes, Task, again, expected, is_right, task, traffic
 from benchmarks.ways import Call, Way
 
 # a median this many times the least is the neighbours' doing, not the code's
@@ -98,15 +99,14 @@ def run(
 ) -> Cell:
     """Check every result against plain torch, row by row, then time all ways in turn. `tell` hears what is being done."""
     torch.manual_seed(0)
-    it = task(work, distribution, DTYPES[dtype], sizes)
+    it, *more = again(task(work, distribution, DTYPES[dtype], sizes))
     wanted = expected(it)
-    limit = _limit(it)
-    calls: dict[str, Call] = dict(limit.calls)
+    limit, *limits_ = [_limit(each) for each in (it, *more)]
+    turns = itertools.cycle(range(1 + len(more)))
+    calls = {name: _in_turn(turns, call, *(each.calls[name] for each in limits_)) for name, call in limit.calls.items()}
     skipped: dict[str, str] = {}
     timed: dict[str, Timing] = {}
-    hand = handwritten.way(it)
-    others = peers.ways(it, compiled)
-    for way in [each for each in (hand, ours.way(it), *others) if each is not None]:
+    for way, *ways_ in zip(*(_ways(each, compiled) for each in (it, *more)), strict=True):
         tell(f"checking {way.name}")
         call, seconds, reason = _tried(way, it, wanted, patience)
         if call is None:
@@ -114,17 +114,27 @@ def run(
         elif seconds > ONCE:
             timed[way.name] = timing([seconds])
         else:
-            calls[way.name] = call
+            calls[way.name] = _in_turn(turns, call, *(each.prepare() for each in ways_))
     if "hand C++" in skipped:
         raise AssertionError(f"hand-written {work} on {distribution} lengths: {skipped['hand C++']}")
     del wanted
     tell("timing")
     timed |= measure(calls, rounds, before=limit.before)
     times = {name: each.median for name, each in timed.items()}
-    named = {each.name: times[each.name] for each in others if each.name in times}
+    named = {each.name: times[each.name] for each in peers.ways(it, compiled) if each.name in times}
     fault = skipped.pop("serrate", "")
     found = (limit.milliseconds(timed), times.get("hand C++"), times.get("serrate"))
     return Cell(work, dtype, distribution, *found, fault, named, skipped, timed)
+
+
+def _ways(it: Task, compiled: bool) -> list[Way]:
+    hand = handwritten.way(it)
+    return [*([hand] if hand is not None else []), ours.way(it), *peers.ways(it, compiled)]
+
+
+def _in_turn(turns: Iterator[int], *calls: Call) -> Call:
+    """The call whose turn it is: all ways share the turns, so that no data is met again soon."""
+    return lambda: calls[next(turns)]()
 
 
 def _limit(it: Task) -> limits.Limit:

@@ -6,8 +6,10 @@ enum { STEP = 4 * LANES, BLOCK = 512 };
 extern "C" void copy(const float* __restrict from, float* __restrict to, i64 count) {
 #pragma omp parallel
   {
-    // by blocks of 2 KB: memory that turns between reads and writes less often is a few percent faster
-    alignas(64) float stage[BLOCK];
+    // By blocks of 2 KB: memory that turns between reads and writes less often is a few percent faster. The block lies a quarter of a
+    // page from what it is read from: a load waits for a store to an address that ends in the same twelve bits.
+    alignas(64) float room[2 * BLOCK];
+    float* __restrict stage = room + (((i64)from + 1024 - (i64)room) & 1984) / 4;
 #pragma omp for schedule(static)
     for (i64 i = 0; i < (count + BLOCK - 1) / BLOCK; i++) {
       i64 start = i * BLOCK, n = count - start < BLOCK ? count - start : BLOCK;

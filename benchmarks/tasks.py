@@ -7,7 +7,7 @@ by row, and the traffic that the machine's limit is computed from.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from benchmarks.data import DISTRIBUTIONS, Ragged, padded, ragged
 from benchmarks.limits import Traffic
+from serrate.runtime.launch import last_level_cache
 
 EPSILON = 1e-5
 SCALE = 1.5
@@ -121,6 +122,15 @@ def task(work: str, distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task
     elif work.endswith("jagged + dense"):
         operands = (torch.ones(data.rows, data.longest, *data.values.shape[1:], dtype=dtype),)
     return Task(work, data, operands)
+
+
+def again(it: Task) -> list[Task]:
+    """The task, and copies of it if it is small: one after the other they do not fit the cache.
+
+    Memory is the limit that work is compared with, so that is where its data has to come from.
+    """
+    times = min(-(-3 * last_level_cache() // it.inputs), 16) if it.inputs < last_level_cache() else 1
+    return [it, *(replace(it, data=replace(it.data, values=it.data.values.clone())) for _ in range(times - 1))]
 
 
 def _grouped_matmul(distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task:

@@ -35,18 +35,22 @@ def back_to_back(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, tota
     True
     """
     shape = (*values.shape[:dim], total, *values.shape[dim + 1 :])
-    if not _takes(values, math.prod(shape)) or not _inside(values.shape[dim], starts, lengths, total):
+    if not _takes(values, math.prod(shape)):
         return None
-    program = _back_to_back(BITS[values.itemsize], *_sides(values, dim), starts.dtype, lengths.dtype)
+    longest = _longest(values.shape[dim], starts, lengths, total)
+    if longest is None:
+        return None
+    program = _back_to_back(BITS[values.itemsize], *_sides(values, dim), starts.dtype, lengths.dtype, _whole(longest, total))
     return _result(program(_bits(values, dim), starts, lengths), shape, values.dtype)
 
 
 def apart(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, fill: complex) -> Tensor | None:
     """Runs of a dim each in a room of its own, filled up; None where torch shall do it."""
     shape = (*values.shape[:dim], starts.shape[0], room, *values.shape[dim + 1 :])
-    if not _takes(values, math.prod(shape)) or not _inside(values.shape[dim], starts, lengths, None):
+    if not _takes(values, math.prod(shape)):
         return None
-    if int(lengths.max()) > room:
+    longest = _longest(values.shape[dim], starts, lengths, None)
+    if longest is None or longest > room:
         return None
     bits = torch.full((1,), fill, dtype=values.dtype).view(BITS[values.itemsize])
     program = _apart(bits.dtype, *_sides(values, dim), starts.dtype, lengths.dtype)
@@ -61,11 +65,19 @@ def _takes(values: Tensor, count: int) -> bool:
     return values.is_contiguous() and default_backend(values.device) == "cpp"
 
 
-def _inside(size: int, starts: Tensor, lengths: Tensor, total: int | None) -> bool:
-    """Whether all runs lie in a dim of this size: what torch would complain of, it shall complain of."""
-    if starts.shape[0] == 0 or int(starts.min()) < 0 or int(lengths.min()) < 0 or int((starts + lengths).max()) > size:
-        return False
-    return total is None or int(lengths.sum()) == total
+def _longest(size: int, starts: Tensor, lengths: Tensor, total: int | None) -> int | None:
+    """The longest run; None where one lies outside a dim of this size: what torch would complain of, it shall complain of."""
+    if starts.shape[0] == 0:
+        return None
+    least, longest = map(int, torch.aminmax(lengths))
+    if least < 0 or int(starts.min()) < 0 or int((starts + lengths).max()) > size:
+        return None
+    return longest if total is None or int(lengths.sum()) == total else None
+
+
+def _whole(longest: int, total: int) -> str | None:
+    """The strategy for runs none of which is a thread's share; None where the heuristic shall look, which takes longer."""
+    return "maskless" if longest * 8 * torch.get_num_threads() < total else None
 
 
 def _sides(values: Tensor, dim: int) -> tuple[bool, int]:
@@ -86,11 +98,13 @@ def _result(found: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 @functools.cache
-def _back_to_back(dtype: torch.dtype, before: bool, behind: int, starts: torch.dtype, lengths: torch.dtype) -> Compiled:
+def _back_to_back(
+    dtype: torch.dtype, before: bool, behind: int, starts: torch.dtype, lengths: torch.dtype, strategy: str | None
+) -> Compiled:
     with Fusion("rows_back_to_back") as fusion:
         rows, dim = _rows(fusion, dtype, before, behind, starts, lengths)
         fusion.output(ops.as_flattened(ops.set(rows), component_dim=dim, ragged_dim=dim + 1))
-    return Compiled(fusion)
+    return Compiled(fusion, strategy=strategy)
 
 
 @functools.cache

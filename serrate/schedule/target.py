@@ -45,7 +45,7 @@ class Target:
     """Whether the component that owns a part is looked up in a table rather than searched for by every worker."""
 
 
-# 2 KB of output at a time leave room in the first-level cache for what is being read; see docs/benchmarks.md.
+# 512 bytes of output at a time: while more of them wait to be stored, nothing that comes behind them can be read.
 CPU = Target(
     name="cpu",
     power_of_two=False,
@@ -53,7 +53,7 @@ CPU = Target(
     block=2048,
     softmax_block=1024,
     simple_block=0,
-    store_bytes=2048,
+    store_bytes=512,
     chunk=131072,
     keeps_rows=True,
     matmul=(64, 32, 512),

@@ -18,7 +18,7 @@ from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, prepare
 from serrate.schedule.strategies import STRATEGIES
-from serrate.schedule.strategies.common import schedule, schedule_product, warps_for
+from serrate.schedule.strategies.common import Pieces, schedule, schedule_product, warps_for
 from serrate.schedule.target import Target
 from tests.engine.across_cases import SCANS
 from tests.engine.cases import CASES, NESTED_CASES
@@ -63,8 +63,8 @@ class NeighbouringRows:
     def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
         schedule_product(recorder, shape, target, rows=shape.ragged, before=self._members(recorder, shape), grid=1)
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> str:
-        return shape.phase
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> Pieces:
+        return ((shape.phase, block),)
 
 
 @pytest.fixture(autouse=True)

@@ -51,11 +51,23 @@ def _guessed(body: tuple[Node, ...], exactness: str) -> tuple[Node, ...]:
     out: list[Node] = []
     k = 0
     while k < len(body):
-        found = _attempt(body[k : k + 4], exactness)
+        # Where the maximum is needed by others too, it is written before the sums begin, and now after they end.
+        window = [n for n in body[k : k + 5] if not _publishes(n, body[k])]
+        found = _attempt(window[:4], exactness)
         node = body[k]
         out.append(found or (replace(node, body=_guessed(node.body, exactness)) if isinstance(node, For) else node))
-        k += 4 if found else 1
+        if found:
+            later = [n for n in body[k : k + 5] if _publishes(n, body[k])]
+            out += later
+            k += 4 + len(later)
+        else:
+            k += 1
     return tuple(out)
+
+
+def _publishes(node: Node, start: Node) -> bool:
+    """Whether a statement writes the block that `start` declares to memory, as it is."""
+    return isinstance(node, Write) and isinstance(start, Declare) and node.value is held(start.local)
 
 
 def _attempt(body: Sequence[Node], exactness: str) -> Attempt | None:

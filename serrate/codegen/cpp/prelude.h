@@ -145,11 +145,7 @@ static inline f32 fn_exp_near(f32 x, f32 m) {
   p = __builtin_fmaf(p, r, 1.0f);
   return p * as_float(as_bits(t) << 23);
 }
-static inline i32 fn_height_near(f32 x, f32 m) {
-  f32 d = x - m;
-  d = -88.0296919f > d ? -88.0296919f : d;
-  return (i32)as_bits(__builtin_fmaf(d, 1.44269504f, 12583039.0f));
-}
+static inline i32 fn_height_near(f32 x, f32 m) { return (i32)as_bits(__builtin_fmaf(x - m, 1.44269504f, 12583039.0f)); }
 // For results of sixteen bits: to 2^-18, and relative to a rounded multiple of m, which all of a row have in common.
 static inline f32 fn_exp_rough(f32 x, f32 m) {
   f32 d = __builtin_fmaf(x, 1.44269504f, m * -1.44269504f);
@@ -164,9 +160,7 @@ static inline f32 fn_exp_rough(f32 x, f32 m) {
   return p * as_float(as_bits(t) << 23);
 }
 static inline i32 fn_height_rough(f32 x, f32 m) {
-  f32 d = __builtin_fmaf(x, 1.44269504f, m * -1.44269504f);
-  d = -127.0f > d ? -127.0f : d;
-  return (i32)as_bits(d + 12583039.0f);
+  return (i32)as_bits(__builtin_fmaf(x, 1.44269504f, m * -1.44269504f) + 12583039.0f);
 }
 static inline bool too_high(const i32* height, const f32* shift, int count, f32 largest) {
   int near = 1;
@@ -289,7 +283,8 @@ struct Stream {
     if (waiting) __builtin_memcpy(next - waiting, line, waiting);
     waiting = 0;
   }
-  void copy(void* to, const void* from, i64 bytes) {
+  // `Ahead`: bytes that are fetched before they are needed, where `from` is not in the cache; hardware stops at the end of a page.
+  template <int Ahead = 0> void copy(void* to, const void* from, i64 bytes) {
     char* d = (char*)to;
     const char* s = (const char*)from;
 #if defined(__AVX512F__) || defined(__AVX__)
@@ -305,7 +300,10 @@ struct Stream {
     }
     d += head, s += head, bytes -= head;
     i64 i = 0;
-    for (; i + W <= bytes; i += W) store(d + i, *(const vec*)(s + i));
+    for (; i + W <= bytes; i += W) {
+      if (Ahead) __builtin_prefetch(s + i + Ahead, 0, 2);
+      store(d + i, *(const vec*)(s + i));
+    }
     if (i < bytes) __builtin_memcpy(line, s + i, waiting = bytes - i);
     next = d + bytes;
 #else
@@ -326,6 +324,15 @@ static inline void stream_fence() {
 #endif
 }
 
+// A block on its way to a stream. A load waits for an earlier store whose address has the same last twelve bits, so a block that is
+// read and written side by side must not lie where they agree; blocks are 2 KB or less, and the next one lies right behind.
+template <class T, int N> struct Stage {
+  alignas(64) T room[N + 2048 / sizeof(T)];
+  T* apart_from(const void* from) {
+    return room + (((unsigned long long)from + 1024 - (unsigned long long)room) & 1984) / sizeof(T);
+  }
+};
+
 template <class T, class V> static inline T stored(V value) {
   T to;
   store(to, value);
@@ -343,7 +350,7 @@ template <class T> static inline void fill_with(Stream& past, T* to, T value, i6
 }
 static inline void copy_bytes(Stream& past, void* to, const void* from, i64 bytes, bool stream) {
   if (stream) {
-    past.copy(to, from, bytes);
+    past.copy<4096>(to, from, bytes);
   } else {
     __builtin_memcpy(to, from, bytes);
   }
@@ -389,4 +396,58 @@ template <class T> static void dot(T* __restrict acc, i64 ld, const T* __restric
 #pragma omp simd
         for (i64 n = j; n < columns; n++) acc[i * ld + n] += x * b[k * bk + n];
       }
+}
+
+// The same for bf16, summed in float32, in blocks of 32 columns: two products at a time where the CPU has an instruction for that.
+#if defined(__AVX512BF16__)
+template <int M> static inline void dot_pairs_rows(f32* __restrict acc, i64 ld, const bf16* __restrict a, i64 am, const u32* __restrict b, i64 pairs) {
+  typedef f32 vec __attribute__((vector_size(64), aligned(4), may_alias));
+  typedef u32 pair __attribute__((aligned(2), may_alias));
+  vec c[M][2];
+#pragma GCC unroll 16
+  for (int i = 0; i < M; i++) c[i][0] = *(const vec*)(acc + i * ld), c[i][1] = *(const vec*)(acc + i * ld + 16);
+  for (i64 k = 0; k < pairs; k++) {
+    const vec left = *(const vec*)(b + 32 * k), right = *(const vec*)(b + 32 * k + 16);
+#pragma GCC unroll 16
+    for (int i = 0; i < M; i++) {
+      const pair* x = (const pair*)(a + i * am + 2 * k);
+      asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(c[i][0]) : "v"(left), "m"(*x));
+      asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(c[i][1]) : "v"(right), "m"(*x));
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < M; i++) *(vec*)(acc + i * ld) = c[i][0], *(vec*)(acc + i * ld + 16) = c[i][1];
+}
+#endif
+template <int R, int K> static void dot_pairs(f32* __restrict acc, i64 ld, const bf16* __restrict a, i64 am, const bf16* __restrict b, i64 bk, i64 rows, i64 columns, i64 depth) {
+#if defined(__AVX512BF16__)
+  // Rows 2k and 2k + 1 of b side by side, as the instruction takes them; columns that are not there are 0.
+  alignas(64) static thread_local u32 pairs[(K / 2 + 1) * 32];
+  const i64 half = (depth + 1) / 2;
+  static const bf16 none[32] = {};
+  for (i64 k = 0; k < half; k++) {
+    const bf16* first = b + 2 * k * bk;
+    const bf16* second = 2 * k + 1 < depth ? first + bk : none;
+#pragma omp simd
+    for (i64 n = 0; n < columns; n++) pairs[32 * k + n] = first[n].bits | (u32)second[n].bits << 16;
+    for (i64 n = columns; n < 32; n++) pairs[32 * k + n] = 0;
+  }
+  // An odd row of a ends in the middle of a pair: the last one is made of a copy.
+  i64 i = 0;
+  for (; i + 8 <= rows; i += 8) dot_pairs_rows<8>(acc + i * ld, ld, a + i * am, am, pairs, depth / 2);
+  for (; i + 2 <= rows; i += 2) dot_pairs_rows<2>(acc + i * ld, ld, a + i * am, am, pairs, depth / 2);
+  if (i < rows) dot_pairs_rows<1>(acc + i * ld, ld, a + i * am, am, pairs, depth / 2);
+  if (depth % 2)
+    for (i = 0; i < rows; i++) {
+      const bf16 last[2] = {a[i * am + depth - 1], {0}};
+      dot_pairs_rows<1>(acc + i * ld, ld, last, 0, pairs + 32 * (half - 1), 1);
+    }
+#else
+  static thread_local f32 wide_a[R * K], wide_b[K * 32];
+  for (i64 i = 0; i < rows; i++)
+    for (i64 k = 0; k < depth; k++) wide_a[i * K + k] = load(a[i * am + k]);
+  for (i64 k = 0; k < depth; k++)
+    for (i64 n = 0; n < columns; n++) wide_b[k * 32 + n] = load(b[k * bk + n]);
+  dot<f32>(acc, ld, wide_a, K, wide_b, 32, rows, columns, depth);
+#endif
 }

@@ -59,6 +59,8 @@ COMBINE = {
 }
 TOGETHER = 16
 """How many positions a thread takes at a time: enough to keep reading forward, few enough to share out evenly."""
+PAIRED = 32
+"""Columns of a block whose products are summed two at a time, where they are of bfloat16."""
 ABREAST = 32
 """How many positions of a long lane are reduced side by side, each into a result of its own."""
 
@@ -321,7 +323,7 @@ class _Printer:
             if stage is not None:
                 size = f"({stage.count}) * sizeof({ctype(node.tensor.dtype)})"
                 to = f"{node.tensor.name} + {stage.base}"
-                self.put(f"if (stream) {node.tensor.name}_stream.copy({to}, {stage.name}, {size});")
+                self.put(f"if (stream) {node.tensor.name}_stream.copy({to}, {stage.pointer}, {size});")
         self.close(len(conditions))
 
     def _pieces(self, cut: Cut, lanes: Lanes, bounds: dict[Lane, list[str]], staged: dict[Write, _Stage | None]) -> None:
@@ -627,10 +629,20 @@ class _Printer:
         inner = size_of(node.lanes[1:])
         base = self.fresh()
         self.put(f"const i64 {base} = {self.index(start)};")
-        self.put(f"alignas(64) {kind} {name}_stage[{size_of(node.lanes)}];")
-        self.put(f"{kind}* __restrict {name} = stream ? {name}_stage : {node.tensor.name} + {base};")
+        self.put(f"Stage<{kind}, {size_of(node.lanes)}> {name}_stage;")
+        place = f"{name}_stage.apart_from({self._source(node)})"
+        self.put(f"{kind}* __restrict {name} = stream ? {place} : {node.tensor.name} + {base};")
         count = f"larger<i64>(0, {self._limit(node.lanes[0], bounds[node.lanes[0]])}) * {inner}"
-        return _Stage(f"{name}_stage", name, base, flat - start, count)
+        return _Stage(name, base, flat - start, count)
+
+    def _source(self, node: Write) -> str:
+        """Where the block that a statement reads begins in memory, if that is known before it is read."""
+        at: dict[Expr, Expr] = {lane.symbol: const(0) for lane in node.lanes}
+        for load in (v for v in node.value.walk() if isinstance(v, Load) and not v.guard):
+            start = self._flat_expr(load.tensor, load.index).substitute(at)
+            if load.tensor.role is not Role.SCRATCH and not start.arrays:
+                return f"{load.tensor.name} + {self.index(start)}"
+        return "nullptr"
 
     def _moved(self, group: Sequence[Block], cut: Cut | None, bounds: dict[Lane, list[str]]) -> bool:
         """A block that lies in one piece, where it is read too, is copied as bytes; behind what is there, it is filled."""
@@ -673,7 +685,7 @@ class _Printer:
     # --- matrix products ----------------------------------------------------------------------------------------------
 
     def _dot(self, node: Dot) -> None:
-        """A product of blocks: operands that lie in memory as float32 or float64 are used in place, others are copied."""
+        """A product of blocks: operands that lie in memory in the type it is made in are used in place, others are copied."""
         rows, columns, depth = node.lanes
         bounds = self._bounds(node.lanes, node.guard)
         for condition in self._outside(node):
@@ -681,14 +693,16 @@ class _Printer:
         limits = {lane: self.fresh() for lane in node.lanes}
         for lane in node.lanes:
             self.put(f"const i64 {limits[lane]} = larger<i64>(0, {self._limit(lane, bounds[lane])});")
-        a, am = self._operand(node.left, rows, depth, limits, node.local)
-        b, bk = self._operand(node.right, depth, columns, limits, node.local)
+        pairs = columns.size == PAIRED and all(isinstance(v, Load) and v.dtype == torch.bfloat16 for v in (node.left, node.right))
+        kind = "bf16" if pairs else computed(node.local.dtype)
+        a, am = self._operand(node.left, rows, depth, limits, kind)
+        b, bk = self._operand(node.right, depth, columns, limits, kind)
         extents = ", ".join(limits[lane] for lane in (rows, columns, depth))
-        self.put(f"dot<{computed(node.local.dtype)}>({node.local.name}, {columns.size}, {a}, {am}, {b}, {bk}, {extents});")
+        name = f"dot_pairs<{rows.size}, {depth.size}>" if pairs else f"dot<{kind}>"
+        self.put(f"{name}({node.local.name}, {columns.size}, {a}, {am}, {b}, {bk}, {extents});")
 
-    def _operand(self, value: Value, outer: Lane, inner: Lane, limits: dict[Lane, str], local: Local) -> tuple[str, str]:
+    def _operand(self, value: Value, outer: Lane, inner: Lane, limits: dict[Lane, str], kind: str) -> tuple[str, str]:
         """A pointer to the operand and the distance of its rows; its columns are side by side."""
-        kind = computed(local.dtype)
         if isinstance(value, Load) and ctype(value.dtype) == kind and not value.guard:
             flat = self._flat_expr(value.tensor, value.index)
             terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
@@ -706,7 +720,7 @@ class _Printer:
         text = scalars.text(value)
         for line in scalars.lines:
             self.put(line)
-        self.put(f"{name}[{outer.symbol} * {inner.size} + {inner.symbol}] = {text};")
+        self.put(f"store({name}[{outer.symbol} * {inner.size} + {inner.symbol}], {text});")
         self.close(2)
         return name, str(inner.size)
 
@@ -722,7 +736,6 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Stage:
-    name: str
     pointer: str
     base: str
     place: Expr

@@ -48,6 +48,9 @@ def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list
             goal.append(domain.name)
             continue
         size = lanes_of(domain, target, target.widest)
+        if domain.extent_expr.value is None and isinstance(shape.leaf, Store):
+            # Nothing is known of the dim that more lanes would be good for.
+            size = min(size, target.store_bytes // shape.leaf.tensor.dtype.itemsize)
         if domain.extent_expr.value == size:
             lanes.append(domain.name)
         else:
@@ -110,8 +113,9 @@ def schedule_regular(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], 
     domains = shape.regular if shape.component is None else (shape.component, *shape.regular)
     if not domains:
         return
-    if shape.is_product:
-        schedule_product(recorder, shape, target, rows=domains[0] if len(domains) > 2 else None)
+    if shape.is_product or finishes_product(shape, shapes):
+        lasting = [d for d in domains if d.uid not in shape.reduced]
+        schedule_product(recorder, shape, target, rows=lasting[0] if len(lasting) > 1 else None)
         return
     first = domains[0]
     if first.uid in shape.reduced and isinstance(shape.leaf, Accumulate) and shape.leaf.merge:
@@ -186,28 +190,43 @@ def schedule_product(
     block: str = "",
     grid: int = 99,
 ) -> None:
-    """A matrix product: rows, columns and depth in blocks; every block of the result is one worker's.
+    """A matrix product: rows, columns and depth in blocks; every block of the result is one worker's. What finishes a product
+    has no depth.
 
     `rows` is the domain to be split into blocks of rows; a strategy that has split it already names the `block` instead.
     `before` are loops already outside; the outermost `grid` of all loops that are kept go on the grid.
     """
-    inner = next(d for d in shape.regular if d.uid in shape.reduced)
+    depth = next((d for d in shape.regular if d.uid in shape.reduced), None)
     others = [d for d in shape.regular if d.uid not in shape.reduced and (rows is None or d.uid != rows.uid)]
     columns = others[-1]
     m, n, k = target.matmul
-    n, k = lanes_of(columns, target, n), lanes_of(inner, target, k)
-    if target.power_of_two:
-        n, k = max(n, 16), max(k, 16)
-    recorder.do("split", shape.phase, columns.name, n)
-    recorder.do("split", shape.phase, inner.name, k)
-    kept = [*before, *(d.name for d in others[:-1]), f"{columns.name}o"]
-    lanes = [f"{columns.name}i", f"{inner.name}i"]
+    least = 16 if target.power_of_two else 1
+    recorder.do("split", shape.phase, columns.name, max(lanes_of(columns, target, n), least))
+    kept, serial = [*before, *(d.name for d in others[:-1]), f"{columns.name}o"], []
+    lanes = [f"{columns.name}i"]
+    if depth is not None:
+        recorder.do("split", shape.phase, depth.name, max(lanes_of(depth, target, k), least))
+        serial, lanes = [f"{depth.name}o"], [*lanes, f"{depth.name}i"]
     if rows is not None:
         recorder.do("split", shape.phase, rows.name, m)
         kept.append(f"{rows.name}o")
         block = f"{rows.name}i"
     lanes = [block, *lanes] if block else lanes
-    finish_loops(recorder, shape.phase, [*kept, f"{inner.name}o", *lanes], kept[:grid], lanes)
+    finish_loops(recorder, shape.phase, [*kept, *serial, *lanes], kept[:grid], lanes)
+
+
+def finishes_product(shape: Shape, shapes: Sequence[Shape]) -> bool:
+    """Whether a phase makes its elements of those of a matrix product, one of one: it is done block by block with it."""
+    if not isinstance(shape.leaf, Store):
+        return False
+    read = {r.tensor for r in shape.leaf.value.reads if r.index == shape.leaf.index}
+    kept = [{d.uid for d in domains_of_shape(s)} - s.reduced for s in shapes if s.is_product and s.leaf.targets[0] in read]
+    return bool(kept) and all(uids == {d.uid for d in domains_of_shape(shape)} for uids in kept)
+
+
+def domains_of_shape(shape: Shape) -> tuple[IterDomain, ...]:
+    """All loops of a phase."""
+    return (*(d for d in (shape.component, shape.ragged) if d is not None), *shape.regular)
 
 
 def fuse_neighbours(recorder: Recorder) -> None:
@@ -221,6 +240,9 @@ def fuse_neighbours(recorder: Recorder) -> None:
 
 def _fused(recorder: Recorder, first: str, second: str) -> bool:
     return any(recorder.attempt("fuse", first, second, depth) for depth in range(8, 0, -1))
+
+
+Pieces = tuple[tuple[str, int | None], ...]
 
 
 class RowLoops(Protocol):
@@ -242,8 +264,8 @@ class RowLoops(Protocol):
     def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
         """Arranges a matrix product whose rows are ragged."""
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> str:
-        """Cuts rows into parts, if the strategy does; gives the phase to go on with."""
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> Pieces:
+        """Cuts rows into parts, if the strategy does; gives the phases to go on with, and their blocks."""
 
 
 def schedule(recorder: Recorder, target: Target, rows: RowLoops) -> None:
@@ -265,7 +287,7 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
             # All positions cost the same, so few long rows are shared out as well as many short ones.
             grid, kept = [*grid, *kept], []
         finish_loops(recorder, shape.phase, [*grid, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
-    elif shape.is_product:
+    elif shape.is_product or finishes_product(shape, shapes):
         rows.product(recorder, shape, target)
     elif _factored_lanes(recorder, shape):
         for name in (f"{shape.leaf.targets[0].name}_{shape.regular[-1].name}", shape.phase):
@@ -274,8 +296,8 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
         # Lines of a rectangle are taken one after the other, so what there is one of for each line is, too.
         is_line = shape.ragged.uid in _lines(shapes) and not shape.reduces_rows
         block = None if is_line else block_size(rows.tile, row_block(shape, shapes, target), target)
-        phase = rows.cut(recorder, shape, block, target)
-        _schedule_rows(recorder, replace(shape, phase=phase), target, rows, block)
+        for phase, size in rows.cut(recorder, shape, block, target):
+            _schedule_rows(recorder, replace(shape, phase=phase), target, rows, size)
 
 
 def _moves_rows(shape: Shape) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, prepare
-from serrate.schedule.strategies.common import block_size, schedule, schedule_product, warps_for
+from serrate.schedule.strategies.common import Pieces, block_size, schedule, schedule_product, warps_for
 from serrate.schedule.strategies.maskless import WholeRows
 from serrate.schedule.target import Target
 
@@ -57,5 +57,5 @@ class GroupedRows:
         assert shape.component is not None
         schedule_product(recorder, shape, target, rows=shape.ragged, before=[shape.component.name], grid=2)
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> str:
-        return shape.phase
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> Pieces:
+        return ((shape.phase, block),)

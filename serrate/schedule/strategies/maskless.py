@@ -11,7 +11,7 @@ from serrate.ir.tile import TileProgram
 from serrate.ir.values import Role
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
-from serrate.schedule.strategies.common import schedule, schedule_product, warps_for
+from serrate.schedule.strategies.common import Pieces, schedule, schedule_product, warps_for
 from serrate.schedule.target import Target
 
 
@@ -51,8 +51,8 @@ class WholeRows:
         assert shape.component is not None
         schedule_product(recorder, shape, target, rows=shape.ragged, before=[shape.component.name], grid=2)
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> str:
-        return shape.phase
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> Pieces:
+        return ((shape.phase, block),)
 
 
 def _shares_rows(program: TileProgram) -> bool:

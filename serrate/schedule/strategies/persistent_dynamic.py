@@ -14,6 +14,7 @@ from serrate.ir.tile import Accumulate, Scan, TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
 from serrate.schedule.strategies.common import (
+    Pieces,
     block_size,
     finish_loops,
     lane_regular,
@@ -65,18 +66,22 @@ class PartsOfRows:
         assert shape.component is not None
         return [shape.component.name], []
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> str:
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> Pieces:
         rows = _cut_rows(shape)
         if rows is None:
-            return shape.phase
+            return ((shape.phase, block),)
         # A part is whole blocks, or its last block would reach into the next part.
         size = self._lines if rows is not shape.ragged or block is None else -(-self.part // block) * block
         recorder.do("split", shape.phase, rows.name, size)
         if rows.uid not in shape.reduced:
-            return shape.phase
+            return ((shape.phase, block),)
         recorder.do("rfactor", shape.phase, f"{rows.name}o")
         self._finish(recorder, describe(recorder.program, shape.phase), target)
-        return f"{shape.leaf.targets[0].name}_{rows.name}o"
+        parts = [f"{t.name}_{rows.name}o" for t in shape.leaf.targets]
+        if target.keeps_rows and recorder.attempt("two_pass", parts[0]):
+            # What is read twice is the part, which is near enough, so blocks of it need not be.
+            return tuple((part, block if self.tile else size) for part in parts)
+        return ((parts[0], block),)
 
     @property
     def _lines(self) -> int:
