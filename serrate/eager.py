@@ -42,7 +42,6 @@ _BINARY = {
 }
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _UNARY = {"neg": "neg", "abs": "abs", "bitwise_not": "invert"}
-_DTYPES = {"short": torch.int16, "char": torch.int8, "byte": torch.uint8}
 
 FEW = 8
 """How many numbers an operation is built for; further ones are read from memory, so that a schedule is not a build a step."""
@@ -177,6 +176,10 @@ def _copy(out: Any, result: Any) -> None:
         out.copy_(result)
 
 
+_NO_OPERANDS = (str, bytes, list, tuple, dict, set, complex)
+"""Python's own things that no operator takes; other classes may know what to do with a ragged tensor."""
+
+
 def _method(program: Callable[..., Any], name: str, swapped: bool = False) -> Callable[..., Any]:
     def method(self: JaggedTensor, *args: Any, **kwargs: Any) -> Any:
         return program(*args, self) if swapped else program(self, *args, **kwargs)
@@ -189,8 +192,14 @@ def _method(program: Callable[..., Any], name: str, swapped: bool = False) -> Ca
 def _operator(program: Callable[..., Any], name: str, swapped: bool = False) -> Callable[..., Any]:
     """A Python operator: what it does not know is left to the other operand."""
 
+    plain = name.strip("_")
+    plain = next((own for own, python in _BINARY.items() if plain in (python, f"r{python}", f"i{python}")), plain)
+
     def method(self: JaggedTensor, other: Any) -> Any:
         if not isinstance(other, JaggedTensor | torch.Tensor | float | int | TensorView):
+            if plain not in ("eq", "ne") and (other is None or isinstance(other, _NO_OPERANDS)):
+                given = f"{other!r} of type {type(other).__name__}"
+                raise CallError(f"{plain}: ragged tensors meet tensors and real numbers, got {given}")
             return NotImplemented
         return program(other, self) if swapped else program(self, other)
 
@@ -199,60 +208,7 @@ def _operator(program: Callable[..., Any], name: str, swapped: bool = False) -> 
     return method
 
 
-# --- what is no program: dtypes, host answers, writing ------------------------------------------------------------------
-
-
-def _converted(dtype: torch.dtype) -> Callable[[JaggedTensor], JaggedTensor]:
-    def run(self: JaggedTensor) -> JaggedTensor:
-        return self.to(dtype)
-
-    run.__name__ = run.__qualname__ = str(dtype).removeprefix("torch.")
-    run.__doc__ = f"The same rows with values of {dtype}."
-    return run
-
-
-def _type_as(self: JaggedTensor, other: JaggedTensor | torch.Tensor) -> JaggedTensor:
-    """The same rows with the dtype of another tensor."""
-    return self.to(other.dtype)
-
-
-def _equal(self: JaggedTensor, other: Any) -> bool:
-    """Whether another ragged tensor has the same rows and the same elements."""
-    return torch.equal(self, other)  # type: ignore[arg-type]
-
-
-def _allclose(self: JaggedTensor, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
-    """Whether another ragged tensor has the same rows and elements that are near."""
-    return torch.allclose(self, other, rtol, atol, equal_nan)  # type: ignore[arg-type]
-
-
-def _zero_(self: JaggedTensor) -> JaggedTensor:
-    """Every element 0, in place."""
-    return _fill_(self, 0)
-
-
-def _fill_(self: JaggedTensor, value: Any) -> JaggedTensor:
-    """Every element `value`, in place; what lies between rows is left as it is."""
-    _writable(self)
-    self[...] = value
-    return self
-
-
-def _copy_(self: JaggedTensor, src: Any, non_blocking: bool = False) -> JaggedTensor:
-    """The elements of `src`, which has the same rows or is one tensor for all, in place."""
-    _writable(self)
-    if isinstance(src, JaggedTensor):
-        if tuple(map(str, src.shape)) != tuple(map(str, self.shape)) or not src.structure.same_rows(self.structure):
-            raise StructureMismatch(f"copy_: the rows of {src.structure} are not those of {self.structure}")
-        self[...] = src.to(self.device, self.dtype)
-    else:
-        self[...] = src
-    return self
-
-
-def _writable(jt: JaggedTensor) -> None:
-    if jt.requires_grad and torch.is_grad_enabled():
-        raise GradientError("what requires a gradient cannot be written to in place; do it under torch.no_grad()")
+# --- dropout -----------------------------------------------------------------------------------------------------------
 
 
 def _dropout(drop: Eager, input: JaggedTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
@@ -266,7 +222,7 @@ def _dropout(drop: Eager, input: JaggedTensor, p: float = 0.5, training: bool = 
     return drop.in_place(*args) if inplace else drop(*args)
 
 
-def _install_others(eager: Callable[..., Eager]) -> None:
+def _install_dropout(eager: Callable[..., Eager]) -> None:
     drop = eager(spelled(dropped))
 
     def dropout(input: JaggedTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
@@ -276,11 +232,6 @@ def _install_others(eager: Callable[..., Eager]) -> None:
         return _dropout(drop, input, p, train)
 
     install_operators({functional.dropout: dropout, torch.dropout: torch_dropout})
-    methods: dict[str, Callable[..., Any]] = {name: _converted(dtype) for name, dtype in _DTYPES.items()}
-    methods |= {"type_as": _type_as, "is_floating_point": lambda self: self.dtype.is_floating_point}
-    methods |= {"equal": _equal, "allclose": _allclose, "zero_": _zero_, "fill_": _fill_, "copy_": _copy_}
-    for name, method in methods.items():
-        setattr(JaggedTensor, name, method)
 
 
 def install() -> None:
@@ -293,7 +244,7 @@ def install() -> None:
         return by_operation[operation]
 
     table = TensorView.operators
-    _install_others(eager)
+    _install_dropout(eager)
     taken = installed_operators()
     install_operators({f: eager(op) for f, op in table.items() if not isinstance(f, str) and f not in taken})
     for name, operation in table.items():

@@ -47,7 +47,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, Less, Symbol, ceildiv, const, minimum, symbol
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import Combine, Cover, Product
+from serrate.ir.ragged_transforms import Combine, Cover, Product, Spread
 from serrate.ir.transforms import Merge, Resize, Restrict, Split, Swizzle, Transform
 
 
@@ -265,6 +265,11 @@ def _opens(transform: Transform) -> Iterator[Need]:
             yield Need(source, f"rows are not {transform.factor} equal parts")
     elif isinstance(transform, Cover):
         yield Need(source, "rows are shorter than what covers them")
+    elif isinstance(transform, Spread):
+        if not _at_least(source.extent_expr, 1):
+            yield Need(source, "there may be no rows at all")
+        yield Need(transform.inputs[1], "the position may lie before the first row", lower=True)
+        yield Need(transform.inputs[1], "the position may lie between two rows")
     elif isinstance(transform, Resize):
         if not _at_least(0 - transform.left, 0):
             yield Need(source, "positions were added before the first", lower=True)

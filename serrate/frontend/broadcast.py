@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serrate.errors import ShapeError, StructureMismatch
+from serrate.frontend.shapes import shown, size_shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array
 from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
@@ -30,14 +31,27 @@ def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tu
         chosen = (ragged or counting or wide or found)[0]
         short = next((v for v in views if v.ndim == rank - dim and dim and not v.domains[0].is_ragged), None)
         if short is not None and isinstance(chosen, RaggedIterDomain) and short.domains[0].extent != 1:
+            if any(d.is_ragged for d in short.domains):
+                raise ShapeError(
+                    f"{operation} of {_operands(views)}: dims stand beside each other from the last one on, so dim 0 of "
+                    f"{shown(short)}, which counts rows, is beside the rows of dim {dim}; unsqueeze(-1) adds a dim behind"
+                )
             raise ShapeError(
-                f"{operation}: {short} has {short.domains[0].extent} positions beside the rows of {chosen} and no dim for its "
-                f"components; values of all rows are no operand of rows, and positions shared by all rows are [1, L, ...]"
+                f"{operation} of {_operands(views)}: the {size_shown(fusion, short.domains[0])} positions of {shown(short)} "
+                f"stand beside the rows of dim {dim}, and no dim says of which row they are; values of all rows are no operand "
+                "(jt.with_values makes rows of them), and positions that all rows share are [1, L, ...]"
             )
         for other in found:
-            match(fusion, operation, chosen, other)
+            if other is not chosen:
+                later = f"{operation} of {_operands(views, later=True)}, dim {dim}"
+                match(fusion, f"{operation} of {_operands(views)}, dim {dim}", chosen, other, later)
         result.append(chosen)
     return tuple(result), [index_into(view, result) for view in views]
+
+
+def _operands(views: Sequence[TensorView], *, later: bool = False) -> str:
+    *first, last = (shown(view, later=later) for view in views)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def index_into(view: TensorView, domains: Sequence[IterDomain]) -> Index:
@@ -46,32 +60,35 @@ def index_into(view: TensorView, domains: Sequence[IterDomain]) -> Index:
     return tuple(None if own.extent == 1 and to.uid != own.uid else to for own, to in zip(view.domains, aligned, strict=True))
 
 
-def match(fusion: Fusion, operation: str, chosen: IterDomain, other: IterDomain) -> None:
-    """Raises unless a dim of one operand can stand beside a dim of another; what lengths tell is checked when called."""
+def match(fusion: Fusion, what: str, chosen: IterDomain, other: IterDomain, later: str | None = None) -> None:
+    """Raises unless a dim of one operand can stand beside a dim of another; what lengths tell is checked when called.
+
+    `what` names operation, operands and dim; `later` does so for messages of later calls.
+    """
+    later = later or what
     if other is chosen or (other.extent == 1 and not other.is_ragged):
         return
     if isinstance(chosen, RaggedIterDomain) and isinstance(other, RaggedIterDomain):
-        if chosen.pairing == other.pairing:
+        # Rows and columns of one component, or rows and what a permutation made of them, are of one structure too.
+        if chosen.pairing == other.pairing and chosen.length is other.length:
             return
         left, right = offsets_array(chosen), offsets_array(other)
         if left.data is not None and right.data is not None:
             if left.data != right.data:
-                raise StructureMismatch(f"{operation}: rows of {chosen} and of {other} differ in length")
+                raise StructureMismatch(f"{what}: the rows differ in length")
             return
-        _require(fusion, Equal(left, right, f"{operation}: the structures of {chosen.name} and {other.name}"))
+        _require(fusion, Equal(left, right, f"{later}: the rows"))
         return
     if isinstance(chosen, RaggedIterDomain):
-        fusion.checks.append(
-            AtLeastLongest(other.extent_expr, chosen, f"{operation}: the dense operand beside the ragged dim {chosen.name}")
-        )
+        fusion.checks.append(AtLeastLongest(other.extent_expr, chosen, f"{later}: the dense operand"))
         return
     if isinstance(other, RaggedIterDomain):
-        raise ShapeError(f"{operation}: {other} is ragged where {chosen} is not")
+        raise ShapeError(f"{what}: one of them is ragged there, and the other is not")
     difference = (chosen.extent_expr - other.extent_expr).value
     if difference is None:
-        _require(fusion, Equal(chosen.extent_expr, other.extent_expr, f"{operation}: extents of {chosen.name} and {other.name}"))
+        _require(fusion, Equal(chosen.extent_expr, other.extent_expr, f"{later}: the sizes"))
     elif difference != 0:
-        raise ShapeError(f"{operation}: extents {chosen.extent} and {other.extent} do not broadcast")
+        raise ShapeError(f"{what}: the sizes differ: {size_shown(fusion, chosen)} and {size_shown(fusion, other)}")
 
 
 def _require(fusion: Fusion, check: Equal) -> None:

@@ -17,6 +17,7 @@ import torch.nn.functional as functional
 from serrate.errors import CallError
 from serrate.frontend import ops
 from serrate.frontend.capture import captured
+from serrate.frontend.ops.common import NoOperand
 from serrate.frontend.signatures import functional as of_networks
 from serrate.frontend.signatures import pointwise, reducing, shaping
 from serrate.ir.view import TensorView
@@ -71,6 +72,8 @@ def spelled(operation: Callable[..., Any], name: str | None = None) -> Callable[
         named = {NUMPY.get(key, key): value for key, value in captured(kwargs).items()}
         try:
             return operation(*captured(args), **named)
+        except NoOperand as error:
+            raise CallError(f"{name}: {error}") from None
         except TypeError as error:
             _refuse(name, operation, args, named, error)
             raise
@@ -147,7 +150,16 @@ def _by_name() -> dict[str, Callable[..., Any]]:
     return found
 
 
-NOT_METHODS = ("linear", "layer_norm", "rms_norm", "normalize", "embedding", "dropout", "scaled_dot_product_attention")
+NOT_METHODS = (
+    "linear",
+    "cross_entropy",
+    "layer_norm",
+    "rms_norm",
+    "normalize",
+    "embedding",
+    "dropout",
+    "scaled_dot_product_attention",
+)
 
 
 def _all_names() -> dict[Any, Callable[..., Any]]:

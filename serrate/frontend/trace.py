@@ -18,6 +18,7 @@ from serrate.errors import SerrateError, TraceError
 from serrate.frontend import ops, torch_names
 from serrate.frontend.capture import captured, capturing
 from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped
+from serrate.ir.expr import Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.view import TensorView, is_user_file, user_line
 from serrate.tensor import JaggedTensor, Structure
@@ -140,11 +141,20 @@ def _of_rows(rows: Rows) -> list[torch.Tensor]:
     if rows.starts is None:
         return list(rows.offsets)
     if rows.columns is not None:
-        raise TraceError("rows with columns and gaps between them cannot be traced: call .contiguous() first, which copies them")
+        return [*rows.offsets, rows.starts]
     return [*rows.offsets[: rows.depth - 1], rows.starts, rows.inner_lengths()]
 
 
 # --- tracing -------------------------------------------------------------------------------------------------------------
+
+
+def _input(fusion: Fusion, shape: Sequence[int | None], tensor: torch.Tensor) -> TensorView:
+    """An input for a tensor; what it is in this call is kept for messages."""
+    view = fusion.input(shape, tensor.dtype)
+    for domain, size in zip(view.domains, tensor.shape, strict=True):
+        if isinstance(domain.extent_expr, Symbol):
+            fusion.sizes[domain.extent_expr] = size
+    return view
 
 
 def trace(
@@ -169,7 +179,7 @@ def trace(
     def view(leaf: Leaf) -> TensorView:
         if isinstance(leaf, JaggedTensor):
             return _ragged(fusion, leaf, seen)
-        return fusion.input(_static(leaf, rows), leaf.dtype)
+        return _input(fusion, _static(leaf, rows), leaf)
 
     def capture(leaf: Leaf, made_here: bool) -> TensorView:
         before = next((v for other, v in known if other is leaf), None)
@@ -218,10 +228,10 @@ def _identifier(function: Callable[..., Any]) -> str:
 
 
 def _ragged(fusion: Fusion, arg: JaggedTensor, seen: list[tuple[JaggedTensor, list[TensorView]]]) -> TensorView:
-    view = fusion.input(_shape(arg), arg.values.dtype)
+    view = _input(fusion, _shape(arg), arg.values)
     buffers = next((views for other, views in seen if _same(other, arg)), None)
     if buffers is None:
-        buffers = [fusion.input((None,), buffer.dtype) for buffer in _buffers(arg.structure)]
+        buffers = [_input(fusion, (None,), buffer) for buffer in _buffers(arg.structure)]
         seen.append((arg, buffers))
     given = iter(buffers)
     named = [(rows, [next(given) for _ in _of_rows(rows)]) for rows in arg.structure.rows]
@@ -234,8 +244,9 @@ def _ragged(fusion: Fusion, arg: JaggedTensor, seen: list[tuple[JaggedTensor, li
 def _nested(view: TensorView, dim: int, rows: Rows, buffers: list[TensorView]) -> TensorView:
     """A dim of the values as the dims that rows make of it."""
     if rows.columns is not None:
-        *outer, own, columns = buffers
-        view = ops.as_product(view, own, columns, ragged_dim=dim, packed=rows.packed)
+        starts = None if rows.starts is None else buffers[-1]
+        *outer, own, columns = buffers[: rows.levels]
+        view = ops.as_product(view, own, columns, starts=starts, ragged_dim=dim, packed=rows.packed)
     elif rows.starts is not None:
         *outer, starts, lengths = buffers
         view = ops.as_nested(view, starts=starts, lengths=lengths, ragged_dim=dim)

@@ -25,7 +25,7 @@ from serrate.errors import CallError, ShapeError, VerificationError
 from serrate.ir import check
 from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Array, Expr, as_expr, symbol
+from serrate.ir.expr import Array, Expr, Symbol, as_expr, symbol
 from serrate.ir.hand import Change, Hand, LoopState, Step
 from serrate.ir.order import in_order
 from serrate.ir.ragged import RaggedIterDomain
@@ -86,11 +86,17 @@ class RowsInside:
 
 @dataclass(frozen=True)
 class Rectangles:
-    """Something to check when the program is called: offsets of rows and of columns, whose products fill `extent`."""
+    """Something to check when the program is called: offsets of rows and of columns, whose products fill `extent`.
+
+    With `starts`, rectangles may leave gaps: they are in order and end before `extent`. Columns that are not packed take no
+    positions.
+    """
 
     rows: Array
     columns: Array
     extent: Expr
+    starts: Array | None = None
+    packed: bool = True
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,8 @@ class Fusion:
     """The hand schedule: every change of loops, in order."""
     states: dict[str, LoopState] = field(default_factory=dict)
     """The hand schedule: the loops of each tensor that has one, by the name of the tensor."""
+    sizes: dict[Symbol, int] = field(default_factory=dict)
+    """What unknown extents are in the call that is being traced; messages show them, and nothing else may."""
     _views: dict[Tensor, TensorView] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
     _token: Any = field(default=None)

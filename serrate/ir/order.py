@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from serrate.ir.domains import IterDomain
 from serrate.ir.partition import Partition
-from serrate.ir.ragged_transforms import Cover
+from serrate.ir.ragged_transforms import Cover, Spread
 from serrate.ir.transforms import Transform
 from serrate.ir.values import Tensor
 
@@ -29,7 +29,7 @@ def _roots(domains: Sequence[IterDomain]) -> list[int]:
     current = [d for d in domains if d.extent != 1]
     while True:
         for transform in dict.fromkeys(d.definition for d in current if d.definition is not None):
-            if isinstance(transform, Cover) or (isinstance(transform, Partition) and transform.lengths is not None):
+            if isinstance(transform, Cover | Spread) or (isinstance(transform, Partition) and transform.lengths is not None):
                 # Rows with gaps between or behind them do not lie side by side.
                 continue
             place = _together(current, transform)

@@ -7,6 +7,7 @@ In: ragged domains and their components. Out: new domains whose `definition` is 
 |   under G (or of a ragged domain, which is under its component): i = start[g][c] + r; merge(G, C) owns R   |
 | combine          | (C, R) -> I          | c = search(off, i), r = rest  | sum of lengths              |
 |   of an inner pair (C under G, R) -> ragged under G: the ragged domain it came from                        |
+| spread           | (C, R) -> I          | c = search(starts, i), r = rest | positions of the rows, and gaps |
 | cover            | R -> longer rows     | r = r' (guard r < length[c])  | the longest of a group      |
 | product          | (R1, R2) -> ragged   | a = m // len2, b = m % len2   | len1*len2, row by row       |
 | regroup          | (G, R[g][c]) -> R'   | g = search in row c, r = rest | sum over g, for each c      |
@@ -20,7 +21,7 @@ from typing import cast
 
 from serrate.errors import DomainError, StructureMismatch
 from serrate.ir.domains import COORDINATE, IterDomain, NestedInts
-from serrate.ir.expr import Array, Expr, const, search
+from serrate.ir.expr import Array, Expr, const, maximum, search
 from serrate.ir.nested import flattened
 from serrate.ir.partition import Pair, Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum, total_of
@@ -103,6 +104,23 @@ class CombineInner(Transform):
     @property
     def _component(self) -> RaggedIterDomain:
         return cast(RaggedIterDomain, self.inputs[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Spread(Transform):
+    """(C, R) -> I, where `starts` say at which i each component's rows begin; what lies between them belongs to no row."""
+
+    starts: Array
+
+    def to_inputs(self, known: Known) -> tuple[Expr, ...]:
+        index = known[self.outputs[0].uid]
+        # Starts without an end: the last row has no boundary behind it to compare with.
+        component = search(self.starts, maximum(self.inputs[0].extent_expr - 1, 0), index)
+        return (component, index - self.starts[component])
+
+    def to_outputs(self, known: Known) -> tuple[Expr, ...]:
+        component, ragged = (known[d.uid] for d in self.inputs)
+        return (self.starts[component] + ragged,)
 
 
 class Cover(Shift):
@@ -190,6 +208,25 @@ def combine(component: IterDomain, ragged: IterDomain) -> IterDomain:
     return once(component, ("combine", ragged.uid), make)[0]
 
 
+def spread(component: IterDomain, ragged: RaggedIterDomain, starts: Array, extent: Expr) -> IterDomain:
+    """(C, R) -> I of `extent` positions: rows where `starts` say, gaps between them. `combine` lays them back to back.
+
+    >>> from serrate.ir import partition
+    >>> c, r = partition(IterDomain(5), [0, 3, 5])
+    >>> spread(c, r, Array("starts", (0, 8)), const(12)).extent
+    12
+    """
+    plain("spread", component), plain("spread", ragged)
+    if ragged.component.uid != component.uid:
+        _check_pair(component, ragged)
+
+    def make() -> Outputs:
+        output = IterDomain(extent, name=f"{component.name}{ragged.name}")
+        return finish(Spread((component, ragged), (), starts), (output,))
+
+    return once(component, ("spread", ragged.uid, starts, extent), make)[0]
+
+
 def _is_pair(made: Partition, component: IterDomain, ragged: IterDomain) -> bool:
     return made.outputs[0].uid == component.uid and made.outputs[1].uid == ragged.uid
 
@@ -270,11 +307,11 @@ def _longest(ragged: RaggedIterDomain) -> int | None:
         return None
 
 
-def product(outer: IterDomain, inner: IterDomain, *, total: Expr | None = None) -> RaggedIterDomain:
+def product(outer: IterDomain, inner: IterDomain, *, total: Expr | None = None, bound: Expr | None = None) -> RaggedIterDomain:
     """(R1, R2) of one component -> ragged, each row of length len1*len2 (queries x keys of one sequence).
 
     Legal for two ragged domains of one component: within a row, the inner one has one width. `total` is the sum of all
-    products where it is known otherwise than by lengths.
+    products where it is known otherwise than by lengths; `bound` is at least that.
 
     >>> from serrate.ir import partition
     >>> c, queries = partition(IterDomain(10), [0, 3, 8, 10])
@@ -294,9 +331,11 @@ def product(outer: IterDomain, inner: IterDomain, *, total: Expr | None = None) 
     same_iter_type("product", a, b)
 
     def make() -> Outputs:
-        # The sum of products of lengths is no more than the product of their sums.
-        bound = a.host_bound * b.host_bound if total is None else None
-        output = a.with_rows(a.length * b.length, name=f"{a.name}{b.name}", bound=bound, total=total)
+        most = bound
+        if total is None and bound is None:
+            # The sum of products of lengths is no more than the product of their sums.
+            most = a.host_bound * b.host_bound
+        output = a.with_rows(a.length * b.length, name=f"{a.name}{b.name}", bound=most, total=total)
         return finish(Product((a, b), ()), (output,))
 
     return cast(RaggedIterDomain, once(a, ("product", b.uid), make)[0])

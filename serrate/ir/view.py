@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from serrate.errors import CallError, ScheduleError, ShapeError, TraceError
+from serrate.errors import CallError, RaggedSizeError, ScheduleError, ShapeError, TraceError
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr
 from serrate.ir.loop_handle import LoopHandle
@@ -23,6 +23,21 @@ from serrate.ir.values import Places, Tensor, Value, read
 
 if TYPE_CHECKING:
     from serrate.ir.fusion import Fusion
+
+
+class RaggedSize(str):
+    """The size of a ragged dim while tracing: a name, like `r0`, that refuses to become a number."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object) -> Any:
+        raise RaggedSizeError(
+            f"{self} is the size of a ragged dim and differs from row to row ({user_line()}); to divide by it, use mean"
+        )
+
+    __int__ = __index__ = __float__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = _refuse
 
 
 class TensorView(LoopHandle):
@@ -51,7 +66,7 @@ class TensorView(LoopHandle):
     @property
     def shape(self) -> tuple[Expr | int | str, ...]:
         """Extents; a ragged dim shows the name of its domain."""
-        return tuple(d.name if d.is_ragged else d.extent for d in self.domains)
+        return tuple(RaggedSize(d.name) if d.is_ragged else d.extent for d in self.domains)
 
     @property
     def ragged(self) -> RaggedIterDomain:
@@ -85,7 +100,10 @@ class TensorView(LoopHandle):
         return cls.operators[function](*args, **(kwargs or {}))
 
     def __bool__(self) -> bool:
-        raise TraceError(f"a branch on data cannot be traced ({user_line()}); write where(condition, a, b) instead")
+        raise TraceError(
+            f"a branch on data cannot be traced, because data is not known by then ({user_line()}); write torch.where(condition, "
+            "a, b) instead of `a if condition else b`, or decide before the call"
+        )
 
     def __len__(self) -> int:
         raise TraceError(f"len() of a traced tensor is not known while tracing ({user_line()})")
@@ -104,7 +122,23 @@ class TensorView(LoopHandle):
         if name in TensorView.operators:
             operation = TensorView.operators[name]
             return lambda *args, **kwargs: operation(self, *args, **kwargs)
+        if name in _DATA:
+            return _reading(name)
         raise AttributeError(f"a traced tensor has no attribute {name!r}")
+
+
+_DATA = ("item", "tolist", "numpy", "unbind", "nonzero")
+"""Methods whose result is data on the host, or depends on it."""
+
+
+def _reading(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise TraceError(
+            f"{name}() needs the data of a traced tensor, which is not known while tracing ({user_line()}); do it "
+            "with what the traced function returns"
+        )
+
+    return refuse
 
 
 def user_line() -> str:

@@ -255,17 +255,8 @@ class Binder:
 
     def _check_rows_inside(self, call: Call, check: RowsInside) -> None:
         starts, lengths = self.array(call, check.starts), self.array(call, check.lengths)
-        if not on_host(starts):
-            return
-        ends = starts + lengths
-        limit = torch.cat([starts[1:], torch.full((1,), self.extent(call, check.extent), dtype=starts.dtype)])[: len(starts)]
-        wrong = ((starts < 0) | (lengths < 0) | (ends > limit)).nonzero()
-        if len(wrong):
-            k = int(wrong[0])
-            raise StructureError(
-                f"as_nested: rows must be in order, without overlap, inside the tensor: row {k} is {int(lengths[k])} long from "
-                f"{int(starts[k])}, and must end by {int(limit[k])}"
-            )
+        if on_host(starts):
+            _require_inside("as_nested", starts, lengths, self.extent(call, check.extent))
 
     def _check_rectangles(self, call: Call, check: Rectangles) -> None:
         rows, columns = self.array(call, check.rows), self.array(call, check.columns)
@@ -276,8 +267,11 @@ class Binder:
                 Structure.from_offsets(offsets)
             except StructureError as error:
                 raise StructureError(f"as_product: {name}: {error}") from None
-        total, extent = int((rows.diff().long() * columns.diff().long()).sum()), self.extent(call, check.extent)
-        if total != extent:
+        sizes = rows.diff().long() * columns.diff().long() if check.packed else rows.diff()
+        total, extent = int(sizes.sum()), self.extent(call, check.extent)
+        if check.starts is not None:
+            _require_inside("as_product", self.array(call, check.starts), sizes, extent)
+        elif total != extent:
             raise StructureError(f"as_product: rows by columns are {total} elements together, but the dim has {extent}")
 
     def levels(self, call: Call, logical: Sequence[IterDomain]) -> tuple[torch.Tensor, ...]:
@@ -339,12 +333,23 @@ def _arrays(check: Check) -> tuple[Array, ...]:
     if isinstance(check, RowsInside):
         return (check.starts, check.lengths)
     if isinstance(check, Rectangles):
-        return (check.rows, check.columns)
+        return (check.rows, check.columns) if check.starts is None else (check.rows, check.columns, check.starts)
     if isinstance(check, PositionInside):
         return tuple(check.extent.arrays)
     if isinstance(check, AtLeastLongest):
         return (offsets_array(check.ragged),)
     return tuple(side for side in (check.left, check.right) if isinstance(side, Array))
+
+
+def _require_inside(name: str, starts: torch.Tensor, lengths: torch.Tensor, extent: int) -> None:
+    """Raises unless rows by starts and lengths are in order, apart from each other, and inside `extent` positions."""
+    limit = torch.cat([starts[1:], torch.full((1,), extent, dtype=starts.dtype)])[: len(starts)]
+    wrong = ((starts < 0) | (lengths < 0) | (starts + lengths > limit)).nonzero()
+    for k in wrong[:1].flatten().tolist():
+        raise StructureError(
+            f"{name}: rows must be in order, without overlap, inside the tensor: row {k} is {int(lengths[k])} long from "
+            f"{int(starts[k])}, and must end by {int(limit[k])}"
+        )
 
 
 def _described(arg: object) -> str:

@@ -209,10 +209,14 @@ def _joins_parts(recorder: Recorder, phase: Phase, domains: list[IterDomain], ro
 
 
 def _joins_pairs(recorder: Recorder, phase: Phase, domains: list[IterDomain], ragged: list[RaggedIterDomain]) -> bool:
-    """Pairs that do not depend on each other: those that are kept become one regular loop each."""
-    if len({d.component.uid for d in ragged}) < 2:
+    """Pairs that do not depend on each other: those that are kept become one regular loop each. Both sides of a rectangle
+    are rows of one component, which therefore stays."""
+    owners = [d.component.uid for d in ragged]
+    if len(set(owners)) < 2:
         return False
     for row in ragged:
+        if owners.count(row.component.uid) > 1:
+            continue
         component = next((d for d in domains if d.uid == row.component.uid), None)
         if component is not None and _kept(phase, row) and recorder.attempt("combine", phase.name, component.name, row.name):
             return True

@@ -1,4 +1,4 @@
-"""The same rows with other values: copies, other dtypes and devices, hints.
+"""The same rows with other values: copies, other dtypes and devices, hints; written in place, and compared.
 
 In: a ragged tensor. Out: `SameRows`, the part of `JaggedTensor` whose results have the rows of what they are made of.
 """
@@ -11,8 +11,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from serrate.errors import GradientError, StructureMismatch
+from serrate.tensor.accessors import Accessors
 from serrate.tensor.bridges import Bridges
 from serrate.tensor.hints import AccessPattern, Distribution, Reuse, more_hints
+from serrate.tensor.indexing.writing import setitem
 
 
 class SameRows(Bridges):
@@ -164,3 +167,116 @@ class SameRows(Bridges):
         torch.bool
         """
         return self.to(torch.bool)
+
+    def short(self) -> Self:
+        """The values as torch.int16, with the same rows.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_list([torch.tensor([0.5, 1])]).short().dtype
+        torch.int16
+        """
+        return self.to(torch.int16)
+
+    def char(self) -> Self:
+        """The values as torch.int8, with the same rows.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_list([torch.tensor([0.5, 1])]).char().dtype
+        torch.int8
+        """
+        return self.to(torch.int8)
+
+    def byte(self) -> Self:
+        """The values as torch.uint8, with the same rows.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_list([torch.tensor([0.5, 1])]).byte().dtype
+        torch.uint8
+        """
+        return self.to(torch.uint8)
+
+    def type_as(self, other: Accessors | Tensor) -> Self:
+        """The values with the dtype of another tensor, ragged or not, and the same rows.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_list([torch.tensor([0.5, 1])]).type_as(torch.tensor(1)).dtype
+        torch.int64
+        """
+        return self.to(other.dtype)
+
+    def is_floating_point(self) -> builtins.bool:
+        """Whether the values are of a floating point dtype.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_list([torch.tensor([1, 2])]).is_floating_point()
+        False
+        """
+        return self.dtype.is_floating_point
+
+    def equal(self, other: Any) -> builtins.bool:
+        """Whether another ragged tensor has the same rows and the same elements.
+
+        >>> from serrate import JaggedTensor
+        >>> jt = JaggedTensor.from_list([torch.tensor([1, 2])])
+        >>> jt.equal(jt.clone())
+        True
+        """
+        same: Any = torch.equal  # torch's own signature knows tensors of its own only
+        return builtins.bool(same(self, other))
+
+    def allclose(
+        self,
+        other: Any,
+        rtol: builtins.float = 1e-05,
+        atol: builtins.float = 1e-08,
+        equal_nan: builtins.bool = False,
+    ) -> builtins.bool:
+        """Whether another ragged tensor has the same rows and elements that are near.
+
+        >>> from serrate import JaggedTensor
+        >>> jt = JaggedTensor.from_list([torch.tensor([1.0, 2.0])])
+        >>> jt.allclose(jt.with_values(jt.values + 1e-7))
+        True
+        """
+        near: Any = torch.allclose
+        return builtins.bool(near(self, other, rtol, atol, equal_nan))
+
+    def zero_(self) -> Self:
+        """Every element 0, in place; what lies between rows is left as it is.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_list([torch.tensor([1, 2])]).zero_().values
+        tensor([0, 0])
+        """
+        return self.fill_(0)
+
+    def fill_(self, value: Any) -> Self:
+        """Every element `value`, in place; what lies between rows is left as it is.
+
+        >>> from serrate import JaggedTensor
+        >>> JaggedTensor.from_list([torch.tensor([1, 2])]).fill_(7).values
+        tensor([7, 7])
+        """
+        self._check_writable()
+        setitem(self._values, self._structure, ..., value)
+        return self
+
+    def copy_(self, src: Any, non_blocking: builtins.bool = False) -> Self:
+        """The elements of `src`, which has the same rows or is one tensor for all, in place.
+
+        >>> from serrate import JaggedTensor
+        >>> jt = JaggedTensor.from_list([torch.tensor([1, 2])])
+        >>> jt.copy_(jt.with_values(torch.tensor([3, 4]))).values
+        tensor([3, 4])
+        """
+        self._check_writable()
+        if isinstance(src, SameRows):
+            if tuple(map(str, src.shape)) != tuple(map(str, self.shape)) or not src._structure.same_rows(self._structure):
+                raise StructureMismatch(f"copy_: the rows of {src._structure} are not those of {self._structure}")
+            src = src.to(self.device, self.dtype)
+        setitem(self._values, self._structure, ..., src)
+        return self
+
+    def _check_writable(self) -> None:
+        if self.requires_grad and torch.is_grad_enabled():
+            raise GradientError("what requires a gradient cannot be written to in place; do it under torch.no_grad()")

@@ -18,7 +18,8 @@ from serrate.analysis.guards import condition, loop_symbols, needed
 from serrate.errors import DomainError
 from serrate.ir import IterDomain, combine, cover, merge, partition, product, regroup, resize, restrict, split, swizzle
 from serrate.ir.domains import COORDINATE
-from serrate.ir.expr import Array, Environment, symbol
+from serrate.ir.expr import Array, Environment, const, symbol
+from serrate.ir.ragged_transforms import spread
 from tests.analysis.chains import Built, Chain, Step, all_positions, build, chains, moving_chains
 
 FULL = os.environ.get("SERRATE_TEST_FULL") == "1"
@@ -622,3 +623,14 @@ def step(kind: str, pick: int, size: int = 1) -> Step:
 @pytest.mark.parametrize("seed", [1, 5, 9, 16])
 def test_chains_that_were_wrong_once(chain: Chain, seed: int) -> None:
     check(chain, seed)
+
+
+def test_loops_over_spread_rows_skip_gaps() -> None:
+    component, ragged = partition(IterDomain(5), [0, 3, 3, 5])
+    whole = spread(component, ragged, Array("starts", (1, 5, 7)), const(12))
+    found = visits([component, ragged], [whole], guards([component, ragged], [whole]))
+    assert found == Counter({(0, 0): 1, (0, 1): 1, (0, 2): 1, (2, 0): 1, (2, 1): 1})
+    kept = guards([component, ragged], [whole])
+    for k in range(len(kept)):
+        fewer = visits([component, ragged], [whole], [*kept[:k], *kept[k + 1 :]])
+        assert fewer != found, f"{kept[k].condition} is not needed"

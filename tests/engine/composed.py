@@ -86,6 +86,19 @@ def _columns(lengths: list[int]) -> Structure:
     return Structure.from_lengths(_ints(lengths)).with_columns(_ints(_counts(lengths)), packed=False)
 
 
+def _beside_rows(lengths: list[int], *, packed: bool) -> Structure:
+    other = Structure.from_offsets(_ints([0, 1, 1, 3]), dim=1 if packed else 2)
+    rectangles = Structure.from_lengths(_ints(lengths)).with_columns(_ints(_counts(lengths)), packed=packed)
+    return Structure.independent(rectangles, other)
+
+
+def _rectangles_apart(lengths: list[int]) -> tuple[Structure, int]:
+    """Rectangles with gaps between them, and how much room they take."""
+    sizes = [n * m for n, m in zip(lengths, _counts(lengths), strict=True)]
+    starts, room = _spread(sizes)
+    return Structure.from_starts(starts, _ints(lengths)).with_columns(_ints(_counts(lengths))), room
+
+
 def _area(lengths: list[int]) -> int:
     return sum(n * m for n, m in zip(lengths, _counts(lengths), strict=True))
 
@@ -105,6 +118,9 @@ COMPOSITIONS: dict[str, Maker] = {
     "product": (_product, lambda n: (_area(n), 2)),
     "product in nested": (_product_in_nested, lambda n: (_area(n), 2)),
     "columns of the next dim": (_columns, lambda n: (sum(n), ROOM, 2)),
+    "product beside rows": (lambda n: _beside_rows(n, packed=True), lambda n: (_area(n), 3, 2)),
+    "product with gaps": (lambda n: _rectangles_apart(n)[0], lambda n: (_rectangles_apart(n)[1], 2)),
+    "columns beside rows": (lambda n: _beside_rows(n, packed=False), lambda n: (sum(n), ROOM, 3, 2)),
 }
 """Name -> structure of some lengths, and the shape of its values."""
 

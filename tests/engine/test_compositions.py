@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from serrate import JaggedTensor, Structure, ir, jit, ops
-from serrate.errors import ShapeError, StructureError, StructureMismatch, TraceError
+from serrate.errors import ShapeError, StructureError, StructureMismatch
 from tests.engine.composed import reducible
 from tests.engine.oracle import BACKENDS
 
@@ -21,6 +21,15 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 T = torch.tensor
 OFFSETS, LENGTHS, COUNTS = T([0, 3, 3, 8, 10]), T([3, 0, 2]), T([2, 5, 4])
+
+
+def _rectangles(dim: int = 0, packed: bool = True) -> Structure:
+    return Structure.from_offsets(T([0, 3, 3, 5]), dim=dim).with_columns(COUNTS, packed=packed)
+
+
+def _beside(*structures: Structure) -> Structure:
+    return Structure.independent(*structures)
+
 
 STRUCTURES: dict[str, tuple[tuple[int, ...], Callable[[], Structure]]] = {
     "one level": ((10, 4), lambda: Structure.from_offsets(OFFSETS)),
@@ -39,6 +48,32 @@ STRUCTURES: dict[str, tuple[tuple[int, ...], Callable[[], Structure]]] = {
     "product of int32": ((14, 2), lambda: Structure.from_lengths(LENGTHS.int()).with_columns(COUNTS.int())),
     "product in nested": ((14, 2), lambda: Structure.from_lengths(T([2, 0, 1]), LENGTHS).with_columns(COUNTS)),
     "columns of the next dim": ((5, 6, 2), lambda: Structure.from_lengths(LENGTHS).with_columns(COUNTS, packed=False)),
+    "product beside rows": ((14, 5, 2), lambda: _beside(_rectangles(), Structure.from_offsets(T([0, 1, 1, 5]), dim=1))),
+    "rows beside a product": ((10, 14, 2), lambda: _beside(Structure.from_offsets(OFFSETS), _rectangles(dim=1))),
+    "columns of the next dim beside rows": (
+        (5, 6, 5, 2),
+        lambda: _beside(_rectangles(packed=False), Structure.from_offsets(T([0, 1, 1, 5]), dim=2)),
+    ),
+    "two products": ((14, 14), lambda: _beside(_rectangles(), _rectangles(dim=1))),
+    "nested beside a product": ((10, 14), lambda: _beside(Structure.from_offsets(T([0, 2, 2, 4]), OFFSETS), _rectangles(dim=1))),
+    "product with gaps": (
+        (28, 2),
+        lambda: Structure.from_starts(T([1, 9, 20]), LENGTHS).with_columns(COUNTS),
+    ),
+    "product with gaps in nested": (
+        (28, 2),
+        lambda: Structure.from_starts(T([1, 9, 20]), T([2, 0, 1]), LENGTHS).with_columns(COUNTS),
+    ),
+    "columns of the next dim with gaps": (
+        (9, 6, 2),
+        lambda: Structure.from_starts(T([1, 5, 6]), LENGTHS).with_columns(COUNTS, packed=False),
+    ),
+    "product with gaps beside rows": (
+        (28, 5),
+        lambda: _beside(
+            Structure.from_starts(T([1, 9, 20]), LENGTHS).with_columns(COUNTS), Structure.from_offsets(T([0, 1, 1, 5]), dim=1)
+        ),
+    ),
     "no rows": ((0, 4), lambda: Structure.from_offsets(T([0]))),
     "rows without positions": ((0, 4), lambda: Structure.from_offsets(T([0, 0, 0]))),
     "rectangles without columns": ((0, 2), lambda: Structure.from_lengths(LENGTHS).with_columns(T([0, 0, 0]))),
@@ -111,7 +146,7 @@ def _apart(structure: Structure) -> list[Structure]:
 def test_different_rows_do_not_meet() -> None:
     a = tensor_of("gaps")
     b = JaggedTensor.from_lengths(torch.zeros(7, 4), [4, 0, 3])
-    with pytest.raises(StructureMismatch, match=r"add: the structures of r0 and r1 differ: lengths \[3, 0, 4\] and \[4, 0, 3\]"):
+    with pytest.raises(StructureMismatch, match=r"add of .*, dim 1: the rows differ: lengths \[3, 0, 4\] and \[4, 0, 3\]"):
         jit(lambda x, y: x + y)(a, b)
 
 
@@ -131,12 +166,19 @@ def test_queries_by_keys_and_back() -> None:
     assert again.offsets.tolist() == offsets.tolist()
 
 
-def test_what_cannot_be_traced_says_what_to_do() -> None:
-    gaps = Structure.from_starts(T([0, 20]), T([3, 2])).with_columns(T([2, 4]))
-    jt = JaggedTensor(torch.arange(28.0), gaps)
-    with pytest.raises(TraceError, match=r"columns and gaps between them cannot be traced: call \.contiguous\(\)"):
-        jit(torch.exp)(jt)
-    assert torch.equal(jit(lambda x: x + 1)(jt.contiguous()).values, jt.contiguous().values + 1)
+@pytest.mark.parametrize("packed", [True, False])
+def test_part_of_every_rectangle_is_read_where_it_is(packed: bool) -> None:
+    """Cutting the rows of rectangles leaves gaps between them; nothing is copied to read them."""
+    structure = Structure.from_lengths(T([4, 0, 3])).with_columns(COUNTS, packed=packed)
+    jt = JaggedTensor(torch.randn((20, 3) if packed else (7, 6, 3)), structure)
+    cut = jt[:, 1:3]
+    assert cut.values.data_ptr() == jt.values.data_ptr() and any(rows.starts is not None for rows in cut.structure.rows)
+    for k, want in enumerate(jt.unbind()):
+        for backend in BACKENDS:
+            total, twice = jit(lambda x: (x.sum(2), x * 2), backend=backend)(cut)
+            torch.testing.assert_close(total[k], want[1:3].sum(1), msg=lambda m, b=backend: f"{b}: {m}")
+            torch.testing.assert_close(twice[k], want[1:3] * 2, msg=lambda m, b=backend: f"{b}: {m}")
+        torch.testing.assert_close(torch.softmax(cut, 1)[k], want[1:3].softmax(0))
 
 
 @pytest.mark.parametrize(

@@ -466,7 +466,7 @@ def test_networks_run_on_rows() -> None:
         (lambda x: x.long() & 1, DtypeError, "bitwise_and: takes bools, got torch.int64"),
         (lambda x: torch.fft.fft(x), CallError, "fft does not take a JaggedTensor"),
         (lambda x: F.dropout(x, 1.5), CallError, "the probability must be between 0 and 1, got 1.5"),
-        (lambda x: x + "a", TypeError, "unsupported operand"),
+        (lambda x: x + "a", TypeError, "ragged tensors meet tensors and real numbers"),
         (lambda x: F.layer_norm(x, (3,)), ShapeError, r"normalized_shape \(3,\) is not the shape of the last dims, \(4,\)"),
     ],
 )

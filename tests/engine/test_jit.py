@@ -124,7 +124,7 @@ def test_shapes_decide_and_data_does_not() -> None:
         return -x
 
     line = by_data.__code__.co_firstlineno + 1
-    with pytest.raises(TraceError, match=rf"a branch on data cannot be traced \(.*test_jit\.py:{line}: if x\.sum\(\) > 0:"):
+    with pytest.raises(TraceError, match=rf"a branch on data cannot be traced, .* \(.*test_jit\.py:{line}: if x\.sum\(\) > 0:"):
         jit(by_data)(rows())
     for use in (lambda x: float(x.sum()), list, lambda x: len(x)):
         with pytest.raises(TraceError, match=r"test_jit\.py:\d+"):
@@ -136,7 +136,7 @@ def test_errors_name_the_line() -> None:
         y = x * 2
         return y.sum(7)
 
-    with pytest.raises(ShapeError, match="dim 7 is out of range") as told:
+    with pytest.raises(ShapeError, match="sum: dim 7 does not exist") as told:
         jit(wrong)(rows())
     line = wrong.__code__.co_firstlineno + 2
     assert any(f"test_jit.py:{line}: return y.sum(7)" in note for note in told.value.__notes__)

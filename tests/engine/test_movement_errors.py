@@ -60,8 +60,16 @@ RECORDED: dict[str, tuple[Make, type[Exception], str]] = {
     "scan of rows": (lambda f: ops.cumsum(rows(f), 0), ShapeError, "counts rows"),
     "scan of rows in groups": (lambda f: ops.cumprod(groups(f), 1), ShapeError, "rows"),
     "scan of groups": (lambda f: ops.cumsum(groups(f), 0), ShapeError, "rows"),
-    "argmax of rows in groups": (lambda f: ops.argmax(groups(f), 1), ShapeError, "reduce dim 2 first, or all dims before it"),
-    "sum of groups alone": (lambda f: ops.sum(groups(f), 0), ShapeError, "reduce dim 2 first, or all dims before it"),
+    "argmax of rows in groups": (
+        lambda f: ops.argmax(groups(f), 1),
+        ShapeError,
+        "reduce dim 2 as well, or, position by position, dims (0, 1)",
+    ),
+    "sum of groups alone": (
+        lambda f: ops.sum(groups(f), 0),
+        ShapeError,
+        "reduce dim 2 as well, or, position by position, dims (0, 1)",
+    ),
     "argmax of two dims": (lambda f: ops.argmax(rows(f, 2), (1, 2)), ShapeError, "takes one dim"),
     "cat of nothing": (lambda f: ops.cat([]), ShapeError, "at least one"),
     "cat of other sizes": (lambda f: ops.cat([dense(f, 2, 3), dense(f, 2, 4)]), ShapeError, "3 and 4"),

@@ -291,20 +291,20 @@ class TestElementwise:
             return nested(x, first) + nested(x, second)
 
         other = torch.tensor([0, 4, 8, 10])
-        message = r"add: the structures of r0 and r1 differ: lengths \[3, 5, 2\] and \[4, 4, 2\]"
+        message = r"add of .*, dim 1: the rows differ: lengths \[3, 5, 2\] and \[4, 4, 2\]"
         for backend in BACKENDS:
             with pytest.raises(StructureMismatch, match=message):
                 record(body, X, OFFSETS, other).compile(backend)(X, OFFSETS, other)
-        refused(ShapeError, "add: extents 3 and 2 do not broadcast", body, X, OFFSETS, torch.tensor([0, 5, 10]))
+        refused(ShapeError, "add of .*, dim 0: the sizes differ: 3 and 2", body, X, OFFSETS, torch.tensor([0, 5, 10]))
         refused(
-            SerrateError, "add: extents of c0 and c1 differ: 3 and 2", body, X, OFFSETS, torch.tensor([0, 5, 10]), known=False
+            SerrateError, "add of .*, dim 0: the sizes differ: 3 and 2", body, X, OFFSETS, torch.tensor([0, 5, 10]), known=False
         )
 
     def test_a_structure_of_one_component_is_not_spread_over_others(self) -> None:
         def body(x: TensorView, y: TensorView, first: TensorView, second: TensorView) -> TensorView:
             return nested(x, first) + nested(y, second)
 
-        message = r"add: the structures of r0 and r1 differ: lengths \[3, 5, 2\] and \[5\]"
+        message = r"add of .*, dim 1: the rows differ: lengths \[3, 5, 2\] and \[5\]"
         refused(StructureMismatch, message, body, X, X[:5].clone(), OFFSETS, torch.tensor([0, 5]))
 
     @pytest.mark.parametrize("shape", [(5,), (4, 1, 4), (2, 1, 4)])
@@ -376,7 +376,7 @@ class TestDims:
         on_rows(lambda x: back(ops.softmax(permuted(x), dim)), [r.softmax(1) for r in ROWS])
 
     def test_rows_stay_behind_their_component(self) -> None:
-        message = "permute: dim 1 of .* is ragged and must stay behind the dim that counts its rows"
+        message = "permute: dim 1 of .* is ragged and must stay behind dim 0, which counts its rows"
         refused(ShapeError, message, lambda x, o: ops.permute(nested(x, o), 1, 0, 2), X, OFFSETS)
         refused(ShapeError, message, lambda x, o: ops.transpose(nested(x, o), 0, 1), X, OFFSETS)
         refused(
@@ -406,9 +406,9 @@ class TestReshape:
             (
                 lambda x: ops.reshape(x, (10, 4)),
                 ShapeError,
-                r"reshape: T2.* is ragged; use flatten and unflatten on its regular dims, as_flattened",
+                r"reshape: .* is ragged; use flatten and unflatten on its regular dims, as_flattened",
             ),
-            (lambda x: ops.reshape(x, (3, -1)), ShapeError, r"reshape: T2.* is ragged"),
+            (lambda x: ops.reshape(x, (3, -1)), ShapeError, r"reshape: .* is ragged"),
             (
                 lambda x: ops.unflatten(x, 0, (3, 1)),
                 ShapeError,
@@ -537,7 +537,7 @@ class TestReductions:
         agree(lambda x, o: ops.mean(nested(x, o), 0), across(lambda s: s.mean(0), rows), x, offsets)
 
     def test_inside_other_rows_the_component_alone_is_refused(self) -> None:
-        message = "sum over a component dim alone: .* has parts inside components; regroup or flatten them first"
+        message = r"sum: dim 1 of \(.*, r0, 4\) counts the rows of dim 2, which differ in length, .* dims \(0, 1\) together"
         refused(ShapeError, message, lambda x, e, r: ops.sum(three(x, e, r), 1), numbers(325, 4), EXPERTS, RANKS)
 
 
@@ -574,7 +574,7 @@ class TestNewLengths:
         on_rows(lambda x: ops.pad(x, 2, 1, 2, 3.0), [torch.nn.functional.pad(r, (1, 2), value=3.0) for r in ROWS])
 
     def test_a_new_structure_does_not_meet_the_old_one(self) -> None:
-        message = "add: the structures of .* differ"
+        message = "add of .*: the rows differ"
         refused(StructureMismatch, message, lambda x, o: nested(x, o) + ops.slice(nested(x, o), 1, 1), X, OFFSETS)
         refused(StructureMismatch, message, lambda x, o: nested(x, o) + ops.pad(nested(x, o), 1, 1, 0), X, OFFSETS)
         with pytest.raises(StructureMismatch, match=r"combine: .* counts the components of T1, but .* belongs to"):
@@ -630,10 +630,10 @@ class TestCat:
 
     def test_refused(self) -> None:
         args = X, OFFSETS, self.OTHER, self.OTHER_OFFSETS
-        message = r"cat: the structures of r0 and r1 differ: lengths \[3, 5, 2\] and \[1, 0, 5\]"
+        message = r"cat of .*, dim 1, which is not joined: the rows differ: lengths \[3, 5, 2\] and \[1, 0, 5\]"
         refused(StructureMismatch, message, self.joined(2), *args)
-        refused(ShapeError, "cat: the numbers of rows: 3 and 1 differ", self.joined(1), *args[:3], torch.tensor([0, 6]))
-        message = "cat: tensors must have the same dims, ragged ones in the same places, got .* and .*"
+        refused(ShapeError, "cat: the numbers of rows differ: 3 and 1", self.joined(1), *args[:3], torch.tensor([0, 6]))
+        message = "cat of .* and .*: tensors must have as many dims, ragged ones in the same places"
         refused(ShapeError, message, lambda x, o, y: ops.cat([nested(x, o), y], 1), X, OFFSETS, numbers(3, 2, 4))
         refused(ShapeError, "cat: needs at least one tensor", lambda x: ops.cat([]), X)
 
@@ -726,7 +726,7 @@ class TestExpertsAndRanks:
             return self.TOKENS, EXPERTS, torch.tensor(offsets)
 
         short = rows([0, 50, 127], [0, 0, 0])
-        refused(ShapeError, "as_nested: the number of rows of offsets and of components: 2 and 3 differ", three, *short)
+        refused(ShapeError, "as_nested: the number of rows of offsets and of components differ: 2 and 3", three, *short)
         refused(
             SerrateError, "as_nested: the number of rows of offsets and of components differ: 2 and 3", three, *short, known=False
         )
@@ -791,11 +791,11 @@ class TestTwoDevices:
 
     def test_refused(self) -> None:
         x = self.TOKENS
-        message = r"as_nested: offsets have 1 leading dims, but 0 precede dim 0 of T0"
+        message = r"as_nested: offsets have 1 leading dims, but 0 precede dim 0 of"
         refused(ShapeError, message, lambda x, o: ops.as_nested(x, o, ragged_dim=0), x, DEVICES)
-        message = r"as_nested: offsets have 2 leading dims, but 1 precede dim 1 of T0"
+        message = r"as_nested: offsets have 2 leading dims, but 1 precede dim 1 of"
         refused(ShapeError, message, self.nested, x, DEVICES[None])
-        message = "as_nested: the number of rows of offsets and of positions before the dim: 1 and 2 differ"
+        message = "as_nested: the number of rows of offsets and of positions before the dim differ: 1 and 2"
         refused(ShapeError, message, self.nested, x, DEVICES[:1])
         for offsets, message in (
             ([[0, 30, 30, 70, 100], [0, 25, 60, 85, 99]], r"offsets must end at the extent: offsets\[1\] ends at 99, not 100"),
@@ -1186,13 +1186,11 @@ class TestOffsets:
                     ShapeError, match="as_nested: give offsets, or lengths, or starts and lengths; got none of them"
                 ):
                     ops.as_nested(x, **given)  # type: ignore[arg-type]
-            with pytest.raises(
-                DtypeError, match=re.escape("as_nested: offsets must be int32 or int64, got T1: float32[i.d2{4}]")
-            ):
+            with pytest.raises(DtypeError, match=re.escape("as_nested: offsets must be int32 or int64, got torch.float32")):
                 ops.as_nested(x, scores)
-            with pytest.raises(DtypeError, match="as_nested: lengths must be int32 or int64, got T1"):
+            with pytest.raises(DtypeError, match=re.escape("as_nested: lengths must be int32 or int64, got torch.float32")):
                 ops.as_nested(x, lengths=scores)
-            with pytest.raises(ShapeError, match="as_nested: offsets must have one dim, got T2"):
+            with pytest.raises(ShapeError, match=r"as_nested: offsets must have one dim, got \("):
                 ops.as_nested(x, one)
 
     def test_a_schedule_checks_them_at_once(self) -> None:

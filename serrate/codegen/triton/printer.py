@@ -297,13 +297,19 @@ class _Printer:
 
     def _node(self, node: Node) -> None:
         if isinstance(node, For):
-            self.put(f"for {node.symbol} in range(0, {self.index(node.extent)}):")
+            lane, variable = self.lanes_of.pop(node.symbol, None), self.variables.get(node.symbol)
+            if lane is not None:
+                # A dim that is lanes elsewhere in the kernel: what holds its lanes must not become the loop's number.
+                self.variables[node.symbol] = f"{node.symbol}_now"
+            self.put(f"for {self.variables.get(node.symbol, node.symbol.name)} in range(0, {self.index(node.extent)}):")
             self.indent += 1
             outer = self.shared
             self.shared = {}
             self._nodes(node.body)
             self.shared = outer
             self.indent -= 1
+            if lane is not None and variable is not None:
+                self.lanes_of[node.symbol], self.variables[node.symbol] = lane, variable
         elif isinstance(node, Bind):
             self._bind(node)
         elif isinstance(node, Declare):

@@ -11,6 +11,11 @@ from typing import Any
 
 from serrate.frontend.capture import captured
 from serrate.frontend.ops.attention import attention
+from serrate.frontend.ops.blocks import (
+    permute,
+    regroup,
+    transpose,
+)
 from serrate.frontend.ops.elementwise import (
     abs,
     add,
@@ -70,6 +75,9 @@ from serrate.frontend.ops.elementwise import (
     trunc,
     where,
 )
+from serrate.frontend.ops.losses import (
+    cross_entropy,
+)
 from serrate.frontend.ops.movement import (
     cat,
     embedding,
@@ -118,6 +126,8 @@ from serrate.frontend.ops.routing import (
     invert,
 )
 from serrate.frontend.ops.scans import (
+    cummax,
+    cummin,
     cumprod,
     cumsum,
 )
@@ -133,12 +143,9 @@ from serrate.frontend.ops.structure import (
     as_product,
     broadcast_to,
     flatten,
-    permute,
-    regroup,
     reshape,
     set,
     squeeze,
-    transpose,
     unflatten,
     unsqueeze,
 )
@@ -165,6 +172,9 @@ __all__ = [
     "ceil",
     "clamp",
     "cos",
+    "cross_entropy",
+    "cummax",
+    "cummin",
     "cumprod",
     "cumsum",
     "div",

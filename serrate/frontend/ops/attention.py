@@ -16,6 +16,7 @@ from serrate.frontend.ops.elementwise import cast, mul
 from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.normalise import softmax
 from serrate.frontend.ops.products import under
+from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import reduction
@@ -52,7 +53,7 @@ def attention(
     for other in (key, value):
         for own, beside in zip(leading, other.domains[:-2], strict=True):
             require_equal(fusion, "attention: the numbers of heads or sequences", own, beside)
-    match(fusion, "attention", key.domains[-2], value.domains[-2])
+    match(fusion, f"attention: keys {shown(key)} and values {shown(value)}", key.domains[-2], value.domains[-2], "attention")
     require_equal(fusion, "attention: the features of queries and keys", features, key.domains[-1])
     assert isinstance(queries, RaggedIterDomain) and isinstance(key.domains[-2], RaggedIterDomain)
     keys = under(queries.component, key.domains[-2], fusion.fresh("r"))
@@ -85,7 +86,9 @@ def _check(name: str, x: TensorView) -> None:
     if ragged == [x.ndim - 2]:
         return
     if len(ragged) != 1:
-        raise ShapeError(f"attention: {name} must have one ragged dim, the sequence, got {x}; flatten the outer level first")
+        raise ShapeError(
+            f"attention: {name} must have one ragged dim, the sequence, got {shown(x)}; flatten the outer level first"
+        )
     others = [k for k in range(x.ndim) if k != ragged[0]]
     component = next((k for k in others if x.domains[k].pairing is not None), others[0])
     heads = [k for k in others[:-1] if k != component]

@@ -16,6 +16,7 @@ from serrate.frontend.broadcast import match
 from serrate.frontend.ops.common import Number, counts_rows, dim_of, require_equal
 from serrate.frontend.ops.elementwise import cast
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
+from serrate.frontend.shapes import both, shown
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, const, maximum, minimum, symbol
 from serrate.ir.fusion import Fusion, PositionInside
@@ -35,7 +36,7 @@ def pulled(fusion: Fusion, dtype: torch.dtype, domains: Sequence[IterDomain], va
 
 def _integers(name: str, indices: TensorView) -> TensorView:
     if indices.dtype == torch.bool or indices.dtype.is_floating_point:
-        raise DtypeError(f"{name}: indices must be integers, got {indices.dtype}")
+        raise DtypeError(f"{name}: indices must be integers, got {indices.dtype}; convert them first, with .long()")
     return indices if indices.dtype in (torch.int32, torch.int64) else cast(indices, torch.int64)
 
 
@@ -62,14 +63,14 @@ def _own_component(name: str, x: TensorView, dim: int) -> IterDomain:
     domain = x.domains[dim]
     assert isinstance(domain, RaggedIterDomain)
     if dim != 1 or x.domains[0].uid != domain.component.uid:
-        raise ShapeError(f"{name}: dim {dim} of {x} is ragged inside other rows; flatten the outer level first")
+        raise ShapeError(f"{name}: dim {dim} of {shown(x)} is ragged inside other rows; flatten the outer level first")
     return x.domains[0]
 
 
 # --- gathers -----------------------------------------------------------------------------------------------------------
 
 
-def index(x: TensorView, indices: TensorView, dim: int = 0) -> TensorView:
+def index(x: TensorView, indices: TensorView, dim: int = 0, *, name: str = "index") -> TensorView:
     """`x` at `indices` along `dim`: that dim is replaced by the dims of `indices`, which may be ragged.
 
     Indices of the component dim pick whole rows; the result has their lengths. An index outside gives 0; of
@@ -84,9 +85,9 @@ def index(x: TensorView, indices: TensorView, dim: int = 0) -> TensorView:
     torch.Size([2, 8])
     """
     dim = dim_of("index", x, dim)
-    indices = _integers("index", indices)
+    indices = _integers(name, indices)
     if isinstance(x.domains[dim], RaggedIterDomain):
-        raise ShapeError(f"index: dim {dim} of {x} is ragged; gather(x, {dim}, indices) picks positions of each row")
+        raise ShapeError(f"index: dim {dim} of {shown(x)} is ragged; gather(x, {dim}, indices) picks positions of each row")
     if counts_rows(x, x.domains[dim]):
         return _index_rows(x, indices, dim)
     domains = (*x.domains[:dim], *indices.domains, *x.domains[dim + 1 :])
@@ -98,7 +99,9 @@ def _index_rows(x: TensorView, indices: TensorView, dim: int) -> TensorView:
     """Whole rows: their lengths follow the indices."""
     ragged = x.domains[1] if x.ndim > 1 else None
     if dim != 0 or indices.ndim != 1 or not isinstance(ragged, RaggedIterDomain) or levels_of(x) != 1:
-        raise ShapeError(f"index: rows are picked by a 1-D tensor along dim 0 of one level of rows, got {indices} into {x}")
+        raise ShapeError(
+            f"index: rows are picked by a 1-D tensor along dim 0 of one level of rows, got {shown(indices)} into {shown(x)}"
+        )
     picked = Array(indices.tensor.memory.name, signed=True)[COORDINATE]
     rows_there = ragged.component.extent_expr
     inside = maximum(minimum(picked, rows_there - 1), 0)
@@ -118,8 +121,8 @@ def levels_of(x: TensorView) -> int:
 def embedding(indices: TensorView, weight: TensorView) -> TensorView:
     """`torch.nn.functional.embedding` with indices of any structure; an index outside the table gives zeros."""
     if weight.ndim != 2:
-        raise ShapeError(f"embedding: expected a table [entries, features], got {weight}")
-    return index(weight, indices, 0)
+        raise ShapeError(f"embedding: expected a table [entries, features], got {shown(weight)}")
+    return index(weight, indices, 0, name="embedding")
 
 
 def gather(x: TensorView, dim: int, indices: TensorView) -> TensorView:
@@ -127,12 +130,13 @@ def gather(x: TensorView, dim: int, indices: TensorView) -> TensorView:
     dim = dim_of("gather", x, dim)
     indices = _integers("gather", indices)
     if x.ndim != indices.ndim:
-        raise ShapeError(f"gather: x and indices must have as many dims, got {x.ndim} and {indices.ndim}")
+        raise ShapeError(f"gather of {both(x, indices)}: tensor and indices must have as many dims")
     for k, (own, other) in enumerate(zip(x.domains, indices.domains, strict=True)):
         if k != dim:
-            match(x.fusion, "gather", own, other)
+            later = f"gather of {both(x, indices, later=True)}, dim {k}"
+            match(x.fusion, f"gather of {both(x, indices)}, dim {k}", own, other, later)
     if x.domains[dim].is_ragged and counts_rows(x, x.domains[dim]):
-        raise ShapeError(f"gather: dim {dim} of {x} counts rows inside other rows; flatten the outer level first")
+        raise ShapeError(f"gather: dim {dim} of {shown(x)} counts rows inside other rows; flatten the outer level first")
     # Where rows are picked, positions must lie in the row that the index names.
     picks = [isinstance(d, RaggedIterDomain) and d.component.uid == x.domains[dim].uid for d in x.domains]
     places: Places = tuple(
@@ -153,7 +157,7 @@ def select(x: TensorView, dim: int, index: int) -> TensorView:
     """
     dim = dim_of("select", x, dim)
     domain = x.domains[dim]
-    place = _position(domain, index, f"select: {x} has no position {index} in dim {dim}")
+    place = _position(domain, index, f"select: {shown(x)} has no position {index} in dim {dim}")
     if not domain.is_ragged and domain.extent_expr.value is None:
         x.fusion.checks.append(PositionInside(index, domain.extent_expr, f"select: dim {dim} has no position"))
     domains: list[IterDomain] = []
@@ -225,7 +229,7 @@ def _bound(position: int, length: Expr) -> Expr:
 def _slice_rows(x: TensorView, dim: int, low: Expr, count: Expr) -> TensorView:
     ragged = x.domains[1] if x.ndim > 1 else None
     if dim != 0 or not isinstance(ragged, RaggedIterDomain) or levels_of(x) != 1:
-        raise ShapeError(f"slice: rows of {x} lie inside other rows; flatten the outer level first")
+        raise ShapeError(f"slice: rows of {shown(x)} lie inside other rows; flatten the outer level first")
     component, rows = rows_of(x.fusion, ragged.length_of(COORDINATE + low), count, ragged.host_bound)
     places: Places = (Place(index_of(component) + low, (component,)), _same_position(rows), *x.domains[2:])
     return pulled(x.fusion, x.dtype, (component, rows, *x.domains[2:]), x.at(places))
@@ -256,7 +260,7 @@ def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> 
         places[0], owners = domains[0], (domains[0],)
         length = domain.length_of(index_of(domains[0]))
     elif counts_rows(x, domain):
-        raise ShapeError(f"pad: dim {dim} of {x} counts rows; cat with rows to add some")
+        raise ShapeError(f"pad: dim {dim} of {shown(x)} counts rows; cat with rows to add some")
     else:
         domains[dim] = IterDomain(length + (before + after), name=x.fusion.fresh("d"))
     new = domains[dim]
@@ -276,7 +280,7 @@ def flip(x: TensorView, dim: int) -> TensorView:
     dim = dim_of("flip", x, dim)
     domain = x.domains[dim]
     if counts_rows(x, domain):
-        raise ShapeError(f"flip: dim {dim} of {x} counts rows; index(x, rows) puts rows in another order")
+        raise ShapeError(f"flip: dim {dim} of {shown(x)} counts rows; index(x, rows) puts rows in another order")
     if isinstance(domain, RaggedIterDomain):
         length = domain.length_of(index_of(domain.component))
         back = Place(length - 1 - index_of(domain), (domain, domain.component))
@@ -307,7 +311,7 @@ def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
     dtype = first.dtype
     for other in views[1:]:
         if other.ndim != first.ndim or [d.is_ragged for d in other.domains] != [d.is_ragged for d in first.domains]:
-            raise ShapeError(f"cat: tensors must have the same dims, ragged ones in the same places, got {first} and {other}")
+            raise ShapeError(f"cat of {both(first, other)}: tensors must have as many dims, ragged ones in the same places")
         dtype = torch.promote_types(dtype, other.dtype)
     views = [cast(v, dtype) for v in views]
     if isinstance(first.domains[dim], RaggedIterDomain):
@@ -317,18 +321,19 @@ def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
     for other in views[1:]:
         for k, (a, b) in enumerate(zip(first.domains, other.domains, strict=True)):
             if k != dim:
-                _alike(first.fusion, a, b)
+                _alike(first, other, k, a, b)
     new = IterDomain(_total([v.domains[dim].extent_expr for v in views]), name=first.fusion.fresh("d"))
     domains = (*first.domains[:dim], new, *first.domains[dim + 1 :])
     return _joined(views, dim, domains, [v.domains[dim].extent_expr for v in views], ())
 
 
-def _alike(fusion: Fusion, a: IterDomain, b: IterDomain) -> None:
+def _alike(first: TensorView, other: TensorView, dim: int, a: IterDomain, b: IterDomain) -> None:
     """Dims that stay as they are when tensors are joined: of one structure, or of one extent; nothing is stretched."""
+    now, later = (f"cat of {both(first, other, later=later)}, dim {dim}, which is not joined" for later in (False, True))
     if a.is_ragged:
-        match(fusion, "cat", a, b)
+        match(first.fusion, now, a, b, later)
     else:
-        require_equal(fusion, "cat: the extents of dims that are not joined", a, b)
+        require_equal(first.fusion, f"{now}: the sizes", a, b, f"{later}: the sizes")
 
 
 def _total(sizes: Sequence[Expr]) -> Expr:
@@ -358,8 +363,8 @@ def _cat_ragged(views: Sequence[TensorView], dim: int) -> TensorView:
     count = _own_component("cat", first, dim).extent_expr
     for other in views[1:]:
         require_equal(fusion, "cat: the numbers of rows", first.domains[0], _own_component("cat", other, dim))
-        for a, b in zip(first.domains[2:], other.domains[2:], strict=True):
-            _alike(fusion, a, b)
+        for k, (a, b) in enumerate(zip(first.domains[2:], other.domains[2:], strict=True), 2):
+            _alike(first, other, k, a, b)
     ragged = [v.domains[1] for v in views]
     assert all(isinstance(d, RaggedIterDomain) for d in ragged)
     lengths = [d.row_length for d in ragged]
@@ -373,7 +378,7 @@ def _cat_rows(views: Sequence[TensorView], dim: int) -> TensorView:
     """Rows behind rows: the values of all tensors one behind the other, cut by offsets that continue."""
     first = views[0]
     if dim != 0 or levels_of(first) != 1 or not first.domains[1].is_ragged:
-        raise ShapeError(f"cat: rows of {first} lie inside other rows; flatten the outer level first")
+        raise ShapeError(f"cat: rows of {shown(first)} lie inside other rows; flatten the outer level first")
     ragged = [v.domains[1] for v in views]
     counts = tuple(d.component.extent_expr for d in ragged if isinstance(d, RaggedIterDomain))
     lengths = tuple(d.row_length for d in ragged)

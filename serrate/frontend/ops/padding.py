@@ -14,6 +14,7 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.ops.common import Number, require_equal
 from serrate.frontend.ops.elementwise import cast
 from serrate.frontend.ops.movement import pulled, rows_of
+from serrate.frontend.shapes import shown
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, const, symbol
 from serrate.ir.fusion import AtLeastLongest
@@ -41,7 +42,7 @@ def to_padded(x: TensorView, fill: Number | TensorView = 0, *, max_length: int |
     """
     ragged = [d for d in x.domains if isinstance(d, RaggedIterDomain)]
     if not ragged:
-        raise ShapeError(f"to_padded: {x} has no ragged dim")
+        raise ShapeError(f"to_padded: {shown(x)} has no ragged dim")
     if max_length is not None and max_length < 0:
         raise ShapeError(f"to_padded: max_length must not be negative, got {max_length}")
     rooms = [_room(x, d, max_length if d is ragged[-1] else None) for d in ragged]
@@ -102,7 +103,7 @@ def from_padded(x: TensorView, offsets: TensorView | None = None, *, lengths: Te
     if given.dtype not in (torch.int32, torch.int64) or given.ndim != 1:
         raise ShapeError(f"from_padded: offsets and lengths are int32 or int64 of one dim, got {given}")
     if x.ndim < 2 or x.domains[0].is_ragged or x.domains[1].is_ragged:
-        raise ShapeError(f"from_padded: takes a dense tensor [B, L, ...], got {x}")
+        raise ShapeError(f"from_padded: takes a dense tensor [B, L, ...], got {shown(x)}")
     fusion, array = x.fusion, Array(given.tensor.memory.name)
     if offsets is None:
         component, rows = rows_of(fusion, array[COORDINATE], given.domains[0].extent_expr, None)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import match
-from serrate.frontend.ops.common import floating, require_equal
+from serrate.frontend.ops.common import NoOperand, floating, require_equal
 from serrate.frontend.ops.elementwise import add, cast
+from serrate.frontend.shapes import both, shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import reduction
@@ -31,26 +32,40 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
     ...     print(ops.matmul(y, w).shape, ops.matmul(ops.transpose(y, 1, 2), y).shape)
     (3, 'r0', 5) (3, 8, 8)
     """
+    for side in (x, w):
+        if not isinstance(side, TensorView):
+            raise NoOperand(f"a product is of two tensors, got {side!r} of type {type(side).__name__}")
     fusion = x.fusion
-    if x.ndim < 2 or w.ndim not in (2, 3):
-        raise ShapeError(f"matmul: expected rows [..., k] and a weight [k, j] or [component, k, j], got {x} and {w}")
+    what = f"matmul of {both(x, w)}"
+    if x.ndim < 2 or w.ndim < 2 or (w.ndim > 3 and w.ndim != x.ndim):
+        raise ShapeError(
+            f"{what}: expected rows [..., k] and a weight [k, j], or one for each row, [B, k, j], or as many dims on both sides"
+        )
     if x.dtype != w.dtype:
-        raise DtypeError(f"matmul: both must have one dtype, got {x.dtype} and {w.dtype}")
+        raise DtypeError(f"{what}: both must have one dtype, got {x.dtype} and {w.dtype}; convert one of them")
     dtype = floating("matmul", x)
     k, j = x.domains[-1], w.domains[-1]
     if k.is_ragged != w.domains[-2].is_ragged:
-        raise ShapeError(f"matmul: one of the contracted dims is ragged and the other is not: {k} and {w.domains[-2]}")
+        raise ShapeError(
+            f"{what}: the last dim of the first and the last but one of the second are contracted, and only one of them is "
+            "ragged; transpose(-1, -2) exchanges the last two dims"
+        )
     if k.is_ragged:
-        match(fusion, "matmul", k, w.domains[-2])
+        match(fusion, f"{what}, contracted dims", k, w.domains[-2], "matmul, contracted dims")
     else:
-        require_equal(fusion, "matmul: the contracted extents", k, w.domains[-2])
+        require_equal(
+            fusion, f"{what}: the sizes of the contracted dims", k, w.domains[-2], "matmul: the sizes of contracted dims"
+        )
     if j.uid in {d.uid for d in x.domains}:
         # Rows by the same rows: two indices over one structure.
         j = j.with_rows(j.row_length, name=fusion.fresh("r" if j.is_ragged else "d"), bound=j.bound, total=j.extent_expr)
     index: tuple[IterDomain, ...] = (k, j)
-    if w.ndim == 3:
+    if w.ndim > 3:
+        j = _beside(x, w, j)
+        index = (*x.domains[:-2], k, j)
+    elif w.ndim == 3:
         component = _component(x)
-        require_equal(fusion, "matmul: the number of components and of weights", component, w.domains[0])
+        require_equal(fusion, "matmul: the numbers of rows and of weights", component, w.domains[0])
         if isinstance(j, RaggedIterDomain) and j.component.uid != component.uid:
             j = under(component, j, fusion.fresh("r"))
         index = (component, k, j)
@@ -59,6 +74,24 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
     product = call("mul", x.at(x.domains), w.at(index), dtype=carried_dtype(dtype))
     out = fusion.define([state], (*kept, k), Accumulate((state,), kept, reduction("sum"), (product,), (k,)))[0]
     return cast(out, dtype)
+
+
+def _beside(x: TensorView, w: TensorView, j: IterDomain) -> IterDomain:
+    """The last dim of a product whose sides have the same dims before the last two (heads, sequences): a ragged one belongs to
+    the sequences of the first side."""
+    leading = x.domains[:-2]
+    for dim, (own, other) in enumerate(zip(leading, w.domains[:-2], strict=True)):
+        now, later = (f"matmul of {both(x, w, later=later)}, dim {dim}" for later in (False, True))
+        if own.is_ragged or other.is_ragged:
+            match(x.fusion, now, own, other, later)
+        else:
+            require_equal(x.fusion, f"{now}: the sizes", own, other, f"{later}: the sizes")
+    if not isinstance(j, RaggedIterDomain):
+        return j
+    place = next((k for k, d in enumerate(w.domains[:-2]) if d.uid == j.component.uid), None)
+    rows = next((d for d in x.domains[-2:] if isinstance(d, RaggedIterDomain)), None)
+    owner = leading[place] if place is not None else j.component if rows is None else rows.component
+    return j if j.component.uid == owner.uid else under(owner, j, x.fusion.fresh("r"))
 
 
 def under(component: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIterDomain:
@@ -78,11 +111,12 @@ def linear(x: TensorView, weight: TensorView, bias: TensorView | None = None) ->
     """`torch.nn.functional.linear`: weight is [j, k]."""
     fusion = x.fusion
     if weight.ndim != 2:
-        raise ShapeError(f"linear: expected a weight [j, k], got {weight}")
+        raise ShapeError(f"linear: expected a weight [j, k], got {shown(weight)}")
     if x.dtype != weight.dtype:
-        raise DtypeError(f"linear: both must have one dtype, got {x.dtype} and {weight.dtype}")
+        raise DtypeError(f"linear: both must have one dtype, got {x.dtype} and {weight.dtype}; convert one of them")
     k, j = x.domains[-1], weight.domains[0]
-    require_equal(fusion, "linear: the contracted extents", k, weight.domains[1])
+    what = f"linear of {shown(x)} and a weight {shown(weight)}: the features of both"
+    require_equal(fusion, what, k, weight.domains[1], "linear: the features of rows and weight")
     kept = (*x.domains[:-1], j)
     state = fusion.tensor(carried_dtype(floating("linear", x)), kept)
     product = call("mul", x.at(x.domains), weight.at((j, k)), dtype=state.dtype)

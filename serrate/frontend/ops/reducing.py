@@ -10,15 +10,17 @@ from collections.abc import Sequence
 import torch
 
 from serrate.errors import ShapeError
+from serrate.frontend.ops.common import counting
 from serrate.frontend.ops.elementwise import cast, eq, where
 from serrate.frontend.ops.structure import as_flattened, viewed
+from serrate.frontend.shapes import shown
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, symbol
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import cover
 from serrate.ir.recipes import Largest
 from serrate.ir.reductions import reduction
-from serrate.ir.storage import collapse, storage_of
+from serrate.ir.storage import collapse
 from serrate.ir.tile import Accumulate, Store
 from serrate.ir.transforms import Merge
 from serrate.ir.values import Value, call, carried_dtype, constant, extent
@@ -33,17 +35,16 @@ def reduced(
     `extra` are the values of further states, each with a dtype of its own.
     """
     fusion, kind = x.fusion, reduction(name)
+    _check_rows_are_owned(name, x, dims, several=len(kind.states) > 1)
     x, dims = (x, dims) if extra else _all_at_once(x, dims)
     x, dims = _flat(x, dims)
+    inside = _inside_kept(x, dims)
+    if inside:
+        # Words are summed first, then sentences across documents.
+        inner = reduced(name, x, inside, state, state)[0]
+        return reduced(name, inner, tuple(d - len([k for k in inside if k < d]) for d in dims if d not in inside), dtype, state)
     over = tuple(x.domains[d] for d in dims)
-    kept = tuple(_across(name, x, d, over) for k, d in enumerate(x.domains) if k not in dims)
-    try:
-        storage_of(kept)
-    except ShapeError:
-        inner = max(k for k, d in enumerate(x.domains) if k not in dims and d.is_ragged)
-        raise ShapeError(
-            f"{name}: rows of {x} would lose what owns them; reduce dim {inner} first, or all dims before it together"
-        ) from None
+    kept = tuple(_across(d, over) for k, d in enumerate(x.domains) if k not in dims)
     value = x.at(x.domains)
     lifted = value if carried_dtype(value.dtype) == state else call("cast", value, dtype=state)
     dtypes = (state, *(v.dtype for v in extra)) if extra else (state,) * len(kind.states)
@@ -64,22 +65,48 @@ def _flat(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, tuple[int, 
         if c is not None and any(k not in dims and _deep_inside(x, d, row) for k, d in enumerate(x.domains)):
             left = tuple(k - (k > r) for k in dims if k != r)
             return _flat(as_flattened(x, component_dim=c, ragged_dim=r), left)
+    for k, rows in enumerate(x.domains):
+        counts = counting(x, rows)
+        if isinstance(rows, RaggedIterDomain) and len(counts) > 1 and k not in dims and {*counts} <= {*dims}:
+            # Parts of equal number: what counts the rows is made of both dims.
+            g, *others = counts
+            logical = [rows.component if j == g else d for j, d in enumerate(x.domains) if j not in others]
+            return viewed(x, logical), tuple(j - len([o for o in others if o < j]) for j in dims if j not in others)
     return x, dims
 
 
-def _across(name: str, x: TensorView, domain: IterDomain, over: tuple[IterDomain, ...]) -> IterDomain:
+def _check_rows_are_owned(name: str, x: TensorView, dims: tuple[int, ...], *, several: bool) -> None:
+    """Raises where some of the dims that count rows are reduced and the rows are kept: rows of different lengths have no sum.
+
+    Only all of them together have, position by position. What has `several` states is reduced in one step or not at all.
+    """
+    for k, rows in enumerate(x.domains):
+        counts = [] if k in dims else counting(x, rows)
+        gone = [d for d in counts if d in dims]
+        if gone and gone != counts:
+            raise ShapeError(
+                f"{name}: dim {gone[-1]} of {shown(x)} counts the rows of dim {k}, which differ in length, so there is no {name} "
+                f"of them; reduce dim {k} as well, or, position by position, dims {tuple(counts)} together"
+            )
+        inner = [j for j, d in enumerate(x.domains) if k in counting(x, d)] if gone else []
+        if inner and several:
+            raise ShapeError(
+                f"{name}: dims {dims} of {shown(x)} cannot be reduced in one step, with dim {k} between them kept; reduce dim "
+                f"{inner[-1]} first"
+            )
+
+
+def _inside_kept(x: TensorView, dims: tuple[int, ...]) -> tuple[int, ...]:
+    """Dims that are rows inside of rows that are kept while what counts those is reduced."""
+    across = [d for k, d in enumerate(x.domains) if k not in dims and any(c in dims for c in counting(x, d))]
+    return tuple(k for k in dims if any(_deep_inside(x, x.domains[k], d) for d in across))
+
+
+def _across(domain: IterDomain, over: tuple[IterDomain, ...]) -> IterDomain:
     """A dim of the result. The ragged dim whose components are reduced alone becomes a regular one, as long as the longest
     row: each position is reduced across the rows that reach it."""
-    if isinstance(domain, RaggedIterDomain) and {d.uid for d in over} & {d.uid for d in _merged_from(domain.component)}:
-        raise ShapeError(f"{name} over a component dim alone: {x} has parts inside components; regroup or flatten them first")
     if not isinstance(domain, RaggedIterDomain) or all(d.uid != domain.component.uid for d in over):
         return domain
-    if any(_inside(other, domain) for other in x.domains):
-        inner = max(k for k, d in enumerate(x.domains) if d.is_ragged)
-        raise ShapeError(
-            f"{name} over a component dim alone: {x} has several levels of rows; reduce dim {inner} first, or all dims before it "
-            "together"
-        )
     length, count = domain.length, domain.component.extent_expr
     longest = Array(f"longest({length.substitute({COORDINATE: symbol('c')})})", recipe=Largest(length, COORDINATE, count))
     return cover(domain, longest[0])

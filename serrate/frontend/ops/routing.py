@@ -15,6 +15,7 @@ from serrate.frontend.ops.movement import index, slice
 from serrate.frontend.ops.reductions import sum as sum_of
 from serrate.frontend.ops.sorting import library
 from serrate.frontend.ops.structure import as_nested
+from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.view import TensorView
 
@@ -30,7 +31,7 @@ def group_by(keys: TensorView, count: int) -> tuple[TensorView, TensorView]:
     (tensor([0, 1, 2, 4]), tensor([1, 3, 0, 2]))
     """
     if keys.ndim != 1 or keys.dtype == torch.bool or keys.dtype.is_floating_point:
-        raise DtypeError(f"group_by: keys must be 1-D integers, got {keys}")
+        raise DtypeError(f"group_by: keys must be 1-D integers, got {keys.dtype} of shape {shown(keys)}")
     if not isinstance(count, int) or count < 0:
         raise ShapeError(f"group_by: the number of groups must be an int that is not negative, got {count!r}")
     fusion = keys.fusion
@@ -53,9 +54,9 @@ def index_add(x: TensorView, indices: TensorView, count: int) -> TensorView:
     Rows are grouped first, so that sums are made in order and give the same bits every time. An index outside adds nothing.
     """
     if x.ndim < 1 or x.domains[0].is_ragged:
-        raise ShapeError(f"index_add: takes a dense tensor, got {x}")
+        raise ShapeError(f"index_add: takes a dense tensor, got {shown(x)}")
     if indices.ndim != 1:
-        raise ShapeError(f"index_add: indices must have one dim, got {indices}")
+        raise ShapeError(f"index_add: indices must have one dim, got {shown(indices)}")
     require_equal(x.fusion, "index_add: the numbers of rows and of indices", x.domains[0], indices.domains[0])
     inside = logical_and(ge(indices, 0), lt(indices, count))
     offsets, permutation = group_by(where(inside, indices, count), count + 1)

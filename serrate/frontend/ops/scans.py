@@ -1,4 +1,4 @@
-"""Scans: running sums and products along a dim.
+"""Scans: running sums, products and extremes along a dim.
 
 In: a `TensorView` and a dim. Out: a `TensorView` of the same structure; every row of a ragged dim begins anew.
 """
@@ -9,10 +9,13 @@ import torch
 
 from serrate.errors import ShapeError
 from serrate.frontend.ops.common import counts_rows, dim_of
-from serrate.frontend.ops.elementwise import cast
+from serrate.frontend.ops.elementwise import cast, eq, isnan, logical_or
+from serrate.frontend.ops.movement import pulled
+from serrate.frontend.ops.sorting import ValuesIndices
+from serrate.frontend.shapes import shown
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import Scan
-from serrate.ir.values import call, carried_dtype
+from serrate.ir.values import call, carried_dtype, constant, position
 from serrate.ir.view import TensorView
 
 
@@ -36,11 +39,41 @@ def cumprod(x: TensorView, dim: int) -> TensorView:
     return _scan("prod", x, dim, dtype)
 
 
+def cummax(x: TensorView, dim: int) -> ValuesIndices:
+    """`torch.cummax`: the largest element so far and the last position it was at; NaN is the largest.
+
+    >>> from serrate import ir, ops
+    >>> with ir.Fusion() as f:
+    ...     x, offsets = f.input((None,), torch.float32), f.input((None,), torch.int64)
+    ...     f.output(*cummax(ops.as_nested(x, offsets), 1))
+    >>> values, places = f.evaluate(torch.tensor([1.0, 3.0, 2.0, 3.0, 0.0]), torch.tensor([0, 4, 5]))
+    >>> [r.tolist() for r in values.unbind()], [r.tolist() for r in places.unbind()]
+    ([[1.0, 3.0, 3.0, 3.0], [0.0]], [[0, 1, 1, 3], [0]])
+    """
+    return _extreme("max", x, dim)
+
+
+def cummin(x: TensorView, dim: int) -> ValuesIndices:
+    """`torch.cummin`: the smallest element so far and the last position it was at; NaN is the smallest."""
+    return _extreme("min", x, dim)
+
+
+def _extreme(name: str, x: TensorView, dim: int) -> ValuesIndices:
+    values = _scan(name, x, dim, x.dtype)
+    over = x.domains[dim_of(f"cum{name}", x, dim)]
+    # An element that is the extreme so far was put there last by itself; of those, the last one counts.
+    own = logical_or(isnan(x), eq(x, values)) if x.dtype.is_floating_point else eq(x, values)
+    place = call("where", own.at(own.domains), position(over), constant(-1, torch.int64), dtype=torch.int64)
+    return ValuesIndices(values, _scan("max", pulled(x.fusion, torch.int64, x.domains, place), dim, torch.int64))
+
+
 def _scan(name: str, x: TensorView, dim: int, dtype: torch.dtype) -> TensorView:
     which = dim_of(f"cum{name}", x, dim)
     over, state = x.domains[which], carried_dtype(dtype)
     if counts_rows(x, over):
-        raise ShapeError(f"cum{name}: dim {which} of {x} counts rows of different lengths; a running {name} goes along a row")
+        raise ShapeError(
+            f"cum{name}: dim {which} of {shown(x)} counts rows of different lengths; a running {name} goes along a row"
+        )
     value = x.at(x.domains)
     lifted = value if carried_dtype(value.dtype) == state else call("cast", value, dtype=state)
     out = x.fusion.tensor(state, x.domains)

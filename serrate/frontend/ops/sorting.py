@@ -12,15 +12,18 @@ from typing import NamedTuple
 import torch
 
 from serrate.errors import ShapeError
+from serrate.frontend.ops.blocks import transpose
 from serrate.frontend.ops.common import counts_rows, dim_of
-from serrate.frontend.ops.movement import pulled, slice
+from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.structure import set
+from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain
+from serrate.ir.expr import minimum
 from serrate.ir.fusion import PositionInside
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.storage import collapse, storage_of
 from serrate.ir.tile import Library
-from serrate.ir.values import Tensor, extent, position
+from serrate.ir.values import Place, Tensor, extent, index_of, position
 from serrate.ir.view import TensorView
 
 
@@ -55,12 +58,16 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
     dim = dim_of("sort", x, dim)
     fusion, domain = x.fusion, x.domains[dim]
     if counts_rows(x, domain):
-        raise ShapeError(f"sort: dim {dim} of {x} counts rows of different lengths; sort goes along a row")
+        raise ShapeError(f"sort: dim {dim} of {shown(x)} counts rows of different lengths; sort goes along a row")
     found = [fusion.tensor(x.dtype, x.domains), fusion.tensor(torch.int64, x.domains)]
     if not isinstance(domain, RaggedIterDomain):
         # As memory has it: dims that rows share are one there.
         place = len(storage_of(x.domains[:dim]))
         return ValuesIndices(*library("sort", found, [x], place, int(descending)))
+    if _is_outer_side(x, dim):
+        # Positions of the outer side of a rectangle are no neighbours in memory; turned, they are.
+        turned = sort(transpose(x, dim, dim + 1), dim + 1, descending)
+        return ValuesIndices(*(transpose(each, dim, dim + 1) for each in turned))
     first = _axis(x, dim)
     before = len(storage_of(x.domains[:first]))
     axis = x.domains[first : dim + 1]
@@ -73,15 +80,32 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
 def _axis(x: TensorView, dim: int) -> int:
     """The first of the dims that make up, with the ragged one at `dim`, one dim of the values; elements of a row are
     neighbours along it."""
-    inner = f"sort: dim {dim} of {x} has other rows inside its rows; elements of the innermost ragged dim are sorted"
+    inner = f"sort: dim {dim} of {shown(x)} has other rows inside its rows; elements of the innermost ragged dim are sorted"
     _stored(x.domains[dim + 1 :], inner)
     first = dim
     while first > 0 and not _is_stored(x.domains[first : dim + 1]):
         first -= 1
-    apart = f"sort: the rows of dim {dim} of {x} must stand right behind what counts them; permute the dims"
+    apart = f"sort: the rows of dim {dim} of {shown(x)} must stand right behind what counts them; permute the dims"
     if len(_stored(x.domains[first : dim + 1], apart)) != 1:
         raise ShapeError(apart)
     return first
+
+
+def _is_outer_side(x: TensorView, dim: int) -> bool:
+    """Whether a dim is the outer one of two that are rows of one component."""
+    outer, inner = x.domains[dim], x.domains[dim + 1] if dim + 1 < x.ndim else None
+    both = isinstance(outer, RaggedIterDomain) and isinstance(inner, RaggedIterDomain)
+    return both and [d.uid for d in outer.owners] == [d.uid for d in inner.owners]  # type: ignore[union-attr]
+
+
+def _first(x: TensorView, dim: int, count: int) -> TensorView:
+    """The first `count` positions of every row; of a row that is shorter, all."""
+    rows = x.domains[dim]
+    assert isinstance(rows, RaggedIterDomain)
+    fewer = rows.with_rows(minimum(rows.length, count), name=x.fusion.fresh("r"), bound=rows.host_bound)
+    domains = tuple(fewer if k == dim else d for k, d in enumerate(x.domains))
+    places = tuple(Place(index_of(fewer), (fewer,)) if k == dim else d for k, d in enumerate(x.domains))
+    return pulled(x.fusion, x.dtype, domains, x.at(places))
 
 
 def _is_stored(domains: Sequence[IterDomain]) -> bool:
@@ -117,9 +141,9 @@ def topk(x: TensorView, k: int, dim: int = -1, largest: bool = True) -> ValuesIn
         if isinstance(k, bool) or not isinstance(k, int) or k < 0:
             raise ShapeError(f"topk: k must be an int that is not negative, got {k!r}")
         values, indices = sort(x, dim, descending=largest)
-        return ValuesIndices(slice(values, dim, 0, k), slice(indices, dim, 0, k))
+        return ValuesIndices(_first(values, dim, k), _first(indices, dim, k))
     if counts_rows(x, domain):
-        raise ShapeError(f"topk: dim {dim} of {x} counts rows of different lengths; topk goes along a row")
+        raise ShapeError(f"topk: dim {dim} of {shown(x)} counts rows of different lengths; topk goes along a row")
     extent = domain.extent_expr.value
     if isinstance(k, bool) or not isinstance(k, int) or k < 1 or (extent is not None and k > extent):
         raise ShapeError(f"topk: k must be between 1 and {domain.extent}, got {k!r}")

@@ -13,13 +13,13 @@ import torch
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import index_into, match
 from serrate.frontend.ops.common import counts_rows, dim_of
+from serrate.frontend.shapes import shown, size_shown
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, const
 from serrate.ir.fusion import AtLeastLongest, Equal, Rectangles, RowsInside, RowsOfOffsets
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import combine, cover, product
-from serrate.ir.ragged_transforms import regroup as domain_regroup
+from serrate.ir.ragged_transforms import combine, cover, product, spread
 from serrate.ir.recipes import RunningSum
 from serrate.ir.tile import Store
 from serrate.ir.transforms import merge, split
@@ -53,9 +53,9 @@ def as_nested(
         raise ShapeError(f"as_nested: give offsets, or lengths, or starts and lengths; got {', '.join(named) or 'none of them'}")
     for name, view in named.items():
         if view.dtype not in (torch.int32, torch.int64):
-            raise DtypeError(f"as_nested: {name} must be int32 or int64, got {view}")
+            raise DtypeError(f"as_nested: {name} must be int32 or int64, got {view.dtype}")
         if view.ndim != 1 and (name != "offsets" or view.ndim == 0):
-            raise ShapeError(f"as_nested: {name} must have one dim, got {view}")
+            raise ShapeError(f"as_nested: {name} must have one dim, got {shown(view)}")
     if offsets is not None:
         count = offsets.domains[-1].extent_expr - 1
         return nested_by(x, _array(offsets), count, ragged_dim, offsets.domains[:-1])
@@ -71,11 +71,20 @@ def as_nested(
     return viewed(x, (*x.domains[:dim], *pair, *x.domains[dim + 1 :]))
 
 
-def as_product(x: TensorView, rows: TensorView, columns: TensorView, *, ragged_dim: int = 0, packed: bool = True) -> TensorView:
+def as_product(
+    x: TensorView,
+    rows: TensorView,
+    columns: TensorView,
+    *,
+    starts: TensorView | None = None,
+    ragged_dim: int = 0,
+    packed: bool = True,
+) -> TensorView:
     """Views a dim as rows that are rectangles, (component, rows, columns), by K+1 offsets of each; no data moves.
 
     Component c has `rows[c+1] - rows[c]` rows of `columns[c+1] - columns[c]` elements each (queries by keys of one sequence).
-    They lie packed in dim `ragged_dim`; otherwise that dim holds the rows, and the dim behind it their columns, padded.
+    They lie packed in dim `ragged_dim`; otherwise that dim holds the rows, and the dim behind it their columns, padded. With
+    K `starts`, rectangles may leave gaps between them.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -84,32 +93,44 @@ def as_product(x: TensorView, rows: TensorView, columns: TensorView, *, ragged_d
     >>> f.evaluate(torch.arange(8.0), torch.tensor([0, 2, 3]), torch.tensor([0, 3, 5])).unbind()
     (tensor([ 3., 12.]), tensor([13.]))
     """
-    for name, view in (("rows", rows), ("columns", columns)):
+    given = (("rows", rows), ("columns", columns), *((("starts", starts),) if starts is not None else ()))
+    for name, view in given:
         if view.dtype not in (torch.int32, torch.int64):
-            raise DtypeError(f"as_product: {name} must be int32 or int64 offsets, got {view}")
+            raise DtypeError(f"as_product: {name} must be int32 or int64 offsets, got {view.dtype}")
         if view.ndim != 1:
-            raise ShapeError(f"as_product: {name} must be offsets of one dim, got {view}")
+            raise ShapeError(f"as_product: {name} must be offsets of one dim, got {shown(view)}")
     dim, fusion = dim_of("as_product", x, ragged_dim), x.fusion
+    if not packed and dim + 1 >= x.ndim:
+        raise ShapeError(f"as_product: columns that are not packed are in the dim behind dim {dim}, but {shown(x)} has none")
     count, widths = rows.domains[0].extent_expr - 1, _array(columns)
     _require(x, columns.domains[0], count + 1, "as_product: the numbers of offsets of rows and of columns")
-    if packed:
+    extent = x.domains[dim].extent_expr
+    if starts is not None:
+        _require(x, starts.domains[0], count, "as_product: the numbers of starts and of rows")
+    if packed or starts is not None:
         component = IterDomain(count, name=fusion.fresh("c"), pairing=_array(rows))
         first = _rows_of(component, _array(rows), fusion.fresh("r"))
     else:
-        if dim + 1 >= x.ndim:
-            raise ShapeError(f"as_product: columns that are not packed are in the dim behind dim {dim}, but {x} has none")
         component, first = partition(x.domains[dim], _array(rows), count, names=(fusion.fresh("c"), fusion.fresh("r")))
     second = _rows_of(component, widths, fusion.fresh("r"))
     stored: tuple[IterDomain, ...]
-    if packed:
-        stored, behind = (combine(component, product(first, second, total=x.domains[dim].extent_expr)),), dim + 1
-        fusion.checks.append(Rectangles(_array(rows), widths, x.domains[dim].extent_expr))
+    if starts is not None:
+        area = product(first, second, bound=extent) if packed else first
+        stored, behind = (spread(component, area, _array(starts), extent),), dim + 1
+        fusion.checks.append(Rectangles(_array(rows), widths, extent, _array(starts), packed))
+    elif packed:
+        stored, behind = (combine(component, product(first, second, total=extent)),), dim + 1
+        fusion.checks.append(Rectangles(_array(rows), widths, extent))
     else:
+        stored, behind = x.tensor.storage[dim : dim + 1], dim + 1
+    if not packed:
         width = x.domains[dim + 1].extent_expr
-        stored, behind = (*x.tensor.storage[dim : dim + 1], cover(second, width)), dim + 2
+        stored, behind = (*stored, cover(second, width)), dim + 2
         fusion.checks.append(AtLeastLongest(width, second, f"as_product: dim {dim + 1}, which holds the columns,"))
     if [d.uid for d in x.tensor.storage[:behind]] != [d.uid for d in x.domains[:behind]]:
-        raise ShapeError(f"as_product: dim {dim} of {x}, or one before it, is not as it is in memory; copy it first with ops.set")
+        raise ShapeError(
+            f"as_product: dim {dim} of {shown(x)}, or one before it, is not as it is in memory; copy it first with ops.set"
+        )
     storage = (*x.tensor.storage[:dim], *stored, *x.tensor.storage[behind:])
     logical = (*x.domains[:dim], component, first, second, *x.domains[behind:])
     return fusion.view(Tensor(fusion.fresh("T"), x.dtype, logical, storage, x.tensor.role, base=x.tensor.memory))
@@ -139,13 +160,13 @@ def nested_by(x: TensorView, offsets: Array, count: Expr, ragged_dim: int, leadi
     if isinstance(domain, RaggedIterDomain):
         if len(leading) != 1:
             raise ShapeError(
-                f"as_nested: dim {dim} of {x} is ragged, so offsets need a row for each of its components, [components, K+1]; "
-                f"got {len(leading) + 1} dims. Offsets of one dim nest the component dim"
+                f"as_nested: dim {dim} of {shown(x)} is ragged, so offsets need a row for each of its components, [components, "
+                f"K+1]; got {len(leading) + 1} dims. Offsets of one dim nest the component dim"
             )
         _require(x, leading[0], domain.component.extent_expr, "as_nested: the number of rows of offsets and of components")
     elif leading:
         if len(leading) > dim:
-            raise ShapeError(f"as_nested: offsets have {len(leading)} leading dims, but {dim} precede dim {dim} of {x}")
+            raise ShapeError(f"as_nested: offsets have {len(leading)} leading dims, but {dim} precede dim {dim} of {shown(x)}")
         under = x.domains[dim - len(leading) : dim]
         for own, other in zip(under, leading, strict=True):
             _require(x, other, own.extent_expr, "as_nested: the number of rows of offsets and of positions before the dim")
@@ -170,18 +191,6 @@ def as_flattened(x: TensorView, *, component_dim: int = 0, ragged_dim: int = 1) 
     return viewed(x, logical)
 
 
-def permute(x: TensorView, *dims: int) -> TensorView:
-    """The dims of `x` in another order; no data moves. A ragged dim stays behind the dim of its components."""
-    order = [dim_of("permute", x, d) for d in (dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims)]
-    if sorted(order) != list(range(x.ndim)):
-        raise ShapeError(f"permute: expected every dim of {x.ndim} once, got {order}")
-    logical = [x.domains[d] for d in order]
-    for k, domain in enumerate(logical):
-        if isinstance(domain, RaggedIterDomain) and any(d.uid == domain.component.uid for d in logical[k + 1 :]):
-            raise ShapeError(f"permute: dim {order[k]} of {x} is ragged and must stay behind the dim that counts its rows")
-    return viewed(x, logical)
-
-
 def flatten(x: TensorView, start: int = 0, end: int = -1) -> TensorView:
     """Regular dims `start` to `end` as one; no data moves. A component and its rows are one dim by `as_flattened`."""
     first, last = dim_of("flatten", x, start), dim_of("flatten", x, end)
@@ -199,11 +208,11 @@ def _check_merged(x: TensorView, outer: int, inner: int) -> None:
     a, b = x.domains[outer], x.domains[inner]
     if isinstance(b, RaggedIterDomain):
         if b.component.uid == a.uid:
-            raise ShapeError(f"flatten: dims {outer} and {inner} of {x} are a component and its rows; use as_flattened")
-        raise ShapeError(f"flatten: dim {inner} of {x} is ragged; only dims behind it can be made one with it")
+            raise ShapeError(f"flatten: dims {outer} and {inner} of {shown(x)} are a component and its rows; use as_flattened")
+        raise ShapeError(f"flatten: dim {inner} of {shown(x)} is ragged; only dims behind it can be made one with it")
     for dim, domain in ((outer, a), (inner, b)):
         if counts_rows(x, domain):
-            raise ShapeError(f"flatten: dim {dim} of {x} counts rows, which no other dim can do")
+            raise ShapeError(f"flatten: dim {dim} of {shown(x)} counts rows, which no other dim can do")
 
 
 def unflatten(x: TensorView, dim: int, sizes: Sequence[int]) -> TensorView:
@@ -217,7 +226,7 @@ def unflatten(x: TensorView, dim: int, sizes: Sequence[int]) -> TensorView:
     dim = dim_of("unflatten", x, dim)
     domain = x.domains[dim]
     if domain.is_ragged or domain.pairing is not None:
-        raise ShapeError(f"unflatten: dim {dim} of {x} belongs to rows, which have no common length")
+        raise ShapeError(f"unflatten: dim {dim} of {shown(x)} belongs to rows, which have no common length")
     unknown = [k for k, size in enumerate(sizes) if size == -1]
     if len(unknown) > 1 or any(size < 1 for k, size in enumerate(sizes) if k not in unknown):
         raise ShapeError(f"unflatten: sizes must be positive, at most one of them -1, got {tuple(sizes)}")
@@ -242,30 +251,9 @@ def reshape(x: TensorView, sizes: Sequence[int]) -> TensorView:
     Rows keep their place: where `x` is ragged, use `flatten` and `unflatten` on its regular dims, `as_flattened` on rows.
     """
     if any(d.is_ragged for d in x.domains):
-        raise ShapeError(f"reshape: {x} is ragged; use flatten and unflatten on its regular dims, as_flattened on rows")
+        raise ShapeError(f"reshape: {shown(x)} is ragged; use flatten and unflatten on its regular dims, as_flattened on rows")
     flat = x if x.ndim == 1 else flatten(x)
     return flat if len(sizes) == 1 and sizes[0] == -1 else unflatten(flat, 0, sizes)
-
-
-def regroup(x: TensorView, group_dim: int = 0, component_dim: int = 1, ragged_dim: int = 2) -> TensorView:
-    """[group, component, rows of each] -> [component, rows of all groups]: a block permutation, which moves data.
-
-    >>> from serrate import ir
-    >>> with ir.Fusion() as f:
-    ...     x, offsets = f.input((2, 4), torch.float32), f.input((2, 3), torch.int64)
-    ...     f.output(regroup(as_nested(x, offsets, ragged_dim=1)))
-    >>> rows = f.evaluate(torch.arange(8.0).reshape(2, 4), torch.tensor([[0, 1, 4], [0, 2, 4]])).unbind()
-    >>> [r.tolist() for r in rows]
-    [[0.0, 4.0, 5.0], [1.0, 2.0, 3.0, 6.0, 7.0]]
-    """
-    g, c, r = (dim_of("regroup", x, d) for d in (group_dim, component_dim, ragged_dim))
-    if not g < c < r:
-        raise ShapeError(f"regroup: expected dims in the order group, component, ragged, got {g}, {c}, {r}")
-    component, rows = domain_regroup(x.domains[g], x.domains[c], x.domains[r])
-    logical = [rows if k == r else component if k == c else d for k, d in enumerate(x.domains) if k != g]
-    out = x.fusion.tensor(x.dtype, logical)
-    # Runs over the old rows: each is one piece in both orders.
-    return x.fusion.define([out], x.domains, Store(out, tuple(logical), x.at(x.domains)))[0]
 
 
 def _require(x: TensorView, domain: IterDomain, size: Expr, what: str) -> None:
@@ -273,21 +261,13 @@ def _require(x: TensorView, domain: IterDomain, size: Expr, what: str) -> None:
     if difference is None:
         x.fusion.checks.append(Equal(domain.extent_expr, size, what))
     elif difference != 0:
-        raise ShapeError(f"{what}: {domain.extent} and {size} differ")
-
-
-def transpose(x: TensorView, dim0: int, dim1: int) -> TensorView:
-    """Two dims of `x` exchanged; no data moves."""
-    a, b = dim_of("transpose", x, dim0), dim_of("transpose", x, dim1)
-    order = list(range(x.ndim))
-    order[a], order[b] = b, a
-    return permute(x, *order)
+        raise ShapeError(f"{what} differ: {size_shown(x.fusion, domain)} and {size}")
 
 
 def unsqueeze(x: TensorView, dim: int) -> TensorView:
     """A dim of extent 1 before dim `dim`. Between components and their rows there is no place for it."""
     if not -x.ndim - 1 <= dim <= x.ndim:
-        raise ShapeError(f"unsqueeze: dim {dim} is out of range for a tensor of {x.ndim} dims")
+        raise ShapeError(f"unsqueeze: dim {dim} does not exist: {shown(x)} with a new dim has dims 0 to {x.ndim}")
     place = dim % (x.ndim + 1)
     return viewed(x, (*x.domains[:place], IterDomain(1, name=x.fusion.fresh("o")), *x.domains[place:]))
 
@@ -311,9 +291,9 @@ def broadcast_to(x: TensorView, like: TensorView) -> TensorView:
     [[1.0, 1.0], [2.0]]
     """
     if x.ndim > like.ndim:
-        raise ShapeError(f"broadcast_to: {x} has more dims than {like}")
+        raise ShapeError(f"broadcast_to: {shown(x)} has more dims than {shown(like)}")
     for own, to in zip(x.domains, like.domains[like.ndim - x.ndim :], strict=True):
-        match(x.fusion, "broadcast_to", to, own)
+        match(x.fusion, f"broadcast_to: {shown(x)} beside {shown(like)}", to, own, "broadcast_to")
     out = x.fusion.tensor(x.dtype, like.domains)
     value = x.at(index_into(x, like.domains))
     return x.fusion.define([out], like.domains, Store(out, like.domains, value))[0]

@@ -65,6 +65,23 @@ def embedding(
     return ops.embedding(input, weight)
 
 
+def cross_entropy(
+    input: TensorView,
+    target: TensorView,
+    weight: TensorView | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> TensorView:
+    if size_average is not None or reduce is not None:
+        raise CallError("cross_entropy: size_average and reduce are names of the past; use reduction='mean', 'sum' or 'none'")
+    if label_smoothing:
+        raise CallError(f"cross_entropy: label_smoothing must be 0, got {label_smoothing}")
+    return ops.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction)
+
+
 def dropout(input: TensorView, p: float = 0.5, training: bool = True, inplace: bool = False) -> TensorView:
     """What is traced runs again as it is: only a dropout that drops nothing can be."""
     if not 0.0 <= p <= 1.0:

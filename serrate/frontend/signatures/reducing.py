@@ -14,6 +14,7 @@ from serrate.errors import CallError, ShapeError
 from serrate.frontend import ops
 from serrate.frontend.ops.common import Dims, Number
 from serrate.frontend.ops.sorting import ValuesIndices
+from serrate.frontend.shapes import shown
 from serrate.ir.values import carried_dtype
 from serrate.ir.view import TensorView
 
@@ -74,7 +75,7 @@ def argmin(input: TensorView, dim: int | None = None, keepdim: bool = False) -> 
 
 def _named(name: str, input: TensorView, dim: int | None) -> int:
     if dim is None:
-        raise ShapeError(f"{name}: name a dim; in all elements of {input} there is no one number for a position")
+        raise ShapeError(f"{name}: name a dim; in all elements of {shown(input)} there is no one number for a position")
     return dim
 
 
@@ -215,6 +216,14 @@ def logsumexp(input: TensorView, dim: Dims, keepdim: bool = False) -> TensorView
 
 def cumsum(input: TensorView, dim: int, *, dtype: Dtype = None) -> TensorView:
     return ops.cumsum(_as(input, dtype), dim)
+
+
+def cummax(input: TensorView, dim: int) -> ops.ValuesIndices:
+    return ops.cummax(input, dim)
+
+
+def cummin(input: TensorView, dim: int) -> ops.ValuesIndices:
+    return ops.cummin(input, dim)
 
 
 def cumprod(input: TensorView, dim: int, *, dtype: Dtype = None) -> TensorView:

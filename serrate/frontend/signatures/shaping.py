@@ -12,6 +12,7 @@ import torch
 
 from serrate.errors import ShapeError
 from serrate.frontend import ops
+from serrate.frontend.shapes import shown
 from serrate.ir.view import TensorView
 
 
@@ -49,7 +50,7 @@ def matrix_transpose(input: TensorView) -> TensorView:
 
 def reversed_dims(input: TensorView) -> TensorView:
     if input.ndim > 2:
-        raise ShapeError(f"t and T are of a matrix, got {input}; use mT or transpose")
+        raise ShapeError(f"t and T are of a matrix, got {shown(input)}; use mT or transpose")
     return ops.permute(input, *reversed(range(input.ndim)))
 
 
@@ -111,9 +112,11 @@ def is_floating_point(input: TensorView) -> bool:
 def getitem(input: TensorView, key: Any) -> TensorView:
     """`x[...]`: numbers select, slices cut, None adds a dim, a tensor of integers picks; as in torch, dim by dim."""
     keys = list(key) if isinstance(key, tuple) else [key]
+    taken = len([k for k in keys if k is not None and k is not Ellipsis])
+    if taken > input.ndim:
+        raise ShapeError(f"{taken} indices are too many for a tensor of shape {shown(input)}, which has {input.ndim} dims")
     if Ellipsis in [k for k in keys if not isinstance(k, TensorView)]:
         place = next(k for k, each in enumerate(keys) if each is Ellipsis)
-        taken = len([k for k in keys if k is not None and k is not Ellipsis])
         keys[place : place + 1] = [slice(None)] * (input.ndim - taken)
     at = 0
     for each in keys:

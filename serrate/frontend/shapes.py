@@ -1,0 +1,42 @@
+"""Shapes as users see them, for messages: `(3, r0, 64)`, dims counted from 0, ragged ones by number.
+
+In: traced tensors. Out: text. What is said while tracing shows the sizes of the call that is traced; what is said in a later
+call of the same program shows `B` for a number of rows and `?` for other sizes that may differ from call to call.
+"""
+
+from __future__ import annotations
+
+from serrate.ir.domains import IterDomain
+from serrate.ir.expr import Environment
+from serrate.ir.fusion import Fusion
+from serrate.ir.view import TensorView
+
+
+def shown(x: TensorView, *, later: bool = False) -> str:
+    """The shape of a traced tensor; `later` for a message of later calls.
+
+    >>> import torch
+    >>> from serrate import ir, ops
+    >>> with ir.Fusion() as f:
+    ...     rows = ops.as_nested(f.input((None, 4), torch.float32), f.input((None,), torch.int64))
+    >>> shown(rows), shown(rows, later=True)
+    ('(B, r0, 4)', '(B, r0, 4)')
+    """
+    ragged = iter(range(x.ndim))
+    sizes = [f"r{next(ragged)}" if d.is_ragged else size_shown(x.fusion, d, later=later) for d in x.domains]
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+
+
+def size_shown(fusion: Fusion, domain: IterDomain, *, later: bool = False) -> str:
+    """The size of a dim, if it is known by then."""
+    extent = domain.extent_expr
+    if extent.value is not None:
+        return str(extent.value)
+    if not later and not extent.arrays and extent.symbols <= fusion.sizes.keys():
+        return str(extent.evaluate(Environment(fusion.sizes)))
+    return "B" if domain.pairing is not None else "?"
+
+
+def both(a: TensorView, b: TensorView, *, later: bool = False) -> str:
+    """The shapes of two operands."""
+    return f"{shown(a, later=later)} and {shown(b, later=later)}"

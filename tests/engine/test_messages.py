@@ -1,0 +1,212 @@
+"""What a user reads who made one of the mistakes that are easily made: shapes as `jt.shape` shows them, dims by number.
+
+In: wrong calls. Out: failures where a message no longer says what is wrong, what was got, and what to do. Each is made twice:
+eagerly and in a traced function.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from serrate import JaggedTensor, jit
+from serrate.errors import CallError, DtypeError, RaggedSizeError, RowError, ShapeError, StructureMismatch, TraceError
+
+ROWS = JaggedTensor.from_lengths(torch.randn(6, 4), [3, 1, 2])
+OTHER = JaggedTensor.from_lengths(torch.randn(6, 4), [2, 2, 2])
+FEWER = JaggedTensor.from_lengths(torch.randn(6, 4), [3, 3])
+WIDE = JaggedTensor.from_lengths(torch.randn(6, 5), [3, 1, 2])
+FLAT = JaggedTensor.from_lengths(torch.randn(6), [3, 1, 2])
+WHOLE = JaggedTensor.from_lengths(torch.arange(6), [3, 1, 2])
+
+Call = Callable[..., Any]
+BOTH: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
+    # a dim that is not there
+    (
+        ShapeError,
+        "sum: dim 5 does not exist: a tensor of shape (3, r0, 4) has dims 0 to 2, or -3 to -1",
+        lambda x: x.sum(5),
+        (ROWS,),
+    ),
+    (ShapeError, "softmax: dim -4 does not exist: a tensor of shape (3, r0, 4)", lambda x: torch.softmax(x, -4), (ROWS,)),
+    (ShapeError, "mean: dim 2 does not exist: a tensor of shape (3, r0) has dims 0 to 1", lambda x: x.mean((1, 2)), (FLAT,)),
+    (CallError, "sum: a dim is an int, got 1.0 of type float", lambda x: x.sum(1.0), (ROWS,)),
+    (ShapeError, "cumsum: dim 0 of (3, r0, 4) counts rows of different lengths", lambda x: x.cumsum(0), (ROWS,)),
+    # rows that differ
+    (
+        StructureMismatch,
+        "add of (B, r0, 4) and (B, r0, 4), dim 1: the rows differ: lengths [3, 1, 2] and [2, 2, 2]",
+        lambda x, y: x + y,
+        (ROWS, OTHER),
+    ),
+    (
+        StructureMismatch,
+        "where of (B, r0, 4), (B, r0, 4) and (B, r0, 4), dim 1: the rows differ",
+        lambda x, y: torch.where(x > 0, x, y),
+        (ROWS, OTHER),
+    ),
+    (ShapeError, "mul of (B, r0, 4) and (B, r0, 4), dim 0: the sizes differ: 3 and 2", lambda x, y: x * y, (ROWS, FEWER)),
+    # sizes that differ
+    (ShapeError, "add of (3, r0, 4) and (3, r0, 5), dim 2: the sizes differ: 4 and 5", lambda x, y: x + y, (ROWS, WIDE)),
+    (ShapeError, "sub of (3, r0, 4) and (3,), dim 2: the sizes differ: 4 and 3", lambda x, y: x - y, (ROWS, torch.ones(3))),
+    (
+        ShapeError,
+        "add of (3, r0, 4) and (6, 4): the 6 positions of (6, 4) stand beside the rows of dim 1, and no dim says of which row "
+        "they are; values of all rows are no operand (jt.with_values makes rows of them)",
+        lambda x, y: x + y,
+        (ROWS, torch.ones(6, 4)),
+    ),
+    (
+        ShapeError,
+        "add of (B, r0, 4) and (?, 2, 4), dim 1: the dense operand has 2 positions; the longest row has 3",
+        lambda x, y: x + y,
+        (ROWS, torch.ones(3, 2, 4)),
+    ),
+    (
+        ShapeError,
+        "add of (3, r0, 4) and (3, r0): dims stand beside each other from the last one on, so dim 0 of (3, r0), which counts "
+        "rows, is beside the rows of dim 1; unsqueeze(-1) adds a dim behind",
+        lambda x, y: x + y,
+        (ROWS, FLAT),
+    ),
+    (
+        ShapeError,
+        "linear of (3, r0, 4) and a weight (3, 5): the features of both differ: 4 and 5",
+        lambda x, w: F.linear(x, w),
+        (ROWS, torch.ones(3, 5)),
+    ),
+    # dtypes
+    (DtypeError, "mean: takes floating point, got torch.int64; convert it first, with .float()", lambda x: x.mean(1), (WHOLE,)),
+    (DtypeError, "where: the condition must be bool, got torch.float32", lambda x: torch.where(x, x, x), (ROWS,)),
+    (
+        DtypeError,
+        "embedding: indices must be integers, got torch.float32; convert them first, with .long()",
+        lambda x, w: F.embedding(x, w),
+        (FLAT, torch.ones(4, 3)),
+    ),
+    (
+        DtypeError,
+        "matmul of (3, r0, 4) and (4, 3): both must have one dtype, got torch.float32 and torch.float64; convert one of them",
+        lambda x, w: x @ w,
+        (ROWS, torch.ones(4, 3, dtype=torch.float64)),
+    ),
+    # products
+    (
+        ShapeError,
+        "matmul of (3, r0, 4) and (5, 3): the sizes of the contracted dims differ: 4 and 5",
+        lambda x, w: x @ w,
+        (ROWS, torch.ones(5, 3)),
+    ),
+    (
+        ShapeError,
+        "matmul of (3, r0, 4) and (3, r0, 4): the last dim of the first and the last but one of the second are contracted, and "
+        "only one of them is ragged; transpose(-1, -2) exchanges",
+        lambda x: x @ x,
+        (ROWS,),
+    ),
+    (CallError, "matmul: a product is of two tensors, got 3 of type int", lambda x: x @ 3, (ROWS,)),
+    # something that is no operand
+    (CallError, "add: ragged tensors meet tensors and real numbers, got 'a' of type str", lambda x: x + "a", (ROWS,)),
+    (CallError, "mul: ragged tensors meet tensors and real numbers, got [1, 2] of type list", lambda x: x * [1, 2], (ROWS,)),
+    (CallError, "sub: ragged tensors meet tensors and real numbers, got None of type NoneType", lambda x: None - x, (ROWS,)),
+    (CallError, "clamp: ragged tensors meet tensors and real numbers, got 'a' of type str", lambda x: x.clamp("a"), (ROWS,)),
+    # an index
+    (ShapeError, "argmax: takes one dim, got (1, 2)", lambda x: x.argmax((1, 2)), (ROWS,)),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "call", "args"), BOTH, ids=[message[:40] for _, message, _, _ in BOTH])
+def test_mistakes(error: type[Exception], message: str, call: Call, args: tuple[Any, ...]) -> None:
+    for run in (call, jit(call)):
+        with pytest.raises(error, match=re.escape(message)) as raised:
+            run(*args)
+        # No names of the compiler's own.
+        assert not re.search(r"\bT\d+\b|\{n\d|i\.c\d|ragged\.r", str(raised.value)), str(raised.value)
+
+
+TRACED: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
+    (
+        ShapeError,
+        "cat of (3, r0, 4) and (3, r0): tensors must have as many dims, ragged ones in the same places",
+        lambda x, y: torch.cat([x, y], 1),
+        (ROWS, FLAT),
+    ),
+    (
+        ShapeError,
+        "cat of (3, r0, 4) and (3, r0, 5), dim 2, which is not joined: the sizes differ: 4 and 5",
+        lambda x, y: torch.cat([x, y], 1),
+        (ROWS, WIDE),
+    ),
+    (
+        StructureMismatch,
+        "cat of (B, r0, 4) and (B, r0, 4), dim 1, which is not joined: the rows differ: lengths [3, 1, 2] and [2, 2, 2]",
+        lambda x, y: torch.cat([x, y], 2),
+        (ROWS, OTHER),
+    ),
+    (ShapeError, "select: (3, r0, 4) has no position 9 in dim 2", lambda x: x[:, :, 9], (ROWS,)),
+    (ShapeError, "4 indices are too many for a tensor of shape (3, r0, 4), which has 3 dims", lambda x: x[0, 0, 0, 0], (ROWS,)),
+    (ShapeError, "indexed by integers, slices, None and tensors of integers, got 'a'", lambda x: x["a"], (ROWS,)),
+    (
+        TraceError,
+        "a branch on data cannot be traced, because data is not known by then",
+        lambda x: x if x.sum() > 0 else -x,
+        (ROWS,),
+    ),
+    (TraceError, "item() needs the data of a traced tensor, which is not known while tracing", lambda x: x.sum().item(), (ROWS,)),
+    (RaggedSizeError, "is the size of a ragged dim and differs from row to row", lambda x: x * (x.shape[1] + 1), (ROWS,)),
+    (RaggedSizeError, "is the size of a ragged dim and differs from row to row", lambda x: x / int(x.size(1)), (ROWS,)),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "call", "args"), TRACED, ids=[message[:40] for _, message, _, _ in TRACED])
+def test_mistakes_in_a_traced_function(error: type[Exception], message: str, call: Call, args: tuple[Any, ...]) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        jit(call)(*args)
+
+
+def test_a_branch_on_data_names_its_line_and_the_way_out() -> None:
+    def choose(x: Any) -> Any:
+        return x if x.sum() > 0 else -x
+
+    with pytest.raises(
+        TraceError, match=r"test_messages\.py:\d+: return x if x\.sum\(\) > 0 else -x.*write torch\.where\("
+    ) as raised:
+        jit(choose)(ROWS)
+    assert isinstance(raised.value, TypeError)
+
+
+def test_later_calls_do_not_show_the_numbers_of_the_first() -> None:
+    """A program serves any number of rows, so what it says later must not name those it was traced for."""
+    add = jit(lambda x, y: x + y)
+    add(ROWS, ROWS.clone())
+    add(ROWS, JaggedTensor.from_lengths(torch.randn(6, 4), [3, 1, 2]))
+    five, others = (JaggedTensor.from_lengths(torch.randn(6, 4), n) for n in ([2, 1, 1, 1, 1], [1, 1, 1, 1, 2]))
+    with pytest.raises(StructureMismatch, match=re.escape("add of (B, r0, 4) and (B, r0, 4), dim 1: the rows differ")):
+        add(five, others)
+
+
+def test_operators_leave_what_they_do_not_know_to_others() -> None:
+    class Other:
+        def __radd__(self, other: Any) -> str:
+            return "mine"
+
+    assert ROWS + Other() == "mine"
+    assert (ROWS == None) is False and (ROWS != "a") is True  # noqa: E711  as torch's tensors do
+    with pytest.raises(TypeError, match="unsupported operand"):
+        ROWS + object()
+
+
+def test_indices_of_eager_tensors() -> None:
+    with pytest.raises(RowError, match="row 7 does not exist: the tensor has 3 rows"):
+        ROWS[7]
+    with pytest.raises(
+        StructureMismatch, match=re.escape("cat: tensor 1 must have the rows of tensor 0: its lengths are [2, 2, 2]")
+    ):
+        torch.cat([ROWS, OTHER], 2)
+    assert isinstance(ROWS.sum(1), Tensor)
