@@ -53,7 +53,13 @@ class Cell:
         """Whether the cell supports no claim: the same loops took different times, or something beat what is called the limit."""
         steady = [each for name, each in self.timings.items() if name == "hand C++" or name.startswith("limit")]
         fastest = min((each for each in (self.hand, self.ours, *self.peers.values()) if each is not None), default=self.limit)
-        return fastest * BEATEN < self.limit or any(each.median > UNSTEADY * each.least for each in steady)
+        beaten = fastest * BEATEN < self.limit and not self._may_be_beaten
+        return beaten or any(each.median > UNSTEADY * each.least for each in steady)
+
+    @property
+    def _may_be_beaten(self) -> bool:
+        """Whether the limit is one of other work: a copy, where most is only filled; a product of float32, where it is of less."""
+        return self.work == "to_padded" or (self.work == "grouped matmul" and self.dtype != "float32")
 
     @property
     def percent(self) -> float | None:

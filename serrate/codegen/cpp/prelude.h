@@ -402,7 +402,7 @@ template <class T> static void dot(T* __restrict acc, i64 ld, const T* __restric
 #if defined(__AVX512BF16__)
 template <int M> static inline void dot_pairs_rows(f32* __restrict acc, i64 ld, const bf16* __restrict a, i64 am, const u32* __restrict b, i64 pairs) {
   typedef f32 vec __attribute__((vector_size(64), aligned(4), may_alias));
-  typedef u32 pair __attribute__((aligned(2), may_alias));
+  typedef u32 same __attribute__((vector_size(64)));
   vec c[M][2];
 #pragma GCC unroll 16
   for (int i = 0; i < M; i++) c[i][0] = *(const vec*)(acc + i * ld), c[i][1] = *(const vec*)(acc + i * ld + 16);
@@ -410,9 +410,11 @@ template <int M> static inline void dot_pairs_rows(f32* __restrict acc, i64 ld, 
     const vec left = *(const vec*)(b + 32 * k), right = *(const vec*)(b + 32 * k + 16);
 #pragma GCC unroll 16
     for (int i = 0; i < M; i++) {
-      const pair* x = (const pair*)(a + i * am + 2 * k);
-      asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(c[i][0]) : "v"(left), "m"(*x));
-      asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(c[i][1]) : "v"(right), "m"(*x));
+      u32 pair;
+      __builtin_memcpy(&pair, a + i * am + 2 * k, 4);
+      const same x = pair - same{};
+      asm("vdpbf16ps %2, %1, %0" : "+v"(c[i][0]) : "v"(left), "v"(x));
+      asm("vdpbf16ps %2, %1, %0" : "+v"(c[i][1]) : "v"(right), "v"(x));
     }
   }
 #pragma GCC unroll 16
