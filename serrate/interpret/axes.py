@@ -1,0 +1,104 @@
+"""Axes, conditions and tiles: what a dim of a value runs over, and where its lanes exist.
+
+In: bounds and block sizes. Out: `Tile`, which a loop hands to the user, and the parts that values are made of.
+
+A condition is kept apart from the others of a value, with the dims it mentions, because a reduction drops those that mention its
+axis and keeps the rest. It has as many dims as its value, of size 1 where it does not depend on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Axis:
+    """What a dim runs over, compared by identity: the tiles of one loop, or a fixed number of lanes nobody named."""
+
+    __slots__ = ("named", "single", "what")
+
+    def __init__(self, what: str, *, named: bool = True, single: bool = False) -> None:
+        self.what = what
+        self.named = named
+        self.single = single
+        """Whether the user fixed its tiles to one lane, whose values are then numbers."""
+
+    def __repr__(self) -> str:
+        return self.what
+
+
+class BlockSize(int):
+    """A block size that knows the axis its lanes belong to: what `hl.register_block_size` and `tile.block_size` give."""
+
+    axis: Axis
+    tile: Any
+
+    def __new__(cls, size: int, axis: Axis, tile: Any = None) -> BlockSize:
+        made = super().__new__(cls, size)
+        made.axis, made.tile = axis, tile
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """Lanes exist where `mask` is true."""
+
+    mask: Tensor
+    dims: frozenset[int]
+    key: tuple[Any, ...]
+    """Which condition it is: two of one key and the same dims are one."""
+    born: int
+    """When the youngest tile it depends on was made: a condition that is younger than an iteration changes with the loop."""
+    row: bool
+    """Whether it is about the length of a row, and not about the end of a plain range."""
+    keep: tuple[Any, ...] = field(default=(), repr=False)
+    """What the key names by identity."""
+
+    def moved(self, dims: Sequence[int], ndim: int) -> Condition:
+        """The same condition for a value of `ndim` dims, whose dim `dims[k]` is this one's dim k."""
+        return replace(self, mask=spread(self.mask, dims, ndim), dims=frozenset(dims[k] for k in self.dims))
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """The condition of a `hl.jagged_tile` on a value that does not have all its axes yet."""
+
+    mask: Tensor
+    axes: tuple[Axis, ...]
+    key: tuple[Any, ...]
+    born: int
+    keep: tuple[Any, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Fed:
+    """That a reduction feeds a value: when it ran, and for which lanes of the value it had a lane that existed."""
+
+    mask: Tensor
+    time: int
+
+    def moved(self, dims: Sequence[int], ndim: int) -> Fed:
+        """The same for a value of `ndim` dims, whose dim `dims[k]` is this one's dim k."""
+        return replace(self, mask=spread(self.mask, dims, ndim))
+
+
+def spread(tensor: Tensor, dims: Sequence[int], ndim: int) -> Tensor:
+    """A tensor with its dim k at `dims[k]`, and size 1 elsewhere.
+
+    >>> spread(torch.zeros(2, 3), [3, 1], 4).shape
+    torch.Size([1, 3, 1, 2])
+    """
+    order = sorted(range(tensor.dim()), key=lambda k: dims[k])
+    shape = [1] * ndim
+    for k in order:
+        shape[dims[k]] = tensor.shape[k]
+    return tensor.permute(order).reshape(shape)
+
+
+def joined(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
+    """Conditions without those that are there twice."""
+    return tuple({(c.key, c.dims): c for c in conditions}.values())
