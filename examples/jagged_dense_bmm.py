@@ -40,7 +40,9 @@ def manual(seq_offsets: torch.Tensor, jagged_values: torch.Tensor, dense: torch.
                 acc = hl.zeros([tile_b, tile_len, tile_k], dtype=torch.float32)
                 for tile_d in hl.tile(0, D):
                     flat = jagged_indices[:, :, None] * D + tile_d.index[None, None, :]
-                    jagged_data = hl.load(jagged_flat, [flat], extra_mask=row_mask[:, :, None] & (tile_d.index < D)[None, None, :])
+                    jagged_data = hl.load(
+                        jagged_flat, [flat], extra_mask=row_mask[:, :, None] & (tile_d.index < D)[None, None, :]
+                    )
                     acc = acc + torch.matmul(jagged_data, dense[tile_b, tile_d, tile_k])
                 acc = acc + bias[tile_b, tile_k].unsqueeze(1)
                 output_indices = jagged_indices[:, :, None] * K + tile_k.index[None, None, :]

@@ -1,7 +1,7 @@
 """Means over ragged rows, each of which has a number of features of its own: two ragged dims.
 
-Run as `python examples/jagged_mean.py`. The rows are rectangles, length x features, in padded storage; features that a row does not have
-are 0 in the result. `jagged` is the whole kernel; `manual` is the same with offsets, counts and masks by hand.
+Run as `python examples/jagged_mean.py`. The rows are rectangles, length x features, in padded storage; features that a row does
+not have are 0 in the result. `jagged` is the whole kernel; `manual` is the same with offsets, counts and masks by hand.
 """
 
 import torch

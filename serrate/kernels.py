@@ -23,8 +23,9 @@ EFFORTS = ("none", "quick", "full")
 class Config:
     """What may be chosen for a kernel without changing its meaning.
 
-    `block_sizes` are for the dims of `hl.tile` and for `hl.register_block_size`, in the order in which they first run and where the
-    kernel does not fix them; None leaves one open. Other names (`num_warps`, `indexing` ...) are kept for backends that have a use for them.
+    `block_sizes` are for the dims of `hl.tile` and for `hl.register_block_size`, in the order in which they first run and where
+    the kernel does not fix them; None leaves one open. Other names (`num_warps`, `indexing` ...) are kept for backends that have
+    a use for them.
 
     >>> Config(block_sizes=[16, None], num_warps=4)
     Config(block_sizes=(16, None), strategy=None, others={'num_warps': 4})
@@ -111,8 +112,8 @@ def kernel(
 ) -> Any:
     """Makes a kernel of a function with loops over tiles of `serrate.language`; with arguments or without.
 
-    Kernels run on the reference interpreter, tile by tile on a CPU: right, and slow. `strategy` (or `jagged_strategy`, the same) says how
-    ragged rows become loops, `config` fixes block sizes; neither changes a result. `static_shapes` and `autotune_effort` ("none",
+    Kernels run on the reference interpreter, tile by tile on a CPU: right, and slow. `strategy` (or `jagged_strategy`, the same) says
+    how ragged rows become loops, `config` fixes block sizes; neither changes a result. `static_shapes` and `autotune_effort` ("none",
     "quick", "full") are for compiled kernels, and only checked.
 
     >>> import serrate, torch

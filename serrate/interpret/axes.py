@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 
@@ -89,6 +88,7 @@ class Fed:
 def spread(tensor: Tensor, dims: Sequence[int], ndim: int) -> Tensor:
     """A tensor with its dim k at `dims[k]`, and size 1 elsewhere.
 
+    >>> import torch
     >>> spread(torch.zeros(2, 3), [3, 1], 4).shape
     torch.Size([1, 3, 1, 2])
     """

@@ -20,16 +20,30 @@ from serrate.interpret.axes import Axis, Condition, Fed
 from serrate.interpret.run import refuse
 from serrate.interpret.values import Lanes, TileValue, value_of
 
+# fmt: off
 ELEMENTWISE = frozenset(
-    """abs absolute acos add asin atan atan2 bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor
-    ceil clamp clamp_max clamp_min clip cos cosh div divide elu eq erf erfc exp exp2 expm1 float_power floor floor_divide fmod ge gelu
-    gt hardtanh isfinite isinf isnan le leaky_relu lerp log log10 log1p log2 logaddexp logical_and logical_not logical_or logical_xor
-    logsigmoid lt maximum minimum mish mul multiply nan_to_num ne neg negative pow reciprocal relu relu6 remainder round rsqrt rsub
-    selu sigmoid sign silu sin sinh softplus softsign special_expit sqrt square sub subtract tan tanh to true_divide trunc type_as
-    where xlogy float double half bfloat16 int long short bool clone contiguous detach masked_fill""".split()
+    [
+        "abs", "absolute", "acos", "add", "asin", "atan", "atan2", "bitwise_and", "bitwise_left_shift", "bitwise_not",
+        "bitwise_or", "bitwise_right_shift", "bitwise_xor", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos",
+        "cosh", "div", "divide", "elu", "eq", "erf", "erfc", "exp", "exp2", "expm1", "float_power", "floor",
+        "floor_divide", "fmod", "ge", "gelu", "gt", "hardtanh", "isfinite", "isinf", "isnan", "le", "leaky_relu", "lerp",
+        "log", "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor",
+        "logsigmoid", "lt", "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "ne", "neg", "negative", "pow",
+        "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt", "rsub", "selu", "sigmoid", "sign", "silu", "sin",
+        "sinh", "softplus", "softsign", "special_expit", "sqrt", "square", "sub", "subtract", "tan", "tanh", "to",
+        "true_divide", "trunc", "type_as", "where", "xlogy", "float", "double", "half", "bfloat16", "int", "long",
+        "short", "bool", "clone", "contiguous", "detach", "masked_fill",
+    ]
 )
+# fmt: on
 DIVIDING = frozenset(["floor_divide", "remainder", "fmod", "div", "divide"])
-ALIASES = {"__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor", "__invert__": "bitwise_not", "__rsub__": "rsub"}
+ALIASES = {
+    "__and__": "bitwise_and",
+    "__or__": "bitwise_or",
+    "__xor__": "bitwise_xor",
+    "__invert__": "bitwise_not",
+    "__rsub__": "rsub",
+}
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -71,7 +85,7 @@ def elementwise(function: Callable[..., Any], name: str, args: Sequence[Any], kw
     given = [value_of(a) for a in (*args, *kwargs.values()) if isinstance(a, (Lanes, Tensor))]
     axes, shape = joint_dims([(v.axes, v.data.shape) for v in given], name)
     conditions, fed, pending = joint_parts(given, len(axes))
-    whole = TileValue(torch.empty(shape, device="meta"), axes, conditions, fed, pending)
+    whole = TileValue(torch.empty(()).expand(shape), axes, conditions, fed, pending)
     raw = [value_of(a).data if isinstance(a, (Lanes, Tensor)) else a for a in args]
     named = {k: value_of(a).data if isinstance(a, (Lanes, Tensor)) else a for k, a in kwargs.items()}
     exact = name in DIVIDING and not any(_floating(a) for a in raw) and (name[:3] != "div" or named.get("rounding_mode"))
@@ -104,7 +118,10 @@ def joint_dims(operands: Sequence[tuple[Sequence[Axis | None], Sequence[int]]], 
             if axis is None:
                 continue
             if met is not None and met is not axis and (met.named and axis.named):
-                refuse(f"{what}: dim {dim} is of {met} in one operand and of {axis} in another: separate them with None, as in x[:, None]")
+                refuse(
+                    f"{what}: dim {dim} is of {met} in one operand and of {axis} in another: "
+                    "separate them with None, as in x[:, None]"
+                )
             if met is not None and sizes[dim] != size:
                 refuse(f"{what}: dim {dim} has {sizes[dim]} lanes ({met}) in one operand and {size} ({axis}) in another")
             if met is None or not met.named:
@@ -150,17 +167,17 @@ def _t(x: TileValue) -> TileValue:
 
 
 def _unsqueeze(x: TileValue, dim: int) -> TileValue:
-    return _getitem(x, (*[slice(None)] * (dim % (x.ndim + 1)), None))
+    return getitem(x, (*[slice(None)] * (dim % (x.ndim + 1)), None))
 
 
 def _squeeze(x: TileValue, dim: int | None = None) -> TileValue:
     gone = [d for d in range(x.ndim) if x.axes[d] is None and (dim is None or d == dim % x.ndim)]
     if dim is not None and not gone:
         refuse(f"squeeze: dim {dim} is of {x.axes[dim % x.ndim]}, and stays whatever its number of lanes: reduce over it")
-    return _getitem(x, tuple(0 if d in gone else slice(None) for d in range(x.ndim)))
+    return getitem(x, tuple(0 if d in gone else slice(None) for d in range(x.ndim)))
 
 
-def _getitem(x: TileValue, key: Any) -> Any:
+def getitem(x: TileValue, key: Any) -> TileValue:
     """`None`, full slices, and one place or a fixed range of a dim that no tile runs over."""
     keys = list(key) if isinstance(key, tuple) else [key]
     if any(k is Ellipsis for k in keys):
@@ -169,7 +186,10 @@ def _getitem(x: TileValue, key: Any) -> Any:
     keys += [slice(None)] * (x.ndim - sum(k is not None for k in keys))
     if sum(k is not None for k in keys) > x.ndim:
         refuse(f"{len(keys)} indices for a value of {x.ndim} dims")
-    old, narrow, places, axes = 0, [], [], []
+    old = 0
+    narrow: list[slice] = []
+    places: list[tuple[int, int]] = []
+    axes: list[Axis | None] = []
     for k in keys:
         if k is None:
             axes.append(None)
@@ -180,7 +200,10 @@ def _getitem(x: TileValue, key: Any) -> Any:
         elif isinstance(k, (Lanes, Tensor)):
             refuse("a value of a tile is not gathered from: load from a tensor of the host, or use torch.where and a reduction")
         elif axis is not None and axis.named:
-            refuse(f"one place of {axis} depends on the block size: use torch.where(tile.index == i, x, 0).sum(dim), or slice the tensor")
+            refuse(
+                f"one place of {axis} depends on the block size: "
+                "use torch.where(tile.index == i, x, 0).sum(dim), or slice the tensor"
+            )
         else:
             narrow.append(k if isinstance(k, slice) else slice(int(k), int(k) + 1 or None))
         if isinstance(k, slice):
@@ -198,7 +221,8 @@ def _getitem(x: TileValue, key: Any) -> Any:
         return t.reshape(shape)
 
     conditions = [
-        Condition(part(c.mask), frozenset(place[d] for d in c.dims if d in place), c.key, c.born, c.row, c.keep) for c in x.conditions
+        Condition(part(c.mask), frozenset(place[d] for d in c.dims if d in place), c.key, c.born, c.row, c.keep)
+        for c in x.conditions
     ]
     return TileValue(part(x.data), axes, conditions, [Fed(part(f.mask), f.time) for f in x.fed], x.pending)
 
@@ -212,7 +236,9 @@ def _expand(x: TileValue, *sizes: Any) -> TileValue:
         size = lead.data.shape[d] if size == -1 else size
         shape[d] = int(size)
         axes.append(axis if axis is not None or size == 1 else getattr(size, "axis", None) or Axis("fixed", named=False))
-    ends = [s.tile.index for s in (sizes[0] if isinstance(sizes[0], (list, tuple)) else sizes) if getattr(s, "tile", None) is not None]
+    ends = [
+        s.tile.index for s in (sizes[0] if isinstance(sizes[0], (list, tuple)) else sizes) if getattr(s, "tile", None) is not None
+    ]
     end_conditions = [c.moved([axes.index(e.axes[0])], len(axes)) for e in ends for c in e.conditions if e.axes[0] in axes]
     return TileValue(lead.data.expand(shape), axes, (*lead.conditions, *end_conditions), lead.fed, x.pending)
 
@@ -230,9 +256,19 @@ def _reshape(x: TileValue, *sizes: Any) -> TileValue:
             axes[d] = x.axes[old[0]] if len(old) == len(new) == 1 else Axis("fixed", named=False) if data.shape[d] != 1 else None
         if len(old) == len(new) == 1 and new and axes[new[0]] is None and data.shape[new[0]] != 1:
             axes[new[0]] = Axis("fixed", named=False)
-    full = lambda mask: mask.expand(x.data.shape).reshape(data.shape)  # noqa: E731
+
+    def full(mask: Tensor) -> Tensor:
+        return mask.expand(x.data.shape).reshape(data.shape)
+
     conditions = [
-        Condition(full(c.mask), frozenset[int]().union(*(reached[d] for d in c.dims)), (*c.key, "reshaped", tuple(data.shape)), c.born, c.row, c.keep)
+        Condition(
+            full(c.mask),
+            frozenset[int]().union(*(reached[d] for d in c.dims)),
+            (*c.key, "reshaped", tuple(data.shape)),
+            c.born,
+            c.row,
+            c.keep,
+        )
         for c in x.conditions
     ]
     return TileValue(data, axes, conditions, [Fed(full(f.mask), f.time) for f in x.fed], x.pending)
@@ -246,14 +282,18 @@ def regroup(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
     >>> regroup([2, 3], [6])
     [([0, 1], [0])]
     """
+
+    def size(dims: list[int], shape: Sequence[int]) -> int:
+        return math.prod(shape[d] for d in dims)
+
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
         left, right = [i] if i < len(old) else [], [j] if j < len(new) else []
         i, j = i + len(left), j + len(right)
-        size = lambda dims, shape: math.prod(shape[d] for d in dims)  # noqa: E731
-        while size(left, old) != size(right, new):
-            if size(left, old) < size(right, new):
+        # Dims of size 0 make all products 0: what is left over then goes to the last group.
+        while size(left, old) != size(right, new) or (i == len(old)) != (j == len(new)):
+            if j == len(new) or (i < len(old) and size(left, old) < size(right, new)):
                 left.append(i)
                 i += 1
             else:
@@ -282,7 +322,7 @@ def _full_like(x: TileValue, fill_value: float, dtype: torch.dtype | None = None
 
 
 SHAPING: dict[str, Callable[..., Any]] = {
-    "__getitem__": _getitem,
+    "__getitem__": getitem,
     "permute": _permute,
     "transpose": _transpose,
     "swapaxes": _transpose,

@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from serrate.errors import DeviceError, GradientError, KernelError
+from serrate.interpret.functions import getitem
 from serrate.interpret.loops import Loop
 from serrate.interpret.memory import load, store
 from serrate.interpret.races import Writes
@@ -25,10 +26,14 @@ class _Indexing(TorchFunctionMode):
     """Lets tiles index torch's own tensors, for as long as a kernel runs."""
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if function is torch.Tensor.__getitem__ and _has_lanes(args[1]):
-            return args[0][args[1]] if isinstance(args[0], Lanes) else load(args[0], args[1])
+            return getitem(args[0], args[1]) if isinstance(args[0], TileValue) else load(args[0], args[1])
         if function is torch.Tensor.__setitem__ and (_has_lanes(args[1]) or isinstance(args[2], Lanes)):
             return store(args[0], args[1], args[2])
         return function(*args, **(kwargs or {}))
@@ -62,12 +67,16 @@ def interpret(
     for each in result if isinstance(result, tuple) else [result]:
         if isinstance(each, Lanes):
             kind = "value of a tile" if isinstance(each, TileValue) else "tile"
-            raise KernelError(f"a kernel returns tensors, but this one returns a {kind}: store it to a tensor made before the loop")
+            raise KernelError(
+                f"a kernel returns tensors, but this one returns a {kind}: store it to a tensor made before the loop"
+            )
     return result
 
 
 def _check(x: torch.Tensor | JaggedTensor) -> None:
     if x.device.type != "cpu":
-        raise DeviceError(f"the reference interpreter of kernels runs on a CPU, and an argument is on {x.device}: move it with .cpu()")
+        raise DeviceError(
+            f"the reference interpreter of kernels runs on a CPU, and an argument is on {x.device}: move it with .cpu()"
+        )
     if x.requires_grad and torch.is_grad_enabled():
         raise GradientError("a kernel has no gradient: call it under torch.no_grad(), or with detached tensors")

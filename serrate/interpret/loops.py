@@ -1,7 +1,7 @@
 """Loops of a kernel: what they run over, and what they carry.
 
-In: the bounds of `hl.tile` and `hl.grid`. Out: tiles, one iteration after the other; and at the end of every iteration, the carried
-values as they should be.
+In: the bounds of `hl.tile` and `hl.grid`. Out: tiles, one iteration after the other; and at the end of every iteration, the
+carried values as they should be.
 
 A finished row rests (rule 5). The interpreter runs the user's own loop; `source.py` has found the names whose value one iteration
 hands to the next, and calls `Loop.rest` with each of them when an iteration is over. Every value knows the reductions that feed
@@ -51,28 +51,40 @@ class Loop:
         before = self._carried.get(name)
         if self.iterations and value is not before and isinstance(value, TileValue):
             if self.parallel:
-                refuse(f"{name} is carried from one program to the next, but programs run in any order: put a loop inside, or use hl.atomic_add")
+                refuse(
+                    f"{name} is carried from one program to the next, but programs run in any order: "
+                    "put a loop inside, or use hl.atomic_add"
+                )
             value = self._rested(name, before, value)
         self._carried[name] = value
         return value
 
     def _rested(self, name: str, before: Any, value: TileValue) -> TileValue:
-        old = before if isinstance(before, TileValue) else value_of(before) if isinstance(before, (int, float, torch.Tensor)) else None
+        old = (
+            before
+            if isinstance(before, TileValue)
+            else value_of(before)
+            if isinstance(before, (int, float, torch.Tensor))
+            else None
+        )
         with torch._C.DisableTorchFunction():
             known = {c.key for c in old.conditions} if old is not None else set()
             for c in value.conditions:
                 changed = c.born >= self.start or (self.iterations > 1 and c.key not in known)
                 if c.row and changed and c.key not in known:
                     refuse(
-                        f"the carried value {name} exists under a condition on the length of a row that changes with the loop: reduce over "
-                        "that dim before, or make its lanes exist with hl.fill(x, 0)"
+                        f"the carried value {name} exists under a condition on the length of a row that changes with the loop: "
+                        "reduce over that dim before, or make its lanes exist with hl.fill(x, 0)"
                     )
             kept = [c for c in value.conditions if c.row or c.born < self.start]
             data = value.data
             now = [f.mask for f in value.fed if f.time >= self.start]
             if now and old is not None:
                 if not isinstance(before, (int, float)) and old.data.dim() and tuple(old.data.shape) != tuple(data.shape):
-                    refuse(f"the carried value {name} has shape {tuple(old.data.shape)} before an iteration and {tuple(data.shape)} after it")
+                    refuse(
+                        f"the carried value {name} has shape {tuple(old.data.shape)} before an iteration and "
+                        f"{tuple(data.shape)} after it"
+                    )
                 mask = now[0]
                 for each in now[1:]:
                     mask = mask | each
@@ -98,7 +110,9 @@ class Loop:
 class Range:
     """What `hl.tile`, `hl.jagged_tile` and `hl.grid` give: to be run over once, by a `for` statement of the kernel."""
 
-    def __init__(self, what: str, dims: Sequence[tuple[int, int, int, Axis, tuple[Pending, ...]]], *, single: bool, device: torch.device) -> None:
+    def __init__(
+        self, what: str, dims: Sequence[tuple[int, int, int, Axis, tuple[Pending, ...]]], *, single: bool, device: torch.device
+    ) -> None:
         self._what = what
         self._dims = dims
         self._single = single
@@ -108,7 +122,9 @@ class Range:
         run = current(self._what)
         frame = user_frame()
         if not run.loops or frame is None or frame.f_lineno not in run.lines:
-            refuse(f"{self._what} is for a `for` statement of the kernel itself: functions that it calls have no loops over tiles")
+            refuse(
+                f"{self._what} is for a `for` statement of the kernel itself: functions that it calls have no loops over tiles"
+            )
         loop = run.loops[-1]
         loop.parallel = run.depth == 0
         if loop.parallel and run.writes is not None:
@@ -153,7 +169,10 @@ def ranges(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: boo
     begins = [0] * len(firsts) if end is None else firsts
     sizes = list(block_size) if isinstance(block_size, (list, tuple)) else [block_size] * len(ends)
     if not len(begins) == len(ends) == len(sizes):
-        refuse(f"{what}: {len(begins)} begins, {len(ends)} ends and {len(sizes)} {'steps' if step else 'block sizes'}: one for each dim")
+        refuse(
+            f"{what}: {len(begins)} begins, {len(ends)} ends and {len(sizes)} {'steps' if step else 'block sizes'}: "
+            "one for each dim"
+        )
     frame = user_frame()
     assert frame is not None
     dims = []
@@ -166,7 +185,9 @@ def ranges(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: boo
         block = run.block_of(site, bounds[1] - bounds[0]) if size is None else number_of(size, what)
         if block < 1:
             refuse(f"{what}: a block size must be at least 1, not {block}")
-        named = Axis(f"the tile of line {frame.f_lineno}" + ("" if single else f", number {n}"), single=size is not None and block == 1)
+        named = Axis(
+            f"the tile of line {frame.f_lineno}" + ("" if single else f", number {n}"), single=size is not None and block == 1
+        )
         dims.append((*bounds, block, size.axis if isinstance(size, BlockSize) else named, ()))
     return Range(what, dims, single=single, device=torch.device("cpu"))
 
@@ -191,7 +212,9 @@ def jagged_range(lengths: Any, block_size: Any) -> Range:
 class _Jagged(Range):
     """Tiles whose lanes exist where their row is long enough."""
 
-    def __init__(self, what: str, dim: tuple[int, int, int, Axis, tuple[Pending, ...]], rows: torch.Tensor, value: TileValue) -> None:
+    def __init__(
+        self, what: str, dim: tuple[int, int, int, Axis, tuple[Pending, ...]], rows: torch.Tensor, value: TileValue
+    ) -> None:
         super().__init__(what, [dim], single=True, device=torch.device("cpu"))
         self._rows, self._value = rows, value
 

@@ -46,16 +46,20 @@ def _plain(tensor: Tensor, key: Any) -> Target:
 
 
 def _rows(jt: JaggedTensor, key: Any) -> Target:
-    """Component, then a position for each level, then columns: every step looks up where its rows start, and how long they are."""
+    """Component, then a position for each level, then columns: every step looks up where its rows start and end."""
     values, structure = jt.values, jt.structure
     dims = jt.dims
     extents = [
-        structure.max_length(d.ragged) if d.ragged is not None else structure.rows[d.axis].num_rows(0) if d.axis is not None else values.shape[d.values_dim]
+        structure.max_length(d.ragged)
+        if d.ragged is not None
+        else structure.rows[d.axis].num_rows(0)
+        if d.axis is not None
+        else values.shape[d.values_dim]
         for d in dims
     ]
     placed = place(expand_keys(key, len(dims)), extents)
     where: dict[int, Tensor] = {}
-    component = inside = torch.ones((), dtype=torch.bool)
+    component = position = inside = torch.ones((), dtype=torch.bool)
     mentioned: frozenset[int] = frozenset()
     for n, (dim, index) in enumerate(zip(dims, placed.indices, strict=True)):
         if dim.axis is None:
@@ -95,7 +99,9 @@ def _looked_up(table: Tensor, at: Tensor) -> Tensor:
     return torch.where(within, table.long()[at.clamp(0, table.numel() - 1)], torch.zeros((), dtype=torch.int64))
 
 
-def _row_condition(mask: Tensor, dims: frozenset[int], placed: Placed, structure: Any, ragged: int | None, last: int) -> Condition:
+def _row_condition(
+    mask: Tensor, dims: frozenset[int], placed: Placed, structure: Any, ragged: int | None, last: int
+) -> Condition:
     keys = placed.given[: last + 1]
     born = max((k.born for k in keys if isinstance(k, Tile)), default=0)
     born = max([born, *(c.born for k in keys if isinstance(k, TileValue) for c in k.conditions)])
@@ -122,7 +128,7 @@ def _masked(target: Target, extra_mask: Any) -> Tensor:
 
 
 def _fits(value: TileValue, placed: Placed, what: str) -> None:
-    axes, sizes = joint_dims([(placed.axes, placed.sizes), (value.axes, value.data.shape)], what)
+    _, sizes = joint_dims([(placed.axes, placed.sizes), (value.axes, value.data.shape)], what)
     if sizes != list(placed.sizes):
         refuse(f"{what} has shape {tuple(value.data.shape)}, but the index has {tuple(placed.sizes)}")
 

@@ -46,9 +46,12 @@ class Placed:
 
     def exists(self) -> Tensor:
         """Where all keys exist."""
-        whole = self.value(torch.empty(self.sizes, device="meta"))
+        whole = self.value(torch.empty(()).expand(self.sizes))
         if whole.pending:
-            refuse("an index by a jagged tile needs its rows beside it: index them too, as x[rows, tile] or starts[:, None] + tile.index")
+            refuse(
+                "an index by a jagged tile needs its rows beside it: "
+                "index them too, as x[rows, tile] or starts[:, None] + tile.index"
+            )
         mask = torch.ones(self.sizes, dtype=torch.bool)
         for condition in whole.conditions:
             mask = mask & condition.mask

@@ -30,9 +30,9 @@ class Writes:
         frame = user_frame()
         place = None if frame is None else (frame.f_code, frame.f_lasti)
         memory = tensor.untyped_storage().data_ptr()
-        addresses = [tensor.storage_offset()] * data.numel()
+        addresses = [int(tensor.storage_offset())] * data.numel()
         for index, stride in zip(where, tensor.stride(), strict=True):
-            addresses = [a + i * stride for a, i in zip(addresses, index.reshape(-1).tolist(), strict=True)]
+            addresses = [a + i * int(stride) for a, i in zip(addresses, index.reshape(-1).tolist(), strict=True)]
         here: dict[int, float] = {}
         for address, value in zip(addresses, data.reshape(-1).tolist(), strict=True):
             before = here.get(address)
@@ -53,4 +53,6 @@ def _same(a: float, b: float) -> bool:
 
 def _message(what: str, tensor: Tensor, address: int, *places: tuple[CodeType, int] | None) -> str:
     lines = "".join(line_at(*place) for place in dict.fromkeys(places) if place is not None)
-    return f"{what} to one element (number {address} of the memory of a tensor of shape {tuple(tensor.shape)}), in any order:{lines}"
+    return (
+        f"{what} to one element (number {address} of the memory of a tensor of shape {tuple(tensor.shape)}), in any order:{lines}"
+    )

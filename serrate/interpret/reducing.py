@@ -41,7 +41,10 @@ def dims_of(x: TileValue, dim: Dims, what: str) -> list[int]:
     dims = sorted({d % x.ndim for d in given})
     for each in x.pending:
         if any(x.axes[d] in each.axes for d in dims):
-            refuse(f"{what} over a jagged tile, but the value does not have the dim of its rows: bring it in first, as rows[:, None] + x")
+            refuse(
+                f"{what} over a jagged tile, but the value does not have the dim of its rows: "
+                "bring it in first, as rows[:, None] + x"
+            )
     return dims
 
 
@@ -59,9 +62,14 @@ def reduced(x: TileValue, dims: Sequence[int], keepdim: bool, data: Tensor) -> T
 def drop(x: TileValue, dims: Sequence[int]) -> TileValue:
     """Without dims of size 1 that no condition mentions."""
     kept = [d for d in range(x.ndim) if d not in dims]
-    shape = lambda t: t.reshape([t.shape[d] for d in kept])  # noqa: E731
+
+    def shape(t: Tensor) -> Tensor:
+        return t.reshape([t.shape[d] for d in kept])
+
     place = {d: n for n, d in enumerate(kept)}
-    conditions = [Condition(shape(c.mask), frozenset(place[d] for d in c.dims), c.key, c.born, c.row, c.keep) for c in x.conditions]
+    conditions = [
+        Condition(shape(c.mask), frozenset(place[d] for d in c.dims), c.key, c.born, c.row, c.keep) for c in x.conditions
+    ]
     return TileValue(shape(x.data), [x.axes[d] for d in kept], conditions, [Fed(shape(f.mask), f.time) for f in x.fed], x.pending)
 
 
@@ -163,7 +171,9 @@ def _logsumexp(x: TileValue, dim: int, keepdim: bool = False) -> Any:
     # Only lanes that exist count; the largest is taken out, unless it is infinite.
     dims = dims_of(x, dim, "logsumexp")
     lanes = filled(x, dims, -torch.inf)
-    return reduced(x, dims, keepdim, torch.logsumexp(lanes.float() if x.dtype in SIXTEEN else lanes, dims, keepdim=True).to(x.dtype))
+    return reduced(
+        x, dims, keepdim, torch.logsumexp(lanes.float() if x.dtype in SIXTEEN else lanes, dims, keepdim=True).to(x.dtype)
+    )
 
 
 # --- scans ---
@@ -272,7 +282,8 @@ def _contracted(x: TileValue, contracted: int, free: int) -> Tensor:
         if k in c.dims:
             if other in c.dims:
                 refuse(
-                    f"a product contracts {x.axes[k]}, which exists under a condition on {x.axes[other]} that the other operand cannot have: "
+                    f"a product contracts {x.axes[k]}, which exists under a condition on {x.axes[other]} "
+                    "that the other operand cannot have: "
                     "make the lanes exist with hl.fill(x, 0), or write (a[:, :, None] * b).sum(1)"
                 )
             mask = mask & c.mask

@@ -28,7 +28,9 @@ DEFAULT_BLOCK = 16
 class Run:
     """The state of one call. Loops are a stack, innermost last; `clock` counts iterations of all loops together."""
 
-    def __init__(self, blocks: tuple[int | None, ...], block: int | str | None, writes: Writes | None, first: int, last: int) -> None:
+    def __init__(
+        self, blocks: tuple[int | None, ...], block: int | str | None, writes: Writes | None, first: int, last: int
+    ) -> None:
         self.blocks = blocks
         self.block = block
         self.writes = writes
@@ -93,7 +95,10 @@ def line_at(code: CodeType, at: int) -> str:
         return shown
     # Offsets count bytes.
     stop = len(text.encode()) if end_line != line else end
-    left, width = len(text.encode()[:start].decode(errors="ignore")), max(1, len(text.encode()[start:stop].decode(errors="ignore")))
+    left, width = (
+        len(text.encode()[:start].decode(errors="ignore")),
+        max(1, len(text.encode()[start:stop].decode(errors="ignore"))),
+    )
     return f"{shown}\n    {' ' * max(0, left - blank)}{'^' * width}"
 
 

@@ -47,8 +47,8 @@ def noted(function: Callable[..., Any], enter: Callable[[], Any]) -> Source:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
         raise KernelError(
-            f"the source of {function.__name__} is not to be found, and a kernel is compiled from its source: define it in a file or "
-            "notebook, or put the text that you exec into linecache.cache under the filename it is compiled with"
+            f"the source of {function.__name__} is not to be found, and a kernel is compiled from its source: "
+            "define it in a file or notebook, or put the text that you exec into linecache.cache under the filename it is compiled with"
         ) from None
     # An indented function stays where it is, so that columns in messages are right.
     text, offset = "if True:\n" + "".join(lines), first - 2
@@ -60,7 +60,9 @@ def noted(function: Callable[..., Any], enter: Callable[[], Any]) -> Source:
         raise KernelError(f"the source of {function.__name__} is not a statement of its own: define it with def") from None
     found = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == function.__name__), None)
     if found is None:
-        raise KernelError(f"the source of {function.__name__} holds no def of that name: a kernel is defined with def, not lambda")
+        raise KernelError(
+            f"the source of {function.__name__} holds no def of that name: a kernel is defined with def, not lambda"
+        )
     found.decorator_list = []
     found.returns = None
     for argument in ast.walk(found.args):
@@ -184,7 +186,9 @@ def _own(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _reads(node: ast.AST | None) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} if node is not None else set()
+    return (
+        {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} if node is not None else set()
+    )
 
 
 def _exposed(body: list[ast.stmt], written: set[str]) -> tuple[set[str], set[str]]:

@@ -1,7 +1,7 @@
 """`TileValue`: what a name inside a device loop stands for.
 
-In: lanes, the axis of each dim, the conditions under which lanes exist, and the reductions that feed it. Out: the same, from torch's
-functions, methods and operators, all of which go through `functions.call`.
+In: lanes, the axis of each dim, the conditions under which lanes exist, and the reductions that feed it. Out: the same, from
+torch's functions, methods and operators, all of which go through `functions.call`.
 
 A model of it: `data` has a number for every lane, also where nothing exists (there it is what the math gives from zeros), and
 `exists()` says which lanes count.
@@ -38,7 +38,11 @@ class Lanes(LaneKey):
 
     @classmethod
     def __torch_function__(
-        cls, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         return _call(function, *args, **(kwargs or {}))
 

@@ -1,7 +1,7 @@
 """The tile language: what is written inside a `@serrate.kernel` function, beside torch's own functions.
 
-In: bounds, indices, values of tiles. Out: tiles and values. Names and meaning are Helion's; ragged tensors are indexed by tiles like
-plain ones, and bring the conditions under which their positions exist. `docs/kernels.md` is the guide.
+In: bounds, indices, values of tiles. Out: tiles and values. Names and meaning are Helion's; ragged tensors are indexed by tiles
+like plain ones, and bring the conditions under which their positions exist. `docs/kernels.md` is the guide.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def tile(begin_or_end: Bound | Sequence[Bound], end: Bound | Sequence[Bound] | N
     >>> begins(6)
     tensor([0, 0, 0, 0, 4, 4])
 
-    In the outermost loop tiles are independent programs, which may run in any order; in loops inside they come one after the other.
+    In the outermost loop tiles are independent programs, which may run in any order; in loops inside they come in order.
     """
     return loops.ranges("hl.tile", begin_or_end, end, block_size)
 
@@ -153,7 +153,11 @@ def arange(start: Any, end: Any = None, step: int = 1, dtype: torch.dtype = torc
 def specialize(value: Any) -> Any:
     """A number (or several) that a compiled kernel may take as fixed; it is given back as it is."""
     current("hl.specialize")
-    return tuple(specialize(v) for v in value) if isinstance(value, (tuple, list, torch.Size)) else loops.number_of(value, "hl.specialize")
+    return (
+        tuple(specialize(v) for v in value)
+        if isinstance(value, (tuple, list, torch.Size))
+        else loops.number_of(value, "hl.specialize")
+    )
 
 
 def register_block_size(low: Bound, high: Bound | None = None) -> int:

@@ -5,7 +5,6 @@ In: a structure and a number of positions. Out: the number of tiles, or a list o
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from serrate.errors import StructureError
@@ -16,6 +15,7 @@ from serrate.tensor.structure import Structure
 def total_tiles(structure: Structure, block: int) -> int:
     """How many tiles the innermost rows have together; an empty row has none.
 
+    >>> import torch
     >>> total_tiles(Structure.from_lengths(torch.tensor([5, 0, 2])), 2)
     4
     """
@@ -25,6 +25,7 @@ def total_tiles(structure: Structure, block: int) -> int:
 def tile_list(structure: Structure, block: int) -> tuple[Tensor, Tensor]:
     """The innermost row that every tile belongs to, and its first position there.
 
+    >>> import torch
     >>> tile_list(Structure.from_lengths(torch.tensor([5, 0, 2])), 2)
     (tensor([0, 0, 0, 2]), tensor([0, 2, 4, 0]))
     """
