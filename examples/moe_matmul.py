@@ -1,7 +1,8 @@
 """Tokens sent to experts: gathered, multiplied by the matrix of their expert, and scattered back, every token exactly once.
 
-Run as `python examples/moe_matmul.py`. `jagged` has the tokens of each expert as a ragged tensor of their numbers; `manual` is
-the same with offsets and masks by hand. Published forms let lanes past an expert's tokens rewrite one of another expert; these do not.
+Run as `python examples/moe_matmul.py`. `jagged` has the tokens of each expert as a ragged tensor of their numbers; `manual`
+is the same with offsets and masks by hand. Published forms let lanes past an expert's tokens rewrite one of another expert;
+these do not.
 """
 
 import torch

@@ -112,9 +112,9 @@ def kernel(
 ) -> Any:
     """Makes a kernel of a function with loops over tiles of `serrate.language`; with arguments or without.
 
-    Kernels run on the reference interpreter, tile by tile on a CPU: right, and slow. `strategy` (or `jagged_strategy`, the same) says
-    how ragged rows become loops, `config` fixes block sizes; neither changes a result. `static_shapes` and `autotune_effort` ("none",
-    "quick", "full") are for compiled kernels, and only checked.
+    Kernels run on the reference interpreter, tile by tile on a CPU: right, and slow. `strategy` (or `jagged_strategy`,
+    the same) says how ragged rows become loops, `config` fixes block sizes; neither changes a result. `static_shapes` and
+    `autotune_effort` ("none", "quick", "full") are for compiled kernels, and only checked.
 
     >>> import serrate, torch
     >>> import serrate.language as hl

@@ -29,7 +29,7 @@ class Settings:
     """`SERRATE_BACKEND`: `reference`, `cpp` or `triton` instead of the device's default. Chooses which code is generated."""
 
     check: bool
-    """`SERRATE_CHECK`: 1 makes tile kernels report stores that race and computed indices outside. Does not change generated code."""
+    """`SERRATE_CHECK`: 1: tile kernels report stores that race and indices outside. Does not change generated code."""
 
     cxx: str | None
     """`CXX`: the C++ compiler, else g++ then clang++ are looked for. Part of the key of built programs."""

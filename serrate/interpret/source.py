@@ -48,7 +48,8 @@ def noted(function: Callable[..., Any], enter: Callable[[], Any]) -> Source:
     except (OSError, TypeError):
         raise KernelError(
             f"the source of {function.__name__} is not to be found, and a kernel is compiled from its source: "
-            "define it in a file or notebook, or put the text that you exec into linecache.cache under the filename it is compiled with"
+            "define it in a file or notebook, or put the text that you exec into linecache.cache "
+            "under the filename it is compiled with"
         ) from None
     # An indented function stays where it is, so that columns in messages are right.
     text, offset = "if True:\n" + "".join(lines), first - 2
