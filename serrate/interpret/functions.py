@@ -28,7 +28,7 @@ ELEMENTWISE = frozenset(
         "cosh", "div", "divide", "elu", "eq", "erf", "erfc", "exp", "exp2", "expm1", "float_power", "floor",
         "floor_divide", "fmod", "ge", "gelu", "gt", "hardtanh", "isfinite", "isinf", "isnan", "le", "leaky_relu", "lerp",
         "log", "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor",
-        "logsigmoid", "lt", "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "ne", "neg", "negative", "pow",
+        "log_sigmoid", "lt", "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "ne", "neg", "negative", "pow",
         "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt", "rsub", "selu", "sigmoid", "sign", "silu", "sin",
         "sinh", "softplus", "softsign", "special_expit", "sqrt", "square", "sub", "subtract", "tan", "tanh", "to",
         "true_divide", "trunc", "type_as", "where", "xlogy", "float", "double", "half", "bfloat16", "int", "long",
@@ -260,18 +260,12 @@ def _reshape(x: TileValue, *sizes: Any) -> TileValue:
     def full(mask: Tensor) -> Tensor:
         return mask.expand(x.data.shape).reshape(data.shape)
 
-    conditions = [
-        Condition(
-            full(c.mask),
-            frozenset[int]().union(*(reached[d] for d in c.dims)),
-            (*c.key, "reshaped", tuple(data.shape)),
-            c.born,
-            c.row,
-            c.keep,
-        )
-        for c in x.conditions
-    ]
-    return TileValue(data, axes, conditions, [Fed(full(f.mask), f.time) for f in x.fed], x.pending)
+    def moved(c: Condition) -> Condition:
+        dims = frozenset[int]().union(*(reached[d] for d in c.dims))
+        mask = full(c.mask)[tuple(slice(None) if d in dims else slice(0, 1) for d in range(data.dim()))]
+        return Condition(mask, dims, (*c.key, "reshaped", tuple(data.shape)), c.born, c.row, c.keep)
+
+    return TileValue(data, axes, [moved(c) for c in x.conditions], [Fed(full(f.mask), f.time) for f in x.fed], x.pending)
 
 
 def regroup(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -286,14 +280,18 @@ def regroup(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
     def size(dims: list[int], shape: Sequence[int]) -> int:
         return math.prod(shape[d] for d in dims)
 
+    if 0 in old and list(old) != list(new):
+        return [(list(range(len(old))), list(range(len(new))))]
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
         left, right = [i] if i < len(old) else [], [j] if j < len(new) else []
+        # A dim of size 1 that has no partner comes or goes alone.
+        if left and right and 1 in (old[i], new[j]) and old[i] != new[j]:
+            left, right = ([], right) if new[j] == 1 else (left, [])
         i, j = i + len(left), j + len(right)
-        # Dims of size 0 make all products 0: what is left over then goes to the last group.
-        while size(left, old) != size(right, new) or (i == len(old)) != (j == len(new)):
-            if j == len(new) or (i < len(old) and size(left, old) < size(right, new)):
+        while size(left, old) != size(right, new):
+            if size(left, old) < size(right, new):
                 left.append(i)
                 i += 1
             else:

@@ -53,7 +53,7 @@ def _sequences(lengths: list[int]) -> tuple[Any, ...]:
 
 def test_a_published_attention_races() -> None:
     """A tile reaches past its sequence and writes zeros into the next one, whose own program writes there too."""
-    with pytest.raises(RaceError, match="program 1 writes .* and program 3 writes") as caught:
+    with pytest.raises(RaceError, match=r"program 1 writes .* and program 3 writes") as caught:
         published_hstu.interpreted(tile="whole")(*_sequences([3, 5, 4]))
     assert "# racing" in str(caught.value)
     # One sequence after the other, cut at its end: nothing races, and nothing is said.
