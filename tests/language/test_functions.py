@@ -17,33 +17,37 @@ import serrate.language as hl
 from serrate.interpret.functions import ELEMENTWISE, regroup
 
 X, Y = torch.linspace(0.1, 2.9, 12).view(4, 3), torch.linspace(-1.5, 1.5, 12).view(4, 3)
-I, J = torch.arange(12).view(4, 3), torch.arange(12).view(4, 3) % 4 + 1
+WHOLE_X, WHOLE_Y = torch.arange(12).view(4, 3), torch.arange(12).view(4, 3) % 4 + 1
 
 UNARY: list[Callable[..., Any]] = [
-    torch.exp, torch.exp2, torch.expm1, torch.log, torch.log2, torch.log1p, torch.sigmoid, torch.tanh, torch.sqrt, torch.rsqrt,
-    torch.abs, torch.neg, torch.reciprocal, torch.square, torch.sin, torch.cos, torch.erf, torch.floor, torch.ceil, torch.round,
-    torch.trunc, torch.sign, torch.isnan, torch.isinf, torch.isfinite, torch.relu, F.silu, F.gelu, F.relu, F.softplus, F.elu,
-    F.leaky_relu, F.mish, F.logsigmoid, F.selu, F.hardtanh, torch.logical_not,
-    lambda x: F.gelu(x, approximate="tanh"), lambda x: x.clamp(0.5, 1), lambda x: torch.clamp(x, min=1.0), lambda x: x.to(torch.float64),
-    lambda x: x.to(torch.bfloat16).float(), lambda x: x.long(), lambda x: x**2, lambda x: 2.0**x, lambda x: 1 / x, lambda x: 1 - x,
-    lambda x: -x, lambda x: ~(x > 1), lambda x: (x > 1) & (x < 2) | (x == 0.1), lambda x: abs(x - 1), lambda x: x.masked_fill(x > 1, 0.0),
-    lambda x: x // 0.3, lambda x: x % 0.7, lambda x: 5 % x,
+    torch.exp, torch.exp2, torch.expm1, torch.log, torch.log2, torch.log1p, torch.sigmoid, torch.tanh, torch.sqrt,
+    torch.rsqrt, torch.abs, torch.neg, torch.reciprocal, torch.square, torch.sin, torch.cos, torch.erf, torch.floor,
+    torch.ceil, torch.round, torch.trunc, torch.sign, torch.isnan, torch.isinf, torch.isfinite, torch.relu, F.silu, F.gelu,
+    F.relu, F.softplus, F.elu, F.leaky_relu, F.mish, F.logsigmoid, F.selu, F.hardtanh, torch.logical_not,
+    lambda x: F.gelu(x, approximate="tanh"), lambda x: x.clamp(0.5, 1), lambda x: torch.clamp(x, min=1.0),
+    lambda x: x.to(torch.float64), lambda x: x.to(torch.bfloat16).float(), lambda x: x.long(), lambda x: x**2,
+    lambda x: 2.0**x, lambda x: 1 / x, lambda x: 1 - x, lambda x: -x, lambda x: ~(x > 1),
+    lambda x: (x > 1) & (x < 2) | (x == 0.1), lambda x: abs(x - 1), lambda x: x.masked_fill(x > 1, 0.0), lambda x: x // 0.3,
+    lambda x: x % 0.7, lambda x: 5 % x,
 ]  # fmt: skip
 BINARY: list[Callable[..., Any]] = [
-    torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.pow, torch.atan2, torch.logaddexp, torch.fmod,
-    torch.remainder, torch.eq, torch.ne, torch.lt, torch.ge, lambda x, y: torch.where(x > y, x, y), lambda x, y: torch.where(x > 1, x, 0.0),
-    lambda x, y: torch.add(x, y, alpha=2), lambda x, y: torch.lerp(x, y, 0.3), lambda x, y: torch.clamp(x, min=y), torch.max, torch.min,
-    lambda x, y: x[:, :, None] * y[:, None, :], lambda x, y: x.unsqueeze(1) - y.unsqueeze(2),
+    torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.pow, torch.atan2, torch.logaddexp,
+    torch.fmod, torch.remainder, torch.eq, torch.ne, torch.lt, torch.ge, lambda x, y: torch.where(x > y, x, y),
+    lambda x, y: torch.where(x > 1, x, 0.0), lambda x, y: torch.add(x, y, alpha=2), lambda x, y: torch.lerp(x, y, 0.3),
+    lambda x, y: torch.clamp(x, min=y), torch.max, torch.min, lambda x, y: x[:, :, None] * y[:, None, :],
+    lambda x, y: x.unsqueeze(1) - y.unsqueeze(2),
 ]  # fmt: skip
 WHOLE: list[Callable[..., Any]] = [
-    lambda x, y: x @ y.T, lambda x, y: torch.matmul(x.T, y), lambda x, y: torch.mm(x, y.t()), lambda x, y: torch.addmm(y @ y.T, x, y.T),
-    lambda x, y: torch.bmm(x[None], y.transpose(0, 1)[None]), lambda x, y: torch.baddbmm((x @ y.T)[None], x[None], y.T[None]),
-    lambda x, y: x @ y.sum(0), lambda x, y: x.cumsum(1), lambda x, y: torch.cumsum(x, 0), lambda x, y: x.cumprod(1),
-    lambda x, y: torch.softmax(y, 1), lambda x, y: y.softmax(dim=0), lambda x, y: torch.logsumexp(y, 1), lambda x, y: y.max(1).values,
-    lambda x, y: y.max(1).indices, lambda x, y: torch.min(y, 0)[0], lambda x, y: y.amax(dim=(0, 1)), lambda x, y: y.sum(axis=1),
-    lambda x, y: y.mean(0, keepdim=True), lambda x, y: y.argmin(1), lambda x, y: (y > 0).any(1), lambda x, y: (y > 0).all(),
-    lambda x, y: x.permute(1, 0), lambda x, y: x.reshape(12), lambda x, y: x.view(2, 2, 3), lambda x, y: x.flatten(), lambda x, y: x.mT,
-    lambda x, y: x.reshape(2, 2, 3).sum(2), lambda x, y: x.unsqueeze(-1).squeeze(-1), lambda x, y: x[:, None, :].expand(4, 2, 3),
+    lambda x, y: x @ y.T, lambda x, y: torch.matmul(x.T, y), lambda x, y: torch.mm(x, y.t()),
+    lambda x, y: torch.addmm(y @ y.T, x, y.T), lambda x, y: torch.bmm(x[None], y.transpose(0, 1)[None]),
+    lambda x, y: torch.baddbmm((x @ y.T)[None], x[None], y.T[None]), lambda x, y: x @ y.sum(0), lambda x, y: x.cumsum(1),
+    lambda x, y: torch.cumsum(x, 0), lambda x, y: x.cumprod(1), lambda x, y: torch.softmax(y, 1),
+    lambda x, y: y.softmax(dim=0), lambda x, y: torch.logsumexp(y, 1), lambda x, y: y.max(1).values,
+    lambda x, y: y.max(1).indices, lambda x, y: torch.min(y, 0)[0], lambda x, y: y.amax(dim=(0, 1)),
+    lambda x, y: y.sum(axis=1), lambda x, y: y.mean(0, keepdim=True), lambda x, y: y.argmin(1), lambda x, y: (y > 0).any(1),
+    lambda x, y: (y > 0).all(), lambda x, y: x.permute(1, 0), lambda x, y: x.reshape(12), lambda x, y: x.view(2, 2, 3),
+    lambda x, y: x.flatten(), lambda x, y: x.mT, lambda x, y: x.reshape(2, 2, 3).sum(2),
+    lambda x, y: x.unsqueeze(-1).squeeze(-1), lambda x, y: x[:, None, :].expand(4, 2, 3),
     lambda x, y: torch.zeros_like(x) + y, lambda x, y: torch.full_like(x, 2.0), lambda x, y: x.prod(1),
 ]  # fmt: skip
 
@@ -77,8 +81,8 @@ def test_elementwise(function: Callable[..., Any], operands: tuple[torch.Tensor,
     [lambda i, j: i // j, lambda i, j: i % j, lambda i, j: i & j, lambda i, j: i ^ j, lambda i, j: i << 1, lambda i, j: i / j],
 )
 def test_whole_numbers(function: Callable[..., Any]) -> None:
-    wanted = function(I, J)
-    assert torch.equal(lanes.interpreted(tile=3)(function, (I, J), torch.empty_like(wanted)), wanted)
+    wanted = function(WHOLE_X, WHOLE_Y)
+    assert torch.equal(lanes.interpreted(tile=3)(function, (WHOLE_X, WHOLE_Y), torch.empty_like(wanted)), wanted)
 
 
 @pytest.mark.parametrize("function", WHOLE)
