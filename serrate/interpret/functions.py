@@ -171,9 +171,10 @@ def _unsqueeze(x: TileValue, dim: int) -> TileValue:
 
 
 def _squeeze(x: TileValue, dim: int | None = None) -> TileValue:
+    if dim is not None and not -x.ndim <= dim < x.ndim:
+        refuse(f"squeeze: dim {dim} does not exist in a value of {x.ndim} dims")
+    # A dim of a tile stays, whatever its number of lanes.
     gone = [d for d in range(x.ndim) if x.axes[d] is None and (dim is None or d == dim % x.ndim)]
-    if dim is not None and not gone:
-        refuse(f"squeeze: dim {dim} is of {x.axes[dim % x.ndim]}, and stays whatever its number of lanes: reduce over it")
     return getitem(x, tuple(0 if d in gone else slice(None) for d in range(x.ndim)))
 
 

@@ -3,10 +3,13 @@
 In: the bounds of `hl.tile` and `hl.grid`. Out: tiles, one iteration after the other; and at the end of every iteration, the
 carried values as they should be.
 
-A finished row rests (rule 5). The interpreter runs the user's own loop; `source.py` has found the names whose value one iteration
-hands to the next, and calls `Loop.rest` with each of them when an iteration is over. Every value knows the reductions that feed
-it: when each ran, and for which lanes of the value something existed there. Of these, the ones that ran in this iteration decide:
-where none of them had a lane that existed, the old value stays. A value that no reduction of the iteration feeds is simply new.
+A finished row rests (rule 5). The interpreter runs the user's own loop; `source.py` has found the names whose value one
+iteration hands to the next, and calls `Loop.rest` with each of them when an iteration is over. Every value knows the
+reductions that feed it: when each ran, and for which lanes of the value something existed there. Of these, the ones that ran
+in this iteration decide: where none of them had a lane that existed, the old value stays. A value that no reduction of the
+iteration feeds is simply new. That is decided for every lane of the carried value: a component is one lane of it, or all of
+its lanes agree, unless they stand for positions or columns of the row themselves. There only the lane's own answer does not
+depend on which lanes share a tile.
 
 A carried value keeps only conditions that do not change with the loop (rule 6). The end of a plain range is dropped, because
 reading behind it gave zeros; a condition on a row's length is refused, because what the holes hold would count.
@@ -20,7 +23,7 @@ from typing import Any
 
 import torch
 
-from serrate.interpret.axes import Axis, BlockSize, Fed, Pending
+from serrate.interpret.axes import Axis, BlockSize, Condition, Fed, Pending
 from serrate.interpret.run import Run, current, refuse, user_frame
 from serrate.interpret.values import Tile, TileValue, value_of
 
@@ -68,15 +71,16 @@ class Loop:
             else None
         )
         with torch._C.DisableTorchFunction():
-            known = {c.key for c in old.conditions} if old is not None else set()
-            for c in value.conditions:
-                changed = c.born >= self.start or (self.iterations > 1 and c.key not in known)
-                if c.row and changed and c.key not in known:
+            known = old.conditions if old is not None else ()
+            new = [c for c in value.conditions if not any(_same(c, k) for k in known)]
+            for c in new:
+                if c.row and (c.born >= self.start or self.iterations > 1):
                     refuse(
                         f"the carried value {name} exists under a condition on the length of a row that changes with the loop: "
                         "reduce over that dim before, or make its lanes exist with hl.fill(x, 0)"
                     )
-            kept = [c for c in value.conditions if c.row or c.born < self.start]
+            kept = [k for k in known if any(_same(c, k) for c in value.conditions)]
+            kept += [c for c in new if c.row or c.born < self.start]
             data = value.data
             now = [f.mask for f in value.fed if f.time >= self.start]
             if now and old is not None:
@@ -105,6 +109,13 @@ class Loop:
     def leave(self) -> None:
         """The loop is over."""
         del self._run.loops[self._run.loops.index(self) :]
+
+
+def _same(one: Condition, other: Condition) -> bool:
+    """Whether two conditions say the same of the same dims."""
+    if one.dims != other.dims or one.row != other.row:
+        return False
+    return one.key == other.key or (one.mask.shape == other.mask.shape and torch.equal(one.mask, other.mask))
 
 
 class Range:

@@ -50,6 +50,7 @@ def tile(begin_or_end: Bound | Sequence[Bound], end: Bound | Sequence[Bound] | N
     """What a loop over tiles runs over: `hl.tile(n)`, `hl.tile(begin, end)`, or several dims at once.
 
     >>> import serrate
+    >>> import serrate.language as hl
     >>> @serrate.kernel
     ... def begins(n: int):
     ...     out = torch.zeros(n, dtype=torch.int64)
@@ -99,6 +100,7 @@ def full(shape: Sequence[Any], value: float, dtype: torch.dtype = torch.float32)
     """A value for every lane of these tiles, block sizes or numbers.
 
     >>> import serrate
+    >>> import serrate.language as hl
     >>> @serrate.kernel
     ... def sevens(n: int):
     ...     out = torch.zeros(n)

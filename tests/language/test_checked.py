@@ -78,7 +78,7 @@ def published_moe(A: Any, W: Any, counts: Any, offsets: Any, order: Any, most: i
                 local = tile_t.index
                 valid = local < num_tokens
                 index = start + torch.where(valid, local, 0)
-                token = order[index.squeeze(0)] if index.ndim > 1 else order[index]
+                token = order[index.squeeze(0)]
                 acc = hl.zeros([tile_t, tile_n], dtype=torch.float32)
                 for tile_k in hl.tile(K):
                     acc = torch.addmm(acc, A[token, tile_k], W[e_idx, tile_k, tile_n])

@@ -71,6 +71,11 @@ def filled(text: str, parts: dict[str, str]) -> str:
     return text
 
 
+def padded(x: torch.Tensor, length: int) -> torch.Tensor:
+    """The first positions of a row, and zeros where it has no more."""
+    return torch.cat([x, x.new_zeros(max(0, length - len(x)), *x.shape[1:])])[:length]
+
+
 def row_by_row(expression: str, reduction: str, jt: Any, other: Any, dense: Any, row: Any) -> tuple[Any, Any]:
     """The same program on one row after the other: positions that exist are those that every ragged read has."""
     out, kept = torch.empty(len(jt), row.size(1)), []
@@ -83,14 +88,8 @@ def row_by_row(expression: str, reduction: str, jt: Any, other: Any, dense: Any,
             text = text.replace(name, "_" + name.split("[")[0].replace(".", "_"))
 
         def value(length: int, text: str = text, own: Any = own, beside: Any = beside, k: int = k) -> Any:
-            pad = lambda x: torch.cat([x, x.new_zeros(max(0, length - len(x)), *x.shape[1:])])[:length]  # noqa: E731
-            names = {
-                "_jt": pad(own),
-                "_other": pad(beside)[:, None],
-                "_dense": pad(dense[k]),
-                "_row": row[k][None].expand(length, -1),
-            }
-            names["_rows_lengths"] = torch.full((length, 1), float(len(own)))
+            names = {"_jt": padded(own, length), "_other": padded(beside, length)[:, None], "_dense": padded(dense[k], length)}
+            names |= {"_row": row[k][None].expand(length, -1), "_rows_lengths": torch.full((length, 1), float(len(own)))}
             return eval(text, {"torch": torch}, names).broadcast_to(length, row.size(1))
 
         x = value(count)

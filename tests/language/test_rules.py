@@ -316,6 +316,45 @@ def test_resting_is_of_one_value_and_one_loop(tile: Any) -> None:
     assert outer.tolist() == [3, 0, 3, 3]
 
 
+def test_a_carried_value_keeps_conditions_that_do_not_change(tile: Any) -> None:
+    """Positions of a row as rows of a product, by an index made anew in every iteration."""
+
+    @serrate.kernel
+    def k(jt: JaggedTensor, w: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(jt.num_rows, w.size(1))
+        for b in hl.grid(jt.num_rows):
+            for n in hl.tile(w.size(1)):
+                total = hl.zeros([n])
+                for t in hl.tile(7):
+                    acc = hl.zeros([t, n])
+                    for i in hl.tile(w.size(0)):
+                        acc = acc + (jt[b, t.index + 0, i] + 1) @ w[i, n]
+                    total = total + acc.sum(0)
+                out[b, n] = total
+        return out
+
+    jt, w = ragged(4), torch.randn(4, 3)
+    wanted = torch.stack([((row + 1) @ w).sum(0) for row in jt.unbind()])
+    torch.testing.assert_close(k.interpreted(tile=tile)(jt, w), wanted)
+
+
+def test_lanes_that_are_positions_rest_by_themselves(tile: Any) -> None:
+    """A dense store shows what a product's lanes past the row hold: as before, whichever lanes share a tile."""
+
+    @serrate.kernel
+    def k(jt: JaggedTensor, w: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(jt.num_rows, 6)
+        for b, t in hl.tile([jt.num_rows, 6]):
+            acc = hl.full([b, t, 1], 1.0)
+            for i in hl.tile(4, block_size=2):
+                acc = acc * 2 + (jt[b, t, i] @ w[i, :]) * 0
+            out[b, t] = acc.sum(2)
+        return out
+
+    got = k.interpreted(tile=tile)(ragged(4), torch.randn(4, 1))
+    assert got.tolist() == [[4.0] * n + [1.0] * (6 - n) for n in LENGTHS]
+
+
 def test_statistics_of_a_finished_row_do_not_become_nan(tile: Any) -> None:
     @serrate.kernel
     def k(jt: JaggedTensor) -> torch.Tensor:
