@@ -18,13 +18,18 @@ from torch import Tensor
 class Axis:
     """What a dim runs over, compared by identity: the tiles of one loop, or a fixed number of lanes nobody named."""
 
-    __slots__ = ("named", "single", "what")
+    __slots__ = ("lanes", "named", "what")
 
-    def __init__(self, what: str, *, named: bool = True, single: bool = False) -> None:
+    def __init__(self, what: str, *, named: bool = True, lanes: int | None = None) -> None:
         self.what = what
         self.named = named
-        self.single = single
-        """Whether the user fixed its tiles to one lane, whose values are then numbers."""
+        self.lanes = lanes
+        """How many lanes the user fixed its tiles to; a value over tiles of one lane is a number."""
+
+    @property
+    def open(self) -> bool:
+        """Whether the number of lanes may be chosen, so that nothing may depend on it."""
+        return self.named and self.lanes is None
 
     def __repr__(self) -> str:
         return self.what
@@ -97,6 +102,22 @@ def spread(tensor: Tensor, dims: Sequence[int], ndim: int) -> Tensor:
     for k in order:
         shape[dims[k]] = tensor.shape[k]
     return tensor.permute(order).reshape(shape)
+
+
+def fixed(size: int) -> Axis | None:
+    """The axis of a dim that no tile runs over: none for size 1, which is broadcast as in torch."""
+    return None if size == 1 else Axis("no tile", named=False)
+
+
+def meet(one: Axis | None, other: Axis | None) -> bool:
+    """Whether two dims may be one: of the same tile, or at least one of them of a number of lanes that cannot change.
+
+    >>> meet(Axis("a"), Axis("b")), meet(Axis("a"), fixed(4)), meet(Axis("a", lanes=4), fixed(4))
+    (False, False, True)
+    """
+    if one is other or one is None or other is None:
+        return True
+    return not (one.named and other.named) and not one.open and not other.open
 
 
 def joined(conditions: Sequence[Condition]) -> tuple[Condition, ...]:

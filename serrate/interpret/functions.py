@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from serrate.interpret import reducing
-from serrate.interpret.axes import Axis, Condition, Fed
+from serrate.interpret.axes import Axis, Condition, Fed, fixed, meet
 from serrate.interpret.run import refuse
 from serrate.interpret.values import Lanes, TileValue, value_of
 
@@ -68,8 +68,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
             return elementwise(function, name, args, kwargs)
         found = SHAPING.get(name) or reducing.FUNCTIONS.get(name)
         if found is None:
-            hint = ": values of a tile do not change in place" if name.endswith("_") else ""
-            refuse(f"{name} is not part of the tile language{hint or ', or not yet'}")
+            refuse(f"{name} is not part of the tile language: {_instead(name)}")
         if "axis" in kwargs:
             kwargs["dim"] = kwargs.pop("axis")
         try:
@@ -78,6 +77,21 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
             if "argument" in str(error) and type(error) is TypeError:
                 refuse(f"{name}: {error}")
             raise
+
+
+def _instead(name: str) -> str:
+    """What to write for a function that tiles do not take."""
+    if name.endswith("_"):
+        return f"values of a tile do not change in place, so write x = x.{name[:-1]}(...)"
+    known = {
+        "einsum": "use @, permute and sum",
+        "cat": "store each part to a tensor made before the loop",
+        "stack": "store each part to a tensor made before the loop",
+        "var": "use (x - x.mean(dim, keepdim=True)).square().mean(dim)",
+        "std": "use (x - x.mean(dim, keepdim=True)).square().mean(dim).sqrt()",
+        "norm": "use x.square().sum(dim).sqrt()",
+    }
+    return known.get(name, "call it on whole tensors before or after the loops, or write it with sums, maxima and torch.where")
 
 
 def elementwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -117,10 +131,10 @@ def joint_dims(operands: Sequence[tuple[Sequence[Axis | None], Sequence[int]]], 
             met = axes[dim]
             if axis is None:
                 continue
-            if met is not None and met is not axis and (met.named and axis.named):
+            if not meet(met, axis):
                 refuse(
                     f"{what}: dim {dim} is of {met} in one operand and of {axis} in another: "
-                    "separate them with None, as in x[:, None]"
+                    "separate them with None, as in x[:, None], or index both by one tile"
                 )
             if met is not None and sizes[dim] != size:
                 refuse(f"{what}: dim {dim} has {sizes[dim]} lanes ({met}) in one operand and {size} ({axis}) in another")
@@ -209,7 +223,7 @@ def getitem(x: TileValue, key: Any) -> TileValue:
             narrow.append(k if isinstance(k, slice) else slice(int(k), int(k) + 1 or None))
         if isinstance(k, slice):
             places.append((old, len(axes)))
-            axes.append(axis if k == slice(None) else Axis("fixed", named=False))
+            axes.append(axis if k == slice(None) else fixed(len(range(x.data.shape[old])[k])))
         old += 1
     place = dict(places)
 
@@ -236,7 +250,7 @@ def _expand(x: TileValue, *sizes: Any) -> TileValue:
     for d, (axis, size) in enumerate(zip(lead.axes, shape, strict=True)):
         size = lead.data.shape[d] if size == -1 else size
         shape[d] = int(size)
-        axes.append(axis if axis is not None or size == 1 else getattr(size, "axis", None) or Axis("fixed", named=False))
+        axes.append(axis if axis is not None or size == 1 else getattr(size, "axis", None) or fixed(int(size)))
     ends = [
         s.tile.index for s in (sizes[0] if isinstance(sizes[0], (list, tuple)) else sizes) if getattr(s, "tile", None) is not None
     ]
@@ -253,10 +267,9 @@ def _reshape(x: TileValue, *sizes: Any) -> TileValue:
     for old, new in groups:
         for d in old:
             reached[d] = frozenset(new)
+        kept = x.axes[old[0]] if len(old) == len(new) == 1 else None
         for d in new:
-            axes[d] = x.axes[old[0]] if len(old) == len(new) == 1 else Axis("fixed", named=False) if data.shape[d] != 1 else None
-        if len(old) == len(new) == 1 and new and axes[new[0]] is None and data.shape[new[0]] != 1:
-            axes[new[0]] = Axis("fixed", named=False)
+            axes[d] = kept or fixed(data.shape[d])
 
     def full(mask: Tensor) -> Tensor:
         return mask.expand(x.data.shape).reshape(data.shape)

@@ -197,7 +197,7 @@ def ranges(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: boo
         if block < 1:
             refuse(f"{what}: a block size must be at least 1, not {block}")
         named = Axis(
-            f"the tile of line {frame.f_lineno}" + ("" if single else f", number {n}"), single=size is not None and block == 1
+            f"the tile of line {frame.f_lineno}" + ("" if single else f", number {n}"), lanes=block if size is not None else None
         )
         dims.append((*bounds, block, size.axis if isinstance(size, BlockSize) else named, ()))
     return Range(what, dims, single=single, device=torch.device("cpu"))

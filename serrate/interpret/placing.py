@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serrate.interpret.axes import Axis, Condition, Fed, Pending, spread
+from serrate.interpret.axes import Axis, Condition, Fed, Pending, fixed, spread
 from serrate.interpret.run import refuse
 from serrate.interpret.values import Lanes, Tile, TileValue, value_of
 
@@ -130,7 +130,7 @@ def _indices(key: Any, extent: int) -> TileValue:
     """One key as a value of int64."""
     if isinstance(key, slice):
         positions = range(extent)[key]
-        return TileValue(torch.arange(positions.start, positions.stop, positions.step), [Axis("fixed", named=False)])
+        return TileValue(torch.tensor(list(positions), dtype=torch.int64), [fixed(len(positions))])
     if isinstance(key, (Lanes, Tensor)) or (isinstance(key, int) and not isinstance(key, bool)):
         value: TileValue = value_of(key)
         if value.dtype.is_floating_point or value.dtype is torch.bool:

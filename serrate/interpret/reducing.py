@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serrate.interpret.axes import Condition, Fed
+from serrate.interpret.axes import Condition, Fed, meet
 from serrate.interpret.run import current, refuse
 from serrate.interpret.values import TileValue, value_of
 
@@ -242,7 +242,7 @@ def matmul(a: TileValue, b: TileValue, out_dtype: torch.dtype | None = None) -> 
     k_axis, other = a.axes[-1], b.axes[-2]
     if a.data.shape[-1] != b.data.shape[-2]:
         refuse(f"a product over {a.data.shape[-1]} lanes ({k_axis}) of one operand and {b.data.shape[-2]} ({other}) of the other")
-    if k_axis is not other and k_axis is not None and other is not None and k_axis.named and other.named:
+    if not meet(k_axis, other):
         refuse(f"a product contracts {k_axis} of one operand with {other} of the other: they must be of one tile")
     for each in (*a.pending, *b.pending):
         if k_axis in each.axes or other in each.axes:

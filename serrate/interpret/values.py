@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serrate.interpret.axes import Axis, BlockSize, Condition, Fed, Pending, joined, spread
+from serrate.interpret.axes import Axis, BlockSize, Condition, Fed, Pending, fixed, joined, spread
 from serrate.interpret.run import current, refuse
 from serrate.tensor.indexing.lanes import LaneKey
 
@@ -200,7 +200,7 @@ class TileValue(Lanes):
     # --- numbers ---
 
     def _number(self, what: str) -> Any:
-        tiles = [axis for axis in self.axes if axis is not None and not axis.single]
+        tiles = [axis for axis in self.axes if axis is not None and axis.lanes != 1]
         if tiles or self.data.numel() != 1:
             refuse(
                 f"{what} one number, but this is a value with the lanes of {', '.join(map(str, tiles)) or self.data.numel()}: "
@@ -289,12 +289,12 @@ def value_of(x: Any) -> Any:
     """A tile as its positions; a tensor or number as a value without conditions; what is none of these as it is.
 
     >>> value_of(torch.zeros(3)).axes
-    (fixed,)
+    (no tile,)
     """
     if isinstance(x, Tile):
         return x.index
     if isinstance(x, Tensor):
-        return TileValue(x, [None if size == 1 else Axis("fixed", named=False) for size in x.shape])
+        return TileValue(x, [fixed(size) for size in x.shape])
     if isinstance(x, (bool, int, float)):
         return TileValue(torch.tensor(x), ())
     return x

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from serrate.interpret import loops, memory, reducing
-from serrate.interpret.axes import Axis, BlockSize
+from serrate.interpret.axes import Axis, BlockSize, fixed
 from serrate.interpret.run import current, refuse, user_frame
 from serrate.interpret.values import Tile, TileValue, value_of
 from serrate.tensor import JaggedTensor
@@ -133,7 +133,7 @@ def _lanes(dim: Any) -> TileValue:
     size = loops.number_of(dim, "a shape")
     with torch._C.DisableTorchFunction():
         lanes = torch.arange(size)
-    axis = dim.axis if isinstance(dim, BlockSize) else Axis("fixed", named=False)
+    axis = dim.axis if isinstance(dim, BlockSize) else fixed(size)
     return TileValue(lanes, [axis])
 
 
@@ -149,7 +149,7 @@ def arange(start: Any, end: Any = None, step: int = 1, dtype: torch.dtype = torc
         return arange(last, dtype=dtype)
     numbers = range(loops.number_of(first, "hl.arange"), loops.number_of(last, "hl.arange"), step)
     with torch._C.DisableTorchFunction():
-        return TileValue(torch.tensor(list(numbers), dtype=dtype), [Axis("fixed", named=False)])
+        return TileValue(torch.tensor(list(numbers), dtype=dtype), [fixed(len(numbers))])
 
 
 def specialize(value: Any) -> Any:

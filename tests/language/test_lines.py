@@ -1,7 +1,7 @@
 """How much shorter kernels are in their jagged form: lines of device loops, counted and shown in docs/kernels.md.
 
-In: examples/*.py. Out: a failure where a jagged form has more than half of its manual form's lines, all together more than a third,
-or the table is stale.
+In: examples/*.py. Out: a failure where a jagged form has more than half of its manual form's lines, all together more than a
+third, or the table is stale.
 """
 
 from __future__ import annotations

@@ -113,6 +113,12 @@ def wrong_dim(x: torch.Tensor) -> None:
         x[t].sum(1)  # mark
 
 
+@serrate.kernel
+def fixed_lanes_meet_a_tile(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        x[t] + x  # mark
+
+
 MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (branch_on_lanes, (X,), "reduce it first"),
     (two_tiles_in_one_dim, (X,), "separate them with None"),
@@ -127,6 +133,7 @@ MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (in_place, (X,), "do not change in place"),
     (jagged_tile_without_rows, (X, torch.tensor([1, 2])), "dim of its rows"),
     (shape_that_changes, (X,), "the carried value acc has shape"),
+    (fixed_lanes_meet_a_tile, (X,), "of no tile in another"),
     (wrong_dim, (X,), "dim 1 does not exist"),
 ]
 
