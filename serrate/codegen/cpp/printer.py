@@ -89,7 +89,7 @@ class _Printer:
         self.count = 0
         self.laned: dict[Symbol, Bind] = {}
         self.converted: dict[Load | Write, str] = {}
-        """What the innermost loop at hand reads and writes as float32 instead of float16."""
+        """What the innermost loop at hand reads and writes as float32 instead of in sixteen bits."""
         self.private = tuple(t for t in program.scratch if t.role is Role.PRIVATE)
         self.tensors = program.tensors
 
@@ -479,11 +479,11 @@ class _Printer:
         stage = staged[node]
         return (stage.pointer, stage.place) if stage else (node.tensor.name, self._flat_expr(node.tensor, node.index))
 
-    # --- float16, a block at a time -----------------------------------------------------------------------------------
+    # --- sixteen bits, a block at a time --------------------------------------------------------------------------------
 
     def _widen(self, group: Sequence[Block], lane: Lane, size: int, run: _Run) -> None:
-        """Converts the float16 that the loop over a lane reads before it begins: there is an instruction for eight at once,
-        which compilers do not find in a loop. What the loop writes gets a block of float32 of its own."""
+        """Converts the float16 that the loop over a lane reads before it begins: there are instructions for many at once, which
+        compilers do not find in a loop. What the loop writes in sixteen bits gets a block of float32 of its own."""
         if self._unbounded(group[0].lanes, group[0].guard, lane):
             # What a condition leaves out must not be touched.
             return
@@ -497,7 +497,9 @@ class _Printer:
                 found[node] = (node.tensor, node.index)
         for access, (tensor, index) in found.items():
             start = along(self._flat_expr(tensor, index), lane)
-            if tensor.dtype == torch.float16 and start is not None:
+            # Of bfloat16 only results: what is read is a shift away from float32.
+            half = tensor.dtype == torch.float16 or (tensor.dtype == torch.bfloat16 and isinstance(access, Write))
+            if half and start is not None:
                 name = self.fresh()
                 self.put(f"alignas(64) f32 {name}[{size}];")
                 if isinstance(access, Load):
@@ -636,13 +638,15 @@ class _Printer:
         return _Stage(name, base, flat - start, count)
 
     def _source(self, node: Write) -> str:
-        """Where the block that a statement reads begins in memory, if that is known before it is read."""
+        """Where the block that a statement reads begins in memory: of what runs over most lanes, if that is known beforehand."""
         at: dict[Expr, Expr] = {lane.symbol: const(0) for lane in node.lanes}
-        for load in (v for v in node.value.walk() if isinstance(v, Load) and not v.guard):
-            start = self._flat_expr(load.tensor, load.index).substitute(at)
-            if load.tensor.role is not Role.SCRATCH and not start.arrays:
-                return f"{load.tensor.name} + {self.index(start)}"
-        return "nullptr"
+        found: list[tuple[int, str]] = []
+        for load in (v for v in node.value.walk() if isinstance(v, Load) and not v.guard and v.tensor.role is not Role.SCRATCH):
+            flat = self._flat_expr(load.tensor, load.index)
+            start = flat.substitute(at)
+            if not start.arrays:
+                found.append((len(flat.symbols & at.keys()), f"{load.tensor.name} + {self.index(start)}"))
+        return max(found, key=lambda each: each[0])[1] if found else "nullptr"
 
     def _moved(self, group: Sequence[Block], cut: Cut | None, bounds: dict[Lane, list[str]]) -> bool:
         """A block that lies in one piece, where it is read too, is copied as bytes; behind what is there, it is filled."""
