@@ -68,6 +68,24 @@ static inline void narrow(f16* __restrict to, const f32* __restrict from, i64 co
 #endif
   for (; i < count; i++) store(to[i], from[i]);
 }
+static inline void narrow(bf16* __restrict to, const f32* __restrict from, i64 count) {
+  i64 i = 0;
+#if defined(__AVX512BW__)
+  // Two blocks at a time: the upper halves of both are one instruction, where a compiler shifts and packs each.
+  typedef f32 floats __attribute__((vector_size(64), aligned(4), may_alias));
+  typedef u32 bits __attribute__((vector_size(64)));
+  typedef u16 halves __attribute__((vector_size(64)));
+  typedef u16 stored __attribute__((vector_size(64), aligned(2), may_alias));
+  for (; i + 32 <= count; i += 32) {
+    const floats x = *(const floats*)(from + i), y = *(const floats*)(from + i + 16);
+    const bits a = (bits)x, b = (bits)y, nan = bits{} + 0x7fc00000u;
+    const bits c = x != x ? nan : a + 0x7fffu + (a >> 16 & 1u), d = y != y ? nan : b + 0x7fffu + (b >> 16 & 1u);
+    *(stored*)(to + i) = __builtin_shufflevector((halves)c, (halves)d, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63);
+  }
+#endif
+  for (; i < count; i++) store(to[i], from[i]);
+}
 static inline f32 round_bf16(f32 x) { bf16 y; store(y, x); return load(y); }
 static inline f32 round_f16(f32 x) { f16 y; store(y, x); return load(y); }
 

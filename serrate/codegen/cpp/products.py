@@ -1,0 +1,59 @@
+"""Matrix products of blocks in C++.
+
+In: a `Dot`. Out: a call of the prelude's product, and before it copies of operands that do not lie in memory as it takes them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from serrate.codegen.cpp.text import Text
+from serrate.codegen.cpp.values import computed, ctype
+from serrate.ir.expr import Sum, const
+from serrate.ir.loops import Dot, Lane, Load
+from serrate.ir.values import Value
+
+PAIRED = 32
+"""Columns of a block whose products are summed two at a time, where they are of bfloat16."""
+
+
+def product(text: Text, node: Dot) -> None:
+    """A product of blocks: operands that lie in memory in the type it is made in are used in place, others are copied."""
+    rows, columns, depth = node.lanes
+    bounds = text.bounds(node.lanes, node.guard)
+    for condition in text.outside(node):
+        text.put(f"if (!({condition})) continue;")
+    limits = {lane: text.fresh() for lane in node.lanes}
+    for lane in node.lanes:
+        text.put(f"const i64 {limits[lane]} = larger<i64>(0, {text.limit(lane, bounds[lane])});")
+    pairs = columns.size == PAIRED and all(isinstance(v, Load) and v.dtype == torch.bfloat16 for v in (node.left, node.right))
+    kind = "bf16" if pairs else computed(node.local.dtype)
+    a, am = _operand(text, node.left, rows, depth, limits, kind)
+    b, bk = _operand(text, node.right, depth, columns, limits, kind)
+    extents = ", ".join(limits[lane] for lane in (rows, columns, depth))
+    name = f"dot_pairs<{rows.size}, {depth.size}>" if pairs else f"dot<{kind}>"
+    text.put(f"{name}({node.local.name}, {columns.size}, {a}, {am}, {b}, {bk}, {extents});")
+
+
+def _operand(text: Text, value: Value, outer: Lane, inner: Lane, limits: dict[Lane, str], kind: str) -> tuple[str, str]:
+    """A pointer to the operand and the distance of its rows; its columns are side by side."""
+    if isinstance(value, Load) and ctype(value.dtype) == kind and not value.guard:
+        flat = text.flat_expr(value.tensor, value.index)
+        terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
+        first, second, third = (flat.substitute({outer.symbol: const(k), inner.symbol: const(0)}) for k in range(3))
+        stride = second - first
+        # Rows that are looked up (those of different components may lie anywhere) have no one distance.
+        even = (third - second - stride).value == 0
+        if terms.get(inner.symbol) == 1 and even and not stride.symbols & {outer.symbol, inner.symbol}:
+            return f"{value.tensor.name} + {text.index(first)}", f"({text.index(stride)})"
+    name = text.fresh()
+    text.put(f"static thread_local {kind} {name}[{outer.size * inner.size}];")
+    text.open(f"for (i64 {outer.symbol} = 0; {outer.symbol} < {limits[outer]}; {outer.symbol}++)")
+    text.open(f"for (i64 {inner.symbol} = 0; {inner.symbol} < {limits[inner]}; {inner.symbol}++)")
+    scalars = text.scalars()
+    spelled = scalars.text(value)
+    for line in scalars.lines:
+        text.put(line)
+    text.put(f"store({name}[{outer.symbol} * {inner.size} + {inner.symbol}], {spelled});")
+    text.close(2)
+    return name, str(inner.size)

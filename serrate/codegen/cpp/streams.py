@@ -1,0 +1,112 @@
+"""Results past the cache in C++: blocks that lie in one piece go through a stage, or are copied and filled as bytes.
+
+In: `Write`s. Out: where their blocks are staged; the copies and fills of those that only move elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serrate.codegen.cpp.pieces import Cut, moves
+from serrate.codegen.cpp.statements import size_of
+from serrate.codegen.cpp.text import Text
+from serrate.codegen.cpp.values import ctype, number
+from serrate.ir.expr import Expr, Sum, const
+from serrate.ir.loops import Block, Lane, Load, Write
+from serrate.ir.values import Constant, Role
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A block on its way: the pointer it is written through, where it begins, places in it, how many elements it has."""
+
+    pointer: str
+    base: str
+    place: Expr
+    count: str
+
+
+def block_bytes(text: Text, node: Write) -> int:
+    """Bytes of the block a statement writes if it lies in one piece, else 0."""
+    if node.tensor.role is not Role.OUTPUT or not node.lanes:
+        return 0
+    flat = text.flat_expr(node.tensor, node.index)
+    terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
+    expected = 1
+    guarded = {lane for g in node.guard for lane in node.lanes if lane.symbol in g.symbols}
+    for k, lane in reversed(list(enumerate(node.lanes))):
+        # What another term finds for each lane, such as the row it belongs to, may jump from one to the next.
+        jumps = any(lane.symbol in term.symbols for term in terms if term is not lane.symbol)
+        if terms.get(lane.symbol) != expected or jumps or (k > 0 and lane in guarded):
+            return 0
+        expected *= lane.size
+    size = expected * node.tensor.dtype.itemsize
+    return size if 256 <= size <= 65536 else 0
+
+
+def stage_of(text: Text, node: Write, bounds: dict[Lane, list[str]]) -> Stage | None:
+    if not block_bytes(text, node):
+        return None
+    flat = text.flat_expr(node.tensor, node.index)
+    start = flat.substitute({lane.symbol: const(0) for lane in node.lanes})
+    name = text.fresh()
+    kind = ctype(node.tensor.dtype)
+    inner = size_of(node.lanes[1:])
+    base = text.fresh()
+    text.put(f"const i64 {base} = {text.index(start)};")
+    text.put(f"Stage<{kind}, {size_of(node.lanes)}> {name}_stage;")
+    place = f"{name}_stage.apart_from({_source(text, node)})"
+    text.put(f"{kind}* __restrict {name} = stream ? {place} : {node.tensor.name} + {base};")
+    count = f"larger<i64>(0, {text.limit(node.lanes[0], bounds[node.lanes[0]])}) * {inner}"
+    return Stage(name, base, flat - start, count)
+
+
+def _source(text: Text, node: Write) -> str:
+    """Where the block that a statement reads begins in memory: of what runs over most lanes, if that is known beforehand."""
+    at: dict[Expr, Expr] = {lane.symbol: const(0) for lane in node.lanes}
+    found: list[tuple[int, str]] = []
+    for load in (v for v in node.value.walk() if isinstance(v, Load) and not v.guard and v.tensor.role is not Role.SCRATCH):
+        flat = text.flat_expr(load.tensor, load.index)
+        start = flat.substitute(at)
+        if not start.arrays:
+            found.append((len(flat.symbols & at.keys()), f"{load.tensor.name} + {text.index(start)}"))
+    return max(found, key=lambda each: each[0])[1] if found else "nullptr"
+
+
+def moved(text: Text, group: Sequence[Block], cut: Cut | None, bounds: dict[Lane, list[str]]) -> bool:
+    """A block that lies in one piece, where it is read too, is copied as bytes; behind what is there, it is filled."""
+    first = group[0]
+    if len(group) > 1 or not isinstance(first, Write) or not block_bytes(text, first):
+        return False
+    node, filled = (first, None) if cut is None else (cut.inside[0], cut.outside[0])
+    if not moves(node) or (cut is not None and cut.lane != node.lanes[0]):
+        return False
+    source, name, kind = node.value, node.tensor.name, ctype(node.tensor.dtype)
+    assert isinstance(source, Load)
+    at: dict[Expr, Expr] = {lane.symbol: const(0) for lane in node.lanes}
+    to, by = text.flat_expr(node.tensor, node.index), text.flat_expr(source.tensor, source.index)
+    start = to.substitute(at)
+    fill = None if filled is None else _same_everywhere(text, filled)
+    if to - start != by - by.substitute(at) or (filled is not None and fill is None):
+        return False
+    limit, inner = text.limit(node.lanes[0], bounds[node.lanes[0]]), size_of(node.lanes[1:])
+    end = f"larger<i64>(0, {limit})" if cut is None else text.end(cut, bounds)
+    pointers = f"{name} + {text.index(start)}, {source.tensor.name} + {text.index(by.substitute(at))}"
+    text.put(f"copy_bytes({name}_stream, {pointers}, {end} * {inner} * sizeof({kind}), stream);")
+    if fill is not None:
+        place = f"{name} + {text.index(start)} + {end} * {inner}"
+        text.put(f"fill_with<{kind}>({name}_stream, {place}, {fill}, (larger<i64>({end}, {limit}) - {end}) * {inner}, stream);")
+    return True
+
+
+def _same_everywhere(text: Text, node: Write) -> str | None:
+    """What a statement writes if it is the same in all lanes, as its tensor stores it; else None."""
+    value, kind = node.value, ctype(node.tensor.dtype)
+    if isinstance(value, Constant):
+        return f"stored<{kind}>({number(value.number, value.dtype)})"
+    if not moves(node) or not isinstance(value, Load):
+        return None
+    place = text.flat_expr(value.tensor, value.index)
+    still = not place.symbols & {lane.symbol for lane in node.lanes}
+    return f"{value.tensor.name}[{text.index(place)}]" if still else None

@@ -1,0 +1,149 @@
+"""How parts of a loop program are spelled in C++: lines, index expressions, elements of memory and blocks, guards as bounds.
+
+In: expressions, values, guards. Out: text, collected line by line. Guards become bounds of loops where they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from serrate.codegen.cpp.pieces import Cut
+from serrate.codegen.cpp.statements import owns
+from serrate.codegen.cpp.values import Scalars, computed, index_text, number
+from serrate.ir.expr import Expr, Less, Sum, Symbol, const
+from serrate.ir.loops import Bind, Block, Existing, Guard, Lane, Lanes, Load, Local, Write, flat_index
+from serrate.ir.values import Role, Tensor
+
+
+class Text:
+    """Lines of C++, and everything that is needed to spell what stands in them."""
+
+    def __init__(self, names: dict[object, str]) -> None:
+        self.names = names
+        self.lines: list[str] = []
+        self.indent = 0
+        self.count = 0
+        self.laned: dict[Symbol, Bind] = {}
+        self.converted: dict[Load | Write, str] = {}
+        """What the innermost loop at hand reads and writes as float32 instead of in sixteen bits."""
+
+    def put(self, line: str) -> None:
+        self.lines.append("  " * self.indent + line if line and not line.startswith("#") else line)
+
+    def open(self, line: str) -> None:
+        self.put(f"{line} {{" if line else "{")
+        self.indent += 1
+
+    def close(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.indent -= 1
+            self.put("}")
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    # --- expressions and elements ---------------------------------------------------------------------------------------
+
+    def index(self, expr: Expr) -> str:
+        return index_text(self.unlaned(expr), self.names)
+
+    def unlaned(self, expr: Expr) -> Expr:
+        """Names with lanes are spelled out: in C++ they live inside the loops over those lanes."""
+        while any(s in self.laned for s in expr.symbols):
+            expr = expr.substitute({s: self.laned[s].expr for s in expr.symbols if s in self.laned})
+        return expr
+
+    def flat(self, tensor: Tensor, index: Sequence[Expr]) -> str:
+        return self.index(self.flat_expr(tensor, index))
+
+    def flat_expr(self, tensor: Tensor, index: Sequence[Expr]) -> Expr:
+        """The position in memory: row-major over storage, or over a private row."""
+        sizes = [d.extent_expr for d in tensor.storage]
+        if tensor.role is Role.PRIVATE:
+            sizes = [d.extent_expr for d in tensor.logical if not owns(d, tensor)]
+        return flat_index([self.unlaned(e) for e in index], sizes)
+
+    def cell(self, local: Local) -> str:
+        """An element of a private block, at the current lanes."""
+        if not local.lanes:
+            return local.name
+        place: Expr = const(0)
+        for lane in local.lanes:
+            place = place * lane.size + lane.symbol
+        return f"{local.name}[{index_text(place, self.names)}]"
+
+    def load(self, value: Load) -> str:
+        if value in self.converted:
+            return self.converted[value]
+        text = f"load({value.tensor.name}[{self.flat(value.tensor, value.index)}])"
+        if not value.guard:
+            return text
+        inside = " && ".join(f"{self.index(g.left)} < {self.index(g.right)}" for g in value.guard)
+        other = f"({computed(value.dtype)})0" if repr(value.other) == "0" else number(value.other, value.dtype)
+        return f"({inside}) ? {text} : {other}"
+
+    def existing(self, value: Existing) -> str:
+        bounds = self.bounds(value.lanes, value.guard)
+        counts = [f"larger<i64>(0, {self.limit(lane, bounds[lane])})" for lane in value.lanes]
+        on_lanes = {g for _, g in self.on_lanes(value.lanes, value.guard)}
+        spelled = [Less(self.unlaned(g.left), self.unlaned(g.right)) for g in value.guard]
+        tests = [f"({self.index(g.left)} < {self.index(g.right)})" for g in spelled if g not in on_lanes]
+        return f"({' * '.join([*counts, *tests]) or '1'})"
+
+    def scalars(self) -> Scalars:
+        """Values as text, for one body of a loop."""
+        return Scalars(self.load, lambda h: self.cell(h.local), self.existing, self.index, self.fresh)
+
+    # --- guards as bounds ---------------------------------------------------------------------------------------------
+
+    def outside(self, node: Block) -> list[str]:
+        lanes = {lane.symbol for lane in node.lanes}
+        plain = [g for g in node.guard if not ({s for e in (g.left, g.right) for s in self.unlaned(e).symbols} & lanes)]
+        return [f"{self.index(g.left)} < {self.index(g.right)}" for g in plain]
+
+    def bounds(self, lanes: Lanes, guard: Guard) -> dict[Lane, list[str]]:
+        """For each lane the bounds that guards put on it, given the lanes before it."""
+        bounds: dict[Lane, list[str]] = {lane: [] for lane in lanes}
+        for lane, condition in self.on_lanes(lanes, guard):
+            bound = self.bound(lane, condition)
+            if bound is not None:
+                bounds[lane].append(bound)
+        return bounds
+
+    def on_lanes(self, lanes: Lanes, guard: Guard) -> list[tuple[Lane, Less]]:
+        """Each condition with the innermost lane it depends on."""
+        spelled = [Less(self.unlaned(g.left), self.unlaned(g.right)) for g in guard]
+        pairs = [([lane for lane in lanes if lane.symbol in g.symbols], g) for g in spelled]
+        return [(on[-1], g) for on, g in pairs if on]
+
+    def unbounded(self, lanes: Lanes, guard: Guard, lane: Lane) -> list[str]:
+        """Conditions on a lane that no loop bound can express; tested inside its loop."""
+        found = [g for on, g in self.on_lanes(lanes, guard) if on == lane and self.bound(on, g) is None]
+        return [f"{self.index(g.left)} < {self.index(g.right)}" for g in found]
+
+    def bound(self, lane: Lane, condition: Less) -> str | None:
+        terms = condition.left.terms if isinstance(condition.left, Sum) else ((condition.left, 1),)
+        factor = next((f for t, f in terms if t is lane.symbol), 0)
+        rest = condition.left - lane.symbol * factor
+        if factor < 1 or lane.symbol in rest.symbols or lane.symbol in condition.right.symbols:
+            return None
+        room = condition.right - rest
+        return self.index(room if factor == 1 else (room + factor - 1) // factor)
+
+    def limit(self, lane: Lane, bounds: list[str]) -> str:
+        limit = str(lane.size)
+        for bound in bounds:
+            limit = f"smaller<i64>({limit}, {bound})"
+        return limit
+
+    def end(self, cut: Cut, bounds: dict[Lane, list[str]]) -> str:
+        """The name of the first position of the lane that is cut at which nothing is there any more."""
+        end, limit = self.fresh(), self.limit(cut.lane, bounds[cut.lane])
+        for condition in cut.bounds:
+            bound = self.bound(cut.lane, condition)
+            assert bound is not None
+            limit = f"smaller<i64>({limit}, {bound})"
+        tests = " && ".join(f"{self.index(g.left)} < {self.index(g.right)}" for g in cut.tests)
+        self.put(f"const i64 {end} = {f'!({tests}) ? 0 : ' if tests else ''}larger<i64>(0, {limit});")
+        return end
