@@ -64,6 +64,8 @@ class Condition:
 
     def moved(self, dims: Sequence[int], ndim: int) -> Condition:
         """The same condition for a value of `ndim` dims, whose dim `dims[k]` is this one's dim k."""
+        if list(dims) == list(range(ndim)):
+            return self
         return replace(self, mask=spread(self.mask, dims, ndim), dims=frozenset(dims[k] for k in self.dims))
 
 
@@ -87,6 +89,8 @@ class Fed:
 
     def moved(self, dims: Sequence[int], ndim: int) -> Fed:
         """The same for a value of `ndim` dims, whose dim `dims[k]` is this one's dim k."""
+        if list(dims) == list(range(ndim)):
+            return self
         return replace(self, mask=spread(self.mask, dims, ndim))
 
 

@@ -19,8 +19,8 @@ def _exponential(count: int) -> list[int]:
 LENGTHS: dict[str, list[int]] = {
     "uniform": [4] * 4,
     "exponential": _exponential(5),
-    "bimodal": [1, 9, 1, 8],
-    "giant": [1, 0, 14, 1],
+    "bimodal": [1, 7, 1, 6],
+    "giant": [1, 0, 10, 1],
     "zeros": [0, 3, 0, 0, 2, 0],
     "all_zero": [0, 0],
     "empty": [],
