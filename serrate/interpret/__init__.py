@@ -2,6 +2,7 @@
 
 In: a kernel's own Python function, and its arguments. Out: what it returns, computed tile by tile on plain torch tensors.
 
+    interpreter.py runs a function with notes at its loops
     source.py      the function, with a note at every loop: which names are carried, and where an iteration starts
     run.py         one call of a kernel: its block sizes, its loops, where the user's line is
     loops.py       what `hl.tile` and `hl.grid` run over; a finished row rests
