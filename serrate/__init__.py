@@ -9,6 +9,7 @@ from serrate import eager as _installs_operators  # noqa: F401
 from serrate import moves as _installs_movers  # noqa: F401
 from serrate.calls import jit
 from serrate.frontend import ops
+from serrate.kernels import Config, Kernel, kernel
 from serrate.tensor import (
     JaggedTensor,
     Structure,
@@ -24,7 +25,9 @@ from serrate.tensor import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Config",
     "JaggedTensor",
+    "Kernel",
     "Structure",
     "analysis",
     "cat",
@@ -32,6 +35,7 @@ __all__ = [
     "errors",
     "ir",
     "jit",
+    "kernel",
     "load_safetensors",
     "no_sync",
     "ops",

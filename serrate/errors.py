@@ -100,3 +100,15 @@ class BackendError(SerrateError, ValueError):
 
 class CallError(SerrateError, TypeError):
     """A compiled program called with the wrong number or kind of arguments."""
+
+
+class KernelError(SerrateError, TypeError):
+    """Something in a `@serrate.kernel` function that is not part of the tile language; the message shows the user's line."""
+
+
+class KernelIndexError(SerrateError, IndexError):
+    """A computed index outside its tensor in a lane that exists, found by the checked mode of tile kernels."""
+
+
+class RaceError(SerrateError, RuntimeError):
+    """Two lanes that store different values to one address, found by the checked mode of tile kernels."""

@@ -28,6 +28,9 @@ class Settings:
     backend: str | None
     """`SERRATE_BACKEND`: `reference`, `cpp` or `triton` instead of the device's default. Chooses which code is generated."""
 
+    check: bool
+    """`SERRATE_CHECK`: 1: tile kernels report stores that race and indices outside. Does not change generated code."""
+
     cxx: str | None
     """`CXX`: the C++ compiler, else g++ then clang++ are looked for. Part of the key of built programs."""
 
@@ -39,6 +42,7 @@ def _read() -> Settings:
         cache_dir=Path(folder).expanduser().absolute(),
         log=frozenset(filter(None, os.environ.get("SERRATE_LOG", "").split(","))),
         backend=os.environ.get("SERRATE_BACKEND") or None,
+        check=os.environ.get("SERRATE_CHECK", "0") not in ("", "0"),
         cxx=os.environ.get("CXX") or None,
     )
 

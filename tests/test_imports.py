@@ -20,6 +20,7 @@ ORDER = (
     "settings",
     "ir",
     "tensor",
+    "interpret",
     "frontend",
     "analysis",
     "schedule",
@@ -32,6 +33,7 @@ ORDER = (
     "engine",
     "moves",
     "calls",
+    "kernels",
     "eager",
     "cli",
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 from serrate.errors import CallError, ShapeError
 from serrate.tensor.elsewhere import Elsewhere
 from serrate.tensor.hints import NO_HINTS, Hints
+from serrate.tensor.indexing.lanes import lane_key
 from serrate.tensor.indexing.reading import getitem
 from serrate.tensor.indexing.writing import setitem
 from serrate.tensor.padding import pad
@@ -27,6 +28,7 @@ from serrate.tensor.showing.printing import printed
 from serrate.tensor.splitting import cut_as, split, unbind
 from serrate.tensor.structure import Structure
 from serrate.tensor.taking import Piece, take_all
+from serrate.tensor.tiling import tile_list, total_tiles
 
 _operators: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -110,6 +112,22 @@ class JaggedTensor(SameRows, Elsewhere):
         """
         rows, own = self._structure.at(level)
         return coordinates(rows, "positions")[own + 1]
+
+    def total_tiles(self, block: int) -> int:
+        """How many tiles of so many positions the innermost rows have together; an empty row has none.
+
+        >>> JaggedTensor.from_lengths(torch.arange(7), [5, 0, 2]).total_tiles(2)
+        4
+        """
+        return total_tiles(self._structure, block)
+
+    def tile_list(self, block: int) -> tuple[Tensor, Tensor]:
+        """The row that every one of these tiles belongs to, and its first position there.
+
+        >>> JaggedTensor.from_lengths(torch.arange(7), [5, 0, 2]).tile_list(2)
+        (tensor([0, 0, 0, 2]), tensor([0, 2, 4, 0]))
+        """
+        return tile_list(self._structure, block)
 
     def split(self, sizes: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
         """Pieces of so many rows each, the last one smaller; or of these numbers of rows. Or of a regular dim.
@@ -305,6 +323,9 @@ class JaggedTensor(SameRows, Elsewhere):
         >>> jt[jt.with_values(jt.values != 1)].lengths
         tensor([2, 2])
         """
+        lanes = lane_key(key)
+        if lanes is not None:
+            return lanes.read_rows(self, key)
         return self._piece(getitem(self._values, self._structure, key))
 
     def __setitem__(self, key: Any, x: Any) -> None:
@@ -315,7 +336,11 @@ class JaggedTensor(SameRows, Elsewhere):
         >>> jt.values
         tensor([0, 1, 0, 3, 0])
         """
-        setitem(self._values, self._structure, key, x)
+        lanes = lane_key(key)
+        if lanes is not None:
+            lanes.write_rows(self, key, x)
+        else:
+            setitem(self._values, self._structure, key, x)
 
     def __repr__(self) -> str:
         if not isinstance(self._values, Tensor):

@@ -1,0 +1,129 @@
+"""Axes, conditions and tiles: what a dim of a value runs over, and where its lanes exist.
+
+In: bounds and block sizes. Out: `Tile`, which a loop hands to the user, and the parts that values are made of.
+
+A condition is kept apart from the others of a value, with the dims it mentions, because a reduction drops those that mention its
+axis and keeps the rest. It has as many dims as its value, of size 1 where it does not depend on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+
+class Axis:
+    """What a dim runs over, compared by identity: the tiles of one loop, or a fixed number of lanes nobody named."""
+
+    __slots__ = ("lanes", "named", "what")
+
+    def __init__(self, what: str, *, named: bool = True, lanes: int | None = None) -> None:
+        self.what = what
+        self.named = named
+        self.lanes = lanes
+        """How many lanes the user fixed its tiles to; a value over tiles of one lane is a number."""
+
+    @property
+    def open(self) -> bool:
+        """Whether the number of lanes may be chosen, so that nothing may depend on it."""
+        return self.named and self.lanes is None
+
+    def __repr__(self) -> str:
+        return self.what
+
+
+class BlockSize(int):
+    """A block size that knows the axis its lanes belong to: what `hl.register_block_size` and `tile.block_size` give."""
+
+    axis: Axis
+    tile: Any
+
+    def __new__(cls, size: int, axis: Axis, tile: Any = None) -> BlockSize:
+        made = super().__new__(cls, size)
+        made.axis, made.tile = axis, tile
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """Lanes exist where `mask` is true."""
+
+    mask: Tensor
+    dims: frozenset[int]
+    key: tuple[Any, ...]
+    """Which condition it is: two of one key and the same dims are one."""
+    born: int
+    """When the youngest tile it depends on was made: a condition that is younger than an iteration changes with the loop."""
+    row: bool
+    """Whether it is about the length of a row, and not about the end of a plain range."""
+    keep: tuple[Any, ...] = field(default=(), repr=False)
+    """What the key names by identity."""
+
+    def moved(self, dims: Sequence[int], ndim: int) -> Condition:
+        """The same condition for a value of `ndim` dims, whose dim `dims[k]` is this one's dim k."""
+        if list(dims) == list(range(ndim)):
+            return self
+        return replace(self, mask=spread(self.mask, dims, ndim), dims=frozenset(dims[k] for k in self.dims))
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """The condition of a `hl.jagged_tile` on a value that does not have all its axes yet."""
+
+    mask: Tensor
+    axes: tuple[Axis, ...]
+    key: tuple[Any, ...]
+    born: int
+    keep: tuple[Any, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Fed:
+    """That a reduction feeds a value: when it ran, and for which lanes of the value it had a lane that existed."""
+
+    mask: Tensor
+    time: int
+
+    def moved(self, dims: Sequence[int], ndim: int) -> Fed:
+        """The same for a value of `ndim` dims, whose dim `dims[k]` is this one's dim k."""
+        if list(dims) == list(range(ndim)):
+            return self
+        return replace(self, mask=spread(self.mask, dims, ndim))
+
+
+def spread(tensor: Tensor, dims: Sequence[int], ndim: int) -> Tensor:
+    """A tensor with its dim k at `dims[k]`, and size 1 elsewhere.
+
+    >>> import torch
+    >>> spread(torch.zeros(2, 3), [3, 1], 4).shape
+    torch.Size([1, 3, 1, 2])
+    """
+    order = sorted(range(tensor.dim()), key=lambda k: dims[k])
+    shape = [1] * ndim
+    for k in order:
+        shape[dims[k]] = tensor.shape[k]
+    return tensor.permute(order).reshape(shape)
+
+
+def fixed(size: int) -> Axis | None:
+    """The axis of a dim that no tile runs over: none for size 1, which is broadcast as in torch."""
+    return None if size == 1 else Axis("no tile", named=False)
+
+
+def meet(one: Axis | None, other: Axis | None) -> bool:
+    """Whether two dims may be one: of the same tile, or at least one of them of a number of lanes that cannot change.
+
+    >>> meet(Axis("a"), Axis("b")), meet(Axis("a"), fixed(4)), meet(Axis("a", lanes=4), fixed(4))
+    (False, False, True)
+    """
+    if one is other or one is None or other is None:
+        return True
+    return not (one.named and other.named) and not one.open and not other.open
+
+
+def joined(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
+    """Conditions without those that are there twice."""
+    return tuple({(c.key, c.dims): c for c in conditions}.values())

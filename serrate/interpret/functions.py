@@ -1,0 +1,352 @@
+"""Torch functions on tiles: elementwise math, and dims in another order or another shape.
+
+In: a torch function (or method, by its name) and its arguments. Out: a `TileValue`; what is not supported is refused.
+
+Elementwise math computes in all lanes, also where nothing exists; its result exists where all its operands do (rule 2). Two dims
+that meet must be of one tile, whatever their numbers of lanes: a block size must not decide what a program means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from serrate.interpret import reducing
+from serrate.interpret.axes import Axis, Condition, Fed, fixed, meet
+from serrate.interpret.run import refuse
+from serrate.interpret.values import Lanes, TileValue, value_of
+
+# fmt: off
+ELEMENTWISE = frozenset(
+    [
+        "abs", "absolute", "acos", "add", "asin", "atan", "atan2", "bitwise_and", "bitwise_left_shift", "bitwise_not",
+        "bitwise_or", "bitwise_right_shift", "bitwise_xor", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos",
+        "cosh", "div", "divide", "elu", "eq", "erf", "erfc", "exp", "exp2", "expm1", "float_power", "floor",
+        "floor_divide", "fmod", "ge", "gelu", "gt", "hardtanh", "isfinite", "isinf", "isnan", "le", "leaky_relu", "lerp",
+        "log", "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor",
+        "log_sigmoid", "lt", "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "ne", "neg", "negative", "pow",
+        "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt", "rsub", "selu", "sigmoid", "sign", "silu", "sin",
+        "sinh", "softplus", "softsign", "special_expit", "sqrt", "square", "sub", "subtract", "tan", "tanh", "to",
+        "true_divide", "trunc", "type_as", "where", "xlogy", "float", "double", "half", "bfloat16", "int", "long",
+        "short", "bool", "clone", "contiguous", "detach", "masked_fill",
+    ]
+)
+# fmt: on
+DIVIDING = frozenset(["floor_divide", "remainder", "fmod", "div", "divide"])
+ALIASES = {
+    "__and__": "bitwise_and",
+    "__or__": "bitwise_or",
+    "__xor__": "bitwise_xor",
+    "__invert__": "bitwise_not",
+    "__rsub__": "rsub",
+}
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name that a torch function, method or operator goes by here.
+
+    >>> name_of(torch.Tensor.__and__), name_of(torch.exp)
+    ('bitwise_and', 'exp')
+    """
+    name = getattr(function, "__name__", repr(function))
+    if name in ALIASES:
+        return ALIASES[name]
+    if name.startswith("__") and name not in ("__getitem__", "__setitem__"):
+        return name.strip("_")
+    return name
+
+
+def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What a torch function gives for tiles."""
+    name = name_of(function)
+    with torch._C.DisableTorchFunction():
+        if name in ELEMENTWISE:
+            return elementwise(function, name, args, kwargs)
+        found = SHAPING.get(name) or reducing.FUNCTIONS.get(name)
+        if found is None:
+            refuse(f"{name} is not part of the tile language: {_instead(name)}")
+        if "axis" in kwargs:
+            kwargs["dim"] = kwargs.pop("axis")
+        try:
+            return found(*(value_of(a) if isinstance(a, (Lanes, Tensor)) else a for a in args), **kwargs)
+        except TypeError as error:
+            if "argument" in str(error) and type(error) is TypeError:
+                refuse(f"{name}: {error}")
+            raise
+
+
+def _instead(name: str) -> str:
+    """What to write for a function that tiles do not take."""
+    if name.endswith("_"):
+        return f"values of a tile do not change in place, so write x = x.{name[:-1]}(...)"
+    known = {
+        "einsum": "use @, permute and sum",
+        "cat": "store each part to a tensor made before the loop",
+        "stack": "store each part to a tensor made before the loop",
+        "var": "use (x - x.mean(dim, keepdim=True)).square().mean(dim)",
+        "std": "use (x - x.mean(dim, keepdim=True)).square().mean(dim).sqrt()",
+        "norm": "use x.square().sum(dim).sqrt()",
+    }
+    return known.get(name, "call it on whole tensors before or after the loops, or write it with sums, maxima and torch.where")
+
+
+def elementwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Lane by lane, over the joint dims of all operands."""
+    given = [value_of(a) for a in (*args, *kwargs.values()) if isinstance(a, (Lanes, Tensor))]
+    axes, shape = joint_dims([(v.axes, v.data.shape) for v in given], name)
+    conditions, fed, pending = joint_parts(given, len(axes))
+    whole = TileValue(torch.empty(()).expand(shape), axes, conditions, fed, pending)
+    raw = [value_of(a).data if isinstance(a, (Lanes, Tensor)) else a for a in args]
+    named = {k: value_of(a).data if isinstance(a, (Lanes, Tensor)) else a for k, a in kwargs.items()}
+    exact = name in DIVIDING and not any(_floating(a) for a in raw) and (name[:3] != "div" or named.get("rounding_mode"))
+    if exact:
+        # An integer division by zero traps; in a hole its result is 0, and elsewhere it is the user's.
+        exists = (whole.exists() if given else torch.tensor(True)).broadcast_to(shape)
+        divisor = torch.as_tensor(raw[1])
+        raw[1] = torch.where(exists, divisor, torch.ones((), dtype=divisor.dtype))
+    try:
+        data = function(*raw, **named)
+    except (RuntimeError, TypeError, ZeroDivisionError) as error:
+        refuse(f"{name}: {error}")
+    if exact:
+        data = torch.where(exists, data, torch.zeros((), dtype=data.dtype))
+    return TileValue(data, axes, conditions, fed, pending)
+
+
+def _floating(x: Any) -> bool:
+    return isinstance(x, float) or (isinstance(x, Tensor) and x.is_floating_point())
+
+
+def joint_dims(operands: Sequence[tuple[Sequence[Axis | None], Sequence[int]]], what: str) -> tuple[list[Axis | None], list[int]]:
+    """The dims of operands that are broadcast together, as torch does: from the right."""
+    ndim = max((len(shape) for _, shape in operands), default=0)
+    axes: list[Axis | None] = [None] * ndim
+    sizes = [1] * ndim
+    for own, shape in operands:
+        for dim, (axis, size) in enumerate(zip(own, shape, strict=True), start=ndim - len(shape)):
+            met = axes[dim]
+            if axis is None:
+                continue
+            if not meet(met, axis):
+                refuse(
+                    f"{what}: dim {dim} is of {met} in one operand and of {axis} in another: "
+                    "separate them with None, as in x[:, None], or index both by one tile"
+                )
+            if met is not None and sizes[dim] != size:
+                refuse(f"{what}: dim {dim} has {sizes[dim]} lanes ({met}) in one operand and {size} ({axis}) in another")
+            if met is None or not met.named:
+                axes[dim] = axis
+            sizes[dim] = size
+    return axes, sizes
+
+
+def joint_parts(values: Sequence[TileValue], ndim: int) -> tuple[list[Condition], list[Fed], list[Any]]:
+    """Conditions and feeding reductions of all operands, for a result of `ndim` dims."""
+    conditions: list[Condition] = []
+    fed: dict[tuple[int, int], Fed] = {}
+    pending: list[Any] = []
+    for value in values:
+        dims = range(ndim - value.data.dim(), ndim)
+        conditions += (c.moved(dims, ndim) for c in value.conditions)
+        fed |= {(id(f.mask), f.time): f.moved(dims, ndim) for f in value.fed}
+        pending += value.pending
+    return conditions, list(fed.values()), pending
+
+
+# --- dims ---
+
+
+def _permute(x: TileValue, *dims: Any) -> TileValue:
+    order = [d % x.ndim for d in (dims[0] if dims and isinstance(dims[0], (list, tuple)) else dims)]
+    if sorted(order) != list(range(x.ndim)):
+        refuse(f"permute: {order} is not an order of {x.ndim} dims")
+    place = {old: new for new, old in enumerate(order)}
+    return x.arranged(x.data.permute(order), [place[d] for d in range(x.ndim)], [x.axes[d] for d in order])
+
+
+def _transpose(x: TileValue, dim0: int, dim1: int) -> TileValue:
+    order = list(range(x.ndim))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return _permute(x, order)
+
+
+def _t(x: TileValue) -> TileValue:
+    if x.ndim > 2:
+        refuse(f".T and .t() are for two dims, not {x.ndim}: use .transpose(-2, -1) or .permute")
+    return x if x.ndim < 2 else _transpose(x, 0, 1)
+
+
+def _unsqueeze(x: TileValue, dim: int) -> TileValue:
+    return getitem(x, (*[slice(None)] * (dim % (x.ndim + 1)), None))
+
+
+def _squeeze(x: TileValue, dim: int | None = None) -> TileValue:
+    if dim is not None and not -x.ndim <= dim < x.ndim:
+        refuse(f"squeeze: dim {dim} does not exist in a value of {x.ndim} dims")
+    # A dim of a tile stays, whatever its number of lanes.
+    gone = [d for d in range(x.ndim) if x.axes[d] is None and (dim is None or d == dim % x.ndim)]
+    return getitem(x, tuple(0 if d in gone else slice(None) for d in range(x.ndim)))
+
+
+def getitem(x: TileValue, key: Any) -> TileValue:
+    """`None`, full slices, and one place or a fixed range of a dim that no tile runs over."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if any(k is Ellipsis for k in keys):
+        at = next(n for n, k in enumerate(keys) if k is Ellipsis)
+        keys[at : at + 1] = [slice(None)] * (x.ndim - sum(k is not None for k in keys) + 1)
+    keys += [slice(None)] * (x.ndim - sum(k is not None for k in keys))
+    if sum(k is not None for k in keys) > x.ndim:
+        refuse(f"{len(keys)} indices for a value of {x.ndim} dims")
+    old = 0
+    narrow: list[slice] = []
+    places: list[tuple[int, int]] = []
+    axes: list[Axis | None] = []
+    for k in keys:
+        if k is None:
+            axes.append(None)
+            continue
+        axis = x.axes[old]
+        if isinstance(k, slice) and k == slice(None):
+            narrow.append(k)
+        elif isinstance(k, (Lanes, Tensor)):
+            refuse("a value of a tile is not gathered from: load from a tensor of the host, or use torch.where and a reduction")
+        elif axis is not None and axis.named:
+            refuse(
+                f"one place of {axis} depends on the block size: "
+                "use torch.where(tile.index == i, x, 0).sum(dim), or slice the tensor"
+            )
+        else:
+            narrow.append(k if isinstance(k, slice) else slice(int(k), int(k) + 1 or None))
+        if isinstance(k, slice):
+            places.append((old, len(axes)))
+            axes.append(axis if k == slice(None) else fixed(len(range(x.data.shape[old])[k])))
+        old += 1
+    place = dict(places)
+
+    def part(t: Tensor) -> Tensor:
+        t = t[tuple(n if t.shape[d] > 1 else slice(None) for d, n in enumerate(narrow))]
+        kept = [d for d in range(t.dim()) if d in place]
+        shape = [1] * len(axes)
+        for d in kept:
+            shape[place[d]] = t.shape[d]
+        return t.reshape(shape)
+
+    conditions = [
+        Condition(part(c.mask), frozenset(place[d] for d in c.dims if d in place), c.key, c.born, c.row, c.keep)
+        for c in x.conditions
+    ]
+    return TileValue(part(x.data), axes, conditions, [Fed(part(f.mask), f.time) for f in x.fed], x.pending)
+
+
+def _expand(x: TileValue, *sizes: Any) -> TileValue:
+    shape = list(sizes[0]) if sizes and isinstance(sizes[0], (list, tuple)) else list(sizes)
+    grown = len(shape) - x.ndim
+    lead = x.arranged(x.data.reshape((1,) * grown + tuple(x.data.shape)), range(grown, len(shape)), (None,) * grown + x.axes)
+    axes: list[Axis | None] = []
+    for d, (axis, size) in enumerate(zip(lead.axes, shape, strict=True)):
+        size = lead.data.shape[d] if size == -1 else size
+        shape[d] = int(size)
+        axes.append(axis if axis is not None or size == 1 else getattr(size, "axis", None) or fixed(int(size)))
+    ends = [
+        s.tile.index for s in (sizes[0] if isinstance(sizes[0], (list, tuple)) else sizes) if getattr(s, "tile", None) is not None
+    ]
+    end_conditions = [c.moved([axes.index(e.axes[0])], len(axes)) for e in ends for c in e.conditions if e.axes[0] in axes]
+    return TileValue(lead.data.expand(shape), axes, (*lead.conditions, *end_conditions), lead.fed, x.pending)
+
+
+def _reshape(x: TileValue, *sizes: Any) -> TileValue:
+    wanted = list(sizes[0]) if sizes and isinstance(sizes[0], (list, tuple)) else list(sizes)
+    data = x.data.reshape([int(s) for s in wanted])
+    groups = regroup(list(x.data.shape), list(data.shape))
+    axes: list[Axis | None] = [None] * data.dim()
+    reached: dict[int, frozenset[int]] = {}
+    for old, new in groups:
+        for d in old:
+            reached[d] = frozenset(new)
+        kept = x.axes[old[0]] if len(old) == len(new) == 1 else None
+        for d in new:
+            axes[d] = kept or fixed(data.shape[d])
+
+    def full(mask: Tensor) -> Tensor:
+        return mask.expand(x.data.shape).reshape(data.shape)
+
+    def moved(c: Condition) -> Condition:
+        dims = frozenset[int]().union(*(reached[d] for d in c.dims))
+        mask = full(c.mask)[tuple(slice(None) if d in dims else slice(0, 1) for d in range(data.dim()))]
+        return Condition(mask, dims, (*c.key, "reshaped", tuple(data.shape)), c.born, c.row, c.keep)
+
+    return TileValue(data, axes, [moved(c) for c in x.conditions], [Fed(full(f.mask), f.time) for f in x.fed], x.pending)
+
+
+def regroup(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Which dims of a shape become which dims of another: the smallest runs that hold equally many elements.
+
+    >>> regroup([2, 3, 8], [2, 3, 4, 2])
+    [([0], [0]), ([1], [1]), ([2], [2, 3])]
+    >>> regroup([2, 3], [6])
+    [([0, 1], [0])]
+    """
+
+    def size(dims: list[int], shape: Sequence[int]) -> int:
+        return math.prod(shape[d] for d in dims)
+
+    if 0 in old and list(old) != list(new):
+        return [(list(range(len(old))), list(range(len(new))))]
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        left, right = [i] if i < len(old) else [], [j] if j < len(new) else []
+        # A dim of size 1 that has no partner comes or goes alone.
+        if left and right and 1 in (old[i], new[j]) and old[i] != new[j]:
+            left, right = ([], right) if new[j] == 1 else (left, [])
+        i, j = i + len(left), j + len(right)
+        while size(left, old) != size(right, new):
+            if size(left, old) < size(right, new):
+                left.append(i)
+                i += 1
+            else:
+                right.append(j)
+                j += 1
+        groups.append((left, right))
+    return groups
+
+
+def _flatten(x: TileValue, start_dim: int = 0, end_dim: int = -1) -> TileValue:
+    first, last = start_dim % x.ndim, end_dim % x.ndim
+    return _reshape(x, [*x.data.shape[:first], math.prod(x.data.shape[first : last + 1]), *x.data.shape[last + 1 :]])
+
+
+def _like(value: float) -> Callable[..., TileValue]:
+    def made(x: TileValue, dtype: torch.dtype | None = None, device: Any = None) -> TileValue:
+        # Every lane of the tile, whether or not x exists there: only the ends of tiles stay.
+        ends = [c for c in x.conditions if not c.row]
+        return TileValue(torch.full_like(x.data, value, dtype=dtype), x.axes, ends)
+
+    return made
+
+
+def _full_like(x: TileValue, fill_value: float, dtype: torch.dtype | None = None, device: Any = None) -> TileValue:
+    return _like(fill_value)(x, dtype, device)
+
+
+SHAPING: dict[str, Callable[..., Any]] = {
+    "__getitem__": getitem,
+    "permute": _permute,
+    "transpose": _transpose,
+    "swapaxes": _transpose,
+    "t": _t,
+    "unsqueeze": _unsqueeze,
+    "squeeze": _squeeze,
+    "expand": _expand,
+    "broadcast_to": _expand,
+    "reshape": _reshape,
+    "view": _reshape,
+    "flatten": _flatten,
+    "zeros_like": _like(0),
+    "ones_like": _like(1),
+    "full_like": _full_like,
+}

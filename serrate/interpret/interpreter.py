@@ -1,0 +1,82 @@
+"""The interpreter: runs a kernel's function as it is written, with tiles instead of numbers in its loops.
+
+In: a function with notes at its loops (`source.py`), block sizes, arguments. Out: what the function returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from serrate.errors import DeviceError, GradientError, KernelError
+from serrate.interpret.functions import getitem
+from serrate.interpret.loops import Loop
+from serrate.interpret.memory import load, store
+from serrate.interpret.races import Writes
+from serrate.interpret.run import Run, current, running
+from serrate.interpret.source import Source, noted
+from serrate.interpret.values import Lanes, TileValue
+from serrate.tensor import JaggedTensor
+
+
+class _Indexing(TorchFunctionMode):
+    """Lets tiles index torch's own tensors, for as long as a kernel runs."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function is torch.Tensor.__getitem__ and _has_lanes(args[1]):
+            return getitem(args[0], args[1]) if isinstance(args[0], TileValue) else load(args[0], args[1])
+        if function is torch.Tensor.__setitem__ and (_has_lanes(args[1]) or isinstance(args[2], Lanes)):
+            return store(args[0], args[1], args[2])
+        return function(*args, **(kwargs or {}))
+
+
+def _has_lanes(key: Any) -> bool:
+    return isinstance(key, Lanes) or (isinstance(key, (tuple, list)) and any(isinstance(k, Lanes) for k in key))
+
+
+def prepare(function: Callable[..., Any]) -> Source:
+    """What `interpret` needs of a function; made once."""
+    return noted(function, lambda: Loop(current("a loop of a kernel")))
+
+
+def interpret(
+    source: Source,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    block_sizes: Sequence[int | None] = (),
+    block: int | str | None = None,
+    check: bool = False,
+) -> Any:
+    """Runs a kernel. `block` is the size of every block that `block_sizes` leaves open, or "whole" for the extent of its loop."""
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, (torch.Tensor, JaggedTensor)):
+            _check(each)
+    run = Run(tuple(block_sizes), block, Writes() if check else None, source.first, source.last)
+    with running(run), _Indexing():
+        result = source.function(*args, **kwargs)
+    for each in result if isinstance(result, tuple) else [result]:
+        if isinstance(each, Lanes):
+            kind = "value of a tile" if isinstance(each, TileValue) else "tile"
+            raise KernelError(
+                f"a kernel returns tensors, but this one returns a {kind}: store it to a tensor made before the loop"
+            )
+    return result
+
+
+def _check(x: torch.Tensor | JaggedTensor) -> None:
+    if x.device.type != "cpu":
+        raise DeviceError(
+            f"the reference interpreter of kernels runs on a CPU, and an argument is on {x.device}: move it with .cpu()"
+        )
+    if x.requires_grad and torch.is_grad_enabled():
+        raise GradientError("a kernel has no gradient: call it under torch.no_grad(), or with detached tensors")

@@ -1,0 +1,241 @@
+"""Loops of a kernel: what they run over, and what they carry.
+
+In: the bounds of `hl.tile` and `hl.grid`. Out: tiles, one iteration after the other; and at the end of every iteration, the
+carried values as they should be.
+
+A finished row rests (rule 5). The interpreter runs the user's own loop; `source.py` has found the names whose value one
+iteration hands to the next, and calls `Loop.rest` with each of them when an iteration is over. Every value knows the
+reductions that feed it: when each ran, and for which lanes of the value something existed there. Of these, the ones that ran
+in this iteration decide: where none of them had a lane that existed, the old value stays. A value that no reduction of the
+iteration feeds is simply new. That is decided for every lane of the carried value: a component is one lane of it, or all of
+its lanes agree, unless they stand for positions or columns of the row themselves. There only the lane's own answer does not
+depend on which lanes share a tile.
+
+A carried value keeps only conditions that do not change with the loop (rule 6). The end of a plain range is dropped, because
+reading behind it gave zeros; a condition on a row's length is refused, because what the holes hold would count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+
+from serrate.interpret.axes import Axis, BlockSize, Condition, Fed, Pending
+from serrate.interpret.run import Run, current, refuse, user_frame
+from serrate.interpret.values import Tile, TileValue, value_of
+
+
+class Loop:
+    """One execution of a `for` or `while` statement of a kernel."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._carried: dict[str, Any] = {}
+        self.iterations = 0
+        self.tile_born: int | None = None
+        self.parallel = False
+        self.start = run.clock
+        run.loops.append(self)
+
+    def step(self) -> None:
+        """An iteration begins."""
+        self.iterations += 1
+        if self.tile_born is None:
+            self._run.clock += 1
+            self.start = self._run.clock
+        else:
+            self.start = self.tile_born
+
+    def rest(self, name: str, value: Any) -> Any:
+        """A carried value at the end of an iteration, or before the first: what the next one, or the rest of the kernel, sees."""
+        before = self._carried.get(name)
+        if self.iterations and value is not before and isinstance(value, TileValue):
+            if self.parallel:
+                refuse(
+                    f"{name} is carried from one program to the next, but programs run in any order: "
+                    "put a loop inside, or use hl.atomic_add"
+                )
+            value = self._rested(name, before, value)
+        self._carried[name] = value
+        return value
+
+    def _rested(self, name: str, before: Any, value: TileValue) -> TileValue:
+        old = (
+            before
+            if isinstance(before, TileValue)
+            else value_of(before)
+            if isinstance(before, (int, float, torch.Tensor))
+            else None
+        )
+        with torch._C.DisableTorchFunction():
+            known = old.conditions if old is not None else ()
+            new = [c for c in value.conditions if not any(_same(c, k) for k in known)]
+            for c in new:
+                if c.row and (c.born >= self.start or self.iterations > 1):
+                    refuse(
+                        f"the carried value {name} exists under a condition on the length of a row that changes with the loop: "
+                        "reduce over that dim before, or make its lanes exist with hl.fill(x, 0)"
+                    )
+            kept = [k for k in known if any(_same(c, k) for c in value.conditions)]
+            kept += [c for c in new if c.row or c.born < self.start]
+            data = value.data
+            now = [f.mask for f in value.fed if f.time >= self.start]
+            if now and old is not None:
+                if not isinstance(before, (int, float)) and old.data.dim() and tuple(old.data.shape) != tuple(data.shape):
+                    refuse(
+                        f"the carried value {name} has shape {tuple(old.data.shape)} before an iteration and "
+                        f"{tuple(data.shape)} after it"
+                    )
+                mask = now[0]
+                for each in now[1:]:
+                    mask = mask | each
+                data = torch.where(mask, data, old.data.to(data.dtype)).to(data.dtype)
+            return TileValue(data, value.axes, kept, self._outer(value.fed), value.pending)
+
+    def _outer(self, fed: Sequence[Fed]) -> list[Fed]:
+        """The reductions as enclosing loops see them: all of one iteration of theirs together."""
+        outer = self._run.loops[-2].start if len(self._run.loops) > 1 else None
+        found = [f.mask for f in fed if outer is not None and f.time >= outer]
+        if outer is None or not found:
+            return []
+        mask = found[0]
+        for each in found[1:]:
+            mask = mask | each
+        return [Fed(mask, outer)]
+
+    def leave(self) -> None:
+        """The loop is over."""
+        del self._run.loops[self._run.loops.index(self) :]
+
+
+def _same(one: Condition, other: Condition) -> bool:
+    """Whether two conditions say the same of the same dims."""
+    if one.dims != other.dims or one.row != other.row:
+        return False
+    return one.key == other.key or (one.mask.shape == other.mask.shape and torch.equal(one.mask, other.mask))
+
+
+class Range:
+    """What `hl.tile`, `hl.jagged_tile` and `hl.grid` give: to be run over once, by a `for` statement of the kernel."""
+
+    def __init__(
+        self, what: str, dims: Sequence[tuple[int, int, int, Axis, tuple[Pending, ...]]], *, single: bool, device: torch.device
+    ) -> None:
+        self._what = what
+        self._dims = dims
+        self._single = single
+        self._device = device
+
+    def __iter__(self) -> Iterator[Any]:
+        run = current(self._what)
+        frame = user_frame()
+        if not run.loops or frame is None or frame.f_lineno not in run.lines:
+            refuse(
+                f"{self._what} is for a `for` statement of the kernel itself: functions that it calls have no loops over tiles"
+            )
+        loop = run.loops[-1]
+        loop.parallel = run.depth == 0
+        if loop.parallel and run.writes is not None:
+            run.writes.new_phase()
+        run.depth += 1
+        try:
+            counts = [-(-max(0, end - begin) // block) for begin, end, block, *_ in self._dims]
+            for numbers in product(*map(range, counts)):
+                run.clock += 1
+                loop.tile_born = run.clock
+                if loop.parallel:
+                    run.program += 1
+                made = tuple(self._one(n, count, *dim) for n, count, dim in zip(numbers, counts, self._dims, strict=True))
+                yield made[0] if self._single else made
+        finally:
+            run.depth -= 1
+
+    def _one(self, number: int, count: int, begin: int, end: int, block: int, axis: Axis, pending: tuple[Pending, ...]) -> Any:
+        if self._what == "hl.grid":
+            return begin + number * block
+        return Tile(axis, number, (begin, end), block, count, self._device, pending)
+
+
+def number_of(x: Any, what: str) -> int:
+    """A bound as a number."""
+    if isinstance(x, TileValue):
+        return x.__index__()
+    if isinstance(x, torch.Tensor) and x.dim() == 0 and not x.is_floating_point():
+        return int(x.item())
+    try:
+        return x.__index__()  # type: ignore[no-any-return]
+    except AttributeError:
+        refuse(f"{what} takes whole numbers as bounds, not a {type(x).__name__}")
+
+
+def ranges(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: bool = False) -> Range:
+    """The loops that `hl.tile` and `hl.grid` name: one number or list of numbers, with a begin or without."""
+    run = current(what)
+    single = not isinstance(begin_or_end, (list, tuple))
+    firsts = [begin_or_end] if single else list(begin_or_end)
+    ends = firsts if end is None else [end] if single else list(end)
+    begins = [0] * len(firsts) if end is None else firsts
+    sizes = list(block_size) if isinstance(block_size, (list, tuple)) else [block_size] * len(ends)
+    if not len(begins) == len(ends) == len(sizes):
+        refuse(
+            f"{what}: {len(begins)} begins, {len(ends)} ends and {len(sizes)} {'steps' if step else 'block sizes'}: "
+            "one for each dim"
+        )
+    frame = user_frame()
+    assert frame is not None
+    dims = []
+    for n, (first, last, size) in enumerate(zip(begins, ends, sizes, strict=True)):
+        bounds = (number_of(first, what), number_of(last, what))
+        if step:
+            dims.append((*bounds, 1 if size is None else number_of(size, what), Axis("the grid"), ()))
+            continue
+        site = (frame.f_code, frame.f_lasti, n)
+        block = run.block_of(site, bounds[1] - bounds[0]) if size is None else number_of(size, what)
+        if block < 1:
+            refuse(f"{what}: a block size must be at least 1, not {block}")
+        named = Axis(
+            f"the tile of line {frame.f_lineno}" + ("" if single else f", number {n}"), lanes=block if size is not None else None
+        )
+        dims.append((*bounds, block, size.axis if isinstance(size, BlockSize) else named, ()))
+    return Range(what, dims, single=single, device=torch.device("cpu"))
+
+
+def jagged_range(lengths: Any, block_size: Any) -> Range:
+    """`hl.jagged_tile`: up to the longest of the rows, each position under the condition that its row is that long."""
+    what = "hl.jagged_tile"
+    run = current(what)
+    value = value_of(lengths)
+    if not isinstance(value, TileValue) or value.ndim == 0:
+        refuse("hl.jagged_tile takes the lengths of a tile of rows, such as jt.lengths[tile]; of one row, use hl.tile(length)")
+    frame = user_frame()
+    assert frame is not None
+    with torch._C.DisableTorchFunction():
+        rows = torch.where(value.exists().broadcast_to(value.data.shape), value.data, torch.zeros((), dtype=value.dtype))
+    longest = int(rows.max()) if rows.numel() else 0
+    block = run.block_of((frame.f_code, frame.f_lasti, 0), longest) if block_size is None else number_of(block_size, what)
+    axis = Axis(f"the jagged tile of line {frame.f_lineno}")
+    return _Jagged(what, (0, longest, block, axis, ()), rows, value)
+
+
+class _Jagged(Range):
+    """Tiles whose lanes exist where their row is long enough."""
+
+    def __init__(
+        self, what: str, dim: tuple[int, int, int, Axis, tuple[Pending, ...]], rows: torch.Tensor, value: TileValue
+    ) -> None:
+        super().__init__(what, [dim], single=True, device=torch.device("cpu"))
+        self._rows, self._value = rows, value
+
+    def _one(self, number: int, count: int, begin: int, end: int, block: int, axis: Axis, pending: tuple[Pending, ...]) -> Any:
+        with torch._C.DisableTorchFunction():
+            positions = torch.arange(number * block, (number + 1) * block)
+            mask = positions < self._rows[..., None]
+        named = [own for own in self._value.axes if own is not None]
+        shape = [size for size, own in zip(self._rows.shape, self._value.axes, strict=True) if own is not None]
+        condition = Pending(
+            mask.reshape([*shape, block]), (*named, axis), ("jagged", id(self), number), current(self._what).clock, (self,)
+        )
+        return Tile(axis, number, (begin, end), block, count, self._device, (condition,))

@@ -1,0 +1,210 @@
+"""Loads and stores: of plain tensors, and of ragged ones by component and position.
+
+In: a tensor, the keys of an index, and a mask. Out: a value that holds 0 where nothing was read (rule 1), or a tensor written in
+the lanes whose own indices exist and lie inside (rule 4). No lane reads or writes outside, whatever its index.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from serrate.errors import KernelIndexError
+from serrate.interpret.axes import Condition
+from serrate.interpret.functions import joint_dims
+from serrate.interpret.placing import Placed, computed, expand_keys, place
+from serrate.interpret.run import current, refuse
+from serrate.interpret.values import Tile, TileValue, value_of
+from serrate.tensor import JaggedTensor
+
+
+class Target:
+    """The elements that an index names: where they are in memory, and which lanes have one."""
+
+    def __init__(self, tensor: Tensor, placed: Placed, where: list[Tensor], inside: Tensor, computed_inside: Tensor) -> None:
+        self.tensor, self.placed = tensor, placed
+        self.where = where
+        self.inside = inside
+        """Lanes whose indices exist and lie inside."""
+        self.stray = ~computed_inside
+        """Lanes whose indices exist and were computed by the user to lie outside."""
+
+
+def _plain(tensor: Tensor, key: Any) -> Target:
+    keys = expand_keys(key, tensor.dim())
+    placed = place(keys, tensor.shape)
+    exists = placed.exists()
+    inside, stray = exists, torch.zeros_like(exists)
+    for index, size, given in zip(placed.indices, tensor.shape, placed.given, strict=True):
+        within = (index >= 0) & (index < size)
+        if computed(given):
+            stray = stray | (exists & ~within)
+        inside = inside & within
+    return Target(tensor, placed, placed.indices, inside, ~stray)
+
+
+def _rows(jt: JaggedTensor, key: Any) -> Target:
+    """Component, then a position for each level, then columns: every step looks up where its rows start and end."""
+    values, structure = jt.values, jt.structure
+    dims = jt.dims
+    extents = [
+        structure.max_length(d.ragged)
+        if d.ragged is not None
+        else structure.rows[d.axis].num_rows(0)
+        if d.axis is not None
+        else values.shape[d.values_dim]
+        for d in dims
+    ]
+    placed = place(expand_keys(key, len(dims)), extents)
+    where: dict[int, Tensor] = {}
+    component = position = inside = torch.ones((), dtype=torch.bool)
+    mentioned: frozenset[int] = frozenset()
+    for n, (dim, index) in enumerate(zip(dims, placed.indices, strict=True)):
+        if dim.axis is None:
+            inside = inside & (index >= 0) & (index < values.shape[dim.values_dim])
+            where[dim.values_dim] = index
+            continue
+        rows = structure.rows[dim.axis]
+        if dim.level is None:
+            component, mentioned = index, placed.dims[n]
+            inside = inside & (index >= 0) & (index < rows.num_rows(0))
+            continue
+        column = dim.level >= rows.depth
+        length = _looked_up(rows.counts() if column else rows.lengths(dim.level), component)
+        mentioned = mentioned | placed.dims[n]
+        mask = (index >= 0) & (index < length)
+        inside = inside & mask
+        placed.conditions.append(_row_condition(mask, mentioned, placed, structure, dim.ragged, n))
+        if column:
+            if rows.packed:
+                where[dim.values_dim] = _looked_up(rows.where(), component) + position * length + index
+            else:
+                where[dim.values_dim] = index
+        elif dim.level == rows.depth - 1:
+            position = index
+            where[dim.values_dim] = _looked_up(rows.where(), component) + index
+        else:
+            component = _looked_up(rows.offsets[dim.level], component) + index
+    exists = placed.exists()
+    return Target(values, placed, [where[d] for d in range(values.dim())], exists & inside, torch.ones_like(exists))
+
+
+def _looked_up(table: Tensor, at: Tensor) -> Tensor:
+    """`table[at]`, and 0 for what is outside."""
+    if table.numel() == 0:
+        return torch.zeros_like(at)
+    within = (at >= 0) & (at < table.numel())
+    return torch.where(within, table.long()[at.clamp(0, table.numel() - 1)], torch.zeros((), dtype=torch.int64))
+
+
+def _row_condition(
+    mask: Tensor, dims: frozenset[int], placed: Placed, structure: Any, ragged: int | None, last: int
+) -> Condition:
+    keys = placed.given[: last + 1]
+    born = max((k.born for k in keys if isinstance(k, Tile)), default=0)
+    born = max([born, *(c.born for k in keys if isinstance(k, TileValue) for c in k.conditions)])
+    names = tuple(k if isinstance(k, int) else id(k) for k in keys if not isinstance(k, slice))
+    return Condition(mask, dims, ("row", id(structure), ragged, *names), born, True, (structure, *keys))
+
+
+def _clamped(target: Target) -> tuple[Tensor, ...]:
+    """The indices, with 0 where a lane has no element."""
+    zero = torch.zeros((), dtype=torch.int64)
+    return tuple(torch.where(target.inside, index, zero).broadcast_to(target.placed.sizes) for index in target.where)
+
+
+def _masked(target: Target, extra_mask: Any) -> Tensor:
+    """The lanes that an extra mask leaves, which must have the dims of the index."""
+    if extra_mask is None:
+        return torch.ones(target.placed.sizes, dtype=torch.bool)
+    mask = value_of(extra_mask)
+    if mask.dtype is not torch.bool:
+        refuse(f"extra_mask must be true or false for every lane, not {mask.dtype}")
+    _fits(mask, target.placed, "extra_mask")
+    lanes: Tensor = mask.data.broadcast_to(target.placed.sizes)
+    return lanes
+
+
+def _fits(value: TileValue, placed: Placed, what: str) -> None:
+    _, sizes = joint_dims([(placed.axes, placed.sizes), (value.axes, value.data.shape)], what)
+    if sizes != list(placed.sizes):
+        refuse(f"{what} has shape {tuple(value.data.shape)}, but the index has {tuple(placed.sizes)}")
+
+
+def _read(target: Target, extra_mask: Any) -> TileValue:
+    wanted = _masked(target, extra_mask)
+    _check_bounds(target, wanted)
+    tensor, placed = target.tensor, target.placed
+    if tensor.numel() == 0:
+        return placed.value(torch.zeros(placed.sizes, dtype=tensor.dtype))
+    data = tensor[_clamped(target)] if target.where else tensor
+    return placed.value(torch.where(target.inside & wanted, data, torch.zeros((), dtype=tensor.dtype)))
+
+
+def _write(target: Target, x: Any, extra_mask: Any, *, add: bool = False) -> None:
+    run = current("a store")
+    if not run.depth:
+        refuse("a store by tiles belongs inside a loop over tiles")
+    value = value_of(x)
+    if not isinstance(value, TileValue):
+        refuse(f"a store takes a value, a tensor or a number, not {type(x).__name__}")
+    _fits(value, target.placed, "the stored value")
+    wanted = _masked(target, extra_mask)
+    _check_bounds(target, wanted)
+    tensor = target.tensor
+    lanes = target.inside & wanted
+    data = value.data.broadcast_to(target.placed.sizes)[lanes].to(tensor.dtype)
+    where = tuple(index.broadcast_to(target.placed.sizes)[lanes] for index in target.where)
+    if run.writes is not None and not add:
+        run.writes.note(tensor, where, data)
+    if not where:
+        if bool(lanes):
+            tensor.copy_(tensor + data.reshape(()) if add else data.reshape(()))
+        return
+    tensor.index_put_(where, data, accumulate=add)
+
+
+def _check_bounds(target: Target, wanted: Tensor) -> None:
+    if current("a load").writes is None:
+        return
+    stray = target.stray & wanted
+    if bool(stray.any()):
+        lane = tuple(stray.nonzero()[0].tolist())
+        index = tuple(int(i.broadcast_to(target.placed.sizes)[lane]) for i in target.where)
+        refuse(
+            f"index {index} is outside of a tensor of shape {tuple(target.tensor.shape)}, in lane {lane} that no mask takes out: "
+            "give extra_mask=, or use torch.where on the index",
+            KernelIndexError,
+        )
+
+
+def load(tensor: Any, key: Any, extra_mask: Any = None) -> TileValue:
+    """Reads a plain or ragged tensor."""
+    with torch._C.DisableTorchFunction():
+        return _read(_target(tensor, key), extra_mask)
+
+
+def store(tensor: Any, key: Any, x: Any, extra_mask: Any = None, *, add: bool = False) -> None:
+    """Writes a plain or ragged tensor, or adds to it."""
+    with torch._C.DisableTorchFunction():
+        _write(_target(tensor, key), x, extra_mask, add=add)
+
+
+def _target(tensor: Any, key: Any) -> Target:
+    if isinstance(tensor, JaggedTensor):
+        return _rows(tensor, key)
+    if isinstance(tensor, Tensor):
+        return _plain(tensor, key)
+    refuse(f"loads and stores are of tensors, not of a {type(tensor).__name__}")
+
+
+def read_rows(jt: JaggedTensor, key: Any) -> TileValue:
+    """`jt[key]` in a kernel."""
+    return load(jt, key)
+
+
+def write_rows(jt: JaggedTensor, key: Any, x: Any) -> None:
+    """`jt[key] = x` in a kernel."""
+    store(jt, key, x)

@@ -1,0 +1,146 @@
+"""Which dims an index gives: `x[tile_i, tile_j]`, `x[start + tile.index, :]`, `x[rows[:, None] + cols[None, :]]`.
+
+In: the keys of an index, and the extent of what each one indexes. Out: a `Placed`: one index tensor for each key, all of which
+broadcast to the dims of the result.
+
+    a tile, or a value of one dim      a dim of its own; together with another key of the same tile, one dim
+    a value of two dims and more       broadcast with the other such values, at the place of the first of them
+    a slice                            a dim of its own
+    one number                         no dim
+    None                               a dim of size 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from serrate.interpret.axes import Axis, Condition, Fed, Pending, fixed, spread
+from serrate.interpret.run import refuse
+from serrate.interpret.values import Lanes, Tile, TileValue, value_of
+
+
+@dataclass
+class Placed:
+    """The keys of an index, in the dims of its result."""
+
+    axes: list[Axis | None] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    indices: list[Tensor] = field(default_factory=list)
+    """One for each key but None, with as many dims as the result."""
+    dims: list[frozenset[int]] = field(default_factory=list)
+    """Which dims of the result each of these depends on."""
+    given: list[Any] = field(default_factory=list)
+    """Each of these as the user wrote it."""
+    conditions: list[Condition] = field(default_factory=list)
+    fed: list[Fed] = field(default_factory=list)
+    pending: list[Pending] = field(default_factory=list)
+
+    def value(self, data: Tensor) -> TileValue:
+        """A value over these dims."""
+        return TileValue(data, self.axes, self.conditions, self.fed, self.pending)
+
+    def exists(self) -> Tensor:
+        """Where all keys exist."""
+        whole = self.value(torch.empty(()).expand(self.sizes))
+        if whole.pending:
+            refuse(
+                "an index by a jagged tile needs its rows beside it: "
+                "index them too, as x[rows, tile] or starts[:, None] + tile.index"
+            )
+        mask = torch.ones(self.sizes, dtype=torch.bool)
+        for condition in whole.conditions:
+            mask = mask & condition.mask
+        return mask
+
+
+def expand_keys(key: Any, count: int) -> list[Any]:
+    """The keys of an index, one for each of `count` dims and further Nones; an ellipsis and missing ones become slices."""
+    keys = list(key) if isinstance(key, (tuple, list)) else [key]
+    used = sum(k is not None and k is not Ellipsis for k in keys)
+    if used > count:
+        refuse(f"{used} indices for {count} dims")
+    at = next((n for n, k in enumerate(keys) if k is Ellipsis), len(keys))
+    keys[at : at + 1] = [slice(None)] * (count - used)
+    return keys
+
+
+def place(keys: Sequence[Any], extents: Sequence[int]) -> Placed:
+    """The dims of a result, and every key in them. `extents` has one number for each key but None."""
+    placed = Placed()
+    parts: list[tuple[Any, list[int]]] = []
+    blocks = [k for k in keys if isinstance(k, TileValue) and k.ndim > 1]
+    block_axes, block_sizes = _joint(blocks)
+    first: int | None = None
+    waiting: list[tuple[int, TileValue, int]] = []
+    rest = iter(extents)
+    for k in keys:
+        if k is None:
+            placed.axes.append(None)
+            placed.sizes.append(1)
+            continue
+        value = _indices(k, next(rest))
+        dims: list[int]
+        if value.ndim == 0:
+            dims = []
+        elif value.ndim > 1:
+            if first is None:
+                first = len(placed.axes)
+                placed.axes += block_axes
+                placed.sizes += block_sizes
+            dims = list(range(first + len(block_axes) - value.ndim, first + len(block_axes)))
+        else:
+            axis = value.axes[0]
+            if axis is not None and axis.named and axis in placed.axes:
+                dims = [placed.axes.index(axis)]
+            elif axis is not None and axis.named and axis in block_axes:
+                # Its place is known when the block is.
+                waiting.append((len(parts), value, block_axes.index(axis)))
+                dims = []
+            else:
+                dims = [len(placed.axes)]
+                placed.axes.append(axis)
+                placed.sizes.append(value.data.shape[0])
+        parts.append((value, dims))
+        placed.given.append(k)
+    for at, value, dim in waiting:
+        assert first is not None
+        parts[at] = (value, [first + dim])
+    ndim = len(placed.axes)
+    for value, dims in parts:
+        placed.indices.append(spread(value.data, dims, ndim))
+        placed.dims.append(frozenset(dims))
+        placed.conditions += (c.moved(dims, ndim) for c in value.conditions)
+        placed.fed += (f.moved(dims, ndim) for f in value.fed)
+        placed.pending += value.pending
+    return placed
+
+
+def _joint(blocks: Sequence[TileValue]) -> tuple[list[Axis | None], list[int]]:
+    from serrate.interpret.functions import joint_dims
+
+    return joint_dims([(b.axes, b.data.shape) for b in blocks], "an index")
+
+
+def _indices(key: Any, extent: int) -> TileValue:
+    """One key as a value of int64."""
+    if isinstance(key, slice):
+        positions = range(extent)[key]
+        return TileValue(torch.tensor(list(positions), dtype=torch.int64), [fixed(len(positions))])
+    if isinstance(key, (Lanes, Tensor)) or (isinstance(key, int) and not isinstance(key, bool)):
+        value: TileValue = value_of(key)
+        if value.dtype.is_floating_point or value.dtype is torch.bool:
+            refuse(f"an index must be whole numbers, not {value.dtype}: convert it, or use torch.where or extra_mask= for a mask")
+        if isinstance(key, int) and key < 0:
+            value = TileValue(value.data + extent, ())
+        return TileValue(value.data.long(), value.axes, value.conditions, value.fed, value.pending)
+    refuse(f"an index must be a tile, a value, a number, a slice or None, not {type(key).__name__}")
+
+
+def computed(key: Any) -> bool:
+    """Whether an index was computed by the user, and is no tile or range that the language made."""
+    return isinstance(key, (TileValue, Tensor)) and not isinstance(key, Tile)

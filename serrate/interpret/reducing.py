@@ -1,0 +1,340 @@
+"""Reductions, scans and products of tiles: holes never count (rule 3).
+
+In: values. Out: values without the reduced dim, which exist whatever existed there and hold the identity if nothing did; each
+remembers for which of its lanes something existed, because a finished row rests (rule 5).
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from serrate.interpret.axes import Condition, Fed, meet
+from serrate.interpret.run import current, refuse
+from serrate.interpret.values import TileValue, value_of
+
+Dims = int | Sequence[int] | None
+Picked = namedtuple("Picked", "values indices")
+SIXTEEN = (torch.float16, torch.bfloat16)
+
+
+def least(dtype: torch.dtype) -> Any:
+    """The identity of a maximum."""
+    return -torch.inf if dtype.is_floating_point else False if dtype is torch.bool else torch.iinfo(dtype).min
+
+
+def most(dtype: torch.dtype) -> Any:
+    """The identity of a minimum."""
+    return torch.inf if dtype.is_floating_point else True if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def dims_of(x: TileValue, dim: Dims, what: str) -> list[int]:
+    """The dims that are reduced, counted from the front."""
+    given = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    for d in given:
+        if not -x.ndim <= d < x.ndim:
+            refuse(f"{what}: dim {d} does not exist in a value of {x.ndim} dims")
+    dims = sorted({d % x.ndim for d in given})
+    for each in x.pending:
+        if any(x.axes[d] in each.axes for d in dims):
+            refuse(
+                f"{what} over a jagged tile, but the value does not have the dim of its rows: "
+                "bring it in first, as rows[:, None] + x"
+            )
+    return dims
+
+
+def reduced(x: TileValue, dims: Sequence[int], keepdim: bool, data: Tensor) -> TileValue:
+    """A result of reducing: `data` still has the reduced dims, of size 1."""
+    lanes = x.exists().broadcast_to(x.data.shape)
+    fed = [Fed(f.mask.amax(list(dims), keepdim=True) if dims else f.mask, f.time) for f in x.fed]
+    fed.append(Fed(lanes.any(list(dims), keepdim=True) if dims else lanes, current("a reduction").clock))
+    kept = [c for c in x.conditions if not c.dims & set(dims)]
+    axes = [None if d in dims else axis for d, axis in enumerate(x.axes)]
+    full = TileValue(data, axes, kept, fed, x.pending)
+    return full if keepdim else drop(full, dims)
+
+
+def drop(x: TileValue, dims: Sequence[int]) -> TileValue:
+    """Without dims of size 1 that no condition mentions."""
+    kept = [d for d in range(x.ndim) if d not in dims]
+
+    def shape(t: Tensor) -> Tensor:
+        return t.reshape([t.shape[d] for d in kept])
+
+    place = {d: n for n, d in enumerate(kept)}
+    conditions = [
+        Condition(shape(c.mask), frozenset(place[d] for d in c.dims), c.key, c.born, c.row, c.keep) for c in x.conditions
+    ]
+    return TileValue(shape(x.data), [x.axes[d] for d in kept], conditions, [Fed(shape(f.mask), f.time) for f in x.fed], x.pending)
+
+
+def filled(x: TileValue, dims: Sequence[int], identity: Any) -> Tensor:
+    """The lanes, with the identity where they do not exist along the reduced dims."""
+    exists = x.exists(frozenset(dims)).broadcast_to(x.data.shape)
+    return torch.where(exists, x.data, torch.full((), identity, dtype=x.dtype))
+
+
+def _sum(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TileValue:
+    dims = dims_of(x, dim, "sum")
+    lanes = filled(x, dims, 0)
+    result = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+    data = (lanes.float() if x.dtype in SIXTEEN else lanes.to(result)).sum(dims, keepdim=True) if dims else lanes
+    return reduced(x, dims, keepdim, data.to(result))
+
+
+def _prod(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TileValue:
+    dims = dims_of(x, dim, "prod")
+    result = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+    data = filled(x, dims, 1)
+    data = data.float() if x.dtype in SIXTEEN else data.to(result)
+    for d in dims:
+        data = data.prod(d, keepdim=True)
+    return reduced(x, dims, keepdim, data.to(result))
+
+
+def _mean(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TileValue:
+    if not (dtype or x.dtype).is_floating_point:
+        refuse(f"mean of {x.dtype}: convert it to a float first, as torch asks")
+    dims = dims_of(x, dim, "mean")
+    counted = x.exists(frozenset(dims)).broadcast_to(x.data.shape).sum(dims, keepdim=True) if dims else torch.ones(())
+    lanes = filled(x, dims, 0)
+    lanes = lanes.float() if x.dtype in SIXTEEN else lanes
+    data = (lanes.sum(dims, keepdim=True) if dims else lanes) / counted
+    return reduced(x, dims, keepdim, data.to(dtype or x.dtype))
+
+
+def _extreme(what: str, identity: Callable[[torch.dtype], Any]) -> Callable[..., TileValue]:
+    def run(x: TileValue, dim: Dims = None, keepdim: bool = False) -> TileValue:
+        dims = dims_of(x, dim, what)
+        data = filled(x, dims, identity(x.dtype))
+        return reduced(x, dims, keepdim, getattr(torch, what)(data, dims, keepdim=True) if dims else data)
+
+    return run
+
+
+_amax, _amin = _extreme("amax", least), _extreme("amin", most)
+
+
+def _truth(what: str, identity: bool) -> Callable[..., TileValue]:
+    def run(x: TileValue, dim: Dims = None, keepdim: bool = False) -> TileValue:
+        dims = dims_of(x, dim, what)
+        lanes = torch.where(x.exists(frozenset(dims)).broadcast_to(x.data.shape), x.data != 0, torch.tensor(identity))
+        return reduced(x, dims, keepdim, getattr(torch, what)(lanes, dims, keepdim=True) if dims else lanes)
+
+    return run
+
+
+def _arg(what: str, identity: Callable[[torch.dtype], Any]) -> Callable[..., TileValue]:
+    def run(x: TileValue, dim: int | None = None, keepdim: bool = False) -> TileValue:
+        if dim is None:
+            if x.ndim != 1:
+                refuse(f"{what} over all of {x.ndim} dims depends on the block sizes: give dim=")
+            dim = 0
+        (d,) = dims_of(x, dim, what)
+        exists = x.exists(frozenset([d])).broadcast_to(x.data.shape)
+        lanes = filled(x, [d], identity(x.dtype))
+        # The first lane that exists and holds the extreme; NaN is one, as in torch.
+        best = getattr(torch, "a" + what[3:])(lanes, d, keepdim=True)
+        hit = exists & ((lanes == best) | (lanes.isnan() if x.dtype.is_floating_point else False))
+        found = torch.where(hit.any(d, keepdim=True), hit.to(torch.uint8).argmax(d, keepdim=True), torch.tensor(-1))
+        return reduced(x, [d], keepdim, found)
+
+    return run
+
+
+_argmax, _argmin = _arg("argmax", least), _arg("argmin", most)
+
+
+def _max_like(extreme: Callable[..., TileValue], arg: Callable[..., TileValue], both: Callable[..., Any]) -> Callable[..., Any]:
+    def run(x: TileValue, dim: Any = None, keepdim: bool = False) -> Any:
+        if isinstance(dim, TileValue):
+            from serrate.interpret.functions import call
+
+            return call(both, (x, dim), {})
+        return extreme(x) if dim is None else Picked(extreme(x, dim, keepdim), arg(x, dim, keepdim))
+
+    return run
+
+
+def _softmax(x: TileValue, dim: int, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    x = x if dtype is None else x.to(dtype)
+    shifted = (x - _amax(x, dim, True)).exp()
+    return shifted / _sum(shifted, dim, True)
+
+
+def _logsumexp(x: TileValue, dim: int, keepdim: bool = False) -> Any:
+    # Only lanes that exist count; the largest is taken out, unless it is infinite.
+    dims = dims_of(x, dim, "logsumexp")
+    lanes = filled(x, dims, -torch.inf)
+    return reduced(
+        x, dims, keepdim, torch.logsumexp(lanes.float() if x.dtype in SIXTEEN else lanes, dims, keepdim=True).to(x.dtype)
+    )
+
+
+# --- scans ---
+
+
+def _cumulative(what: str, identity: int) -> Callable[..., TileValue]:
+    def run(x: TileValue, dim: int, dtype: torch.dtype | None = None) -> TileValue:
+        (d,) = dims_of(x, dim, what)
+        return scanned(x, d, getattr(torch, what)(filled(x, [d], identity), d, dtype=dtype))
+
+    return run
+
+
+def scanned(x: TileValue, dim: int, data: Tensor) -> TileValue:
+    """The result of a scan: it exists where its operand does, and is fed where something existed along the dim."""
+    lanes = x.exists().broadcast_to(x.data.shape).any(dim, keepdim=True)
+    fed = [Fed(f.mask.amax(dim, keepdim=True), f.time) for f in x.fed]
+    return TileValue(data, x.axes, x.conditions, [*fed, Fed(lanes, current("a scan").clock)], x.pending)
+
+
+def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: bool) -> Any:
+    """Lane after lane along a dim; a lane that does not exist hands on what it was given."""
+    many = isinstance(x, (tuple, list))
+    given = [value_of(each) for each in (x if many else [x])]
+    (d,) = dims_of(given[0], dim, "associative_scan")
+    exists = given[0].exists(frozenset([d])).broadcast_to(given[0].data.shape)
+    for each in given[1:]:
+        exists = exists & each.exists(frozenset([d]))
+    seen = torch.zeros_like(exists.select(d, 0)) if exists.shape[d] else exists
+    carried: list[Tensor] = []
+    results: list[list[Tensor]] = [[] for _ in given]
+    count = given[0].data.shape[d]
+    for lane in reversed(range(count)) if reverse else range(count):
+        new = [each.data.select(d, lane) for each in given]
+        if carried:
+            rest = [axis for n, axis in enumerate(given[0].axes) if n != d]
+            left, right = ([TileValue(t, rest) for t in part] for part in (carried, new))
+            made = combine(tuple(left), tuple(right)) if many else combine(left[0], right[0])
+            new = [torch.where(seen, value_of(m).data, n) for m, n in zip(made if many else [made], new, strict=True)]
+            new = [torch.where(exists.select(d, lane), n, c) for n, c in zip(new, carried, strict=True)]
+        carried, seen = new, seen | exists.select(d, lane)
+        for into, each in zip(results, new, strict=True):
+            into.append(each)
+    stacked = [torch.stack(each[::-1] if reverse else each, d) for each in results]
+    out = [scanned(each, d, data) for each, data in zip(given, stacked, strict=True)]
+    return tuple(out) if many else out[0]
+
+
+# --- products ---
+
+
+def matmul(a: TileValue, b: TileValue, out_dtype: torch.dtype | None = None) -> TileValue:
+    """A product over the last dim of `a` and the last but one of `b`, carried in float32 (float64 for float64).
+
+    A condition on the contracted dim is put on both operands, so that neither can hold a NaN there; one that also mentions a dim
+    that the other operand lacks cannot be, and is refused.
+    """
+    from serrate.interpret.functions import joint_dims
+
+    if a.ndim == 0 or b.ndim == 0:
+        refuse("a product needs operands with at least one dim")
+    if a.ndim == 1:
+        return drop(matmul(a.unsqueeze(0), b, out_dtype), [max(b.ndim, 2) - 2])
+    if b.ndim == 1:
+        return drop(matmul(a, b.unsqueeze(1), out_dtype), [a.ndim - 1])
+    k_axis, other = a.axes[-1], b.axes[-2]
+    if a.data.shape[-1] != b.data.shape[-2]:
+        refuse(f"a product over {a.data.shape[-1]} lanes ({k_axis}) of one operand and {b.data.shape[-2]} ({other}) of the other")
+    if not meet(k_axis, other):
+        refuse(f"a product contracts {k_axis} of one operand with {other} of the other: they must be of one tile")
+    for each in (*a.pending, *b.pending):
+        if k_axis in each.axes or other in each.axes:
+            refuse("a product over a jagged tile, but an operand does not have the dim of its rows")
+    ndim = max(a.ndim, b.ndim)
+    batch, _ = joint_dims([(a.axes[:-2], a.data.shape[:-2]), (b.axes[:-2], b.data.shape[:-2])], "a product")
+    left, right = _contracted(a, -1, -2), _contracted(b, -2, -1)
+    wide = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
+    exact = not (a.dtype.is_floating_point or b.dtype.is_floating_point)
+    kind = torch.int64 if exact else wide
+    zero = torch.zeros((), dtype=kind)
+    data = torch.matmul(torch.where(left & right.mT, a.data.to(kind), zero), torch.where(left.mT & right, b.data.to(kind), zero))
+    result = out_dtype or torch.promote_types(a.dtype, b.dtype)
+    counted = torch.matmul(_lanes(a).float(), _lanes(b).float()) > 0
+    axes = [*batch, a.axes[-2], b.axes[-1]]
+    conditions = [c.moved(range(ndim - a.ndim, ndim), ndim) for c in a.conditions if a.ndim - 1 not in c.dims]
+    conditions += [c.moved(range(ndim - b.ndim, ndim), ndim) for c in b.conditions if b.ndim - 2 not in c.dims]
+    fed = [Fed(_any(f.mask, -1, ndim), f.time) for f in a.fed] + [Fed(_any(f.mask, -2, ndim), f.time) for f in b.fed]
+    fed.append(Fed(counted, current("a product").clock))
+    return TileValue(data.to(result), axes, conditions, fed, (*a.pending, *b.pending))
+
+
+def _lanes(x: TileValue) -> Tensor:
+    return x.exists().broadcast_to(x.data.shape)
+
+
+def _any(mask: Tensor, dim: int, ndim: int) -> Tensor:
+    mask = mask.any(dim, keepdim=True)
+    return mask.reshape([1] * (ndim - mask.dim()) + list(mask.shape))
+
+
+def _contracted(x: TileValue, contracted: int, free: int) -> Tensor:
+    """Where the contracted dim exists, as a mask whose free dim has size 1."""
+    k, other = x.ndim + contracted, x.ndim + free
+    mask = torch.ones([1] * x.ndim, dtype=torch.bool)
+    for c in x.conditions:
+        if k in c.dims:
+            if other in c.dims:
+                refuse(
+                    f"a product contracts {x.axes[k]}, which exists under a condition on {x.axes[other]} "
+                    "that the other operand cannot have: "
+                    "make the lanes exist with hl.fill(x, 0), or write (a[:, :, None] * b).sum(1)"
+                )
+            mask = mask & c.mask
+    return mask
+
+
+def dot(a: Any, b: Any, acc: Any = None, out_dtype: torch.dtype | None = None) -> Any:
+    """`hl.dot`: float32 for 16-bit operands, added to `acc` in its dtype."""
+    a, b = value_of(a), value_of(b)
+    kind = out_dtype or (torch.float32 if a.dtype in SIXTEEN else torch.promote_types(a.dtype, b.dtype))
+    if acc is None:
+        return matmul(a, b, kind)
+    return (acc + matmul(a, b, acc.dtype)).to(out_dtype or acc.dtype)
+
+
+def _addmm(acc: TileValue, a: TileValue, b: TileValue, *, beta: float = 1, alpha: float = 1) -> Any:
+    product = matmul(a, b, acc.dtype)
+    product = product if alpha == 1 else product * alpha
+    return (acc if beta == 1 else acc * beta) + product
+
+
+def fill(x: TileValue, v: Any) -> TileValue:
+    """Every lane exists; holes hold `v`. The ends of plain ranges stay ends."""
+    rows = [c for c in x.conditions if c.row]
+    exists = torch.ones([1] * x.ndim, dtype=torch.bool)
+    for c in rows:
+        exists = exists & c.mask
+    data = torch.where(exists.broadcast_to(x.data.shape), x.data, torch.as_tensor(v, dtype=x.dtype))
+    return TileValue(data, x.axes, [c for c in x.conditions if not c.row], x.fed)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": _sum,
+    "prod": _prod,
+    "mean": _mean,
+    "amax": _amax,
+    "amin": _amin,
+    "max": _max_like(_amax, _argmax, torch.maximum),
+    "min": _max_like(_amin, _argmin, torch.minimum),
+    "argmax": _argmax,
+    "argmin": _argmin,
+    "any": _truth("any", False),
+    "all": _truth("all", True),
+    "softmax": _softmax,
+    "logsumexp": _logsumexp,
+    "cumsum": _cumulative("cumsum", 0),
+    "cumprod": _cumulative("cumprod", 1),
+    "matmul": matmul,
+    "mm": matmul,
+    "bmm": matmul,
+    "addmm": _addmm,
+    "baddbmm": _addmm,
+    "dot": matmul,
+}

@@ -1,0 +1,300 @@
+"""`TileValue`: what a name inside a device loop stands for.
+
+In: lanes, the axis of each dim, the conditions under which lanes exist, and the reductions that feed it. Out: the same, from
+torch's functions, methods and operators, all of which go through `functions.call`.
+
+A model of it: `data` has a number for every lane, also where nothing exists (there it is what the math gives from zeros), and
+`exists()` says which lanes count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from serrate.interpret.axes import Axis, BlockSize, Condition, Fed, Pending, fixed, joined, spread
+from serrate.interpret.run import current, refuse
+from serrate.tensor.indexing.lanes import LaneKey
+
+
+def _binary(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    return lambda self, other: _call(function, self, other), lambda self, other: _call(function, other, self)
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    from serrate.interpret.functions import call
+
+    return call(function, args, kwargs)
+
+
+class Lanes(LaneKey):
+    """Operators, methods and indexing, for tiles and for values."""
+
+    def __index__(self) -> int:
+        refuse("a tile is not one number: use tile.begin, tile.index or tile.id")
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return _call(function, *args, **(kwargs or {}))
+
+    __add__, __radd__ = _binary(torch.add)
+    __sub__, __rsub__ = _binary(torch.sub)
+    __mul__, __rmul__ = _binary(torch.mul)
+    __truediv__, __rtruediv__ = _binary(torch.true_divide)
+    __floordiv__, __rfloordiv__ = _binary(torch.floor_divide)
+    __mod__, __rmod__ = _binary(torch.remainder)
+    __pow__, __rpow__ = _binary(torch.pow)
+    __and__, __rand__ = _binary(torch.bitwise_and)
+    __or__, __ror__ = _binary(torch.bitwise_or)
+    __xor__, __rxor__ = _binary(torch.bitwise_xor)
+    __lshift__, __rlshift__ = _binary(torch.bitwise_left_shift)
+    __rshift__, __rrshift__ = _binary(torch.bitwise_right_shift)
+    __matmul__, __rmatmul__ = _binary(torch.matmul)
+    __lt__, _ = _binary(torch.lt)
+    __le__, _ = _binary(torch.le)
+    __gt__, _ = _binary(torch.gt)
+    __ge__, _ = _binary(torch.ge)
+    __hash__ = object.__hash__
+
+    def __neg__(self) -> Any:
+        return _call(torch.neg, self)
+
+    def __abs__(self) -> Any:
+        return _call(torch.abs, self)
+
+    def __invert__(self) -> Any:
+        return _call(torch.bitwise_not, self)
+
+    def read_rows(self, jt: Any, key: Any) -> Any:
+        from serrate.interpret.memory import read_rows
+
+        return read_rows(jt, key)
+
+    def write_rows(self, jt: Any, key: Any, x: Any) -> None:
+        from serrate.interpret.memory import write_rows
+
+        write_rows(jt, key, x)
+
+
+class TileValue(Lanes):
+    """A value of a device loop. Users get them from loads, and from torch's functions on them."""
+
+    __slots__ = ("axes", "conditions", "data", "fed", "pending")
+
+    def __init__(
+        self,
+        data: Tensor,
+        axes: Sequence[Axis | None],
+        conditions: Sequence[Condition] = (),
+        fed: Sequence[Fed] = (),
+        pending: Sequence[Pending] = (),
+    ) -> None:
+        self.data = data
+        self.axes = tuple(axes)
+        waiting = []
+        found = list(conditions)
+        for each in {p.key: p for p in pending}.values():
+            dims = [self._only(axis) for axis in each.axes]
+            here = [dim for dim in dims if dim is not None]
+            if len(here) < len(dims):
+                waiting.append(each)
+                continue
+            mask = spread(each.mask, here, data.dim())
+            found.append(Condition(mask, frozenset(here), each.key, each.born, True, each.keep))
+        self.conditions = joined(found)
+        self.pending = tuple(waiting)
+        self.fed = tuple(fed)
+
+    def _only(self, axis: Axis) -> int | None:
+        dims = [dim for dim, own in enumerate(self.axes) if own is axis]
+        if len(dims) > 1:
+            refuse(f"the jagged tile of {axis} meets two dims of that tile, and it is not clear whose rows are meant")
+        return dims[0] if dims else None
+
+    def exists(self, mentioning: frozenset[int] | None = None) -> Tensor:
+        """Where lanes exist, as a mask that broadcasts to the lanes; of the conditions that mention one of these dims."""
+        mask = torch.ones([1] * self.data.dim(), dtype=torch.bool, device=self.data.device)
+        for condition in self.conditions:
+            if mentioning is None or mentioning & condition.dims:
+                mask = mask & condition.mask
+        return mask
+
+    def arranged(self, data: Tensor, dims: Sequence[int], axes: Sequence[Axis | None]) -> TileValue:
+        """The same lanes in another order of dims: dim k is now `dims[k]`."""
+        ndim = len(axes)
+        conditions = [c.moved(dims, ndim) for c in self.conditions]
+        return TileValue(data, axes, conditions, [f.moved(dims, ndim) for f in self.fed], self.pending)
+
+    # --- what torch tensors also say ---
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the lanes."""
+        return self.data.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the lanes are."""
+        return self.data.device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of lanes of each dim; of a tile's dim its block size."""
+        return tuple(
+            BlockSize(size, axis) if axis is not None and axis.named else size
+            for size, axis in zip(self.data.shape, self.axes, strict=True)
+        )
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return self.data.dim()
+
+    def dim(self) -> int:
+        """The number of dims."""
+        return self.data.dim()
+
+    def size(self, dim: int | None = None) -> Any:
+        """The number of lanes of a dim, or of all."""
+        return self.shape if dim is None else self.shape[dim]
+
+    @property
+    def T(self) -> Any:
+        """The two dims exchanged."""
+        return _call(torch.t, self)
+
+    @property
+    def mT(self) -> Any:
+        """The last two dims exchanged."""
+        return _call(torch.transpose, self, -2, -1)
+
+    def __eq__(self, other: object) -> Any:
+        return _call(torch.eq, self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return _call(torch.ne, self, other)
+
+    __hash__ = object.__hash__
+
+    def __getitem__(self, key: Any) -> Any:
+        return _call(torch.Tensor.__getitem__, self, key)
+
+    def __setitem__(self, key: Any, x: Any) -> None:
+        refuse("a value of a tile cannot be written in part: use torch.where, or store to a tensor of the host")
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(torch.Tensor, name, None)
+        if method is None or name.startswith("__"):
+            raise AttributeError(f"a value of a tile has no attribute {name!r}")
+        return lambda *args, **kwargs: _call(method, self, *args, **kwargs)
+
+    # --- numbers ---
+
+    def _number(self, what: str) -> Any:
+        tiles = [axis for axis in self.axes if axis is not None and axis.lanes != 1]
+        if tiles or self.data.numel() != 1:
+            refuse(
+                f"{what} one number, but this is a value with the lanes of {', '.join(map(str, tiles)) or self.data.numel()}: "
+                "reduce it first (x.amax(), x.any()), or use torch.where"
+            )
+        return self.data.reshape(()).item()
+
+    def __bool__(self) -> bool:
+        return bool(self._number("`if`, `while`, `and`, `or` and `not` need"))
+
+    def __int__(self) -> int:
+        return int(self._number("int() needs"))
+
+    def __float__(self) -> float:
+        return float(self._number("float() needs"))
+
+    def __index__(self) -> int:
+        return int(self._number("an index or bound needs"))
+
+    def item(self) -> Any:
+        """The one number it holds."""
+        return self._number("item() needs")
+
+    def __iter__(self) -> Any:
+        refuse("lanes of a tile are not run over one by one: use a loop over hl.tile(..., block_size=1) or hl.grid")
+
+    def __repr__(self) -> str:
+        return f"TileValue({self.data!r}, over {list(self.axes)}, where {self.exists().tolist()})"
+
+
+class Tile(Lanes):
+    """One block of positions of a loop: `begin` up to `end`, in `block_size` lanes."""
+
+    __slots__ = ("_count", "_device", "_pending", "axis", "begin", "block_size", "born", "end", "id")
+
+    def __init__(
+        self,
+        axis: Axis,
+        number: int,
+        bounds: tuple[int, int],
+        block: int,
+        count: int,
+        device: torch.device,
+        pending: tuple[Pending, ...] = (),
+    ) -> None:
+        self.axis = axis
+        self.born = current("a tile").clock
+        self.id = number
+        self.begin = bounds[0] + number * block
+        self.end = min(self.begin + block, bounds[1])
+        self.block_size = BlockSize(block, axis, self)
+        self._count, self._device = count, device
+        self._pending = pending
+
+    @property
+    def count(self) -> int:
+        """How many tiles the loop has."""
+        return self._count
+
+    @property
+    def index(self) -> TileValue:
+        """The positions, one for each lane; lanes behind `end` do not exist."""
+        return self.lanes(torch.arange(self.begin, self.begin + self.block_size, device=self._device))
+
+    def lanes(self, data: Tensor) -> TileValue:
+        """A value whose one dim is this tile's."""
+        conditions = []
+        if self.end - self.begin < self.block_size:
+            mask = torch.arange(int(self.block_size), device=self._device) < self.end - self.begin
+            conditions.append(Condition(mask, frozenset([0]), ("end", id(self)), self.born, False, (self,)))
+        return TileValue(data, [self.axis], conditions, (), self._pending)
+
+    def __eq__(self, other: object) -> Any:
+        return self is other if isinstance(other, Tile) else _call(torch.eq, self, other)
+
+    __hash__ = object.__hash__
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.index[key]
+
+    def __repr__(self) -> str:
+        return f"Tile({self.begin}:{self.end} of {self.axis})"
+
+
+def value_of(x: Any) -> Any:
+    """A tile as its positions; a tensor or number as a value without conditions; what is none of these as it is.
+
+    >>> value_of(torch.zeros(3)).axes
+    (no tile,)
+    """
+    if isinstance(x, Tile):
+        return x.index
+    if isinstance(x, Tensor):
+        return TileValue(x, [fixed(size) for size in x.shape])
+    if isinstance(x, (bool, int, float)):
+        return TileValue(torch.tensor(x), ())
+    return x

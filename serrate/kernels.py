@@ -1,0 +1,139 @@
+"""`@serrate.kernel`: functions with loops over tiles.
+
+In: a Python function that uses `serrate.language`. Out: an object that is called like it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from serrate import settings
+from serrate.errors import CallError, StrategyError
+from serrate.interpret.interpreter import interpret, prepare
+from serrate.interpret.source import Source
+
+STRATEGIES = ("maskless", "masked", "persistent_dynamic")
+EFFORTS = ("none", "quick", "full")
+
+
+@dataclass(frozen=True, init=False)
+class Config:
+    """What may be chosen for a kernel without changing its meaning.
+
+    `block_sizes` are for the dims of `hl.tile` and for `hl.register_block_size`, in the order in which they first run and where
+    the kernel does not fix them; None leaves one open. Other names (`num_warps`, `indexing` ...) are kept for backends that have
+    a use for them.
+
+    >>> Config(block_sizes=[16, None], num_warps=4)
+    Config(block_sizes=(16, None), strategy=None, others={'num_warps': 4})
+    """
+
+    block_sizes: tuple[int | None, ...] = ()
+    strategy: str | None = None
+    others: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def __init__(
+        self,
+        *,
+        block_sizes: Sequence[int | None] = (),
+        strategy: str | None = None,
+        jagged_strategy: str | None = None,
+        **others: Any,
+    ) -> None:
+        for size in block_sizes:
+            if size is not None and (not isinstance(size, int) or size < 1):
+                raise CallError(f"block sizes are whole numbers from 1, or None: got {size!r}")
+        object.__setattr__(self, "block_sizes", tuple(block_sizes))
+        object.__setattr__(self, "strategy", _strategy(strategy, jagged_strategy))
+        object.__setattr__(self, "others", others)
+
+
+def _strategy(strategy: str | None, jagged_strategy: str | None) -> str | None:
+    if strategy is not None and jagged_strategy is not None and strategy != jagged_strategy:
+        raise CallError(f"strategy= and jagged_strategy= are the same, but got {strategy!r} and {jagged_strategy!r}")
+    found = strategy if strategy is not None else jagged_strategy
+    if found is not None and found not in STRATEGIES:
+        raise StrategyError(f"unknown strategy {found!r}: there are {', '.join(STRATEGIES)}")
+    return found
+
+
+class Kernel:
+    """A function with loops over tiles. Made by `serrate.kernel`."""
+
+    def __init__(self, function: Callable[..., Any], config: Config) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self.fn = function
+        """The plain Python function."""
+        self.config = config
+
+    @functools.cached_property
+    def _source(self) -> Source:
+        return prepare(self.fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return interpret(self._source, args, kwargs, block_sizes=self.config.block_sizes, check=settings.current().check)
+
+    def interpreted(self, *, tile: int | str | None = None, check: bool = True) -> Callable[..., Any]:
+        """The kernel on the reference interpreter, with tiles of this many lanes wherever the kernel does not fix them.
+
+        `"whole"` makes one tile of every loop. What a kernel means must not depend on it.
+
+        >>> import serrate, torch
+        >>> import serrate.language as hl
+        >>> @serrate.kernel
+        ... def double(x):
+        ...     out = torch.empty_like(x)
+        ...     for tile in hl.tile(x.size(0)):
+        ...         out[tile] = x[tile] * 2
+        ...     return out
+        >>> double.interpreted(tile=2)(torch.arange(3))
+        tensor([0, 2, 4])
+        """
+        if tile is not None and tile != "whole" and (not isinstance(tile, int) or tile < 1):
+            raise CallError(f'tile= is a number of lanes from 1, or "whole": got {tile!r}')
+        return lambda *args, **kwargs: interpret(self._source, args, kwargs, block=tile, check=check)
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.__name__}>"  # type: ignore[attr-defined]
+
+
+def kernel(
+    function: Callable[..., Any] | None = None,
+    *,
+    config: Config | None = None,
+    strategy: str | None = None,
+    jagged_strategy: str | None = None,
+    static_shapes: bool | None = None,
+    autotune_effort: str | None = None,
+    **others: Any,
+) -> Any:
+    """Makes a kernel of a function with loops over tiles of `serrate.language`; with arguments or without.
+
+    Kernels run on the reference interpreter, tile by tile on a CPU: right, and slow. `strategy` (or `jagged_strategy`,
+    the same) says how ragged rows become loops, `config` fixes block sizes; neither changes a result. `static_shapes` and
+    `autotune_effort` ("none", "quick", "full") are for compiled kernels, and only checked.
+
+    >>> import serrate, torch
+    >>> import serrate.language as hl
+    >>> @serrate.kernel
+    ... def row_sums(jt):
+    ...     out = torch.empty(jt.num_rows)
+    ...     for tile_b in hl.tile(jt.num_rows):
+    ...         total = hl.zeros([tile_b])
+    ...         for tile_k in hl.tile(jt.max_length):
+    ...             total = total + jt[tile_b, tile_k].sum(1)
+    ...         out[tile_b] = total
+    ...     return out
+    >>> row_sums(serrate.JaggedTensor.from_lengths(torch.arange(5.0), [2, 0, 3]))
+    tensor([1., 0., 9.])
+    """
+    if autotune_effort is not None and autotune_effort not in EFFORTS:
+        raise CallError(f"autotune_effort is one of {', '.join(EFFORTS)}: got {autotune_effort!r}")
+    base = config or Config()
+    chosen = _strategy(strategy, jagged_strategy) or base.strategy
+    others = others if static_shapes is None else {**others, "static_shapes": static_shapes}
+    made = Config(block_sizes=base.block_sizes, strategy=chosen, **base.others | others)
+    return Kernel(function, made) if function is not None else lambda f: Kernel(f, made)

@@ -1,0 +1,212 @@
+"""The tile language: what is written inside a `@serrate.kernel` function, beside torch's own functions.
+
+In: bounds, indices, values of tiles. Out: tiles and values. Names and meaning are Helion's; ragged tensors are indexed by tiles
+like plain ones, and bring the conditions under which their positions exist. `docs/kernels.md` is the guide.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from serrate.interpret import loops, memory, reducing
+from serrate.interpret.axes import Axis, BlockSize, fixed
+from serrate.interpret.run import current, refuse, user_frame
+from serrate.interpret.values import Tile, TileValue, value_of
+from serrate.tensor import JaggedTensor
+
+__all__ = [
+    "JaggedTensor",
+    "Tile",
+    "TileValue",
+    "arange",
+    "associative_scan",
+    "atomic_add",
+    "device_num_sms",
+    "dot",
+    "fill",
+    "full",
+    "grid",
+    "jagged_tile",
+    "load",
+    "register_block_size",
+    "register_tunable",
+    "specialize",
+    "store",
+    "tile",
+    "zeros",
+]
+
+Bound: TypeAlias = Any
+"""A number, a scalar tensor, or a value of one number."""
+Sizes: TypeAlias = Any
+"""A block size: a number, what `register_block_size` gave, or None where it may be chosen; or one for each dim."""
+
+
+def tile(begin_or_end: Bound | Sequence[Bound], end: Bound | Sequence[Bound] | None = None, *, block_size: Sizes = None) -> Any:
+    """What a loop over tiles runs over: `hl.tile(n)`, `hl.tile(begin, end)`, or several dims at once.
+
+    >>> import serrate
+    >>> import serrate.language as hl
+    >>> @serrate.kernel
+    ... def begins(n: int):
+    ...     out = torch.zeros(n, dtype=torch.int64)
+    ...     for tile in hl.tile(n, block_size=4):
+    ...         out[tile] = tile.begin
+    ...     return out
+    >>> begins(6)
+    tensor([0, 0, 0, 0, 4, 4])
+
+    In the outermost loop tiles are independent programs, which may run in any order; in loops inside they come in order.
+    """
+    return loops.ranges("hl.tile", begin_or_end, end, block_size)
+
+
+def grid(begin_or_end: Bound | Sequence[Bound], end: Bound | Sequence[Bound] | None = None, step: Any = None) -> Any:
+    """What a loop over single positions runs over: plain numbers, or tuples of them."""
+    return loops.ranges("hl.grid", begin_or_end, end, step, step=True)
+
+
+def jagged_tile(lengths: TileValue, *, block_size: Sizes = None) -> Any:
+    """Tiles up to the longest of a tile's rows; everything indexed by one exists only where its row is that long.
+
+    Ragged tensors do not need it (`hl.tile(jt.max_length)` will do); it is for plain tensors with offsets by hand.
+    """
+    return loops.jagged_range(lengths, block_size)
+
+
+def load(tensor: torch.Tensor | JaggedTensor, index: Sequence[Any], extra_mask: Any = None) -> TileValue:
+    """`tensor[index]`, reading nothing where the mask is false: these lanes exist, and hold 0."""
+    current("hl.load")
+    return memory.load(tensor, list(index), extra_mask)
+
+
+def store(tensor: torch.Tensor | JaggedTensor, index: Sequence[Any], value: Any, extra_mask: Any = None) -> None:
+    """`tensor[index] = value`, writing nothing where the mask is false."""
+    current("hl.store")
+    memory.store(tensor, list(index), value, extra_mask)
+
+
+def atomic_add(tensor: torch.Tensor | JaggedTensor, index: Sequence[Any], value: Any) -> None:
+    """Adds to elements of a tensor. Lanes and programs may add to the same one, in an order that is not fixed."""
+    current("hl.atomic_add")
+    memory.store(tensor, list(index), value, add=True)
+
+
+def full(shape: Sequence[Any], value: float, dtype: torch.dtype = torch.float32) -> TileValue:
+    """A value for every lane of these tiles, block sizes or numbers.
+
+    >>> import serrate
+    >>> import serrate.language as hl
+    >>> @serrate.kernel
+    ... def sevens(n: int):
+    ...     out = torch.zeros(n)
+    ...     for tile in hl.tile(n):
+    ...         out[tile] = hl.full([tile], 7.0)
+    ...     return out
+    >>> sevens(2)
+    tensor([7., 7.])
+    """
+    current("hl.full")
+    ones = [_lanes(dim) for dim in shape]
+    number = value.item() if isinstance(value, (TileValue, torch.Tensor)) else value
+    with torch._C.DisableTorchFunction():
+        conditions = [c.moved([d], len(ones)) for d, lanes in enumerate(ones) for c in lanes.conditions]
+        data = torch.full([lanes.data.shape[0] for lanes in ones], number, dtype=dtype)
+        return TileValue(data, [lanes.axes[0] for lanes in ones], conditions, (), [p for lanes in ones for p in lanes.pending])
+
+
+def zeros(shape: Sequence[Any], dtype: torch.dtype = torch.float32) -> TileValue:
+    """Zero for every lane of these tiles, block sizes or numbers."""
+    current("hl.zeros")
+    return full(shape, 0, dtype)
+
+
+def _lanes(dim: Any) -> TileValue:
+    if isinstance(dim, BlockSize) and dim.tile is not None:
+        dim = dim.tile
+    if isinstance(dim, Tile):
+        return dim.index
+    size = loops.number_of(dim, "a shape")
+    with torch._C.DisableTorchFunction():
+        lanes = torch.arange(size)
+    axis = dim.axis if isinstance(dim, BlockSize) else fixed(size)
+    return TileValue(lanes, [axis])
+
+
+def arange(start: Any, end: Any = None, step: int = 1, dtype: torch.dtype = torch.int64) -> TileValue:
+    """Numbers for a fixed number of lanes, as `torch.arange`; of a block size, for the lanes of its tile."""
+    current("hl.arange")
+    if end is None and step == 1:
+        lanes = _lanes(start)
+        begin = start.tile.begin if isinstance(start, BlockSize) and start.tile is not None else 0
+        return (lanes - begin).to(dtype)  # type: ignore[no-any-return]
+    first, last = (0, start) if end is None else (start, end)
+    if isinstance(last, BlockSize) and loops.number_of(first, "hl.arange") == 0 and step == 1:
+        return arange(last, dtype=dtype)
+    numbers = range(loops.number_of(first, "hl.arange"), loops.number_of(last, "hl.arange"), step)
+    with torch._C.DisableTorchFunction():
+        return TileValue(torch.tensor(list(numbers), dtype=dtype), [fixed(len(numbers))])
+
+
+def specialize(value: Any) -> Any:
+    """A number (or several) that a compiled kernel may take as fixed; it is given back as it is."""
+    current("hl.specialize")
+    return (
+        tuple(specialize(v) for v in value)
+        if isinstance(value, (tuple, list, torch.Size))
+        else loops.number_of(value, "hl.specialize")
+    )
+
+
+def register_block_size(low: Bound, high: Bound | None = None) -> int:
+    """A block size that may be chosen, up to an extent: for shapes, and for `block_size=` of loops."""
+    run = current("hl.register_block_size")
+    frame = user_frame()
+    assert frame is not None
+    extent = loops.number_of(low if high is None else high, "hl.register_block_size")
+    least = 1 if high is None else loops.number_of(low, "hl.register_block_size")
+    size = max(least, run.block_of((frame.f_code, frame.f_lasti, 0), extent))
+    return BlockSize(size, Axis(f"the block of line {frame.f_lineno}"))
+
+
+def register_tunable(name: str, choices: Any) -> Any:
+    """A choice that a tuner may make; the first one, or the default that it says itself."""
+    current("hl.register_tunable")
+    default = getattr(choices, "default", None)
+    if default is not None:
+        return default() if callable(default) else default
+    try:
+        return next(iter(getattr(choices, "choices", choices)))
+    except (TypeError, StopIteration):
+        refuse(f"hl.register_tunable: {name!r} needs choices, as in hl.register_tunable({name!r}, (1, 2, 4))")
+
+
+def device_num_sms() -> int:
+    """How many workers the device runs at once: on a CPU, threads."""
+    current("hl.device_num_sms")
+    return torch.get_num_threads() or os.cpu_count() or 1
+
+
+def dot(a: Any, b: Any, acc: Any = None, out_dtype: torch.dtype | None = None) -> TileValue:
+    """A product of tiles, carried in float32: added to `acc` in its dtype, or float32 for 16-bit operands."""
+    current("hl.dot")
+    found: TileValue = reducing.dot(a, b, acc, out_dtype)
+    return found
+
+
+def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: bool = False) -> Any:
+    """A scan along a dim by a function of two values (or two tuples of values); positions that do not exist are skipped."""
+    current("hl.associative_scan")
+    with torch._C.DisableTorchFunction():
+        return reducing.associative_scan(combine, x, dim, reverse)
+
+
+def fill(x: TileValue, value: float) -> TileValue:
+    """Makes every position exist; those that did not hold `value`."""
+    current("hl.fill")
+    with torch._C.DisableTorchFunction():
+        return reducing.fill(value_of(x), value)

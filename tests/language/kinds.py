@@ -1,0 +1,27 @@
+"""Lengths of every kind that tile kernels are tried on, and the tiles they are tried with.
+
+In: nothing. Out: lists of lengths by name, small enough for an interpreter.
+"""
+
+from __future__ import annotations
+
+import torch
+
+TILES: tuple[int | str, ...] = (1, 3, "whole")
+
+
+def _exponential(count: int) -> list[int]:
+    torch.manual_seed(3)
+    lengths: list[int] = torch.empty(count).exponential_(1 / 3).long().tolist()
+    return lengths
+
+
+LENGTHS: dict[str, list[int]] = {
+    "uniform": [4] * 4,
+    "exponential": _exponential(5),
+    "bimodal": [1, 7, 1, 6],
+    "giant": [1, 0, 10, 1],
+    "zeros": [0, 3, 0, 0, 2, 0],
+    "all_zero": [0, 0],
+    "empty": [],
+}

@@ -1,0 +1,228 @@
+"""What is not part of the tile language is refused, with the user's line under a caret.
+
+In: kernels with one mistake each. Out: a failure where nothing is raised, or the message lacks the line or the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import serrate
+import serrate.language as hl
+from serrate import JaggedTensor
+from serrate.errors import CallError, GradientError, KernelError, StrategyError
+
+JT = JaggedTensor.from_lengths(torch.arange(1.0, 7.0), [2, 0, 4])
+X = torch.arange(6.0)
+
+
+@serrate.kernel
+def branch_on_lanes(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        if x[t] > 0:  # mark
+            pass
+
+
+@serrate.kernel
+def two_tiles_in_one_dim(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        for u in hl.tile(x.size(0)):
+            x[t] + x[u]  # mark
+
+
+@serrate.kernel
+def unknown_function(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        torch.sort(x[t])  # mark
+
+
+@serrate.kernel
+def store_that_does_not_fit(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        x[t] = x[t][:, None] + x[None, t]  # mark
+
+
+@serrate.kernel
+def carried_between_programs(x: torch.Tensor) -> None:
+    total = hl.zeros([])
+    for t in hl.tile(x.size(0)):
+        total = total + x[t].sum()  # mark
+
+
+@serrate.kernel
+def carried_condition(jt: JaggedTensor) -> None:
+    for b in hl.tile(jt.num_rows):
+        acc = hl.zeros([b])
+        for k in hl.grid(jt.max_length):
+            acc = acc + torch.exp(jt[b, k])  # mark
+
+
+@serrate.kernel
+def condition_on_one_operand(jt: JaggedTensor, w: torch.Tensor) -> None:
+    for b in hl.tile(jt.num_rows):
+        for t in hl.tile(jt.max_length):
+            jt[b, t] @ w[t, :]  # mark
+
+
+@serrate.kernel
+def part_of_a_tile(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        x[t][0]  # mark
+
+
+@serrate.kernel
+def too_many_indices(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        x[t, t]  # mark
+
+
+@serrate.kernel
+def index_by_floats(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        x[x[t]]  # mark
+
+
+@serrate.kernel
+def in_place(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        x[t].mul_(2)  # mark
+
+
+@serrate.kernel
+def jagged_tile_without_rows(x: torch.Tensor, lengths: torch.Tensor) -> None:
+    for b in hl.tile(lengths.size(0)):
+        for t in hl.jagged_tile(lengths[b]):
+            t.index.sum()  # mark
+
+
+@serrate.kernel
+def shape_that_changes(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        acc = hl.zeros([t])
+        for _ in hl.grid(2):
+            acc = (acc[None, :] + x[t][:, None]).sum(1, keepdim=True)  # mark
+
+
+@serrate.kernel
+def wrong_dim(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        x[t].sum(1)  # mark
+
+
+@serrate.kernel
+def fixed_lanes_meet_a_tile(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        x[t] + x  # mark
+
+
+MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
+    (branch_on_lanes, (X,), "reduce it first"),
+    (two_tiles_in_one_dim, (X,), "separate them with None"),
+    (unknown_function, (X,), "sort is not part of the tile language"),
+    (store_that_does_not_fit, (X,), "the stored value"),
+    (carried_between_programs, (X,), "hl.atomic_add"),
+    (carried_condition, (JT,), "hl.fill"),
+    (condition_on_one_operand, (JT, torch.zeros(4, 3)), "hl.fill"),
+    (part_of_a_tile, (X,), "depends on the block size"),
+    (too_many_indices, (X,), "2 indices for 1 dims"),
+    (index_by_floats, (X,), "whole numbers"),
+    (in_place, (X,), "do not change in place"),
+    (jagged_tile_without_rows, (X, torch.tensor([1, 2])), "dim of its rows"),
+    (shape_that_changes, (X,), "the carried value acc has shape"),
+    (fixed_lanes_meet_a_tile, (X,), "of no tile in another"),
+    (wrong_dim, (X,), "dim 1 does not exist"),
+]
+
+
+@pytest.mark.parametrize("tile", [1, 3, "whole"])
+@pytest.mark.parametrize(("kernel", "args", "text"), MISTAKES, ids=lambda v: getattr(v, "__name__", ""))
+def test_refused_with_the_line(kernel: Any, args: tuple[Any, ...], text: str, tile: Any) -> None:
+    with pytest.raises(KernelError) as caught:
+        kernel.interpreted(tile=tile)(*args)
+    lines = str(caught.value).splitlines()
+    assert text in str(caught.value)
+    assert __file__ in lines[-3] and f"in {kernel.__name__}" in lines[-3]
+    assert lines[-2].endswith("# mark")
+    assert set(lines[-1].strip()) == {"^"} and len(lines[-1]) <= len(lines[-2])
+
+
+def test_the_caret_is_under_the_expression() -> None:
+    with pytest.raises(KernelError) as caught:
+        two_tiles_in_one_dim(X)
+    line, caret = str(caught.value).splitlines()[-2:]
+    assert line[len(caret) - len(caret.lstrip()) : len(caret)] == "x[t] + x[u]"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: hl.tile(3),
+        lambda: hl.grid(3),
+        lambda: hl.jagged_tile(X),  # type: ignore[arg-type]
+        lambda: hl.zeros([3]),
+        lambda: hl.full([3], 1.0),
+        lambda: hl.arange(3),
+        lambda: hl.load(X, [0]),
+        lambda: hl.store(X, [0], 1.0),
+        lambda: hl.atomic_add(X, [0], 1.0),
+        lambda: hl.specialize(3),
+        lambda: hl.register_block_size(3),
+        lambda: hl.register_tunable("a", (1, 2)),
+        lambda: hl.device_num_sms(),
+        lambda: hl.dot(X, X),
+        lambda: hl.associative_scan(lambda a, b: a + b, X, 0),
+        lambda: hl.fill(X, 0.0),  # type: ignore[arg-type]
+    ],
+)
+def test_outside_of_a_kernel(call: Callable[[], Any]) -> None:
+    with pytest.raises(KernelError, match=r"hl\..* is for the inside of a function decorated with @serrate.kernel"):
+        call()
+
+
+def test_loops_belong_in_the_kernel_itself() -> None:
+    with pytest.raises(KernelError, match="functions that it calls have no loops"):
+        _calls_a_helper(X)
+
+
+def _looping_helper(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        x[t] = 0.0
+
+
+@serrate.kernel
+def _calls_a_helper(x: torch.Tensor) -> None:
+    _looping_helper(x)
+
+
+def test_decorator_arguments() -> None:
+    with pytest.raises(StrategyError, match="unknown strategy 'fast': there are maskless"):
+        serrate.kernel(strategy="fast")
+    with pytest.raises(CallError, match="are the same"):
+        serrate.kernel(strategy="masked", jagged_strategy="maskless")
+    with pytest.raises(CallError, match="block sizes are whole numbers"):
+        serrate.Config(block_sizes=[0])
+    with pytest.raises(CallError, match="autotune_effort"):
+        serrate.kernel(autotune_effort="much")
+    with pytest.raises(CallError, match="tile="):
+        unknown_function.interpreted(tile=0)
+
+
+def test_gradients_are_not_dropped_silently() -> None:
+    x = torch.zeros(3, requires_grad=True)
+    with pytest.raises(GradientError, match="no gradient"):
+        branch_on_lanes(x)
+
+
+def test_a_tile_is_not_a_result() -> None:
+    @serrate.kernel
+    def k(x: torch.Tensor) -> Any:
+        for t in hl.tile(x.size(0)):
+            y = x[t]
+        return y
+
+    with pytest.raises(KernelError, match="returns a value of a tile"):
+        k(X)
