@@ -150,8 +150,9 @@ def _all(*calls: Call) -> Call:
     return each_in_turn
 
 
-def _of_one(timing: Timing, calls: int) -> Timing:
-    return Timing(timing.median / calls, timing.least / calls, timing.rounds)
+def _of_one(all_of_them: Timing, calls: int) -> Timing:
+    """The time of one of several calls that were timed together."""
+    return Timing(all_of_them.median / calls, all_of_them.least / calls, all_of_them.rounds)
 
 
 def _limit(it: Task) -> limits.Limit:

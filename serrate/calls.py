@@ -24,7 +24,7 @@ from serrate.engine import Compiled
 from serrate.errors import CallError
 from serrate.frontend.leaves import Leaves, leaves_of
 from serrate.frontend.outside import Method, Outside
-from serrate.frontend.trace import Key, Trace, described, inputs_of, key_of, static_of, trace
+from serrate.frontend.trace import Key, Trace, as_long_as_rows, described, inputs_of, key_of, static_of, trace
 from serrate.ir.view import TensorView
 from serrate.runtime.results import remember_structure
 from serrate.schedule.plan import Plan
@@ -91,6 +91,9 @@ class Jitted:
         # One operation of our own reaches nothing but its arguments.
         self._outside = None if alone else Outside(function)
         self._methods: dict[int, tuple[weakref.ref[Any], Jitted]] = {}
+        self._lengths: dict[int, int] = {}
+        self._padded: set[int] = set()
+        """Places of tensors that were as long as the longest row, in calls in which that differed."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         ready, leaves = self._found(args, kwargs)
@@ -162,7 +165,8 @@ class Jitted:
         if found is None:
             outside = self._outside
             find = None if outside is None else functools.partial(outside.find, args, kwargs)
-            traced = trace(self.fn, args, kwargs, leaves[len(leaves_of(args, kwargs)) :], find)
+            own = len(leaves_of(args, kwargs))
+            traced = trace(self.fn, args, kwargs, leaves[own:], find, self._padded & as_long_as_rows(leaves).keys())
             key, _ = self._trace_key(args, kwargs)
             found = self._traces[key] = (traced, Compiled(traced.fusion, self._backend, self._strategy))
         return found
@@ -170,7 +174,11 @@ class Jitted:
     def _trace_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[Any]]:
         _, leaves = self._key(args, kwargs)
         numbers = () if self._outside is None else self._outside.numbers_now(args, kwargs)
-        return (*key_of(args, kwargs, leaves), numbers), leaves
+        tables = as_long_as_rows(leaves)
+        for k, length in tables.items():
+            if self._lengths.setdefault(k, length) != length:
+                self._padded.add(k)
+        return (*key_of(args, kwargs, leaves, self._padded & tables.keys()), numbers), leaves
 
     def _defaulted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Tensors that are defaults of parameters are arguments like others."""

@@ -7,7 +7,7 @@ inner shapes and which arguments share a structure; never on lengths or on how m
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -66,23 +66,33 @@ def described(value: Any) -> Key:
     return (kind, repr(value) if kind is complex or (kind is float and (value == 0 or value != value)) else value)
 
 
-def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves) -> Key:
-    """What a trace is specialised on: two calls with equal keys run the same fusion."""
+def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves, padded: Collection[int] = ()) -> Key:
+    """What a trace is specialised on: two calls with equal keys run the same fusion. `padded`: see `as_long_as_rows`."""
     jagged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
-    rows = _tables(leaves_of(args, kwargs))
+    rows = _numbers_of_rows(leaves_of(args, kwargs))
     key: list[Any] = [static_of(args), static_of(kwargs)]
-    for leaf in leaves:
+    for k, leaf in enumerate(leaves):
         if isinstance(leaf, JaggedTensor):
-            first = next(k for k, other in enumerate(jagged) if _same(other, leaf))
+            first = next(n for n, other in enumerate(jagged) if _same(other, leaf))
             key.append((leaf.values.dtype, _shape(leaf), leaf.structure.form, first))
         else:
-            key.append((leaf.dtype, _static(leaf, rows)))
+            key.append((leaf.dtype, _static(leaf, rows, padded=k in padded)))
     return tuple(key)
 
 
-def _tables(leaves: Leaves) -> set[tuple[int, int | None]]:
-    """How many rows the ragged arguments have, and how long the longest of them is, where that is known on the host."""
-    return {(len(leaf), leaf.structure.known_max_length(0)) for leaf in leaves if isinstance(leaf, JaggedTensor)}
+def _numbers_of_rows(leaves: Leaves) -> set[int]:
+    return {len(leaf) for leaf in leaves if isinstance(leaf, JaggedTensor)}
+
+
+def as_long_as_rows(leaves: Leaves) -> dict[int, int]:
+    """The tensors whose first two dims are as large as a table of some argument's rows, by place, and how long that table is.
+
+    Once may be chance, and then a trace relies on the length; a tensor that follows the longest row from call to call is padded.
+    """
+    jagged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
+    tables = {(len(leaf), leaf.structure.known_max_length(0)) for leaf in jagged}
+    dense = ((k, leaf) for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.ndim >= 2)
+    return {k: leaf.shape[1] for k, leaf in dense if tuple(leaf.shape[:2]) in tables}
 
 
 def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
@@ -95,12 +105,11 @@ def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
     return told[0] == told[1] and a.structure.known_equal(b.structure)
 
 
-def _static(arg: torch.Tensor, tables: set[tuple[int, int | None]]) -> tuple[int | None, ...]:
-    """Extents a trace may rely on: all but a first one that counts rows, and behind it one as long as the longest of them."""
+def _static(arg: torch.Tensor, rows: set[int], *, padded: bool) -> tuple[int | None, ...]:
+    """Extents a trace may rely on: all but a first one that counts rows, and a second one that follows the longest of them."""
     shape: tuple[int | None, ...] = tuple(arg.shape)
-    if arg.ndim < 2 or shape[0] == 1 or all(shape[0] != rows for rows, _ in tables):
+    if arg.ndim < 2 or shape[0] not in rows or shape[0] == 1:
         return shape
-    padded = shape[1] != 1 and tuple(shape[:2]) in tables
     return (None, None, *shape[2:]) if padded else (None, *shape[1:])
 
 
@@ -163,14 +172,18 @@ def trace(
     kwargs: Mapping[str, Any],
     outside: Leaves = (),
     found: Callable[[Leaf], bool] | None = None,
+    padded: Collection[int] = (),
 ) -> Trace:
     """Calls `function` on traced arguments and records what it does.
 
     `outside` are tensors that are no arguments and are inputs all the same. `found` is told of others that the function uses;
-    they become inputs behind these, unless it says that they cannot be found again in another call.
+    they become inputs behind these, unless it says that they cannot be found again in another call. `padded` are the places of
+    tensors, among arguments and those outside, whose second dim follows the longest row.
     """
     fusion = Fusion(name=_identifier(function))
-    rows = _tables(leaves_of(args, kwargs))
+    given_leaves = leaves_of(args, kwargs)
+    rows = _numbers_of_rows(given_leaves)
+    loose = {id(leaf) for k, leaf in enumerate((*given_leaves, *outside)) if k in padded}
     seen: list[tuple[JaggedTensor, list[TensorView]]] = []
     # An argument may be a tensor that is also outside, and another one in the next call; so only these are told by identity.
     known: list[tuple[Leaf, TensorView]] = []
@@ -179,7 +192,7 @@ def trace(
     def view(leaf: Leaf) -> TensorView:
         if isinstance(leaf, JaggedTensor):
             return _ragged(fusion, leaf, seen)
-        return _input(fusion, _static(leaf, rows), leaf)
+        return _input(fusion, _static(leaf, rows, padded=id(leaf) in loose), leaf)
 
     def capture(leaf: Leaf, made_here: bool) -> TensorView:
         before = next((v for other, v in known if other is leaf), None)

@@ -36,8 +36,15 @@ class RaggedSize(str):
         )
 
     __int__ = __index__ = __float__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = _refuse
+    __add__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __pow__ = __rpow__ = __neg__ = _refuse
+
+    # Python asks these first where the size stands in a sentence, and there it is a name.
+    def __radd__(self, other: object) -> Any:
+        return str.__add__(other, self) if isinstance(other, str) else self._refuse()
+
+    def __rmod__(self, other: object) -> Any:
+        return str.__mod__(other, str(self)) if isinstance(other, str) else self._refuse()
 
 
 class TensorView(LoopHandle):

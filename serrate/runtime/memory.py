@@ -10,6 +10,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +23,17 @@ LIMIT = max(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") //
 _lock = threading.Lock()
 _free: list[mmap.mmap] = []
 """Blocks to be used again, those used last behind the others."""
+_returned: deque[mmap.mmap] = deque()
+"""Blocks that came back and are not among the free ones yet: they come at any time, also while the lock is held."""
+
+
+def _after_fork() -> None:
+    # Another thread may have held the lock, and is not here to give it back.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -43,6 +55,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
 
 def _take(size: int) -> mmap.mmap:
     with _lock:
+        _sort_in()
         for k in reversed(range(len(_free))):
             if len(_free[k]) == size:
                 return _free.pop(k)
@@ -52,15 +65,28 @@ def _take(size: int) -> mmap.mmap:
 
 
 def _give_back(block: mmap.mmap) -> None:
-    with _lock:
-        _free.append(block)
-        while kept() > LIMIT:
-            del _free[0]
+    # The garbage collector calls this wherever it happens to run, so it must never wait.
+    _returned.append(block)
+    if _lock.acquire(blocking=False):
+        try:
+            _sort_in()
+        finally:
+            _lock.release()
+
+
+def _sort_in() -> None:
+    """Puts what came back among the free blocks, and lets go of the oldest beyond the limit; the lock is held."""
+    while _returned:
+        block = _returned.popleft()
+        if len(block) <= LIMIT:
+            _free.append(block)
+    while sum(map(len, _free)) > LIMIT:
+        del _free[0]
 
 
 def kept() -> int:
     """Bytes that wait to be used again."""
-    return sum(map(len, _free))
+    return sum(map(len, (*_free, *_returned)))
 
 
 def trim() -> int:
@@ -68,4 +94,5 @@ def trim() -> int:
     with _lock:
         freed = kept()
         _free.clear()
+        _returned.clear()
     return freed

@@ -298,7 +298,7 @@ def two_pass(program: TileProgram, phase: str) -> TileProgram:
 
 
 def keep(program: TileProgram, phase: str) -> TileProgram:
-    """t sum= f(x);  ... f(x)   ->   e = f(x);  t sum= e;  ... e
+    """t sum= f(x);  ... f(x)   ->   e = f(x);  t sum= f(x);  ... e   (the first two are fused, so f is computed once)
 
     e is a row long and private to a worker. Refused where nobody needs what is summed again.
     """

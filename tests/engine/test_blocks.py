@@ -108,7 +108,7 @@ def test_nothing_to_move(lengths: Tensor) -> None:
 def test_parts_that_are_not_equally_many_are_refused() -> None:
     jt = JaggedTensor(torch.zeros(6), Structure.from_lengths(T([1, 3]), T([1, 2, 0, 3])))
     for name, function in (("permute", lambda x: x.permute(1, 0, 2)), ("regroup", lambda x: ops.regroup(x))):
-        message = rf"{name}: every row must have as many parts in dim 1 of \(2, r0, r1\): .* lengths \[1, 3\] and \[2, 2\]"
+        message = rf"{name}: every row must have as many parts in dim 1 of \(B, r0, r1\): .* lengths \[1, 3\] and \[2, 2\]"
         with pytest.raises(StructureMismatch, match=message):
             jit(function)(jt)
     # The same program serves rows that have.

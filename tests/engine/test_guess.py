@@ -67,8 +67,17 @@ def test_a_guess_never_shows(function: object, dtype: torch.dtype, features: tup
 
 def test_there_is_a_guess() -> None:
     jt = JaggedTensor.from_list([torch.randn(40, 4), torch.randn(3, 4)])
-    assert "too_high_near" in serrate.jit(lambda x: torch.logsumexp(x, dim=1), backend="cpp").source(jt)
+    assert "fn_exp_near" in serrate.jit(lambda x: torch.logsumexp(x, dim=1), backend="cpp").source(jt)
     half = jt.to(torch.bfloat16)
-    assert "too_high_rough" in serrate.jit(lambda x: torch.logsumexp(x, dim=1), backend="cpp").source(half)
+    assert "fn_exp_rough" in serrate.jit(lambda x: torch.logsumexp(x, dim=1), backend="cpp").source(half)
     # a result of more bits needs exponentials of more bits
-    assert "too_high_near" in serrate.jit(lambda x: torch.softmax(x, dim=1, dtype=torch.float32), backend="cpp").source(half)
+    assert "fn_exp_near" in serrate.jit(lambda x: torch.softmax(x, dim=1, dtype=torch.float32), backend="cpp").source(half)
+
+
+def test_a_single_large_value_has_no_log_probability_above_zero() -> None:
+    row = torch.zeros(301)
+    row[7] = 3000
+    jt = JaggedTensor.from_list([row.bfloat16(), torch.full((301,), 4000.0).bfloat16()])
+    got = serrate.jit(lambda x: torch.log_softmax(x, dim=1), backend="cpp")(jt)
+    assert got[0][7] == 0
+    torch.testing.assert_close(got[1], torch.full((301,), -math.log(301)).bfloat16(), rtol=4e-3, atol=0)

@@ -53,10 +53,21 @@ def counted(function: Callable[..., Any]) -> tuple[Any, list[int]]:
 
 def test_tensors_padded_to_the_longest_row_are_not_traced_for() -> None:
     function, traced = counted(lambda x, dense: x.to_padded() + dense)
-    for lengths in ([3, 0, 5, 2], [1, 9, 2, 2], [7, 1]):
+    for lengths in ([3, 0, 5, 2], [1, 9, 2, 2], [7, 1], [11, 0, 0]):
         x = rows(lengths)
         dense = torch.randn(len(lengths), max(lengths), 4)
         torch.testing.assert_close(function(x, dense), x.to_padded() + dense)
+    # The first may be chance; the second, of another length, is not.
+    assert len(traced) == 2
+
+
+def test_a_weight_as_large_as_a_table_of_the_rows() -> None:
+    function, traced = counted(lambda x, w: (x @ w) * w.shape[1] ** -0.5)
+    w = torch.randn(4, 4)
+    for lengths in ([4, 1, 2, 2], [3, 0, 2, 1], [4, 0, 0, 0]):
+        x = rows(lengths)
+        for got, row in zip(function(x, w), x, strict=True):
+            torch.testing.assert_close(got, (row @ w) * 0.5)
     assert len(traced) == 1
 
 

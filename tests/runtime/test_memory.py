@@ -60,3 +60,27 @@ def test_trim_says_how_much_it_was() -> None:
 def test_small_tensors_are_torchs() -> None:
     memory.empty((MIB // 2,), torch.uint8, CPU)
     assert memory.kept() == 0
+
+
+def test_a_result_that_the_garbage_collector_frees_may_come_back_at_any_time() -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.own, self.result = self, _empty(4)
+
+    gc.collect()
+    gc.freeze()
+    before = gc.get_threshold()
+    try:
+        # The collector runs at each of the next allocations in turn, also while another block is being given back.
+        for turn in range(240):
+            gc.disable()
+            plain = _empty(4)
+            Cycle()
+            gc.set_threshold(1 + turn % 60)
+            gc.enable()
+            del plain
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
+        gc.unfreeze()
+    assert memory.kept() >= 4 * MIB

@@ -51,7 +51,8 @@ def _guessed(body: tuple[Node, ...], exactness: str) -> tuple[Node, ...]:
     out: list[Node] = []
     k = 0
     while k < len(body):
-        # Where the maximum is needed by others too, it is written before the sums begin, and now after they end.
+        # Four statements make an attempt: m from nothing, its loop, t from nothing, its loop. Where m is needed by others too
+        # there is a fifth, which writes it before the sums begin, and now after they end.
         window = [n for n in body[k : k + 5] if not _publishes(n, body[k])]
         found = _attempt(window[:4], exactness)
         node = body[k]
@@ -94,7 +95,7 @@ def _attempt(body: Sequence[Node], exactness: str) -> Attempt | None:
         *_changed(sums, lambda n: _quickly(n, high, exactness)),
     )
     exact = (_reset(start), maxima, _reset(zero), *_changed(sums, lambda n: () if isinstance(n, Prefetch) else (n,)))
-    return Attempt(quick, (f"too_high_{exactness}", (high, shift)), exact)
+    return Attempt(quick, ("too_high", (high, shift)), exact)
 
 
 def _head(maxima: Node, shift: Local) -> Lane | None:
@@ -124,7 +125,7 @@ def _quickly(node: Node, high: Local, exactness: str) -> tuple[Node, ...]:
     quick = replace(node, value=intern(Call, node.value.dtype, f"exp_{exactness}", node.value.args))
     if isinstance(node, Write):
         return (quick,)
-    height = intern(Call, torch.int32, f"height_{exactness}", node.value.args)
+    height = intern(Call, torch.int32, "height", node.value.args)
     return (quick, Reduce(node.lanes, node.guard, high, "max", height))
 
 

@@ -52,7 +52,11 @@ static inline void widen(f32* __restrict to, const f16* __restrict from, i64 cou
   for (; i + 16 <= count; i += 16)
     *(floats*)(to + i) = __builtin_ia32_vcvtph2ps512_mask(*(const halves*)(from + i), floats{}, (u16)-1, 4);
 #endif
-#if defined(__F16C__)
+#if defined(__F16C__) && defined(__clang__)
+  typedef _Float16 half8 __attribute__((vector_size(16), aligned(2), may_alias));
+  typedef f32 float8 __attribute__((vector_size(32), aligned(4), may_alias));
+  for (; i + 8 <= count; i += 8) *(float8*)(to + i) = __builtin_convertvector(*(const half8*)(from + i), float8);
+#elif defined(__F16C__)
   typedef short half8 __attribute__((vector_size(16), aligned(2), may_alias));
   typedef f32 float8 __attribute__((vector_size(32), aligned(4), may_alias));
   for (; i + 8 <= count; i += 8) *(float8*)(to + i) = __builtin_ia32_vcvtph2ps256(*(const half8*)(from + i));
@@ -70,7 +74,7 @@ static inline void narrow(f16* __restrict to, const f32* __restrict from, i64 co
 }
 static inline void narrow(bf16* __restrict to, const f32* __restrict from, i64 count) {
   i64 i = 0;
-#if defined(__AVX512BW__)
+#if defined(__AVX512BW__) && __has_builtin(__builtin_shufflevector)
   // Two blocks at a time: the upper halves of both are one instruction, where a compiler shifts and packs each.
   typedef f32 floats __attribute__((vector_size(64), aligned(4), may_alias));
   typedef u32 bits __attribute__((vector_size(64)));
@@ -130,11 +134,11 @@ static inline f32 fn_exp(f32 x) {
 }
 static inline f64 fn_exp(f64 x) { return __builtin_exp(x); }
 
-// e^(x - m) for x <= m or nan, and 1 where they are equal even if infinite; results below 2^-126 are 0. The distance to m is
-// rounded once, so 2^(log2(e) * d) with one rounding more is as good as it gets, and two steps shorter than fn_exp.
-static inline f32 fn_exp_diff(f32 x, f32 m) {
+// e^(x - m) for finite m and x at most 16 above it; results below 2^-126 are 0, nan stays. The distance to m is rounded once, so
+// 2^(log2(e) * d) with one rounding more is as good as it gets, and two steps shorter than fn_exp.
+static inline f32 fn_exp_near(f32 x, f32 m) {
   f32 d = x - m;
-  d = -88.0296919f > d ? -88.0296919f : d;  // -127 ln 2: from there on the scale below is 0; nan stays
+  d = -88.0296919f > d ? -88.0296919f : d;  // -127 ln 2: from there on the scale below is 0
   f32 t = __builtin_fmaf(d, 1.44269504f, 12583039.0f);  // 1.5 * 2^23 + 127
   f32 r = __builtin_fmaf(d, 1.44269504f, 12583039.0f - t);
   f32 p = 0.00132647273f;
@@ -143,33 +147,14 @@ static inline f32 fn_exp_diff(f32 x, f32 m) {
   p = __builtin_fmaf(p, r, 0.240222424f);
   p = __builtin_fmaf(p, r, 0.693147004f);
   p = __builtin_fmaf(p, r, 1.0f);
-  f32 y = p * as_float(as_bits(t) << 23);
-  return x == m ? 1.0f : y;
+  return p * as_float(as_bits(t) << 23);
 }
-static inline f64 fn_exp_diff(f64 x, f64 m) { return x == m ? 1.0 : __builtin_exp(x - m); }
-
-// e^(x - m) where m is a guess of the largest x: right where x is at most 16 above m, and m finite. A height is an integer that
-// grows with x - m, from which `too_high` sees later whether that was so: integers have a maximum of one instruction.
-static inline f32 fn_exp_near(f32 x, f32 m) {
+// The same for results of sixteen bits, to 2^-18.
+static inline f32 fn_exp_rough(f32 x, f32 m) {
   f32 d = x - m;
   d = -88.0296919f > d ? -88.0296919f : d;
   f32 t = __builtin_fmaf(d, 1.44269504f, 12583039.0f);
   f32 r = __builtin_fmaf(d, 1.44269504f, 12583039.0f - t);
-  f32 p = 0.00132647273f;
-  p = __builtin_fmaf(p, r, 0.00967151299f);
-  p = __builtin_fmaf(p, r, 0.0555073358f);
-  p = __builtin_fmaf(p, r, 0.240222424f);
-  p = __builtin_fmaf(p, r, 0.693147004f);
-  p = __builtin_fmaf(p, r, 1.0f);
-  return p * as_float(as_bits(t) << 23);
-}
-static inline i32 fn_height_near(f32 x, f32 m) { return (i32)as_bits(__builtin_fmaf(x - m, 1.44269504f, 12583039.0f)); }
-// For results of sixteen bits: to 2^-18, and relative to a rounded multiple of m, which all of a row have in common.
-static inline f32 fn_exp_rough(f32 x, f32 m) {
-  f32 d = __builtin_fmaf(x, 1.44269504f, m * -1.44269504f);
-  d = -127.0f > d ? -127.0f : d;
-  f32 t = d + 12583039.0f;
-  f32 r = d - (t - 12583039.0f);
   f32 p = 0.00958285322f;
   p = __builtin_fmaf(p, r, 0.0559064262f);
   p = __builtin_fmaf(p, r, 0.240240986f);
@@ -177,18 +162,19 @@ static inline f32 fn_exp_rough(f32 x, f32 m) {
   p = __builtin_fmaf(p, r, 1.0f);
   return p * as_float(as_bits(t) << 23);
 }
-static inline i32 fn_height_rough(f32 x, f32 m) {
-  return (i32)as_bits(__builtin_fmaf(x, 1.44269504f, m * -1.44269504f) + 12583039.0f);
-}
-static inline bool too_high(const i32* height, const f32* shift, int count, f32 largest) {
+// An integer that grows with x - m, from which `too_high` sees later whether some x was more than 16 above m, or m not finite:
+// integers have a maximum of one instruction.
+static inline i32 fn_height(f32 x, f32 m) { return (i32)as_bits(__builtin_fmaf(x - m, 1.44269504f, 12583039.0f)); }
+static inline bool too_high(const i32* height, const f32* shift, int count) {
   int near = 1;
 #pragma omp simd reduction(& : near)
   for (int k = 0; k < count; k++)
-    near &= (height[k] <= (i32)as_bits(12583039.0f + 23.0f)) & (__builtin_fabsf(shift[k]) <= largest);
+    near &= (height[k] <= (i32)as_bits(12583039.0f + 23.0f)) & (__builtin_fabsf(shift[k]) <= 3.40282347e38f);
   return !near;
 }
-static inline bool too_high_near(const i32* height, const f32* shift, int count) { return too_high(height, shift, count, 3.40282347e38f); }
-static inline bool too_high_rough(const i32* height, const f32* shift, int count) { return too_high(height, shift, count, 4096.0f); }
+// And 1 where both are equal, even if infinite.
+static inline f32 fn_exp_diff(f32 x, f32 m) { return x == m ? 1.0f : fn_exp_near(x, m); }
+static inline f64 fn_exp_diff(f64 x, f64 m) { return x == m ? 1.0 : __builtin_exp(x - m); }
 
 // Natural logarithm to within two units in the last place, by the exponent and a polynomial of the mantissa.
 static inline f32 fn_log(f32 x) {
@@ -330,7 +316,12 @@ struct Stream {
   }
 
  private:
-#if defined(__AVX512F__)
+#if defined(__AVX__) && defined(__clang__)
+  template <class V> static void store(char* to, V x) {
+    typedef f32 whole __attribute__((vector_size(W), may_alias));
+    __builtin_nontemporal_store((whole)x, (whole*)to);
+  }
+#elif defined(__AVX512F__)
   template <class V> static void store(char* to, V x) { __builtin_ia32_movntps512((f32*)to, x); }
 #elif defined(__AVX__)
   template <class V> static void store(char* to, V x) { __builtin_ia32_movntps256((f32*)to, x); }
@@ -343,7 +334,7 @@ static inline void stream_fence() {
 }
 
 // A block on its way to a stream. A load waits for an earlier store whose address has the same last twelve bits, so a block that is
-// read and written side by side must not lie where they agree; blocks are 2 KB or less, and the next one lies right behind.
+// read and written side by side must not lie where they agree. That keeps blocks of up to 1 KB apart; larger ones meet for a part.
 template <class T, int N> struct Stage {
   alignas(64) T room[N + 2048 / sizeof(T)];
   T* apart_from(const void* from) {
@@ -416,7 +407,8 @@ template <class T> static void dot(T* __restrict acc, i64 ld, const T* __restric
       }
 }
 
-// The same for bf16, summed in float32, in blocks of 32 columns: two products at a time where the CPU has an instruction for that.
+// The same for bf16, summed in float32, in blocks of 32 columns: two products at a time where the CPU has an instruction for that,
+// to which subnormal numbers (below 2^-126) are 0.
 #if defined(__AVX512BF16__)
 template <int M> static inline void dot_pairs_rows(f32* __restrict acc, i64 ld, const bf16* __restrict a, i64 am, const u32* __restrict b, i64 pairs) {
   typedef f32 vec __attribute__((vector_size(64), aligned(4), may_alias));

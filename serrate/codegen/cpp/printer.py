@@ -1,7 +1,8 @@
 """Loop programs as C++: grid loops over threads, serial loops as they are, blocks as loops over their lanes.
 
 In: a loop program. Out: one source text with an `extern "C"` function, and the order of its arguments. Guards become loop
-bounds: a lane's loop ends where its elements end, so no lane is ever masked. Blocks over the same lanes share one nest.
+bounds: a lane's loop ends where its elements end; only the last block of a long reduced lane is a mask. Blocks over the same
+lanes share one nest.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ def block_bytes(text: Text, node: Write) -> int:
 
 
 def stage_of(text: Text, node: Write, bounds: dict[Lane, list[str]]) -> Stage | None:
+    """Declares the stage of a block that lies in one piece; None for others."""
     if not block_bytes(text, node):
         return None
     flat = text.flat_expr(node.tensor, node.index)

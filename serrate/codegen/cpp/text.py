@@ -28,9 +28,11 @@ class Text:
         """What the innermost loop at hand reads and writes as float32 instead of in sixteen bits."""
 
     def put(self, line: str) -> None:
+        """A line at the current depth; preprocessor lines stand at the margin."""
         self.lines.append("  " * self.indent + line if line and not line.startswith("#") else line)
 
     def open(self, line: str) -> None:
+        """A line that begins a block."""
         self.put(f"{line} {{" if line else "{")
         self.indent += 1
 
@@ -40,12 +42,14 @@ class Text:
             self.put("}")
 
     def fresh(self) -> str:
+        """A name that nothing has yet."""
         self.count += 1
         return f"v{self.count}"
 
     # --- expressions and elements ---------------------------------------------------------------------------------------
 
     def index(self, expr: Expr) -> str:
+        """An index expression."""
         return index_text(self.unlaned(expr), self.names)
 
     def unlaned(self, expr: Expr) -> Expr:
@@ -98,6 +102,7 @@ class Text:
     # --- guards as bounds ---------------------------------------------------------------------------------------------
 
     def outside(self, node: Block) -> list[str]:
+        """Conditions of a statement that none of its lanes has a part in."""
         lanes = {lane.symbol for lane in node.lanes}
         plain = [g for g in node.guard if not ({s for e in (g.left, g.right) for s in self.unlaned(e).symbols} & lanes)]
         return [f"{self.index(g.left)} < {self.index(g.right)}" for g in plain]
@@ -123,6 +128,7 @@ class Text:
         return [f"{self.index(g.left)} < {self.index(g.right)}" for g in found]
 
     def bound(self, lane: Lane, condition: Less) -> str | None:
+        """Where a condition on a lane stops to hold; None if it is not one that holds up to a place."""
         terms = condition.left.terms if isinstance(condition.left, Sum) else ((condition.left, 1),)
         factor = next((f for t, f in terms if t is lane.symbol), 0)
         rest = condition.left - lane.symbol * factor
@@ -132,6 +138,7 @@ class Text:
         return self.index(room if factor == 1 else (room + factor - 1) // factor)
 
     def limit(self, lane: Lane, bounds: list[str]) -> str:
+        """Where the loop over a lane ends: at its size, or at the first of some bounds."""
         limit = str(lane.size)
         for bound in bounds:
             limit = f"smaller<i64>({limit}, {bound})"

@@ -76,7 +76,7 @@ def permute(x: TensorView, *dims: int) -> TensorView:
 
 
 def transpose(x: TensorView, dim0: int, dim1: int) -> TensorView:
-    """Two dims of `x` exchanged; no data moves."""
+    """Two dims of `x` exchanged; data moves only where both count rows, and then as whole rows."""
     a, b = dim_of("transpose", x, dim0), dim_of("transpose", x, dim1)
     order = list(range(x.ndim))
     order[a], order[b] = b, a
@@ -150,5 +150,5 @@ def _owned_by(owner: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIte
 def _require_equally_many(name: str, x: TensorView, dim: int, part: RaggedIterDomain, size: Expr) -> None:
     count = part.component.extent_expr
     equal = Array(f"equal({size}, {count})", recipe=RunningSum(size, COORDINATE, count))
-    what = f"{name}: every row must have as many parts in dim {dim} of {shown(x)}: its parts and equal ones"
+    what = f"{name}: every row must have as many parts in dim {dim} of {shown(x, later=True)}: its parts and equal ones"
     x.fusion.checks.append(Equal(offsets_array(part), equal, what))

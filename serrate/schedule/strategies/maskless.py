@@ -22,7 +22,7 @@ def maskless(
     recorder = Recorder(program)
     prepare(recorder)
     keep = target.keeps_rows if keep_rows is None else keep_rows
-    if target.keeps_rows:
+    if target.keeps_rows or keep:
         _in_two_passes(recorder, keep)
     schedule(recorder, target, WholeRows(tile))
     if keep and _shares_rows(recorder.program):
