@@ -33,6 +33,11 @@ class Shape:
     reduced: frozenset[int]
 
     @property
+    def domains(self) -> tuple[IterDomain, ...]:
+        """All loops: the ragged pair, then the others."""
+        return (*(d for d in (self.component, self.ragged) if d is not None), *self.regular)
+
+    @property
     def reduces_rows(self) -> bool:
         return self.ragged is not None and self.ragged.uid in self.reduced
 

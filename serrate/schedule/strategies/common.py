@@ -220,13 +220,8 @@ def finishes_product(shape: Shape, shapes: Sequence[Shape]) -> bool:
     if not isinstance(shape.leaf, Store):
         return False
     read = {r.tensor for r in shape.leaf.value.reads if r.index == shape.leaf.index}
-    kept = [{d.uid for d in domains_of_shape(s)} - s.reduced for s in shapes if s.is_product and s.leaf.targets[0] in read]
-    return bool(kept) and all(uids == {d.uid for d in domains_of_shape(shape)} for uids in kept)
-
-
-def domains_of_shape(shape: Shape) -> tuple[IterDomain, ...]:
-    """All loops of a phase."""
-    return (*(d for d in (shape.component, shape.ragged) if d is not None), *shape.regular)
+    kept = [{d.uid for d in s.domains} - s.reduced for s in shapes if s.is_product and s.leaf.targets[0] in read]
+    return bool(kept) and all(uids == {d.uid for d in shape.domains} for uids in kept)
 
 
 def fuse_neighbours(recorder: Recorder) -> None:
@@ -243,6 +238,7 @@ def _fused(recorder: Recorder, first: str, second: str) -> bool:
 
 
 Pieces = tuple[tuple[str, int | None], ...]
+"""Phases by name, each with how many positions of a row one block of it holds; None where they are taken one by one."""
 
 
 class RowLoops(Protocol):
