@@ -10,10 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from serrate import settings
+from serrate.engine import default_backend
 from serrate.errors import CallError, StrategyError
 from serrate.interpret.interpreter import interpret, prepare
 from serrate.interpret.source import Source
+from serrate.tiles.launch import CompiledKernel, Options, Variant
+
+CPU_DEVICE = torch.device("cpu")
 
 STRATEGIES = ("maskless", "masked", "persistent_dynamic")
 EFFORTS = ("none", "quick", "full")
@@ -73,8 +79,38 @@ class Kernel:
     def _source(self) -> Source:
         return prepare(self.fn)
 
+    @functools.cached_property
+    def _compiled(self) -> dict[str, CompiledKernel]:
+        return {}
+
+    def on(self, backend: str) -> CompiledKernel:
+        """The kernel compiled for a backend: "cpp", or "reference", which runs the same loop program with plain torch."""
+        if backend not in self._compiled:
+            others = {k: v for k, v in self.config.others.items() if k == "lanes"}
+            options = Options(self.config.strategy, backend, self.config.block_sizes, **others)
+            self._compiled[backend] = CompiledKernel(self.fn, options)
+        return self._compiled[backend]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return interpret(self._source, args, kwargs, block_sizes=self.config.block_sizes, check=settings.current().check)
+        now = settings.current()
+        if now.check:
+            return interpret(self._source, args, kwargs, block_sizes=self.config.block_sizes, check=True)
+        return self.on(now.backend or default_backend(CPU_DEVICE))(*args, **kwargs)
+
+    def source(self, *args: Any, **kwargs: Any) -> str:
+        """The code that runs for these arguments."""
+        return "\n".join(v.executable.source for v in self._variants(args, kwargs))
+
+    def program(self, *args: Any, **kwargs: Any) -> str:
+        """The kernel's device loops as the compiler sees them, before tiles have a size."""
+        return "\n".join(str(v.program) for v in self._variants(args, kwargs))
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """The plan for these arguments and why: tiles, strategy, and what every loop carries."""
+        return "\n".join(v.explained() for v in self._variants(args, kwargs))
+
+    def _variants(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Variant]:
+        return self.on(settings.current().backend or default_backend(CPU_DEVICE)).variants(*args, **kwargs)
 
     def interpreted(self, *, tile: int | str | None = None, check: bool = True) -> Callable[..., Any]:
         """The kernel on the reference interpreter, with tiles of this many lanes wherever the kernel does not fix them.
@@ -94,7 +130,8 @@ class Kernel:
         """
         if tile is not None and tile != "whole" and (not isinstance(tile, int) or tile < 1):
             raise CallError(f'tile= is a number of lanes from 1, or "whole": got {tile!r}')
-        return lambda *args, **kwargs: interpret(self._source, args, kwargs, block=tile, check=check)
+        sizes = self.config.block_sizes if tile is None else ()
+        return lambda *args, **kwargs: interpret(self._source, args, kwargs, block_sizes=sizes, block=tile, check=check)
 
     def __repr__(self) -> str:
         return f"<kernel {self.__name__}>"  # type: ignore[attr-defined]

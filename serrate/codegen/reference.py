@@ -23,6 +23,7 @@ from serrate.ir.loops import (
     For,
     Guard,
     Held,
+    If,
     Lane,
     Lanes,
     Load,
@@ -33,13 +34,14 @@ from serrate.ir.loops import (
     Prefetch,
     Reduce,
     Running,
+    While,
     Write,
 )
 from serrate.ir.reductions import reduction
 from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
 
 _SAME_NAME = (
-    "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu erf floor ceil square isnan add sub mul maximum minimum "
+    "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu erf atan floor ceil square isnan add sub mul maximum minimum "
     "lt le gt ge eq ne logical_not logical_and logical_or pow where"
 )
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
@@ -89,7 +91,7 @@ class _Interpreter:
         self.tensors, self.arrays = tensors, arrays
         self.symbols: dict[Symbol, Any] = dict(symbols)
         self.laned: dict[Symbol, Bind] = {}
-        self.locals: dict[Local, torch.Tensor] = {}
+        self.locals: dict[str, torch.Tensor] = {}
         self.device = next(iter(tensors.values())).device if tensors else torch.device("cpu")
 
     def run(self, body: tuple[Node, ...]) -> None:
@@ -105,12 +107,31 @@ class _Interpreter:
                     self.symbols[node.symbol] = self.evaluate(node.expr, ())
             elif isinstance(node, Declare):
                 shape = [lane.size for lane in node.local.lanes]
-                self.locals[node.local] = torch.full(
+                self.locals[node.local.name] = torch.full(
                     shape, node.number, dtype=carried_dtype(node.local.dtype), device=self.device
                 )
+            elif isinstance(node, If):
+                self.run(node.then if self._holds(node.guard) else node.other)
+            elif isinstance(node, While):
+                self.run(node.test)
+                while self._holds(node.guard):
+                    self.run(node.body)
+                    self.run(node.test)
             elif not isinstance(node, Prefetch):
                 assert not isinstance(node, Attempt), "attempts are of the backend that makes them"
                 self.block(node)
+
+    def _at(self, local: Local, lanes: Lanes) -> tuple[torch.Tensor, list[Lane]]:
+        """A private block and its lanes; where a loop runs over one of them, at that lane."""
+        found, own = self.locals[local.name], list(local.lanes)
+        for lane in local.lanes:
+            if lane not in lanes:
+                found = found.select(own.index(lane), int(self.symbols[lane.symbol]))
+                own.remove(lane)
+        return found, own
+
+    def _holds(self, guard: Guard) -> bool:
+        return bool(self.mask(guard, ()).all())
 
     def block(self, node: Assign | Reduce | Dot | Running | Write) -> None:
         shape = [lane.size for lane in node.lanes]
@@ -121,13 +142,17 @@ class _Interpreter:
             place = tuple(
                 torch.as_tensor(self.evaluate(e, node.lanes), device=self.device).expand(shape)[exists] for e in node.index
             )
-            if exists.any():
+            if exists.any() and node.add:
+                memory.index_put_(place, value[exists].to(memory.dtype), accumulate=True)
+            elif exists.any():
                 memory[place] = value[exists].to(memory.dtype)
             return
-        local = self.locals[node.local]
+        local = self.locals[node.local.name]
         if isinstance(node, Assign):
             value = self.value(node.value, node.lanes, exists).expand(shape).to(local.dtype)
-            self.locals[node.local] = torch.where(exists, value, local)
+            part, own = self._at(node.local, node.lanes)
+            order = [node.lanes.index(lane) for lane in own]
+            part.copy_(torch.where(exists, value, local.new_zeros(())).permute(order).where(exists.permute(order), part))
         elif isinstance(node, Running):
             self.running(node, exists, shape)
         elif isinstance(node, Dot):
@@ -135,39 +160,42 @@ class _Interpreter:
             right = self.value(node.right, node.lanes, exists).expand(shape)
             zero = torch.zeros((), dtype=local.dtype, device=self.device)
             product = torch.where(exists, left.to(local.dtype) * right.to(local.dtype), zero)
-            self.locals[node.local] = local + product.sum(-1)
+            self.locals[node.local.name] = local + product.sum(-1)
         else:
             whole, combine = REDUCERS[node.operator]
             identity = reduction(node.operator).identity(0, local.dtype)
             value = self.value(node.value, node.lanes, exists).expand(shape).to(local.dtype)
             value = torch.where(exists, value, torch.full((), identity, dtype=local.dtype, device=self.device))
             dims = tuple(k for k, lane in enumerate(node.lanes) if lane not in node.local.lanes)
-            self.locals[node.local] = combine(local, whole(value, dims).to(local.dtype))
+            kept = [lane for lane in node.lanes if lane in node.local.lanes]
+            order = [kept.index(lane) for lane in node.local.lanes]
+            self.locals[node.local.name] = combine(local, whole(value, dims).to(local.dtype).permute(order))
 
     def running(self, node: Running, exists: torch.Tensor, shape: list[int]) -> None:
         _, combine = REDUCERS[node.operator]
-        carry = self.locals[node.carry]
+        carry = self.locals[node.carry.name]
         identity = reduction(node.operator).identity(0, carry.dtype)
         value = self.value(node.value, node.lanes, exists).expand(shape).to(carry.dtype)
         value = torch.where(exists, value, torch.full((), identity, dtype=carry.dtype, device=self.device))
         if node.axis is None:
-            self.locals[node.carry] = self.locals[node.local] = combine(carry, value)
+            self.locals[node.carry.name] = self.locals[node.local.name] = combine(carry, value)
             return
         dim = node.lanes.index(node.axis)
         out = torch.empty_like(value)
         for k in range(node.axis.size):
             carry = combine(carry, value.select(dim, k))
             out.select(dim, k).copy_(carry)
-        self.locals[node.carry], self.locals[node.local] = carry, out
+        self.locals[node.carry.name], self.locals[node.local.name] = carry, out
 
     def evaluate(self, expr: Expr, lanes: Lanes) -> Any:
         symbols = _Symbols(self, lanes)
 
         def element(array: Array, index: Any) -> Any:
-            data = self.arrays[array]
+            data = self.locals[array.name].reshape(-1) if array.local else self.arrays[array]
             if isinstance(index, torch.Tensor):
                 return data[index.clamp(0, max(len(data) - 1, 0))].long() if len(data) else torch.zeros_like(index)
-            return int(data[index])
+            # What is asked for where nothing exists is not used.
+            return int(data[min(max(index, 0), len(data) - 1)]) if len(data) else 0
 
         def search(array: Array, count: int, position: Any, first: Any) -> Any:
             if isinstance(first, torch.Tensor):
@@ -211,8 +239,9 @@ class _Interpreter:
         if isinstance(v, Load):
             return self._load(v, lanes, exists)
         if isinstance(v, Held):
-            local = self.locals[v.local]
-            return local.reshape([lane.size if lane in v.local.lanes else 1 for lane in lanes])
+            local, own = self._at(v.local, lanes)
+            order = [own.index(lane) for lane in lanes if lane in own]
+            return local.permute(order).reshape([lane.size if lane in own else 1 for lane in lanes])
         if isinstance(v, Number):
             return torch.as_tensor(self.evaluate(v.expr, lanes), device=self.device).to(v.dtype)
         if isinstance(v, Existing):
@@ -265,6 +294,9 @@ class _Symbols(dict[Symbol, Any]):
 
     def __missing__(self, symbol: Symbol) -> Any:
         bind = self.interpreter.laned.get(symbol)
+        if bind is None and symbol.name in self.interpreter.locals:
+            # A number that the program has worked out itself.
+            return int(self.interpreter.locals[symbol.name])
         if bind is None:
             raise KeyError(symbol)
         self[symbol] = self.interpreter.evaluate(bind.expr, self.lanes)

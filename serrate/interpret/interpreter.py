@@ -14,9 +14,10 @@ from torch.overrides import TorchFunctionMode
 from serrate.errors import DeviceError, GradientError, KernelError
 from serrate.interpret.functions import getitem
 from serrate.interpret.loops import Loop
+from serrate.interpret.machine import Interpreting
 from serrate.interpret.memory import load, store
 from serrate.interpret.races import Writes
-from serrate.interpret.run import Run, current, running
+from serrate.interpret.run import current, running
 from serrate.interpret.source import Source, noted
 from serrate.interpret.values import Lanes, TileValue
 from serrate.tensor import JaggedTensor
@@ -61,7 +62,7 @@ def interpret(
     for each in (*args, *kwargs.values()):
         if isinstance(each, (torch.Tensor, JaggedTensor)):
             _check(each)
-    run = Run(tuple(block_sizes), block, Writes() if check else None, source.first, source.last)
+    run = Interpreting(tuple(block_sizes), block, Writes() if check else None, source.first, source.last)
     with running(run), _Indexing():
         result = source.function(*args, **kwargs)
     for each in result if isinstance(result, tuple) else [result]:

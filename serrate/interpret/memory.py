@@ -198,13 +198,3 @@ def _target(tensor: Any, key: Any) -> Target:
     if isinstance(tensor, Tensor):
         return _plain(tensor, key)
     refuse(f"loads and stores are of tensors, not of a {type(tensor).__name__}")
-
-
-def read_rows(jt: JaggedTensor, key: Any) -> TileValue:
-    """`jt[key]` in a kernel."""
-    return load(jt, key)
-
-
-def write_rows(jt: JaggedTensor, key: Any, x: Any) -> None:
-    """`jt[key] = x` in a kernel."""
-    store(jt, key, x)

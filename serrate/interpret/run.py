@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from serrate.interpret.loops import Loop
     from serrate.interpret.races import Writes
 
-OURS = (str(Path(__file__).parent), str(Path(__file__).parent.parent / "language"), str(Path(__file__).parent.parent / "tensor"))
+OURS = (
+    str(Path(__file__).parent),
+    str(Path(__file__).parent.parent / "language"),
+    str(Path(__file__).parent.parent / "tiles"),
+    str(Path(__file__).parent.parent / "tensor"),
+)
 TORCH = str(Path(torch.__file__).parent)
 DEFAULT_BLOCK = 16
 
@@ -54,10 +59,10 @@ class Run:
         return given
 
 
-_current: ContextVar[Run | None] = ContextVar("serrate_kernel_run", default=None)
+_current: ContextVar[Any] = ContextVar("serrate_kernel_run", default=None)
 
 
-def current(what: str) -> Run:
+def current(what: str) -> Any:
     """The call that is running; raises where there is none, naming what was asked for."""
     run = _current.get()
     if run is None:
@@ -110,10 +115,10 @@ def refuse(message: str, kind: type[SerrateError] = KernelError) -> NoReturn:
 class running:
     """Makes a run the current one for a while."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Any) -> None:
         self._run = run
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Any:
         self._token = _current.set(self._run)
         return self._run
 

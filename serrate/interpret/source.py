@@ -39,6 +39,14 @@ class Source:
 
 def noted(function: Callable[..., Any], enter: Callable[[], Any]) -> Source:
     """The function with notes; `enter` makes the loop object of every execution of a loop."""
+    found, offset, lines = parsed(function)
+    _Notes().visit(found)
+    ast.increment_lineno(found, offset)
+    return Source(_compiled(function, found, enter), lines.start, lines.stop - 1)  # type: ignore[arg-type]
+
+
+def parsed(function: Callable[..., Any]) -> tuple[ast.FunctionDef, int, range]:
+    """The tree of a function without decorators and annotations, how far its lines are from the file's, and these lines."""
     if not isinstance(function, types.FunctionType):
         raise KernelError(f"@serrate.kernel takes a plain function, not a {type(function).__name__}")
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
@@ -71,9 +79,7 @@ def noted(function: Callable[..., Any], enter: Callable[[], Any]) -> Source:
             argument.annotation = None
     found.args.defaults = [ast.copy_location(ast.Constant(None), d) for d in found.args.defaults]
     found.args.kw_defaults = [None if d is None else ast.copy_location(ast.Constant(None), d) for d in found.args.kw_defaults]
-    _Notes().visit(found)
-    ast.increment_lineno(found, offset)
-    return Source(_compiled(function, found, enter), first, first + len(lines) - 1)
+    return found, offset, range(first, first + len(lines))
 
 
 def _compiled(function: types.FunctionType, tree: ast.FunctionDef, enter: Callable[[], Any]) -> Callable[..., Any]:

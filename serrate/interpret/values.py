@@ -25,9 +25,7 @@ def _binary(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    from serrate.interpret.functions import call
-
-    return call(function, args, kwargs)
+    return current(getattr(function, "__name__", "a function of tiles")).call(function, args, kwargs)
 
 
 class Lanes(LaneKey):
@@ -75,17 +73,62 @@ class Lanes(LaneKey):
         return _call(torch.bitwise_not, self)
 
     def read_rows(self, jt: Any, key: Any) -> Any:
-        from serrate.interpret.memory import read_rows
-
-        return read_rows(jt, key)
+        return current("an index by tiles").load(jt, key)
 
     def write_rows(self, jt: Any, key: Any, x: Any) -> None:
-        from serrate.interpret.memory import write_rows
-
-        write_rows(jt, key, x)
+        current("a store by tiles").store(jt, key, x)
 
 
-class TileValue(Lanes):
+class TorchLike(Lanes):
+    """What values and tensors have of torch's tensors, beside operators."""
+
+    __slots__ = ()
+    shape: Any
+    ndim: Any
+
+    def dim(self) -> int:
+        """The number of dims."""
+        return self.ndim  # type: ignore[no-any-return]
+
+    def size(self, dim: int | None = None) -> Any:
+        """The number of lanes of a dim, or of all."""
+        return self.shape if dim is None else self.shape[dim]
+
+    @property
+    def T(self) -> Any:
+        """The two dims exchanged."""
+        return _call(torch.t, self)
+
+    @property
+    def mT(self) -> Any:
+        """The last two dims exchanged."""
+        return _call(torch.transpose, self, -2, -1)
+
+    def __eq__(self, other: object) -> Any:
+        return _call(torch.eq, self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return _call(torch.ne, self, other)
+
+    __hash__ = object.__hash__
+
+    def __getitem__(self, key: Any) -> Any:
+        return _call(torch.Tensor.__getitem__, self, key)
+
+    def __setitem__(self, key: Any, x: Any) -> None:
+        refuse("a value of a tile cannot be written in part: use torch.where, or store to a tensor of the host")
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(torch.Tensor, name, None)
+        if method is None or name.startswith("__"):
+            raise AttributeError(f"a value of a tile has no attribute {name!r}")
+        return lambda *args, **kwargs: _call(method, self, *args, **kwargs)
+
+    def __iter__(self) -> Any:
+        refuse("lanes of a tile are not run over one by one: use a loop over hl.tile(..., block_size=1) or hl.grid")
+
+
+class TileValue(TorchLike):
     """A value of a device loop. Users get them from loads, and from torch's functions on them."""
 
     __slots__ = ("axes", "conditions", "data", "fed", "pending")
@@ -159,44 +202,6 @@ class TileValue(Lanes):
         """The number of dims."""
         return self.data.dim()
 
-    def dim(self) -> int:
-        """The number of dims."""
-        return self.data.dim()
-
-    def size(self, dim: int | None = None) -> Any:
-        """The number of lanes of a dim, or of all."""
-        return self.shape if dim is None else self.shape[dim]
-
-    @property
-    def T(self) -> Any:
-        """The two dims exchanged."""
-        return _call(torch.t, self)
-
-    @property
-    def mT(self) -> Any:
-        """The last two dims exchanged."""
-        return _call(torch.transpose, self, -2, -1)
-
-    def __eq__(self, other: object) -> Any:
-        return _call(torch.eq, self, other)
-
-    def __ne__(self, other: object) -> Any:
-        return _call(torch.ne, self, other)
-
-    __hash__ = object.__hash__
-
-    def __getitem__(self, key: Any) -> Any:
-        return _call(torch.Tensor.__getitem__, self, key)
-
-    def __setitem__(self, key: Any, x: Any) -> None:
-        refuse("a value of a tile cannot be written in part: use torch.where, or store to a tensor of the host")
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(torch.Tensor, name, None)
-        if method is None or name.startswith("__"):
-            raise AttributeError(f"a value of a tile has no attribute {name!r}")
-        return lambda *args, **kwargs: _call(method, self, *args, **kwargs)
-
     # --- numbers ---
 
     def _number(self, what: str) -> Any:
@@ -223,9 +228,6 @@ class TileValue(Lanes):
     def item(self) -> Any:
         """The one number it holds."""
         return self._number("item() needs")
-
-    def __iter__(self) -> Any:
-        refuse("lanes of a tile are not run over one by one: use a loop over hl.tile(..., block_size=1) or hl.grid")
 
     def __repr__(self) -> str:
         return f"TileValue({self.data!r}, over {list(self.axes)}, where {self.exists().tolist()})"

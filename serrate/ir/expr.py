@@ -39,6 +39,8 @@ class Array:
     data: tuple[int, ...] | None = None
     recipe: Recipe | None = None
     signed: bool = False
+    local: bool = False
+    """Whether it is a private block of indices that the program fills itself."""
 
     def __getitem__(self, index: Expr | int) -> Expr:
         return element(self, as_expr(index))

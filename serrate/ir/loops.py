@@ -12,6 +12,8 @@ In: a scheduled tile program. Out: kernels of loops and block operations on lane
                 | Running(lanes, guard, local, carry, axis, operator, value)   local = carry op values up to each position
                 | Write(lanes, guard, tensor, index, value)
                 | Prefetch(lanes, guard, tensor, index)    a hint that these elements are needed soon
+                | If(guard, then, other)                   on numbers that all lanes share
+                | While(test, guard, body)                 `test`, then `body` as long as the guard holds
                 | Attempt(quick, failed, exact)            a short way, and the right one where that did not serve
     value     ::= Constant | Call | Load(tensor, index) | Held(local) | Number(expression) | Existing(lanes, guard)
 A guard is an ordered conjunction; it says in which lanes the statement's elements exist. Loads are made only there.
@@ -20,7 +22,7 @@ A guard is an ordered conjunction; it says in which lanes the statement's elemen
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -215,13 +217,15 @@ class Running:
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """`tensor[index] = value` in every lane that exists."""
+    """`tensor[index] = value` in every lane that exists; with `add`, added to what is there, as one step that no other worker
+    comes between."""
 
     lanes: Lanes
     guard: Guard
     tensor: Tensor
     index: tuple[Expr, ...]
     value: Value
+    add: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,8 +250,26 @@ class Attempt:
     exact: tuple[Node, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class If:
+    """`then` where the guard holds, else `other`."""
+
+    guard: Guard
+    then: tuple[Node, ...]
+    other: tuple[Node, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class While:
+    """`test`, which works out what the guard asks; and `body`, as long as it holds."""
+
+    test: tuple[Node, ...]
+    guard: Guard
+    body: tuple[Node, ...]
+
+
 Block = Assign | Reduce | Dot | Running | Write | Prefetch
-Node = For | Bind | Declare | Attempt | Block
+Node = For | Bind | Declare | Attempt | If | While | Block
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,10 +316,30 @@ def nodes(body: tuple[Node, ...]) -> Iterator[Node]:
     """Every statement, outer ones first."""
     for node in body:
         yield node
-        if isinstance(node, For):
-            yield from nodes(node.body)
-        elif isinstance(node, Attempt):
-            yield from nodes((*node.quick, *node.exact))
+        for part in bodies(node):
+            yield from nodes(part)
+
+
+def bodies(node: Node) -> tuple[tuple[Node, ...], ...]:
+    """The statements inside a statement: of a loop one list, of a choice two."""
+    if isinstance(node, For):
+        return (node.body,)
+    if isinstance(node, Attempt):
+        return (node.quick, node.exact)
+    if isinstance(node, If):
+        return (node.then, node.other)
+    return (node.test, node.body) if isinstance(node, While) else ()
+
+
+def with_bodies(node: Node, new: tuple[tuple[Node, ...], ...]) -> Node:
+    """The statement with others inside it, as many lists as `bodies` gives."""
+    if isinstance(node, For):
+        return replace(node, body=new[0])
+    if isinstance(node, Attempt):
+        return replace(node, quick=new[0], exact=new[1])
+    if isinstance(node, If):
+        return replace(node, then=new[0], other=new[1])
+    return replace(node, test=new[0], body=new[1]) if isinstance(node, While) else node
 
 
 def values_of(node: Node) -> tuple[Value, ...]:
@@ -313,7 +355,7 @@ def expressions_of(node: Node) -> Iterator[Expr]:
         yield node.extent
     elif isinstance(node, Bind):
         yield node.expr
-    if isinstance(node, Assign | Reduce | Dot | Running | Write | Prefetch):
+    if isinstance(node, Assign | Reduce | Dot | Running | Write | Prefetch | If | While):
         for condition in node.guard:
             yield condition.left
             yield condition.right
@@ -368,6 +410,17 @@ def _lines(body: tuple[Node, ...], indent: str, lines: list[str]) -> None:
             _lines(node.quick, indent, lines)
             lines.append(f"{indent}if {node.failed[0]}({', '.join(local.name for local in node.failed[1])}):")
             _lines(node.exact, indent + "  ", lines)
+        elif isinstance(node, If):
+            lines.append(f"{indent}if {' and '.join(map(str, node.guard))}:")
+            _lines(node.then, indent + "  ", lines)
+            if node.other:
+                lines.append(f"{indent}else:")
+                _lines(node.other, indent + "  ", lines)
+        elif isinstance(node, While):
+            lines.append(f"{indent}loop:")
+            _lines(node.test, indent + "  ", lines)
+            lines.append(f"{indent}  leave unless {' and '.join(map(str, node.guard))}")
+            _lines(node.body, indent + "  ", lines)
         else:
             lines.append(indent + _line(node))
 
@@ -377,11 +430,11 @@ def _line(node: Node) -> str:
         return f"{node.symbol} := {node.expr}"
     if isinstance(node, Declare):
         return f"{node.local} = {node.number}"
-    assert not isinstance(node, For | Attempt)
+    assert not isinstance(node, For | Attempt | If | While)
     lanes = f"[{', '.join(map(str, node.lanes))}] " if node.lanes else ""
     where = "  where " + " and ".join(map(str, node.guard)) if node.guard else ""
     if isinstance(node, Write):
-        return f"{lanes}{node.tensor.name}[{', '.join(map(str, node.index))}] = {node.value}{where}"
+        return f"{lanes}{node.tensor.name}[{', '.join(map(str, node.index))}] {'+' * node.add}= {node.value}{where}"
     if isinstance(node, Prefetch):
         return f"{lanes}prefetch {node.tensor.name}[{', '.join(map(str, node.index))}]{where}"
     if isinstance(node, Dot):

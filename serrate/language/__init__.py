@@ -12,10 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from serrate.interpret import loops, memory, reducing
-from serrate.interpret.axes import Axis, BlockSize, fixed
-from serrate.interpret.run import current, refuse, user_frame
-from serrate.interpret.values import Tile, TileValue, value_of
+from serrate.interpret.run import current, refuse
+from serrate.interpret.values import Tile, TileValue
 from serrate.tensor import JaggedTensor
 
 __all__ = [
@@ -62,12 +60,12 @@ def tile(begin_or_end: Bound | Sequence[Bound], end: Bound | Sequence[Bound] | N
 
     In the outermost loop tiles are independent programs, which may run in any order; in loops inside they come in order.
     """
-    return loops.ranges("hl.tile", begin_or_end, end, block_size)
+    return current("hl.tile").ranges("hl.tile", begin_or_end, end, block_size)
 
 
 def grid(begin_or_end: Bound | Sequence[Bound], end: Bound | Sequence[Bound] | None = None, step: Any = None) -> Any:
     """What a loop over single positions runs over: plain numbers, or tuples of them."""
-    return loops.ranges("hl.grid", begin_or_end, end, step, step=True)
+    return current("hl.grid").ranges("hl.grid", begin_or_end, end, step, step=True)
 
 
 def jagged_tile(lengths: TileValue, *, block_size: Sizes = None) -> Any:
@@ -75,25 +73,22 @@ def jagged_tile(lengths: TileValue, *, block_size: Sizes = None) -> Any:
 
     Ragged tensors do not need it (`hl.tile(jt.max_length)` will do); it is for plain tensors with offsets by hand.
     """
-    return loops.jagged_range(lengths, block_size)
+    return current("hl.jagged_tile").jagged_range(lengths, block_size)
 
 
 def load(tensor: torch.Tensor | JaggedTensor, index: Sequence[Any], extra_mask: Any = None) -> TileValue:
     """`tensor[index]`, reading nothing where the mask is false: these lanes exist, and hold 0."""
-    current("hl.load")
-    return memory.load(tensor, list(index), extra_mask)
+    return current("hl.load").load(tensor, list(index), extra_mask)  # type: ignore[no-any-return]
 
 
 def store(tensor: torch.Tensor | JaggedTensor, index: Sequence[Any], value: Any, extra_mask: Any = None) -> None:
     """`tensor[index] = value`, writing nothing where the mask is false."""
-    current("hl.store")
-    memory.store(tensor, list(index), value, extra_mask)
+    current("hl.store").store(tensor, list(index), value, extra_mask)
 
 
 def atomic_add(tensor: torch.Tensor | JaggedTensor, index: Sequence[Any], value: Any) -> None:
     """Adds to elements of a tensor. Lanes and programs may add to the same one, in an order that is not fixed."""
-    current("hl.atomic_add")
-    memory.store(tensor, list(index), value, add=True)
+    current("hl.atomic_add").store(tensor, list(index), value, add=True)
 
 
 def full(shape: Sequence[Any], value: float, dtype: torch.dtype = torch.float32) -> TileValue:
@@ -110,67 +105,29 @@ def full(shape: Sequence[Any], value: float, dtype: torch.dtype = torch.float32)
     >>> sevens(2)
     tensor([7., 7.])
     """
-    current("hl.full")
-    ones = [_lanes(dim) for dim in shape]
-    number = value.item() if isinstance(value, (TileValue, torch.Tensor)) else value
-    with torch._C.DisableTorchFunction():
-        conditions = [c.moved([d], len(ones)) for d, lanes in enumerate(ones) for c in lanes.conditions]
-        data = torch.full([lanes.data.shape[0] for lanes in ones], number, dtype=dtype)
-        return TileValue(data, [lanes.axes[0] for lanes in ones], conditions, (), [p for lanes in ones for p in lanes.pending])
+    return current("hl.full").full(shape, value, dtype)  # type: ignore[no-any-return]
 
 
 def zeros(shape: Sequence[Any], dtype: torch.dtype = torch.float32) -> TileValue:
     """Zero for every lane of these tiles, block sizes or numbers."""
-    current("hl.zeros")
-    return full(shape, 0, dtype)
-
-
-def _lanes(dim: Any) -> TileValue:
-    if isinstance(dim, BlockSize) and dim.tile is not None:
-        dim = dim.tile
-    if isinstance(dim, Tile):
-        return dim.index
-    size = loops.number_of(dim, "a shape")
-    with torch._C.DisableTorchFunction():
-        lanes = torch.arange(size)
-    axis = dim.axis if isinstance(dim, BlockSize) else fixed(size)
-    return TileValue(lanes, [axis])
+    return current("hl.zeros").full(shape, 0, dtype)  # type: ignore[no-any-return]
 
 
 def arange(start: Any, end: Any = None, step: int = 1, dtype: torch.dtype = torch.int64) -> TileValue:
     """Numbers for a fixed number of lanes, as `torch.arange`; of a block size, for the lanes of its tile."""
-    current("hl.arange")
-    if end is None and step == 1:
-        lanes = _lanes(start)
-        begin = start.tile.begin if isinstance(start, BlockSize) and start.tile is not None else 0
-        return (lanes - begin).to(dtype)  # type: ignore[no-any-return]
-    first, last = (0, start) if end is None else (start, end)
-    if isinstance(last, BlockSize) and loops.number_of(first, "hl.arange") == 0 and step == 1:
-        return arange(last, dtype=dtype)
-    numbers = range(loops.number_of(first, "hl.arange"), loops.number_of(last, "hl.arange"), step)
-    with torch._C.DisableTorchFunction():
-        return TileValue(torch.tensor(list(numbers), dtype=dtype), [fixed(len(numbers))])
+    return current("hl.arange").arange(start, end, step, dtype)  # type: ignore[no-any-return]
 
 
 def specialize(value: Any) -> Any:
     """A number (or several) that a compiled kernel may take as fixed; it is given back as it is."""
-    current("hl.specialize")
-    return (
-        tuple(specialize(v) for v in value)
-        if isinstance(value, (tuple, list, torch.Size))
-        else loops.number_of(value, "hl.specialize")
-    )
+    if isinstance(value, (tuple, list, torch.Size)):
+        return tuple(specialize(v) for v in value)
+    return current("hl.specialize").number(value, "hl.specialize")
 
 
 def register_block_size(low: Bound, high: Bound | None = None) -> int:
     """A block size that may be chosen, up to an extent: for shapes, and for `block_size=` of loops."""
-    run = current("hl.register_block_size")
-    frame = user_frame()
-    assert frame is not None
-    extent = loops.number_of(low if high is None else high, "hl.register_block_size")
-    least = 1 if high is None else loops.number_of(low, "hl.register_block_size")
-    size = max(least, run.block_of((frame.f_code, frame.f_lasti, 0), extent))
-    return BlockSize(size, Axis(f"the block of line {frame.f_lineno}"))
+    return current("hl.register_block_size").block_size(low, high)  # type: ignore[no-any-return]
 
 
 def register_tunable(name: str, choices: Any) -> Any:
@@ -193,20 +150,14 @@ def device_num_sms() -> int:
 
 def dot(a: Any, b: Any, acc: Any = None, out_dtype: torch.dtype | None = None) -> TileValue:
     """A product of tiles, carried in float32: added to `acc` in its dtype, or float32 for 16-bit operands."""
-    current("hl.dot")
-    found: TileValue = reducing.dot(a, b, acc, out_dtype)
-    return found
+    return current("hl.dot").dot(a, b, acc, out_dtype)  # type: ignore[no-any-return]
 
 
 def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: bool = False) -> Any:
     """A scan along a dim by a function of two values (or two tuples of values); positions that do not exist are skipped."""
-    current("hl.associative_scan")
-    with torch._C.DisableTorchFunction():
-        return reducing.associative_scan(combine, x, dim, reverse)
+    return current("hl.associative_scan").associative_scan(combine, x, dim, reverse)
 
 
 def fill(x: TileValue, value: float) -> TileValue:
     """Makes every position exist; those that did not hold `value`."""
-    current("hl.fill")
-    with torch._C.DisableTorchFunction():
-        return reducing.fill(value_of(x), value)
+    return current("hl.fill").fill(x, value)  # type: ignore[no-any-return]

@@ -28,6 +28,7 @@ from serrate.ir.loops import (
     Existing,
     For,
     Guard,
+    If,
     Kernel,
     Lane,
     Lanes,
@@ -36,7 +37,9 @@ from serrate.ir.loops import (
     Prefetch,
     Reduce,
     Running,
+    While,
     Write,
+    bodies,
     expressions_of,
     nodes,
     rewrite_value,
@@ -65,16 +68,26 @@ def check(program: LoopProgram, *, complete: bool) -> None:
         for node in body:
             used = frozenset(s for e in expressions_of(node) for s in e.symbols)
             missing = used - known_here - {lane.symbol for lane in _lanes_in(node)}
+            if isinstance(node, While):
+                # Its guard is asked when its test has worked out what it needs.
+                walk((*node.test, If(node.guard, node.body, ())), frozenset(known_here), set(locals_))
+                continue
             if missing and complete:
                 raise VerificationError(f"{program.name}: {sorted(s.name for s in missing)} used before it is known, in {node}")
             if isinstance(node, Bind):
                 known_here.add(node.symbol)
             elif isinstance(node, Declare):
                 locals_.add(node.local.name)
+                if not node.local.lanes:
+                    # A number of the program's own may be an index.
+                    known_here.update((symbol(node.local.name, None, None), symbol(node.local.name)))
             elif isinstance(node, Assign | Reduce | Dot | Running) and node.local.name not in locals_:
                 raise VerificationError(f"{program.name}: {node.local.name} is used before it is declared")
             elif isinstance(node, For):
                 walk(node.body, frozenset(known_here | {node.symbol}), set(locals_))
+            else:
+                for part in bodies(node):
+                    walk(part, frozenset(known_here), set(locals_))
 
     for kernel in program.kernels:
         walk(kernel.body, frozenset(program.symbols), set())
@@ -231,7 +244,7 @@ def array_names(program: LoopProgram) -> dict[Array, str]:
     derived = (f"derived{k}" for k in range(len(found)))
     names = {a: a.name if a.recipe is None and a.data is None else next(derived) for a in found}
     # One tensor may be both offsets and indices; those are arrays of their own, because indices may be negative.
-    return {a: f"{name}_index" if a.signed else name for a, name in names.items()}
+    return {a: f"{name}_index" if a.signed and not a.local else name for a, name in names.items()}
 
 
 class _Namer:
@@ -288,7 +301,7 @@ class _Namer:
 
 def substituted(node: Node, named: dict[Expr, Expr]) -> Node:
     """A statement with index expressions replaced; statements inside it are not looked at."""
-    if isinstance(node, For | Declare | Bind | Attempt):
+    if isinstance(node, For | Declare | Bind | Attempt | If | While):
         return node
     guard = tuple(g.substitute(named) for g in node.guard)
     if isinstance(node, Prefetch):
@@ -321,7 +334,9 @@ def collect(program: LoopProgram) -> LoopProgram:
         for node in nodes(kernel.body):
             if isinstance(node, For | Bind):
                 introduced.add(node.symbol)
-            introduced.update(lane.symbol for lane in getattr(node, "lanes", ()))
+            elif isinstance(node, Declare) and not node.local.lanes:
+                introduced.update((symbol(node.local.name, None, None), symbol(node.local.name)))
+            introduced.update(lane.symbol for lane in _lanes_in(node))
             for expr in expressions_of(node):
                 used.update(dict.fromkeys(sorted(expr.symbols, key=str)))
                 for inner in expr.walk():
@@ -333,4 +348,4 @@ def collect(program: LoopProgram) -> LoopProgram:
         for domain in tensor.storage:
             used.update(dict.fromkeys(sorted(domain.host_bound.symbols, key=str)))
     symbols = tuple(s for s in used if s not in introduced and s is not COORDINATE)
-    return replace(program, arrays=tuple(arrays), symbols=symbols)
+    return replace(program, arrays=tuple(a for a in arrays if not a.local), symbols=symbols)

@@ -5,9 +5,22 @@ In: nothing. Out: lists of lengths by name, small enough for an interpreter.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-TILES: tuple[int | str, ...] = (1, 3, "whole")
+from serrate.kernels import Kernel
+
+TILES: tuple[int | str, ...] = (1, 3, "whole", "reference", "cpp")
+"""Tiles of the interpreter, and backends of the compiler."""
+
+
+def ran(kernel: Kernel, tile: int | str, *, check: bool = True) -> Callable[..., Any]:
+    """The kernel in one of these ways."""
+    if tile in ("reference", "cpp"):
+        return kernel.on(str(tile))
+    return kernel.interpreted(tile=tile, check=check)
 
 
 def _exponential(count: int) -> list[int]:

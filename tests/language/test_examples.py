@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from serrate.kernels import Kernel
-from tests.language.kinds import LENGTHS, TILES
+from tests.language.kinds import LENGTHS, TILES, ran
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 NAMES = (
@@ -44,7 +44,7 @@ def example(name: str) -> ModuleType:
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_torch(name: str, kind: str, tile: int | str) -> None:
     torch.manual_seed(0)
-    example(name).check(LENGTHS[kind], lambda kernel: kernel.interpreted(tile=tile, check=True))
+    example(name).check(LENGTHS[kind], lambda kernel: ran(kernel, tile, check=True))
 
 
 def test_all_of_them_are_here() -> None:

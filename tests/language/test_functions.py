@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import serrate
 import serrate.language as hl
 from serrate.interpret.functions import ELEMENTWISE, regroup
+from tests.language.kinds import TILES, ran
 
 X, Y = torch.linspace(0.1, 2.9, 12).view(4, 3), torch.linspace(-1.5, 1.5, 12).view(4, 3)
 WHOLE_X, WHOLE_Y = torch.arange(12).view(4, 3), torch.arange(12).view(4, 3) % 4 + 1
@@ -65,11 +66,11 @@ def lanes(function: Callable[..., Any], operands: tuple[torch.Tensor, ...], out:
     return out
 
 
-@pytest.mark.parametrize("tile", [1, 3, "whole"])
+@pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("function", "operands"), [*((f, (X,)) for f in UNARY), *((f, (X, Y.abs())) for f in BINARY)])
 def test_elementwise(function: Callable[..., Any], operands: tuple[torch.Tensor, ...], tile: Any) -> None:
     wanted = function(*operands)
-    out = lanes.interpreted(tile=tile)(function, operands, torch.empty_like(wanted))
+    out = ran(lanes, tile)(function, operands, torch.empty_like(wanted))
     if wanted.dim() == 3:
         assert torch.allclose(out, wanted) or torch.allclose(out, wanted.transpose(1, 2))
     else:

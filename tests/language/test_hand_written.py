@@ -12,7 +12,7 @@ import torch
 
 import serrate as helion
 import serrate.language as hl
-from tests.language.kinds import LENGTHS, TILES
+from tests.language.kinds import LENGTHS, TILES, ran
 
 
 @helion.kernel()
@@ -84,7 +84,7 @@ def test_every_way_gives_the_same(kernel: Any, kind: str, tile: Any) -> None:
     wanted = dense.expand(len(lengths), -1).clone()
     for row, own in zip(wanted, jt.unbind(), strict=True):
         row[: len(own)] += own
-    torch.testing.assert_close(kernel.interpreted(tile=tile)(jt, dense), wanted)
+    torch.testing.assert_close(ran(kernel, tile)(jt, dense), wanted)
 
 
 def test_the_decorator_keeps_what_it_was_given() -> None:
@@ -110,7 +110,7 @@ def test_tiles_of_one_block_size_may_stand_side_by_side() -> None:
 
     x = torch.randn(7)
     for tile in TILES:
-        torch.testing.assert_close(k.interpreted(tile=tile)(x), (x + 1).cumsum(0))
+        torch.testing.assert_close(ran(k, tile)(x), (x + 1).cumsum(0))
 
 
 def test_a_tile_is_its_positions_in_arithmetic() -> None:

@@ -13,7 +13,7 @@ import torch
 import serrate
 import serrate.language as hl
 from serrate import JaggedTensor, Structure
-from tests.language.kinds import TILES
+from tests.language.kinds import TILES, ran
 
 
 @pytest.fixture(params=TILES)
@@ -34,7 +34,7 @@ def test_nested_rows(tile: Any) -> None:
         return out, copy
 
     jt = JaggedTensor.from_lengths(torch.arange(1.0, 12.0), (torch.tensor([2, 0, 3]), torch.tensor([4, 4, 1, 0, 2])))
-    out, copy = k.interpreted(tile=tile)(jt, torch.full([3, 4, 5], -1.0))
+    out, copy = ran(k, tile)(jt, torch.full([3, 4, 5], -1.0))
     wanted = torch.zeros(3, 4, 5)
     for g, sentences in enumerate(jt.to_list()):
         for s, words in enumerate(sentences):
@@ -56,7 +56,7 @@ def test_sums_of_nested_rows_skip_holes_of_both_levels(tile: Any) -> None:
         return total, counted
 
     jt = JaggedTensor.from_lengths(torch.arange(11.0), (torch.tensor([2, 0, 3]), torch.tensor([4, 4, 1, 0, 2])))
-    total, counted = k.interpreted(tile=tile)(jt)
+    total, counted = ran(k, tile)(jt)
     assert counted.tolist() == [8, 0, 3]
     assert total.tolist() == [sum(range(8)) + 8, 0, 8 + 9 + 10 + 3]
 
@@ -75,7 +75,7 @@ def test_products_of_rows_and_columns(tile: Any, packed: bool) -> None:
     structure = Structure.from_lengths(lengths).with_columns(counts, packed=packed)
     values = torch.randn(14) if packed else torch.randn(5, 4)
     jt = JaggedTensor(values, structure)
-    out, copy = k.interpreted(tile=tile)(jt, torch.full([3, 4, 5], -1.0))
+    out, copy = ran(k, tile)(jt, torch.full([3, 4, 5], -1.0))
     wanted = torch.zeros(3, 4, 5)
     for b in range(3):
         row = jt[b]
@@ -96,7 +96,7 @@ def test_independent_rows_of_two_dims(tile: Any) -> None:
         Structure.from_lengths(torch.tensor(rows)), Structure.from_lengths(torch.tensor(columns), dim=1)
     )
     jt = JaggedTensor(torch.arange(1.0, 41.0).view(10, 4), structure)
-    got = k.interpreted(tile=tile)(jt, torch.full([3, 6, 2, 4], -1.0))
+    got = ran(k, tile)(jt, torch.full([3, 6, 2, 4], -1.0))
     wanted = torch.zeros(3, 6, 2, 4)
     for i, strip in enumerate(jt.values.split(rows)):
         for j, block in enumerate(strip.split(columns, 1)):
@@ -114,7 +114,7 @@ def test_rows_with_gaps(tile: Any) -> None:
         return out
 
     jt = JaggedTensor.from_starts(torch.arange(1.0, 9.0), [0, 4], [3, 2])
-    assert k.interpreted(tile=tile)(jt).tolist() == [[1, 2, 3, 0], [5, 6, 0, 0]]
+    assert ran(k, tile)(jt).tolist() == [[1, 2, 3, 0], [5, 6, 0, 0]]
     assert jt.values.tolist() == [0, 0, 0, 4, 0, 0, 7, 8]
 
 
@@ -136,7 +136,7 @@ def test_indices_of_every_kind(tile: Any) -> None:
         return a, b, c, d, e
 
     x, order = torch.randn(4, 3, 5), torch.tensor([2, 0, 3, 1])
-    a, b, c, d, e = k.interpreted(tile=tile)(x, order)
+    a, b, c, d, e = ran(k, tile)(x, order)
     assert torch.equal(a, x[order, 1, :3])
     assert torch.equal(b, x[:, 1:, -1])
     assert torch.equal(c, x[range(4), 0, range(4)])
@@ -154,7 +154,7 @@ def test_one_row_by_its_number(tile: Any) -> None:
         return out
 
     jt = JaggedTensor.from_lengths(torch.zeros(6), [2, 0, 4])
-    assert k.interpreted(tile=tile)(jt).tolist() == [[0, 0], [], [2, 2, 2, 2]]
+    assert ran(k, tile)(jt).tolist() == [[0, 0], [], [2, 2, 2, 2]]
 
 
 def test_a_persistent_loop_over_the_list_of_tiles(tile: Any) -> None:
@@ -175,7 +175,7 @@ def test_a_persistent_loop_over_the_list_of_tiles(tile: Any) -> None:
         return out
 
     jt, dense = JaggedTensor.from_lengths(torch.randn(11), [2, 0, 8, 1]), torch.randn(4, 9)
-    got = k.interpreted(tile=tile)(jt, dense)
+    got = ran(k, tile)(jt, dense)
     torch.testing.assert_close(got, dense + jt.to_padded(0.0, max_length=9))
 
 
@@ -187,4 +187,4 @@ def test_atomic_add_adds_every_lane(tile: Any) -> None:
             hl.atomic_add(out, [keys[t]], 1.0)
         return out
 
-    assert k.interpreted(tile=tile)(torch.tensor([0, 2, 2, 0, 2])).tolist() == [2, 0, 3]
+    assert ran(k, tile)(torch.tensor([0, 2, 2, 0, 2])).tolist() == [2, 0, 3]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import serrate
+from tests.language import kinds
 
 LEAVES = ("jt[b, t, m]", "other[b, t]{col}", "dense[b, t, m]", "row[b, m]{row}", "rows.lengths[b]{len}")
 UNARY = ("torch.exp(-{0}.abs())", "torch.sigmoid({0})", "{0}.clamp(-1, 1)", "torch.where({0} > 0, {0}, 0.5)", "({0} * 2 - 1)")
@@ -144,7 +145,7 @@ def test_random_programs(expression: str, reduction: str, lengths: list[tuple[in
     text = filled(HEAD, {"start": start, "expression": full, "update": update.replace("{0}", "x")})
     program = compiled(text)
     wanted, kept = row_by_row(expression, reduction, jt, other, dense, row)
-    for tile in (1, 3, "whole"):
-        out, stored = program.interpreted(tile=tile)(jt, other, dense, row, jt, most)
+    for tile in kinds.TILES:
+        out, stored = kinds.ran(program, tile)(jt, other, dense, row, jt, most)
         torch.testing.assert_close(out, wanted, msg=lambda m: f"tile {tile}: {m}\n{text}")  # noqa: B023
         torch.testing.assert_close(stored.values, kept, equal_nan=True, msg=lambda m: f"tile {tile}: {m}\n{text}")  # noqa: B023

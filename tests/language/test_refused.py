@@ -15,6 +15,7 @@ import serrate
 import serrate.language as hl
 from serrate import JaggedTensor
 from serrate.errors import CallError, GradientError, KernelError, StrategyError
+from tests.language.kinds import TILES, ran
 
 JT = JaggedTensor.from_lengths(torch.arange(1.0, 7.0), [2, 0, 4])
 X = torch.arange(6.0)
@@ -138,11 +139,11 @@ MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize("tile", [1, 3, "whole"])
+@pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("kernel", "args", "text"), MISTAKES, ids=lambda v: getattr(v, "__name__", ""))
 def test_refused_with_the_line(kernel: Any, args: tuple[Any, ...], text: str, tile: Any) -> None:
     with pytest.raises(KernelError) as caught:
-        kernel.interpreted(tile=tile)(*args)
+        ran(kernel, tile)(*args)
     lines = str(caught.value).splitlines()
     assert text in str(caught.value)
     assert __file__ in lines[-3] and f"in {kernel.__name__}" in lines[-3]

@@ -13,7 +13,7 @@ import torch
 import serrate
 import serrate.language as hl
 from serrate import JaggedTensor
-from tests.language.kinds import TILES
+from tests.language.kinds import TILES, ran
 
 LENGTHS = [2, 0, 5, 1]
 
@@ -42,7 +42,7 @@ def test_reading_past_a_row_or_a_tensor_gives_zero(tile: Any) -> None:
         return rows, past
 
     jt, x = ragged(), torch.arange(1.0, 4.0)
-    rows, past = k.interpreted(tile=tile)(jt, x, 7)
+    rows, past = ran(k, tile)(jt, x, 7)
     assert torch.equal(rows, jt.to_padded(0.0, max_length=7))
     assert past.tolist() == [1, 2, 3, 0, 0, 0, 0]
 
@@ -54,7 +54,7 @@ def test_computed_indices_outside_read_zero_and_write_nothing(tile: Any) -> None
             out[t.index + 1] = x[t.index - 2] + 10
         return out
 
-    out = k.interpreted(tile=tile, check=False)(torch.tensor([1.0, 2.0]), torch.zeros(5))
+    out = ran(k, tile, check=False)(torch.tensor([1.0, 2.0]), torch.zeros(5))
     assert out.tolist() == [0, 10, 10, 11, 12]
 
 
@@ -77,7 +77,7 @@ def test_conditions_are_joined(tile: Any) -> None:
     a, b = ragged(lengths=[2, 0, 5, 1]), ragged(lengths=[3, 2, 1, 1])
     both = [min(len(x), len(y)) for x, y in zip(a.unbind(), b.unbind(), strict=True)]
     wanted = [float((x[:n] + y[:n] + 1).sum()) for x, y, n in zip(a.unbind(), b.unbind(), both, strict=True)]
-    torch.testing.assert_close(k.interpreted(tile=tile)(a, b, 6), torch.tensor(wanted))
+    torch.testing.assert_close(ran(k, tile)(a, b, 6), torch.tensor(wanted))
 
 
 def test_lanes_under_an_extra_mask_exist_and_hold_zero(tile: Any) -> None:
@@ -91,7 +91,7 @@ def test_lanes_under_an_extra_mask_exist_and_hold_zero(tile: Any) -> None:
             out[0] = total
         return out
 
-    assert k.interpreted(tile=tile)(torch.tensor([5.0, 6.0, 7.0, 8.0])).tolist() == [5 + 6 + 4]
+    assert ran(k, tile)(torch.tensor([5.0, 6.0, 7.0, 8.0])).tolist() == [5 + 6 + 4]
 
 
 def test_everything_indexed_by_a_jagged_tile_carries_its_condition(tile: Any) -> None:
@@ -107,7 +107,7 @@ def test_everything_indexed_by_a_jagged_tile_carries_its_condition(tile: Any) ->
         return sums, ones
 
     x, lengths = torch.randn(4, 6), torch.tensor(LENGTHS)
-    sums, ones = k.interpreted(tile=tile)(x, lengths)
+    sums, ones = ran(k, tile)(x, lengths)
     torch.testing.assert_close(sums, torch.stack([row[:n].sum() for row, n in zip(x, LENGTHS, strict=True)]))
     assert ones.tolist() == LENGTHS
 
@@ -121,7 +121,7 @@ def test_an_integer_division_in_a_hole_is_zero(tile: Any) -> None:
         return out
 
     jt = JaggedTensor.from_lengths(torch.tensor([1, 2, 3]), [1, 0, 2])
-    assert k.interpreted(tile=tile)(jt).tolist() == [[12, 0, 0, 0], [0, 0, 0, 0], [6, 4, 0, 0]]
+    assert ran(k, tile)(jt).tolist() == [[12, 0, 0, 0], [0, 0, 0, 0], [6, 4, 0, 0]]
 
 
 # --- rule 3: holes never count ---
@@ -139,7 +139,7 @@ def test_reductions_skip_holes(name: str, tile: Any) -> None:
 
     jt = ragged()
     dtype = torch.bool if name in ("any", "all") else torch.int64 if name[:3] == "arg" else torch.float32
-    got = k.interpreted(tile=tile)(jt, torch.zeros(4, dtype=dtype), 8)
+    got = ran(k, tile)(jt, torch.zeros(4, dtype=dtype), 8)
     empty = {
         "sum": 0,
         "prod": 1,
@@ -169,7 +169,7 @@ def test_a_reduction_drops_only_the_conditions_that_mention_its_axis(tile: Any) 
                 out[1] = (x.sum(1).sum(1) * 0 + 1).sum()
         return out
 
-    assert k.interpreted(tile=tile)(ragged(3)).tolist() == [3 * sum(LENGTHS), 4]
+    assert ran(k, tile)(ragged(3)).tolist() == [3 * sum(LENGTHS), 4]
 
 
 def test_a_product_zeroes_both_operands_where_the_contracted_axis_does_not_exist(tile: Any) -> None:
@@ -190,7 +190,7 @@ def test_a_product_zeroes_both_operands_where_the_contracted_axis_does_not_exist
     for row, length in zip(b, LENGTHS, strict=True):
         row[length:] = torch.nan
     wanted = torch.stack([x.T @ y[: len(x)] for x, y in zip(a.unbind(), b, strict=True)])
-    torch.testing.assert_close(k.interpreted(tile=tile)(a, b), wanted)
+    torch.testing.assert_close(ran(k, tile)(a, b), wanted)
 
 
 def test_scans_skip_holes(tile: Any) -> None:
@@ -205,7 +205,7 @@ def test_scans_skip_holes(tile: Any) -> None:
         return sums, backwards
 
     jt = ragged()
-    sums, backwards = k.interpreted(tile=tile)(jt)
+    sums, backwards = ran(k, tile)(jt)
     for n, row in enumerate(jt.unbind()):
         torch.testing.assert_close(sums[n, : len(row)], (row + 1).cumsum(0))
         assert (sums[n, len(row) :] == -1).all()
@@ -225,7 +225,7 @@ def test_fill_makes_every_lane_exist(tile: Any) -> None:
 
     jt = ragged()
     wanted = torch.stack([row.sum() + 100 * (6 - len(row)) for row in jt.unbind()])
-    torch.testing.assert_close(k.interpreted(tile=tile)(jt), wanted)
+    torch.testing.assert_close(ran(k, tile)(jt), wanted)
 
 
 # --- rule 4: stores go by address ---
@@ -241,7 +241,7 @@ def test_a_dense_store_writes_past_the_row_and_a_ragged_one_does_not(tile: Any) 
         return out, rows
 
     jt, dense = ragged(), torch.randn(4, 6)
-    out, rows = k.interpreted(tile=tile)(jt, dense)
+    out, rows = ran(k, tile)(jt, dense)
     torch.testing.assert_close(out, dense * 2 - jt.to_padded(0.0, max_length=6))
     for row, own in zip(rows.unbind(), dense, strict=True):
         assert torch.equal(row, own[: len(row)])
@@ -255,7 +255,7 @@ def test_a_store_by_an_index_that_is_a_hole_writes_nothing(tile: Any) -> None:
             out[index[b, t]] = 1.0
         return out
 
-    assert k.interpreted(tile=tile)(JaggedTensor.from_lengths(torch.tensor([4, 2, 5]), [2, 0, 1])).tolist() == [0, 0, 1, 0, 1, 1]
+    assert ran(k, tile)(JaggedTensor.from_lengths(torch.tensor([4, 2, 5]), [2, 0, 1])).tolist() == [0, 0, 1, 0, 1, 1]
 
 
 # --- rule 5: a finished row rests ---
@@ -274,7 +274,7 @@ def test_a_finished_row_rests(tile: Any) -> None:
             out[b] = acc
         return out
 
-    assert k.interpreted(tile=tile)(ragged(), 20).tolist() == [2, 1, 8, 2]
+    assert ran(k, tile)(ragged(), 20).tolist() == [2, 1, 8, 2]
 
 
 def test_something_dense_keeps_a_row_from_resting(tile: Any) -> None:
@@ -289,7 +289,7 @@ def test_something_dense_keeps_a_row_from_resting(tile: Any) -> None:
         return out
 
     jt, dense = ragged(), torch.randn(4, 9)
-    torch.testing.assert_close(k.interpreted(tile=tile)(jt, dense), jt.sum(dim=1) + dense.sum(1))
+    torch.testing.assert_close(ran(k, tile)(jt, dense), jt.sum(dim=1) + dense.sum(1))
 
 
 def test_resting_is_of_one_value_and_one_loop(tile: Any) -> None:
@@ -311,7 +311,7 @@ def test_resting_is_of_one_value_and_one_loop(tile: Any) -> None:
             counts[b], outer[b] = count, total
         return counts, outer
 
-    counts, outer = k.interpreted(tile=tile)(ragged())
+    counts, outer = ran(k, tile)(ragged())
     assert counts.tolist() == [3, 3, 3, 3]
     assert outer.tolist() == [3, 0, 3, 3]
 
@@ -335,7 +335,7 @@ def test_a_carried_value_keeps_conditions_that_do_not_change(tile: Any) -> None:
 
     jt, w = ragged(4), torch.randn(4, 3)
     wanted = torch.stack([((row + 1) @ w).sum(0) for row in jt.unbind()])
-    torch.testing.assert_close(k.interpreted(tile=tile)(jt, w), wanted)
+    torch.testing.assert_close(ran(k, tile)(jt, w), wanted)
 
 
 def test_lanes_that_are_positions_rest_by_themselves(tile: Any) -> None:
@@ -351,7 +351,7 @@ def test_lanes_that_are_positions_rest_by_themselves(tile: Any) -> None:
             out[b, t] = acc.sum(2)
         return out
 
-    got = k.interpreted(tile=tile)(ragged(4), torch.randn(4, 1))
+    got = ran(k, tile)(ragged(4), torch.randn(4, 1))
     assert got.tolist() == [[4.0] * n + [1.0] * (6 - n) for n in LENGTHS]
 
 
@@ -371,7 +371,7 @@ def test_statistics_of_a_finished_row_do_not_become_nan(tile: Any) -> None:
 
     jt = ragged()
     wanted = torch.stack([torch.logsumexp(row, 0) for row in jt.unbind()])
-    torch.testing.assert_close(k.interpreted(tile=tile)(jt), wanted)
+    torch.testing.assert_close(ran(k, tile)(jt), wanted)
 
 
 # --- rule 8: torch's numbers ---

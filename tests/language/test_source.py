@@ -16,6 +16,7 @@ import serrate
 import serrate.language as hl
 from serrate.errors import KernelError
 from serrate.interpret.source import carried_names
+from tests.language.kinds import TILES, ran
 
 SCALE = 3.0
 
@@ -111,7 +112,7 @@ def test_block_sizes_of_the_configuration() -> None:
                 found = [t.block_size, u.block_size, v.block_size, hl.register_block_size(64)]
         return [int(n) for n in found]
 
-    assert serrate.kernel(sizes, config=serrate.Config(block_sizes=[1, None, 5]))(torch.zeros(4)) == [1, 16, 3, 5]
+    assert serrate.kernel(sizes, config=serrate.Config(block_sizes=[1, None, 5])).interpreted()(torch.zeros(4)) == [1, 16, 3, 5]
     assert serrate.kernel(sizes).interpreted(tile="whole")(torch.zeros(4)) == [4, 4, 3, 64]
 
 
@@ -157,8 +158,8 @@ def test_a_registered_block_may_be_summed_lane_by_lane() -> None:
         return out
 
     x = torch.randn(3, 7)
-    for tile in (1, 3, "whole"):
-        torch.testing.assert_close(k.interpreted(tile=tile)(x), x.sum(1))
+    for tile in TILES:
+        torch.testing.assert_close(ran(k, tile)(x), x.sum(1))
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,16 @@ template <int N, class T, class F> static inline T fold(T* lanes, F combine) {
   return lanes[0];
 }
 
+// Adds to an element that other threads may be adding to at the same time.
+template <class T, class V> static inline void add_alone(T& to, V x) {
+  if constexpr (sizeof(T) >= 4) {
+#pragma omp atomic
+    to += x;
+  } else {
+#pragma omp critical(add_alone)
+    store(to, (V)(load(to) + x));
+  }
+}
 template <class T> static inline T smaller(T a, T b) { return a < b ? a : b; }
 template <class T> static inline T larger(T a, T b) { return a > b ? a : b; }
 // NaN wins, as in torch; two single selects are what g++ vectorises best.
@@ -221,6 +231,8 @@ template <class T> static inline T fn_sigmoid(T x) { return (T)1 / ((T)1 + fn_ex
 template <class T> static inline T fn_silu(T x) { return x / ((T)1 + fn_exp(-x)); }
 static inline f32 fn_sqrt(f32 x) { return __builtin_sqrtf(x); }
 static inline f64 fn_sqrt(f64 x) { return __builtin_sqrt(x); }
+static inline f32 fn_atan(f32 x) { return __builtin_atanf(x); }
+static inline f64 fn_atan(f64 x) { return __builtin_atan(x); }
 static inline f32 fn_erf(f32 x) { return __builtin_erff(x); }
 static inline f64 fn_erf(f64 x) { return __builtin_erf(x); }
 template <class T> static inline T fn_gelu(T x) { return x * (T)0.5 * ((T)1 + fn_erf(x * (T)0.7071067811865476)); }

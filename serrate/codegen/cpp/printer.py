@@ -29,6 +29,8 @@ from serrate.ir.loops import (
     Declare,
     Dot,
     For,
+    Guard,
+    If,
     Kernel,
     Lane,
     Lanes,
@@ -39,6 +41,7 @@ from serrate.ir.loops import (
     Prefetch,
     Reduce,
     Running,
+    While,
     Write,
     expressions_of,
     held,
@@ -80,7 +83,7 @@ def print_cpp(program: LoopProgram, wide: frozenset[Array] = frozenset()) -> Sou
 
 class _Printer(Text):
     def __init__(self, program: LoopProgram, wide: frozenset[Array]) -> None:
-        super().__init__({a: f"{name}_at" for a, name in array_names(program).items()})
+        super().__init__({a: name if a.local else f"{name}_at" for a, name in array_names(program).items()})
         self.program = program
         self.wide = wide
         self.private = tuple(t for t in program.scratch if t.role is Role.PRIVATE)
@@ -202,8 +205,11 @@ class _Printer(Text):
 
     def _schedule(self, outermost: For, loops: int) -> str:
         """How positions are shared out: evenly where all cost the same, in short runs where rows differ."""
-        reads = [e for node in nodes((outermost,)) for x in expressions_of(node) for e in x.walk()]
-        if not any(isinstance(e, Element | Search) for e in reads):
+        inside = list(nodes((outermost,)))
+        reads = [e for node in inside for x in expressions_of(node) for e in x.walk()]
+        given = {*self.program.symbols, *(n.symbol for n in inside if isinstance(n, For))}
+        computed_ends = any(isinstance(n, For) and n.extent.symbols - given for n in inside)
+        if not computed_ends and not any(isinstance(e, Element | Search | While) for e in (*reads, *inside)):
             return "static"
         together = " * ".join([str(TOGETHER), *(f"extent{k}" for k in range(1, loops))])
         self.put(f"const i64 run = larger<i64>(1, smaller<i64>({together}, positions / (threads * 16)));")
@@ -241,6 +247,14 @@ class _Printer(Text):
             self._attempt(node)
         elif isinstance(node, Declare):
             self._declare(node)
+        elif isinstance(node, If):
+            self._if(node)
+        elif isinstance(node, While):
+            self.open("while (true)")
+            self._nodes(node.test)
+            self.put(f"if (!({self._all(node.guard)})) break;")
+            self._nodes(node.body)
+            self.close()
         else:
             raise VerificationError(f"the cpp backend cannot print {node}")
 
@@ -251,6 +265,18 @@ class _Printer(Text):
         self.open(f"if ({test}({pointers}, {size_of(blocks[0].lanes)}))")
         self._nodes(node.exact)
         self.close()
+
+    def _all(self, guard: Guard) -> str:
+        return " && ".join(f"{self.index(g.left)} < {self.index(g.right)}" for g in guard) or "true"
+
+    def _if(self, node: If) -> None:
+        self.open(f"if ({self._all(node.guard)})")
+        self._nodes(node.then)
+        self.close()
+        if node.other:
+            self.open("else")
+            self._nodes(node.other)
+            self.close()
 
     def _declare(self, node: Declare) -> None:
         local, kind = node.local, computed(node.local.dtype)
@@ -310,7 +336,7 @@ class _Printer(Text):
     ) -> None:
         """Loops over lanes around statements; `ranges` are first and last bounds of lanes that are not done as a whole."""
         for k, lane in enumerate(lanes):
-            start, limit = (ranges or {}).get(lane) or ("0", self.limit(lane, bounds[lane]))
+            start, limit = (ranges or {}).get(lane) or (self.start(lane, group[0]), self.limit(lane, bounds[lane]))
             if k == len(lanes) - 1:
                 self._innermost(group, lane, (start, limit), staged, first=k == 0)
             else:
@@ -341,7 +367,7 @@ class _Printer(Text):
         run = _Run(limit, lane.symbol.name)
         if start == "0":
             self._widen(group, lane, lane.size, run)
-        if not serial:
+        if not serial and not any(isinstance(n, Write) and n.add for n in group):
             clauses = "".join(f" reduction({clause(n)}: {n.local.name}_here)" for n in scalars)
             self.put(f"#pragma omp simd{clauses}")
         self.open(f"for (i64 {lane.symbol} = {start}; {lane.symbol} < {limit}; {lane.symbol}++)")
@@ -402,7 +428,7 @@ class _Printer(Text):
             if isinstance(node, Prefetch):
                 continue
             assert not isinstance(node, Dot)
-            if isinstance(node, Write) and moves(node):
+            if isinstance(node, Write) and moves(node) and not node.add:
                 source, (to, place) = node.value, self._target(node, staged)
                 assert isinstance(source, Load)
                 self.put(f"{to}[{self.index(place)}] = {source.tensor.name}[{self.flat(source.tensor, source.index)}];")
@@ -414,6 +440,10 @@ class _Printer(Text):
             if isinstance(node, Write):
                 if node in self.converted:
                     self.put(f"{self.converted[node]} = {text};")
+                elif node.add:
+                    self.put(
+                        f"add_alone({node.tensor.name}[{self.flat(node.tensor, node.index)}], ({computed(node.tensor.dtype)}){text});"
+                    )
                 else:
                     to, place = self._target(node, staged)
                     self.put(f"store({to}[{self.index(place)}], ({computed(node.tensor.dtype)}){text});")
@@ -448,7 +478,7 @@ class _Printer(Text):
                 continue
             loads = [v for value in values_of(node) for v in value.walk() if isinstance(v, Load) and not v.guard]
             found.update((v, (v.tensor, v.index)) for v in loads)
-            if isinstance(node, Write):
+            if isinstance(node, Write) and not node.add:
                 found[node] = (node.tensor, node.index)
         for access, (tensor, index) in found.items():
             start = along(self.flat_expr(tensor, index), lane)

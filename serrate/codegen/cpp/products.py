@@ -10,7 +10,7 @@ import torch
 from serrate.codegen.cpp.text import Text
 from serrate.codegen.cpp.values import computed, ctype
 from serrate.ir.expr import Sum, const
-from serrate.ir.loops import Dot, Lane, Load
+from serrate.ir.loops import Dot, Held, Lane, Load
 from serrate.ir.values import Value
 
 PAIRED = 32
@@ -21,8 +21,8 @@ def product(text: Text, node: Dot) -> None:
     """A product of blocks: operands that lie in memory in the type it is made in are used in place, others are copied."""
     rows, columns, depth = node.lanes
     bounds = text.bounds(node.lanes, node.guard)
-    for condition in text.outside(node):
-        text.put(f"if (!({condition})) continue;")
+    conditions = text.outside(node)
+    text.open(f"if ({' && '.join(conditions)})" if conditions else "")
     limits = {lane: text.fresh() for lane in node.lanes}
     for lane in node.lanes:
         text.put(f"const i64 {limits[lane]} = larger<i64>(0, {text.limit(lane, bounds[lane])});")
@@ -33,6 +33,7 @@ def product(text: Text, node: Dot) -> None:
     extents = ", ".join(limits[lane] for lane in (rows, columns, depth))
     name = f"dot_pairs<{rows.size}, {depth.size}>" if pairs else f"dot<{kind}>"
     text.put(f"{name}({node.local.name}, {columns.size}, {a}, {am}, {b}, {bk}, {extents});")
+    text.close()
 
 
 def _operand(text: Text, value: Value, outer: Lane, inner: Lane, limits: dict[Lane, str], kind: str) -> tuple[str, str]:
@@ -46,6 +47,8 @@ def _operand(text: Text, value: Value, outer: Lane, inner: Lane, limits: dict[La
         even = (third - second - stride).value == 0
         if terms.get(inner.symbol) == 1 and even and not stride.symbols & {outer.symbol, inner.symbol}:
             return f"{value.tensor.name} + {text.index(first)}", f"({text.index(stride)})"
+    if isinstance(value, Held) and value.local.lanes == (outer, inner) and computed(value.dtype) == kind:
+        return value.local.name, str(inner.size)
     name = text.fresh()
     text.put(f"static thread_local {kind} {name}[{outer.size * inner.size}];")
     text.open(f"for (i64 {outer.symbol} = 0; {outer.symbol} < {limits[outer]}; {outer.symbol}++)")

@@ -80,6 +80,10 @@ def locals_of(node: Block) -> set[Local]:
     return found
 
 
+def _loads(node: Block) -> list[Load]:
+    return [v for value in values_of(node) for v in value.walk() if isinstance(v, Load)]
+
+
 def joins(group: list[Block], node: Block) -> bool:
     """Whether a statement may run in the same nest as the group before it, lane by lane."""
     first = group[0]
@@ -93,6 +97,9 @@ def joins(group: list[Block], node: Block) -> bool:
             if earlier.local in read or written == earlier.local:
                 return False
         if isinstance(earlier, Write) and earlier.tensor in loaded:
+            return False
+        # What a lane writes, another one may still have to read.
+        if isinstance(node, Write) and any(v.index != node.index for v in _loads(earlier) if v.tensor == node.tensor):
             return False
         # A block that an earlier statement reads must not change before all its lanes were read.
         if isinstance(node, Reduce) and node.lanes != node.local.lanes:

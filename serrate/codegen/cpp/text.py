@@ -124,7 +124,9 @@ class Text:
 
     def unbounded(self, lanes: Lanes, guard: Guard, lane: Lane) -> list[str]:
         """Conditions on a lane that no loop bound can express; tested inside its loop."""
-        found = [g for on, g in self.on_lanes(lanes, guard) if on == lane and self.bound(on, g) is None]
+        found = [
+            g for on, g in self.on_lanes(lanes, guard) if on == lane and self.bound(on, g) is None and self.floor(on, g) is None
+        ]
         return [f"{self.index(g.left)} < {self.index(g.right)}" for g in found]
 
     def bound(self, lane: Lane, condition: Less) -> str | None:
@@ -136,6 +138,25 @@ class Text:
             return None
         room = condition.right - rest
         return self.index(room if factor == 1 else (room + factor - 1) // factor)
+
+    def floor(self, lane: Lane, condition: Less) -> str | None:
+        """Where a condition on a lane begins to hold; None if it is not one that holds from a place on."""
+        difference = condition.left - condition.right
+        terms = difference.terms if isinstance(difference, Sum) else ((difference, 1),)
+        factor = next((f for t, f in terms if t is lane.symbol), 0)
+        rest = difference - lane.symbol * factor
+        if factor >= 0 or lane.symbol in rest.symbols:
+            return None
+        # rest - lane * size < 0: from the first lane above rest / size.
+        return self.index(rest // -factor + 1)
+
+    def start(self, lane: Lane, node: Block) -> str:
+        """Where the loop over a lane begins: at 0, or where the last of some conditions begins to hold."""
+        start = "0"
+        for on, condition in self.on_lanes(node.lanes, node.guard):
+            floor = self.floor(lane, condition) if on == lane and self.bound(on, condition) is None else None
+            start = start if floor is None else f"larger<i64>({start}, {floor})"
+        return start
 
     def limit(self, lane: Lane, bounds: list[str]) -> str:
         """Where the loop over a lane ends: at its size, or at the first of some bounds."""

@@ -52,7 +52,7 @@ _PLAIN = {
     "maximum": "max_nan({0}, {1})",
     "minimum": "min_nan({0}, {1})",
 }
-_CALLED = "exp log sqrt sigmoid tanh relu silu gelu erf floor ceil abs pow sin cos"
+_CALLED = "exp log sqrt sigmoid tanh relu silu gelu erf floor ceil abs pow sin cos atan"
 FUNCTIONS: dict[str, str] = {
     **_PLAIN,
     **{n: f"fn_{n}({{0}})" for n in _CALLED.split()},

@@ -26,6 +26,7 @@ from serrate.ir.loops import (
     For,
     Guard,
     Held,
+    If,
     Kernel,
     Lane,
     Lanes,
@@ -36,6 +37,7 @@ from serrate.ir.loops import (
     Prefetch,
     Reduce,
     Running,
+    While,
     Write,
     expressions_of,
     flat_index,
@@ -322,6 +324,8 @@ class _Printer:
             self._forget(node.local.name)
         elif not isinstance(node, Prefetch):
             assert not isinstance(node, Attempt), "attempts are of the backend that makes them"
+            if isinstance(node, If | While):
+                raise VerificationError("the triton backend has no branches on numbers of the device")
             self._block(node)
 
     def _block(self, node: Assign | Reduce | Dot | Running | Write) -> None:

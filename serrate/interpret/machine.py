@@ -1,0 +1,103 @@
+"""The interpreter as the machine behind `serrate.language`: what every name of the language does with real numbers.
+
+In: what a kernel calls. Out: tiles and values that hold data. A compiled kernel has another machine behind the same names
+(`tiles/trace.py`), which holds expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from serrate.interpret import functions, loops, memory, reducing
+from serrate.interpret.axes import Axis, BlockSize, fixed
+from serrate.interpret.run import Run, user_frame
+from serrate.interpret.values import Tile, TileValue, value_of
+
+
+class Interpreting(Run):
+    """One call of a kernel on the interpreter."""
+
+    def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """A torch function on tiles."""
+        return functions.call(function, args, kwargs)
+
+    def ranges(self, what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: bool = False) -> Any:
+        """What `hl.tile` and `hl.grid` run over."""
+        return loops.ranges(what, begin_or_end, end, block_size, step=step)
+
+    def jagged_range(self, lengths: Any, block_size: Any) -> Any:
+        """What `hl.jagged_tile` runs over."""
+        return loops.jagged_range(lengths, block_size)
+
+    def load(self, tensor: Any, key: Any, extra_mask: Any = None) -> TileValue:
+        """`tensor[key]`."""
+        return memory.load(tensor, key, extra_mask)
+
+    def store(self, tensor: Any, key: Any, x: Any, extra_mask: Any = None, *, add: bool = False) -> None:
+        """`tensor[key] = x`."""
+        memory.store(tensor, key, x, extra_mask, add=add)
+
+    def full(self, shape: Sequence[Any], value: Any, dtype: torch.dtype) -> TileValue:
+        """One number in every lane."""
+        ones = [_lanes(dim) for dim in shape]
+        number = value.item() if isinstance(value, (TileValue, torch.Tensor)) else value
+        with torch._C.DisableTorchFunction():
+            conditions = [c.moved([d], len(ones)) for d, lanes in enumerate(ones) for c in lanes.conditions]
+            data = torch.full([lanes.data.shape[0] for lanes in ones], number, dtype=dtype)
+            pending = [p for lanes in ones for p in lanes.pending]
+            return TileValue(data, [lanes.axes[0] for lanes in ones], conditions, (), pending)
+
+    def arange(self, start: Any, end: Any, step: int, dtype: torch.dtype) -> TileValue:
+        """Numbers for a fixed number of lanes, or for those of a block size."""
+        if end is None and step == 1:
+            lanes = _lanes(start)
+            begin = start.tile.begin if isinstance(start, BlockSize) and start.tile is not None else 0
+            return (lanes - begin).to(dtype)  # type: ignore[no-any-return]
+        first, last = (0, start) if end is None else (start, end)
+        if isinstance(last, BlockSize) and loops.number_of(first, "hl.arange") == 0 and step == 1:
+            return self.arange(last, None, 1, dtype)
+        numbers = range(loops.number_of(first, "hl.arange"), loops.number_of(last, "hl.arange"), step)
+        with torch._C.DisableTorchFunction():
+            return TileValue(torch.tensor(list(numbers), dtype=dtype), [fixed(len(numbers))])
+
+    def number(self, value: Any, what: str) -> int:
+        """A size as a number."""
+        return loops.number_of(value, what)
+
+    def block_size(self, low: Any, high: Any) -> int:
+        """What `hl.register_block_size` gives."""
+        frame = user_frame()
+        assert frame is not None
+        extent = loops.number_of(low if high is None else high, "hl.register_block_size")
+        least = 1 if high is None else loops.number_of(low, "hl.register_block_size")
+        size = max(least, self.block_of((frame.f_code, frame.f_lasti, 0), extent))
+        return BlockSize(size, Axis(f"the block of line {frame.f_lineno}"))
+
+    def dot(self, a: Any, b: Any, acc: Any, out_dtype: torch.dtype | None) -> Any:
+        """A product of tiles."""
+        return reducing.dot(a, b, acc, out_dtype)
+
+    def associative_scan(self, combine: Callable[..., Any], x: Any, dim: int, reverse: bool) -> Any:
+        """A scan by a function."""
+        with torch._C.DisableTorchFunction():
+            return reducing.associative_scan(combine, x, dim, reverse)
+
+    def fill(self, x: Any, value: float) -> TileValue:
+        """Every lane exists."""
+        with torch._C.DisableTorchFunction():
+            return reducing.fill(value_of(x), value)
+
+
+def _lanes(dim: Any) -> TileValue:
+    if isinstance(dim, BlockSize) and dim.tile is not None:
+        dim = dim.tile
+    if isinstance(dim, Tile):
+        return dim.index
+    size = loops.number_of(dim, "a shape")
+    with torch._C.DisableTorchFunction():
+        lanes = torch.arange(size)
+    axis = dim.axis if isinstance(dim, BlockSize) else fixed(size)
+    return TileValue(lanes, [axis])

@@ -1,0 +1,406 @@
+"""A kernel program with tiles of known sizes as a loop program.
+
+In: a `KernelProgram`, a number of lanes for every axis, and how rows become loops. Out: a `LoopProgram`, which every backend
+prints. Passes, in order:
+
+    sized      axes of one lane are loop indices, others lanes; positions become index expressions, guards that hold are dropped
+    ended      a loop over tiles ends where nothing in it exists any more; programs without work end at once
+    collect    which arrays and extents the program needs from its caller
+
+Skipping what does not exist is the meaning of the program (a finished row rests), so it needs no proof; a loop runs on for what
+it stores without asking whether a row is that long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from serrate.ir.expr import Element, Expr, Less, Sum, Symbol, ceildiv, const, minimum, symbol
+from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles
+from serrate.ir.kernel import inner as held_by
+from serrate.ir.loops import (
+    Assign,
+    Bind,
+    Declare,
+    Dot,
+    Existing,
+    For,
+    Guard,
+    Held,
+    If,
+    Kernel,
+    Lane,
+    Lanes,
+    Load,
+    Local,
+    LoopProgram,
+    Node,
+    Number,
+    Reduce,
+    Running,
+    While,
+    Write,
+    bodies,
+    existing,
+    flat_index,
+    held,
+    load,
+    nodes,
+    number,
+    with_bodies,
+)
+from serrate.ir.tile import GRID, SERIAL
+from serrate.ir.values import Tensor, Value, call, rewrite
+from serrate.lower.pipeline import check, collect
+
+
+def lower_kernel(program: KernelProgram, lanes: Mapping[Axis, int], header: tuple[str, ...] = ()) -> LoopProgram:
+    """The loop program of a kernel whose axes have these numbers of lanes."""
+    sized = _Sized(program, lanes)
+    kernels = []
+    for k, node in enumerate(program.body):
+        body = sized.body((node,))
+        if any(isinstance(n, Write) for n in nodes(body)):
+            kernels.append(Kernel(program.name if k == 0 else f"{program.name}_{k}", ended(body)))
+    loops = LoopProgram(program.name, tuple(kernels), program.inputs, program.outputs, (), (), (), header)
+    loops = collect(loops)
+    check(loops, complete=True)
+    return loops
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What an axis is in the loop program."""
+
+    axis: Axis
+    block: int
+    count: Expr
+    """How many tiles it has."""
+    outer: Symbol | None
+    """Which tile; None where there is only one."""
+    lane: Lane | None
+
+
+class _Sized:
+    """Replaces axes by loop indices and lanes."""
+
+    def __init__(self, program: KernelProgram, lanes: Mapping[Axis, int]) -> None:
+        self.axes = {a.position: a for a in program.axes}
+        self.swap: dict[Expr, Expr] = {}
+        self.sizes: dict[Symbol, _Size] = {}
+        self.known: set[Less] = set()
+        """Conditions that loops see to."""
+        for axis in program.axes:
+            self._size(axis, lanes[axis])
+
+    def _size(self, axis: Axis, block: int) -> None:
+        begin, end = (self._expr(e) for e in (axis.begin, axis.end))
+        extent = end - begin
+        count = ceildiv(extent, block)
+        if not axis.looped:
+            block, count = axis.size or 1, const(1)
+        high = count.bounds[1]
+        single = count.value == 1
+        outer = None if single else symbol(axis.name if block == 1 else f"{axis.name}o", 0, None if high is None else high - 1)
+        lane = Lane(symbol(f"{axis.name}i" if axis.looped else axis.name, 0, block - 1), block) if block > 1 else None
+        o: Expr = const(0) if outer is None else outer
+        i: Expr = const(0) if lane is None else lane.symbol
+        first = begin + o * block
+        self.swap |= {
+            axis.position: first + i,
+            axis.lane: i,
+            axis.lanes: const(block),
+            axis.number: o,
+            axis.first: first,
+            axis.last: minimum(first + block, end) if block > 1 else first + 1,
+        }
+        if lane is None and outer is not None:
+            self.known.add(Less(first, end))
+        self.sizes[axis.position] = _Size(axis, block, count, outer, lane)
+
+    # --- statements ---
+
+    def body(self, body: Sequence[Statement]) -> tuple[Node, ...]:
+        return tuple(made for node in body for made in self._node(node))
+
+    def _node(self, node: Statement) -> tuple[Node, ...]:
+        if isinstance(node, Tiles):
+            return self._loops(node)
+        if isinstance(node, Along):
+            return self._along(node)
+        if isinstance(node, If | While):
+            guard = self._guard(node.guard)
+            parts = tuple(self.body(part) for part in held_by(node))
+            return (with_bodies(replace(node, guard=guard), parts),)
+        if isinstance(node, Declare):
+            return (Declare(self._local(node.local), node.number),)
+        if isinstance(node, Bind):
+            return (replace(node, expr=self._expr(node.expr)),)
+        return (self._block(node),)
+
+    def _loops(self, node: Tiles) -> tuple[Node, ...]:
+        inner = self.body(node.body)
+        for axis in reversed(node.axes):
+            size = self.sizes[axis.position]
+            if size.outer is None:
+                # One tile: there is none where the range is empty.
+                if size.block > 1 and not Less(const(0), size.count).proven:
+                    inner = (If((Less(const(0), size.count),), inner, ()),)
+                continue
+            kind = GRID if node.parallel else SERIAL
+            inner = (For(size.outer, size.count, kind, inner, size.count),)
+        return inner
+
+    def _along(self, node: Along) -> tuple[Node, ...]:
+        lane = self.sizes[node.axis.position].lane
+        body = self.body(node.body)
+        if lane is None:
+            return body
+        extent = const(lane.size)
+        if not node.reverse:
+            return (For(lane.symbol, extent, SERIAL, body, extent),)
+        back = symbol(f"{lane.symbol.name}_back", 0, lane.size - 1)
+        return (For(back, extent, SERIAL, (Bind(lane.symbol, const(lane.size - 1) - back, (), ()), *body), extent),)
+
+    def _block(self, node: Any) -> Node:
+        guard = self._guard(node.guard)
+        lanes = self._lanes(node.lanes)
+        if isinstance(node, Dot):
+            return self._dot(node, lanes, guard)
+        value = self._value(node.value, guard)
+        if isinstance(node, Write):
+            index = tuple(map(self._expr, node.index))
+            return Write(_inward(lanes, value, (node.tensor, index)), guard, node.tensor, index, value, node.add)
+        local = self._local(node.local)
+        if isinstance(node, Running):
+            axis = self.sizes[node.axis.symbol].lane if node.axis is not None else None
+            return Running(lanes, guard, local, self._local(node.carry), axis, node.operator, value)
+        if isinstance(node, Reduce):
+            return Reduce(_inward(lanes, value), guard, local, node.operator, value)
+        assert isinstance(node, Assign)
+        return Assign(lanes, guard, local, value)
+
+    def _dot(self, node: Dot, lanes: Lanes, guard: Guard) -> Node:
+        local = self._local(node.local)
+        left, right = (self._value(v, guard) for v in (node.left, node.right))
+        if len(lanes) == 3 and local.lanes == lanes[:2] and lanes[2] not in local.lanes and _spans(left, right, lanes):
+            # What is not there is 0, and adds nothing.
+            more = [g for v in (left, right) if isinstance(v, Load) for g in v.guard if _bounds_a_lane(g, lanes)]
+            guard = tuple(dict.fromkeys((*guard, *more)))
+            left, right = (_without(v, guard) for v in (left, right))
+            return Dot(lanes, guard, local, left, right)
+        wide = [v if v.dtype == local.dtype else call("cast", v, dtype=local.dtype) for v in (left, right)]
+        value = call("mul", *wide, dtype=local.dtype)
+        return Reduce(_inward(lanes, value), guard, local, "sum", value)
+
+    # --- parts ---
+
+    def _lanes(self, lanes: Lanes) -> Lanes:
+        found = (self.sizes[lane.symbol].lane for lane in lanes)
+        return tuple(lane for lane in found if lane is not None)
+
+    def _local(self, local: Local) -> Local:
+        return Local(local.name, local.dtype, self._lanes(local.lanes))
+
+    def _expr(self, expr: Expr) -> Expr:
+        expr = expr.substitute(self.swap)
+        # A private block of one index is a number of that name.
+        single = {e: symbol(e.array.name, None, None) for e in expr.walk() if isinstance(e, Element) and _is_number(e)}
+        return expr.substitute(single) if single else expr  # type: ignore[arg-type]
+
+    def _guard(self, guard: Guard) -> Guard:
+        found = (Less(self._expr(g.left), self._expr(g.right)) for g in guard)
+        return tuple(dict.fromkeys(g for g in found if not g.proven and g not in self.known))
+
+    def _value(self, value: Value, known: Guard) -> Value:
+        """A value in lanes; reads do not ask what the statement asks already."""
+
+        def change(v: Value) -> Value | None:
+            if isinstance(v, Load):
+                guard = tuple(g for g in self._guard(v.guard) if g not in known)
+                return load(v.tensor, tuple(map(self._expr, v.index)), guard, v.other)
+            if isinstance(v, Number):
+                return number(self._expr(v.expr), v.dtype)
+            if isinstance(v, Existing):
+                return existing(self._lanes(v.lanes), self._guard(v.guard), v.dtype)
+            if isinstance(v, Held):
+                return held(self._local(v.local))
+            return None
+
+        return rewrite(value, change)
+
+
+def _is_number(e: Element) -> bool:
+    return e.array.local and e.index.value == 0
+
+
+def _without(value: Value, known: Guard) -> Value:
+    if isinstance(value, Load):
+        return load(value.tensor, value.index, tuple(g for g in value.guard if g not in known), value.other)
+    return value
+
+
+def _spans(left: Value, right: Value, lanes: Lanes) -> bool:
+    """Whether the operands are blocks of rows by depth and of depth by columns."""
+    rows, columns, depth = (lane.symbol for lane in lanes)
+    mine, theirs = _symbols(left), _symbols(right)
+    return {rows, depth} <= mine and columns not in mine and {columns, depth} <= theirs and rows not in theirs
+
+
+def _symbols(value: Value) -> set[Symbol]:
+    found: set[Symbol] = set()
+    for v in value.walk():
+        if isinstance(v, Load):
+            found |= {s for e in v.index for s in e.symbols}
+        elif isinstance(v, Number):
+            found |= v.expr.symbols
+        elif isinstance(v, Held):
+            found |= {lane.symbol for lane in v.local.lanes}
+    return found
+
+
+def _bounds_a_lane(guard: Less, lanes: Lanes) -> bool:
+    """Whether a condition is a bound of at most one lane."""
+    return len({lane.symbol for lane in lanes} & guard.symbols) <= 1
+
+
+def _inward(lanes: Lanes, value: Value, target: tuple[Tensor, tuple[Expr, ...]] | None = None) -> Lanes:
+    """The lanes with the one along which memory runs innermost."""
+    if len(lanes) < 2:
+        return lanes
+    accesses = [(v.tensor, v.index) for v in value.walk() if isinstance(v, Load)]
+    accesses += [target] if target is not None else []
+    score = dict.fromkeys(lanes, 0)
+    for tensor, index in accesses:
+        flat = flat_index(index, [d.extent_expr for d in tensor.storage])
+        terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
+        for lane in lanes:
+            score[lane] += terms.get(lane.symbol) == 1
+    last = max(lanes, key=lambda lane: (score[lane], lanes.index(lane)))
+    return (*(lane for lane in lanes if lane != last), last)
+
+
+# --- ended -------------------------------------------------------------------------------------------------------------
+
+
+def ended(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Ends loops where everything inside is guarded away, and leaves out programs that store nothing."""
+    out: list[Node] = []
+    for node in body:
+        if isinstance(node, For):
+            inner = ended(node.body)
+            node = replace(node, body=inner)
+            if node.kind is GRID:
+                if not (inner and isinstance(inner[-1], For) and inner[-1].kind is GRID):
+                    node = replace(node, body=_programs(inner))
+            else:
+                before, end, asked = _end(node)
+                if end is not None:
+                    extent = minimum(node.extent, end)
+                    node = replace(node, extent=extent, bound=extent)
+                if asked:
+                    # Where a row ends is asked only of rows that there are.
+                    out.append(If(asked, (*before, node), ()))
+                    continue
+                out += before
+        elif bodies(node):
+            node = with_bodies(node, tuple(map(ended, bodies(node))))
+        out.append(node)
+    return tuple(out)
+
+
+def _names(*exprs: Expr) -> set[str]:
+    """What index expressions read that a program may have worked out itself."""
+    found = {s.name for e in exprs for s in e.symbols}
+    return found | {e.array.name for x in exprs for e in x.walk() if isinstance(e, Element) and e.array.local}
+
+
+def _effects(body: Iterable[Node]) -> list[Any]:
+    return [n for n in nodes(tuple(body)) if isinstance(n, Assign | Reduce | Dot | Running | Write)]
+
+
+def _end(loop: For) -> tuple[list[Node], Expr | None, Guard]:
+    """The first tile from which on nothing exists, the statements that find it out, and what must hold before they may ask."""
+    statements = _effects(loop.body)
+    lanes = {lane.symbol: lane for s in statements for lane in s.lanes}
+    inner = {n.symbol for n in nodes(loop.body) if isinstance(n, For)}
+    written = {n.local.name for n in nodes(loop.body) if isinstance(n, Declare)}
+    guarded = [s for s in statements if any(loop.symbol in g.symbols for g in s.guard)]
+    if not guarded or any(isinstance(s, Write) and s not in guarded for s in statements):
+        return [], None, ()
+    # A carried value that nothing guarded feeds goes on.
+    before: list[Node] = []
+    found: Expr | None = None
+    for guard in guarded[0].guard:
+        if not all(guard in s.guard for s in guarded) or loop.symbol in guard.right.symbols:
+            continue
+        here = guard.right.symbols | {s for s in guard.left.symbols if s is not loop.symbol}
+        if here & inner or _names(guard.left, guard.right) & written:
+            continue
+        limit = guard.right
+        along = [lanes[s] for s in limit.symbols if s in lanes]
+        left = _least(guard.left, lanes)
+        if left is None or any(s in lanes for s in left.symbols):
+            continue
+        if along:
+            # Rows side by side go on as long as the longest of them.
+            name = f"longest_{loop.symbol}"
+            local = Local(name, torch.int64, ())
+            own = {a.symbol for a in along}
+            asked = tuple(g for g in guarded[0].guard if g.symbols & own and not g.symbols & (lanes.keys() - own | {loop.symbol}))
+            before += [Declare(local, 0), Reduce(tuple(along), asked, local, "max", number(limit))]
+            limit = symbol(name, 0)
+        bound = _solved(left, loop.symbol, limit)
+        if bound is not None and bound is not loop.extent:
+            found = bound if found is None else minimum(found, bound)
+        if along:
+            break
+    fixed = {loop.symbol, *inner, *lanes}
+    asked = tuple(
+        g
+        for g in guarded[0].guard
+        if all(g in s.guard for s in guarded) and not g.symbols & fixed and not _names(g.left, g.right) & written
+    )
+    return before, found, asked if found is not None else ()
+
+
+def _least(expr: Expr, lanes: Mapping[Symbol, Lane]) -> Expr | None:
+    """The smallest value of an expression over lanes that it grows with; None if it does not grow with one of them."""
+    terms = expr.terms if isinstance(expr, Sum) else ((expr, 1),)
+    for term, factor in terms:
+        if term in lanes and factor < 0:
+            return None
+    return expr.substitute({s: const(0) for s in lanes})
+
+
+def _solved(left: Expr, wanted: Symbol, right: Expr) -> Expr | None:
+    """The first value of a symbol for which `left < right` does not hold any more."""
+    terms = left.terms if isinstance(left, Sum) else ((left, 1),)
+    factor = next((f for t, f in terms if t is wanted), 0)
+    rest = left - wanted * factor
+    if factor < 1 or wanted in rest.symbols:
+        return None
+    return ceildiv(right - rest, factor)
+
+
+def _programs(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The body of a program, left out where none of its stores has an element."""
+    writes = [n for n in nodes(body) if isinstance(n, Write)]
+    lanes = {lane.symbol: lane for n in writes for lane in n.lanes}
+    inner = {n.symbol for n in nodes(body) if isinstance(n, For | Bind)}
+    local = {n.local.name for n in nodes(body) if isinstance(n, Declare)}
+    asked: list[Less] = []
+    for guard in writes[0].guard if writes else ():
+        if not all(guard in w.guard for w in writes):
+            continue
+        left = _least(guard.left, lanes)
+        if left is None or guard.right.symbols & lanes.keys() or (left.symbols | guard.right.symbols) & inner:
+            continue
+        if _names(left, guard.right) & local or any(s in lanes for s in left.symbols):
+            continue
+        asked.append(Less(left, guard.right))
+    return (If(tuple(asked), body, ()),) if asked else body

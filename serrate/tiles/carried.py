@@ -1,0 +1,236 @@
+"""What a loop carries from one iteration to the next.
+
+In: the carried values of a loop, as they were before it and as an iteration leaves them. Out: the statements that end an
+iteration, and what each value was recognised as.
+
+    acc = acc + x.sum(1)                        the reduction goes straight into acc; a row that has ended adds nothing
+    acc = torch.maximum(acc, x.amax(1))         likewise, and min, prod, any, all
+    acc = acc * exp(top - new) + p @ v          acc is rescaled where something existed, then the product goes into it
+    anything else                               where something existed, the new value; elsewhere the old one (rule 5)
+
+A recognised reduction does not depend on how a row is cut into tiles (rule 6); of any other value that must be shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from serrate.ir.expr import Expr
+from serrate.ir.kernel import Along, Statement, Tiles, statements
+from serrate.ir.loops import Assign, Declare, Dot, Held, Lane, Local, Reduce, held, values_of
+from serrate.ir.values import Call, Value, call, constant
+from serrate.tiles.values import Fed, Traced, renamed_value
+
+COMBINES = {"add": "sum", "maximum": "max", "minimum": "min", "mul": "prod", "logical_or": "any", "logical_and": "all"}
+
+
+@dataclass(eq=False)
+class Carried:
+    """One name: its private block, what it holds after an iteration, and the reductions of that iteration that feed it."""
+
+    name: str
+    local: Local
+    value: Traced
+    now: tuple[Fed, ...]
+    kind: str | None = None
+    """The reduction it was recognised as."""
+
+
+def finish(body: list[Statement], carried: Sequence[Carried], reductions: dict[str, str]) -> tuple[Statement, ...]:
+    """The body of a loop with the statements that bring every carried value up to date.
+
+    `reductions` are private blocks that hold a reduction of what came before them, by name; carried ones join them.
+    """
+    uses = _uses(body, carried)
+    actions: list[_Action] = []
+    for each in carried:
+        each.kind = _kind(each, carried, reductions)
+        actions.append(_action(each, body, uses, reductions))
+    for each in carried:
+        if each.kind is not None:
+            reductions[each.local.name] = each.kind
+    moved = {id(node) for action in actions for node in action.taken}
+    rest = [node for node in body if id(node) not in moved]
+    return (*rest, *_ordered(actions))
+
+
+@dataclass(eq=False)
+class _Action:
+    """Statements that bring one carried value up to date, and those they take the place of."""
+
+    local: Local
+    nodes: list[Statement]
+    taken: list[Statement]
+
+    @property
+    def reads(self) -> set[str]:
+        found = {v.local.name for n in self.nodes for value in _values(n) for v in value.walk() if isinstance(v, Held)}
+        return found - {self.local.name}
+
+
+def _values(node: Statement) -> tuple[Value, ...]:
+    return () if isinstance(node, Declare | Tiles | Along) else values_of(node)
+
+
+def _uses(body: Sequence[Statement], carried: Sequence[Carried]) -> dict[str, int]:
+    """How often private blocks are read, by statements and by what is carried."""
+    found: dict[str, int] = {}
+    values = [v for node in statements(tuple(body)) for v in _values(node)] + [c.value.value for c in carried]
+    for value in values:
+        for v in value.walk():
+            if isinstance(v, Held):
+                found[v.local.name] = found.get(v.local.name, 0) + 1
+    return found
+
+
+def _parts(value: Value) -> tuple[str, Value, Value] | None:
+    """The operator and operands of a combination; rounding to sixteen bits on the way is not part of a reduction (rule 8)."""
+    value = _unrounded(value)
+    if isinstance(value, Call) and value.function in COMBINES:
+        return value.function, *map(_unrounded, value.args)  # type: ignore[return-value]
+    return None
+
+
+def _unrounded(value: Value) -> Value:
+    while isinstance(value, Call) and value.function == "cast" and value.dtype.is_floating_point:
+        (inner,) = value.args
+        if not inner.dtype.is_floating_point or inner.dtype == torch.float64 != value.dtype:
+            break
+        value = inner
+    return value
+
+
+def _split(each: Carried, reductions: dict[str, str]) -> tuple[str, Value, Held] | None:
+    """An update as (operator, what becomes of the old value, the reduction that is combined into it)."""
+    parts = _parts(each.value.value)
+    if parts is None:
+        return None
+    operator, left, right = parts
+    for base, new in ((left, right), (right, left)):
+        own = isinstance(new, Held) and new.local.name != each.local.name
+        if not own or not isinstance(new, Held) or _mentions(base, new.local):
+            continue
+        if reductions.get(new.local.name) == COMBINES[operator] and _mentions(base, each.local):
+            return operator, base, new
+    return None
+
+
+def _mentions(value: Value, local: Local) -> bool:
+    return any(isinstance(v, Held) and v.local.name == local.name for v in value.walk())
+
+
+def _kind(each: Carried, carried: Sequence[Carried], reductions: dict[str, str]) -> str | None:
+    """What a carried value was recognised as, or None."""
+    split = _split(each, reductions)
+    if split is None:
+        return None
+    operator, base, _ = split
+    if isinstance(base, Held):
+        return COMBINES[operator]
+    if operator == "add" and _rescales(base, each, carried):
+        return "rescaled sum"
+    return None
+
+
+def _rescales(base: Value, each: Carried, carried: Sequence[Carried]) -> bool:
+    """Whether the old value is multiplied by e^(old maximum - new maximum) of a maximum that the loop carries too."""
+    if not (isinstance(base, Call) and base.function == "mul"):
+        return False
+    for old, factor in (base.args, base.args[::-1]):
+        if isinstance(old, Held) and old.local.name == each.local.name:
+            return any(_shrinks(factor, top) for top in carried if top is not each)
+    return False
+
+
+def _shrinks(factor: Value, top: Carried) -> bool:
+    if not (isinstance(factor, Call) and factor.function == "exp"):
+        return False
+    (inner,) = factor.args
+    if not (isinstance(inner, Call) and inner.function == "sub"):
+        return False
+    old, new = inner.args
+    return isinstance(old, Held) and old.local.name == top.local.name and new is top.value.value
+
+
+def _action(each: Carried, body: Sequence[Statement], uses: dict[str, int], reductions: dict[str, str]) -> _Action:
+    local, value = each.local, each.value.value
+    split = _split(each, reductions)
+    if split is not None:
+        operator, base, new = split
+        declared = next((n for n in body if isinstance(n, Declare) and n.local.name == new.local.name), None)
+        made = [n for n in body if isinstance(n, Reduce | Dot) and n.local.name == new.local.name]
+        pure = isinstance(base, Held)
+        same = {lane.symbol for lane in new.local.lanes} == {lane.symbol for lane in local.lanes}
+        alone = uses.get(new.local.name) == 1 and len(made) == 1 and declared is not None and same
+        if alone and declared is not None and (pure or operator == "add"):
+            nodes: list[Statement] = []
+            if not pure:
+                nodes.append(Assign(local.lanes, (), local, _resting(base, each)))
+            nodes.append(_into(made[0], new.local, local))
+            return _Action(local, nodes, [declared, *made])
+        if pure:
+            return _Action(local, [Assign(local.lanes, (), local, _fitting(value, local))], [])
+    return _Action(local, [Assign(local.lanes, (), local, _resting(value, each))], [])
+
+
+def _into(node: Reduce | Dot, alias: Local, local: Local) -> Reduce | Dot:
+    """A reduction that goes into another block: along the lanes by which its result was read."""
+    lanes = {old.symbol: new.symbol for old, new in zip(node.local.lanes, alias.lanes, strict=True) if old != new}
+    if not lanes:
+        return replace(node, local=local)
+    swap = dict[Expr, Expr](lanes.items())
+    moved = tuple(Lane(lanes.get(lane.symbol, lane.symbol), lane.size) for lane in node.lanes)
+    node = replace(node, lanes=moved, guard=tuple(g.substitute(swap) for g in node.guard), local=local)
+    if isinstance(node, Dot):
+        return replace(node, left=renamed_value(node.left, swap, lanes), right=renamed_value(node.right, swap, lanes))
+    return replace(node, value=renamed_value(node.value, swap, lanes))
+
+
+def _fitting(value: Value, local: Local) -> Value:
+    return value if value.dtype == local.dtype else call("cast", value, dtype=local.dtype)
+
+
+def _resting(value: Value, each: Carried) -> Value:
+    """The new value where something that feeds it existed in this iteration, else the old one."""
+    value = _fitting(value, each.local)
+    if not each.now:
+        return value
+    seen: Value | None = None
+    for fed in each.now:
+        one = call("gt", fed.count(), constant(0, torch.int64), dtype=torch.bool)
+        seen = one if seen is None else call("logical_or", seen, one, dtype=torch.bool)
+    assert seen is not None
+    return call("where", seen, value, held(each.local), dtype=each.local.dtype)
+
+
+def _ordered(actions: list[_Action]) -> list[Statement]:
+    """Actions in an order in which each one reads what the iteration began with; where there is none, through copies."""
+    pending = list(actions)
+    out: list[Statement] = []
+    while pending:
+        free = next((a for a in pending if not any(a.local.name in b.reads for b in pending if b is not a)), None)
+        if free is None:
+            # Around in a circle: what the others need of the first is kept aside.
+            free = pending[0]
+            kept = Local(f"{free.local.name}_before", free.local.dtype, free.local.lanes)
+            out += [Declare(kept, 0), Assign(kept.lanes, (), kept, held(free.local))]
+            for other in pending[1:]:
+                other.nodes = [_reading(n, free.local, kept) for n in other.nodes]
+        out += free.nodes
+        pending.remove(free)
+    return out
+
+
+def _reading(node: Any, old: Local, new: Local) -> Any:
+    from serrate.ir.values import rewrite
+
+    def change(v: Value) -> Value | None:
+        return held(replace(new, lanes=v.local.lanes)) if isinstance(v, Held) and v.local.name == old.name else None
+
+    if isinstance(node, Dot):
+        return replace(node, left=rewrite(node.left, change), right=rewrite(node.right, change))
+    return replace(node, value=rewrite(node.value, change)) if isinstance(node, Assign | Reduce) else node

@@ -1,0 +1,389 @@
+"""Loads and stores of traced loops: of plain tensors, and of ragged ones by component and position.
+
+In: a tensor outside of the loops, the keys of an index, a mask. Out: a value that holds 0 where nothing may be read (rule 1), or
+a statement that writes in the lanes whose own indices exist and lie inside (rule 4). Which dims an index gives is as in
+`interpret/placing.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from serrate.interpret.placing import expand_keys
+from serrate.interpret.run import refuse
+from serrate.interpret.values import TorchLike
+from serrate.ir.expr import Array, Element, Expr, Less, const
+from serrate.ir.kernel import Axis
+from serrate.ir.loops import Write, load, number
+from serrate.ir.values import Tensor, call, constant
+from serrate.tensor import JaggedTensor
+from serrate.tiles.functions import cast, conditions_of, joint
+from serrate.tiles.values import Condition, Fed, Traced, TracedTensor, TracedTile, as_traced, mentions, plain, symbols_of
+
+if TYPE_CHECKING:
+    from serrate.tiles.trace import Trace
+
+
+class TracedStructure:
+    """What a structure says of the levels of its rows."""
+
+    def __init__(self, rows: TracedRows) -> None:
+        self._rows = rows
+
+    def max_length(self, level: int = -1) -> Any:
+        """The longest row of a level."""
+        return self._rows._number("longest", level)
+
+    def num_rows(self, level: int = -1) -> Any:
+        """The number of rows of a level."""
+        return self._rows._number("rows_of", level)
+
+
+class TracedRows(TorchLike):
+    """A ragged tensor outside of the loops. Its rows are described by arrays that the program reads."""
+
+    __slots__ = ("like", "name", "trace")
+
+    def __init__(self, trace: Trace, name: str, like: JaggedTensor) -> None:
+        self.trace, self.name, self.like = trace, name, like
+
+    @property
+    def values(self) -> TracedTensor:
+        """The storage that holds all elements."""
+        return self.trace.tensor((self.name, "values"), self.like.values)
+
+    @property
+    def lengths(self) -> TracedTensor:
+        """The lengths of the innermost rows."""
+        return self.trace.tensor((self.name, "lengths"), self.like.lengths)
+
+    @property
+    def offsets(self) -> TracedTensor:
+        """The boundaries of the innermost rows."""
+        return self.trace.tensor((self.name, "offsets"), self.like.offsets)
+
+    @property
+    def starts(self) -> TracedTensor:
+        """Where the innermost rows start."""
+        return self.trace.tensor((self.name, "starts"), self.like.starts)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its elements."""
+        return self.like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.like.device
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return self.like.ndim
+
+    @property
+    def structure(self) -> TracedStructure:
+        """Its rows, level by level."""
+        return TracedStructure(self)
+
+    def _number(self, what: str, *more: Any) -> Any:
+        return plain(Traced(number(self.trace.size((self.name, what, *more))), ()))
+
+    @property
+    def num_rows(self) -> Any:
+        """The number of innermost rows."""
+        return self._number("num_rows")
+
+    @property
+    def num_groups(self) -> Any:
+        """The number of outermost components."""
+        return self._number(self.groups)
+
+    @property
+    def groups(self) -> str:
+        """What the number of outermost components goes by: rows of one level are counted once."""
+        return "num_rows" if self.like.structure.levels == 1 else "num_groups"
+
+    @property
+    def max_length(self) -> Any:
+        """The longest innermost row."""
+        return self._number("max_length")
+
+    @property
+    def total_elements(self) -> Any:
+        """The number of positions that exist."""
+        return self._number("total_elements")
+
+    def total_tiles(self, block: int) -> Any:
+        """How many tiles of `block` positions the innermost rows have together."""
+        return self._number("total_tiles", int(block))
+
+    def tile_list(self, block: int) -> tuple[TracedTensor, TracedTensor]:
+        """The row of every tile, and where in it the tile begins."""
+        made = self.like.tile_list(int(block))
+        return (
+            self.trace.tensor((self.name, "tile_list", int(block), 0), made[0]),
+            self.trace.tensor((self.name, "tile_list", int(block), 1), made[1]),
+        )
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Sizes; those of ragged dims are symbols that are no numbers."""
+        return tuple(self.size(d) for d in range(self.ndim))
+
+    def size(self, dim: int | None = None) -> Any:
+        """The size of a dim, or of all."""
+        if dim is None:
+            return self.shape
+        own = self.like.dims[dim % self.ndim]
+        if own.ragged is not None:
+            return self.like.size(dim)
+        if own.axis is not None:
+            return self._number(self.groups)
+        return self.values.shape[own.values_dim]
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.trace.load(self, key)
+
+    def __setitem__(self, key: Any, x: Any) -> None:
+        self.trace.store(self, key, x)
+
+    def __repr__(self) -> str:
+        return f"TracedRows({self.name})"
+
+
+@dataclass
+class Place:
+    """The keys of an index: where each one points, and the dims of the result."""
+
+    axes: list[Axis | None] = field(default_factory=list)
+    indices: list[Expr] = field(default_factory=list)
+    conditions: list[Condition] = field(default_factory=list)
+    fed: list[Fed] = field(default_factory=list)
+
+
+def placed(trace: Trace, keys: Sequence[Any], extents: Sequence[Expr]) -> Place:
+    """Every key as an index expression; the axes they bring, in the order of dims."""
+    found = Place()
+    rest = iter(extents)
+    values: list[Traced | None] = [None if k is None else _key(trace, k, next(rest)) for k in keys]
+    blocks = [v for v in values if v is not None and v.ndim > 1]
+    joint_axes, moved = joint(blocks, "an index")
+    new = dict(zip(map(id, blocks), moved, strict=True))
+    first = True
+    for value in values:
+        if value is None:
+            found.axes.append(None)
+            continue
+        value = new.get(id(value), value)
+        if value.ndim > 1:
+            if first:
+                found.axes += joint_axes
+                first = False
+        elif value.ndim == 1 and not (value.axes[0] is not None and value.axes[0] in (*found.axes, *joint_axes)):
+            found.axes.append(value.axes[0])
+        expr = value.expr
+        assert expr is not None
+        found.indices.append(expr)
+        found.conditions += value.conditions
+        found.fed += value.fed
+    for c in found.conditions:
+        for axis in trace.axes_open:
+            if c.row and axis.block != 1 and axis not in found.axes and mentions(c.holds, axis):
+                refuse(
+                    "an index by a jagged tile needs its rows beside it: "
+                    "index them too, as x[rows, tile] or starts[:, None] + tile.index"
+                )
+    return found
+
+
+def _key(trace: Trace, key: Any, extent: Expr) -> Traced:
+    if isinstance(key, slice):
+        if key != slice(None) and not all(k is None or isinstance(k, int) for k in (key.start, key.stop, key.step)):
+            refuse("a slice is of numbers that are known when the kernel is compiled: use hl.tile, or hl.arange and an offset")
+        positions = range(trace.static(extent, "a slice"))[key]
+        axis = trace.fixed_axis(len(positions))
+        if axis is None:
+            return Traced(number(const(positions.start if len(positions) else 0)), [None])
+        return Traced(number(const(positions.start) + axis.position * positions.step), [axis])
+    if isinstance(key, bool) or not isinstance(key, (int, Traced, TracedTile, torch.Tensor)):
+        refuse(f"an index must be a tile, a value, a number, a slice or None, not {type(key).__name__}")
+    if isinstance(key, torch.Tensor):
+        refuse("an index that is a tensor of the host: index it by tiles first, as idx[tile]")
+    if isinstance(key, int) and key < 0:
+        return Traced(number(extent + int(key)), ())
+    value = as_traced(key)
+    if value.dtype.is_floating_point or value.dtype is torch.bool:
+        refuse(f"an index must be whole numbers, not {value.dtype}: convert it, or use torch.where or extra_mask= for a mask")
+    value = cast(value, torch.int64)
+    return Traced(number(trace.index_of(value)), value.axes, value.conditions, value.fed)
+
+
+@dataclass
+class Target:
+    """The elements that an index names: where they are in memory, and under which conditions a lane has one."""
+
+    tensor: Tensor
+    place: Place
+    where: tuple[Expr, ...]
+    guard: list[Less]
+
+
+def _inside(guard: list[Less], index: Expr, size: Expr) -> None:
+    """Asks that an index lies inside, where bounds do not tell."""
+    if index.bounds[0] is None or index.bounds[0] < 0:
+        guard.append(Less(const(-1), index))
+    if not Less(index, size).proven:
+        guard.append(Less(index, size))
+
+
+def target_of(trace: Trace, tensor: Any, key: Any) -> Target:
+    """What an index of a plain or ragged tensor names."""
+    if isinstance(tensor, TracedRows):
+        return _rows(trace, tensor, key)
+    if not isinstance(tensor, TracedTensor):
+        refuse(f"loads and stores are of tensors made before the loop, not of a {type(tensor).__name__}")
+    place = placed(trace, expand_keys(key, tensor.ndim), tensor.sizes)
+    guard = [c.holds for c in place.conditions]
+    for index, size in zip(place.indices, tensor.sizes, strict=True):
+        _inside(guard, index, size)
+    return Target(tensor.tensor, place, tuple(place.indices), guard)
+
+
+def _rows(trace: Trace, jt: TracedRows, key: Any) -> Target:
+    """Component, then a position for each level, then columns: every step looks up where its rows start and end."""
+    like, values = jt.like, jt.values
+    structure = like.structure
+    extents = [
+        trace.size((jt.name, "longest", d.ragged))
+        if d.ragged is not None
+        else trace.size((jt.name, jt.groups))
+        if d.axis is not None
+        else values.sizes[d.values_dim]
+        for d in like.dims
+    ]
+    place = placed(trace, expand_keys(key, like.ndim), extents)
+    guard = [c.holds for c in place.conditions]
+    where: dict[int, Expr] = {}
+    component: Expr = const(0)
+    position: Expr = const(0)
+    for dim, index, extent in zip(like.dims, place.indices, extents, strict=True):
+        if dim.axis is None:
+            _inside(guard, index, values.sizes[dim.values_dim])
+            where[dim.values_dim] = index
+            continue
+        rows = structure.rows[dim.axis]
+        if dim.level is None:
+            component = index
+            asked: list[Less] = []
+            _inside(asked, index, extent)
+            guard += asked
+            place.conditions += [Condition(g, True) for g in asked if g not in {c.holds for c in place.conditions}]
+            continue
+        column = dim.level >= rows.depth
+        if column:
+            length: Expr = trace.array(jt.name, dim.axis, "counts")[component]
+        else:
+            offsets = trace.array(jt.name, dim.axis, f"offsets{dim.level}")
+            length = offsets[component + 1] - offsets[component]
+        asked = [Less(const(-1), index)] if index.bounds[0] is None or index.bounds[0] < 0 else []
+        asked.append(Less(index, length))
+        guard += asked
+        place.conditions += [Condition(g, True) for g in asked]
+        if column:
+            begin = trace.array(jt.name, dim.axis, "where")[component]
+            where[dim.values_dim] = begin + position * length + index if rows.packed else index
+        elif dim.level == rows.depth - 1:
+            position = index
+            plain_rows = rows.starts is None and not (rows.columns is not None and rows.packed)
+            begin = (
+                trace.array(jt.name, dim.axis, f"offsets{dim.level}")[component]
+                if plain_rows
+                else trace.array(jt.name, dim.axis, "where")[component]
+            )
+            where[dim.values_dim] = begin + index
+        else:
+            component = trace.array(jt.name, dim.axis, f"offsets{dim.level}")[component] + index
+    return Target(values.tensor, place, tuple(where[d] for d in range(values.ndim)), list(dict.fromkeys(guard)))
+
+
+def read(trace: Trace, tensor: Any, key: Any, extra_mask: Any = None) -> Traced:
+    """`tensor[key]`: 0 in lanes without an element."""
+    target = target_of(trace, tensor, key)
+    guard = [*_masked(trace, target, extra_mask), *target.guard]
+    place = target.place
+    value = load(target.tensor, target.where, tuple(dict.fromkeys(guard)))
+    return Traced(value, place.axes, place.conditions, place.fed)
+
+
+def _masked(trace: Trace, target: Target, extra_mask: Any) -> tuple[Less, ...]:
+    if extra_mask is None:
+        return ()
+    mask = as_traced(extra_mask)
+    if mask.dtype is not torch.bool:
+        refuse(f"extra_mask must be true or false for every lane, not {mask.dtype}")
+    return conditions_of(trace, _fitted(target, mask, "extra_mask"))
+
+
+def _fitted(target: Target, value: Traced, what: str) -> Traced:
+    """The value in the axes of an index, which must have all of its dims."""
+    index = Traced(constant(0, torch.int64), target.place.axes)
+    axes, (kept, moved) = joint([index, value], what)
+    if len(axes) != len(target.place.axes) or any(a is not None and b is None for a, b in zip(axes, kept.axes, strict=True)):
+        refuse(f"{what} has the dims {_shown(value.axes)}, but the index has {_shown(target.place.axes)}")
+    return moved
+
+
+def _shown(axes: Sequence[Axis | None]) -> str:
+    return "(" + ", ".join("1" if a is None else str(a) for a in axes) + ")"
+
+
+def write(trace: Trace, tensor: Any, key: Any, x: Any, extra_mask: Any = None, *, add: bool = False) -> None:
+    """`tensor[key] = x`, in the lanes whose indices exist and lie inside."""
+    if not trace.axes_open:
+        refuse("a store by tiles belongs inside a loop over tiles")
+    target = target_of(trace, tensor, key)
+    value = as_traced(x)
+    if not isinstance(value, Traced):
+        refuse(f"a store takes a value, a tensor or a number, not {type(x).__name__}")
+    guard = tuple(dict.fromkeys((*_masked(trace, target, extra_mask), *target.guard)))
+    value = _fitted(target, value, "the stored value")
+    kind = target.tensor.dtype
+    stored = value.value if value.dtype == kind else call("cast", value.value, dtype=kind)
+    if not add:
+        _refuse_race(trace, target, guard, stored, value)
+    lanes = tuple(a.block_lane for a in target.place.axes if a is not None)
+    trace.written(target.tensor)
+    trace.emit(Write(lanes, guard, target.tensor, target.where, stored, add))
+
+
+def _refuse_race(trace: Trace, target: Target, guard: Sequence[Less], stored: Any, value: Traced) -> None:
+    """A program that stores its own value to a place that all programs have stores it against the others."""
+    used = {s for e in target.where for s in e.symbols} | {s for g in guard for s in g.symbols}
+    arrays = {
+        e.array
+        for x in (*target.where, *(g.left for g in guard), *(g.right for g in guard))
+        for e in x.walk()
+        if isinstance(e, Element)
+    }
+    if any(a.local for a in arrays) or any(trace.is_computed(s) for s in used):
+        return
+    mine = symbols_of(stored) | {s for f in value.fed for g in f.guard for s in g.symbols}
+    for axis in trace.programs:
+        own = {axis.position, axis.number, axis.first, axis.last}
+        many = axis.size is None or axis.size > 1
+        if many and not own & used and own & (mine | trace.depends(stored)):
+            refuse(
+                f"programs of {axis} store different values to the same place, because the index does not depend on it: "
+                "index by it too, reduce in a loop inside, or use hl.atomic_add"
+            )
+
+
+def offsets_array(name: str, axis: int, what: str) -> Array:
+    """The array that describes one thing of a ragged tensor's rows."""
+    return Array(f"{name}_{what}" if axis == 0 else f"{name}_{what}_of{axis}")

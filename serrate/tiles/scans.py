@@ -1,0 +1,71 @@
+"""`hl.associative_scan`: a scan along a dim by a function of the user's own.
+
+In: the function, one value or several, a dim. Out: values of the same dims. Lane after lane: what was combined so far, combined
+with the next lane that exists; a lane that does not exist hands on what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from serrate.interpret.run import refuse
+from serrate.ir.kernel import Along
+from serrate.ir.loops import Assign, held, number
+from serrate.ir.values import Value, call, constant
+from serrate.tiles.functions import _fed_over, cast, dims_of, joint
+from serrate.tiles.values import Fed, Traced, as_traced
+
+if TYPE_CHECKING:
+    from serrate.tiles.trace import Trace
+
+
+def associative_scan(trace: Trace, combine: Callable[..., Any], x: Any, dim: int, reverse: bool) -> Any:
+    """The scan, as a loop over the lanes of one axis."""
+    many = isinstance(x, (tuple, list))
+    axes, given = joint([as_traced(each) for each in (x if many else [x])], "associative_scan")
+    (d,) = dims_of(given[0], dim, "associative_scan")
+    axis = axes[d]
+    if axis is None:
+        return tuple(given) if many else given[0]
+    kept = [a for a in axes if a is not None and a is not axis]
+    rest = [a for n, a in enumerate(axes) if n != d]
+    lanes = tuple(a.block_lane for a in kept)
+    whole = [a for a in axes if a is not None]
+    carries = [trace.declare(trace.name_for("carry"), each.dtype, kept, 0) for each in given]
+    fresh = [trace.declare(trace.name_for("next"), each.dtype, kept, 0) for each in given]
+    results = [trace.declare(trace.name_for("scan"), each.dtype, whole, 0) for each in given]
+    seen = trace.declare(trace.name_for("seen"), torch.bool, kept, False)
+
+    outer, trace.block = trace.block, []
+    guard = tuple(dict.fromkeys(g for each in given for g in each.guard([axis])))
+    exists: Value = constant(True, torch.bool)
+    for g in guard:
+        one = call("lt", number(g.left), number(g.right), dtype=torch.bool)
+        exists = call("logical_and", exists, one, dtype=torch.bool)
+    before = [Traced(held(c), rest) for c in carries]
+    here = [Traced(each.value, rest) for each in given]
+    pairs = (tuple(before), tuple(here)) if many else (before[0], here[0])
+    made = combine(*pairs)
+    made = list(made) if many else [made]
+    if len(made) != len(given):
+        refuse(f"associative_scan: the function takes {len(given)} values and gives {len(made)}")
+    for local, each, new in zip(fresh, here, made, strict=True):
+        combined = cast(as_traced(new), each.dtype).value
+        first = call("where", held(seen), combined, each.value, dtype=each.dtype)
+        trace.block.append(Assign(lanes, (), local, first))
+    for local, carry in zip(fresh, carries, strict=True):
+        trace.block.append(Assign(lanes, (), carry, call("where", exists, held(local), held(carry), dtype=carry.dtype)))
+    trace.block.append(Assign(lanes, (), seen, call("logical_or", held(seen), exists, dtype=torch.bool)))
+    for local, carry in zip(results, carries, strict=True):
+        trace.block.append(Assign(lanes, (), local, held(carry)))
+    body, trace.block = tuple(trace.block), outer
+    trace.block.append(Along(axis, reverse, body))
+
+    out = []
+    for each, local in zip(given, results, strict=True):
+        fed = [Fed(trace.clock, (axis,), each.guard()), *_fed_over(each.fed, [axis])]
+        out.append(Traced(held(local), axes, each.conditions, fed))
+    return tuple(out) if many else out[0]

@@ -1,0 +1,278 @@
+"""A kernel's function taken apart: what stays Python, and one function for each of its device loops.
+
+In: a Python function. Out: the same function, in which every outermost loop over tiles is a call that hands over the names the
+loop uses; and for each of them a function of these names, with notes at its loops and branches for whoever traces it.
+
+    for tile in hl.tile(n):             __serrate_launch__(0, {"x": x, "out": out})
+        out[tile] = x[tile] * 2
+
+Line numbers are the user's in both.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from serrate.errors import KernelError
+from serrate.interpret.source import _exposed, _inner, _statements, _targets, carried_names, parsed
+
+LAUNCH = "__serrate_launch__"
+TRACE = "__serrate_trace__"
+
+
+@dataclass(frozen=True)
+class DeviceLoop:
+    """One outermost loop over tiles."""
+
+    names: tuple[str, ...]
+    """The names of the kernel's own that it uses."""
+    outside: tuple[str, ...]
+    """Other names it uses: of enclosing functions, and globals."""
+    make: Callable[[Any], Callable[..., Any]]
+    """The loop as a function of all these names, for a machine."""
+    line: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """A kernel's function in two parts."""
+
+    host: Callable[[Callable[..., Any]], Callable[..., Any]]
+    """The function, given what launches a loop: a number and a dictionary of names."""
+    loops: tuple[DeviceLoop, ...]
+
+
+def split(function: types.FunctionType) -> Split:
+    """Takes a kernel's function apart."""
+    tree, offset, _ = parsed(function)
+    local = {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
+    for statement in _statements(tree.body):
+        local |= _targets(statement)
+    finder = _Finder(function, local)
+    tree.body = finder.statements(tree.body)
+    _refuse_results(tree, finder)
+    for found, _, _ in finder.found:
+        ast.increment_lineno(found, offset)
+    ast.increment_lineno(tree, offset)
+    loops = tuple(_device(function, *each) for each in finder.found)
+    return Split(lambda launch: _built(function, tree, {LAUNCH: launch}), loops)
+
+
+def _refuse_results(tree: ast.FunctionDef, finder: _Finder) -> None:
+    """What a device loop sets is not there behind it, unless Python sets it too."""
+    own = {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
+    for statement in _statements(tree.body):
+        own |= _targets(statement)
+    ours = {id(part) for launch in finder.launches for part in ast.walk(launch)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load) or id(node) in ours:
+            continue
+        if node.id in finder.made - own:
+            raise KernelError(
+                f"a kernel returns tensors, but this one returns a value of a tile: {node.id} is made in a loop over tiles, "
+                "so store it to a tensor made before the loop"
+            )
+
+
+class _Finder:
+    """Replaces outermost loops over tiles by launches."""
+
+    def __init__(self, function: types.FunctionType, local: set[str]) -> None:
+        self.function, self.local = function, local
+        self.found: list[tuple[ast.For, tuple[str, ...], tuple[str, ...]]] = []
+        self.launches: list[ast.stmt] = []
+        self.made: set[str] = set()
+        """Names that device loops set."""
+
+    def statements(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        return [self._statement(s) for s in body]
+
+    def _statement(self, s: ast.stmt) -> ast.stmt:
+        if isinstance(s, ast.For) and self._is_device(s.iter):
+            return self._launch(s)
+        for name in ("body", "orelse", "finalbody"):
+            if getattr(s, name, None) and not isinstance(s, (ast.FunctionDef, ast.ClassDef)):
+                setattr(s, name, self.statements(getattr(s, name)))
+        return s
+
+    def _is_device(self, node: ast.expr) -> bool:
+        from serrate import language
+
+        if not isinstance(node, ast.Call):
+            return False
+        return self._resolved(node.func) in (language.tile, language.grid, language.jagged_tile)
+
+    def _resolved(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Name) and node.id not in self.local:
+            return outside(self.function, node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self._resolved(node.value)
+            return getattr(owner, node.attr, None) if isinstance(owner, types.ModuleType) else None
+        return None
+
+    def _launch(self, loop: ast.For) -> ast.stmt:
+        written = {n for s in _statements([loop]) for n in _targets(s)}
+        bound = {
+            n.id
+            for comp in ast.walk(loop)
+            if isinstance(comp, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp))
+            for g in comp.generators
+            for n in ast.walk(g.target)
+            if isinstance(n, ast.Name)
+        }
+        read = sorted({n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} - bound)
+        exposed, _ = _exposed([loop], set())
+        names = tuple(n for n in read if n in self.local and n in exposed)
+        others = tuple(n for n in read if n not in self.local)
+        # What the loop only writes does not exist before it.
+        given = ", ".join(f"{n!r}: {n}" for n in names if n not in written)
+        maybe = "".join(f", **({{{n!r}: {n}}} if {n!r} in locals() else {{}})" for n in names if n in written)
+        call = ast.parse(f"{LAUNCH}({len(self.found)}, {{{given}{maybe if given else maybe[2:]}}})").body[0]
+        for part in ast.walk(call):
+            ast.copy_location(part, loop)
+        self.launches.append(call)
+        self.found.append((loop, names, others))
+        self.made |= written - {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+        return call
+
+
+def outside(function: types.FunctionType, name: str) -> Any:
+    """What a name that is not the function's own stands for now; None if nothing."""
+    if name in function.__code__.co_freevars:
+        cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
+        try:
+            return cell.cell_contents
+        except ValueError:
+            return None
+    if name in function.__globals__:
+        return function.__globals__[name]
+    return getattr(builtins, name, None)
+
+
+def _device(function: types.FunctionType, loop: ast.For, names: tuple[str, ...], others: tuple[str, ...]) -> DeviceLoop:
+    body = _Notes().statements([loop])
+    every = [*names, *others]
+    arguments = ast.arguments(
+        posonlyargs=[], args=[], kwonlyargs=[ast.arg(n) for n in every], kw_defaults=[None] * len(every), defaults=[]
+    )
+    # A name that the loop sets before it is read need not be given.
+    arguments.kw_defaults = [ast.Constant(None) if n in names else None for n in every]
+    unset = ast.parse("\n".join(f"if {n} is None: del {n}" for n in names) or "pass").body
+    for statement in unset:
+        for part in ast.walk(statement):
+            ast.copy_location(part, loop)
+    made = ast.FunctionDef(name=function.__name__, args=arguments, body=[*unset, *body], decorator_list=[])
+    ast.copy_location(made, loop)
+    return DeviceLoop(names, others, lambda machine: _built(function, made, {TRACE: machine}), loop.lineno)
+
+
+def _built(function: types.FunctionType, tree: ast.FunctionDef, given: dict[str, Any]) -> Callable[..., Any]:
+    """A function of this tree with the original's globals, cells and defaults, and some names of ours."""
+    free = function.__code__.co_freevars
+    own = {a.arg for a in tree.args.kwonlyargs}
+    names = [*(n for n in free if n not in own), *given]
+    outer = ast.FunctionDef(
+        name="__serrate_outer__",
+        args=ast.arguments(posonlyargs=[], args=[ast.arg(n) for n in names], kwonlyargs=[], kw_defaults=[], defaults=[]),
+        body=[tree],
+        decorator_list=[],
+    )
+    module = ast.fix_missing_locations(ast.Module([outer], []))
+    code = _inner(_inner(compile(module, function.__code__.co_filename, "exec"), outer.name), function.__name__)
+    cells = dict(zip(free, function.__closure__ or (), strict=True)) | {n: types.CellType(x) for n, x in given.items()}
+    host = tree.args.args or tree.args.posonlyargs or not tree.args.kwonlyargs
+    made = types.FunctionType(
+        code,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__ if host else None,
+        tuple(cells[n] for n in code.co_freevars),
+    )
+    made.__kwdefaults__ = function.__kwdefaults__ if not own else dict.fromkeys(a.arg for a in tree.args.kwonlyargs)
+    return made
+
+
+class _Notes:
+    """Puts notes at the loops and branches of a device loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def statements(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        out: list[ast.stmt] = []
+        for s in body:
+            if isinstance(s, (ast.For, ast.While)):
+                out += self._loop(s)
+            elif isinstance(s, ast.If):
+                out += self._branch(s)
+            elif isinstance(s, (ast.Return, ast.Break, ast.Continue)):
+                what = {ast.Return: "return", ast.Break: "break", ast.Continue: "continue"}[type(s)]
+                raise KernelError(f"line {s.lineno}: `{what}` inside a loop over tiles: use `if` around what it would skip")
+            else:
+                for name in ("body", "orelse"):
+                    if getattr(s, name, None) and not isinstance(s, (ast.FunctionDef, ast.ClassDef)):
+                        setattr(s, name, self.statements(getattr(s, name)))
+                out.append(s)
+        return out
+
+    def _name(self) -> str:
+        self.count += 1
+        return f"__serrate_{self.count}__"
+
+    def _loop(self, node: ast.For | ast.While) -> list[ast.stmt]:
+        carried = carried_names(node)
+        loop = self._name()
+        node.body = self.statements(node.body)
+        targets = [n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)] if isinstance(node, ast.For) else []
+
+        def rests(then: str) -> list[ast.stmt]:
+            found: list[ast.stmt] = []
+            for n, written in carried.items():
+                found += _like(f"if {n!r} in locals(): {n} = {loop}.rest({n!r}, {n})", written)
+            return [*found, *_like(f"{loop}.{then}()", node)]
+
+        enter = _like(f"{loop} = {TRACE}.enter({tuple(targets)!r})", node)
+        if isinstance(node, ast.For):
+            node.body = [*rests("step"), *node.body]
+            return [*enter, node, *rests("leave")]
+        before = [*_like(f"{loop}.prepare()", node), *rests("step")]
+        test = _like(f"{loop}.again(0)", node)[0]
+        assert isinstance(test, ast.Expr) and isinstance(test.value, ast.Call)
+        test.value.args = [node.test]
+        node.test = test.value
+        return [*enter, *before, node, *rests("leave")]
+
+    def _branch(self, node: ast.If) -> list[ast.stmt]:
+        name = self._name()
+        written = sorted({n for part in (node.body, node.orelse) for s in _statements(part) for n in _targets(s)})
+        begin = _like(f"{name} = {TRACE}.branch(0)", node)
+        first = begin[0]
+        assert isinstance(first, ast.Assign) and isinstance(first.value, ast.Call)
+        first.value.args = [node.test]
+        saves = _like("\n".join(f"if {n!r} in locals(): {name}.save({n!r}, {n})" for n in written) or "pass", node)
+
+        def kept(side: int) -> str:
+            return "\n".join(f"if {n!r} in locals(): {name}.keep({side}, {n!r}, {n})" for n in written) or "pass"
+
+        restored = "\n".join(f"if {n!r} in locals(): {n} = {name}.restore({n!r}, {n})" for n in written) or "pass"
+        merged = "\n".join(f"if {n!r} in locals(): {n} = {name}.result({n!r}, {n})" for n in written) or "pass"
+        then, other = _like(f"if {name}.then(): pass", node)[0], _like(f"if {name}.other(): pass", node)[0]
+        assert isinstance(then, ast.If) and isinstance(other, ast.If)
+        then.body = [*self.statements(node.body), *_like(kept(0) + "\n" + restored, node)]
+        other.body = [*self.statements(node.orelse), *_like(kept(1), node)]
+        return [*begin, *saves, then, other, *_like(f"{name}.close()\n{merged}", node)]
+
+
+def _like(text: str, node: ast.stmt) -> list[ast.stmt]:
+    """Statements that stand where the head of another does."""
+    made = ast.parse(text).body
+    head = getattr(node, "test", None) or getattr(node, "iter", None) or node
+    for statement in made:
+        for part in ast.walk(statement):
+            ast.copy_location(part, head)
+    return made

@@ -1,0 +1,344 @@
+"""What names stand for while a device loop is traced: tiles, values of tiles, and the tensors outside.
+
+In: index expressions and values of the IR. Out: objects that look like the torch tensors they stand for. A `Traced` value knows
+its dims (the axis of each), the conditions under which its lanes exist, and the reductions that feed it, as the values of the
+interpreter do; where those hold numbers, this one holds expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from serrate.interpret.run import refuse
+from serrate.interpret.values import Lanes, TorchLike
+from serrate.ir.expr import Element, Expr, Less, Symbol, as_expr, const
+from serrate.ir.kernel import Axis
+from serrate.ir.loops import Existing, Held, Lane, Load, Local, Number, existing, held, load, number
+from serrate.ir.values import Constant, Tensor, Value, constant, rewrite
+
+if TYPE_CHECKING:
+    from serrate.tiles.trace import Trace
+
+Dims = tuple[Axis | None, ...]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Lanes exist where `holds`."""
+
+    holds: Less
+    row: bool
+    """Whether it is about the length of a row, and not about the end of a plain range."""
+
+    def over(self, axes: Sequence[Axis | None]) -> frozenset[Axis]:
+        """Which of these axes it mentions."""
+        return frozenset(a for a in axes if a is not None and mentions(self.holds, a))
+
+
+def mentions(what: Less | Expr, axis: Axis) -> bool:
+    """Whether something depends on the position along an axis."""
+    return bool(what.symbols & {axis.position, axis.lane})
+
+
+@dataclass(frozen=True)
+class Fed:
+    """That a reduction feeds a value: when it ran, and over which axes and under which conditions something may have existed."""
+
+    time: int
+    over: tuple[Axis, ...]
+    guard: tuple[Less, ...]
+
+    def count(self) -> Value:
+        """How many of its positions existed."""
+        return existing(tuple(a.block_lane for a in self.over), self.guard, torch.int64)
+
+
+class Traced(TorchLike):
+    """A value of a device loop: one number for every lane of its axes."""
+
+    __slots__ = ("axes", "conditions", "fed", "value")
+
+    def __init__(
+        self, value: Value, axes: Sequence[Axis | None], conditions: Sequence[Condition] = (), fed: Sequence[Fed] = ()
+    ) -> None:
+        self.value = value
+        self.axes: Dims = tuple(axes)
+        self.conditions = tuple(dict.fromkeys(conditions))
+        self.fed = tuple(dict.fromkeys(fed))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the lanes."""
+        return self.value.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where kernels run."""
+        return torch.device("cpu")
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.axes)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """The number of lanes of each dim; of a tile's dim its block size."""
+        return tuple(1 if a is None else lanes_of(a) for a in self.axes)
+
+    @property
+    def expr(self) -> Expr | None:
+        """The whole number it is, as an expression; None if it is no such."""
+        if isinstance(self.value, Number):
+            return self.value.expr
+        if isinstance(self.value, Constant) and not self.dtype.is_floating_point:
+            return const(int(self.value.number))
+        return None
+
+    def guard(self, axes: Sequence[Axis] | None = None) -> tuple[Less, ...]:
+        """The conditions, or those that mention one of these axes and those that protect them: a row that does not exist has
+        no length that could be asked for."""
+        if axes is None:
+            return tuple(c.holds for c in self.conditions)
+        kept = [c for c in self.conditions if c.over(axes)]
+        looked_up = {s for c in kept for e in c.holds.right.walk() if isinstance(e, Element) for s in e.index.symbols}
+        return tuple(c.holds for c in self.conditions if c in kept or (c.holds.left.symbols & looked_up and c not in kept))
+
+    def renamed(self, names: Mapping[Axis, Axis]) -> Traced:
+        """The same with axes replaced by others of as many lanes."""
+        swap = _swaps(names)
+        new = renamed_value(self.value, swap, {old.position: axis.position for old, axis in names.items()})
+        conditions = [Condition(c.holds.substitute(swap), c.row) for c in self.conditions]
+        fed = [Fed(f.time, tuple(names.get(a, a) for a in f.over), tuple(g.substitute(swap) for g in f.guard)) for f in self.fed]
+        return Traced(new, [None if a is None else names.get(a, a) for a in self.axes], conditions, fed)
+
+    def _known(self, what: str) -> Any:
+        if isinstance(self.value, Constant):
+            return self.value.number
+        expr = self.expr
+        if expr is not None and expr.value is not None:
+            return expr.value
+        refuse(
+            f"{what} a number that is known when the kernel is compiled, but this one is known when it runs: "
+            "use torch.where, an `if` statement, or hl.specialize for a size"
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self._known("`and`, `or`, `not` and conditional expressions need"))
+
+    def __int__(self) -> int:
+        return int(self._known("int() needs"))
+
+    def __float__(self) -> float:
+        return float(self._known("float() needs"))
+
+    def __index__(self) -> int:
+        return int(self._known("this needs"))
+
+    def item(self) -> Any:
+        """The one number it holds: a value without dims."""
+        if self.ndim:
+            refuse("item() needs one number: reduce it first (x.amax(), x.sum())")
+        return self
+
+    def __repr__(self) -> str:
+        return f"Traced({self.value}, over {list(map(str, self.axes))})"
+
+
+class LanesOf(int):
+    """A block size that a schedule chooses: the number 0 until then. It names its axis in shapes."""
+
+    axis: Axis
+
+    def __new__(cls, axis: Axis, size: int = 0) -> LanesOf:
+        made = super().__new__(cls, size)
+        made.axis = axis
+        return made
+
+
+def lanes_of(axis: Axis) -> Any:
+    """The number of lanes of an axis: an int where it is fixed, which shapes can be made of."""
+    fixed = axis.block if axis.looped else axis.size
+    return LanesOf(axis, fixed) if fixed is not None else OpenSize(axis)
+
+
+class OpenSize(Traced):
+    """`tile.block_size` where a schedule chooses it: a number like any other, and a dim of shapes."""
+
+    __slots__ = ("axis",)
+
+    def __init__(self, axis: Axis) -> None:
+        super().__init__(number(axis.lanes), ())
+        self.axis = axis
+
+
+class TracedTile(Lanes):
+    """One block of positions of a loop, whichever it is."""
+
+    __slots__ = ("axis", "conditions")
+
+    def __init__(self, axis: Axis, conditions: Sequence[Condition] = ()) -> None:
+        self.axis = axis
+        self.conditions = tuple(conditions)
+
+    @property
+    def index(self) -> Traced:
+        """The positions, one for each lane."""
+        end = Condition(Less(self.axis.position, self.axis.end), False)
+        return Traced(number(self.axis.position), [self.axis], [end, *self.conditions])
+
+    @property
+    def begin(self) -> Traced:
+        """The first position."""
+        return Traced(number(self.axis.first), ())
+
+    @property
+    def end(self) -> Traced:
+        """One past the last position."""
+        return Traced(number(self.axis.last), ())
+
+    @property
+    def id(self) -> Traced:
+        """Which tile of its loop it is."""
+        return Traced(number(self.axis.number), ())
+
+    @property
+    def count(self) -> Traced:
+        """How many tiles the loop has."""
+        lanes: Expr = self.axis.lanes
+        return Traced(number((self.axis.end - self.axis.begin + lanes - 1) // lanes), ())
+
+    @property
+    def block_size(self) -> Any:
+        """How many lanes it has."""
+        return lanes_of(self.axis)
+
+    def __eq__(self, other: object) -> Any:
+        return self is other if isinstance(other, TracedTile) else self.index == other
+
+    __hash__ = object.__hash__
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.index[key]
+
+    def __repr__(self) -> str:
+        return f"TracedTile({self.axis})"
+
+
+class TracedTensor(TorchLike):
+    """A tensor outside of the loops."""
+
+    __slots__ = ("name", "sizes", "tensor", "trace")
+
+    def __init__(self, trace: Trace, name: str, tensor: Tensor) -> None:
+        self.trace, self.name, self.tensor = trace, name, tensor
+        self.sizes = tuple(d.extent_expr for d in tensor.storage)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its elements."""
+        return self.tensor.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where kernels run."""
+        return torch.device("cpu")
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.sizes)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Sizes: ints where they are compiled in, else values without dims."""
+        return tuple(plain(Traced(number(e), ())) for e in self.sizes)
+
+    def numel(self) -> Any:
+        """The number of elements."""
+        total = const(1)
+        for size in self.sizes:
+            total = total * size
+        return plain(Traced(number(total), ()))
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __setitem__(self, key: Any, x: Any) -> None:
+        self.trace.store(self, key, x)
+
+    def __repr__(self) -> str:
+        return f"TracedTensor({self.name})"
+
+
+def plain(x: Traced) -> Any:
+    """A number that is known as an int; others as they are."""
+    expr = x.expr
+    return expr.value if expr is not None and expr.value is not None and not x.ndim else x
+
+
+def as_traced(x: Any) -> Any:
+    """A tile as its positions, a number as a value without dims; what is neither as it is."""
+    if isinstance(x, TracedTile):
+        return x.index
+    if isinstance(x, bool):
+        return Traced(constant(x, torch.bool), ())
+    if isinstance(x, int):
+        return Traced(number(as_expr(int(x))), ())
+    if isinstance(x, float):
+        return Traced(constant(x, torch.get_default_dtype()), ())
+    return x
+
+
+def _swaps(names: Mapping[Axis, Axis]) -> dict[Expr, Expr]:
+    found: dict[Expr, Expr] = {}
+    for old, new in names.items():
+        # Lanes that no loop runs over count from 0, as lanes of a tile do.
+        if old.looped and not new.looped:
+            found |= {old.position: old.first + new.position, old.lane: new.position}
+            continue
+        at: Expr = new.lane if new.looped and not old.looped else new.position
+        found |= {old.position: at, old.lane: new.lane, old.lanes: new.lanes}
+    return found
+
+
+def renamed_value(value: Value, swap: Mapping[Expr, Expr], lanes: Mapping[Symbol, Symbol]) -> Value:
+    """A value with index expressions replaced, and private blocks read along other lanes."""
+
+    def moved(lane: Lane) -> Lane:
+        return Lane(lanes.get(lane.symbol, lane.symbol), lane.size)
+
+    def change(v: Value) -> Value | None:
+        if isinstance(v, Load):
+            guard = tuple(g.substitute(swap) for g in v.guard)
+            return load(v.tensor, tuple(e.substitute(swap) for e in v.index), guard, v.other)
+        if isinstance(v, Number):
+            return number(v.expr.substitute(swap), v.dtype)
+        if isinstance(v, Existing):
+            return existing(tuple(map(moved, v.lanes)), tuple(g.substitute(swap) for g in v.guard), v.dtype)
+        if isinstance(v, Held):
+            return held(Local(v.local.name, v.local.dtype, tuple(map(moved, v.local.lanes))))
+        return None
+
+    return rewrite(value, change)
+
+
+def symbols_of(value: Value) -> frozenset[Symbol]:
+    """The positions and numbers that a value depends on."""
+    found: set[Symbol] = set()
+    for v in value.walk():
+        if isinstance(v, Load):
+            found.update(s for e in v.index for s in e.symbols)
+            found.update(s for g in v.guard for s in g.symbols)
+        elif isinstance(v, Number):
+            found.update(v.expr.symbols)
+        elif isinstance(v, Held):
+            found.update(lane.symbol for lane in v.local.lanes)
+        elif isinstance(v, Existing):
+            own = {lane.symbol for lane in v.lanes}
+            found.update(s for g in v.guard for s in g.symbols if s not in own)
+    return frozenset(found)
