@@ -33,6 +33,7 @@ ORDER = (
     "engine",
     "moves",
     "calls",
+    "tiles",
     "kernels",
     "eager",
     "cli",

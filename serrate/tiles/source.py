@@ -101,11 +101,8 @@ class _Finder:
         return s
 
     def _is_device(self, node: ast.expr) -> bool:
-        from serrate import language
-
-        if not isinstance(node, ast.Call):
-            return False
-        return self._resolved(node.func) in (language.tile, language.grid, language.jagged_tile)
+        found = self._resolved(node.func) if isinstance(node, ast.Call) else None
+        return getattr(found, "__module__", "") == "serrate.language" and found.__name__ in ("tile", "grid", "jagged_tile")
 
     def _resolved(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Name) and node.id not in self.local:

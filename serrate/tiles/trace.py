@@ -692,7 +692,7 @@ class Branch:
             and not (test.expr is not None and test.expr.value is not None)
         ):
             if any(a is not None for a in test.axes):
-                refuse("`if` needs one number: reduce it first (x.any(), x.amax()), or use torch.where")
+                refuse("`if` needs one number: reduce it first (x.amax(), x.any()), or use torch.where")
             self.negated = False
             self.guard = conditions_of(trace, cast(test, torch.bool))
         else:

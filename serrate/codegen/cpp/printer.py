@@ -441,9 +441,8 @@ class _Printer(Text):
                 if node in self.converted:
                     self.put(f"{self.converted[node]} = {text};")
                 elif node.add:
-                    self.put(
-                        f"add_alone({node.tensor.name}[{self.flat(node.tensor, node.index)}], ({computed(node.tensor.dtype)}){text});"
-                    )
+                    at, kind = self.flat(node.tensor, node.index), computed(node.tensor.dtype)
+                    self.put(f"add_alone({node.tensor.name}[{at}], ({kind}){text});")
                 else:
                     to, place = self._target(node, staged)
                     self.put(f"store({to}[{self.index(place)}], ({computed(node.tensor.dtype)}){text});")
