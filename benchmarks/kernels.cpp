@@ -27,8 +27,7 @@ extern "C" void dense_add(const float* __restrict x, const i64* __restrict offse
   i64 pieces = (columns + PIECE - 1) / PIECE;
 #pragma omp parallel
   {
-    // every piece moves about as much, and threads that each stay in one part of memory are a tenth faster
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, 4)
     for (i64 t = 0; t < rows * pieces; t++) {
       i64 r = t / pieces, start = t % pieces * PIECE, n = least(PIECE, columns - start), at = r * columns + start;
       i64 left = offsets[r + 1] - offsets[r] - start, own = left < 0 ? 0 : least(left, n);
