@@ -23,6 +23,7 @@ BENCHMARKS = {
     "cpu": "every work on the CPU: % of the machine's limit, and how far ahead of every peer",
     "spine": "five of them, in float32, beside hand-written C++ too",
     "memory": "peak memory beside inputs and outputs; results in fresh memory against reused",
+    "kernels": "every example kernel beside hand-written C++ or torch's products per group; its first and its later calls",
     "calls": "what a call costs beyond its kernel: warm, and with lengths never seen before",
     "construction": "what it costs to make a ragged tensor of tensors that are ready",
     "gpu": "the GPU table",

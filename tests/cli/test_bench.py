@@ -30,6 +30,7 @@ def test_without_names_it_says_what_there_is() -> None:
         (["cpu", "--lengths", "long"], "--lengths long: there are uniform"),
         (["cpu", "--dtype", "int8"], "--dtype int8: there are float32, bfloat16"),
         (["spine", "--only", "mean"], "--only mean: there are sum, pointwise"),
+        (["kernels", "--only", "sum"], "--only sum: there are jagged_dense_add, jagged_sum"),
     ],
 )
 def test_a_name_that_there_is_not_is_refused_with_those_there_are(arguments: list[str], said: str) -> None:
@@ -74,3 +75,19 @@ def test_calls_are_shown_beyond_their_kernel(tmp_path: Path) -> None:
         and lines["jit"]["beyond"] == lines["jit"]["microseconds"] - lines["the kernel"]["microseconds"]
     )
     assert lines["new lengths: jit"]["microseconds"] > 0
+
+
+def test_kernels_are_shown_beside_their_bar_and_with_what_calls_cost(tmp_path: Path) -> None:
+    chosen = ("--only", "jagged_sum", "--only", "grouped_gemm", "--lengths", "exponential")
+    shown = run("kernels", "--quick", "--rounds", "1", *chosen, "--out", str(tmp_path))
+    assert shown.exit_code == 0, shown.output
+    assert "hand C++" in shown.output and "later calls" in shown.output
+    lines = json.loads((tmp_path / "kernels.json").read_text())["lines"]
+    speeds, starts = [line for line in lines if "ratio" in line], [line for line in lines if "first" in line]
+    assert [(each["example"], each["against"], each["goal"]) for each in speeds] == [
+        ("jagged_sum", "hand C++", 1.1),
+        ("grouped_gemm", "torch", 1.0),
+    ]
+    assert all(each["ratio"] == each["ours"] / each["bar"] and not each["fault"] for each in speeds)
+    assert [each["example"] for each in starts] == ["jagged_sum", "grouped_gemm"]
+    assert all(each["first"] > 0 and each["later"] > 0 and not each["fault"] for each in starts)
