@@ -142,7 +142,10 @@ class Accessors:
         """
         if dim is None:
             return self.shape
-        return self._size(self.dims[self._dim(dim)])
+        dims = self.dims
+        if not -len(dims) <= dim < len(dims):
+            raise ShapeError(f"dim {dim} does not exist: the tensor has {len(dims)} dims")
+        return self._size(dims[dim])
 
     def is_ragged(self, dim: int) -> bool:
         """Whether a dim has another size for every row.

@@ -1,0 +1,289 @@
+"""The form of what a device loop uses: what a program is made for, and what it is given at every call.
+
+In: what a loop uses, by name. Out: its form (dtypes, numbers of dims, how rows are described, what is no number), the sizes in it
+that may be compiled in, and the way to everything that a program is given.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from serrate.errors import DeviceError, GradientError
+from serrate.frontend.outside import PLAIN, Outside
+from serrate.frontend.trace import described
+from serrate.interpret.axes import BlockSize
+from serrate.ir.expr import Symbol
+from serrate.ir.values import Tensor
+from serrate.tensor import JaggedTensor
+from serrate.tensor.structure import Structure
+from serrate.tiles.trace import Trace
+
+Path = tuple[Any, ...]
+"""The way to a tensor or number: a name, then what is asked of it."""
+Env = Mapping[str, Any]
+"""What a loop uses, by name."""
+Get = Callable[[Env], Any]
+
+NUMBERS = "(numbers)"
+"""The tensor that holds all the floats a loop uses: they are given to the program, so that others need no other program.
+No name of the user's is this one."""
+CONTAINERS = (tuple, list, dict)
+
+
+class Fixed(int):
+    """A size that the user wants compiled in."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """A tuple, list or dictionary of things that are given by names of their own."""
+
+    kind: type
+    names: tuple[str, ...]
+    keys: tuple[Any, ...]
+
+    def of(self, made: dict[str, Any]) -> Any:
+        """The container, of what stands for its parts."""
+        parts = [made[n] for n in self.names]
+        return dict(zip(self.keys, parts, strict=True)) if self.kind is dict else self.kind(parts)
+
+
+def parts_of(name: str, value: Any) -> dict[str, tuple[Any, Any]]:
+    """What is in a container, by names of their own, each with its key.
+
+    >>> parts_of("pair", (4, 5))
+    {'pair[0]': (0, 4), 'pair[1]': (1, 5)}
+    """
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {f"{name}[{k!r}]": (k, x) for k, x in items}
+
+
+def flattened(given: dict[str, Any]) -> dict[str, Any]:
+    """What a loop uses, with everything that is in a tuple, list or dictionary by itself.
+
+    >>> flattened({"pair": (4, 5)})
+    {'pair': Container(kind=<class 'tuple'>, names=('pair[0]', 'pair[1]'), keys=()), 'pair[0]': 4, 'pair[1]': 5}
+    """
+    while any(type(x) in CONTAINERS for x in given.values()):
+        flat: dict[str, Any] = {}
+        for name, value in given.items():
+            if type(value) in CONTAINERS:
+                parts = parts_of(name, value)
+                flat[name] = Container(type(value), tuple(parts), tuple(value) if isinstance(value, dict) else ())
+                flat |= {part: x for part, (_, x) in parts.items()}
+            else:
+                flat[name] = value
+        given = flat
+    return given
+
+
+# --- structures ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class Remembered:
+    """What is known of one structure as long as it is there."""
+
+    reference: weakref.ref[Structure]
+    form: int
+    """A number for everything that a program may be made for: structures of one form have the same."""
+    records: dict[object, tuple[Any, ...]] = field(default_factory=dict)
+    """What programs are given of it."""
+
+
+structures: dict[int, Remembered] = {}
+"""By identity. A structure that is gone takes what is known of it along."""
+_forms: dict[Any, int] = {}
+_numbers = itertools.count()
+
+
+def remembered(structure: Structure) -> Remembered:
+    """What is known of a structure, which is looked at if nothing is."""
+    place = id(structure)
+    found = structures.get(place)
+    if found is None or found.reference() is not structure:
+        rows = tuple(
+            (r.form, tuple(each.dtype for each in r.offsets), None if r.starts is None else r.starts.dtype) for r in structure.rows
+        )
+        number = _forms.setdefault((rows, structure.dims), next(_numbers))
+        found = structures[place] = Remembered(weakref.ref(structure, lambda _: structures.pop(place, None)), number)
+    return found
+
+
+def least(structure: Structure) -> tuple[tuple[int, int], ...]:
+    """Dims of the values, and how many positions each must have for the rows to be there."""
+    found: list[tuple[int, int]] = []
+    for dim, rows in zip(structure.dims, structure.rows, strict=True):
+        found.append((dim, rows.extent("a kernel") if rows.starts is None else rows.reach("a kernel")))
+        if rows.takes == 2:
+            found.append((dim + 1, rows.max_length(rows.depth, "a kernel")))
+    return tuple(found)
+
+
+# --- forms ---------------------------------------------------------------------------------------------------------------
+
+
+class Same:
+    """Something that cannot be hashed, as a key: the very same thing."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: Any) -> None:
+        # Kept alive, so that nothing else has its identity.
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+def describe(env: Env, names: frozenset[str] = frozenset()) -> tuple[Any, dict[Path, int]]:
+    """The form of what a loop uses, and the sizes in it that may be compiled in.
+
+    `names` are the attributes that the kernel speaks of: numbers that a module has under one of them are part of the form.
+
+    >>> describe({"x": torch.zeros(2, 3), "n": 4, "scale": 0.5})
+    ((('x', torch.float32, 2), ('n', <class 'int'>), ('scale', <class 'float'>)), {('x', 'shape', 1): 3, ('n',): 4})
+    """
+    form: list[Any] = []
+    sizes: dict[Path, int] = {}
+    axes: list[Any] = []
+    for name, value in env.items():
+        if isinstance(value, torch.Tensor):
+            check(value)
+            form.append((name, value.dtype, value.dim()))
+            sizes |= {(name, "shape", k): value.shape[k] for k in range(1, value.dim())}
+        elif isinstance(value, JaggedTensor):
+            check(value)
+            form.append((name, value.dtype, value.values.dim(), remembered(value.structure).form, JaggedTensor))
+            sizes |= {(name, "values", "shape", k): value.values.shape[k] for k in range(1, value.values.dim())}
+        elif isinstance(value, BlockSize):
+            # Two blocks of one size are the same only if they are of one axis.
+            own = next((k for k, axis in enumerate(axes) if axis is value.axis), len(axes))
+            axes.append(value.axis)
+            form.append((name, BlockSize, int(value), own))
+        elif isinstance(value, (bool, Fixed)) or not isinstance(value, (int, float)):
+            form.append((name, type(value), key_of(value), numbers_of(value, names)))
+        elif isinstance(value, int):
+            form.append((name, type(value)))
+            sizes[(name,)] = value
+        else:
+            form.append((name, type(value)))
+    return tuple(form), sizes
+
+
+def counts_of(env: Env) -> set[int]:
+    """Numbers of rows, their lengths, and first dims: an integer that is one of them will change with them."""
+    found: set[int] = set()
+    for value in env.values():
+        if isinstance(value, JaggedTensor):
+            found |= {value.num_rows, value.num_groups, value.max_length, value.total_elements}
+        elif isinstance(value, torch.Tensor) and value.dim():
+            found |= {value.shape[0], value.shape[0] - 1}
+    return found
+
+
+def key_of(value: Any) -> Any:
+    """What stands for something that is no number, tensor or container."""
+    try:
+        hash(value)
+    except TypeError:
+        return Same(value)
+    return described(value) if isinstance(value, complex) else value
+
+
+def numbers_of(value: Any, names: frozenset[str]) -> Any:
+    """The numbers that a trace finds through a module, function or object of the user's, as they are now."""
+    if isinstance(value, types.ModuleType):
+        found = {n: vars(value)[n] for n in sorted(names & vars(value).keys()) if isinstance(vars(value)[n], PLAIN)}
+        return tuple((n, described(x)) for n, x in found.items() if not isinstance(x, torch.dtype))
+    module = getattr(value, "__module__", None) or ""
+    if isinstance(value, (type, types.BuiltinFunctionType, torch.dtype)) or module.split(".")[0] in ("torch", "serrate"):
+        return ()
+    return Outside(value).numbers_now((), {})
+
+
+def check(x: torch.Tensor | JaggedTensor) -> None:
+    """Raises for what compiled kernels do not take."""
+    if x.device.type != "cpu":
+        raise DeviceError(f"compiled kernels run on a CPU, and an argument is on {x.device}: move it with .cpu()")
+    if x.requires_grad and torch.is_grad_enabled():
+        raise GradientError("a kernel has no gradient: call it under torch.no_grad(), or with detached tensors")
+    if isinstance(x, JaggedTensor):
+        # Its values may have been resized.
+        x.structure.check_values(x.values)
+
+
+class Ways:
+    """The way to everything that a program is given."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._tensors = {t.tensor.name: path for path, t in trace.tensors.items()}
+        self._numbers = {s.name: path for path, s in trace.numbers.items()}
+        self._arrays = {a.name: key for key, a in trace.described.items()}
+
+    def tensor(self, tensor: Tensor) -> Path:
+        """The way to a tensor of the outside."""
+        return self._tensors[tensor.name]
+
+    def number(self, what: Symbol) -> Path:
+        """The way to a number of the outside."""
+        return self._numbers[what.name]
+
+    def array(self, name: str) -> tuple[str, int, str]:
+        """The ragged tensor that an array describes, which of its partitioned dims, and what it says of that."""
+        return self._arrays[name]
+
+
+def array_of(jt: JaggedTensor, axis: int, what: str) -> torch.Tensor:
+    """An array that describes rows."""
+    rows = jt.structure.rows[axis]
+    if what == "where":
+        found = rows.where()
+    elif what == "counts":
+        found = rows.counts()
+    else:
+        found = rows.offsets[int(what.removeprefix("offsets"))]
+    found = (found if found.dtype in (torch.int32, torch.int64) else found.long()).contiguous()
+    # Without components, code may still ask for the length of the first.
+    return found if found.numel() > 1 else torch.cat([found, found.new_zeros(2 - found.numel())])
+
+
+def tensor_at(path: Path) -> Get:
+    """How a tensor is found in what a loop uses."""
+    name, *rest = path
+    if name == NUMBERS:
+        return lambda env: torch.tensor([x for x in env.values() if isinstance(x, float)], dtype=torch.float64)
+    if not rest:
+        return lambda env: env[name]
+    if rest[0] == "tile_list":
+        return lambda env: env[name].tile_list(rest[1])[rest[2]]
+    attribute = rest[0]
+    return lambda env: getattr(env[name], attribute)
+
+
+def number_at(path: Path) -> Get:
+    """How a number is found in what a loop uses."""
+    if len(path) == 1:
+        return lambda env: env[path[0]]
+    if "shape" in path:
+        at = path.index("shape")
+        tensor, dim = tensor_at(path[:at]), path[at + 1]
+        return lambda env: tensor(env).shape[dim]
+    name, what, *more = path
+    if what == "total_tiles":
+        return lambda env: env[name].total_tiles(more[0])
+    if what == "longest":
+        return lambda env: env[name].structure.max_length(more[0])
+    if what == "rows_of":
+        return lambda env: env[name].structure.num_rows(more[0])
+    return lambda env: getattr(env[name], what)
