@@ -110,7 +110,8 @@ def remembered(structure: Structure) -> Remembered:
     found = structures.get(place)
     if found is None or found.reference() is not structure:
         rows = tuple(
-            (r.form, tuple(each.dtype for each in r.offsets), None if r.starts is None else r.starts.dtype) for r in structure.rows
+            (r.form, tuple(each.dtype for each in r.offsets), None if r.starts is None else r.starts.dtype)
+            for r in structure.rows
         )
         number = _forms.setdefault((rows, structure.dims), next(_numbers))
         found = structures[place] = Remembered(weakref.ref(structure, lambda _: structures.pop(place, None)), number)

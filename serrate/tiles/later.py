@@ -1,8 +1,8 @@
 """Later calls: Python that is written for one layout of what a loop uses, and goes straight to the program.
 
-In: what a call used, and the program that served it. Out: a function that serves every call like it. It looks at types and numbers
-of dims, makes a key of everything that a program may be made for, and finds with it a second function, which hands the program its
-addresses and numbers. Of a loop with a ragged `jt` and an integer `n` these are, in short,
+In: what a call used, and the program that served it. Out: a function that serves every call like it. It looks at types and
+numbers of dims, makes a key of everything that a program may be made for, and finds with it a second function, which hands the
+program its addresses and numbers. Of a loop with a ragged `jt` and an integer `n` these are, in short,
 
     def call(env):                                        def run(w0, w0_0, w0_1, e0, v1):
         v0 = env["jt"]                                        r0 = e0.records.get(record) or made(...)
@@ -14,8 +14,8 @@ addresses and numbers. Of a loop with a ragged `jt` and an integer `n` these are
         run = ready.get((w0.dtype, w0_1, e0.form, v1))
         ...
 
-What depends on a structure alone is remembered as long as the structure is there; shapes, numbers and threads are read every time.
-A call that does not fit, that would be refused, or whose tensors must be copied first, takes the long way.
+What depends on a structure alone is remembered as long as the structure is there; shapes, numbers and threads are read every
+time. A call that does not fit, that would be refused, or whose tensors must be copied first, takes the long way.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ from serrate.tiles.trace import DEFAULT_BLOCK, Again, Known, Trace
 from serrate.tiles.values import Traced
 
 _making = threading.RLock()
-"""Held while programs are looked for and made, so that threads that call at once make one. A kernel's function may call others."""
+"""Held while programs are looked for and made, so that threads that call at once make one; a kernel may call another."""
 
 
 def _after_fork() -> None:
