@@ -54,7 +54,8 @@ from serrate.tiles.trace import DEFAULT_BLOCK, Again, Known, Trace
 from serrate.tiles.values import Traced
 
 _making = threading.RLock()
-"""Held while programs are looked for and made, so that threads that call at once make one; a kernel may call another."""
+"""Held while programs are looked for and made, so that threads that call at once make one; a kernel may call another. Also while
+trees of Python are made or compiled, which Python 3.11 cannot do in two threads (AST constructor recursion depth mismatch)."""
 
 
 def _after_fork() -> None:
@@ -296,9 +297,10 @@ class CompiledKernel:
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         if not isinstance(function, types.FunctionType):
             raise KernelError(f"@serrate.kernel takes a plain function, not a {type(function).__name__}")
-        self._parts = split(function)
+        with _making:
+            self._parts = split(function)
+            self._host = self._parts.host(self._launch)
         self.sites = [Site(function.__name__, function, loop, options) for loop in self._parts.loops]
-        self._host = self._parts.host(self._launch)
         self._blocks = options.blocks
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -317,6 +319,8 @@ class CompiledKernel:
             with _making:
                 asked.append(site.variant(site.complete(env)))
 
+        with _making:
+            host = self._parts.host(ask)
         with running(Host(self._blocks)):
-            self._parts.host(ask)(*args, **kwargs)
+            host(*args, **kwargs)
         return asked
