@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from serrate.ir.kernel import KernelProgram
 from serrate.ir.loops import load, number
 from serrate.ir.values import Role
 from serrate.lower.tiles import lower_kernel
-from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable
+from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, bound
 from serrate.schedule.target import CPU
 from serrate.schedule.tiles import TilePlan, overridden, plan
 from serrate.tensor import JaggedTensor
@@ -96,8 +96,12 @@ class Variant:
 
     def __call__(self, env: Env) -> None:
         """Runs it."""
+        self.ready(env)()
+
+    def ready(self, env: Env) -> Callable[[], None]:
+        """The program with everything it is given: what is left is its own work."""
         if not self.executable.program.kernels:
-            return
+            return lambda: None
         tensors = [tensor_at(path)(env) for path in self.tensors]
         kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         for k, t in enumerate(tensors):
@@ -106,9 +110,14 @@ class Variant:
                 if k in self.outputs:
                     kept.append((t, tensors[k]))
         arrays = [array_of(env[name], axis, what) for name, axis, what in self.arrays]
-        self.executable(tensors, arrays, [number_at(path)(env) for path in self.symbols])
-        for target, made in kept:
-            target.copy_(made)
+        run = bound(self.executable, tensors, arrays, [number_at(path)(env) for path in self.symbols])
+
+        def work() -> None:
+            run(tensors)
+            for target, made in kept:
+                target.copy_(made)
+
+        return work
 
 
 @dataclass
@@ -312,15 +321,23 @@ class CompiledKernel:
 
     def variants(self, *args: Any, **kwargs: Any) -> list[Variant]:
         """The programs that run for these arguments; none is run."""
-        asked: list[Variant] = []
+        return [variant for variant, _ in self._asked(args, kwargs)]
 
-        def ask(number: int, env: dict[str, Any]) -> None:
+    def ready(self, *args: Any, **kwargs: Any) -> list[Callable[[], None]]:
+        """These programs, each with everything it is given: what a call does beside them is not the kernel's own work."""
+        return [variant.ready(env) for variant, env in self._asked(args, kwargs)]
+
+    def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Variant, Env]]:
+        found: list[tuple[Variant, Env]] = []
+
+        def ask(number: int, given: dict[str, Any]) -> None:
             site = self.sites[number]
+            env = site.complete(given)
             with _making:
-                asked.append(site.variant(site.complete(env)))
+                found.append((site.variant(env), env))
 
         with _making:
             host = self._parts.host(ask)
         with running(Host(self._blocks)):
             host(*args, **kwargs)
-        return asked
+        return found

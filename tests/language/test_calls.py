@@ -404,22 +404,23 @@ def test_containers_may_hold_something_else(made: list[str]) -> None:
             for part in parts:
                 sums = sums + part[i]
             for name in named:
-                sums = sums + named[name]
+                sums = sums + named[name] * len(name)
             out[i] = sums
         return out
 
     def right(count: int, kind: Callable[..., Any], named: dict[str, Any]) -> bool:
         parts = kind(torch.randn(5) for _ in range(count))
         wanted = torch.zeros(5)
-        for part in (*parts, *named.values()):
+        for part in (*parts, *(x * len(name) for name, x in named.items())):
             wanted = wanted + part
         return near(total(parts, named), wanted)
 
     for _ in range(2):
         assert right(2, list, {"a": 1.0}) and right(2, list, {"a": -3.0})
-        assert right(3, list, {"a": 1.0}) and right(2, tuple, {"a": 1.0}) and right(2, list, {"b": 2.0, "a": 1.0})
+        assert right(3, list, {"a": 1.0}) and right(2, tuple, {"a": 1.0}) and right(2, list, {"bbb": 2.0, "a": 1.0})
+        assert right(2, list, {"a": 2.0, "bbb": 1.0})
         assert right(2, list, {"a": 1})
-    assert len(made) == 5
+    assert len(made) == 6
 
 
 def test_later_calls_are_refused_as_first_ones_are() -> None:
