@@ -47,6 +47,9 @@ _SAME_NAME = (
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     **{name: getattr(torch, name) for name in _SAME_NAME.split()},
     "div": torch.true_divide,
+    "bitand": torch.bitwise_and,
+    "bitor": torch.bitwise_or,
+    "bitxor": torch.bitwise_xor,
     "sin": torch.sin,
     "fmod": torch.fmod,
     "cos": torch.cos,
