@@ -485,11 +485,11 @@ def reduced(trace: Trace, x: Traced, dims: Sequence[int], keepdim: bool, operato
 
 def where_exists(x: Traced, value: Value, other: Any) -> Value:
     """A value in the rows in which another one exists; elsewhere a number."""
-    for c in x.conditions:
-        if c.row:
-            here = call("lt", number(c.holds.left), number(c.holds.right), dtype=torch.bool)
-            value = call("where", here, value, constant(other, value.dtype), dtype=value.dtype)
-    return value
+    rows = tuple(c.holds for c in x.conditions if c.row)
+    if not rows:
+        return value
+    here = call("gt", existing((), rows, torch.int64), constant(0, torch.int64), dtype=torch.bool)
+    return call("where", here, value, constant(other, value.dtype), dtype=value.dtype)
 
 
 def _fed_over(fed: Sequence[Fed], over: Sequence[Axis]) -> list[Fed]:

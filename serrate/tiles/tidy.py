@@ -86,7 +86,7 @@ class _Tidy:
             }
             if not inside and not loads and not symbols_of(node.value) & own and not local & changed:
                 moved.add(node.local.name)
-                fixed += [Declare(node.local, 0), node]
+                fixed += [Declare(node.local, None), node]
         rest = tuple(n for n in loop.body if not (isinstance(n, Declare | Assign) and n.local.name in moved))
         return replace(loop, body=rest), fixed
 
@@ -101,6 +101,7 @@ class _Tidy:
 
     def _node(self, node: Any, out: list[Statement], kept: dict[Value, Local], counts: dict[Value, int]) -> Any:
         lanes = {lane.symbol for lane in node.lanes}
+        order = {lane.symbol: k for k, lane in enumerate(node.lanes)}
 
         def change(v: Value) -> Value | None:
             if v in kept:
@@ -110,13 +111,12 @@ class _Tidy:
             if v.function == "div" and v.dtype.is_floating_point and {a.position for a in self._axes(v.args[1])} < lanes:
                 # One quotient for all lanes that share the divisor; products in the lanes.
                 return rewrite(call("mul", v.args[0], call("reciprocal", v.args[1], dtype=v.dtype), dtype=v.dtype), change)
-            own = self._axes(v)
+            own = sorted(self._axes(v), key=lambda a: order.get(a.position, len(order)))
             wide = {a.position for a in own} < lanes and not all(isinstance(a, Constant) for a in v.args)
             shared = counts.get(v, 0) > 1 and _costly(v) and {a.position for a in own} <= lanes
-            if not (wide or shared) or not _worth(v):
+            if not (wide or shared):
                 return None
-            local = self._kept(v, own, out)
-            kept[v] = local
+            kept[v] = local = self._kept(v, own, out, kept, counts)
             return held(local)
 
         if isinstance(node, Dot):
@@ -129,7 +129,7 @@ class _Tidy:
             isinstance(v, Load) and v.tensor is node.tensor and v.index != node.index for v in node.value.walk()
         ):
             # What one lane writes, another one may still have to read.
-            local = self._kept(node.value, [self.axes[lane.symbol] for lane in node.lanes], out)
+            local = self._kept(node.value, [self.axes[lane.symbol] for lane in node.lanes], out, kept, counts)
             node = replace(node, value=held(local))
         return node
 
@@ -145,7 +145,10 @@ class _Tidy:
         found = dict.fromkeys(self.axes[s] for s in sorted(symbols_of(value), key=str) if s in self.axes)
         return list(found)
 
-    def _kept(self, value: Value, axes: Sequence[Axis], out: list[Statement]) -> Local:
+    def _kept(
+        self, value: Value, axes: Sequence[Axis], out: list[Statement], kept: dict[Value, Local], counts: dict[Value, int]
+    ) -> Local:
+        """A private block of its own for a part, of which parts may have such again."""
         self.count += 1
         name = f"t{self.count}"
         while name in self.used:
@@ -154,7 +157,8 @@ class _Tidy:
         lanes = tuple(Lane(a.position, 0) for a in axes if a.looped or (a.size or 2) > 1)
         local = Local(name, value.dtype, lanes)
         self.made.add(name)
-        out += [Declare(local, 0), Assign(lanes, (), local, value)]
+        node = self._node(Assign(lanes, (), local, value), out, kept, counts)
+        out += [Declare(local, None), node]
         return local
 
     @staticmethod
@@ -172,8 +176,3 @@ class _Tidy:
 
 def _costly(value: Value) -> bool:
     return any(isinstance(v, Call) and v.function in COSTLY for v in value.walk())
-
-
-def _worth(value: Value) -> bool:
-    """Whether a part is more than what it is read from."""
-    return isinstance(value, Call)
