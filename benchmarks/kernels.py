@@ -325,7 +325,8 @@ def _start_table(starts: Sequence[Start]) -> Table:
         box=SIMPLE_HEAD,
         pad_edge=False,
         caption="first call: in a process of its own, nothing cached. "
-        "later calls: all of a warm call, four rows of length 3, one thread; program: its generated code alone; goal: for the rest.",
+        "later calls: all of a warm call, four rows of length 3, one thread; program: its generated code alone; "
+        "goal: for what is beyond it.",
         caption_justify="left",
     )
     table.add_column("example", no_wrap=True)
@@ -337,8 +338,8 @@ def _start_table(starts: Sequence[Start]) -> Table:
     table.add_column("met")
     for each in starts:
         first = (report.number(each.first), f"{FIRST:.1f}", _judged(each.first, FIRST))
-        later = (*map(report.number, (each.later, each.program, each.beyond)), f"{LATER:.0f}", _judged(each.beyond, LATER))
-        table.add_row(each.example, *first, *later)
+        later = [report.number(number) for number in (each.later, each.program, each.beyond)]
+        table.add_row(each.example, *first, *later, f"{LATER:.0f}", _judged(each.beyond, LATER))
     return table
 
 

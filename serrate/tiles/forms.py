@@ -23,6 +23,7 @@ from serrate.ir.expr import Symbol
 from serrate.ir.values import Tensor
 from serrate.tensor import JaggedTensor
 from serrate.tensor.structure import Structure
+from serrate.tiles.memory import first_of
 from serrate.tiles.trace import Trace
 
 Path = tuple[Any, ...]
@@ -94,6 +95,8 @@ class Remembered:
     reference: weakref.ref[Structure]
     form: int
     """A number for everything that a program may be made for: structures of one form have the same."""
+    rows: tuple[int, ...]
+    """Which rows they are: programs may be made for ragged tensors that have the very same ones."""
     records: dict[object, tuple[Any, ...]] = field(default_factory=dict)
     """What programs are given of it."""
 
@@ -114,7 +117,8 @@ def remembered(structure: Structure) -> Remembered:
             for r in structure.rows
         )
         number = _forms.setdefault((rows, structure.dims), next(_numbers))
-        found = structures[place] = Remembered(weakref.ref(structure, lambda _: structures.pop(place, None)), number)
+        reference = weakref.ref(structure, lambda _: structures.pop(place, None))
+        found = structures[place] = Remembered(reference, number, tuple(map(id, structure.rows)))
     return found
 
 
@@ -165,7 +169,7 @@ def describe(env: Env, names: frozenset[str] = frozenset()) -> tuple[Any, dict[P
             sizes |= {(name, "shape", k): value.shape[k] for k in range(1, value.dim())}
         elif isinstance(value, JaggedTensor):
             check(value)
-            form.append((name, value.dtype, value.values.dim(), remembered(value.structure).form, JaggedTensor))
+            form.append((name, value.dtype, value.values.dim(), remembered(value.structure).form, first_of(name, env)))
             sizes |= {(name, "values", "shape", k): value.values.shape[k] for k in range(1, value.values.dim())}
         elif isinstance(value, BlockSize):
             # Two blocks of one size are the same only if they are of one axis.
@@ -183,14 +187,17 @@ def describe(env: Env, names: frozenset[str] = frozenset()) -> tuple[Any, dict[P
 
 
 def counts_of(env: Env) -> set[int]:
-    """Numbers of rows, their lengths, and first dims: an integer that is one of them will change with them."""
+    """Numbers of rows, their lengths, and first dims, that are no other dim: an integer that is one will change with them."""
     found: set[int] = set()
+    widths: set[int] = set()
     for value in env.values():
         if isinstance(value, JaggedTensor):
             found |= {value.num_rows, value.num_groups, value.max_length, value.total_elements}
+            widths |= set(value.values.shape[1:])
         elif isinstance(value, torch.Tensor) and value.dim():
             found |= {value.shape[0], value.shape[0] - 1}
-    return found
+            widths |= set(value.shape[1:])
+    return found - widths
 
 
 def key_of(value: Any) -> Any:

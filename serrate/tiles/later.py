@@ -140,6 +140,8 @@ class Layout:
         for name in outside:
             self._outer(function, name)
         self._key += [f"{a}.axis is {b}.axis" for a, b in itertools.combinations(self._blocks, 2)]
+        entries = list(self.entries.values())
+        self._key += [_first(own, entries[:k]) for k, own in enumerate(entries) if k]
         self._key += [text for path in sorted(static, key=repr) if (text := self._static(path)) is not None]
         self.arguments = ", ".join(dict.fromkeys((*self.locals.values(), *self.entries.values())))
         self.call = self._call()
@@ -247,6 +249,11 @@ class Layout:
         if all(variant.tensors[k] in self.locals for k in variant.outputs):
             self.ready[key] = runner(self.locals, self.entries, self.arguments, env, variant)
         return True
+
+
+def _first(entry: str, others: Sequence[str]) -> str:
+    """Which of some structures is the first that has the same rows."""
+    return "".join(f"{k} if {entry}.rows == {other}.rows else " for k, other in enumerate(others)) + str(len(others))
 
 
 def runner(

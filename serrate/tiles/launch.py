@@ -47,7 +47,7 @@ from serrate.tiles.forms import (
     tensor_at,
 )
 from serrate.tiles.later import Later
-from serrate.tiles.memory import TracedRows
+from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.source import DeviceLoop, outside, split
 from serrate.tiles.tidy import tidy
 from serrate.tiles.trace import DEFAULT_BLOCK, Again, Known, Trace
@@ -249,7 +249,7 @@ def proxied(trace: Trace, name: str, value: Any, env: Env) -> Any:
     if isinstance(value, torch.Tensor):
         return trace.tensor((name,), value)
     if isinstance(value, JaggedTensor):
-        return TracedRows(trace, name, value)
+        return TracedRows(trace, name, value, first_of(name, env))
     if isinstance(value, (bool, BlockSize, Fixed)):
         return value
     if isinstance(value, int):

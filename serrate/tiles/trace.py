@@ -22,7 +22,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Less, Symbol, const, symbol
 from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles, statements
 from serrate.ir.loops import Assign, Declare, Dot, Held, If, Local, Reduce, Running, While, Write, held, number, values_of
-from serrate.ir.values import Constant, Role, Tensor, Value, constant
+from serrate.ir.values import Constant, Role, Tensor, Value, call, constant
 from serrate.runtime.launch import PRELUDE
 from serrate.tiles import functions, memory
 from serrate.tiles.carried import Carried, finish
@@ -65,6 +65,8 @@ class Known:
 
     def __init__(self) -> None:
         self.static: set[tuple[Any, ...]] = set()
+        self.written: set[str] = set()
+        """Tensors that are stored to: what is read from them is read where it stands."""
         self.carried: dict[tuple[int, str], tuple[torch.dtype, tuple[str | None, ...]]] = {}
 
 
@@ -83,11 +85,14 @@ class Trace:
         self.tensors: dict[tuple[Any, ...], TracedTensor] = {}
         self.numbers: dict[tuple[Any, ...], Symbol] = {}
         self.described: dict[tuple[str, int, str], Array] = {}
+        self.counted: dict[Array, Expr] = {}
+        """The number of components that arrays describe."""
         self.reductions: dict[str, str] = {}
         self.notes: list[str] = []
         self.sizes: Callable[[tuple[Any, ...]], int | None] = lambda path: None
         """Which sizes are compiled in: their number, or None for one that the program is given."""
         self._written: dict[Tensor, None] = {}
+        self._read: set[str] = set()
         self._used = set(RESERVED)
         self._computed: dict[str, Traced] = {}
         self._loop_number = 0
@@ -222,7 +227,10 @@ class Trace:
             if own is expr:
                 self.known.static.add(path)
                 raise Again
-        refuse(f"{what} needs a number that is known when the kernel is compiled, and {expr} is known when it runs")
+        refuse(
+            f"{what} a number that is known when the kernel is compiled, and {expr} is known when it runs: "
+            "use torch.where, an `if` statement, or hl.specialize for a size"
+        )
 
     def array(self, name: str, axis: int, what: str) -> Array:
         """One of the arrays that describe the rows of a ragged tensor."""
@@ -234,6 +242,19 @@ class Trace:
     def written(self, tensor: Tensor) -> None:
         """Notes that a tensor is stored to."""
         self._written[tensor] = None
+        if tensor.name in self._read and tensor.name not in self.known.written:
+            self.known.written.add(tensor.name)
+            raise Again
+
+    def read(self, tensor: Tensor, x: Traced) -> Traced:
+        """What was read from a tensor: of one that is stored to, at once, because it may change."""
+        self._read.add(tensor.name)
+        if tensor.name not in self.known.written:
+            return x
+        axes = [a for a in x.axes if a is not None]
+        local = self.declare(self.name_for("read"), x.dtype, axes, 0)
+        self.emit(Assign(local.lanes, (), local, x.value))
+        return Traced(held(local), x.axes, x.conditions, x.fed)
 
     # --- the language ---
 
@@ -270,7 +291,7 @@ class Trace:
             expr = size.expr
             if expr is None:
                 refuse("a shape is of tiles and of numbers that are known when the kernel is compiled")
-            return self.fixed_axis(self.static(expr, "a shape"))
+            return self.fixed_axis(self.static(expr, "a shape needs"))
         return self.fixed_axis(int(size))
 
     def _registered(self, size: int, known: Any) -> Axis:
@@ -290,7 +311,9 @@ class Trace:
         if axis_of is not None and not isinstance(first, Traced) and int(first) == 0 and step == 1:
             axis = self._dim(last)
         else:
-            low, high = (self.static(e, "hl.arange") if (e := as_traced(x).expr) is not None else int(x) for x in (first, last))
+            low, high = (
+                self.static(e, "hl.arange needs") if (e := as_traced(x).expr) is not None else int(x) for x in (first, last)
+            )
             count = len(range(low, high, step))
             axis = self.fixed_axis(count)
             if axis is None:
@@ -304,7 +327,7 @@ class Trace:
         """A size that is to be compiled in."""
         if isinstance(value, Traced):
             expr = value.expr
-            return self.static(expr, what) if expr is not None else int(value)
+            return self.static(expr, f"{what} needs") if expr is not None else int(value)
         return value
 
     def block_size(self, low: Any, high: Any) -> int:
@@ -430,7 +453,13 @@ class Trace:
         inputs = tuple(t.tensor for t in self.tensors.values() if t.tensor not in written)
         body = tuple(_retargeted(n, written) for n in self.block)
         return KernelProgram(
-            self.name, body, tuple(self.axes), inputs, tuple(written.values()), tuple(self.described.values()), tuple(self.notes)
+            self.name,
+            body,
+            tuple(self.axes),
+            inputs,
+            tuple(written.values()),
+            tuple((a, self.counted.get(a)) for a in self.described.values()),
+            tuple(self.notes),
         )
 
 
@@ -739,7 +768,7 @@ class Branch:
         sides = [self.sides[k].get(name, self.before.get(name, _MISSING)) for k in (0, 1)]
         if sides[0] is sides[1]:
             return sides[0]
-        if _MISSING in sides:
+        if any(s is _MISSING for s in sides):
             return Unset(name)
         values = [as_traced(s) for s in sides]
         if not all(isinstance(v, Traced) for v in values):
@@ -751,7 +780,25 @@ class Branch:
         for block, value in zip(self.blocks, values, strict=True):
             block.append(Assign(local.lanes, (), local, cast(value, dtype).value))
         conditions = [c for v in values for c in v.conditions]
-        return Traced(held(local), axes, conditions, [f for v in values for f in v.fed])
+        return Traced(held(local), axes, conditions, self._fed(values, axes))
+
+    def _fed(self, values: Sequence[Traced], axes: Sequence[Axis | None]) -> list[Fed]:
+        """What feeds a value is what fed it in the branch that ran: each one notes whether something did."""
+        trace = self.trace
+        since = next((loop.start for loop in reversed(trace.loops) if loop.outer is not None), 0)
+        now = [[f for f in v.fed if f.time >= since] for v in values]
+        before = [f for v in values for f in v.fed if f.time < since]
+        if not any(now) or now[0] == now[1]:
+            return [*before, *now[0]]
+        own = [a for a in axes if a is not None]
+        local = Local(trace.name_for("seen"), torch.int64, tuple(a.block_lane for a in own))
+        trace.block.append(Declare(local, 0))
+        for block, feds in zip(self.blocks, now, strict=True):
+            total: Value = constant(0 if feds else 1, torch.int64)
+            for f in feds:
+                total = call("add", total, f.count(), dtype=torch.int64)
+            block.append(Assign(local.lanes, (), local, total))
+        return [*before, Fed(trace.clock, (), (Less(const(0), trace._element(local.name, own)),))]
 
     def result(self, name: str, value: Any) -> Any:
         """What a name stands for after both branches."""
