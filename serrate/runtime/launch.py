@@ -99,12 +99,12 @@ class CppExecutable:
         known = [a.data_ptr() for a in arrays]
         private = [(k, like[k]) for k in self._private]
         if private:
-            sizes = [_row_size(row) for _, row in private]
+            sizes = [row_size(row) for _, row in private]
             numbers = self._numbers(threads, stream, *symbols, *sizes)
 
             def with_rows(tensors: Tensors, _alive: Tensors = arrays) -> None:
                 pointers = [t.data_ptr() for t in tensors]
-                rows = [self._row(k, row, size * threads) for (k, row), size in zip(private, sizes, strict=True)]
+                rows = [self.row(k, row, size * threads) for (k, row), size in zip(private, sizes, strict=True)]
                 for (k, _), row in zip(private, rows, strict=True):
                     pointers[k] = row.data_ptr()
                 function(pointers_of(*pointers, *known), numbers)
@@ -117,7 +117,7 @@ class CppExecutable:
 
         return run
 
-    def _row(self, k: int, like: torch.Tensor, count: int) -> torch.Tensor:
+    def row(self, k: int, like: torch.Tensor, count: int) -> torch.Tensor:
         """Memory for one private row of each thread, kept from call to call."""
         rows: dict[int, torch.Tensor] = self._rows.__dict__.setdefault("rows", {})
         kept = rows.get(k)
@@ -126,7 +126,7 @@ class CppExecutable:
         return kept
 
 
-def _row_size(like: torch.Tensor) -> int:
+def row_size(like: torch.Tensor) -> int:
     """The elements of a private row: whole cache lines, so that threads do not share one."""
     return -(-max(like.numel(), 1) * like.itemsize // 64) * 64 // like.itemsize
 

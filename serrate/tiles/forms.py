@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -231,6 +231,39 @@ def check(x: torch.Tensor | JaggedTensor) -> None:
         x.structure.check_values(x.values)
 
 
+# --- what a program is given ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A tensor or number that a program is given, and the way to it."""
+
+    get: Get
+    path: Path | None = None
+    of: str | None = None
+    """The ragged tensor whose structure alone tells it."""
+    memory: torch.dtype | None = None
+    """Of memory that lives inside a program, the dtype: then `get` gives its shape."""
+    private: bool = False
+    """Whether that is a row of each thread's own."""
+
+    def now(self, env: Env) -> Any:
+        """What the program is given at this call; of private memory only a shape."""
+        found = self.get(env)
+        return found if self.memory is None else torch.empty(found, dtype=self.memory, device="meta" if self.private else "cpu")
+
+
+def made_of(get: Get, parts: Iterable[Given], *, memory: torch.dtype | None = None, private: bool = False) -> Given:
+    """Something that is made of other things, and so told by a structure if all of them are told by it.
+
+    >>> rows, count = Given(lambda env: 3, of="jt"), Given(lambda env: 4, ("n",))
+    >>> made_of(lambda env: 3, [rows]).of, made_of(lambda env: 7, [rows, count]).of
+    ('jt', None)
+    """
+    of = {part.of for part in parts}
+    return Given(get, of=of.pop() if len(of) == 1 else None, memory=memory, private=private)
+
+
 class Ways:
     """The way to everything that a program is given."""
 
@@ -239,17 +272,28 @@ class Ways:
         self._numbers = {s.name: path for path, s in trace.numbers.items()}
         self._arrays = {a.name: key for key, a in trace.described.items()}
 
-    def tensor(self, tensor: Tensor) -> Path:
-        """The way to a tensor of the outside."""
-        return self._tensors[tensor.name]
+    def tensor(self, tensor: Tensor) -> Given:
+        """A tensor of the outside."""
+        path = self._tensors[tensor.name]
+        return Given(tensor_at(path), path, _structure_of(path))
 
-    def number(self, what: Symbol) -> Path:
-        """The way to a number of the outside."""
-        return self._numbers[what.name]
+    def number(self, what: Symbol) -> Given:
+        """A number of the outside."""
+        path = self._numbers[what.name]
+        return Given(number_at(path), path, _structure_of(path))
 
-    def array(self, name: str) -> tuple[str, int, str]:
-        """The ragged tensor that an array describes, which of its partitioned dims, and what it says of that."""
-        return self._arrays[name]
+    def array(self, name: str) -> Given:
+        """An array that describes rows."""
+        jt, axis, what = self._arrays[name]
+        return Given(lambda env: array_of(env[jt], axis, what), of=jt)
+
+
+def _structure_of(path: Path) -> str | None:
+    """The ragged tensor whose structure alone tells what is found this way."""
+    if len(path) == 1 or path[1] in ("values", "shape"):
+        return None
+    name: str = path[0]
+    return name
 
 
 def array_of(jt: JaggedTensor, axis: int, what: str) -> torch.Tensor:

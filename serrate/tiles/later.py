@@ -25,29 +25,29 @@ import itertools
 import struct
 import types
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from serrate.interpret.axes import BlockSize
-from serrate.runtime.launch import CppExecutable, last_level_cache
+from serrate.runtime.launch import CppExecutable, last_level_cache, row_size
 from serrate.tensor import JaggedTensor
 from serrate.tiles.forms import (
     CONTAINERS,
     NUMBERS,
     Env,
     Fixed,
+    Given,
     Path,
-    array_of,
     key_of,
     least,
+    made_of,
     number_at,
     numbers_of,
     parts_of,
     remembered,
     structures,
-    tensor_at,
 )
 
 if TYPE_CHECKING:
@@ -246,8 +246,8 @@ class Layout:
         key = self.call(given, True)
         if key is False:
             return False
-        if all(variant.tensors[k] in self.locals for k in variant.outputs):
-            self.ready[key] = runner(self.locals, self.entries, self.arguments, env, variant)
+        if all(variant.tensors[k].path in self.locals for k in variant.outputs):
+            self.ready[key] = Runner(self, env, variant).function()
         return True
 
 
@@ -256,58 +256,96 @@ def _first(entry: str, others: Sequence[str]) -> str:
     return "".join(f"{k} if {entry}.rows == {other}.rows else " for k, other in enumerate(others)) + str(len(others))
 
 
-def runner(
-    locals_: Mapping[Path, str], entries: Mapping[str, str], arguments: str, env: Env, variant: Variant
-) -> Callable[..., None]:
-    """Hands a program the addresses and numbers of a call, which come as arguments of these names."""
-    executable = variant.executable
-    assert isinstance(executable, CppExecutable)
-    code = Code()
-    if not executable.program.kernels:
-        code.lines.append("pass")
-        return code.function(f"def run({arguments}):")
-    records = {name: Record(env[name], locals_[name, "values"]) for name in entries}
+class Runner:
+    """Writes the function that hands a program the addresses and numbers of a call, which come as arguments of these names."""
 
-    def tensor(path: Path) -> str:
-        if path == (NUMBERS,):
+    def __init__(self, layout: Layout, env: Env, variant: Variant) -> None:
+        assert isinstance(variant.executable, CppExecutable)
+        self._locals, self._entries = layout.locals, layout.entries
+        self._env, self._variant, self._executable = env, variant, variant.executable
+        self._code = Code()
+        self._records = {name: Record(env[name], layout.locals[name, "values"]) for name in layout.entries}
+        self._looked_up: list[str] = []
+        self._sizes: list[str] = []
+        """Lines behind those that look up what is remembered; texts of numbers of elements."""
+        self._arguments = layout.arguments
+
+    def function(self) -> Callable[..., None]:
+        """The function."""
+        code, executable, variant = self._code, self._executable, self._variant
+        if not executable.program.kernels:
+            code.lines.append("pass")
+            return code.function(f"def run({self._arguments}):")
+        tensors = [self._tensor(k, each) for k, each in enumerate(variant.tensors)]
+        pointers = [*tensors, *(self._kept(each) for each in variant.arrays)]
+        numbers = ["threads", "stream", *(self._number(each) for each in variant.symbols)]
+        rows = [self._row(k, each) for k, each in enumerate(variant.tensors) if each.private]
+        streams = [
+            f"{self._product(each.path)} > {last_level_cache() // executable.program.tensors[k].dtype.itemsize}"
+            for k, each in enumerate(variant.tensors)
+            if k in variant.outputs and each.path is not None
+        ]
+        large = " or ".join(f"{size} >= {executable.SMALL}" for size in self._sizes)
+        for name, record in self._records.items():
+            record.look_up(code, self._entries[name], self._locals[(name,)])
+        code.lines += [
+            *self._looked_up,
+            "threads, stream = 1, False",
+            f"if {large}: threads, stream = get_num_threads(), {' or '.join(streams) or 'False'}",
+            *(line for line, _ in rows),
+            f"function(pointers({', '.join(pointers)}), numbers({', '.join([*numbers, *(size for _, size in rows)])}))",
+        ]
+        code.names |= {
+            "array": array,
+            "empty": torch.empty,
+            "function": executable.function(),
+            "get_num_threads": torch.get_num_threads,
+            "numbers": struct.Struct(f"{len(numbers) + len(rows)}q").pack,
+            "pointers": struct.Struct(f"{len(pointers)}P").pack,
+            "row": executable.row,
+        }
+        return code.function(f"def run({self._arguments}):")
+
+    def _tensor(self, k: int, given: Given) -> str:
+        """The address of a tensor."""
+        if given.path == (NUMBERS,):
+            floats = [self._locals[(name,)] for name, value in self._env.items() if isinstance(value, float)]
+            self._looked_up.append(f"floats = array('d', ({''.join(f'{f}, ' for f in floats)}))")
             return "floats.buffer_info()[0]"
-        return f"{locals_[path]}.data_ptr()" if path in locals_ else records[path[0]].tensor(path)
+        if given.path in self._locals:
+            self._sizes.append(self._product(given.path))
+            return f"{self._locals[given.path]}.data_ptr()"
+        if given.memory is None:
+            self._sizes.append(self._kept(made_of(lambda env: given.get(env).numel(), [given])))
+            return self._kept(given)
+        if not given.private:
+            shape = self._kept(given)
+            self._looked_up.append(f"m{k} = empty({shape}, dtype={self._code.name(given.memory)})")
+            self._sizes.append(f"m{k}.numel()")
+        return f"m{k}.data_ptr()"
 
-    pointers = [tensor(path) for path in variant.tensors]
-    pointers += [records[name].array(axis, what) for name, axis, what in variant.arrays]
-    numbers = [locals_[path] if path in locals_ else records[path[0]].number(path) for path in variant.symbols]
-    sizes = {path: _product(locals_, path) for path in variant.tensors if path in locals_}
-    large = [f"{size} >= {executable.SMALL}" for size in sizes.values()]
-    for name, record in records.items():
-        record.look_up(code, entries[name], locals_[(name,)])
-        large += [f"{each} >= {executable.SMALL}" for each in record.large]
-    floats = [locals_[(name,)] for name, value in env.items() if isinstance(value, float)]
-    if (NUMBERS,) in variant.tensors:
-        code.lines.append(f"floats = array('d', ({''.join(f'{f}, ' for f in floats)}))")
-    streams = [
-        f"{sizes[variant.tensors[k]]} > {last_level_cache() // executable.program.tensors[k].dtype.itemsize}"
-        for k in variant.outputs
-        if variant.tensors[k] in sizes
-    ]
-    code.lines += [
-        "threads, stream = 1, False",
-        f"if {' or '.join(large)}: threads, stream = get_num_threads(), {' or '.join(streams) or 'False'}",
-        f"function(pointers({', '.join(pointers)}), numbers({', '.join(['threads', 'stream', *numbers])}))",
-    ]
-    code.names |= {
-        "array": array,
-        "function": executable.function(),
-        "get_num_threads": torch.get_num_threads,
-        "pointers": struct.Struct(f"{len(pointers)}P").pack,
-        "numbers": struct.Struct(f"{len(numbers) + 2}q").pack,
-    }
-    return code.function(f"def run({arguments}):")
+    def _row(self, k: int, given: Given) -> tuple[str, str]:
+        """The line that finds the memory of a private row for each thread, and the number of elements of one."""
+        like = torch.empty(0, dtype=given.memory)
+        size = self._kept(made_of(lambda env: row_size(given.now(env)), [given]))
+        return f"m{k} = row({k}, {self._code.name(like)}, {size} * threads)", size
 
+    def _number(self, given: Given) -> str:
+        return self._locals[given.path] if given.path in self._locals else self._kept(given)
 
-def _product(locals_: Mapping[Path, str], path: Path) -> str:
-    """The number of elements of a tensor."""
-    dims = [text for own, text in locals_.items() if own[: len(path) + 1] == (*path, "shape")]
-    return " * ".join(dims) or "1"
+    def _kept(self, given: Given) -> str:
+        """Something that a structure tells, which is remembered with it; else it is found at every call."""
+        if given.of is not None:
+            return self._records[given.of].kept(given.of, given)
+        found = f"f{len(self._looked_up)}"
+        names = ", ".join(f"{path[0]!r}: {text}" for path, text in self._locals.items() if len(path) == 1)
+        self._looked_up.append(f"{found} = {self._code.name(given.get)}({{{names}}})")
+        return f"{found}.data_ptr()" if isinstance(given.get(self._env), torch.Tensor) else found
+
+    def _product(self, path: Path) -> str:
+        """The number of elements of a tensor."""
+        dims = [text for own, text in self._locals.items() if own[: len(path) + 1] == (*path, "shape")]
+        return " * ".join(dims) or "1"
 
 
 class Record:
@@ -316,31 +354,17 @@ class Record:
     def __init__(self, jt: JaggedTensor, values: str) -> None:
         self._values = values
         self._least = [dim for dim, _ in least(jt.structure)]
-        self._ways: list[Callable[[JaggedTensor], torch.Tensor | int]] = []
+        self._ways: list[Callable[[JaggedTensor], Any]] = []
         self._texts: dict[Any, str] = {}
         self._own = f"r{values[1:]}"
-        self.large: list[str] = []
 
-    def _kept(self, key: Any, way: Callable[[JaggedTensor], Any]) -> str:
+    def kept(self, name: str, given: Given) -> str:
+        """The text of a number, a shape, or the address of a tensor."""
+        key = given.path or given
         if key not in self._texts:
             self._texts[key] = f"{self._own}_{len(self._ways)}"
-            self._ways.append(way)
+            self._ways.append(lambda jt: given.get({name: jt}))
         return self._texts[key]
-
-    def tensor(self, path: Path) -> str:
-        """The address of a tensor that a structure has."""
-        name, get = path[0], tensor_at(path)
-        self.large.append(self._kept((path, "numel"), lambda jt: get({name: jt}).numel()))
-        return self._kept(path, lambda jt: get({name: jt}).contiguous())
-
-    def array(self, axis: int, what: str) -> str:
-        """The address of an array that describes rows."""
-        return self._kept((axis, what), lambda jt: array_of(jt, axis, what))
-
-    def number(self, path: Path) -> str:
-        """A number that a structure tells."""
-        name, get = path[0], number_at(path)
-        return self._kept(path, lambda jt: int(get({name: jt})))
 
     def look_up(self, code: Code, entry: str, jt: str) -> None:
         """Writes the lines that give everything that was asked for its name."""
@@ -348,6 +372,7 @@ class Record:
 
         def make(jt: JaggedTensor) -> tuple[Any, ...]:
             found = [way(jt) for way in ways]
+            found = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in found]
             # Addresses alone keep no tensor alive.
             kept = [each for each in found if isinstance(each, torch.Tensor)]
             given = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in found]

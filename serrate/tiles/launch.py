@@ -37,14 +37,13 @@ from serrate.tiles.forms import (
     Container,
     Env,
     Fixed,
+    Given,
     Path,
     Ways,
-    array_of,
     counts_of,
     describe,
     flattened,
     number_at,
-    tensor_at,
 )
 from serrate.tiles.later import Later
 from serrate.tiles.memory import TracedRows, first_of
@@ -80,14 +79,14 @@ class Options:
 
 @dataclass(eq=False)
 class Variant:
-    """A program for one form of what a loop uses, and the ways to what it is given."""
+    """A program for one form of what a loop uses, and what it is given."""
 
     program: KernelProgram
     plan: TilePlan
     executable: Executable
-    tensors: list[Path]
-    arrays: list[tuple[str, int, str]]
-    symbols: list[Path]
+    tensors: list[Given]
+    arrays: list[Given]
+    symbols: list[Given]
     outputs: list[int]
 
     def explained(self) -> str:
@@ -102,15 +101,15 @@ class Variant:
         """The program with everything it is given: what is left is its own work."""
         if not self.executable.program.kernels:
             return lambda: None
-        tensors = [tensor_at(path)(env) for path in self.tensors]
+        tensors = [each.now(env) for each in self.tensors]
         kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         for k, t in enumerate(tensors):
             if not t.is_contiguous():
                 tensors[k] = t.contiguous()
                 if k in self.outputs:
                     kept.append((t, tensors[k]))
-        arrays = [array_of(env[name], axis, what) for name, axis, what in self.arrays]
-        run = bound(self.executable, tensors, arrays, [number_at(path)(env) for path in self.symbols])
+        arrays = [each.now(env) for each in self.arrays]
+        run = bound(self.executable, tensors, arrays, [each.now(env) for each in self.symbols])
 
         def work() -> None:
             run(tensors)
@@ -198,8 +197,7 @@ class Site:
         if self.options.backend == "reference":
             executable = ReferenceExecutable(loops)
         else:
-            dtypes = [array_of(env[name], axis, what).dtype for name, axis, what in arrays]
-            wide = frozenset(a for a, dtype in zip(loops.arrays, dtypes, strict=True) if dtype == torch.int64)
+            wide = frozenset(a for a, own in zip(loops.arrays, arrays, strict=True) if own.now(env).dtype == torch.int64)
             executable = CppExecutable(loops, wide)
         if "source" in settings.current().log:
             logging.getLogger("serrate").warning("%s", executable.source)
