@@ -29,9 +29,11 @@ from serrate.ir.loops import load, number
 from serrate.ir.values import Role
 from serrate.lower.tiles import lower_kernel
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, bound
+from serrate.schedule.chunks import scheduled
 from serrate.schedule.target import CPU
-from serrate.schedule.tiles import TilePlan, overridden, plan
+from serrate.schedule.tiles import TilePlan
 from serrate.tensor import JaggedTensor
+from serrate.tiles.derived import Derived
 from serrate.tiles.forms import (
     NUMBERS,
     Container,
@@ -186,14 +188,13 @@ class Site:
     def _make(self, env: Env, sizes: dict[Path, int], form: Form) -> Variant:
         program, trace = self._traced(env, sizes, form)
         program = tidy(program)
-        chosen = plan(program, self.options.strategy or "maskless", CPU)
-        if self.options.lanes:
-            chosen = overridden(chosen, program, self.options.lanes)
+        chosen, phases, lanes = scheduled(program, self.options.strategy or "maskless", CPU, self.options.lanes)
         header = (f"{self.name}: {chosen}".split("\n")[0], *str(chosen).split("\n")[1:])
-        loops = lower_kernel(program, chosen.of(program), header)
+        loops = lower_kernel(phases, lanes, header)
         executable: Executable
         ways = Ways(trace)
-        arrays = [ways.array(a.name) for a in loops.arrays]
+        derived = Derived(ways.array, ways.number)
+        arrays = [derived.array(a) for a in loops.arrays]
         if self.options.backend == "reference":
             executable = ReferenceExecutable(loops)
         else:
@@ -202,8 +203,8 @@ class Site:
         if "source" in settings.current().log:
             logging.getLogger("serrate").warning("%s", executable.source)
         outputs = [k for k, t in enumerate(loops.tensors) if t.role is Role.OUTPUT]
-        tensors, symbols = [ways.tensor(t) for t in loops.tensors], [ways.number(s) for s in loops.symbols]
-        return Variant(program, chosen, executable, tensors, arrays, symbols, outputs)
+        tensors = [ways.tensor(t) for t in (*loops.inputs, *loops.outputs)] + [derived.scratch(t) for t in loops.scratch]
+        return Variant(program, chosen, executable, tensors, arrays, [ways.number(s) for s in loops.symbols], outputs)
 
     def _traced(self, env: Env, sizes: dict[Path, int], form: Form) -> tuple[KernelProgram, Trace]:
         # What loops carry is found anew for every program: it may be another dtype.
