@@ -119,7 +119,7 @@ class Structure(Building):
         >>> [d.ragged for d in Structure.from_lengths(torch.tensor([1, 2])).dims_of(2)]
         [None, 0, None]
         """
-        return _dims_of(ndim, self._dims, tuple([(rows.levels, rows.depth, rows.packed) for rows in self._rows]))
+        return _dims_of(ndim, self._dims, tuple([(len(rows.offsets), rows.depth, rows.packed) for rows in self._rows]))
 
     def lengths(self, level: int = -1) -> Tensor:
         """The length of every row of a level, on the structure's device.

@@ -25,7 +25,7 @@ import serrate.language as hl
 from benchmarks.examples import EXAMPLES, QUICK, Sizes, case, example
 from serrate import JaggedTensor, Structure
 from serrate.errors import DeviceError, GradientError, ShapeError
-from serrate.kernels import Kernel
+from serrate.kernels import STRATEGIES, Config, Kernel
 from serrate.tiles.forms import structures
 from serrate.tiles.launch import Site
 
@@ -78,8 +78,11 @@ def fresh(kernel: Kernel) -> Kernel:
 # --- which calls make a program ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_new_lengths_make_no_program_and_take_the_short_way(name: str, made: list[str], long_way: list[str]) -> None:
+def test_new_lengths_make_no_program_and_take_the_short_way(
+    name: str, strategy: str, made: list[str], long_way: list[str]
+) -> None:
     chosen: list[Sizes] = [
         dataclasses.replace(
             QUICK,
@@ -97,7 +100,7 @@ def test_new_lengths_make_no_program_and_take_the_short_way(name: str, made: lis
     kernel = None
     for n, sizes in enumerate(chosen):
         it = case(name, ("exponential", "giant", "uniform", "bimodal")[n % 4], sizes)
-        kernel = kernel or fresh(it.kernel)  # type: ignore[arg-type]
+        kernel = kernel or Kernel(it.kernel.fn, Config(strategy=strategy))  # type: ignore[attr-defined]
         assert it.is_right(kernel(*it.arguments), it.wanted())
         if n == 0:
             assert len(made) == 1
