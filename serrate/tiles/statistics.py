@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Expr, Symbol
+from serrate.ir.expr import Element, Expr, Symbol
 from serrate.ir.kernel import Axis, Carry, KernelProgram, Statement, Tiles, inner, statements, with_inner
-from serrate.ir.loops import Assign, Declare, Held, Lane, Load, Local, Reduce, Write, held, load
+from serrate.ir.loops import Assign, Declare, Held, Lane, Load, Local, Reduce, Write, expressions_of, held, load
 from serrate.ir.values import Call, Role, Tensor, Value, rewrite
 from serrate.tiles.values import renamed_value
 
@@ -136,8 +136,13 @@ def _with_kept(node: Statement, wanted: Value, kept: Value) -> Statement:
     return replace(node, value=rewrite(node.value, lambda v: kept if v is wanted else None))
 
 
-def _values(node: Statement) -> tuple[Value, ...]:
-    return (node.value,) if isinstance(node, Reduce | Assign | Write) else ()
+def _needs(node: Statement) -> set[str]:
+    """The private blocks that a statement reads, also as indices."""
+    if not isinstance(node, Reduce | Assign | Write):
+        return set()
+    found = {v.local.name for v in node.value.walk() if isinstance(v, Held)}
+    exprs = expressions_of(node)
+    return found | {e.array.name for x in exprs for e in x.walk() if isinstance(e, Element) and e.array.local}
 
 
 def _into(node: Reduce, local: Local) -> Reduce:
