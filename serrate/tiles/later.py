@@ -203,8 +203,9 @@ class Layout:
             lines.append(f"{inside} = {at}._values")
             self._tensor((name, "values"), inside, value.values)
             lines += [
-                f"{entry} = structures.get(id({at}._structure))",
-                f"if {entry} is None or {entry}.reference() is not {at}._structure: {entry} = remembered({at}._structure)",
+                f"s{at[1:]} = {at}._structure",
+                f"{entry} = structures.get(id(s{at[1:]}))",
+                f"if {entry} is None or {entry}.reference() is not s{at[1:]}: {entry} = remembered(s{at[1:]})",
             ]
             self._key.append(f"{entry}.form")
             self.locals[(name,)], self.entries[name] = at, entry

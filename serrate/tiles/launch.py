@@ -50,6 +50,7 @@ from serrate.tiles.forms import (
 from serrate.tiles.later import Later
 from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.source import DeviceLoop, outside, split
+from serrate.tiles.statistics import in_two_passes
 from serrate.tiles.tidy import tidy
 from serrate.tiles.trace import DEFAULT_BLOCK, Again, Known, Trace
 from serrate.tiles.values import Traced
@@ -187,8 +188,10 @@ class Site:
 
     def _make(self, env: Env, sizes: dict[Path, int], form: Form) -> Variant:
         program, trace = self._traced(env, sizes, form)
-        program = tidy(program)
-        chosen, phases, lanes = scheduled(program, self.options.strategy or "maskless", CPU, self.options.lanes)
+        strategy = self.options.strategy or "maskless"
+        # A row is near for a second pass where one worker has all of it.
+        program = tidy(in_two_passes(program) if strategy == "maskless" else program)
+        chosen, phases, lanes = scheduled(program, strategy, CPU, self.options.lanes)
         header = (f"{self.name}: {chosen}".split("\n")[0], *str(chosen).split("\n")[1:])
         loops = lower_kernel(phases, lanes, header)
         executable: Executable
