@@ -251,6 +251,29 @@ def test_structures_in_turn(made: list[str]) -> None:
     assert len(made) == 3
 
 
+def test_ragged_tensors_that_share_their_rows_or_do_not() -> None:
+    @serrate.kernel
+    def both(a: JaggedTensor, b: JaggedTensor) -> torch.Tensor:
+        out = torch.zeros(a.num_rows)
+        for i in hl.tile(a.num_rows):
+            total = hl.zeros([i])
+            for j in hl.tile(a.max_length):
+                total = total + a[i, j].sum(1)
+            for j in hl.tile(b.max_length):
+                total = total + b[i, j].sum(1) * 3
+            out[i] = total
+        return out
+
+    def right(a: JaggedTensor, b: JaggedTensor) -> bool:
+        wanted = [x.sum() + y.sum() * 3 for x, y in zip(a.unbind(), b.unbind(), strict=True)]
+        return near(both(a, b), torch.stack(wanted))
+
+    one, other = ragged([2, 0, 5]), ragged([4, 1, 2])
+    alike = one.with_values(torch.randn(7))
+    for _ in range(2):
+        assert right(one, alike) and right(one, other) and right(other, one) and right(one, one) and right(alike, one)
+
+
 def test_a_structure_in_the_place_of_one_that_is_gone() -> None:
     kernel = example("jagged_sum").jagged
     for n in range(200):
