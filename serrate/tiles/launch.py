@@ -13,7 +13,7 @@ import os
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from serrate.interpret.axes import Axis as NamedBlock
 from serrate.interpret.axes import BlockSize
 from serrate.interpret.run import Run, refuse, running, user_frame
 from serrate.ir.expr import const
-from serrate.ir.kernel import KernelProgram
+from serrate.ir.kernel import Axis, Carry, KernelProgram
 from serrate.ir.loops import load, number
 from serrate.ir.values import Role
 from serrate.lower.tiles import lower_kernel
@@ -49,6 +49,7 @@ from serrate.tiles.forms import (
 )
 from serrate.tiles.later import Later
 from serrate.tiles.memory import TracedRows, first_of
+from serrate.tiles.proof import agree, at_random, backend_to_try, refusal, tiles_to_try, unproven
 from serrate.tiles.source import DeviceLoop, outside, split
 from serrate.tiles.statistics import in_two_passes
 from serrate.tiles.tidy import tidy
@@ -188,17 +189,38 @@ class Site:
 
     def _make(self, env: Env, sizes: dict[Path, int], form: Form) -> Variant:
         program, trace = self._traced(env, sizes, form)
-        strategy = self.options.strategy or "maskless"
+        made = self._built(program, trace, env, self.options)
+        doubtful = unproven(program)
+        if doubtful:
+            self._try(program, trace, env, doubtful)
+            names = ", ".join(dict.fromkeys(c.local.name for _, c in doubtful))
+            made.plan = replace(made.plan, reasons=(*made.plan.reasons, f"the tiles around {names}: tested, not proven"))
+        return made
+
+    def _try(self, program: KernelProgram, trace: Trace, env: Env, doubtful: Sequence[tuple[Axis, Carry]]) -> None:
+        """Raises unless the size of a tile is not part of what the program means."""
+        tiles = tiles_to_try(env)
+        found = []
+        for size in tiles:
+            options = Options("maskless", backend_to_try(env), lanes={axis.name: size for axis, _ in doubtful})
+            variant, trial = self._built(program, trace, env, options), at_random(env)
+            variant(trial)
+            found.append([variant.tensors[k].now(trial) for k in variant.outputs])
+        if not agree(found):
+            raise refusal(doubtful, tiles)
+
+    def _built(self, program: KernelProgram, trace: Trace, env: Env, options: Options) -> Variant:
+        strategy = options.strategy or "maskless"
         # A row is near for a second pass where one worker has all of it.
         program = tidy(in_two_passes(program) if strategy == "maskless" else program)
-        chosen, phases, lanes = scheduled(program, strategy, CPU, self.options.lanes)
+        chosen, phases, lanes = scheduled(program, strategy, CPU, options.lanes)
         header = (f"{self.name}: {chosen}".split("\n")[0], *str(chosen).split("\n")[1:])
         loops = lower_kernel(phases, lanes, header)
         executable: Executable
         ways = Ways(trace)
         derived = Derived(ways.array, ways.number)
         arrays = [derived.array(a) for a in loops.arrays]
-        if self.options.backend == "reference":
+        if options.backend == "reference":
             executable = ReferenceExecutable(loops)
         else:
             wide = frozenset(a for a, own in zip(loops.arrays, arrays, strict=True) if own.now(env).dtype == torch.int64)

@@ -13,6 +13,7 @@ import torch
 import serrate
 import serrate.language as hl
 from serrate import JaggedTensor
+from serrate.errors import KernelError
 from tests.language.kinds import TILES, ran
 
 LENGTHS = [2, 0, 5, 1]
@@ -403,3 +404,36 @@ def test_sixteen_bits_are_summed_in_float32() -> None:
 
     # In bfloat16, 256 + 1 is 256.
     assert k.interpreted(tile="whole")(torch.ones(512, dtype=torch.bfloat16)).tolist() == [512, 512]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_the_compiler_chooses_no_tile_that_would_mean_something(backend: str) -> None:
+    @serrate.kernel
+    def halving(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.empty(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            acc = hl.zeros([b])
+            for t in hl.tile(jt.max_length):
+                acc = acc * 0.5 + jt[b, t].sum(1)
+            out[b] = acc
+        return out
+
+    with pytest.raises(KernelError, match=r"acc, carried around the tile of line \d+, depends on how rows are cut"):
+        halving.on(backend)(ragged())
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_what_agrees_with_itself_is_tested_and_not_proven(backend: str) -> None:
+    @serrate.kernel
+    def roundabout(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.empty(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            acc = hl.zeros([b])
+            for t in hl.tile(jt.max_length):
+                acc = (acc * 2 + jt[b, t].sum(1) * 2) / 2
+            out[b] = acc
+        return out
+
+    jt = ragged()
+    torch.testing.assert_close(roundabout.on(backend)(jt), torch.stack([row.sum() for row in jt.unbind()]))
+    assert "acc: tested, not proven" in roundabout.on(backend).variants(jt)[0].explained()

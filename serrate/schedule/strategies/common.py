@@ -44,7 +44,7 @@ def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list
     lanes: list[str] = []
     for k, domain in enumerate(shape.regular):
         goal = reduced if domain.uid in shape.reduced else kept
-        if k < len(shape.regular) - 1 or domain.is_ragged:
+        if k < len(shape.regular) - 1 or domain.is_ragged or _of_rows(domain):
             goal.append(domain.name)
             continue
         size = lanes_of(domain, target, target.widest)
@@ -58,6 +58,12 @@ def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list
             goal.append(f"{domain.name}o")
             lanes.append(f"{domain.name}i")
     return kept, reduced, lanes
+
+
+def _of_rows(domain: IterDomain) -> bool:
+    """Whether a domain is a part of rows that were cut: its positions are lines, and a block of whole lines is no block."""
+    made = domain.definition
+    return made is not None and any(source.is_ragged for source in made.inputs)
 
 
 def block_size(asked: int | None, usual: int, target: Target) -> int:
