@@ -739,7 +739,7 @@ class Branch:
         sides = [self.sides[k].get(name, self.before.get(name, _MISSING)) for k in (0, 1)]
         if sides[0] is sides[1]:
             return sides[0]
-        if _MISSING in sides:
+        if any(s is _MISSING for s in sides):
             return Unset(name)
         values = [as_traced(s) for s in sides]
         if not all(isinstance(v, Traced) for v in values):
