@@ -169,12 +169,16 @@ class Declare:
 
 @dataclass(frozen=True, eq=False)
 class Assign:
-    """`local = value` in every lane."""
+    """`local = value` in every lane.
+
+    `rests` says of a carried value where it stays as it was: where each of these guards has no lane in which it holds.
+    """
 
     lanes: Lanes
     guard: Guard
     local: Local
     value: Value
+    rests: tuple[Guard, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ In: a `KernelProgram`, a number of lanes for every axis, and how rows become loo
 prints. Passes, in order:
 
     sized      axes of one lane are loop indices, others lanes; positions become index expressions, guards that hold are dropped
+    narrowed   lanes of private blocks that nobody reads are not worked out
     ended      a loop over tiles ends where nothing in it exists any more; programs without work end at once
     collect    which arrays and extents the program needs from its caller
 
@@ -53,6 +54,7 @@ from serrate.ir.loops import (
     number,
     with_bodies,
 )
+from serrate.ir.reductions import reduction
 from serrate.ir.tile import GRID, SERIAL
 from serrate.ir.values import Tensor, Value, call, rewrite
 from serrate.lower.pipeline import check, collect
@@ -65,7 +67,7 @@ def lower_kernel(program: KernelProgram, lanes: Mapping[Axis, int], header: tupl
     for k, node in enumerate(program.body):
         body = sized.body((node,))
         if any(isinstance(n, Write) for n in nodes(body)):
-            kernels.append(Kernel(program.name if k == 0 else f"{program.name}_{k}", ended(body)))
+            kernels.append(Kernel(program.name if k == 0 else f"{program.name}_{k}", ended(narrowed(body))))
     loops = LoopProgram(program.name, tuple(kernels), program.inputs, program.outputs, (), (), (), header)
     loops = collect(loops)
     check(loops, complete=True)
@@ -128,6 +130,10 @@ class _Sized:
         return tuple(made for node in body for made in self._node(node))
 
     def _node(self, node: Statement) -> tuple[Node, ...]:
+        made = self._made(node)
+        return _in_two_steps(made[0]) if len(made) == 1 and isinstance(made[0], Reduce) else made
+
+    def _made(self, node: Statement) -> tuple[Node, ...]:
         if isinstance(node, Tiles):
             return self._loops(node)
         if isinstance(node, Along):
@@ -180,9 +186,13 @@ class _Sized:
             axis = self.sizes[node.axis.symbol].lane if node.axis is not None else None
             return Running(lanes, guard, local, self._local(node.carry), axis, node.operator, value)
         if isinstance(node, Reduce):
+            if node.operator == "sum" and isinstance(value, Load):
+                # What is not there is 0, and adds nothing.
+                guard = (*guard, *value.guard)
+                value = _without(value, guard)
             return Reduce(_inward(lanes, value), guard, local, node.operator, value)
         assert isinstance(node, Assign)
-        return Assign(lanes, guard, local, value)
+        return Assign(lanes, guard, local, value, tuple(map(self._guard, node.rests)))
 
     def _dot(self, node: Dot, lanes: Lanes, guard: Guard) -> Node:
         local = self._local(node.local)
@@ -232,6 +242,19 @@ class _Sized:
             return None
 
         return rewrite(value, change)
+
+
+def _in_two_steps(node: Reduce) -> tuple[Node, ...]:
+    """A reduction over several lanes, with results for each position of the innermost one until the block is done: these lie
+    side by side, and are combined once."""
+    last = node.lanes[-1] if node.lanes else None
+    others = [lane for lane in node.lanes[:-1] if lane not in node.local.lanes]
+    if last is None or last in node.local.lanes or not others or last.size < 8:
+        return (node,)
+    part = Local(f"{node.local.name}_{last.symbol.name}", node.local.dtype, (*node.local.lanes, last))
+    identity = reduction(node.operator).identity(0, node.local.dtype)
+    kept = tuple(lane for lane in node.lanes if lane in part.lanes)
+    return Declare(part, identity), replace(node, local=part), Reduce(kept, (), node.local, node.operator, held(part))
 
 
 def _is_number(e: Element) -> bool:
@@ -284,6 +307,107 @@ def _inward(lanes: Lanes, value: Value, target: tuple[Tensor, tuple[Expr, ...]] 
     return (*(lane for lane in lanes if lane != last), last)
 
 
+# --- narrowed ----------------------------------------------------------------------------------------------------------
+
+
+def narrowed(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Asks of every private block only the lanes that somebody reads."""
+    statements = _effects(body)
+    needed: dict[str, frozenset[Less]] = {}
+    declared = {n.local.name: n.local for n in nodes(body) if isinstance(n, Declare)}
+    lanes_of = {name: {lane.symbol for lane in local.lanes} for name, local in declared.items()}
+    every = {lane.symbol for s in statements for lane in s.lanes}
+    inside = _loops_around(body)
+    changed = True
+    while changed:
+        changed = False
+        for name in declared:
+            found: frozenset[Less] | None = None
+            for s in statements:
+                if name not in _read_by(s):
+                    continue
+                target = getattr(s, "local", None)
+                if target is not None and target.name == name:
+                    continue
+                asked = frozenset(s.guard) | (needed.get(target.name, frozenset()) if target is not None else frozenset())
+                found = asked if found is None else found & asked
+            mine = frozenset(g for g in found or () if _about(g, lanes_of[name], every) and g.symbols & lanes_of[name])
+            mine = frozenset(g for g in mine if not g.symbols & (inside.all - inside.of(name)))
+            if needed.get(name) != mine:
+                needed[name] = mine
+                changed = True
+    return _with_guards(body, {name: tuple(sorted(found, key=str)) for name, found in needed.items() if found})
+
+
+class _Around:
+    """Which loops stand around the declaration of every private block."""
+
+    def __init__(self) -> None:
+        self.all: set[Symbol] = set()
+        self._of: dict[str, set[Symbol]] = {}
+
+    def of(self, name: str) -> set[Symbol]:
+        return self._of.get(name, set())
+
+    def add(self, name: str, loops: frozenset[Symbol]) -> None:
+        self._of[name] = set(loops)
+
+
+def _loops_around(body: tuple[Node, ...]) -> _Around:
+    found = _Around()
+
+    def walk(part: tuple[Node, ...], loops: frozenset[Symbol]) -> None:
+        for node in part:
+            if isinstance(node, Declare):
+                found.add(node.local.name, loops)
+            elif isinstance(node, For | Bind):
+                found.all.add(node.symbol)
+            for inner in bodies(node):
+                walk(inner, loops | {node.symbol} if isinstance(node, For) else loops)
+
+    walk(body, frozenset())
+    return found
+
+
+def _about(condition: Less, own: set[Symbol], lanes: set[Symbol]) -> bool:
+    """Whether a condition mentions no lanes but these, and nothing that the program works out itself."""
+    local = any(isinstance(e, Element) and e.array.local for x in (condition.left, condition.right) for e in x.walk())
+    return not local and not condition.symbols & (lanes - own) and all(s.bounds[0] is not None for s in condition.symbols)
+
+
+def _read_by(node: Any) -> set[str]:
+    values = (node.left, node.right) if isinstance(node, Dot) else (node.value,)
+    found = {v.local.name for value in values for v in value.walk() if isinstance(v, Held)}
+    exprs = [e for value in values for v in value.walk() if isinstance(v, Load) for e in v.index]
+    exprs += [e for value in values for v in value.walk() if isinstance(v, Load) for g in v.guard for e in (g.left, g.right)]
+    exprs += [v.expr for value in values for v in value.walk() if isinstance(v, Number)]
+    exprs += [e for g in node.guard for e in (g.left, g.right)] + list(getattr(node, "index", ()))
+    return found | {e.array.name for x in exprs for e in x.walk() if isinstance(e, Element) and e.array.local}
+
+
+def _with_guards(body: tuple[Node, ...], needed: Mapping[str, Guard]) -> tuple[Node, ...]:
+    out: list[Node] = []
+    for node in body:
+        if bodies(node):
+            node = with_bodies(node, tuple(_with_guards(part, needed) for part in bodies(node)))
+        elif isinstance(node, Assign | Reduce | Dot) and node.local.name in needed:
+            more = tuple(g for g in needed[node.local.name] if g not in node.guard)
+            node = _asking(node, (*node.guard, *more))
+        out.append(node)
+    return tuple(out)
+
+
+def _asking(node: Any, guard: Guard) -> Any:
+    """The statement under more conditions, which its reads need not ask again."""
+
+    def change(v: Value) -> Value | None:
+        return _without(v, guard) if isinstance(v, Load) and v.guard else None
+
+    if isinstance(node, Dot):
+        return replace(node, guard=guard, left=rewrite(node.left, change), right=rewrite(node.right, change))
+    return replace(node, guard=guard, value=rewrite(node.value, change))
+
+
 # --- ended -------------------------------------------------------------------------------------------------------------
 
 
@@ -304,7 +428,7 @@ def ended(body: tuple[Node, ...]) -> tuple[Node, ...]:
                     node = replace(node, extent=extent, bound=extent)
                 if asked:
                     # Where a row ends is asked only of rows that there are.
-                    out.append(If(asked, (*before, node), ()))
+                    out.append(If(asked, (*before, *_settled((node,), frozenset(asked))), ()))
                     continue
                 out += before
         elif bodies(node):
@@ -330,13 +454,16 @@ def _end(loop: For) -> tuple[list[Node], Expr | None, Guard]:
     inner = {n.symbol for n in nodes(loop.body) if isinstance(n, For)}
     written = {n.local.name for n in nodes(loop.body) if isinstance(n, Declare)}
     guarded = [s for s in statements if any(loop.symbol in g.symbols for g in s.guard)]
-    if not guarded or any(isinstance(s, Write) and s not in guarded for s in statements):
+    # What is kept beyond an iteration goes on, unless nothing feeds it there.
+    lasting = [s for s in statements if s not in guarded and (isinstance(s, Write) or s.local.name not in written)]
+    if not guarded or any(not isinstance(s, Assign) or not s.rests for s in lasting):
         return [], None, ()
-    # A carried value that nothing guarded feeds goes on.
     before: list[Node] = []
     found: Expr | None = None
     for guard in guarded[0].guard:
         if not all(guard in s.guard for s in guarded) or loop.symbol in guard.right.symbols:
+            continue
+        if not all(guard in fed for s in lasting for fed in s.rests):
             continue
         here = guard.right.symbols | {s for s in guard.left.symbols if s is not loop.symbol}
         if here & inner or _names(guard.left, guard.right) & written:
@@ -403,4 +530,34 @@ def _programs(body: tuple[Node, ...]) -> tuple[Node, ...]:
         if _names(left, guard.right) & local or any(s in lanes for s in left.symbols):
             continue
         asked.append(Less(left, guard.right))
-    return (If(tuple(asked), body, ()),) if asked else body
+    return (If(tuple(asked), _settled(body, frozenset(asked)), ()),) if asked else body
+
+
+def _settled(body: tuple[Node, ...], known: frozenset[Less]) -> tuple[Node, ...]:
+    """Statements that do not ask what holds where they stand."""
+    out: list[Node] = []
+    for node in body:
+        if isinstance(node, Assign | Reduce | Dot | Running | Write):
+            node = _asked_before(node, known)
+        elif isinstance(node, If):
+            guard = tuple(g for g in node.guard if g not in known)
+            parts = tuple(_settled(part, known) for part in bodies(node))
+            if not guard and not node.other:
+                out += parts[0]
+                continue
+            node = with_bodies(replace(node, guard=guard), parts)
+        elif bodies(node):
+            node = with_bodies(node, tuple(_settled(part, known) for part in bodies(node)))
+        out.append(node)
+    return tuple(out)
+
+
+def _asked_before(node: Any, known: frozenset[Less]) -> Any:
+    guard = tuple(g for g in node.guard if g not in known)
+
+    def change(v: Value) -> Value | None:
+        return _without(v, tuple(known)) if isinstance(v, Load) and v.guard else None
+
+    if isinstance(node, Dot):
+        return replace(node, guard=guard, left=rewrite(node.left, change), right=rewrite(node.right, change))
+    return replace(node, guard=guard, value=rewrite(node.value, change))

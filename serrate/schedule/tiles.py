@@ -95,7 +95,7 @@ def plan(program: KernelProgram, strategy: str, target: Target) -> TilePlan:
         if not chosen[axis] and axis.position in facts.components:
             chosen[axis] = target.rows_together if strategy == "masked" else 1
     _products(program.axes, chosen, facts, target)
-    _vectors(program.axes, chosen, facts, target)
+    _vectors(program, chosen, facts, target)
     _rest(program, chosen, target)
     lanes = tuple(max(chosen[a], a.least) for a in program.axes)
     return TilePlan(strategy, lanes, tuple(a.name for a in program.axes))
@@ -124,11 +124,19 @@ def _products(axes: Sequence[Axis], chosen: dict[Axis, int], facts: Facts, targe
             chosen[axis] = rows
 
 
-def _vectors(axes: Sequence[Axis], chosen: dict[Axis, int], facts: Facts, target: Target) -> None:
-    """The axis along which memory runs: whole where it is short."""
-    for axis in axes:
+def _vectors(program: KernelProgram, chosen: dict[Axis, int], facts: Facts, target: Target) -> None:
+    """The axis along which memory runs: whole where it is short, and as much as is stored at once where it is only stored."""
+    for axis in program.axes:
         if not chosen[axis] and axis.position in facts.along:
-            chosen[axis] = _at_most(axis, target.widest)
+            size = _stored_size(program, axis)
+            chosen[axis] = _at_most(axis, target.widest if size is None else target.store_bytes // size)
+
+
+def _stored_size(program: KernelProgram, axis: Axis) -> int | None:
+    """The bytes of an element where an axis occurs in stores only; None where something is reduced over it, or kept."""
+    found = [n for n in statements(program.body) if axis.position in {lane.symbol for lane in getattr(n, "lanes", ())}]
+    sizes = [n.tensor.dtype.itemsize for n in found if isinstance(n, Write)]
+    return max(sizes) if sizes and len(sizes) == len(found) else None
 
 
 def _rest(program: KernelProgram, chosen: dict[Axis, int], target: Target) -> None:
@@ -140,8 +148,12 @@ def _rest(program: KernelProgram, chosen: dict[Axis, int], target: Target) -> No
         if axis in parallel:
             chosen[axis] = 1
             continue
-        widest = max((n for a, n in chosen.items() if n and a.position in _companions(program, axis)), default=1)
-        chosen[axis] = _at_most(axis, max(1, target.softmax_block // widest))
+        widest = 1
+        for other, lanes in chosen.items():
+            widest *= lanes if lanes and other.position in _companions(program, axis) else 1
+        size = _stored_size(program, axis)
+        room = target.softmax_block if size is None else target.store_bytes // size
+        chosen[axis] = _at_most(axis, max(1, room // widest))
 
 
 def _companions(program: KernelProgram, axis: Axis) -> set[Symbol]:

@@ -169,12 +169,16 @@ def _action(each: Carried, body: Sequence[Statement], uses: dict[str, int], redu
         if alone and declared is not None and (pure or operator == "add"):
             nodes: list[Statement] = []
             if not pure:
-                nodes.append(Assign(local.lanes, (), local, _resting(base, each)))
+                nodes.append(_assign(each, _resting(base, each)))
             nodes.append(_into(made[0], new.local, local))
             return _Action(local, nodes, [declared, *made])
         if pure:
-            return _Action(local, [Assign(local.lanes, (), local, _fitting(value, local))], [])
-    return _Action(local, [Assign(local.lanes, (), local, _resting(value, each))], [])
+            return _Action(local, [_assign(each, _fitting(value, local))], [])
+    return _Action(local, [_assign(each, _resting(value, each))], [])
+
+
+def _assign(each: Carried, value: Value) -> Assign:
+    return Assign(each.local.lanes, (), each.local, value, tuple(fed.guard for fed in each.now))
 
 
 def _into(node: Reduce | Dot, alias: Local, local: Local) -> Reduce | Dot:

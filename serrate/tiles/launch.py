@@ -28,7 +28,7 @@ from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutabl
 from serrate.schedule.target import CPU
 from serrate.schedule.tiles import TilePlan, overridden, plan
 from serrate.tensor import JaggedTensor
-from serrate.tiles.memory import TracedRows
+from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.source import DeviceLoop, outside, split
 from serrate.tiles.tidy import tidy
 from serrate.tiles.trace import DEFAULT_BLOCK, Again, Known, Trace
@@ -210,7 +210,7 @@ def proxied(trace: Trace, name: str, value: Any, env: dict[str, Any]) -> Any:
     if isinstance(value, torch.Tensor):
         return trace.tensor((name,), value)
     if isinstance(value, JaggedTensor):
-        return TracedRows(trace, name, value)
+        return TracedRows(trace, name, value, first_of(name, env))
     if isinstance(value, (bool, BlockSize, Fixed)):
         return value
     if isinstance(value, int):
@@ -227,12 +227,15 @@ def describe(env: dict[str, Any]) -> tuple[Any, dict[tuple[Any, ...], int]]:
     """The form of what a loop uses, and the sizes in it that may be compiled in."""
     form: list[Any] = []
     sizes: dict[tuple[Any, ...], int] = {}
-    rows: set[int] = set()
+    counts: set[int] = set()
+    widths: set[int] = set()
     for value in env.values():
         if isinstance(value, JaggedTensor):
-            rows |= {value.num_rows, value.num_groups, value.max_length, value.total_elements}
+            counts |= {value.num_rows, value.num_groups, value.max_length, value.total_elements}
+            widths |= set(value.values.shape[1:])
         elif isinstance(value, torch.Tensor) and value.dim():
-            rows |= {value.shape[0], value.shape[0] - 1}
+            counts |= {value.shape[0], value.shape[0] - 1}
+            widths |= set(value.shape[1:])
     for name, value in env.items():
         if isinstance(value, torch.Tensor):
             check(value)
@@ -241,13 +244,14 @@ def describe(env: dict[str, Any]) -> tuple[Any, dict[tuple[Any, ...], int]]:
         elif isinstance(value, JaggedTensor):
             check(value)
             own = value.structure
-            form.append((name, value.dtype, value.values.dim(), tuple(r.form for r in own.rows), own.dims))
+            rows = tuple(r.form for r in own.rows)
+            form.append((name, value.dtype, value.values.dim(), rows, own.dims, first_of(name, env)))
             sizes |= {(name, "values", "shape", k): value.values.shape[k] for k in range(1, value.values.dim())}
         elif isinstance(value, (bool, BlockSize, Fixed)) or not isinstance(value, (int, float)):
             form.append((name, value if _hashable(value) else id(value)))
         elif isinstance(value, int):
             form.append((name, int))
-            if value not in rows:
+            if value not in counts or value in widths:
                 sizes[(name,)] = value
         else:
             form.append((name, float))

@@ -7,7 +7,7 @@ a statement that writes in the lanes whose own indices exist and lie inside (rul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +46,12 @@ class TracedStructure:
 class TracedRows(TorchLike):
     """A ragged tensor outside of the loops. Its rows are described by arrays that the program reads."""
 
-    __slots__ = ("like", "name", "trace")
+    __slots__ = ("like", "name", "rows", "trace")
 
-    def __init__(self, trace: Trace, name: str, like: JaggedTensor) -> None:
+    def __init__(self, trace: Trace, name: str, like: JaggedTensor, rows: str | None = None) -> None:
         self.trace, self.name, self.like = trace, name, like
+        self.rows = rows or name
+        """The ragged tensor that has the same rows: one description serves both."""
 
     @property
     def values(self) -> TracedTensor:
@@ -92,7 +94,7 @@ class TracedRows(TorchLike):
         return TracedStructure(self)
 
     def _number(self, what: str, *more: Any) -> Any:
-        return plain(Traced(number(self.trace.size((self.name, what, *more))), ()))
+        return plain(Traced(number(self.trace.size((self.rows, what, *more))), ()))
 
     @property
     def num_rows(self) -> Any:
@@ -260,9 +262,9 @@ def _rows(trace: Trace, jt: TracedRows, key: Any) -> Target:
     like, values = jt.like, jt.values
     structure = like.structure
     extents = [
-        trace.size((jt.name, "longest", d.ragged))
+        trace.size((jt.rows, "longest", d.ragged))
         if d.ragged is not None
-        else trace.size((jt.name, jt.groups))
+        else trace.size((jt.rows, jt.groups))
         if d.axis is not None
         else values.sizes[d.values_dim]
         for d in like.dims
@@ -287,28 +289,28 @@ def _rows(trace: Trace, jt: TracedRows, key: Any) -> Target:
             continue
         column = dim.level >= rows.depth
         if column:
-            length: Expr = trace.array(jt.name, dim.axis, "counts")[component]
+            length: Expr = trace.array(jt.rows, dim.axis, "counts")[component]
         else:
-            offsets = trace.array(jt.name, dim.axis, f"offsets{dim.level}")
+            offsets = trace.array(jt.rows, dim.axis, f"offsets{dim.level}")
             length = offsets[component + 1] - offsets[component]
         asked = [Less(const(-1), index)] if index.bounds[0] is None or index.bounds[0] < 0 else []
         asked.append(Less(index, length))
         guard += asked
         place.conditions += [Condition(g, True) for g in asked]
         if column:
-            begin = trace.array(jt.name, dim.axis, "where")[component]
+            begin = trace.array(jt.rows, dim.axis, "where")[component]
             where[dim.values_dim] = begin + position * length + index if rows.packed else index
         elif dim.level == rows.depth - 1:
             position = index
             plain_rows = rows.starts is None and not (rows.columns is not None and rows.packed)
             begin = (
-                trace.array(jt.name, dim.axis, f"offsets{dim.level}")[component]
+                trace.array(jt.rows, dim.axis, f"offsets{dim.level}")[component]
                 if plain_rows
-                else trace.array(jt.name, dim.axis, "where")[component]
+                else trace.array(jt.rows, dim.axis, "where")[component]
             )
             where[dim.values_dim] = begin + index
         else:
-            component = trace.array(jt.name, dim.axis, f"offsets{dim.level}")[component] + index
+            component = trace.array(jt.rows, dim.axis, f"offsets{dim.level}")[component] + index
     return Target(values.tensor, place, tuple(where[d] for d in range(values.ndim)), list(dict.fromkeys(guard)))
 
 
@@ -318,7 +320,7 @@ def read(trace: Trace, tensor: Any, key: Any, extra_mask: Any = None) -> Traced:
     guard = [*_masked(trace, target, extra_mask), *target.guard]
     place = target.place
     value = load(target.tensor, target.where, tuple(dict.fromkeys(guard)))
-    return Traced(value, place.axes, place.conditions, place.fed)
+    return trace.read(target.tensor, Traced(value, place.axes, place.conditions, place.fed))
 
 
 def _masked(trace: Trace, target: Target, extra_mask: Any) -> tuple[Less, ...]:
@@ -382,6 +384,17 @@ def _refuse_race(trace: Trace, target: Target, guard: Sequence[Less], stored: An
                 f"programs of {axis} store different values to the same place, because the index does not depend on it: "
                 "index by it too, reduce in a loop inside, or use hl.atomic_add"
             )
+
+
+def first_of(name: str, env: Mapping[str, Any]) -> str:
+    """The first of some ragged tensors whose rows are those of the one of that name: the very same, not equal ones."""
+    mine = env[name].structure.rows
+    for other, value in env.items():
+        if isinstance(value, JaggedTensor):
+            theirs = value.structure.rows
+            if len(theirs) == len(mine) and all(a is b for a, b in zip(mine, theirs, strict=True)):
+                return other
+    return name
 
 
 def offsets_array(name: str, axis: int, what: str) -> Array:

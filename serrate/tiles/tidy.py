@@ -14,7 +14,7 @@ from typing import Any
 
 from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles, inner, statements, with_inner
 from serrate.ir.loops import Assign, Declare, Dot, Held, If, Lane, Load, Local, Reduce, Running, While, Write, held, values_of
-from serrate.ir.values import Call, Value, rewrite
+from serrate.ir.values import Call, Constant, Value, call, rewrite
 from serrate.tiles.values import symbols_of
 
 COSTLY = frozenset("exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff".split())  # noqa: SIM905
@@ -62,8 +62,11 @@ class _Tidy:
                 return held(kept[v])
             if not isinstance(v, Call) or v.function == "cast":
                 return None
+            if v.function == "div" and v.dtype.is_floating_point and {a.position for a in self._axes(v.args[1])} < lanes:
+                # One quotient for all lanes that share the divisor; products in the lanes.
+                return rewrite(call("mul", v.args[0], call("reciprocal", v.args[1], dtype=v.dtype), dtype=v.dtype), change)
             own = self._axes(v)
-            wide = {a.position for a in own} < lanes and bool(own)
+            wide = {a.position for a in own} < lanes and not all(isinstance(a, Constant) for a in v.args)
             shared = counts.get(v, 0) > 1 and _costly(v) and {a.position for a in own} <= lanes
             if not (wide or shared) or not _worth(v):
                 return None
@@ -91,8 +94,6 @@ class _Tidy:
     def _inside(self, value: Value, change: Any) -> Value:
         if not isinstance(value, Call):
             return value
-        from serrate.ir.values import call
-
         return call(value.function, *(rewrite(a, change) for a in value.args), dtype=value.dtype)
 
     def _axes(self, value: Value) -> list[Axis]:

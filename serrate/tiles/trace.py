@@ -22,7 +22,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Less, Symbol, const, symbol
 from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles, statements
 from serrate.ir.loops import Assign, Declare, Dot, Held, If, Local, Reduce, Running, While, Write, held, number, values_of
-from serrate.ir.values import Constant, Role, Tensor, Value, constant
+from serrate.ir.values import Constant, Role, Tensor, Value, call, constant
 from serrate.runtime.launch import PRELUDE
 from serrate.tiles import functions, memory
 from serrate.tiles.carried import Carried, finish
@@ -65,6 +65,8 @@ class Known:
 
     def __init__(self) -> None:
         self.static: set[tuple[Any, ...]] = set()
+        self.written: set[str] = set()
+        """Tensors that are stored to: what is read from them is read where it stands."""
         self.carried: dict[tuple[int, str], tuple[torch.dtype, tuple[str | None, ...]]] = {}
 
 
@@ -88,6 +90,7 @@ class Trace:
         self.sizes: Callable[[tuple[Any, ...]], int | None] = lambda path: None
         """Which sizes are compiled in: their number, or None for one that the program is given."""
         self._written: dict[Tensor, None] = {}
+        self._read: set[str] = set()
         self._used = set(RESERVED)
         self._computed: dict[str, Traced] = {}
         self._loop_number = 0
@@ -234,6 +237,19 @@ class Trace:
     def written(self, tensor: Tensor) -> None:
         """Notes that a tensor is stored to."""
         self._written[tensor] = None
+        if tensor.name in self._read and tensor.name not in self.known.written:
+            self.known.written.add(tensor.name)
+            raise Again
+
+    def read(self, tensor: Tensor, x: Traced) -> Traced:
+        """What was read from a tensor: of one that is stored to, at once, because it may change."""
+        self._read.add(tensor.name)
+        if tensor.name not in self.known.written:
+            return x
+        axes = [a for a in x.axes if a is not None]
+        local = self.declare(self.name_for("read"), x.dtype, axes, 0)
+        self.emit(Assign(local.lanes, (), local, x.value))
+        return Traced(held(local), x.axes, x.conditions, x.fed)
 
     # --- the language ---
 
@@ -751,7 +767,25 @@ class Branch:
         for block, value in zip(self.blocks, values, strict=True):
             block.append(Assign(local.lanes, (), local, cast(value, dtype).value))
         conditions = [c for v in values for c in v.conditions]
-        return Traced(held(local), axes, conditions, [f for v in values for f in v.fed])
+        return Traced(held(local), axes, conditions, self._fed(values, axes))
+
+    def _fed(self, values: Sequence[Traced], axes: Sequence[Axis | None]) -> list[Fed]:
+        """What feeds a value is what fed it in the branch that ran: each one notes whether something did."""
+        trace = self.trace
+        since = next((loop.start for loop in reversed(trace.loops) if loop.outer is not None), 0)
+        now = [[f for f in v.fed if f.time >= since] for v in values]
+        before = [f for v in values for f in v.fed if f.time < since]
+        if not any(now) or now[0] == now[1]:
+            return [*before, *now[0]]
+        own = [a for a in axes if a is not None]
+        local = Local(trace.name_for("seen"), torch.int64, tuple(a.block_lane for a in own))
+        trace.block.append(Declare(local, 0))
+        for block, feds in zip(self.blocks, now, strict=True):
+            total: Value = constant(0 if feds else 1, torch.int64)
+            for f in feds:
+                total = call("add", total, f.count(), dtype=torch.int64)
+            block.append(Assign(local.lanes, (), local, total))
+        return [*before, Fed(trace.clock, (), (Less(const(0), trace._element(local.name, own)),))]
 
     def result(self, name: str, value: Any) -> Any:
         """What a name stands for after both branches."""
