@@ -223,7 +223,6 @@ def test_bits_of_whole_numbers(backend: str) -> None:
     same(k, backend, lambda: (torch.arange(5), torch.arange(5) * 3))
 
 
-@pytest.mark.xfail(strict=True, reason="the end of a loop asks for indices that are read inside of it")
 def test_a_gather_and_a_scatter_of_one_lane(backend: str) -> None:
     @serrate.kernel
     def k(target: JaggedTensor, index: JaggedTensor, x: torch.Tensor) -> torch.Tensor:
