@@ -12,7 +12,7 @@ from serrate import JaggedTensor
 
 @serrate.kernel
 def jagged(jt: JaggedTensor, dense: torch.Tensor) -> torch.Tensor:
-    out = torch.zeros_like(dense)
+    out = torch.empty_like(dense)
     for tile_row in hl.tile(jt.num_rows):
         for tile_col in hl.tile(out.size(1)):
             out[tile_row, tile_col] = dense[tile_row, tile_col] + jt[tile_row, tile_col]

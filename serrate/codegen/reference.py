@@ -47,6 +47,9 @@ _SAME_NAME = (
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     **{name: getattr(torch, name) for name in _SAME_NAME.split()},
     "div": torch.true_divide,
+    "bitand": torch.bitwise_and,
+    "bitor": torch.bitwise_or,
+    "bitxor": torch.bitwise_xor,
     "sin": torch.sin,
     "fmod": torch.fmod,
     "cos": torch.cos,
@@ -108,7 +111,7 @@ class _Interpreter:
             elif isinstance(node, Declare):
                 shape = [lane.size for lane in node.local.lanes]
                 self.locals[node.local.name] = torch.full(
-                    shape, node.number, dtype=carried_dtype(node.local.dtype), device=self.device
+                    shape, node.number or 0, dtype=carried_dtype(node.local.dtype), device=self.device
                 )
             elif isinstance(node, If):
                 self.run(node.then if self._holds(node.guard) else node.other)

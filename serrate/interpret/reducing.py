@@ -74,8 +74,8 @@ def drop(x: TileValue, dims: Sequence[int]) -> TileValue:
 
 
 def filled(x: TileValue, dims: Sequence[int], identity: Any) -> Tensor:
-    """The lanes, with the identity where they do not exist along the reduced dims."""
-    exists = x.exists(frozenset(dims)).broadcast_to(x.data.shape)
+    """The lanes, with the identity where they do not exist."""
+    exists = x.exists().broadcast_to(x.data.shape)
     return torch.where(exists, x.data, torch.full((), identity, dtype=x.dtype))
 
 
@@ -101,7 +101,7 @@ def _mean(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dt
     if not (dtype or x.dtype).is_floating_point:
         refuse(f"mean of {x.dtype}: convert it to a float first, as torch asks")
     dims = dims_of(x, dim, "mean")
-    counted = x.exists(frozenset(dims)).broadcast_to(x.data.shape).sum(dims, keepdim=True) if dims else torch.ones(())
+    counted = x.exists().broadcast_to(x.data.shape).sum(dims, keepdim=True) if dims else torch.ones(())
     lanes = filled(x, dims, 0)
     lanes = lanes.float() if x.dtype in SIXTEEN else lanes
     data = (lanes.sum(dims, keepdim=True) if dims else lanes) / counted
@@ -123,7 +123,7 @@ _amax, _amin = _extreme("amax", least), _extreme("amin", most)
 def _truth(what: str, identity: bool) -> Callable[..., TileValue]:
     def run(x: TileValue, dim: Dims = None, keepdim: bool = False) -> TileValue:
         dims = dims_of(x, dim, what)
-        lanes = torch.where(x.exists(frozenset(dims)).broadcast_to(x.data.shape), x.data != 0, torch.tensor(identity))
+        lanes = torch.where(x.exists().broadcast_to(x.data.shape), x.data != 0, torch.tensor(identity))
         return reduced(x, dims, keepdim, getattr(torch, what)(lanes, dims, keepdim=True) if dims else lanes)
 
     return run
@@ -136,7 +136,7 @@ def _arg(what: str, identity: Callable[[torch.dtype], Any]) -> Callable[..., Til
                 refuse(f"{what} over all of {x.ndim} dims depends on the block sizes: give dim=")
             dim = 0
         (d,) = dims_of(x, dim, what)
-        exists = x.exists(frozenset([d])).broadcast_to(x.data.shape)
+        exists = x.exists().broadcast_to(x.data.shape)
         lanes = filled(x, [d], identity(x.dtype))
         # The first lane that exists and holds the extreme; NaN is one, as in torch.
         best = getattr(torch, "a" + what[3:])(lanes, d, keepdim=True)
@@ -199,9 +199,9 @@ def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: boo
     many = isinstance(x, (tuple, list))
     given = [value_of(each) for each in (x if many else [x])]
     (d,) = dims_of(given[0], dim, "associative_scan")
-    exists = given[0].exists(frozenset([d])).broadcast_to(given[0].data.shape)
+    exists = given[0].exists().broadcast_to(given[0].data.shape)
     for each in given[1:]:
-        exists = exists & each.exists(frozenset([d]))
+        exists = exists & each.exists()
     seen = torch.zeros_like(exists.select(d, 0)) if exists.shape[d] else exists
     carried: list[Tensor] = []
     results: list[list[Tensor]] = [[] for _ in given]

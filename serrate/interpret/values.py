@@ -163,12 +163,11 @@ class TileValue(TorchLike):
             refuse(f"the jagged tile of {axis} meets two dims of that tile, and it is not clear whose rows are meant")
         return dims[0] if dims else None
 
-    def exists(self, mentioning: frozenset[int] | None = None) -> Tensor:
-        """Where lanes exist, as a mask that broadcasts to the lanes; of the conditions that mention one of these dims."""
+    def exists(self) -> Tensor:
+        """Where lanes exist, as a mask that broadcasts to the lanes."""
         mask = torch.ones([1] * self.data.dim(), dtype=torch.bool, device=self.data.device)
         for condition in self.conditions:
-            if mentioning is None or mentioning & condition.dims:
-                mask = mask & condition.mask
+            mask = mask & condition.mask
         return mask
 
     def arranged(self, data: Tensor, dims: Sequence[int], axes: Sequence[Axis | None]) -> TileValue:

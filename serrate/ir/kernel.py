@@ -120,7 +120,8 @@ class KernelProgram:
     """Every axis, in the order in which they were made."""
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    arrays: tuple[Array, ...]
+    arrays: tuple[tuple[Array, Expr | None], ...]
+    """What describes the rows of ragged tensors; of how many components, where that is one number."""
     carried: tuple[str, ...] = field(default=())
     """What is carried around each loop, and as what it was recognised."""
 

@@ -161,10 +161,10 @@ class Bind:
 
 @dataclass(frozen=True, eq=False)
 class Declare:
-    """A private block, filled with a number."""
+    """A private block, filled with a number; with none where the statement behind it fills all that is read."""
 
     local: Local
-    number: float | int | bool
+    number: float | int | bool | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -433,7 +433,7 @@ def _line(node: Node) -> str:
     if isinstance(node, Bind):
         return f"{node.symbol} := {node.expr}"
     if isinstance(node, Declare):
-        return f"{node.local} = {node.number}"
+        return f"{node.local}" if node.number is None else f"{node.local} = {node.number}"
     assert not isinstance(node, For | Attempt | If | While)
     lanes = f"[{', '.join(map(str, node.lanes))}] " if node.lanes else ""
     where = "  where " + " and ".join(map(str, node.guard)) if node.guard else ""

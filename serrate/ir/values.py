@@ -80,7 +80,9 @@ def domains_of(places: Places) -> tuple[IterDomain, ...]:
 UNARY = (
     "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu silu gelu erf floor ceil square isnan logical_not cast sin cos atan"
 )
-BINARY = "add sub mul div maximum minimum lt le gt ge eq ne logical_and logical_or pow exp_diff floordiv rem fmod"
+BINARY = (
+    "add sub mul div maximum minimum lt le gt ge eq ne logical_and logical_or pow exp_diff floordiv rem fmod bitand bitor bitxor"
+)
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(UNARY.split(), 1),
     "finite_or_zero": 1,

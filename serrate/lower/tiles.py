@@ -6,6 +6,8 @@ prints. Passes, in order:
     sized      axes of one lane are loop indices, others lanes; positions become index expressions, guards that hold are dropped
     narrowed   lanes of private blocks that nobody reads are not worked out
     ended      a loop over tiles ends where nothing in it exists any more; programs without work end at once
+    stepped    a reduction over several lanes keeps one result for each of the innermost until a block is done
+    named      boundaries of rows that are read several times get a name, where it is known that there is such a row
     collect    which arrays and extents the program needs from its caller
 
 Skipping what does not exist is the meaning of the program (a finished row rests), so it needs no proof; a loop runs on for what
@@ -14,13 +16,14 @@ it stores without asking whether a row is that long.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from serrate.ir.expr import Element, Expr, Less, Sum, Symbol, ceildiv, const, minimum, symbol
+from serrate.ir.expr import Array, Element, Expr, Less, Sum, Symbol, ceildiv, const, minimum, symbol
 from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles
 from serrate.ir.kernel import inner as held_by
 from serrate.ir.loops import (
@@ -47,6 +50,7 @@ from serrate.ir.loops import (
     Write,
     bodies,
     existing,
+    expressions_of,
     flat_index,
     held,
     load,
@@ -57,7 +61,7 @@ from serrate.ir.loops import (
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import GRID, SERIAL
 from serrate.ir.values import Tensor, Value, call, rewrite
-from serrate.lower.pipeline import check, collect
+from serrate.lower.pipeline import check, collect, substituted
 
 
 def lower_kernel(program: KernelProgram, lanes: Mapping[Axis, int], header: tuple[str, ...] = ()) -> LoopProgram:
@@ -67,7 +71,8 @@ def lower_kernel(program: KernelProgram, lanes: Mapping[Axis, int], header: tupl
     for k, node in enumerate(program.body):
         body = sized.body((node,))
         if any(isinstance(n, Write) for n in nodes(body)):
-            kernels.append(Kernel(program.name if k == 0 else f"{program.name}_{k}", ended(narrowed(body))))
+            body = named(stepped(ended(narrowed(body))), {a: e for a, e in program.arrays if e is not None})
+            kernels.append(Kernel(program.name if k == 0 else f"{program.name}_{k}", body))
     loops = LoopProgram(program.name, tuple(kernels), program.inputs, program.outputs, (), (), (), header)
     loops = collect(loops)
     check(loops, complete=True)
@@ -130,10 +135,6 @@ class _Sized:
         return tuple(made for node in body for made in self._node(node))
 
     def _node(self, node: Statement) -> tuple[Node, ...]:
-        made = self._made(node)
-        return _in_two_steps(made[0]) if len(made) == 1 and isinstance(made[0], Reduce) else made
-
-    def _made(self, node: Statement) -> tuple[Node, ...]:
         if isinstance(node, Tiles):
             return self._loops(node)
         if isinstance(node, Along):
@@ -242,6 +243,17 @@ class _Sized:
             return None
 
         return rewrite(value, change)
+
+
+def stepped(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Reductions over several lanes in two steps."""
+    out: list[Node] = []
+    for node in body:
+        if isinstance(node, Reduce):
+            out += _in_two_steps(node)
+        else:
+            out.append(with_bodies(node, tuple(map(stepped, bodies(node)))) if bodies(node) else node)
+    return tuple(out)
 
 
 def _in_two_steps(node: Reduce) -> tuple[Node, ...]:
@@ -561,3 +573,54 @@ def _asked_before(node: Any, known: frozenset[Less]) -> Any:
     if isinstance(node, Dot):
         return replace(node, guard=guard, left=rewrite(node.left, change), right=rewrite(node.right, change))
     return replace(node, guard=guard, value=rewrite(node.value, change))
+
+
+# --- named -------------------------------------------------------------------------------------------------------------
+
+
+def named(body: tuple[Node, ...], counts: Mapping[Array, Expr], known: frozenset[Less] = frozenset()) -> tuple[Node, ...]:
+    """Gives boundaries of rows a name as far out as their row is known to exist."""
+    out: list[Node] = []
+    if known:
+        found: dict[Expr, Symbol] = {}
+        for e in _boundaries(body):
+            (count, base) = (counts.get(e.array), e.index)
+            rows = [base, base - 1]
+            if count is not None and any(Less(r, count) in known for r in rows) and e not in found:
+                name = "_".join([e.array.name, *re.findall(r"\w+", str(e.index))])
+                found[e] = symbol(name[:60], 0)
+                out.append(Bind(found[e], e, (), ()))
+        if found:
+            body = _replaced(body, dict(found))
+    for node in body:
+        if isinstance(node, For):
+            inner = known | {Less(node.symbol, node.extent)} if node.kind is GRID else frozenset()
+            node = replace(node, body=named(node.body, counts, inner))
+        elif isinstance(node, If):
+            node = replace(node, then=named(node.then, counts, frozenset(node.guard)), other=named(node.other, counts))
+        elif bodies(node):
+            node = with_bodies(node, tuple(named(part, counts) for part in bodies(node)))
+        out.append(node)
+    return tuple(out)
+
+
+def _boundaries(body: tuple[Node, ...]) -> list[Element]:
+    inner = {n.symbol for n in nodes(body) if isinstance(n, For | Bind)}
+    lanes = {lane.symbol for n in nodes(body) for lane in getattr(n, "lanes", ())}
+    found = (e for n in nodes(body) for x in expressions_of(n) for e in x.walk())
+    return [e for e in found if isinstance(e, Element) and not e.array.local and not e.index.symbols & (inner | lanes)]
+
+
+def _replaced(body: tuple[Node, ...], found: dict[Expr, Expr]) -> tuple[Node, ...]:
+    out: list[Node] = []
+    for node in body:
+        if isinstance(node, For):
+            extent, bound = node.extent.substitute(found), node.bound.substitute(found)
+            node = replace(node, extent=extent, bound=bound, body=_replaced(node.body, found))
+        elif isinstance(node, If | While):
+            guard = tuple(g.substitute(found) for g in node.guard)
+            node = with_bodies(replace(node, guard=guard), tuple(_replaced(part, found) for part in bodies(node)))
+        else:
+            node = substituted(node, found)
+        out.append(node)
+    return tuple(out)

@@ -17,8 +17,11 @@ from dataclasses import dataclass
 
 from serrate.ir.expr import Element, Expr, Sum, Symbol
 from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles, statements
-from serrate.ir.loops import Dot, Load, Write, expressions_of, flat_index, values_of
+from serrate.ir.loops import Dot, Load, Reduce, Write, expressions_of, flat_index, values_of
 from serrate.schedule.target import Target
+
+LONG = 4096
+"""Lanes of an axis that costs nothing but time: a tile of it is never kept."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,13 @@ def _rest(program: KernelProgram, chosen: dict[Axis, int], target: Target) -> No
             widest *= lanes if lanes and other.position in _companions(program, axis) else 1
         size = _stored_size(program, axis)
         room = target.softmax_block if size is None else target.store_bytes // size
-        chosen[axis] = _at_most(axis, max(1, room // widest))
+        chosen[axis] = _at_most(axis, LONG if _only_summed(program, axis) else max(1, room // widest))
+
+
+def _only_summed(program: KernelProgram, axis: Axis) -> bool:
+    """Whether one statement reduces over an axis and no other has it: nothing of a tile is needed twice."""
+    found = [n for n in statements(program.body) if axis.position in {lane.symbol for lane in getattr(n, "lanes", ())}]
+    return len(found) == 1 and isinstance(found[0], Reduce) and axis.position not in {a.symbol for a in found[0].local.lanes}
 
 
 def _companions(program: KernelProgram, axis: Axis) -> set[Symbol]:

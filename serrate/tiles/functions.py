@@ -121,7 +121,7 @@ def elementwise(trace: Trace, function: Callable[..., Any], name: str, args: Seq
     kwargs = {k: new.get(id(a), a) for k, a in kwargs.items()}
     conditions = [c for m in moved for c in m.conditions]
     fed = [f for m in moved for f in m.fed]
-    value = _whole(name, args, kwargs) or pointwise(function, name, args, kwargs)
+    value = _whole(name, args, kwargs) or _bits(name, args) or pointwise(function, name, args, kwargs)
     return Traced(value, axes, conditions, fed)
 
 
@@ -155,6 +155,21 @@ def _dtype_of(x: Traced, rest: Sequence[Any], kwargs: dict[str, Any]) -> torch.d
     return x.dtype
 
 
+ARITHMETIC = frozenset(["add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide"])
+"""Functions in which a number is as exact as the arithmetic, not as the values it meets."""
+BITS = {"bitwise_and": "bitand", "bitwise_or": "bitor", "bitwise_xor": "bitxor"}
+
+
+def _bits(name: str, args: Sequence[Any]) -> Value | None:
+    """Functions of the bits of whole numbers."""
+    sides = [as_traced(a) for a in args]
+    if name not in BITS or any(s.dtype.is_floating_point for s in sides) or all(s.dtype == torch.bool for s in sides):
+        return None
+    dims = [s.dtype for s in sides if s.ndim] or [s.dtype for s in sides]
+    kind = _joined(dims)
+    return call(BITS[name], *(cast(s, kind).value for s in sides), dtype=kind)
+
+
 def pointwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
     """What the front end makes of an elementwise function, for one element."""
     operation = TensorView.operators.get(function) or TensorView.operators.get(name) or MORE.get(name)
@@ -170,11 +185,12 @@ def pointwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwar
         value, weak = a.value, not a.ndim and bool(dtypes) and a.dtype != torch.bool
         if isinstance(value, Constant) and not a.ndim:
             return value.number
-        if weak and not a.dtype.is_floating_point and (floating or dtypes):
+        whole = not a.dtype.is_floating_point and bool(dtypes) and _joined(dtypes) != torch.bool
+        if weak and (whole or (floating and name not in ARITHMETIC)):
             value = call("cast", value, dtype=_joined(dtypes))
         made = fusion.input((2,), value.dtype)
         values[made.tensor] = value
-        return Lifted(made.tensor, fusion) if weak and a.dtype.is_floating_point and floating else made
+        return Lifted(made.tensor, fusion) if weak and value.dtype.is_floating_point and name in ARITHMETIC and floating else made
 
     with Fusion("pointwise") as fusion:
         try:
@@ -448,7 +464,7 @@ def reduced(trace: Trace, x: Traced, dims: Sequence[int], keepdim: bool, operato
                 "bring it in first, as rows[:, None] + x"
             )
     kept = [a for d, a in enumerate(x.axes) if d not in dims and a is not None]
-    guard = x.guard(over)
+    guard = x.guard()
     value = x.value if x.dtype == dtype else cast(x, dtype).value
     if operator in ("any", "all") and value.dtype != torch.bool:
         value = call("cast", value, dtype=torch.bool)
@@ -458,11 +474,22 @@ def reduced(trace: Trace, x: Traced, dims: Sequence[int], keepdim: bool, operato
         lanes = tuple(a.block_lane for a in x.axes if a is not None)
         trace.emit(Reduce(lanes, guard, local, operator, value))
         value = held(local)
+    else:
+        value = where_exists(x, value, identity)
     fed = [Fed(trace.clock, tuple(over), x.guard()), *_fed_over(x.fed, over)]
     conditions = [c for c in x.conditions if not c.over(over)]
     axes = [None if d in dims else a for d, a in enumerate(x.axes)]
     axes = axes if keepdim else [a for d, a in enumerate(axes) if d not in dims]
     return Traced(value, axes, conditions, fed)
+
+
+def where_exists(x: Traced, value: Value, other: Any) -> Value:
+    """A value in the rows in which another one exists; elsewhere a number."""
+    rows = tuple(c.holds for c in x.conditions if c.row)
+    if not rows:
+        return value
+    here = call("gt", existing((), rows, torch.int64), constant(0, torch.int64), dtype=torch.bool)
+    return call("where", here, value, constant(other, value.dtype), dtype=value.dtype)
 
 
 def _fed_over(fed: Sequence[Fed], over: Sequence[Axis]) -> list[Fed]:
@@ -490,7 +517,7 @@ def _mean(trace: Trace, x: Traced, dim: Any = None, keepdim: bool = False, dtype
     dims = dims_of(x, dim, "mean")
     total = reduced(trace, x, dims, keepdim, "sum", dtype or x.dtype)
     over = [a for d in dims if (a := x.axes[d]) is not None]
-    count = existing(tuple(a.block_lane for a in over), x.guard(over), torch.int64)
+    count = existing(tuple(a.block_lane for a in over), x.guard(), torch.int64)
     return Traced(
         call("div", total.value, call("cast", count, dtype=total.dtype), dtype=total.dtype),
         total.axes,
@@ -589,7 +616,7 @@ def scanned(trace: Trace, x: Traced, dim: int, operator: str) -> Traced:
     carry = trace.declare(trace.name_for("carry"), x.dtype, kept, identity)
     local = trace.declare(trace.name_for("scan"), x.dtype, [a for a in x.axes if a is not None], identity)
     lanes = tuple(a.block_lane for a in x.axes if a is not None)
-    trace.emit(Running(lanes, x.guard([axis]), local, carry, axis.block_lane, operator, x.value))
+    trace.emit(Running(lanes, x.guard(), local, carry, axis.block_lane, operator, x.value))
     return Traced(held(local), x.axes, x.conditions, [Fed(trace.clock, (axis,), x.guard()), *_fed_over(x.fed, [axis])])
 
 
@@ -672,12 +699,7 @@ def _addmm(trace: Trace, acc: Any, a: Traced, b: Traced, *, beta: float = 1, alp
 
 def fill(trace: Trace, x: Traced, v: Any) -> Traced:
     """Every lane exists; holes hold `v`. The ends of plain ranges stay ends."""
-    value = x.value
-    for c in x.conditions:
-        if c.row:
-            here = call("lt", number(c.holds.left), number(c.holds.right), dtype=torch.bool)
-            value = call("where", here, value, constant(v, x.dtype), dtype=x.dtype)
-    return Traced(value, x.axes, [c for c in x.conditions if not c.row], x.fed)
+    return Traced(where_exists(x, x.value, v), x.axes, [c for c in x.conditions if not c.row], x.fed)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -208,7 +208,7 @@ def _key(trace: Trace, key: Any, extent: Expr) -> Traced:
     if isinstance(key, slice):
         if key != slice(None) and not all(k is None or isinstance(k, int) for k in (key.start, key.stop, key.step)):
             refuse("a slice is of numbers that are known when the kernel is compiled: use hl.tile, or hl.arange and an offset")
-        positions = range(trace.static(extent, "a slice"))[key]
+        positions = range(trace.static(extent, "a slice needs"))[key]
         axis = trace.fixed_axis(len(positions))
         if axis is None:
             return Traced(number(const(positions.start if len(positions) else 0)), [None])
@@ -283,6 +283,8 @@ def _rows(trace: Trace, jt: TracedRows, key: Any) -> Target:
         if dim.level is None:
             component = index
             asked: list[Less] = []
+            outermost = trace.array(jt.rows, dim.axis, "offsets0")
+            trace.counted[outermost] = extent
             _inside(asked, index, extent)
             guard += asked
             place.conditions += [Condition(g, True) for g in asked if g not in {c.holds for c in place.conditions}]

@@ -12,8 +12,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from serrate.ir.expr import Element
 from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles, inner, statements, with_inner
-from serrate.ir.loops import Assign, Declare, Dot, Held, If, Lane, Load, Local, Reduce, Running, While, Write, held, values_of
+from serrate.ir.loops import (
+    Assign,
+    Declare,
+    Dot,
+    Existing,
+    Held,
+    If,
+    Lane,
+    Load,
+    Local,
+    Reduce,
+    Running,
+    While,
+    Write,
+    held,
+    values_of,
+)
 from serrate.ir.values import Call, Constant, Value, call, rewrite
 from serrate.tiles.values import symbols_of
 
@@ -31,6 +48,8 @@ class _Tidy:
         self.axes = {a.position: a for a in program.axes} | {a.lane: a for a in program.axes}
         self.used = {n.local.name for n in statements(program.body) if isinstance(n, Declare)}
         self.count = 0
+        self.made: set[str] = set()
+        """Private blocks that hold parts."""
 
     def body(self, body: Sequence[Statement]) -> tuple[Statement, ...]:
         out: list[Statement] = []
@@ -39,11 +58,37 @@ class _Tidy:
         for node in body:
             if isinstance(node, Tiles | Along | If | While):
                 node = with_inner(node, tuple(self.body(part) for part in inner(node)))
+                if isinstance(node, Tiles):
+                    node, fixed = self._outward(node)
+                    out += fixed
             elif isinstance(node, Assign | Reduce | Dot | Running | Write):
                 node = self._node(node, out, kept, counts)
             self._forget(node, kept)
             out.append(node)
         return tuple(out)
+
+    def _outward(self, loop: Tiles) -> tuple[Tiles, list[Statement]]:
+        """A loop without the parts that are the same in all its tiles, and these."""
+        own = {s for a in loop.axes for s in (a.position, a.lane, a.number, a.first, a.last)}
+        changed = {n.local.name for n in statements(loop.body) if isinstance(n, Assign | Reduce | Dot | Running)}
+        tensors = {n.tensor for n in statements(loop.body) if isinstance(n, Write)}
+        fixed: list[Statement] = []
+        moved: set[str] = set()
+        for node in loop.body:
+            if not isinstance(node, Assign) or node.local.name not in self.made:
+                continue
+            parts = list(node.value.walk())
+            inside = {v.local.name for v in parts if isinstance(v, Held)} & (changed - moved)
+            counts = any(isinstance(v, Existing) and {lane.symbol for lane in v.lanes} & own for v in parts)
+            loads = counts or any(isinstance(v, Load) and v.tensor in tensors for v in parts)
+            local = {
+                e.array.name for v in parts if isinstance(v, Load) for x in v.index for e in x.walk() if isinstance(e, Element)
+            }
+            if not inside and not loads and not symbols_of(node.value) & own and not local & changed:
+                moved.add(node.local.name)
+                fixed += [Declare(node.local, None), node]
+        rest = tuple(n for n in loop.body if not (isinstance(n, Declare | Assign) and n.local.name in moved))
+        return replace(loop, body=rest), fixed
 
     def _counts(self, body: Sequence[Statement]) -> dict[Value, int]:
         """In how many statements of a body each part occurs."""
@@ -56,6 +101,7 @@ class _Tidy:
 
     def _node(self, node: Any, out: list[Statement], kept: dict[Value, Local], counts: dict[Value, int]) -> Any:
         lanes = {lane.symbol for lane in node.lanes}
+        order = {lane.symbol: k for k, lane in enumerate(node.lanes)}
 
         def change(v: Value) -> Value | None:
             if v in kept:
@@ -65,13 +111,12 @@ class _Tidy:
             if v.function == "div" and v.dtype.is_floating_point and {a.position for a in self._axes(v.args[1])} < lanes:
                 # One quotient for all lanes that share the divisor; products in the lanes.
                 return rewrite(call("mul", v.args[0], call("reciprocal", v.args[1], dtype=v.dtype), dtype=v.dtype), change)
-            own = self._axes(v)
+            own = sorted(self._axes(v), key=lambda a: order.get(a.position, len(order)))
             wide = {a.position for a in own} < lanes and not all(isinstance(a, Constant) for a in v.args)
             shared = counts.get(v, 0) > 1 and _costly(v) and {a.position for a in own} <= lanes
-            if not (wide or shared) or not _worth(v):
+            if not (wide or shared):
                 return None
-            local = self._kept(v, own, out)
-            kept[v] = local
+            kept[v] = local = self._kept(v, own, out, kept, counts)
             return held(local)
 
         if isinstance(node, Dot):
@@ -84,7 +129,7 @@ class _Tidy:
             isinstance(v, Load) and v.tensor is node.tensor and v.index != node.index for v in node.value.walk()
         ):
             # What one lane writes, another one may still have to read.
-            local = self._kept(node.value, [self.axes[lane.symbol] for lane in node.lanes], out)
+            local = self._kept(node.value, [self.axes[lane.symbol] for lane in node.lanes], out, kept, counts)
             node = replace(node, value=held(local))
         return node
 
@@ -100,7 +145,10 @@ class _Tidy:
         found = dict.fromkeys(self.axes[s] for s in sorted(symbols_of(value), key=str) if s in self.axes)
         return list(found)
 
-    def _kept(self, value: Value, axes: Sequence[Axis], out: list[Statement]) -> Local:
+    def _kept(
+        self, value: Value, axes: Sequence[Axis], out: list[Statement], kept: dict[Value, Local], counts: dict[Value, int]
+    ) -> Local:
+        """A private block of its own for a part, of which parts may have such again."""
         self.count += 1
         name = f"t{self.count}"
         while name in self.used:
@@ -108,7 +156,9 @@ class _Tidy:
             name = f"t{self.count}"
         lanes = tuple(Lane(a.position, 0) for a in axes if a.looped or (a.size or 2) > 1)
         local = Local(name, value.dtype, lanes)
-        out += [Declare(local, 0), Assign(lanes, (), local, value)]
+        self.made.add(name)
+        node = self._node(Assign(lanes, (), local, value), out, kept, counts)
+        out += [Declare(local, None), node]
         return local
 
     @staticmethod
@@ -126,8 +176,3 @@ class _Tidy:
 
 def _costly(value: Value) -> bool:
     return any(isinstance(v, Call) and v.function in COSTLY for v in value.walk())
-
-
-def _worth(value: Value) -> bool:
-    """Whether a part is more than what it is read from."""
-    return isinstance(value, Call)

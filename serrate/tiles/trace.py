@@ -85,6 +85,8 @@ class Trace:
         self.tensors: dict[tuple[Any, ...], TracedTensor] = {}
         self.numbers: dict[tuple[Any, ...], Symbol] = {}
         self.described: dict[tuple[str, int, str], Array] = {}
+        self.counted: dict[Array, Expr] = {}
+        """The number of components that arrays describe."""
         self.reductions: dict[str, str] = {}
         self.notes: list[str] = []
         self.sizes: Callable[[tuple[Any, ...]], int | None] = lambda path: None
@@ -225,7 +227,10 @@ class Trace:
             if own is expr:
                 self.known.static.add(path)
                 raise Again
-        refuse(f"{what} needs a number that is known when the kernel is compiled, and {expr} is known when it runs")
+        refuse(
+            f"{what} a number that is known when the kernel is compiled, and {expr} is known when it runs: "
+            "use torch.where, an `if` statement, or hl.specialize for a size"
+        )
 
     def array(self, name: str, axis: int, what: str) -> Array:
         """One of the arrays that describe the rows of a ragged tensor."""
@@ -286,7 +291,7 @@ class Trace:
             expr = size.expr
             if expr is None:
                 refuse("a shape is of tiles and of numbers that are known when the kernel is compiled")
-            return self.fixed_axis(self.static(expr, "a shape"))
+            return self.fixed_axis(self.static(expr, "a shape needs"))
         return self.fixed_axis(int(size))
 
     def _registered(self, size: int, known: Any) -> Axis:
@@ -306,7 +311,9 @@ class Trace:
         if axis_of is not None and not isinstance(first, Traced) and int(first) == 0 and step == 1:
             axis = self._dim(last)
         else:
-            low, high = (self.static(e, "hl.arange") if (e := as_traced(x).expr) is not None else int(x) for x in (first, last))
+            low, high = (
+                self.static(e, "hl.arange needs") if (e := as_traced(x).expr) is not None else int(x) for x in (first, last)
+            )
             count = len(range(low, high, step))
             axis = self.fixed_axis(count)
             if axis is None:
@@ -320,7 +327,7 @@ class Trace:
         """A size that is to be compiled in."""
         if isinstance(value, Traced):
             expr = value.expr
-            return self.static(expr, what) if expr is not None else int(value)
+            return self.static(expr, f"{what} needs") if expr is not None else int(value)
         return value
 
     def block_size(self, low: Any, high: Any) -> int:
@@ -446,7 +453,13 @@ class Trace:
         inputs = tuple(t.tensor for t in self.tensors.values() if t.tensor not in written)
         body = tuple(_retargeted(n, written) for n in self.block)
         return KernelProgram(
-            self.name, body, tuple(self.axes), inputs, tuple(written.values()), tuple(self.described.values()), tuple(self.notes)
+            self.name,
+            body,
+            tuple(self.axes),
+            inputs,
+            tuple(written.values()),
+            tuple((a, self.counted.get(a)) for a in self.described.values()),
+            tuple(self.notes),
         )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serrate.interpret.run import refuse
+from serrate.interpret.run import current, refuse
 from serrate.interpret.values import Lanes, TorchLike
 from serrate.ir.expr import Element, Expr, Less, Symbol, as_expr, const
 from serrate.ir.kernel import Axis
@@ -120,8 +120,8 @@ class Traced(TorchLike):
         if isinstance(self.value, Constant):
             return self.value.number
         expr = self.expr
-        if expr is not None and expr.value is not None:
-            return expr.value
+        if expr is not None:
+            return current(what).static(expr, what)
         refuse(
             f"{what} a number that is known when the kernel is compiled, but this one is known when it runs: "
             "use torch.where, an `if` statement, or hl.specialize for a size"

@@ -10,16 +10,18 @@ from typing import Any
 
 import torch
 
+import serrate
 from serrate.kernels import Kernel
 
-TILES: tuple[int | str, ...] = (1, 3, "whole", "reference", "cpp")
-"""Tiles of the interpreter, and backends of the compiler."""
+TILES: tuple[int | str, ...] = (1, 3, "whole", "reference", "cpp", "reference masked", "reference persistent_dynamic")
+"""Tiles of the interpreter; backends of the compiler, with a strategy where it is not its own choice."""
 
 
 def ran(kernel: Kernel, tile: int | str, *, check: bool = True) -> Callable[..., Any]:
     """The kernel in one of these ways."""
-    if tile in ("reference", "cpp"):
-        return kernel.on(str(tile))
+    if isinstance(tile, str) and tile != "whole":
+        backend, *strategy = tile.split()
+        return serrate.kernel(kernel.fn, config=kernel.config, strategy=strategy[0] if strategy else None).on(backend)
     return kernel.interpreted(tile=tile, check=check)
 
 

@@ -137,4 +137,5 @@ def _changed(node: Node, change: Callable[[Any], tuple[Node, ...]]) -> tuple[Nod
 
 
 def _reset(node: Declare) -> Assign:
+    assert node.number is not None
     return Assign(node.local.lanes, (), node.local, constant(node.number, node.local.dtype))

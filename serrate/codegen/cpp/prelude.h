@@ -377,6 +377,37 @@ static inline void copy_bytes(Stream& past, void* to, const void* from, i64 byte
   }
 }
 
+// to[i][j] = from[j][i] for i below `rows`, j below `columns`; `to` has rows `ld` apart, `from` rows `stride` apart.
+template <class T> static void turned(T* __restrict to, i64 ld, const T* __restrict from, i64 stride, i64 rows, i64 columns) {
+  enum { W = 16 };
+  typedef T vec __attribute__((vector_size(W * sizeof(T)), aligned(sizeof(T)), may_alias));
+  i64 j = 0;
+  for (; j + W <= columns; j += W) {
+    i64 i = 0;
+    for (; i + W <= rows; i += W) {
+      vec a[W], b[W];
+#pragma GCC unroll 16
+      for (int k = 0; k < W; k++) a[k] = *(const vec*)(from + (j + k) * stride + i);
+#pragma GCC unroll 4
+      for (int step = 0; step < 4; step++) {
+        vec* x = step % 2 ? b : a;
+        vec* y = step % 2 ? a : b;
+#pragma GCC unroll 8
+        for (int k = 0; k < W / 2; k++) {
+          y[2 * k] = __builtin_shufflevector(x[k], x[k + W / 2], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+          y[2 * k + 1] = __builtin_shufflevector(x[k], x[k + W / 2], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        }
+      }
+#pragma GCC unroll 16
+      for (int k = 0; k < W; k++) *(vec*)(to + (i + k) * ld + j) = a[k];
+    }
+    for (; i < rows; i++)
+      for (int k = 0; k < W; k++) to[i * ld + j + k] = from[(j + k) * stride + i];
+  }
+  for (; j < columns; j++)
+    for (i64 i = 0; i < rows; i++) to[i * ld + j] = from[j * stride + i];
+}
+
 // acc[m][n] += a[m][k] * b[k][n]: rows of a `am` apart, rows of b `bk` apart, columns of b side by side.
 template <int M, int W, int NV, class T> static inline void dot_rows(T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 depth) {
   typedef T vec __attribute__((vector_size(W * sizeof(T)), aligned(sizeof(T)), may_alias));

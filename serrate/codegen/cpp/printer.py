@@ -280,12 +280,14 @@ class _Printer(Text):
 
     def _declare(self, node: Declare) -> None:
         local, kind = node.local, computed(node.local.dtype)
-        value = number(node.number, local.dtype)
+        value = None if node.number is None else number(node.number, local.dtype)
         if not local.lanes:
-            self.put(f"{kind} {local.name} = {value};")
+            self.put(f"{kind} {local.name};" if value is None else f"{kind} {local.name} = {value};")
             return
         size = size_of(local.lanes)
         self.put(f"alignas(64) {kind} {local.name}[{size}];")
+        if value is None:
+            return
         self.put("#pragma omp simd")
         self.put(f"for (i64 k = 0; k < {size}; k++) {local.name}[k] = {value};")
 

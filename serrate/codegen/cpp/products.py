@@ -50,6 +50,12 @@ def _operand(text: Text, value: Value, outer: Lane, inner: Lane, limits: dict[La
     if isinstance(value, Held) and value.local.lanes == (outer, inner) and computed(value.dtype) == kind:
         return value.local.name, str(inner.size)
     name = text.fresh()
+    across = _across(text, value, outer, inner, kind)
+    if across is not None:
+        # Its columns lie as rows do: turned, a square at a time.
+        text.put(f"static thread_local {kind} {name}[{outer.size * inner.size}];")
+        text.put(f"turned({name}, {inner.size}, {across[0]}, {across[1]}, {limits[outer]}, {limits[inner]});")
+        return name, str(inner.size)
     text.put(f"static thread_local {kind} {name}[{outer.size * inner.size}];")
     text.open(f"for (i64 {outer.symbol} = 0; {outer.symbol} < {limits[outer]}; {outer.symbol}++)")
     text.open(f"for (i64 {inner.symbol} = 0; {inner.symbol} < {limits[inner]}; {inner.symbol}++)")
@@ -60,3 +66,17 @@ def _operand(text: Text, value: Value, outer: Lane, inner: Lane, limits: dict[La
     text.put(f"store({name}[{outer.symbol} * {inner.size} + {inner.symbol}], {spelled});")
     text.close(2)
     return name, str(inner.size)
+
+
+def _across(text: Text, value: Value, outer: Lane, inner: Lane, kind: str) -> tuple[str, str] | None:
+    """A pointer to an operand whose rows run along memory, and the distance of its columns; None for others."""
+    if not isinstance(value, Load) or ctype(value.dtype) != kind or value.guard:
+        return None
+    flat = text.flat_expr(value.tensor, value.index)
+    terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
+    first, second, third = (flat.substitute({inner.symbol: const(k), outer.symbol: const(0)}) for k in range(3))
+    stride = second - first
+    even = (third - second - stride).value == 0
+    if terms.get(outer.symbol) != 1 or not even or stride.symbols & {outer.symbol, inner.symbol}:
+        return None
+    return f"{value.tensor.name} + {text.index(first)}", f"({text.index(stride)})"

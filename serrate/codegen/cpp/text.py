@@ -93,7 +93,9 @@ class Text:
         on_lanes = {g for _, g in self.on_lanes(value.lanes, value.guard)}
         spelled = [Less(self.unlaned(g.left), self.unlaned(g.right)) for g in value.guard]
         tests = [f"({self.index(g.left)} < {self.index(g.right)})" for g in spelled if g not in on_lanes]
-        return f"({' * '.join([*counts, *tests]) or '1'})"
+        # Conditions come first: what a bound reads may be there only where they hold.
+        counted = " * ".join(counts) or "1"
+        return f"(({' && '.join(tests)}) ? {counted} : 0)" if tests else f"({counted})"
 
     def scalars(self) -> Scalars:
         """Values as text, for one body of a loop."""

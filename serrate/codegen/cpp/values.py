@@ -60,6 +60,9 @@ FUNCTIONS: dict[str, str] = {
     "exp_diff": "fn_exp_diff({0}, {1})",
     **{n: f"fn_{n}({{0}}, {{1}})" for n in ("exp_near", "exp_rough", "height")},
     "fmod": "fn_fmod({0}, {1})",
+    "bitand": "({0} & {1})",
+    "bitor": "({0} | {1})",
+    "bitxor": "({0} ^ {1})",
     "floordiv": "whole_div({0}, {1})",
     "rem": "whole_rem({0}, {1})",
 }
