@@ -1,7 +1,7 @@
 """Random small tile programs, as text, with arguments to run them on.
 
-In: a source of random choices. Out: a `Program`: its text, its kernel, its arguments made anew for each run, and plans to try it with.
-What a program means never depends on a tile: a loop whose carried values do depend on the cuts has a fixed block.
+In: a source of random choices. Out: a `Program`: its text, its kernel, its arguments made anew for each run, and plans to try
+it with. What a program means never depends on a tile: a loop whose carried values do depend on the cuts has a fixed block.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ UNARY = (
     "torch.exp(-{0}.abs())", "torch.sigmoid({0})", "{0}.clamp(-1, 1)", "torch.where({0} > 0, {0}, 0.5)", "({0} * 2 - 1)",
     "torch.tanh({0})", "F.silu({0})", "F.relu({0})", "{0}.abs().sqrt()", "{0}.to(torch.float64).to(torch.float32)",
     "(1 - {0})", "torch.where(({0} > 0) & ({0} < 1), -{0}, {0})", "{0}.square()", "-{0}", "{0}.floor()",
-    "torch.minimum({0}, {0} * 0.5)", "torch.where(~({0} > 0.2), {0}, 1.0)", "torch.gelu({0})" if False else "F.gelu({0})",
+    "torch.minimum({0}, {0} * 0.5)", "torch.where(~({0} > 0.2), {0}, 1.0)", "F.gelu({0})",
 )  # fmt: skip
 BINARY = (
     "({0} + {1})", "({0} * {1})", "({0} - {1})", "torch.maximum({0}, {1})", "({0} / (1 + {1}.abs()))",
@@ -117,7 +117,9 @@ class Writer:
             leaves += [("other[b, t]", "bt"), ("dense[b, t, m]", "btm"), ("t.index.to(torch.float32)", "t")]
             leaves += [("hl.full([m], 0.7)", "m")] if "m" in scope.tiles else []
         text, own = self.one(*leaves)
-        return scope.fit(text, list(own)) if "t" in scope.tiles or "t" not in own else self.one("0.5", scope.fit("row[b, m]", "bm"))
+        return (
+            scope.fit(text, list(own)) if "t" in scope.tiles or "t" not in own else self.one("0.5", scope.fit("row[b, m]", "bm"))
+        )
 
     def expression(self, scope: Scope, ragged_only: bool = False, size: int = 3) -> str:
         if size <= 1 or self.maybe(0.2):
@@ -204,13 +206,19 @@ class Writer:
                 "before": ({"q": "0.0", "w": "1.0"}, ["w = q", "q = q + {x}.sum(DIM)"]),
                 "swapped": ({"q1": "0.0", "q2": "1.0"}, ["q1, q2 = q2, q1 * 0.5 + {x}.sum(DIM)"]),
                 "followed": ({"f1": "0.0", "f2": "-1.0"}, ["f1 = f1 + {x}.sum(DIM)", "f2 = torch.maximum(f2, f1)"]),
-                "reading": ({"r1": "0.0", "r2": "0.0"}, ["r1 = r1 + {x}.sum(DIM)", f"r2 = r2 + ({{y}} * {small_in(scope, 'r1')}.tanh()).sum(DIM)"]),
+                "reading": (
+                    {"r1": "0.0", "r2": "0.0"},
+                    ["r1 = r1 + {x}.sum(DIM)", f"r2 = r2 + ({{y}} * {small_in(scope, 'r1')}.tanh()).sum(DIM)"],
+                ),
             }
             if not ragged_only:
                 updates |= {
                     "counter": ({"i": "0.0"}, ["i = i + 1"]),
                     "branch": ({"j": "0.0"}, ["if t.begin > 2:", "    j = j + {x}.sum(DIM)"]),
-                    "both": ({"o": "0.0"}, ["if t.begin > 2:", "    o = o + {x}.sum(DIM)", "else:", "    o = torch.maximum(o, {y}.amax(DIM))"]),
+                    "both": (
+                        {"o": "0.0"},
+                        ["if t.begin > 2:", "    o = o + {x}.sum(DIM)", "else:", "    o = torch.maximum(o, {y}.amax(DIM))"],
+                    ),
                 }
         chosen = self.random.sample(sorted(updates), self.one(1, 2, 3))
         names = []
@@ -275,11 +283,12 @@ class Writer:
         self.line(f"acc = hl.zeros([q, {FEATURES}])")
         begin = self.one("0, ", "") if not causal else "0, "
         self.open(f"for k in hl.tile({begin}{end}):")
-        keys = self.one("a", "a", "right") if False else "a"
-        self.line(f"scores = a[b, q, :] @ {keys}[b, k, :].T * 0.5")
+        self.line("scores = a[b, q, :] @ a[b, k, :].T * 0.5")
         if causal:
-            hidden = '-1e30' if soft else "0.0"
-            self.line(f"scores = torch.where(q.index[:, None] >= k.index[None, :], {'scores' if soft else 'F.silu(scores)'}, {hidden})")
+            hidden = "-1e30" if soft else "0.0"
+            self.line(
+                f"scores = torch.where(q.index[:, None] >= k.index[None, :], {'scores' if soft else 'F.silu(scores)'}, {hidden})"
+            )
         elif not soft:
             self.line("scores = F.silu(scores)")
         if soft:
@@ -305,7 +314,9 @@ class Writer:
         self.open("for s in hl.tile(4):")
         self.line("own = hl.zeros([g, s])")
         self.open("for w in hl.tile(5):")
-        x = self.one("nest[g, s, w]", "(nest[g, s, w] + 1)", "nest[g, s, w].square()", "torch.where(nest[g, s, w] > 0, nest[g, s, w], 0.5)")
+        x = self.one(
+            "nest[g, s, w]", "(nest[g, s, w] + 1)", "nest[g, s, w].square()", "torch.where(nest[g, s, w] > 0, nest[g, s, w], 0.5)"
+        )
         self.line(f"own = own + {x}.sum(2)")
         self.close()
         self.line("inner[g, s] = own")
@@ -328,7 +339,9 @@ class Writer:
         self.open("for m in hl.tile(4):")
         self.line("own = hl.zeros([b, m])")
         self.open(f"for t in hl.tile({self.one('n', 'wide.structure.max_length(0)')}):")
-        x = self.one("wide[b, t, m]", "(wide[b, t, m] + 1)", "torch.exp(wide[b, t, m])", "(wide[b, t, m] * row[b, 0][:, None, None])")
+        x = self.one(
+            "wide[b, t, m]", "(wide[b, t, m] + 1)", "torch.exp(wide[b, t, m])", "(wide[b, t, m] * row[b, 0][:, None, None])"
+        )
         self.line(f"x = {x}")
         self.line("own = own + x.sum(1)")
         self.line("kept[b, t, m] = x * 0.5")

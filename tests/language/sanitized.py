@@ -1,7 +1,7 @@
 """Runs tile kernels with generated C++ built by the compiler's sanitizers; started by `test_sanitize.py` in a process of its own.
 
-In: on the command line, examples (`jagged_sum@masked`: a name and a strategy), random programs (`rows:7`: a kind and a seed), or `overrun`.
-Out: status 0, or the sanitizer's report on stderr after the name. The process must have libasan preloaded.
+In: on the command line, examples (`jagged_sum@masked`: a name and a strategy), random programs (`rows:7`: a kind and a seed),
+or `overrun`. Out: status 0, or the sanitizer's report on stderr after the name. The process must have libasan preloaded.
 """
 
 from __future__ import annotations

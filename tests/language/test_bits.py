@@ -1,6 +1,7 @@
 """The same plan gives the same bits: over repeated runs, and for one thread and two.
 
-In: every example, in its ragged and its manual forms, on compiled C++. Out: a failure for the first kernel with another bit somewhere.
+In: every example, in its ragged and its manual forms, on compiled C++. Out: a failure for the first kernel with another bit
+somewhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every dtype through loads, math, reductions and stores of compiled kernels.
 
-In: kernels of a few lines, run on every dtype they make sense for. Out: a failure where numbers or dtypes are not torch's. Sixteen-bit
-sums carry float32 and round once, so the reference is float64, within the dtype's tolerance.
+In: kernels of a few lines, run on every dtype they make sense for. Out: a failure where numbers or dtypes are not torch's.
+Sixteen-bit sums carry float32 and round once, so the reference is float64, within the dtype's tolerance.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Random small tile programs: every tile size, backend and plan gives the same numbers.
 
-In: a drawn expression, reduction and batch of lengths, against plain torch row by row; and programs of many kinds, drawn by `programs.py`,
-against the interpreter. Out: a failure with the program's text.
+In: a drawn expression, reduction and batch of lengths, against plain torch row by row; and programs of many kinds, drawn by
+`programs.py`, against the interpreter. Out: a failure with the program's text.
 """
 
 from __future__ import annotations

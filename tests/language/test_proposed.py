@@ -1,7 +1,7 @@
 """Kernels as one would like to write them: plain loops over tiles of a ragged batch, and what they replace, written out by hand.
 
-In: sums with a dense row and a dense batch, grouped products, means with feature counts, in the ragged form and the long ones. Out: a
-failure for each kernel, kind of lengths and way of running that differs from plain torch row by row.
+In: sums with a dense row and a dense batch, grouped products, means with feature counts, in the ragged form and the long
+ones. Out: a failure for each kernel, kind of lengths and way of running that differs from plain torch row by row.
 """
 
 from __future__ import annotations
@@ -316,7 +316,9 @@ def test_every_strategy_and_many_tiles(kernel: Kernel, wanted: Wanted, strategy:
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(
-    ("kernel", "wanted"), [k for k in KERNELS if k[0] in (dense_add, grouped_gemm, mean)], ids=lambda x: getattr(x, "__name__", "")
+    ("kernel", "wanted"),
+    [k for k in KERNELS if k[0] in (dense_add, grouped_gemm, mean)],
+    ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_other_dtypes(kernel: Kernel, wanted: Wanted, dtype: torch.dtype, tile: int | str) -> None:
     for kind in ("exponential", "zeros", "empty"):

@@ -1,6 +1,7 @@
 """Generated C++ of tile kernels under the address and undefined-behaviour sanitizers: every read and write is inside its tensor.
 
-In: a few examples and random programs, all of them under SERRATE_TEST_FULL=1. Out: the sanitizer's report of the first bad access.
+In: a few examples and random programs, all of them under SERRATE_TEST_FULL=1. Out: the sanitizer's report of the first bad
+access.
 """
 
 from __future__ import annotations
