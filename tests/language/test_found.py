@@ -25,7 +25,7 @@ def ragged(lengths: list[int], *inner: int) -> JaggedTensor:
 
 
 def same(function: Any, backend: str, *calls: Given, lanes: dict[str, int] | None = None) -> None:
-    """Every call, one after the other on one kernel, against the interpreter; arguments are made anew, as kernels store to them."""
+    """Every call, one after the other on one kernel, against the interpreter; arguments are made anew."""
     kernel = serrate.kernel(function.fn, config=function.config, **({"lanes": lanes} if lanes else {}))
     for given in calls:
         wanted, found = function.interpreted(tile=1)(*given()), kernel.on(backend)(*given())
