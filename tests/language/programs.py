@@ -426,7 +426,8 @@ def arguments(own: list[int], others: list[int], levels: list[list[int]], seed: 
     lens = torch.tensor(own, dtype=torch.int64)
     return (
         a, a.with_values(randn(total)), other, index, target, nest, wide, randn(count, POSITIONS, FEATURES),
-        randn(count, FEATURES), randn(ENTRIES, FEATURES), randn(FEATURES, COLUMNS), randn(count, FEATURES, COLUMNS), lens, POSITIONS,
+        randn(count, FEATURES), randn(ENTRIES, FEATURES), randn(FEATURES, COLUMNS), randn(count, FEATURES, COLUMNS),
+        lens, POSITIONS,
     )  # fmt: skip
 
 
