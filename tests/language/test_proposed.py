@@ -345,3 +345,14 @@ def test_the_size_of_a_ragged_dim_is_no_number() -> None:
     for way in TILES:
         with pytest.raises((helion.errors.SerrateError, TypeError)):
             ran(k, way)(ragged([2, 3]))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize(("kernel", "wanted"), KERNELS, ids=lambda x: getattr(x, "__name__", ""))
+def test_one_kernel_for_all_lengths(kernel: Kernel, wanted: Wanted, backend: str) -> None:
+    """Batches one after the other: what a kernel has learned from one must not spoil the next."""
+    made = helion.kernel(kernel.fn, config=kernel.config).on(backend)
+    for lengths in (*LENGTHS.values(), [65, 0, 3], *reversed(LENGTHS.values())):
+        given, right = wanted(lengths, torch.float32)
+        found = made(*given)
+        torch.testing.assert_close(found.values if isinstance(found, JaggedTensor) else found, right, rtol=1e-5, atol=1e-5)
