@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from serrate.ir.expr import Array, Expr, Symbol, symbol
-from serrate.ir.loops import Bind, Block, Declare, If, Lane, Node, While, _line, bodies, with_bodies
+from serrate.ir.expr import Array, Bounds, Expr, Symbol, symbol
+from serrate.ir.loops import Bind, Block, Declare, If, Lane, Local, Node, While, _line, bodies, with_bodies
 from serrate.ir.values import Tensor
 
 
@@ -42,12 +42,20 @@ class Axis:
     looped: bool = True
     least: int = 1
     """The fewest lanes a schedule may choose."""
+    span: Bounds | None = None
+    """Bounds of its positions, where they are not to be taken from its ends: a part of an axis has the symbols of the whole."""
+    at: Expr | None = None
+    """Which of its tiles is meant, where no loop runs over them."""
 
     @property
     def position(self) -> Symbol:
         """The index along it."""
-        low, high = self.begin.bounds[0], self.end.bounds[1]
-        return symbol(self.name, low, None if high is None else high - 1)
+        return symbol(self.name, *self._span)
+
+    @property
+    def _span(self) -> Bounds:
+        high = self.end.bounds[1]
+        return self.span or (self.begin.bounds[0], None if high is None else high - 1)
 
     @property
     def lane(self) -> Symbol:
@@ -67,12 +75,13 @@ class Axis:
     @property
     def first(self) -> Symbol:
         """Where the tile begins."""
-        return symbol(f"{self.name}_begin", self.begin.bounds[0])
+        return symbol(f"{self.name}_begin", self._span[0])
 
     @property
     def last(self) -> Symbol:
         """Where the tile ends: after `lanes` positions, or at the end of the axis."""
-        return symbol(f"{self.name}_end", self.begin.bounds[0], self.end.bounds[1])
+        low, high = self._span
+        return symbol(f"{self.name}_end", low, None if high is None else high + 1)
 
     @property
     def block_lane(self) -> Lane:
@@ -88,6 +97,15 @@ class Axis:
         return self.what
 
 
+@dataclass(frozen=True)
+class Carry:
+    """A private block that a loop carries: the reduction it was recognised as, and for a rescaled sum the maximum it goes by."""
+
+    local: Local
+    kind: str | None
+    top: Local | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Tiles:
     """`body` for every tile. Of several axes the last one runs fastest."""
@@ -95,6 +113,7 @@ class Tiles:
     axes: tuple[Axis, ...]
     parallel: bool
     body: tuple[Statement, ...]
+    carried: tuple[Carry, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +143,8 @@ class KernelProgram:
     """What describes the rows of ragged tensors; of how many components, where that is one number."""
     carried: tuple[str, ...] = field(default=())
     """What is carried around each loop, and as what it was recognised."""
+    scratch: tuple[Tensor, ...] = ()
+    """Results of parts of rows, between one phase of a program and the next."""
 
     def __str__(self) -> str:
         return text(self)

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from serrate.ir.expr import Array, Element, Expr, Less, Sum, Symbol, ceildiv, const, minimum, symbol
+from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, ceildiv, const, minimum, symbol
 from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles
 from serrate.ir.kernel import inner as held_by
 from serrate.ir.loops import (
@@ -64,16 +64,16 @@ from serrate.ir.values import Tensor, Value, call, rewrite
 from serrate.lower.pipeline import check, collect, substituted
 
 
-def lower_kernel(program: KernelProgram, lanes: Mapping[Axis, int], header: tuple[str, ...] = ()) -> LoopProgram:
-    """The loop program of a kernel whose axes have these numbers of lanes."""
-    sized = _Sized(program, lanes)
+def lower_kernel(phases: Sequence[KernelProgram], lanes: Mapping[str, int], header: tuple[str, ...] = ()) -> LoopProgram:
+    """The loop program of a kernel, phase after phase; its axes, by name, have these numbers of lanes."""
     kernels = []
-    for k, node in enumerate(program.body):
-        body = sized.body((node,))
+    for program in phases:
+        body = _Sized(program, lanes).body(program.body)
         if any(isinstance(n, Write) for n in nodes(body)):
             body = named(stepped(ended(narrowed(body))), {a: e for a, e in program.arrays if e is not None})
-            kernels.append(Kernel(program.name if k == 0 else f"{program.name}_{k}", body))
-    loops = LoopProgram(program.name, tuple(kernels), program.inputs, program.outputs, (), (), (), header)
+            kernels.append(Kernel(program.name if not kernels else f"{program.name}_{len(kernels)}", body))
+    first = phases[0]
+    loops = LoopProgram(first.name, tuple(kernels), first.inputs, first.outputs, first.scratch, (), (), header)
     loops = collect(loops)
     check(loops, complete=True)
     return loops
@@ -95,14 +95,16 @@ class _Size:
 class _Sized:
     """Replaces axes by loop indices and lanes."""
 
-    def __init__(self, program: KernelProgram, lanes: Mapping[Axis, int]) -> None:
+    def __init__(self, program: KernelProgram, lanes: Mapping[str, int]) -> None:
         self.axes = {a.position: a for a in program.axes}
         self.swap: dict[Expr, Expr] = {}
         self.sizes: dict[Symbol, _Size] = {}
+        self.binds: list[Bind] = []
+        """Which tiles are meant, of axes that no loop runs over."""
         self.known: set[Less] = set()
         """Conditions that loops see to."""
         for axis in program.axes:
-            self._size(axis, lanes[axis])
+            self._size(axis, lanes[axis.name])
 
     def _size(self, axis: Axis, block: int) -> None:
         begin, end = (self._expr(e) for e in (axis.begin, axis.end))
@@ -114,6 +116,9 @@ class _Sized:
         single = count.value == 1
         outer = None if single else symbol(axis.name if block == 1 else f"{axis.name}o", 0, None if high is None else high - 1)
         lane = Lane(symbol(f"{axis.name}i" if axis.looped else axis.name, 0, block - 1), block) if block > 1 else None
+        if axis.at is not None:
+            outer = symbol(axis.name if block == 1 else f"{axis.name}o", 0)
+            self.binds.append(Bind(outer, self._expr(axis.at), (), ()))
         o: Expr = const(0) if outer is None else outer
         i: Expr = const(0) if lane is None else lane.symbol
         first = begin + o * block
@@ -151,6 +156,8 @@ class _Sized:
 
     def _loops(self, node: Tiles) -> tuple[Node, ...]:
         inner = self.body(node.body)
+        if node.parallel:
+            inner = (*self.binds, *inner)
         for axis in reversed(node.axes):
             size = self.sizes[axis.position]
             if size.outer is None:
@@ -490,7 +497,10 @@ def _end(loop: For) -> tuple[list[Node], Expr | None, Guard]:
             name = f"longest_{loop.symbol}"
             local = Local(name, torch.int64, ())
             own = {a.symbol for a in along}
-            asked = tuple(g for g in guarded[0].guard if g.symbols & own and not g.symbols & (lanes.keys() - own | {loop.symbol}))
+            far = lanes.keys() - own | {loop.symbol}
+            asked = tuple(
+                g for g in guarded[0].guard if g.symbols & own and not g.symbols & far and not _names(g.left, g.right) & written
+            )
             before += [Declare(local, 0), Reduce(tuple(along), asked, local, "max", number(limit))]
             limit = symbol(name, 0)
         bound = _solved(left, loop.symbol, limit)
@@ -587,12 +597,16 @@ def named(body: tuple[Node, ...], counts: Mapping[Array, Expr], known: frozenset
             (count, base) = (counts.get(e.array), e.index)
             rows = [base, base - 1]
             if count is not None and any(Less(r, count) in known for r in rows) and e not in found:
-                name = "_".join([e.array.name, *re.findall(r"\w+", str(e.index))])
+                name = "_".join(re.findall(r"\w+", f"{e.array.name} {e.index}"))
                 found[e] = symbol(name[:60], 0)
                 out.append(Bind(found[e], e, (), ()))
         if found:
             body = _replaced(body, dict(found))
-    for node in body:
+    for k, node in enumerate(body):
+        if isinstance(node, Bind) and isinstance(node.expr, Search):
+            # The owner of a piece is a row.
+            fact = known | {Less(node.symbol, node.expr.count)}
+            return (*out, node, *named(body[k + 1 :], counts, fact))
         if isinstance(node, For):
             inner = known | {Less(node.symbol, node.extent)} if node.kind is GRID else frozenset()
             node = replace(node, body=named(node.body, counts, inner))

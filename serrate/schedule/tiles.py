@@ -33,13 +33,18 @@ class TilePlan:
     names: tuple[str, ...]
     reasons: tuple[str, ...] = ()
 
-    def of(self, program: KernelProgram) -> dict[Axis, int]:
-        """The lanes of a program's axes."""
-        return dict(zip(program.axes, self.lanes, strict=True))
+    chunk: int = 0
+    """Positions of a row that are one piece of work, where rows are cut."""
+
+    @property
+    def by_name(self) -> dict[str, int]:
+        """The lanes of axes by their names."""
+        return dict(zip(self.names, self.lanes, strict=True))
 
     def __str__(self) -> str:
         tiles = [f"  tile {name} {lanes}" for name, lanes in zip(self.names, self.lanes, strict=True)]
-        return "\n".join([self.strategy, *tiles, *(f"  # {r}" for r in self.reasons)])
+        cut = [f"  cut rows {self.chunk}"] if self.chunk else []
+        return "\n".join([self.strategy, *tiles, *cut, *(f"  # {r}" for r in self.reasons)])
 
 
 class Facts:
@@ -185,4 +190,4 @@ def overridden(plan_: TilePlan, program: KernelProgram, lanes: Mapping[str, int]
     new = tuple(
         lanes.get(a.name, n) if a.looped and a.block is None else n for a, n in zip(program.axes, plan_.lanes, strict=True)
     )
-    return TilePlan(plan_.strategy, new, plan_.names, plan_.reasons)
+    return TilePlan(plan_.strategy, new, plan_.names, plan_.reasons, lanes.get("chunk", plan_.chunk))

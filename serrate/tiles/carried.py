@@ -38,6 +38,8 @@ class Carried:
     now: tuple[Fed, ...]
     kind: str | None = None
     """The reduction it was recognised as."""
+    top: Local | None = None
+    """The maximum that a rescaled sum goes by."""
 
 
 def finish(body: list[Statement], carried: Sequence[Carried], reductions: dict[str, str]) -> tuple[Statement, ...]:
@@ -142,7 +144,8 @@ def _rescales(base: Value, each: Carried, carried: Sequence[Carried]) -> bool:
         return False
     for old, factor in (base.args, base.args[::-1]):
         if isinstance(old, Held) and old.local.name == each.local.name:
-            return any(_shrinks(factor, top) for top in carried if top is not each)
+            each.top = next((top.local for top in carried if top is not each and _shrinks(factor, top)), None)
+            return each.top is not None
     return False
 
 

@@ -25,9 +25,11 @@ from serrate.ir.loops import load, number
 from serrate.ir.values import Role, Tensor
 from serrate.lower.tiles import lower_kernel
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable
+from serrate.schedule.chunks import scheduled
 from serrate.schedule.target import CPU
-from serrate.schedule.tiles import TilePlan, overridden, plan
+from serrate.schedule.tiles import TilePlan
 from serrate.tensor import JaggedTensor
+from serrate.tiles.derived import Derived
 from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.source import DeviceLoop, outside, split
 from serrate.tiles.tidy import tidy
@@ -150,14 +152,13 @@ class Site:
     def _make(self, env: dict[str, Any], sizes: dict[tuple[Any, ...], int]) -> Variant:
         program, trace = self._traced(env, sizes)
         program = tidy(program)
-        chosen = plan(program, self.options.strategy or "maskless", CPU)
-        if self.options.lanes:
-            chosen = overridden(chosen, program, self.options.lanes)
+        chosen, phases, lanes = scheduled(program, self.options.strategy or "maskless", CPU, self.options.lanes)
         header = (f"{self.name}: {chosen}".split("\n")[0], *str(chosen).split("\n")[1:])
-        loops = lower_kernel(program, chosen.of(program), header)
+        loops = lower_kernel(phases, lanes, header)
         executable: Executable
         getters = Getters(trace)
-        arrays = [getters.array(a.name) for a in loops.arrays]
+        derived = Derived(getters.array, getters.number)
+        arrays = [derived.array(a) for a in loops.arrays]
         if self.options.backend == "reference":
             executable = ReferenceExecutable(loops)
         else:
@@ -167,7 +168,7 @@ class Site:
             import logging
 
             logging.getLogger("serrate").warning("%s", executable.source)
-        tensors = [getters.tensor(t) for t in loops.tensors]
+        tensors = [getters.tensor(t) for t in (*loops.inputs, *loops.outputs)] + [derived.scratch(t) for t in loops.scratch]
         outputs = [k for k, t in enumerate(loops.tensors) if t.role is Role.OUTPUT]
         return Variant(program, chosen, executable, tensors, arrays, [getters.number(s) for s in loops.symbols], outputs)
 

@@ -20,7 +20,7 @@ from serrate.interpret.axes import BlockSize
 from serrate.interpret.run import refuse, running, user_frame
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Less, Symbol, const, symbol
-from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles, statements
+from serrate.ir.kernel import Along, Axis, Carry, KernelProgram, Statement, Tiles, statements
 from serrate.ir.loops import Assign, Declare, Dot, Held, If, Local, Reduce, Running, While, Write, held, number, values_of
 from serrate.ir.values import Constant, Role, Tensor, Value, call, constant
 from serrate.runtime.launch import PRELUDE
@@ -701,7 +701,8 @@ class TracedLoop:
             trace.block.append(While(tuple(self.test[0]), self.test[1], body))  # type: ignore[arg-type]
         elif self.axes:
             trace.axes_open = trace.axes_open[: -len(self.axes)]
-            trace.block.append(Tiles(tuple(self.axes), parallel, body))
+            carries = tuple(Carry(c.local, c.kind, c.top) for c in carried)
+            trace.block.append(Tiles(tuple(self.axes), parallel, body, carries))
         else:
             trace.block += body
 
