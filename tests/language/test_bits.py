@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+import serrate
+from serrate.errors import StrategyError
 from serrate.kernels import Kernel
 from serrate.tensor import JaggedTensor
 from tests.language.kinds import LENGTHS
@@ -37,8 +39,9 @@ def bits(result: Any) -> list[torch.Tensor]:
     return [t.contiguous().view(whole[t.element_size()]).clone() for t in tensors]
 
 
-def steadily(kernel: Kernel) -> Callable[..., Any]:
+def steadily(kernel: Kernel, **options: Any) -> Callable[..., Any]:
     """The kernel, run several times; fails if a run differs from the first."""
+    kernel = serrate.kernel(kernel.fn, config=kernel.config, **options) if options else kernel
 
     def run(*args: Any) -> Any:
         first: list[torch.Tensor] | None = None
@@ -60,6 +63,27 @@ def steadily(kernel: Kernel) -> Callable[..., Any]:
 def test_examples(name: str, lengths: list[int]) -> None:
     torch.manual_seed(0)
     example(name).check(lengths, steadily)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_in_pieces(name: str) -> None:
+    """Pieces of one row are worked on by whoever comes first, and combined in order."""
+
+    def cut(kernel: Kernel) -> Callable[..., Any]:
+        run = steadily(kernel, strategy="persistent_dynamic", lanes={"chunk": 16})
+
+        def one(*args: Any) -> Any:
+            try:
+                return run(*args)
+            except StrategyError as error:
+                # Rows that a kernel does not let be cut are refused, with the reason.
+                assert "cuts rows, and" in str(error)
+                return kernel.on("cpp")(*args)
+
+        return one
+
+    torch.manual_seed(0)
+    example(name).check(LONG, cut)
 
 
 def test_another_bit_is_seen() -> None:
