@@ -386,3 +386,45 @@ def test_pieces_with_a_part_made_of_constants(backend: str) -> None:
         return out
 
     cut_or_refused(k, backend, lambda: (ragged([2, 0, 5], 3),))
+
+
+@pytest.mark.parametrize("masked", ["rows", "columns", "depth"])
+def test_masks_of_a_product_by_indices_that_were_read(backend: str, masked: str, request: pytest.FixtureRequest) -> None:
+    """An index from memory, and a mask on it, in each of the three dims of a product."""
+    if backend == "cpp":
+        request.applymarker(pytest.mark.xfail(strict=True, reason="conditions on an index that was read are lost in a product"))
+
+    @serrate.kernel
+    def rows(a: torch.Tensor, b: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        out = torch.full([index.size(0), b.size(1)], 9.0)
+        for m, n in hl.tile([index.size(0), b.size(1)]):
+            acc, j = hl.zeros([m, n]), index[m]
+            for k in hl.tile(a.size(1)):
+                acc = acc + hl.load(a, [j, k], extra_mask=(j < 4)[:, None]) @ b[k, n]
+            out[m, n] = acc
+        return out
+
+    @serrate.kernel
+    def columns(a: torch.Tensor, b: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        out = torch.full([a.size(0), index.size(0)], 9.0)
+        for m, n in hl.tile([a.size(0), index.size(0)]):
+            acc, j = hl.zeros([m, n]), index[n]
+            for k in hl.tile(a.size(1)):
+                acc = acc + a[m, k] @ hl.load(b, [k, j], extra_mask=(j < 4)[None, :])
+            out[m, n] = acc
+        return out
+
+    @serrate.kernel
+    def depth(a: torch.Tensor, b: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        out = torch.full([a.size(0), b.size(1)], 9.0)
+        for m, n in hl.tile([a.size(0), b.size(1)]):
+            acc = hl.zeros([m, n])
+            for k in hl.tile(index.size(0)):
+                j = index[k]
+                acc = acc + hl.load(a, [m, j], extra_mask=(j < 4)[None, :]) @ b[k, n]
+            out[m, n] = acc
+        return out
+
+    torch.manual_seed(0)
+    given = (torch.randn(6, 6), torch.randn(6, 6), torch.tensor([0, 5, 2, 4, 1, 3]))
+    same({"rows": rows, "columns": columns, "depth": depth}[masked], backend, lambda: given)
