@@ -6,6 +6,7 @@ prints. Passes, in order:
     sized      axes of one lane are loop indices, others lanes; positions become index expressions, guards that hold are dropped
     narrowed   lanes of private blocks that nobody reads are not worked out
     ended      a loop over tiles ends where nothing in it exists any more; programs without work end at once
+    ahead      the next row is fetched while one is worked on
     stepped    a reduction over several lanes keeps one result for each of the innermost until a block is done
     named      boundaries of rows that are read several times get a name, where it is known that there is such a row
     collect    which arrays and extents the program needs from its caller
@@ -44,6 +45,7 @@ from serrate.ir.loops import (
     LoopProgram,
     Node,
     Number,
+    Prefetch,
     Reduce,
     Running,
     While,
@@ -60,7 +62,7 @@ from serrate.ir.loops import (
 )
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import GRID, SERIAL
-from serrate.ir.values import Tensor, Value, call, rewrite
+from serrate.ir.values import Role, Tensor, Value, call, rewrite
 from serrate.lower.pipeline import check, collect, substituted
 
 
@@ -70,7 +72,7 @@ def lower_kernel(phases: Sequence[KernelProgram], lanes: Mapping[str, int], head
     for program in phases:
         body = _Sized(program, lanes).body(program.body)
         if any(isinstance(n, Write) for n in nodes(body)):
-            body = named(stepped(ended(narrowed(body))), {a: e for a, e in program.arrays if e is not None})
+            body = named(stepped(ahead(ended(narrowed(body)))), {a: e for a, e in program.arrays if e is not None})
             kernels.append(Kernel(program.name if not kernels else f"{program.name}_{len(kernels)}", body))
     first = phases[0]
     loops = LoopProgram(first.name, tuple(kernels), first.inputs, first.outputs, first.scratch, (), (), header)
@@ -552,7 +554,57 @@ def _programs(body: tuple[Node, ...]) -> tuple[Node, ...]:
         if _names(left, guard.right) & local or any(s in lanes for s in left.symbols):
             continue
         asked.append(Less(left, guard.right))
-    return (If(tuple(asked), _settled(body, frozenset(asked)), ()),) if asked else body
+    body = _decided(_settled(body, frozenset(asked)), inner, local)
+    return (If(tuple(asked), body, ()),) if asked else body
+
+
+def _decided(body: tuple[Node, ...], inner: set[Symbol], local: set[str]) -> tuple[Node, ...]:
+    """A program that asks once, for all of its reads, what is the same in all lanes."""
+    values = [v for n in _effects(body) for v in ((n.left, n.right) if isinstance(n, Dot) else (n.value,))]
+    lanes = {lane.symbol for n in _effects(body) for lane in n.lanes}
+    found = dict.fromkeys(g for value in values for v in value.walk() if isinstance(v, Load) for g in v.guard)
+    known = [
+        g
+        for g in found
+        if not g.symbols & (lanes | inner) and not g.left.arrays | g.right.arrays and not _names(g.left, g.right) & local
+    ]
+    if not known or len(known) > 4:
+        return body
+    return (If(tuple(known), _settled(body, frozenset(known)), body),)
+
+
+def ahead(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """While a row is worked on that is near already, the next one is fetched, which lies right behind it."""
+    out: list[Node] = []
+    seen: set[Tensor] = set()
+    done = False
+    for node in body:
+        if isinstance(node, For) and node.kind is not GRID:
+            statements = _effects(node.body)
+            near = all(
+                isinstance(s, Reduce | Assign) or (isinstance(s, Write) and s.tensor.role is Role.PRIVATE) for s in statements
+            )
+            if near and not done:
+                made = tuple(_with_next(n, node.symbol, seen) for n in node.body)
+                done = any(len(each) > 1 for each in made)
+                node = replace(node, body=tuple(n for each in made for n in each))
+            seen |= {v.tensor for s in statements if not isinstance(s, Dot) for v in s.value.walk() if isinstance(v, Load)}
+        elif bodies(node):
+            node = with_bodies(node, tuple(map(ahead, bodies(node))))
+        out.append(node)
+    return tuple(out)
+
+
+def _with_next(node: Node, loop: Symbol, seen: set[Tensor]) -> tuple[Node, ...]:
+    if not isinstance(node, Reduce | Write):
+        return (node,)
+    length = next((g.right for g in node.guard if g.right.arrays and loop in g.left.symbols), None)
+    if length is None:
+        return (node,)
+    reads = (v for v in node.value.walk() if isinstance(v, Load) and v.tensor in seen and v.tensor.role is Role.INPUT)
+    moving = [v for v in reads if v.index and loop in v.index[0].symbols and not v.guard]
+    more = [Prefetch(node.lanes, node.guard, v.tensor, (v.index[0] + length, *v.index[1:])) for v in moving]
+    return (*more, node)
 
 
 def _settled(body: tuple[Node, ...], known: frozenset[Less]) -> tuple[Node, ...]:

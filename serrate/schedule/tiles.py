@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from serrate.ir.expr import Element, Expr, Sum, Symbol
 from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles, statements
 from serrate.ir.loops import Dot, Load, Reduce, Write, expressions_of, flat_index, values_of
+from serrate.ir.values import Role
 from serrate.schedule.target import Target
 
 LONG = 4096
@@ -137,7 +138,7 @@ def _vectors(program: KernelProgram, chosen: dict[Axis, int], facts: Facts, targ
     for axis in program.axes:
         if not chosen[axis] and axis.position in facts.along:
             size = _stored_size(program, axis)
-            chosen[axis] = _at_most(axis, target.widest if size is None else target.store_bytes // size)
+            chosen[axis] = _at_most(axis, target.widest if size is None else 2 * target.store_bytes // size)
 
 
 def _stored_size(program: KernelProgram, axis: Axis) -> int | None:
@@ -167,7 +168,9 @@ def _rest(program: KernelProgram, chosen: dict[Axis, int], target: Target) -> No
 def _only_summed(program: KernelProgram, axis: Axis) -> bool:
     """Whether one statement reduces over an axis and no other has it: nothing of a tile is needed twice."""
     found = [n for n in statements(program.body) if axis.position in {lane.symbol for lane in getattr(n, "lanes", ())}]
-    return len(found) == 1 and isinstance(found[0], Reduce) and axis.position not in {a.symbol for a in found[0].local.lanes}
+    rows = [n for n in found if isinstance(n, Write) and n.tensor.role is Role.PRIVATE]
+    sums = [n for n in found if isinstance(n, Reduce) and axis.position not in {a.symbol for a in n.local.lanes}]
+    return len(sums) == 1 and len(rows) + 1 == len(found)
 
 
 def _companions(program: KernelProgram, axis: Axis) -> set[Symbol]:

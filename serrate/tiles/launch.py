@@ -32,6 +32,7 @@ from serrate.tensor import JaggedTensor
 from serrate.tiles.derived import Derived
 from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.source import DeviceLoop, outside, split
+from serrate.tiles.statistics import in_two_passes
 from serrate.tiles.tidy import tidy
 from serrate.tiles.trace import DEFAULT_BLOCK, Again, Known, Trace
 from serrate.tiles.values import Traced
@@ -151,8 +152,10 @@ class Site:
 
     def _make(self, env: dict[str, Any], sizes: dict[tuple[Any, ...], int]) -> Variant:
         program, trace = self._traced(env, sizes)
-        program = tidy(program)
-        chosen, phases, lanes = scheduled(program, self.options.strategy or "maskless", CPU, self.options.lanes)
+        strategy = self.options.strategy or "maskless"
+        # A row is near for a second pass where one worker has all of it.
+        program = tidy(in_two_passes(program) if strategy == "maskless" else program)
+        chosen, phases, lanes = scheduled(program, strategy, CPU, self.options.lanes)
         header = (f"{self.name}: {chosen}".split("\n")[0], *str(chosen).split("\n")[1:])
         loops = lower_kernel(phases, lanes, header)
         executable: Executable

@@ -91,12 +91,17 @@ class _Tidy:
         return replace(loop, body=rest), fixed
 
     def _counts(self, body: Sequence[Statement]) -> dict[Value, int]:
-        """In how many statements of a body each part occurs."""
+        """In how many statements of a body each part occurs; neighbours over the same lanes are worked out together."""
         found: dict[Value, int] = {}
+        before: tuple[Any, set[Value]] = (None, set())
         for node in body:
-            if isinstance(node, Assign | Reduce | Dot | Running | Write):
-                for v in {v for value in values_of(node) for v in value.walk() if isinstance(v, Call)}:
-                    found[v] = found.get(v, 0) + 1
+            if not isinstance(node, Assign | Reduce | Dot | Running | Write):
+                continue
+            form = None if isinstance(node, Dot) else (node.lanes, node.guard)
+            parts = {v for value in values_of(node) for v in value.walk() if isinstance(v, Call)}
+            for v in parts - (before[1] if form is not None and form == before[0] else set()):
+                found[v] = found.get(v, 0) + 1
+            before = (form, parts)
         return found
 
     def _node(self, node: Any, out: list[Statement], kept: dict[Value, Local], counts: dict[Value, int]) -> Any:
