@@ -79,9 +79,7 @@ class _Passes:
 
         second = tuple(moved(each[0]) for each in summed)
         made = {n.local.name for n in loop.body if isinstance(n, Declare)}
-        if any(
-            isinstance(v, Held) and v.local.name in made for n in (*first.body, *second) for x in _values(n) for v in x.walk()
-        ):
+        if any(_needs(n) & made for n in (*first.body, *second)):
             # Something else of the iteration is needed, which is not there any more.
             return None
         carried = tuple(Carry(c.local, "sum") for c in sums)
