@@ -236,6 +236,30 @@ class Writer:
         self.close()
         return names[:4]
 
+    def powers(self) -> None:
+        """Statistics of a row, and a later pass that needs the same powers again."""
+        wide = self.maybe()
+        self.line(f"kept = torch.zeros_like({'a' if wide else 'c'})")
+        self.line("stats = torch.zeros(2, a.num_rows, row.size(1))")
+        self.open("for b, m in hl.tile([a.num_rows, row.size(1)]):" if wide else "for b in hl.tile(a.num_rows):")
+        dims, cut = ("[b, m]", "[:, None, :]") if wide else ("[b]", "[:, None]")
+        read = "a[b, t, m]" if wide else "c[b, t]"
+        value = self.one("{0}", "({0} * 0.5)", "torch.tanh({0})").format(read)
+        bound = self.one("a.max_length", "n")
+        self.line(f'top, total = hl.full({dims}, float("-inf")), hl.zeros({dims})')
+        self.open(f"for t in hl.tile({bound}):")
+        self.line(f"x = {value}")
+        self.line("new = torch.maximum(top, x.amax(1))")
+        self.line(f"total = total * torch.exp(top - new) + torch.exp(x - new{cut}).sum(1)")
+        self.line("top = new")
+        self.close()
+        self.line("stats[0, b, m], stats[1, b, m] = top, total" if wide else "stats[0, b, 0], stats[1, b, 0] = top, total")
+        self.open(f"for t in hl.tile({self.one(bound, 'a.max_length')}):")
+        again = self.one(f"torch.exp({value} - top{cut}) / total{cut}", f"torch.exp({value} - top{cut}) * 2 - 1")
+        self.line(f"kept[b, t{', m' if wide else ''}] = {again}")
+        self.close(2)
+        self.line("return kept, stats")
+
     def products(self) -> None:
         """Matrix products with ragged rows, and over ragged positions."""
         grid = self.maybe()
@@ -383,7 +407,7 @@ def small_in(scope: Scope, name: str) -> str:
     return scope.fit(name, [t for t in scope.tiles if t != "t"])
 
 
-KINDS = ("rows", "rows", "rows", "products", "attention", "nested", "rectangles", "moved")
+KINDS = ("rows", "rows", "rows", "powers", "products", "attention", "nested", "rectangles", "moved")
 SIZES = (1, 2, 3, 4, 5, 8, 16, 33)
 
 

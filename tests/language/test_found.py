@@ -428,3 +428,31 @@ def test_masks_of_a_product_by_indices_that_were_read(backend: str, masked: str,
     torch.manual_seed(0)
     given = (torch.randn(6, 6), torch.randn(6, 6), torch.tensor([0, 5, 2, 4, 1, 3]))
     same({"rows": rows, "columns": columns, "depth": depth}[masked], backend, lambda: given)
+
+
+@serrate.kernel
+def softmax(jt: JaggedTensor) -> JaggedTensor:
+    out = torch.empty_like(jt)
+    for b in hl.tile(jt.num_rows):
+        top, total = hl.full([b], float("-inf")), hl.zeros([b])
+        for t in hl.tile(jt.max_length):
+            x = jt[b, t]
+            new = torch.maximum(top, x.amax(1))
+            total = total * torch.exp(top - new) + torch.exp(x - new[:, None]).sum(1)
+            top = new
+        for t in hl.tile(jt.max_length):
+            out[b, t] = torch.exp(jt[b, t] - top[:, None]) / total[:, None]
+    return out
+
+
+@pytest.mark.xfail(strict=True, reason="rows side by side share one private row of powers")
+@pytest.mark.parametrize("lanes", [{"b": 4}, {"b": 2, "t": 2, "t2": 2}, {"b": 4, "t": 1, "t2": 1}], ids=str)
+def test_powers_of_rows_side_by_side(backend: str, lanes: dict[str, int]) -> None:
+    same(softmax, backend, lambda: (ragged([3, 2, 0, 5]),), lanes=lanes)
+
+
+@pytest.mark.parametrize("strategy", ["maskless", "masked", "persistent_dynamic"])
+def test_powers_under_every_strategy(backend: str, strategy: str) -> None:
+    jt = ragged([3, 0, 70, 2, 1, 9])
+    wanted = torch.cat([row.softmax(0) for row in jt.unbind()])
+    torch.testing.assert_close(serrate.kernel(softmax.fn, strategy=strategy).on(backend)(jt).values, wanted)
