@@ -211,7 +211,8 @@ def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: boo
         if carried:
             rest = [axis for n, axis in enumerate(given[0].axes) if n != d]
             left, right = ([TileValue(t, rest) for t in part] for part in (carried, new))
-            made = combine(tuple(left), tuple(right)) if many else combine(left[0], right[0])
+            with torch._C._EnableTorchFunction():
+                made = combine(tuple(left), tuple(right)) if many else combine(left[0], right[0])
             new = [torch.where(seen, value_of(m).data, n) for m, n in zip(made if many else [made], new, strict=True)]
             new = [torch.where(exists.select(d, lane), n, c) for n, c in zip(new, carried, strict=True)]
         carried, seen = new, seen | exists.select(d, lane)

@@ -68,7 +68,7 @@ from serrate.lower.pipeline import check, collect, substituted
 
 def lower_kernel(phases: Sequence[KernelProgram], lanes: Mapping[str, int], header: tuple[str, ...] = ()) -> LoopProgram:
     """The loop program of a kernel, phase after phase; its axes, by name, have these numbers of lanes."""
-    kernels = []
+    kernels: list[Kernel] = []
     for program in phases:
         body = _Sized(program, lanes).body(program.body)
         if any(isinstance(n, Write) for n in nodes(body)):

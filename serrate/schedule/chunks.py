@@ -21,7 +21,7 @@ from serrate.errors import StrategyError
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, Less, Symbol, ceildiv, const, minimum, search
 from serrate.ir.kernel import Axis, Carry, KernelProgram, Statement, Tiles, inner, statements, with_inner
-from serrate.ir.loops import Assign, Dot, Lane, Reduce, Running, Write, held, load
+from serrate.ir.loops import Assign, Declare, Dot, Lane, Reduce, Running, Write, held, load
 from serrate.ir.recipes import RunningSum
 from serrate.ir.reductions import reduction
 from serrate.ir.values import Role, Tensor, Value, call, constant
@@ -125,11 +125,16 @@ class _Cut:
                     f"persistent_dynamic cuts rows, and {carry.local.name}, carried around {loop.axes[0]}, is no reduction "
                     "that pieces can be combined of"
                 )
+        own = {n.local.name for n in statements(loop.body) if isinstance(n, Declare)}
+        length = self.rows.length.substitute({COORDINATE: self.rows.component.position})
+        within = [Less(a.position, length) for a in loop.axes if a in self.rows.along]
         for node in statements(loop.body):
-            if isinstance(node, Write) and node.add:
-                continue
-            if isinstance(node, Write) and not any(g.right.arrays for g in node.guard):
+            if isinstance(node, Write) and not any(g in node.guard for g in within):
                 raise StrategyError(f"persistent_dynamic cuts rows, and the loop over {loop.axes[0]} stores past them")
+            if isinstance(node, Reduce | Dot | Running | Assign) and node.local.name not in own:
+                fed = node.rests if isinstance(node, Assign) else (node.guard,)
+                if not fed or not all(any(g in each for g in within) for each in fed):
+                    raise StrategyError(f"persistent_dynamic cuts rows, and {node.local.name} goes on past them")
 
     def phases(self) -> tuple[KernelProgram, ...]:
         """One for each loop, and one for what comes behind them all."""

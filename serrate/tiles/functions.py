@@ -192,6 +192,12 @@ def pointwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwar
         values[made.tensor] = value
         return Lifted(made.tensor, fusion) if weak and value.dtype.is_floating_point and name in ARITHMETIC and floating else made
 
+    numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, Traced)]
+    if numbers and all(isinstance(a.value, Constant) and not a.ndim for a in numbers):
+        plain_ = [torch.tensor(a.value.number, dtype=a.dtype) if isinstance(a, Traced) else a for a in args]  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunction():
+            found = function(*plain_, **{k: plain(a) if isinstance(a, Traced) else a for k, a in kwargs.items()})
+        return constant(found.item(), found.dtype)
     with Fusion("pointwise") as fusion:
         try:
             made = operation(*map(view, args), **{k: view(a) for k, a in kwargs.items()})

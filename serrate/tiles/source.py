@@ -101,7 +101,7 @@ class _Finder:
         return s
 
     def _is_device(self, node: ast.expr) -> bool:
-        found = self._resolved(node.func) if isinstance(node, ast.Call) else None
+        found: Any = self._resolved(node.func) if isinstance(node, ast.Call) else None
         return getattr(found, "__module__", "") == "serrate.language" and found.__name__ in ("tile", "grid", "jagged_tile")
 
     def _resolved(self, node: ast.expr) -> Any:
@@ -200,20 +200,23 @@ class _Notes:
     def __init__(self) -> None:
         self.count = 0
 
-    def statements(self, body: list[ast.stmt]) -> list[ast.stmt]:
+    def statements(self, body: list[ast.stmt], live: frozenset[str] = frozenset()) -> list[ast.stmt]:
+        """The statements with notes; `live` are the names that are read behind them."""
         out: list[ast.stmt] = []
-        for s in body:
+        for k, s in enumerate(body):
+            exposed, written = _exposed(body[k + 1 :], set())
+            behind = frozenset(exposed | (live - written))
             if isinstance(s, (ast.For, ast.While)):
-                out += self._loop(s)
+                out += self._loop(s, behind)
             elif isinstance(s, ast.If):
-                out += self._branch(s)
+                out += self._branch(s, behind)
             elif isinstance(s, (ast.Return, ast.Break, ast.Continue)):
                 what = {ast.Return: "return", ast.Break: "break", ast.Continue: "continue"}[type(s)]
                 raise KernelError(f"line {s.lineno}: `{what}` inside a loop over tiles: use `if` around what it would skip")
             else:
                 for name in ("body", "orelse"):
                     if getattr(s, name, None) and not isinstance(s, (ast.FunctionDef, ast.ClassDef)):
-                        setattr(s, name, self.statements(getattr(s, name)))
+                        setattr(s, name, self.statements(getattr(s, name), behind))
                 out.append(s)
         return out
 
@@ -221,10 +224,15 @@ class _Notes:
         self.count += 1
         return f"__serrate_{self.count}__"
 
-    def _loop(self, node: ast.For | ast.While) -> list[ast.stmt]:
+    def _loop(self, node: ast.For | ast.While, live: frozenset[str]) -> list[ast.stmt]:
         carried = carried_names(node)
+        # What a loop leaves behind is carried too, though no iteration reads it.
+        written = {n: s for s in _statements(node.body) for n in _targets(s)}
+        left = {n: s for n, s in sorted(written.items()) if n in live and n not in carried}
+        carried |= left
         loop = self._name()
-        node.body = self.statements(node.body)
+        again, _ = _exposed(node.body, set())
+        node.body = self.statements(node.body, live | frozenset(again))
         targets = [n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)] if isinstance(node, ast.For) else []
 
         def rests(then: str) -> list[ast.stmt]:
@@ -233,7 +241,7 @@ class _Notes:
                 found += _like(f"if {n!r} in locals(): {n} = {loop}.rest({n!r}, {n})", written)
             return [*found, *_like(f"{loop}.{then}()", node)]
 
-        enter = _like(f"{loop} = {TRACE}.enter({tuple(targets)!r})", node)
+        enter = _like(f"{loop} = {TRACE}.enter({tuple(targets)!r}, {tuple(left)!r})", node)
         if isinstance(node, ast.For):
             node.body = [*rests("step"), *node.body]
             return [*enter, node, *rests("leave")]
@@ -244,7 +252,7 @@ class _Notes:
         node.test = test.value
         return [*enter, *before, node, *rests("leave")]
 
-    def _branch(self, node: ast.If) -> list[ast.stmt]:
+    def _branch(self, node: ast.If, live: frozenset[str]) -> list[ast.stmt]:
         name = self._name()
         written = sorted({n for part in (node.body, node.orelse) for s in _statements(part) for n in _targets(s)})
         begin = _like(f"{name} = {TRACE}.branch(0)", node)
@@ -260,8 +268,8 @@ class _Notes:
         merged = "\n".join(f"if {n!r} in locals(): {n} = {name}.result({n!r}, {n})" for n in written) or "pass"
         then, other = _like(f"if {name}.then(): pass", node)[0], _like(f"if {name}.other(): pass", node)[0]
         assert isinstance(then, ast.If) and isinstance(other, ast.If)
-        then.body = [*self.statements(node.body), *_like(kept(0) + "\n" + restored, node)]
-        other.body = [*self.statements(node.orelse), *_like(kept(1), node)]
+        then.body = [*self.statements(node.body, live), *_like(kept(0) + "\n" + restored, node)]
+        other.body = [*self.statements(node.orelse, live), *_like(kept(1), node)]
         return [*begin, *saves, then, other, *_like(f"{name}.close()\n{merged}", node)]
 
 

@@ -31,7 +31,7 @@ from serrate.ir.loops import (
     held,
     values_of,
 )
-from serrate.ir.values import Call, Constant, Value, call, rewrite
+from serrate.ir.values import Call, Constant, Role, Value, call, rewrite
 from serrate.tiles.values import symbols_of
 
 COSTLY = frozenset("exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff".split())  # noqa: SIM905
@@ -48,6 +48,7 @@ class _Tidy:
         self.axes = {a.position: a for a in program.axes} | {a.lane: a for a in program.axes}
         self.used = {n.local.name for n in statements(program.body) if isinstance(n, Declare)}
         self.count = 0
+        self.summed = {n.local.name for n in statements(program.body) if isinstance(n, Dot)}
         self.made: set[str] = set()
         """Private blocks that hold parts."""
 
@@ -58,7 +59,7 @@ class _Tidy:
         for node in body:
             if isinstance(node, Tiles | Along | If | While):
                 node = with_inner(node, tuple(self.body(part) for part in inner(node)))
-                if isinstance(node, Tiles):
+                if isinstance(node, Tiles) and not node.parallel:
                     node, fixed = self._outward(node)
                     out += fixed
             elif isinstance(node, Assign | Reduce | Dot | Running | Write):
@@ -93,7 +94,7 @@ class _Tidy:
     def _counts(self, body: Sequence[Statement]) -> dict[Value, int]:
         """In how many statements of a body each part occurs; neighbours over the same lanes are worked out together."""
         found: dict[Value, int] = {}
-        before: tuple[Any, set[Value]] = (None, set())
+        before: tuple[Any, set[Any]] = (None, set())
         for node in body:
             if not isinstance(node, Assign | Reduce | Dot | Running | Write):
                 continue
@@ -113,7 +114,7 @@ class _Tidy:
                 return held(kept[v])
             if not isinstance(v, Call) or v.function == "cast":
                 return None
-            if v.function == "div" and v.dtype.is_floating_point and {a.position for a in self._axes(v.args[1])} < lanes:
+            if v.function == "div" and self._rounded(v) and {a.position for a in self._axes(v.args[1])} < lanes:
                 # One quotient for all lanes that share the divisor; products in the lanes.
                 return rewrite(call("mul", v.args[0], call("reciprocal", v.args[1], dtype=v.dtype), dtype=v.dtype), change)
             own = sorted(self._axes(v), key=lambda a: order.get(a.position, len(order)))
@@ -137,6 +138,14 @@ class _Tidy:
             local = self._kept(node.value, [self.axes[lane.symbol] for lane in node.lanes], out, kept, counts)
             node = replace(node, value=held(local))
         return node
+
+    def _rounded(self, quotient: Call) -> bool:
+        """Whether a quotient is of numbers that are rounded anyway, by a sum: then a product with the reciprocal is as good."""
+        over, by = quotient.args
+        powers = any(isinstance(v, Call) and v.function == "exp" for v in over.walk())
+        kept = any(isinstance(v, Load) and v.tensor.role is Role.PRIVATE for v in over.walk())
+        products = any(isinstance(v, Held) and v.local.name in self.summed for v in over.walk())
+        return quotient.dtype.is_floating_point and isinstance(by, Held) and (powers or kept or products)
 
     def _shares(self, node: Assign, kept: dict[Value, Local]) -> bool:
         return node.value in kept

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from serrate.errors import KernelError
 from serrate.interpret.axes import Axis as NamedBlock
 from serrate.interpret.axes import BlockSize
 from serrate.interpret.run import refuse, running, user_frame
@@ -435,9 +434,9 @@ class Trace:
             )
         return self.index_of(cast(value, torch.int64))
 
-    def enter(self, targets: Sequence[str] = ()) -> TracedLoop:
-        """A loop statement begins."""
-        return TracedLoop(self, targets)
+    def enter(self, targets: Sequence[str] = (), left: Sequence[str] = ()) -> TracedLoop:
+        """A loop statement begins; `left` are names that it only leaves behind."""
+        return TracedLoop(self, targets, left)
 
     def branch(self, test: Any) -> Branch:
         """An `if` statement begins."""
@@ -512,8 +511,8 @@ class _Range:
 class TracedLoop:
     """One loop statement: a loop over tiles, a `while` on numbers of the device, or plain Python, which runs as it is."""
 
-    def __init__(self, trace: Trace, targets: Sequence[str]) -> None:
-        self.trace, self.targets = trace, tuple(targets)
+    def __init__(self, trace: Trace, targets: Sequence[str], left: Sequence[str]) -> None:
+        self.trace, self.targets, self.left = trace, tuple(targets), frozenset(left)
         self.outer: list[Statement] | None = None
         self.axes: list[Axis] = []
         self.carried: dict[str, tuple[Local, Traced]] = {}
@@ -576,7 +575,9 @@ class TracedLoop:
         if not self.stepped:
             return self._first(name, value)
         if name not in self.carried:
-            if name in self.kept and value is not self.kept[name]:
+            if name in self.left and name not in self.kept:
+                return Unset(name)
+            if name in self.kept and name not in self.left and value is not self.kept[name]:
                 refuse(
                     f"{name} is carried from one program to the next, but programs run in any order: "
                     "put a loop inside, or use hl.atomic_add"
@@ -687,7 +688,12 @@ class TracedLoop:
         if self.outer is None:
             return
         carried = [
-            Carried(name, self.carried[name][0], value, tuple(f for f in value.fed if f.time >= self.start))
+            Carried(
+                name,
+                self.carried[name][0],
+                value,
+                () if name in self.left else tuple(f for f in value.fed if f.time >= self.start),
+            )
             for name, value in self.updates.items()
             if value.value is not held(self.carried[name][0])
         ]
@@ -816,4 +822,7 @@ class Unset:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        raise KernelError(f"{self._name} is set in one branch of an `if` on a number of the device, and used after both")
+        refuse(
+            f"{self._name} may not have been set: set it before the loop, or in both branches of the `if`, whose number is known "
+            "when the kernel runs"
+        )
