@@ -235,7 +235,6 @@ def test_a_gather_and_a_scatter_of_one_lane(backend: str) -> None:
     same(k, backend, given, lanes={"b": 8, "t": 1})
 
 
-@pytest.mark.xfail(strict=True, reason="a value that a loop sets but does not read is not what it was in the last iteration")
 def test_what_the_last_iteration_left(backend: str) -> None:
     @serrate.kernel
     def k(jt: JaggedTensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -251,7 +250,6 @@ def test_what_the_last_iteration_left(backend: str) -> None:
     same(k, backend, lambda: (ragged([5]), 6), lambda: (ragged([5, 2]), 0))
 
 
-@pytest.mark.xfail(strict=True, reason="a value that a loop sets but does not read is not known behind it")
 @pytest.mark.parametrize("n", [0, 3])
 def test_a_sum_of_the_last_iteration(backend: str, n: int) -> None:
     @serrate.kernel
@@ -268,7 +266,6 @@ def test_a_sum_of_the_last_iteration(backend: str, n: int) -> None:
     same(k, backend, lambda: (torch.arange(6.0).view(2, 3), n))
 
 
-@pytest.mark.xfail(strict=True, reason="a quotient by something of fewer dims is a product with its reciprocal, which is rounded")
 def test_exact_quotients(backend: str) -> None:
     @serrate.kernel
     def k(x: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
@@ -299,7 +296,6 @@ def test_a_gather_and_a_scatter_of_two_structures(backend: str) -> None:
     same(k, backend, given, lanes={"b": 3, "t": 1, "m": 2})
 
 
-@pytest.mark.xfail(strict=True, reason="math on two constants of no dims: ValueError")
 def test_math_on_constants(backend: str) -> None:
     @serrate.kernel
     def k(x: torch.Tensor) -> torch.Tensor:
@@ -339,7 +335,6 @@ def cut_or_refused(function: Any, backend: str, given: Given) -> None:
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.xfail(strict=True, reason="pieces cover the rows of the first ragged tensor only")
 def test_pieces_of_two_structures(backend: str) -> None:
     @serrate.kernel
     def k(a: JaggedTensor, other: JaggedTensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -355,7 +350,6 @@ def test_pieces_of_two_structures(backend: str) -> None:
     cut_or_refused(k, backend, lambda: (ragged([2, 0, 5]), ragged([4, 3, 6]), 7))
 
 
-@pytest.mark.xfail(strict=True, reason="pieces end with the row although something dense goes on")
 def test_pieces_beside_a_dense_sum(backend: str) -> None:
     @serrate.kernel
     def k(a: JaggedTensor, dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -371,7 +365,6 @@ def test_pieces_beside_a_dense_sum(backend: str) -> None:
     cut_or_refused(k, backend, lambda: (ragged([2, 0, 5]), torch.ones(3, 7)))
 
 
-@pytest.mark.xfail(strict=True, reason="a part without axes stands above the programs, which are then not found")
 def test_pieces_with_a_part_made_of_constants(backend: str) -> None:
     @serrate.kernel
     def k(jt: JaggedTensor) -> torch.Tensor:
