@@ -1,7 +1,7 @@
 """The tables of tile kernels: every example beside hand-written C++ or torch's products, and what its calls cost.
 
 Comes in: `serrate bench kernels [--only EXAMPLE] [--lengths KIND] [--rounds N]`. Goes out: two tables and kernels.json. A first
-call is that of a process of its own, with an empty cache; later ones are timed on data so small that the kernel is nothing.
+call is that of a process of its own, with an empty cache; later ones are timed on next to no data, beside their programs alone.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ from benchmarks.measure import Timing, measure, repeated, timing
 from benchmarks.options import Options, chosen
 from benchmarks.ways import Call
 from serrate.cli.peak import settle
+from serrate.kernels import Kernel
+from serrate.runtime import cache
 
 FIRST, LATER = 1.5, 15.0
-"""Seconds that a first call may take, and microseconds that a later one may."""
+"""Seconds that a first call may take, and microseconds that a later one may take beyond its program."""
 PROCESSES = 3
 SLOW = 1e-3
 """Seconds: calls that take longer need not be timed many at once."""
-OURS, BAR, FRESH = "ours", "bar", "fresh"
+OURS, BAR, FRESH, PROGRAM = "ours", "bar", "fresh", "program of"
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,18 @@ class Speed:
 
 @dataclass(frozen=True)
 class Start:
-    """What calls of one example cost: seconds of the first, microseconds of later ones."""
+    """What calls of one example cost: seconds of the first, microseconds of later ones and of their programs alone."""
 
     example: str
     first: float | None
     later: float | None
+    program: float | None
     fault: str = ""
+
+    @property
+    def beyond(self) -> float | None:
+        """What a later call takes beyond the kernel's own work."""
+        return None if self.later is None or self.program is None else self.later - self.program
 
 
 def main(options: Options) -> bool:
@@ -235,7 +243,7 @@ def _starts(names: Sequence[str], processes: int, rounds: int) -> Iterator[Start
     later, faults = _later(names, rounds)
     for name in names:
         first, fault = firsts[name]
-        yield Start(name, first, later.get(name), fault or faults.get(name, ""))
+        yield Start(name, first, later.get(name), later.get(f"{PROGRAM} {name}"), fault or faults.get(name, ""))
 
 
 def _first(name: str, processes: int) -> tuple[float | None, str]:
@@ -252,20 +260,24 @@ def _first(name: str, processes: int) -> tuple[float | None, str]:
             )
         if done.returncode:
             return None, (done.stderr.strip().splitlines() or ["the process of its first call failed"])[-1][:120]
-        found.append(float(json.loads(done.stdout.splitlines()[-1])))
+        seconds, before, after = json.loads(done.stdout.splitlines()[-1])
+        if before or not after:
+            return None, f"a first call found {before} programs and left {after}: it did not build"
+        found.append(float(seconds))
     return statistics.median(found), ""
 
 
 def _child(name: str) -> None:
-    """In a process of its own: seconds of the first call, as JSON."""
+    """In a process of its own: seconds of the first call, and how many programs were there before and after it, as JSON."""
     it = case(name, "uniform", TINY)
+    before = len(list(cache.folder().iterdir()))
     start = time.perf_counter()
     it.call()
-    print(json.dumps(time.perf_counter() - start))
+    print(json.dumps((time.perf_counter() - start, before, len(list(cache.folder().iterdir())))))
 
 
 def _later(names: Sequence[str], rounds: int) -> tuple[dict[str, float], dict[str, str]]:
-    """Microseconds of warm calls on next to no data, one thread; and the faults of those that have none."""
+    """Microseconds of warm calls on next to no data, and of their programs alone, one thread; and the faults of what has none."""
     calls: dict[str, Callable[[], object]] = {}
     each_time: dict[str, int] = {}
     faults: dict[str, str] = {}
@@ -276,10 +288,26 @@ def _later(names: Sequence[str], rounds: int) -> tuple[dict[str, float], dict[st
             if fault:
                 faults[name] = fault
                 continue
-            each_time[name] = REPEATS if seconds < SLOW else 1
-            calls[name] = repeated(it.call, each_time[name])
+            alone = f"{PROGRAM} {name}"
+            each_time[name] = each_time[alone] = REPEATS if seconds < SLOW else 1
+            calls[name], calls[alone] = (repeated(call, each_time[name]) for call in (it.call, _programs(it)))
         timed = measure(calls, rounds)
     return {name: 1e3 * each.median / each_time[name] for name, each in timed.items()}, faults
+
+
+def _programs(it: Case) -> Callable[[], None]:
+    """The programs of a call with everything they are given."""
+    kernel = it.kernel
+    assert isinstance(kernel, Kernel)
+    ready = kernel.on("cpp").ready(*it.arguments)
+    if len(ready) == 1:
+        return ready[0]
+
+    def together() -> None:
+        for program in ready:
+            program()
+
+    return together
 
 
 @contextlib.contextmanager
@@ -297,20 +325,21 @@ def _start_table(starts: Sequence[Start]) -> Table:
         box=SIMPLE_HEAD,
         pad_edge=False,
         caption="first call: in a process of its own, nothing cached. "
-        "later calls: all of a warm call, four rows of length 3, one thread.",
+        "later calls: all of a warm call, four rows of length 3, one thread; program: its generated code alone; "
+        "goal: for what is beyond it.",
         caption_justify="left",
     )
     table.add_column("example", no_wrap=True)
     for heading in ("first call, s", "goal"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("met")
-    for heading in ("later calls, µs", "goal"):
+    for heading in ("later calls, µs", "program", "beyond", "goal"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("met")
     for each in starts:
         first = (report.number(each.first), f"{FIRST:.1f}", _judged(each.first, FIRST))
-        later = (report.number(each.later), f"{LATER:.0f}", _judged(each.later, LATER))
-        table.add_row(each.example, *first, *later)
+        later = [report.number(number) for number in (each.later, each.program, each.beyond)]
+        table.add_row(each.example, *first, *later, f"{LATER:.0f}", _judged(each.beyond, LATER))
     return table
 
 

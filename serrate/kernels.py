@@ -74,28 +74,34 @@ class Kernel:
         self.fn = function
         """The plain Python function."""
         self.config = config
+        self._compiled: dict[str, CompiledKernel] = {}
+        self._now: tuple[settings.Settings | None, CompiledKernel | None] = (None, None)
+        """The settings at the last call, and what calls go to under them; None for the interpreter."""
 
     @functools.cached_property
     def _source(self) -> Source:
         return prepare(self.fn)
-
-    @functools.cached_property
-    def _compiled(self) -> dict[str, CompiledKernel]:
-        return {}
 
     def on(self, backend: str) -> CompiledKernel:
         """The kernel compiled for a backend: "cpp", or "reference", which runs the same loop program with plain torch."""
         if backend not in self._compiled:
             others = {k: v for k, v in self.config.others.items() if k == "lanes"}
             options = Options(self.config.strategy, backend, self.config.block_sizes, **others)
-            self._compiled[backend] = CompiledKernel(self.fn, options)
+            # Of threads that come at once, all get that of the first.
+            self._compiled.setdefault(backend, CompiledKernel(self.fn, options))
         return self._compiled[backend]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        now = settings.current()
-        if now.check:
+        read, compiled = self._now
+        if read is not settings.current():
+            read, compiled = self._now = self._chosen()
+        if compiled is None:
             return interpret(self._source, args, kwargs, block_sizes=self.config.block_sizes, check=True)
-        return self.on(now.backend or default_backend(CPU_DEVICE))(*args, **kwargs)
+        return compiled(*args, **kwargs)
+
+    def _chosen(self) -> tuple[settings.Settings, CompiledKernel | None]:
+        now = settings.current()
+        return now, None if now.check else self.on(now.backend or default_backend(CPU_DEVICE))
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The code that runs for these arguments."""

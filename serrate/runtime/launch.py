@@ -6,8 +6,8 @@ In: a loop program. Out: an object that takes a call's tensors, arrays and symbo
 
 from __future__ import annotations
 
-import ctypes
 import functools
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,29 +77,34 @@ class CppExecutable:
         self._function: Any = None
         self._outputs = [k for k, t in enumerate(program.tensors) if t.role is Role.OUTPUT]
         self._private = [k for k, t in enumerate(program.tensors) if t.role is Role.PRIVATE]
-        self._pointers = ctypes.c_void_p * (len(program.tensors) + len(program.arrays))
-        self._numbers = ctypes.c_longlong * (2 + len(program.symbols) + len(self._private))
+        # Bytes are made faster than arrays of ctypes, and may be shared by threads.
+        self._pointers = struct.Struct(f"{len(program.tensors) + len(program.arrays)}P").pack
+        self._numbers = struct.Struct(f"{2 + len(program.symbols) + len(self._private)}q").pack
         self._rows = threading.local()
 
     def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None:
         self.bound(tensors, arrays, symbols)(tensors)
 
-    def bound(self, like: Tensors, arrays: Tensors, symbols: Numbers) -> Callable[[Tensors], None]:
-        """The program with everything but addresses; `like` tells how large its tensors are."""
+    def function(self) -> Any:
+        """The function itself, built and loaded if it is not: it takes addresses and numbers, each as bytes."""
         if self._function is None:
             load_together([self])
+        return self._function
+
+    def bound(self, like: Tensors, arrays: Tensors, symbols: Numbers) -> Callable[[Tensors], None]:
+        """The program with everything but addresses; `like` tells how large its tensors are."""
+        function, pointers_of = self.function(), self._pointers
         threads = torch.get_num_threads() if max([t.numel() for t in like]) >= self.SMALL else 1
         stream = any(like[k].nbytes > last_level_cache() for k in self._outputs)
-        function, pointers_of = self._function, self._pointers
         known = [a.data_ptr() for a in arrays]
         private = [(k, like[k]) for k in self._private]
         if private:
-            sizes = [_row_size(row) for _, row in private]
+            sizes = [row_size(row) for _, row in private]
             numbers = self._numbers(threads, stream, *symbols, *sizes)
 
             def with_rows(tensors: Tensors, _alive: Tensors = arrays) -> None:
                 pointers = [t.data_ptr() for t in tensors]
-                rows = [self._row(k, row, size * threads) for (k, row), size in zip(private, sizes, strict=True)]
+                rows = [self.row(k, row, size * threads) for (k, row), size in zip(private, sizes, strict=True)]
                 for (k, _), row in zip(private, rows, strict=True):
                     pointers[k] = row.data_ptr()
                 function(pointers_of(*pointers, *known), numbers)
@@ -112,7 +117,7 @@ class CppExecutable:
 
         return run
 
-    def _row(self, k: int, like: torch.Tensor, count: int) -> torch.Tensor:
+    def row(self, k: int, like: torch.Tensor, count: int) -> torch.Tensor:
         """Memory for one private row of each thread, kept from call to call."""
         rows: dict[int, torch.Tensor] = self._rows.__dict__.setdefault("rows", {})
         kept = rows.get(k)
@@ -121,7 +126,7 @@ class CppExecutable:
         return kept
 
 
-def _row_size(like: torch.Tensor) -> int:
+def row_size(like: torch.Tensor) -> int:
     """The elements of a private row: whole cache lines, so that threads do not share one."""
     return -(-max(like.numel(), 1) * like.itemsize // 64) * 64 // like.itemsize
 

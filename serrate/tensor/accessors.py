@@ -142,7 +142,12 @@ class Accessors:
         """
         if dim is None:
             return self.shape
-        return self._size(self.dims[self._dim(dim)])
+        values = self._values
+        dims = self._structure.dims_of(values.dim())
+        if not -len(dims) <= dim < len(dims):
+            raise ShapeError(f"dim {dim} does not exist: the tensor has {len(dims)} dims")
+        found = dims[dim]
+        return values.shape[found.values_dim] if found.axis is None else self._size(found)
 
     def is_ragged(self, dim: int) -> bool:
         """Whether a dim has another size for every row.

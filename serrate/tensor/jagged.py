@@ -364,12 +364,14 @@ class JaggedTensor(SameRows, Elsewhere):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if not all(issubclass(kind, (Tensor, JaggedTensor)) for kind in types):
-            return NotImplemented
-        if function not in _operators:
+        for kind in types:
+            if not issubclass(kind, (JaggedTensor, Tensor)):
+                return NotImplemented
+        operator = _operators.get(function)
+        if operator is None:
             name = torch.overrides.resolve_name(function) or getattr(function, "__name__", repr(function))
             raise CallError(f"{name} does not take a JaggedTensor: use jt.values, jt.unbind() or jt.to_padded()")
-        return _operators[function](*args, **(kwargs or {}))
+        return operator(*args, **(kwargs or {}))
 
     def _piece(self, piece: Piece) -> Tensor | JaggedTensor:
         values, structure = piece

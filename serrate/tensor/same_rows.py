@@ -30,7 +30,10 @@ class SameRows(Bridges):
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).with_values(torch.zeros(3, 5)).shape
         (2, r0, 5)
         """
-        return type(self)(values, self._structure, hints=self._hints)
+        self._structure.check_values(values)
+        made = type(self).__new__(type(self))
+        made._values, made._structure, made._hints = values, self._structure, self._hints
+        return made
 
     def with_hint(
         self,

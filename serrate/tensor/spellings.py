@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError
-from serrate.tensor.jagged import JaggedTensor, install_operators
+from serrate.tensor.jagged import JaggedTensor, install_operators, trusted
 from serrate.tensor.joining import cat, stack
 from serrate.tensor.positions import compact
 from serrate.tensor.reordering import moved
@@ -39,8 +39,11 @@ def _movedim(input: JaggedTensor, source: int | Sequence[int], destination: int 
 
 def _like(function: Callable[..., Tensor]) -> Callable[..., JaggedTensor]:
     def made(input: JaggedTensor, *args: Any, **kwargs: Any) -> JaggedTensor:
-        values = function(input.values, *args, **kwargs)
-        return JaggedTensor(values, input.structure.to(values.device))
+        if not args and not kwargs:
+            # The same shape, on the same device.
+            return trusted(function(input._values), input._structure)
+        values = function(input._values, *args, **kwargs)
+        return JaggedTensor(values, input._structure.to(values.device))
 
     return made
 

@@ -10,6 +10,7 @@ In: offsets, lengths, or starts and lengths; of one dim or of several. Out: an i
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,21 @@ class Dim:
     """The level of that partition whose lengths it has; None for the dim that counts the outermost rows."""
     ragged: int | None = None
     """How many ragged dims come before it, if it is ragged."""
+
+
+@functools.lru_cache(1024)
+def _dims_of(ndim: int, dims: tuple[int, ...], partitions: tuple[tuple[int, int, bool], ...]) -> tuple[Dim, ...]:
+    """What every dim is, for the levels and depths of what is partitioned, and whether columns are packed."""
+    found: list[Dim] = []
+    at = ragged = 0
+    for axis, (dim, (levels, depth, packed)) in enumerate(zip(dims, partitions, strict=True)):
+        found += [Dim(k) for k in range(at, dim)]
+        found.append(Dim(dim, axis))
+        for level in range(levels):
+            found.append(Dim(dim + (level >= depth and not packed), axis, level, ragged))
+            ragged += 1
+        at = dim + (2 if levels > depth and not packed else 1)
+    return (*found, *(Dim(k) for k in range(at, ndim)))
 
 
 class Structure(Building):
@@ -103,16 +119,7 @@ class Structure(Building):
         >>> [d.ragged for d in Structure.from_lengths(torch.tensor([1, 2])).dims_of(2)]
         [None, 0, None]
         """
-        found: list[Dim] = []
-        at = ragged = 0
-        for axis, (dim, rows) in enumerate(zip(self._dims, self._rows, strict=True)):
-            found += [Dim(k) for k in range(at, dim)]
-            found.append(Dim(dim, axis))
-            for level in range(rows.levels):
-                found.append(Dim(dim + (level >= rows.depth and not rows.packed), axis, level, ragged))
-                ragged += 1
-            at = dim + rows.takes
-        return (*found, *(Dim(k) for k in range(at, ndim)))
+        return _dims_of(ndim, self._dims, tuple([(len(rows.offsets), rows.depth, rows.packed) for rows in self._rows]))
 
     def lengths(self, level: int = -1) -> Tensor:
         """The length of every row of a level, on the structure's device.

@@ -10,5 +10,7 @@ own loops once with symbolic tiles; `schedule/tiles.py` chooses their sizes, `lo
     functions.py    torch's functions on values
     carried.py      what a loop carries: recognised reductions, and rows that rest
     tidy.py         results that are worked out once, and where they are needed
+    forms.py        what a program is made for, and what it is given at every call
     launch.py       calls: which program serves which arguments
+    later.py        calls like one before
 """

@@ -1,0 +1,551 @@
+"""Calls of compiled kernels: which of them make a program, which take the short way, and that none reads what is no longer so.
+
+In: kernels called many times with something changed in between. Out: a failure where a result is another call's, where a program
+is made again without need, or where a call that could be short is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import linecache
+import struct
+import sys
+import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+
+import serrate
+import serrate.language as hl
+from benchmarks.examples import EXAMPLES, QUICK, Sizes, case, example
+from serrate import JaggedTensor, Structure
+from serrate.errors import DeviceError, GradientError, ShapeError
+from serrate.kernels import STRATEGIES, Config, Kernel
+from serrate.tiles.forms import structures
+from serrate.tiles.launch import Site
+
+SCALE: Any = 2.0
+WEIGHTS: Any = torch.ones(3)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The kernels that programs are made for while a test runs."""
+    found: list[str] = []
+    make = Site._make
+
+    def noted(self: Site, *args: Any) -> Any:
+        found.append(self.name)
+        return make(self, *args)
+
+    monkeypatch.setattr(Site, "_make", noted)
+    yield found
+
+
+@pytest.fixture
+def long_way(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The kernels that took the long way while a test runs."""
+    found: list[str] = []
+    variant = Site.variant
+
+    def noted(self: Site, env: Any) -> Any:
+        found.append(self.name)
+        return variant(self, env)
+
+    monkeypatch.setattr(Site, "variant", noted)
+    yield found
+
+
+def ragged(lengths: list[int], *inner: int, dtype: torch.dtype = torch.float32) -> JaggedTensor:
+    return JaggedTensor.from_lengths(torch.randn(sum(lengths), *inner).to(dtype), lengths)
+
+
+def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Up to the rounding of a product that is added at once."""
+    return found.dtype == wanted.dtype and found.shape == wanted.shape and torch.allclose(found, wanted, atol=1e-5)
+
+
+def fresh(kernel: Kernel) -> Kernel:
+    """The same kernel, of which nothing was called yet."""
+    return Kernel(kernel.fn, kernel.config)
+
+
+# --- which calls make a program ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_new_lengths_make_no_program_and_take_the_short_way(
+    name: str, strategy: str, made: list[str], long_way: list[str]
+) -> None:
+    chosen: list[Sizes] = [
+        dataclasses.replace(
+            QUICK,
+            rows=5 + n,
+            mean=3 + n % 11,
+            dense_rows=4 + n,
+            dense=(4 + n) * (40 + 16 * (n % 5)),
+            groups=3 + n % 7,
+            tokens=(3 + n % 7) * (5 + n),
+            sequences=3 + n % 5,
+            length=4 + n % 13,
+        )
+        for n in range(50)
+    ]
+    kernel = None
+    for n, sizes in enumerate(chosen):
+        it = case(name, ("exponential", "giant", "uniform", "bimodal")[n % 4], sizes)
+        kernel = kernel or Kernel(it.kernel.fn, Config(strategy=strategy))  # type: ignore[attr-defined]
+        assert it.is_right(kernel(*it.arguments), it.wanted())
+        if n == 0:
+            assert len(made) == 1
+    # A padded length is compiled in until it is seen to change.
+    assert len(made) == len(long_way) == (2 if name == "jagged_dense_add" else 1)
+
+
+@serrate.kernel
+def doubled(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    for i, j in hl.tile([x.size(0), x.size(1)]):
+        out[i, j] = x[i, j] * 2
+    return out
+
+
+def test_a_size_that_changes_becomes_a_symbol(made: list[str], long_way: list[str]) -> None:
+    kernel = fresh(doubled)
+    for rows, columns in ((2, 3), (5, 3), (5, 4), (2, 9), (7, 3), (1, 1), (0, 5), (5, 0)):
+        x = torch.randn(rows, columns)
+        assert near(kernel(x, torch.empty_like(x)), x * 2)
+    assert len(made) == len(long_way) == 2
+    # Of two sizes that are the same in one call, each is itself in the next.
+    x = torch.randn(3, 6)
+    out = torch.zeros(3, 8)
+    assert near(kernel(x, out)[:, :6], x * 2) and not out[:, 6:].any()
+
+
+@serrate.kernel
+def counted(x: torch.Tensor, n: int, m: int) -> torch.Tensor:
+    out = torch.zeros(x.size(0), 1)
+    for i in hl.tile(x.size(0)):
+        out[i, 0] = x[i] * n + m
+    return out
+
+
+def test_integers_are_those_of_the_call(made: list[str]) -> None:
+    kernel = fresh(counted)
+    for rows, n, m in ((4, 4, 7), (9, 7, 9), (7, 7, 7), (3, 7, 7), (3, 2, 7), (7, 7, 3), (2, -1, -5)):
+        x = torch.randn(rows)
+        assert near(kernel(x, n, m)[:, 0], x * n + m)
+    assert len(made) <= 3
+
+
+@serrate.kernel
+def sums(x: torch.Tensor, n: int) -> torch.Tensor:
+    out = torch.zeros(x.size(0))
+    for i in hl.tile(x.size(0)):
+        out[i] = (x[i][:, None] * hl.arange(n)[None, :]).sum(1)
+    return out
+
+
+@serrate.kernel
+def first_dims(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros(x.size(0))
+    for i in hl.tile(x.size(0)):
+        out[i] = (x[i][:, None] * hl.arange(x.size(0))[None, :]).sum(1)
+    return out
+
+
+@serrate.kernel
+def longest_rows(jt: JaggedTensor) -> torch.Tensor:
+    out = torch.zeros(jt.num_rows)
+    for i in hl.tile(jt.num_rows):
+        out[i] = (jt[i, 0][:, None] * hl.arange(jt.max_length)[None, :]).sum(1)
+    return out
+
+
+def test_a_size_that_must_be_compiled_in_has_a_program_for_each(made: list[str], long_way: list[str]) -> None:
+    one, two, three = fresh(sums), fresh(first_dims), fresh(longest_rows)
+    for rows, n in ((4, 4), (6, 6), (4, 4), (6, 4), (5, 6)):
+        x = torch.randn(rows)
+        torch.testing.assert_close(one(x, n), x * sum(range(n)))
+        torch.testing.assert_close(two(x), x * sum(range(rows)))
+        jt = ragged([n, 1, 2])
+        torch.testing.assert_close(three(jt), torch.stack([row[0] for row in jt.unbind()]) * sum(range(n)))
+    assert {name: made.count(name) for name in made} == {"sums": 2, "first_dims": 3, "longest_rows": 2}
+    del long_way[:]
+    for n in (4, 6):
+        x = torch.randn(n)
+        torch.testing.assert_close(one(x, n), x * sum(range(n)))
+        torch.testing.assert_close(two(x), x * sum(range(n)))
+    assert not long_way
+
+
+@serrate.kernel
+def two_blocks(x: torch.Tensor, same: bool) -> torch.Tensor:
+    first = hl.register_block_size(8)
+    second = first if same else hl.register_block_size(8)
+    out = torch.zeros(x.size(0))
+    for i in hl.tile(x.size(0), block_size=first):
+        out[i] = x[i] + hl.zeros([second]).sum() + (1 if same else 2)
+    return out
+
+
+def test_values_that_are_equal_but_not_the_same_have_programs_of_their_own() -> None:
+    @serrate.kernel
+    def power(x: torch.Tensor, by: Any) -> torch.Tensor:
+        out = torch.zeros(x.size(0))
+        for i in hl.tile(x.size(0)):
+            out[i] = x[i] * 2 if by is True else x[i] * (by + 4)
+        return out
+
+    x = torch.randn(5)
+    for _ in range(2):
+        for by in (1, True, 1.0, False, 0):
+            assert near(power(x, by), x * 2 if by is True else x * (by + 4)), by
+        for same in (True, False):
+            assert near(two_blocks(x, same), x + (1 if same else 2))
+
+
+# --- what is read at every call ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.int32])
+def test_dtypes_in_turn(dtype: torch.dtype, made: list[str]) -> None:
+    @serrate.kernel
+    def totals(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.zeros(jt.num_rows, dtype=jt.dtype)
+        for i in hl.tile(jt.num_rows):
+            total = hl.zeros([i], dtype=jt.dtype)
+            for j in hl.tile(jt.max_length):
+                total = total + jt[i, j].sum(1)
+            out[i] = total
+        return out
+
+    for lengths in ([2, 0, 3], [1], [4, 4, 4, 4]):
+        for own in (torch.float32, dtype):
+            jt = JaggedTensor.from_lengths(torch.randint(-9, 9, (sum(lengths),)).to(own), lengths)
+            assert near(totals(jt), torch.stack([row.sum(dtype=own) for row in jt.unbind()]))
+    assert len(made) == 2
+
+
+def test_structures_in_turn(made: list[str]) -> None:
+    @serrate.kernel
+    def first(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.zeros(jt.num_rows)
+        for i in hl.tile(jt.num_rows):
+            for j in hl.tile(jt.max_length):
+                out[i] = out[i] + jt[i, j].sum(1)
+        return out
+
+    values = torch.randn(12)
+    narrow = Structure.from_offsets(torch.tensor([0, 4, 12], dtype=torch.int32))
+    gaps = Structure.from_starts(torch.tensor([1, 8]), torch.tensor([2, 3]))
+    wide = Structure.from_offsets(torch.tensor([0, 9, 12]))
+    for structure in (narrow, gaps, wide, narrow, gaps, wide):
+        jt = JaggedTensor(values, structure)
+        torch.testing.assert_close(first(jt), torch.stack([row.sum() for row in jt.unbind()]))
+    assert len(made) == 3
+
+
+def test_ragged_tensors_that_share_their_rows_or_do_not() -> None:
+    @serrate.kernel
+    def both(a: JaggedTensor, b: JaggedTensor) -> torch.Tensor:
+        out = torch.zeros(a.num_rows)
+        for i in hl.tile(a.num_rows):
+            total = hl.zeros([i])
+            for j in hl.tile(a.max_length):
+                total = total + a[i, j].sum(1)
+            for j in hl.tile(b.max_length):
+                total = total + b[i, j].sum(1) * 3
+            out[i] = total
+        return out
+
+    def right(a: JaggedTensor, b: JaggedTensor) -> bool:
+        wanted = [x.sum() + y.sum() * 3 for x, y in zip(a.unbind(), b.unbind(), strict=True)]
+        return near(both(a, b), torch.stack(wanted))
+
+    one, other = ragged([2, 0, 5]), ragged([4, 1, 2])
+    alike = one.with_values(torch.randn(7))
+    for _ in range(2):
+        assert right(one, alike) and right(one, other) and right(other, one) and right(one, one) and right(alike, one)
+
+
+def test_a_structure_in_the_place_of_one_that_is_gone() -> None:
+    kernel = example("jagged_sum").jagged
+    for n in range(200):
+        jt = ragged([n % 7, 3 - n % 3, n % 5], 4)
+        torch.testing.assert_close(kernel(jt), torch.stack([row.sum(0) for row in jt.unbind()]))
+        gone = id(jt.structure)
+        del jt
+        if n == 0:
+            # What was traced refers to itself.
+            gc.collect()
+        assert gone not in structures
+
+
+def test_tensors_that_are_not_contiguous(long_way: list[str]) -> None:
+    kernel = fresh(doubled)
+    for _ in range(2):
+        for x in (torch.randn(4, 3), torch.randn(3, 4).T, torch.randn(8, 3)[::2], torch.randn(1, 3).expand(4, 3)):
+            room = torch.zeros(4, 6)
+            for out in (torch.empty(4, 3), torch.empty(3, 4).T, room[:, ::2]):
+                assert kernel(x, out) is out and near(out, x * 2)
+            assert not room[:, 1::2].any()
+    ragged_kernel = fresh(case("jagged_softmax", "uniform", QUICK).kernel)  # type: ignore[arg-type]
+    for _ in range(2):
+        jt = JaggedTensor.from_lengths(torch.randn(4, 6).T, [2, 4])
+        torch.testing.assert_close(ragged_kernel(jt).values, torch.cat([row.softmax(0) for row in jt.unbind()]))
+
+
+def test_tensors_that_are_resized() -> None:
+    kernel = fresh(doubled)
+    x, out = torch.randn(6, 3), torch.zeros(6, 3)
+    for rows in (6, 4, 2, 8):
+        x.resize_(rows, 3).normal_()
+        out.resize_(rows, 3)
+        assert near(kernel(x, out), x * 2)
+    jt = ragged([3, 3], 4)
+    softmax = fresh(case("jagged_softmax", "uniform", QUICK).kernel)  # type: ignore[arg-type]
+    softmax(jt)
+    out_of = jt.with_values(jt.values.clone())
+
+    @serrate.kernel
+    def into(x: JaggedTensor, out: JaggedTensor) -> None:
+        for i, m in hl.tile([x.num_rows, 4]):
+            for j in hl.tile(x.max_length):
+                out[i, j, m] = x[i, j, m] * 2
+
+    into(jt, out_of)
+    into(jt, out_of)
+    assert near(out_of.values, jt.values * 2)
+    jt.values.resize_(5, 4)
+    with pytest.raises(ShapeError, match="6 positions together, but values of shape \\(5, 4\\)"):
+        into(jt, out_of)
+
+
+def test_arguments_that_are_the_same_tensor() -> None:
+    @serrate.kernel
+    def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for i, j in hl.tile([x.size(0), x.size(1)]):
+            x[i, j] = x[i, j] + y[i, j]
+        return x
+
+    for _ in range(2):
+        x = torch.randn(5, 40)
+        wanted = x * 2
+        assert near(added(x, x), wanted)
+        x, y = torch.randn(5, 40), torch.randn(5, 40)
+        wanted = x + y
+        assert near(added(x, y), wanted)
+        # Large enough for stores that go past the cache.
+        x = torch.randn(3000, 1000)
+        wanted = x * 2
+        assert near(added(x, x), wanted)
+
+
+def test_what_is_closed_over_or_global_may_be_rebound(monkeypatch: pytest.MonkeyPatch, made: list[str]) -> None:
+    factor, table = 30, torch.ones(4)
+
+    @serrate.kernel
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in hl.tile(x.size(0)):
+            out[i] = x[i] * factor * SCALE + table[0] + WEIGHTS[1]
+        return out
+
+    def right() -> bool:
+        x = torch.randn(6)
+        return near(scaled(x), x * factor * SCALE + table[0] + WEIGHTS[1])
+
+    here = sys.modules[__name__]
+    assert right() and right()
+    monkeypatch.setattr(here, "SCALE", 0.5)
+    monkeypatch.setattr(here, "WEIGHTS", torch.randn(7))
+    table = torch.randn(2)
+    assert right() and len(made) == 1, "floats and tensors are given to the program"
+    factor = 5
+    assert right() and right() and len(made) == 2
+    factor = 6
+    assert right() and len(made) == 2, "an integer that has changed is given to it too"
+    monkeypatch.setattr(here, "SCALE", 3)
+    assert right() and right() and len(made) == 3
+    table = torch.randn(2, dtype=torch.float64).float().double()
+    monkeypatch.setattr(here, "SCALE", True)
+    x = torch.randn(6)
+    torch.testing.assert_close(scaled(x), (x * factor + table[0] + WEIGHTS[1]).float())
+
+
+def test_a_name_of_python_may_become_a_global_one() -> None:
+    lines = ["def kernel(x):", "    out = torch.empty_like(x)", "    for i in hl.tile(x.size(0)):"]
+    text = "\n".join([*lines, "        out[i] = x[i] * len((1, 2))", "    return out", ""])
+    linecache.cache["<a kernel of a test>"] = (len(text), None, text.splitlines(True), "<a kernel of a test>")
+    names: dict[str, Any] = {"torch": torch, "hl": hl}
+    exec(compile(text, "<a kernel of a test>", "exec"), names)
+    kernel, x = serrate.kernel(names["kernel"]), torch.randn(3)
+    assert near(kernel(x), x * 2) and near(kernel(x), x * 2)
+    names["len"] = lambda pair: 7
+    assert near(kernel(x), x * 7) and near(kernel(x), x * 7)
+    del names["len"]
+    assert near(kernel(x), x * 2)
+
+
+BY = 2.0
+
+
+def helped(x: Any) -> Any:
+    return x * BY
+
+
+def test_numbers_of_modules_objects_and_helping_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("numbers_of_a_test")
+    module.factor = 2  # type: ignore[attr-defined]
+    thing = types.SimpleNamespace(factor=3.0)
+
+    @serrate.kernel
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in hl.tile(x.size(0)):
+            out[i] = helped(x[i]) * module.factor + thing.factor
+        return out
+
+    here = sys.modules[__name__]
+    x = torch.randn(6)
+    for by, own, other in ((2.0, 2, 3.0), (5.0, 2, 3.0), (5.0, 4, 3.0), (5.0, 4, -1.0), (2.0, 2, 3.0)):
+        monkeypatch.setattr(here, "BY", by)
+        module.factor, thing.factor = own, other  # type: ignore[attr-defined]
+        for _ in range(2):
+            assert near(scaled(x), x * by * own + other)
+
+
+def test_containers_may_hold_something_else(made: list[str]) -> None:
+    @serrate.kernel
+    def total(parts: Any, named: dict[str, Any]) -> torch.Tensor:
+        out = torch.zeros(parts[0].size(0))
+        for i in hl.tile(parts[0].size(0)):
+            sums = hl.zeros([i])
+            for part in parts:
+                sums = sums + part[i]
+            for name in named:
+                sums = sums + named[name] * len(name)
+            out[i] = sums
+        return out
+
+    def right(count: int, kind: Callable[..., Any], named: dict[str, Any]) -> bool:
+        parts = kind(torch.randn(5) for _ in range(count))
+        wanted = torch.zeros(5)
+        for part in (*parts, *(x * len(name) for name, x in named.items())):
+            wanted = wanted + part
+        return near(total(parts, named), wanted)
+
+    for _ in range(2):
+        assert right(2, list, {"a": 1.0}) and right(2, list, {"a": -3.0})
+        assert right(3, list, {"a": 1.0}) and right(2, tuple, {"a": 1.0}) and right(2, list, {"bbb": 2.0, "a": 1.0})
+        assert right(2, list, {"a": 2.0, "bbb": 1.0})
+        assert right(2, list, {"a": 1})
+    assert len(made) == 6
+
+
+def test_later_calls_are_refused_as_first_ones_are() -> None:
+    kernel = fresh(doubled)
+    x = torch.randn(4, 3)
+    kernel(x, torch.empty(4, 3))
+    with pytest.raises(GradientError):
+        kernel(x.clone().requires_grad_(), torch.empty(4, 3))
+    with torch.no_grad():
+        assert near(kernel(x.clone().requires_grad_(), torch.empty(4, 3)), x * 2)
+        assert near(kernel(torch.nn.Parameter(x), torch.empty(4, 3)), x * 2)
+    with pytest.raises(DeviceError):
+        kernel(x.to("meta"), torch.empty(4, 3))
+    assert near(kernel(x, torch.empty(4, 3)), x * 2)
+
+
+# --- threads -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["jagged_softmax", "jagged_layer_norm", "jagged_flash_attention"])
+def test_threads_that_call_at_once(name: str, made: list[str]) -> None:
+    kernel = fresh(case(name, "uniform", QUICK).kernel)  # type: ignore[arg-type]
+    cases = [case(name, "exponential", dataclasses.replace(QUICK, rows=6 + n, sequences=3 + n)) for n in range(4)]
+    wanted = [it.wanted() for it in cases]
+    together = Barrier(4)
+
+    def work(own: int) -> bool:
+        together.wait()
+        # Every thread has rows of its own, and from time to time those of another.
+        turns = [(own + (n % 5 == 4)) % 4 for n in range(60)]
+        return all(cases[k].is_right(kernel(*cases[k].arguments), wanted[k]) for k in turns)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
+    assert len(made) == 1
+
+
+def test_asking_for_the_source_does_not_stop_calls_elsewhere() -> None:
+    kernel = fresh(doubled)
+    x = torch.randn(4, 3)
+    kernel(x, torch.empty(4, 3))
+
+    def ask(_: int) -> bool:
+        return "doubled" in kernel.source(x, torch.empty(4, 3))
+
+    def call(_: int) -> bool:
+        return near(kernel(x, torch.zeros(4, 3)), x * 2)
+
+    with ThreadPoolExecutor(2) as pool:
+        asked, called = pool.map(ask, range(40)), pool.map(call, range(400))
+        assert all(asked) and all(called)
+
+
+def test_a_call_uses_as_many_threads_as_torch_does_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = fresh(doubled)
+    small, large = torch.randn(4, 3), torch.randn(400, 300)
+    assert near(kernel(small, torch.empty(4, 3)), small * 2)
+    given: list[tuple[int, ...]] = []
+
+    def noted(names: dict[str, Any]) -> Callable[[bytes, bytes], None]:
+        function = names["function"]
+
+        def call(pointers: bytes, numbers: bytes) -> None:
+            given.append(struct.unpack(f"{len(numbers) // 8}q", numbers)[:2])
+            function(pointers, numbers)
+
+        return call
+
+    kernel(large, torch.empty_like(large))
+    layouts = kernel.on("cpp").sites[0]._later._layouts
+    for run in {run for layout in layouts for run in layout.ready.values()}:
+        monkeypatch.setitem(run.__globals__, "function", noted(run.__globals__))
+    threads = torch.get_num_threads()
+    try:
+        for count in (2, 1, 2):
+            torch.set_num_threads(count)
+            for x in (small, large):
+                assert near(kernel(x, torch.empty_like(x)), x * 2)
+    finally:
+        torch.set_num_threads(threads)
+    assert given == [(1, 0), (2, 0), (1, 0), (1, 0), (1, 0), (2, 0)]
+
+
+def test_a_kernel_may_call_another() -> None:
+    @serrate.kernel
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in hl.tile(x.size(0)):
+            out[i] = x[i] + 1
+        return out
+
+    @serrate.kernel
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        y = inner(x)
+        out = torch.empty_like(x)
+        for i in hl.tile(hl.specialize(y.size(0))):
+            out[i] = y[i] * 2
+        return inner(out)
+
+    for rows in (3, 3, 8):
+        x = torch.randn(rows)
+        assert near(outer(x), (x + 1) * 2 + 1)
