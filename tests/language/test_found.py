@@ -40,7 +40,6 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.xfail(strict=True, reason="a first dim that is compiled in is not part of the key of a program")
 def test_a_slice_of_a_dim_that_changes(backend: str) -> None:
     @serrate.kernel
     def k(x: torch.Tensor) -> torch.Tensor:
@@ -52,7 +51,6 @@ def test_a_slice_of_a_dim_that_changes(backend: str) -> None:
     same(k, backend, lambda: (torch.ones(3, 4),), lambda: (torch.ones(5, 4),))
 
 
-@pytest.mark.xfail(strict=True, reason="a number that is a row count in one call only: KeyError")
 def test_a_number_that_is_sometimes_a_row_count(backend: str) -> None:
     @serrate.kernel
     def k(x: torch.Tensor, n: int) -> torch.Tensor:

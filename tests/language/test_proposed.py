@@ -347,14 +347,8 @@ def test_the_size_of_a_ragged_dim_is_no_number() -> None:
             ran(k, way)(ragged([2, 3]))
 
 
-COUNTS = pytest.mark.xfail(strict=True, reason="a number that is a row count in one call only: KeyError")
-IN_A_ROW = [
-    pytest.param(*k, marks=COUNTS if k[0] in (add_row_workers, dense_add_parts, mean, mean_by_hand) else ()) for k in KERNELS
-]
-
-
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
-@pytest.mark.parametrize(("kernel", "wanted"), IN_A_ROW, ids=lambda x: getattr(x, "__name__", ""))
+@pytest.mark.parametrize(("kernel", "wanted"), KERNELS, ids=lambda x: getattr(x, "__name__", ""))
 def test_one_kernel_for_all_lengths(kernel: Kernel, wanted: Wanted, backend: str) -> None:
     """Batches one after the other: what a kernel has learned from one must not spoil the next."""
     made = helion.kernel(kernel.fn, config=kernel.config).on(backend)
