@@ -60,7 +60,8 @@ def composed_points() -> list[Any]:
     return shown if FULL else [point for point in shown if point[0] in COMPOSED][:: len(COMPOSED)]
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_sanitized(*arguments: str, module: str = "tests.codegen.sanitized") -> subprocess.CompletedProcess[str]:
+    """A module in a process of its own, with the sanitizer's library loaded before everything else."""
     compiler = os.environ.get("CXX", "g++")
     found = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=False).stdout.strip()
     if not Path(found).is_absolute():
@@ -74,7 +75,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
         "PYTHONPATH": str(ROOT),
         "SERRATE_BACKEND": "cpp",
     }
-    command = [sys.executable, "-W", "ignore", "-m", "tests.codegen.sanitized", *arguments]
+    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
 
 
@@ -84,17 +85,17 @@ CHUNK = 8
 
 @pytest.mark.parametrize("part", range(-(-len(points()) // CHUNK)))
 def test_no_access_outside(part: int) -> None:
-    done = _run(json.dumps(points()[part * CHUNK : (part + 1) * CHUNK]))
+    done = run_sanitized(json.dumps(points()[part * CHUNK : (part + 1) * CHUNK]))
     assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.mark.parametrize("part", range(-(-len(composed_points()) // CHUNK)))
 def test_no_access_outside_compositions(part: int) -> None:
-    done = _run("composed", json.dumps(composed_points()[part * CHUNK : (part + 1) * CHUNK]))
+    done = run_sanitized("composed", json.dumps(composed_points()[part * CHUNK : (part + 1) * CHUNK]))
     assert done.returncode == 0, done.stderr[-4000:]
 
 
 def test_the_sanitizer_sees_an_overrun() -> None:
-    done = _run("overrun")
+    done = run_sanitized("overrun")
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stderr

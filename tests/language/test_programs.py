@@ -1,19 +1,23 @@
-"""Random small tile programs: every tile size gives the same numbers, and those of plain torch row by row.
+"""Random small tile programs: every tile size, backend and plan gives the same numbers.
 
-In: a drawn expression, reduction and batch of lengths. Out: a failure with the program's text.
+In: a drawn expression, reduction and batch of lengths, against plain torch row by row; and programs of many kinds, drawn by
+`programs.py`, against the interpreter. Out: a failure with the program's text.
 """
 
 from __future__ import annotations
 
-import linecache
+from random import Random
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import serrate
+from tests.conftest import FULL
 from tests.language import kinds
+from tests.language.programs import KINDS, Program, agree, write
 
 LEAVES = ("jt[b, t, m]", "other[b, t]{col}", "dense[b, t, m]", "row[b, m]{row}", "rows.lengths[b]{len}")
 UNARY = ("torch.exp(-{0}.abs())", "torch.sigmoid({0})", "{0}.clamp(-1, 1)", "torch.where({0} > 0, {0}, 0.5)", "({0} * 2 - 1)")
@@ -59,11 +63,7 @@ TILES = {"col": "[:, :, None]", "row": "[:, None, :]", "len": ".to(torch.float32
 
 def compiled(text: str) -> Any:
     """A kernel from its text."""
-    name = f"<program {hash(text)}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    space: dict[str, Any] = {"__name__": "program"}
-    exec(compile(text, name, "exec"), space)
-    return space["program"]
+    return Program(text, tuple, []).function
 
 
 def filled(text: str, parts: dict[str, str]) -> str:
@@ -146,6 +146,50 @@ def test_random_programs(expression: str, reduction: str, lengths: list[tuple[in
     program = compiled(text)
     wanted, kept = row_by_row(expression, reduction, jt, other, dense, row)
     for tile in kinds.TILES:
-        out, stored = kinds.ran(program, tile)(jt, other, dense, row, jt, most)
+        try:
+            out, stored = kinds.ran(program, tile)(jt, other, dense, row, jt, most)
+        except pytest.skip.Exception:
+            # Rows that must not be cut are one way less, not a reason to leave the others out.
+            continue
         torch.testing.assert_close(out, wanted, msg=lambda m: f"tile {tile}: {m}\n{text}")  # noqa: B023
         torch.testing.assert_close(stored.values, kept, equal_nan=True, msg=lambda m: f"tile {tile}: {m}\n{text}")  # noqa: B023
+
+
+EVERY_KIND = tuple(dict.fromkeys(KINDS))
+OPEN = {"powers": pytest.mark.xfail(reason="rows side by side share one private row of powers, under plans that have such")}
+"""Kinds that do not hold yet, for some seeds."""
+KIND_PARAMS = [pytest.param(kind, marks=OPEN.get(kind, ())) for kind in EVERY_KIND]
+
+
+@pytest.mark.parametrize("kind", KIND_PARAMS)
+@pytest.mark.parametrize("seed", range(20 if FULL else 2))
+def test_all_plans(kind: str, seed: int) -> None:
+    program = write(Random(seed), kind)
+    agree(program, ["reference"], program.plans)
+
+
+@pytest.mark.parametrize("kind", KIND_PARAMS)
+@pytest.mark.parametrize("seed", range(100, 140 if FULL else 103))
+def test_compiled(kind: str, seed: int) -> None:
+    """Every program is built twice: as it is, and under another plan for each seed."""
+    program = write(Random(seed), kind)
+    agree(program, ["cpp"], [program.plans[seed % len(program.plans)]])
+
+
+@pytest.mark.slow
+@given(random=st.randoms(use_true_random=False), kind=st.sampled_from([k for k in EVERY_KIND if k not in OPEN]))
+def test_search(random: Random, kind: str) -> None:
+    program = write(random, kind)
+    agree(program, ["reference"], program.plans)
+
+
+def test_programs_are_the_same_again() -> None:
+    assert write(Random(5)).text == write(Random(5)).text
+
+
+def test_a_wrong_number_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = write(Random(1), "rows")
+    found = program.kernel().on("reference")(*program.arguments())
+    monkeypatch.setattr(type(program.kernel().on("reference")), "__call__", lambda *_: (found[0] + 1, *found[1:]))
+    with pytest.raises(AssertionError, match="reference, "):
+        agree(program, ["reference"], [])
