@@ -207,7 +207,8 @@ class _Sized:
     def _dot(self, node: Dot, lanes: Lanes, guard: Guard) -> Node:
         local = self._local(node.local)
         left, right = (self._value(v, guard) for v in (node.left, node.right))
-        if len(lanes) == 3 and local.lanes == lanes[:2] and lanes[2] not in local.lanes and _spans(left, right, lanes):
+        block = len(lanes) == 3 and local.lanes == lanes[:2] and lanes[2] not in local.lanes and _spans(left, right, lanes)
+        if block and all(_bounds_a_lane(g, lanes) for g in guard):
             # What is not there is 0, and adds nothing.
             more = [g for v in (left, right) if isinstance(v, Load) for g in v.guard if _bounds_a_lane(g, lanes)]
             guard = tuple(dict.fromkeys((*guard, *more)))
@@ -308,8 +309,16 @@ def _symbols(value: Value) -> set[Symbol]:
 
 
 def _bounds_a_lane(guard: Less, lanes: Lanes) -> bool:
-    """Whether a condition is a bound of at most one lane."""
-    return len({lane.symbol for lane in lanes} & guard.symbols) <= 1
+    """Whether a condition says where one lane ends, or nothing of any."""
+    mine = {lane.symbol for lane in lanes} & guard.symbols
+    if len(mine) > 1:
+        return False
+    for lane in mine:
+        terms = guard.left.terms if isinstance(guard.left, Sum) else ((guard.left, 1),)
+        factor = next((f for t, f in terms if t is lane), 0)
+        if factor < 1 or lane in (guard.left - lane * factor).symbols or lane in guard.right.symbols:
+            return False
+    return True
 
 
 def _inward(lanes: Lanes, value: Value, target: tuple[Tensor, tuple[Expr, ...]] | None = None) -> Lanes:

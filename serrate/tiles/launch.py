@@ -51,7 +51,7 @@ from serrate.tiles.later import Later
 from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.proof import agree, at_random, backend_to_try, refusal, tiles_to_try, unproven
 from serrate.tiles.source import DeviceLoop, outside, split
-from serrate.tiles.statistics import in_two_passes
+from serrate.tiles.statistics import fits, in_two_passes
 from serrate.tiles.tidy import tidy
 from serrate.tiles.trace import DEFAULT_BLOCK, Again, Known, Trace
 from serrate.tiles.values import Traced
@@ -211,9 +211,12 @@ class Site:
 
     def _built(self, program: KernelProgram, trace: Trace, env: Env, options: Options) -> Variant:
         strategy = options.strategy or "maskless"
-        # A row is near for a second pass where one worker has all of it.
-        program = tidy(in_two_passes(program) if strategy == "maskless" else program)
+        as_written, program = program, tidy(in_two_passes(program) if strategy == "maskless" else program)
         chosen, phases, lanes = scheduled(program, strategy, CPU, options.lanes)
+        if not fits(program, lanes):
+            # A row is near for a second pass only where a worker has one at a time.
+            program = tidy(as_written)
+            chosen, phases, lanes = scheduled(program, strategy, CPU, options.lanes)
         header = (f"{self.name}: {chosen}".split("\n")[0], *str(chosen).split("\n")[1:])
         loops = lower_kernel(phases, lanes, header)
         executable: Executable

@@ -10,7 +10,7 @@ later loop over the same row would compute again, it then finds in a private row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from serrate.ir.domains import IterDomain
@@ -26,6 +26,17 @@ def in_two_passes(program: KernelProgram) -> KernelProgram:
     worker = _Passes(program)
     body = worker.body(program.body)
     return replace(program, body=body, axes=tuple(worker.axes), scratch=(*program.scratch, *worker.rows))
+
+
+def fits(program: KernelProgram, lanes: Mapping[str, int]) -> bool:
+    """Whether private rows serve under these tiles: rows side by side would need one each."""
+    by_position = {a.position: a for a in program.axes}
+    for node in statements(program.body):
+        if isinstance(node, Write) and node.tensor.role is Role.PRIVATE:
+            found = {s for e in node.index for s in e.symbols}
+            if any(lanes[by_position[lane.symbol].name] > 1 for lane in node.lanes if lane.symbol not in found):
+                return False
+    return True
 
 
 class _Passes:

@@ -380,10 +380,8 @@ def test_pieces_with_a_part_made_of_constants(backend: str) -> None:
 
 
 @pytest.mark.parametrize("masked", ["rows", "columns", "depth"])
-def test_masks_of_a_product_by_indices_that_were_read(backend: str, masked: str, request: pytest.FixtureRequest) -> None:
+def test_masks_of_a_product_by_indices_that_were_read(backend: str, masked: str) -> None:
     """An index from memory, and a mask on it, in each of the three dims of a product."""
-    if backend == "cpp":
-        request.applymarker(pytest.mark.xfail(strict=True, reason="conditions on an index that was read are lost in a product"))
 
     @serrate.kernel
     def rows(a: torch.Tensor, b: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -436,7 +434,6 @@ def softmax(jt: JaggedTensor) -> JaggedTensor:
     return out
 
 
-@pytest.mark.xfail(strict=True, reason="rows side by side share one private row of powers")
 @pytest.mark.parametrize("lanes", [{"b": 4}, {"b": 2, "t": 2, "t2": 2}, {"b": 4, "t": 1, "t2": 1}], ids=str)
 def test_powers_of_rows_side_by_side(backend: str, lanes: dict[str, int]) -> None:
     same(softmax, backend, lambda: (ragged([3, 2, 0, 5]),), lanes=lanes)

@@ -156,19 +156,16 @@ def test_random_programs(expression: str, reduction: str, lengths: list[tuple[in
 
 
 EVERY_KIND = tuple(dict.fromkeys(KINDS))
-OPEN = {"powers": pytest.mark.xfail(reason="rows side by side share one private row of powers, under plans that have such")}
-"""Kinds that do not hold yet, for some seeds."""
-KIND_PARAMS = [pytest.param(kind, marks=OPEN.get(kind, ())) for kind in EVERY_KIND]
 
 
-@pytest.mark.parametrize("kind", KIND_PARAMS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("seed", range(20 if FULL else 2))
 def test_all_plans(kind: str, seed: int) -> None:
     program = write(Random(seed), kind)
     agree(program, ["reference"], program.plans)
 
 
-@pytest.mark.parametrize("kind", KIND_PARAMS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("seed", range(100, 140 if FULL else 103))
 def test_compiled(kind: str, seed: int) -> None:
     """Every program is built twice: as it is, and under another plan for each seed."""
@@ -177,7 +174,7 @@ def test_compiled(kind: str, seed: int) -> None:
 
 
 @pytest.mark.slow
-@given(random=st.randoms(use_true_random=False), kind=st.sampled_from([k for k in EVERY_KIND if k not in OPEN]))
+@given(random=st.randoms(use_true_random=False), kind=st.sampled_from(EVERY_KIND))
 def test_search(random: Random, kind: str) -> None:
     program = write(random, kind)
     agree(program, ["reference"], program.plans)

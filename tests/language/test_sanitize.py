@@ -19,17 +19,11 @@ MODULE = "tests.language.sanitized"
 SAMPLE = ("jagged_dense_add@masked", "jagged_softmax@maskless", "moe_matmul@persistent_dynamic")
 """Examples of the short run: a dense tail, two passes, gathers and scatters."""
 ALL = [f"{name}@{strategy}" for name in NAMES for strategy in ("maskless", "masked", "persistent_dynamic")]
-OPEN = {
-    "grouped_gemm": "conditions on an index that was read are lost in a product, which reads past its operand",
-}
-"""Examples that do not hold yet."""
 SEEDS = range(12 if FULL else 1)
 
 
 @pytest.mark.parametrize("name", ALL if FULL else SAMPLE)
-def test_examples(name: str, request: pytest.FixtureRequest) -> None:
-    if (why := OPEN.get(name.split("@")[0])) is not None:
-        request.applymarker(pytest.mark.xfail(strict=True, reason=why))
+def test_examples(name: str) -> None:
     done = run_sanitized(name, module=MODULE)
     assert done.returncode == 0, done.stderr[-4000:]
 
