@@ -67,7 +67,10 @@ def _strategy(strategy: str | None, jagged_strategy: str | None) -> str | None:
 
 
 class Kernel:
-    """A function with loops over tiles. Made by `serrate.kernel`."""
+    """A function with loops over tiles. Made by `serrate.kernel`.
+
+    Calling it runs it compiled; under `SERRATE_CHECK=1` on the interpreter, where every store and index is looked at.
+    """
 
     def __init__(self, function: Callable[..., Any], config: Config) -> None:
         functools.update_wrapper(self, function, updated=())
@@ -104,7 +107,19 @@ class Kernel:
         return now, None if now.check else self.on(now.backend or default_backend(CPU_DEVICE))
 
     def source(self, *args: Any, **kwargs: Any) -> str:
-        """The code that runs for these arguments."""
+        """The code that runs for these arguments; nothing is run.
+
+        >>> import serrate, torch
+        >>> import serrate.language as hl
+        >>> @serrate.kernel
+        ... def double(x):
+        ...     out = torch.empty_like(x)
+        ...     for tile in hl.tile(x.size(0)):
+        ...         out[tile] = x[tile] * 2
+        ...     return out
+        >>> "v1 * 2.0f" in double.on("cpp").variants(torch.ones(3))[0].executable.source
+        True
+        """
         return "\n".join(v.executable.source for v in self._variants(args, kwargs))
 
     def program(self, *args: Any, **kwargs: Any) -> str:
@@ -155,9 +170,9 @@ def kernel(
 ) -> Any:
     """Makes a kernel of a function with loops over tiles of `serrate.language`; with arguments or without.
 
-    Kernels run on the reference interpreter, tile by tile on a CPU: right, and slow. `strategy` (or `jagged_strategy`,
-    the same) says how ragged rows become loops, `config` fixes block sizes; neither changes a result. `static_shapes` and
-    `autotune_effort` ("none", "quick", "full") are for compiled kernels, and only checked.
+    The loops are compiled when the kernel is first called with arguments of their form. `strategy` (or `jagged_strategy`, the
+    same) says how ragged rows become loops, `config` fixes block sizes; neither changes what a kernel means. `static_shapes` and
+    `autotune_effort` ("none", "quick", "full") are accepted; sizes are compiled in until they are seen to change.
 
     >>> import serrate, torch
     >>> import serrate.language as hl

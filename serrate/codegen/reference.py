@@ -111,7 +111,7 @@ class _Interpreter:
             elif isinstance(node, Declare):
                 shape = [lane.size for lane in node.local.lanes]
                 self.locals[node.local.name] = torch.full(
-                    shape, node.number or 0, dtype=carried_dtype(node.local.dtype), device=self.device
+                    shape, 0 if node.number is None else node.number, dtype=carried_dtype(node.local.dtype), device=self.device
                 )
             elif isinstance(node, If):
                 self.run(node.then if self._holds(node.guard) else node.other)

@@ -7,7 +7,10 @@ third, or the table is stale.
 from __future__ import annotations
 
 import ast
+import linecache
+import re
 from pathlib import Path
+from typing import Any
 
 from tests.pages import DOCS, check_dumps
 
@@ -38,9 +41,22 @@ def test_half_of_the_lines_and_a_third_together() -> None:
     assert 3 * sum(jagged for jagged, _ in found.values()) <= sum(manual for _, manual in found.values())
 
 
-def test_the_table_of_the_page() -> None:
+def page_kernel() -> tuple[Any, Any]:
+    """The first kernel of the page, and what it is called with there."""
+    text = re.search(r"```python\n(.*?)```", (DOCS / "kernels.md").read_text(), re.DOTALL)
+    assert text is not None
+    linecache.cache["page.py"] = (len(text[1]), None, text[1].splitlines(keepends=True), "page.py")
+    made: dict[str, Any] = {}
+    exec(compile(text[1], "page.py", "exec"), made)
+    return made["row_norms"], made["jt"]
+
+
+def test_what_the_page_shows() -> None:
     found = counted()
+    kernel, jt = page_kernel()
     rows = [*found.items(), ("together", (sum(j for j, _ in found.values()), sum(m for _, m in found.values())))]
     table = f"{'lines of device loops':<24}{'jagged':>8}{'by hand':>9}\n"
     table += "".join(f"{name:<24}{jagged:>8}{manual:>9}\n" for name, (jagged, manual) in rows)
-    check_dumps(DOCS / "kernels.md", {"lines": table})
+    shown = kernel.on("reference").variants(jt)[0]
+    dumps = {"lines": table, "kernel_program": str(shown.program), "kernel_plan": f"{shown.explained()}\n"}
+    check_dumps(DOCS / "kernels.md", dumps)

@@ -316,7 +316,7 @@ class _Printer:
             self._bind(node)
         elif isinstance(node, Declare):
             kind = TYPES[carried_dtype(node.local.dtype)]
-            number = _number(node.number or 0)
+            number = _number(0 if node.number is None else node.number)
             if node.local.lanes:
                 self.put(f"{node.local.name} = tl.full({_shape(node.local.lanes)}, {number}, {kind})")
             else:
