@@ -116,7 +116,7 @@ def remembered(structure: Structure) -> Remembered:
             (r.form, tuple(each.dtype for each in r.offsets), None if r.starts is None else r.starts.dtype)
             for r in structure.rows
         )
-        number = _forms.setdefault((rows, structure.dims), next(_numbers))
+        number = _forms.setdefault((rows, structure.dims, lopsided(structure)), next(_numbers))
         reference = weakref.ref(structure, lambda _: structures.pop(place, None))
         found = structures[place] = Remembered(reference, number, tuple(map(id, structure.rows)))
     return found
@@ -130,6 +130,18 @@ def least(structure: Structure) -> tuple[tuple[int, int], ...]:
         if rows.takes == 2:
             found.append((dim + 1, rows.max_length(rows.depth, "a kernel")))
     return tuple(found)
+
+
+LONG = 8192
+"""Positions from which on a row is worth being cut."""
+
+
+def lopsided(structure: Structure) -> bool:
+    """Whether one row is so long that a worker who has it is still busy when all others are done."""
+    if structure.levels != 1:
+        return False
+    longest = structure.max_length(why="how rows are shared out")
+    return longest >= LONG and 4 * longest > structure.total_elements(why="how rows are shared out")
 
 
 # --- forms ---------------------------------------------------------------------------------------------------------------

@@ -476,7 +476,7 @@ def reduced(trace: Trace, x: Traced, dims: Sequence[int], keepdim: bool, operato
         value = call("cast", value, dtype=torch.bool)
     identity = reduction(operator).identity(0, dtype)
     if over:
-        local = trace.declare(trace.name_for(operator), dtype, kept, identity)
+        local = trace.declare(trace.name_for(operator), dtype, kept, identity, operator)
         lanes = tuple(a.block_lane for a in x.axes if a is not None)
         trace.emit(Reduce(lanes, guard, local, operator, value))
         value = held(local)
@@ -679,7 +679,7 @@ def product(trace: Trace, a: Any, b: Any, out_dtype: torch.dtype | None = None) 
                 guard.append(c.holds)
     every = [*batch, rows, columns]
     kept = [x for x in every if x is not None]
-    local = trace.declare(trace.name_for("product"), kind, kept, 0 if kind == torch.int64 else 0.0)
+    local = trace.declare(trace.name_for("product"), kind, kept, 0 if kind == torch.int64 else 0.0, "sum")
     lanes = tuple(x.block_lane for x in (*kept, *shared))
     trace.emit(Dot(lanes, tuple(dict.fromkeys(guard)), local, left.value, right.value))
     conditions = [c for x in (left, right) for c in x.conditions if not c.over(shared)]

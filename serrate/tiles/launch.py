@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from serrate import settings
-from serrate.errors import KernelError
+from serrate.errors import KernelError, StrategyError
 from serrate.interpret.axes import Axis as NamedBlock
 from serrate.interpret.axes import BlockSize
 from serrate.interpret.run import Run, refuse, running, user_frame
@@ -45,6 +45,7 @@ from serrate.tiles.forms import (
     counts_of,
     describe,
     flattened,
+    lopsided,
     number_at,
 )
 from serrate.tiles.later import Later
@@ -56,6 +57,7 @@ from serrate.tiles.tidy import tidy
 from serrate.tiles.trace import DEFAULT_BLOCK, Again, Known, Trace
 from serrate.tiles.values import Traced
 
+log = logging.getLogger("serrate")
 _making = threading.RLock()
 """Held while programs are looked for and made, so that threads that call at once make one; a kernel may call another. Also while
 trees of Python are made or compiled, which Python 3.11 cannot do in two threads (AST constructor recursion depth mismatch)."""
@@ -211,6 +213,11 @@ class Site:
 
     def _built(self, program: KernelProgram, trace: Trace, env: Env, options: Options) -> Variant:
         strategy = options.strategy or "maskless"
+        if options.strategy is None and any(isinstance(x, JaggedTensor) and lopsided(x.structure) for x in env.values()):
+            try:
+                return self._built(program, trace, env, replace(options, strategy="persistent_dynamic"))
+            except StrategyError as error:
+                log.debug("%s: one row has most of the work, and stays whole: %s", self.name, error)
         as_written, program = program, tidy(in_two_passes(program) if strategy == "maskless" else program)
         chosen, phases, lanes = scheduled(program, strategy, CPU, options.lanes)
         if not fits(program, lanes):
@@ -229,7 +236,7 @@ class Site:
             wide = frozenset(a for a, own in zip(loops.arrays, arrays, strict=True) if own.now(env).dtype == torch.int64)
             executable = CppExecutable(loops, wide)
         if "source" in settings.current().log:
-            logging.getLogger("serrate").warning("%s", executable.source)
+            log.warning("%s", executable.source)
         outputs = [k for k, t in enumerate(loops.tensors) if t.role is Role.OUTPUT]
         tensors = [ways.tensor(t) for t in (*loops.inputs, *loops.outputs)] + [derived.scratch(t) for t in loops.scratch]
         return Variant(program, chosen, executable, tensors, arrays, [ways.number(s) for s in loops.symbols], outputs)

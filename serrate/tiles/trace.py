@@ -119,15 +119,12 @@ class Trace:
                 refuse(f"a value of {axis} is used after its loop has ended: reduce it in the loop, or store it to a tensor")
         self.block.append(node)
 
-    def declare(self, name: str, dtype: torch.dtype, axes: Sequence[Axis], identity: Any) -> Local:
-        """A private block, filled with a number."""
+    def declare(self, name: str, dtype: torch.dtype, axes: Sequence[Axis], identity: Any, kind: str | None = None) -> Local:
+        """A private block, filled with a number; `kind` is the reduction that goes into it, if one does."""
         local = Local(name, dtype, tuple(a.block_lane for a in axes))
         self.block.append(Declare(local, identity))
-        for operator in ("sum", "max", "min", "prod", "any", "all"):
-            if name.rstrip("0123456789") == operator:
-                self.reductions[name] = operator
-        if name.startswith("product"):
-            self.reductions[name] = "sum"
+        if kind is not None:
+            self.reductions[name] = kind
         return local
 
     def fixed_axis(self, size: int) -> Axis | None:
