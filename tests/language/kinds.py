@@ -22,7 +22,6 @@ TILES: tuple[int | str, ...] = (
     "reference",
     "cpp",
     "reference masked",
-    "reference persistent_dynamic",
     "reference persistent_dynamic cut",
 )
 """Tiles of the interpreter; backends of the compiler, with a strategy where it is not its own choice."""
