@@ -57,6 +57,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "rem": lambda a, b: torch.where(b == 0, 0, torch.remainder(a, torch.where(b == 0, 1, b))),
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
+    "exp_below": lambda x, m: torch.exp(x - m),
     "exp_diff": lambda x, m: torch.where(x == m, torch.ones_like(x - m), torch.exp(x - m)),
 }
 

@@ -81,7 +81,8 @@ UNARY = (
     "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu silu gelu erf floor ceil square isnan logical_not cast sin cos atan"
 )
 BINARY = (
-    "add sub mul div maximum minimum lt le gt ge eq ne logical_and logical_or pow exp_diff floordiv rem fmod bitand bitor bitxor"
+    "add sub mul div maximum minimum lt le gt ge eq ne logical_and logical_or pow exp_diff exp_below floordiv rem fmod "
+    "bitand bitor bitxor"
 )
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(UNARY.split(), 1),
@@ -89,7 +90,8 @@ FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(BINARY.split(), 2),
     "where": 3,
 }
-"""Name -> number of arguments. `exp_diff(x, m)` is e^(x - m) for x <= m, and 1 where they are equal, infinite or not.
+"""Name -> number of arguments. `exp_diff(x, m)` is e^(x - m) for x <= m, and 1 where they are equal, infinite or not;
+`exp_below(x, m)` is that too, and NaN where they are infinite.
 `floordiv` and `rem` are of integers, rounded down; a divisor of 0 gives 0."""
 
 

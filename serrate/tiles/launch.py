@@ -52,7 +52,7 @@ from serrate.tiles.later import Later
 from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.proof import agree, at_random, backend_to_try, refusal, tiles_to_try, unproven
 from serrate.tiles.source import DeviceLoop, outside, split
-from serrate.tiles.statistics import fits, in_two_passes
+from serrate.tiles.statistics import below_their_maximum, fits, in_two_passes
 from serrate.tiles.tidy import tidy
 from serrate.tiles.trace import DEFAULT_BLOCK, Again, Known, Trace
 from serrate.tiles.values import Traced
@@ -191,6 +191,7 @@ class Site:
 
     def _make(self, env: Env, sizes: dict[Path, int], form: Form) -> Variant:
         program, trace = self._traced(env, sizes, form)
+        program = below_their_maximum(program)
         made = self._built(program, trace, env, self.options)
         doubtful = unproven(program)
         if doubtful:

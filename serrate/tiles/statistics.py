@@ -16,9 +16,50 @@ from dataclasses import replace
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Element, Expr, Symbol
 from serrate.ir.kernel import Axis, Carry, KernelProgram, Statement, Tiles, inner, statements, with_inner
-from serrate.ir.loops import Assign, Declare, Held, Lane, Load, Local, Reduce, Write, expressions_of, held, load
-from serrate.ir.values import Call, Role, Tensor, Value, rewrite
+from serrate.ir.loops import Assign, Declare, Dot, Held, Lane, Load, Local, Reduce, Write, expressions_of, held, load
+from serrate.ir.values import Call, Role, Tensor, Value, call, rewrite
 from serrate.tiles.values import renamed_value
+
+
+def below_their_maximum(program: KernelProgram) -> KernelProgram:
+    """The program with powers relative to a running maximum as what they are: of numbers that are not above it."""
+    return replace(program, body=tuple(map(_bounded, program.body)))
+
+
+def _bounded(node: Statement) -> Statement:
+    if not inner(node):
+        return node
+    node = with_inner(node, tuple(tuple(map(_bounded, part)) for part in inner(node)))
+    for carry in node.carried if isinstance(node, Tiles) else ():
+        assert isinstance(node, Tiles)
+        found = _running_maximum(node, carry) if carry.kind == "max" else None
+        if found is not None:
+            new, values = found
+            node = replace(node, body=tuple(_with_powers(n, new, {held(carry.local), *values}) for n in node.body))
+    return node
+
+
+def _running_maximum(loop: Tiles, carry: Carry) -> tuple[Value, list[Value]] | None:
+    """What a carried maximum becomes in an iteration, and the values that it is not below."""
+    new = next((n.value for n in loop.body if isinstance(n, Assign) and n.local.name == carry.local.name), None)
+    if not isinstance(new, Call) or new.function != "maximum":
+        return None
+    names = {v.local.name for v in new.args if isinstance(v, Held)} - {carry.local.name}
+    values = [n.value for n in loop.body if isinstance(n, Reduce) and n.local.name in names]
+    return (new, values) if len(values) == 1 else None
+
+
+def _with_powers(node: Statement, new: Value, below: set[Value]) -> Statement:
+    def change(v: Value) -> Value | None:
+        if isinstance(v, Call) and v.function == "exp" and isinstance(v.args[0], Call) and v.args[0].function == "sub":
+            x, m = v.args[0].args
+            if m is new and x in below and v.dtype == x.dtype == m.dtype:
+                return call("exp_below", rewrite(x, change), m, dtype=v.dtype)
+        return None
+
+    if isinstance(node, Dot):
+        return replace(node, left=rewrite(node.left, change), right=rewrite(node.right, change))
+    return replace(node, value=rewrite(node.value, change)) if isinstance(node, Assign | Reduce | Write) else node
 
 
 def in_two_passes(program: KernelProgram) -> KernelProgram:
@@ -67,11 +108,11 @@ class _Passes:
             return None
         if not all(isinstance(n, Declare | Reduce | Assign) for n in loop.body):
             return None
-        new = next((n.value for n in loop.body if isinstance(n, Assign) and n.local.name == top.local.name), None)
-        if not isinstance(new, Call) or new.function != "maximum":
+        running = _running_maximum(loop, top)
+        if running is None:
             return None
-        largest = next((v.local.name for v in new.args if isinstance(v, Held) and v.local.name != top.local.name), None)
-        found = [n for n in loop.body if isinstance(n, Reduce) and n.local.name == largest]
+        new, values = running
+        found = [n for n in loop.body if isinstance(n, Reduce) and n.value in values and n.operator == "max"]
         summed = [[n for n in loop.body if isinstance(n, Reduce) and n.local.name == c.local.name] for c in sums]
         if len(found) != 1 or any(len(each) != 1 for each in summed):
             return None
@@ -103,7 +144,7 @@ class _Passes:
             if not (isinstance(loop, Tiles) and len(loop.body) == 1 and isinstance(loop.body[0], Reduce)):
                 continue
             node = loop.body[0]
-            if not (isinstance(node.value, Call) and node.value.function == "exp") or len(loop.axes) != 1:
+            if not (isinstance(node.value, Call) and node.value.function == "exp_below") or len(loop.axes) != 1:
                 continue
             for at, later in enumerate(out[k + 1 :], k + 1):
                 if _changes(out[k + 1 : at], node.value):
@@ -111,7 +152,8 @@ class _Passes:
                 if not (isinstance(later, Tiles) and len(later.axes) == 1 and _same_range(loop.axes[0], later.axes[0])):
                     continue
                 swap = {loop.axes[0].position: later.axes[0].position}
-                wanted = renamed_value(node.value, dict[Expr, Expr](swap.items()), swap)
+                power = renamed_value(node.value, dict[Expr, Expr](swap.items()), swap)
+                wanted = call("exp", call("sub", *power.args, dtype=power.dtype), dtype=power.dtype)
                 users = [n for n in later.body if isinstance(n, Write) and any(v is wanted for v in n.value.walk())]
                 if not users or any(not set(_conditions(node, swap)) <= set(u.guard) for u in users):
                     continue

@@ -34,7 +34,7 @@ from serrate.ir.loops import (
 from serrate.ir.values import Call, Constant, Role, Value, call, rewrite
 from serrate.tiles.values import symbols_of
 
-COSTLY = frozenset("exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff".split())  # noqa: SIM905
+COSTLY = frozenset("exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff exp_below".split())  # noqa: SIM905
 
 
 def tidy(program: KernelProgram) -> KernelProgram:
@@ -142,7 +142,7 @@ class _Tidy:
     def _rounded(self, quotient: Call) -> bool:
         """Whether a quotient is of numbers that are rounded anyway, by a sum: then a product with the reciprocal is as good."""
         over, by = quotient.args
-        powers = any(isinstance(v, Call) and v.function == "exp" for v in over.walk())
+        powers = any(isinstance(v, Call) and v.function in ("exp", "exp_below") for v in over.walk())
         kept = any(isinstance(v, Load) and v.tensor.role is Role.PRIVATE for v in over.walk())
         products = any(isinstance(v, Held) and v.local.name in self.summed for v in over.walk())
         return quotient.dtype.is_floating_point and isinstance(by, Held) and (powers or kept or products)

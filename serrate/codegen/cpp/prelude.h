@@ -183,6 +183,8 @@ static inline bool too_high(const i32* height, const f32* shift, int count) {
   return !near;
 }
 // And 1 where both are equal, even if infinite.
+static inline f32 fn_exp_below(f32 x, f32 m) { return fn_exp_near(x, m); }
+static inline f64 fn_exp_below(f64 x, f64 m) { return __builtin_exp(x - m); }
 static inline f32 fn_exp_diff(f32 x, f32 m) { return x == m ? 1.0f : fn_exp_near(x, m); }
 static inline f64 fn_exp_diff(f64 x, f64 m) { return x == m ? 1.0 : __builtin_exp(x - m); }
 

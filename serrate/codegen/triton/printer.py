@@ -93,6 +93,7 @@ FUNCTIONS: dict[str, str] = {
     "fmod": "rest({0}, {1})",
     "floordiv": "whole_div({0}, {1})",
     "rem": "whole_rem({0}, {1})",
+    "exp_below": "tl.exp({0} - {1})",
     "exp_diff": "tl.where({0} == {1}, 1.0, tl.exp({0} - {1}))",
 }
 SPECIAL: dict[tuple[str, str], str] = {
