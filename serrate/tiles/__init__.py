@@ -4,13 +4,12 @@ In: a function with loops over tiles, and its arguments. Out: a `KernelProgram` 
 own loops once with symbolic tiles; `schedule/tiles.py` chooses their sizes, `lower/tiles.py` makes a loop program of it.
 
     source.py       the function: what stays Python, and one function for each device loop
-    trace.py        the loops, branches and carried values of one run with symbols
+    trace.py        one run with symbols: the machine behind `serrate.language`
+    loops.py        its loops and branches, and what they carry; carried.py has what that is recognised as
     values.py       what names stand for in it: tiles, values of tiles, tensors
     memory.py       loads and stores
-    functions.py    torch's functions on values
-    carried.py      what a loop carries: recognised reductions, and rows that rest
-    tidy.py         results that are worked out once, and where they are needed
-    forms.py        what a program is made for, and what it is given at every call
-    launch.py       calls: which program serves which arguments
-    later.py        calls like one before
+    functions.py    torch's functions on values, by name; elementwise.py, shaping.py, reducing.py, scans.py, products.py, more.py
+    statistics.py   running maxima and sums in two passes; tidy.py has what is worked out once, and where it is needed
+    proof.py        whether the size of a tile is the compiler's to choose
+    launch.py       calls: which program serves which arguments; forms.py, derived.py and later.py say how it gets them
 """

@@ -49,12 +49,13 @@ from serrate.tiles.forms import (
     number_at,
 )
 from serrate.tiles.later import Later
+from serrate.tiles.loops import Again, Known
 from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.proof import agree, at_random, backend_to_try, refusal, tiles_to_try, unproven
 from serrate.tiles.source import DeviceLoop, outside, split
 from serrate.tiles.statistics import below_their_maximum, fits, in_two_passes
 from serrate.tiles.tidy import tidy
-from serrate.tiles.trace import DEFAULT_BLOCK, Again, Known, Trace
+from serrate.tiles.trace import DEFAULT_BLOCK, Trace
 from serrate.tiles.values import Traced
 
 log = logging.getLogger("serrate")

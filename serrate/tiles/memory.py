@@ -21,8 +21,20 @@ from serrate.ir.kernel import Axis
 from serrate.ir.loops import Write, load, number
 from serrate.ir.values import Tensor, call, constant
 from serrate.tensor import JaggedTensor
-from serrate.tiles.functions import cast, conditions_of, joint
-from serrate.tiles.values import Condition, Fed, Traced, TracedTensor, TracedTile, as_traced, mentions, plain, symbols_of
+from serrate.tiles.elementwise import cast, joint
+from serrate.tiles.functions import conditions_of
+from serrate.tiles.values import (
+    Condition,
+    Fed,
+    Traced,
+    TracedTensor,
+    TracedTile,
+    as_traced,
+    mentions,
+    plain,
+    shown_axes,
+    symbols_of,
+)
 
 if TYPE_CHECKING:
     from serrate.tiles.trace import Trace
@@ -339,12 +351,8 @@ def _fitted(target: Target, value: Traced, what: str) -> Traced:
     index = Traced(constant(0, torch.int64), target.place.axes)
     axes, (kept, moved) = joint([index, value], what)
     if len(axes) != len(target.place.axes) or any(a is not None and b is None for a, b in zip(axes, kept.axes, strict=True)):
-        refuse(f"{what} has the dims {_shown(value.axes)}, but the index has {_shown(target.place.axes)}")
+        refuse(f"{what} has the dims {shown_axes(value.axes)}, but the index has {shown_axes(target.place.axes)}")
     return moved
-
-
-def _shown(axes: Sequence[Axis | None]) -> str:
-    return "(" + ", ".join("1" if a is None else str(a) for a in axes) + ")"
 
 
 def write(trace: Trace, tensor: Any, key: Any, x: Any, extra_mask: Any = None, *, add: bool = False) -> None:

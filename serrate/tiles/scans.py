@@ -15,7 +15,8 @@ from serrate.interpret.run import refuse
 from serrate.ir.kernel import Along
 from serrate.ir.loops import Assign, held, number
 from serrate.ir.values import Value, call, constant
-from serrate.tiles.functions import _fed_over, cast, dims_of, joint
+from serrate.tiles.elementwise import cast, joint
+from serrate.tiles.reducing import dims_of, fed_over
 from serrate.tiles.values import Fed, Traced, as_traced
 
 if TYPE_CHECKING:
@@ -66,6 +67,6 @@ def associative_scan(trace: Trace, combine: Callable[..., Any], x: Any, dim: int
 
     out = []
     for each, local in zip(given, results, strict=True):
-        fed = [Fed(trace.clock, (axis,), each.guard()), *_fed_over(each.fed, [axis])]
+        fed = [Fed(trace.clock, (axis,), each.guard()), *fed_over(each.fed, [axis])]
         out.append(Traced(held(local), axes, each.conditions, fed))
     return tuple(out) if many else out[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,23 +19,21 @@ from serrate.interpret.axes import BlockSize
 from serrate.interpret.run import refuse, running, user_frame
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Less, Symbol, const, symbol
-from serrate.ir.kernel import Along, Axis, Carry, KernelProgram, Statement, Tiles, statements
+from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles, statements
 from serrate.ir.loops import Assign, Declare, Dot, Held, If, Local, Reduce, Running, While, Write, held, number, values_of
-from serrate.ir.values import Constant, Role, Tensor, Value, call, constant
+from serrate.ir.values import Role, Tensor, Value, constant
 from serrate.runtime.launch import PRELUDE
-from serrate.tiles import functions, memory
-from serrate.tiles.carried import Carried, finish
-from serrate.tiles.functions import cast, conditions_of
+from serrate.tiles import functions, memory, products, reducing
+from serrate.tiles.elementwise import cast
+from serrate.tiles.loops import Again, Branch, Known, Range, TracedLoop
 from serrate.tiles.values import (
     Condition,
-    Fed,
     LanesOf,
     OpenSize,
     Traced,
     TracedTensor,
     TracedTile,
     as_traced,
-    mentions,
     symbols_of,
 )
 
@@ -53,20 +51,6 @@ RESERVED = frozenset(w for pair in re.findall(r"(\w+)[(<]|(?:struct|using|define
 
 DEFAULT_BLOCK = 64
 """Lanes of a block size that nobody has chosen."""
-
-
-class Again(Exception):
-    """The trace must be made again, now that more is known."""
-
-
-class Known:
-    """What one trace of a loop has found out for the next one: sizes to compile in, forms of carried values."""
-
-    def __init__(self) -> None:
-        self.static: set[tuple[Any, ...]] = set()
-        self.written: set[str] = set()
-        """Tensors that are stored to: what is read from them is read where it stands."""
-        self.carried: dict[tuple[int, str], tuple[torch.dtype, tuple[str | None, ...]]] = {}
 
 
 class Trace:
@@ -338,7 +322,7 @@ class Trace:
 
     def dot(self, a: Any, b: Any, acc: Any, out_dtype: torch.dtype | None) -> Any:
         """A product of tiles."""
-        return functions.dot(self, a, b, acc, out_dtype)
+        return products.dot(self, a, b, acc, out_dtype)
 
     def associative_scan(self, combine: Callable[..., Any], x: Any, dim: int, reverse: bool) -> Any:
         """A scan by a function of two values."""
@@ -348,7 +332,11 @@ class Trace:
 
     def fill(self, x: Any, value: float) -> Traced:
         """Every lane exists."""
-        return functions.fill(self, as_traced(x), value)
+        return reducing.fill(self, as_traced(x), value)
+
+    def conditions_of(self, mask: Traced) -> tuple[Less, ...]:
+        """A mask as conditions on indices."""
+        return functions.conditions_of(self, mask)
 
     # --- loops ---
 
@@ -379,7 +367,7 @@ class Trace:
                 continue
             block, site = self._block(size, (frame.f_code, frame.f_lasti, n))
             axes.append((Axis(self.name_for(name), low, high, block, named, site=site), None, 1))
-        return _Range(self, what, axes, single)
+        return Range(self, what, axes, single)
 
     def jagged_range(self, lengths: Any, block_size: Any) -> Any:
         """`hl.jagged_tile`: up to the longest of the rows, each position under the condition that its row is that long."""
@@ -392,7 +380,7 @@ class Trace:
         frame = user_frame()
         assert frame is not None
         length = self.index_of(cast(value, torch.int64))
-        longest = functions.reduced(
+        longest = reducing.reduced(
             self, Traced(number(length), value.axes, value.conditions), range(value.ndim), False, "max", torch.int64
         )
         end = self.index_of(longest)
@@ -401,7 +389,7 @@ class Trace:
             self.name_for(self._target_name(0)), const(0), end, block, f"the jagged tile of line {frame.f_lineno}", site=site
         )
         conditions = (*value.conditions, Condition(Less(axis.position, length), True))
-        return _Range(self, what, [(axis, None, 1)], True, conditions)
+        return Range(self, what, [(axis, None, 1)], True, conditions)
 
     def _target_name(self, n: int) -> str:
         names = self.loops[-1].targets if self.loops else ()
@@ -476,350 +464,3 @@ def _retargeted(node: Any, written: dict[Tensor, Tensor]) -> Any:
     if isinstance(node, Assign | Reduce | Running | Write):
         node = replace(node, value=rewrite(node.value, change))
     return replace(node, tensor=written[node.tensor]) if isinstance(node, Write) else node
-
-
-class _Range:
-    """What `hl.tile`, `hl.jagged_tile` and `hl.grid` give: one run through the loop's body, with symbols."""
-
-    def __init__(
-        self,
-        trace: Trace,
-        what: str,
-        dims: Sequence[tuple[Axis, Expr | None, int]],
-        single: bool,
-        conditions: Sequence[Condition] = (),
-    ) -> None:
-        self.trace, self.what, self.dims, self.single = trace, what, dims, single
-        self.conditions = conditions
-
-    def __iter__(self) -> Iterator[Any]:
-        trace = self.trace
-        if not trace.loops or trace.loops[-1].outer is not None:
-            refuse(f"{self.what} is for a `for` statement of the kernel itself, or of a function that it calls")
-        axes = [axis for axis, _, _ in self.dims]
-        trace.loops[-1].begin(axes)
-        made = tuple(
-            TracedTile(axis, self.conditions) if low is None else Traced(number(low + axis.position * stride), ())
-            for axis, low, stride in self.dims
-        )
-        yield made[0] if self.single else made
-
-
-class TracedLoop:
-    """One loop statement: a loop over tiles, a `while` on numbers of the device, or plain Python, which runs as it is."""
-
-    def __init__(self, trace: Trace, targets: Sequence[str], left: Sequence[str]) -> None:
-        self.trace, self.targets, self.left = trace, tuple(targets), frozenset(left)
-        self.outer: list[Statement] | None = None
-        self.axes: list[Axis] = []
-        self.carried: dict[str, tuple[Local, Traced]] = {}
-        self.updates: dict[str, Traced] = {}
-        self.kept: dict[str, Any] = {}
-        """What programs find, and must leave as it is."""
-        self.conditions: dict[str, list[Condition]] = {}
-        self.stepped = False
-        self.start = 0
-        self.test: tuple[list[Statement], tuple[Less, ...]] | None = None
-        self.number = trace._loop_number
-        trace._loop_number += 1
-        trace.loops.append(self)
-
-    def begin(self, axes: list[Axis]) -> None:
-        """It is a loop over tiles."""
-        trace = self.trace
-        self.outer, trace.block = trace.block, []
-        self.axes = axes
-        trace.axes += axes
-        if not trace.axes_open:
-            trace.programs = tuple(axes)
-        trace.axes_open += axes
-        trace.clock += 1
-        self.start = trace.clock
-
-    def again(self, test: Any) -> bool:
-        """Whether a `while` goes on: of plain Python as it says; of a number of the device, through its body once."""
-        trace = self.trace
-        if self.test is not None:
-            return False
-        if not isinstance(test, Traced) or (test.expr is not None and test.expr.value is not None):
-            if self.outer is not None:
-                self.abandon()
-            return bool(test)
-        if any(a is not None for a in test.axes):
-            refuse("`while` needs one number: reduce it first, with x.any() or x.amax()")
-        guard = conditions_of(trace, cast(test, torch.bool))
-        self.test = (trace.block, guard)
-        trace.block = []
-        return True
-
-    def prepare(self) -> None:
-        """It may be a `while` on numbers of the device: what its test works out belongs to it."""
-        trace = self.trace
-        self.outer, trace.block = trace.block, []
-        trace.clock += 1
-        self.start = trace.clock
-
-    def abandon(self) -> None:
-        """It is a `while` of plain Python after all."""
-        assert self.outer is not None
-        self.trace.block = [*self.outer, *self.trace.block]
-        self.outer = None
-
-    def rest(self, name: str, value: Any) -> Any:
-        """A carried value: before the first iteration, or as an iteration leaves it."""
-        if self.outer is None:
-            return value
-        if not self.stepped:
-            return self._first(name, value)
-        if name not in self.carried:
-            if name in self.left and name not in self.kept:
-                return Unset(name)
-            if name in self.kept and name not in self.left and value is not self.kept[name]:
-                refuse(
-                    f"{name} is carried from one program to the next, but programs run in any order: "
-                    "put a loop inside, or use hl.atomic_add"
-                )
-            return value
-        local, before = self.carried[name]
-        value = as_traced(value)
-        if not isinstance(value, Traced):
-            refuse(f"{name} is carried around the loop, and is a {type(value).__name__} at its end")
-        value = self._aligned(before, value)
-        self._check(name, before, value)
-        self.updates[name] = value
-        kept = self.conditions.get(name, [])
-        since = self._outer_time()
-        return Traced(held(local), before.axes, kept, [self._all_of_it(f, since) for f in value.fed if f.time >= since])
-
-    def _all_of_it(self, fed: Fed, time: int) -> Fed:
-        """What fed a value in any iteration: something did if its first position existed, because rows end and do not begin."""
-        first: dict[Expr, Expr] = {a.position: a.begin for a in self.axes}
-        guard = tuple(g.substitute(first) for g in fed.guard)
-        return Fed(time, tuple(a for a in fed.over if a not in self.axes), tuple(g for g in guard if not g.proven))
-
-    def _aligned(self, before: Traced, value: Traced) -> Traced:
-        """The value in the lanes that it had: those of a block size that this loop runs in are the same in every iteration."""
-        pairs = zip(before.axes[before.ndim - value.ndim :] if value.ndim <= before.ndim else (), value.axes, strict=False)
-        names = {b: a for a, b in pairs if a is not None and b in self.axes and not a.looped and b is not None}
-        return value.renamed(names) if names else value
-
-    def _outer_time(self) -> int:
-        outer = [loop for loop in self.trace.loops[: self.trace.loops.index(self)] if loop.outer is not None]
-        return outer[-1].start if outer else self.start + 10**9
-
-    def _first(self, name: str, value: Any) -> Any:
-        trace = self.trace
-        if isinstance(value, (TracedTile, TracedTensor)):
-            return value
-        was = value
-        value = as_traced(value)
-        if not isinstance(value, Traced):
-            return was
-        known = trace.known.carried.get((self.number, name))
-        axes, dtype = list(value.axes), value.dtype
-        if known is not None:
-            dtype = known[0]
-            by_name = {a.name: a for a in trace.axes}
-            axes = [None if n is None else by_name[n] for n in known[1]]
-        if trace.programs and self.axes and tuple(self.axes) == trace.programs and trace.axes_open == list(self.axes):
-            # Programs carry nothing.
-            self.kept[name] = was
-            return was
-        assert self.outer is not None
-        here, trace.block = trace.block, self.outer
-        local = Local(trace.name_for(name), dtype, tuple(a.block_lane for a in axes if a is not None))
-        initial = cast(value, dtype).value
-        plain = isinstance(initial, Constant)
-        trace.block.append(Declare(local, initial.number if plain and isinstance(initial, Constant) else 0))
-        if not plain:
-            trace.block.append(Assign(local.lanes, (), local, initial))
-        trace.block = here
-        placeholder = Traced(held(local), axes, value.conditions)
-        self.carried[name] = (local, placeholder)
-        return placeholder
-
-    def _check(self, name: str, before: Traced, value: Traced) -> None:
-        trace = self.trace
-        axes, _ = functions.joint([before, value], f"the carried value {name}")
-        grown = any(a is not None and a not in before.axes for a in axes) or len(axes) != before.ndim
-        if grown and any(a in self.axes for a in axes if a is not None):
-            refuse(
-                f"the carried value {name} has shape {memory._shown(before.axes)} before an iteration and "
-                f"{memory._shown(value.axes)} after it"
-            )
-        if grown or value.dtype != before.dtype:
-            key = (self.number, name)
-            form = (value.dtype, tuple(None if a is None else a.name for a in axes))
-            if key in trace.known.carried and trace.known.carried[key][1] != form[1]:
-                refuse(
-                    f"the carried value {name} has shape {memory._shown(before.axes)} before an iteration and "
-                    f"{memory._shown(value.axes)} after it"
-                )
-            if trace.known.carried.get(key) == form or (value.ndim < before.ndim == len(axes) and value.dtype == before.dtype):
-                return
-            trace.known.carried[key] = form
-            raise Again
-        old = {c.holds for c in before.conditions}
-        kept = [c for c in before.conditions if c in value.conditions]
-        for c in value.conditions:
-            if c.holds in old:
-                continue
-            changes = any(mentions(c.holds, a) for a in self.axes)
-            if c.row and changes:
-                refuse(
-                    f"the carried value {name} exists under a condition on the length of a row that changes with the loop: "
-                    "reduce over that dim before, or make its lanes exist with hl.fill(x, 0)"
-                )
-            if not changes:
-                kept.append(c)
-        self.conditions[name] = kept
-
-    def step(self) -> None:
-        """An iteration begins."""
-        self.stepped = True
-
-    def leave(self) -> None:
-        """The loop is over."""
-        trace = self.trace
-        trace.loops.remove(self)
-        if self.outer is None:
-            return
-        carried = [
-            Carried(
-                name,
-                self.carried[name][0],
-                value,
-                () if name in self.left else tuple(f for f in value.fed if f.time >= self.start),
-            )
-            for name, value in self.updates.items()
-            if value.value is not held(self.carried[name][0])
-        ]
-        body = finish(trace.block, carried, trace.reductions)
-        for each in carried:
-            what = "the loop" if not self.axes else str(self.axes[0])
-            trace.notes.append(f"{each.local.name} around {what}: {each.kind or 'as it is written'}")
-        parallel = bool(self.axes) and tuple(self.axes) == trace.programs and trace.axes_open == list(self.axes)
-        trace.block = self.outer
-        if self.test is not None:
-            trace.block.append(While(tuple(self.test[0]), self.test[1], body))  # type: ignore[arg-type]
-        elif self.axes:
-            trace.axes_open = trace.axes_open[: -len(self.axes)]
-            carries = tuple(Carry(c.local, c.kind, c.top) for c in carried)
-            trace.block.append(Tiles(tuple(self.axes), parallel, body, carries))
-        else:
-            trace.block += body
-
-
-class Branch:
-    """An `if` statement: on plain Python one branch, on a number of the device both."""
-
-    def __init__(self, trace: Trace, test: Any) -> None:
-        self.trace = trace
-        self.known: bool | None = None
-        self.before: dict[str, Any] = {}
-        self.sides: list[dict[str, Any]] = [{}, {}]
-        self.blocks: list[list[Statement]] = [[], []]
-        if (
-            isinstance(test, Traced)
-            and not isinstance(test.value, Constant)
-            and not (test.expr is not None and test.expr.value is not None)
-        ):
-            if any(a is not None for a in test.axes):
-                refuse("`if` needs one number: reduce it first (x.amax(), x.any()), or use torch.where")
-            self.negated = False
-            self.guard = conditions_of(trace, cast(test, torch.bool))
-        else:
-            self.known = bool(test)
-
-    def save(self, name: str, value: Any) -> None:
-        """What a name stands for before the branches."""
-        self.before[name] = value
-
-    def then(self) -> bool:
-        """Whether the first branch is traced."""
-        if self.known is not None:
-            return self.known
-        self.outer, self.trace.block = self.trace.block, []
-        return True
-
-    def other(self) -> bool:
-        """Whether the second branch is traced."""
-        if self.known is not None:
-            return not self.known
-        self.blocks[0], self.trace.block = self.trace.block, []
-        return True
-
-    def keep(self, side: int, name: str, value: Any) -> None:
-        """What a name stands for after a branch."""
-        self.sides[side][name] = value
-
-    def restore(self, name: str, value: Any) -> Any:
-        """What the second branch begins with."""
-        return value if self.known is not None else self.before.get(name, value)
-
-    def close(self) -> None:
-        """Both branches are over."""
-        if self.known is not None:
-            return
-        self.blocks[1], self.trace.block = self.trace.block, self.outer
-        self.merged: dict[str, Any] = {}
-        for name in {**self.sides[0], **self.sides[1]}:
-            self.merged[name] = self._merge(name)
-        self.trace.block.append(If(self.guard, tuple(self.blocks[0]), tuple(self.blocks[1])))  # type: ignore[arg-type]
-
-    def _merge(self, name: str) -> Any:
-        trace = self.trace
-        sides = [self.sides[k].get(name, self.before.get(name, _MISSING)) for k in (0, 1)]
-        if sides[0] is sides[1]:
-            return sides[0]
-        if any(s is _MISSING for s in sides):
-            return Unset(name)
-        values = [as_traced(s) for s in sides]
-        if not all(isinstance(v, Traced) for v in values):
-            return Unset(name)
-        axes, values = functions.joint(values, f"{name} after an `if`")
-        dtype = torch.promote_types(values[0].dtype, values[1].dtype)
-        local = Local(trace.name_for(name), dtype, tuple(a.block_lane for a in axes if a is not None))
-        trace.block.append(Declare(local, 0))
-        for block, value in zip(self.blocks, values, strict=True):
-            block.append(Assign(local.lanes, (), local, cast(value, dtype).value))
-        conditions = [c for v in values for c in v.conditions]
-        return Traced(held(local), axes, conditions, self._fed(values, axes))
-
-    def _fed(self, values: Sequence[Traced], axes: Sequence[Axis | None]) -> list[Fed]:
-        """What feeds a value is what fed it in the branch that ran: each one notes whether something did."""
-        trace = self.trace
-        since = next((loop.start for loop in reversed(trace.loops) if loop.outer is not None), 0)
-        now = [[f for f in v.fed if f.time >= since] for v in values]
-        before = [f for v in values for f in v.fed if f.time < since]
-        if not any(now) or now[0] == now[1]:
-            return [*before, *now[0]]
-        own = [a for a in axes if a is not None]
-        local = Local(trace.name_for("seen"), torch.int64, tuple(a.block_lane for a in own))
-        trace.block.append(Declare(local, 0))
-        for block, feds in zip(self.blocks, now, strict=True):
-            total: Value = constant(0 if feds else 1, torch.int64)
-            for f in feds:
-                total = call("add", total, f.count(), dtype=torch.int64)
-            block.append(Assign(local.lanes, (), local, total))
-        return [*before, Fed(trace.clock, (), (Less(const(0), trace._element(local.name, own)),))]
-
-    def result(self, name: str, value: Any) -> Any:
-        """What a name stands for after both branches."""
-        return value if self.known is not None else self.merged.get(name, value)
-
-
-_MISSING = object()
-
-
-class Unset:
-    """A name that only one branch sets."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        refuse(
-            f"{self._name} may not have been set: set it before the loop, or in both branches of the `if`, whose number is known "
-            "when the kernel runs"
-        )

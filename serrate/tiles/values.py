@@ -281,6 +281,11 @@ def plain(x: Traced) -> Any:
     return expr.value if expr is not None and expr.value is not None and not x.ndim else x
 
 
+def shown_axes(axes: Sequence[Axis | None]) -> str:
+    """The dims of a value, as messages name them."""
+    return "(" + ", ".join("1" if a is None else str(a) for a in axes) + ")"
+
+
 def as_traced(x: Any) -> Any:
     """A tile as its positions, a number as a value without dims; what is neither as it is."""
     if isinstance(x, TracedTile):

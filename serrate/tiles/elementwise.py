@@ -1,0 +1,200 @@
+"""Elementwise math on traced values, over the joint dims of their operands.
+
+In: a torch function and its arguments. Out: a value with a lane for every position of the joint dims. What a function computes is
+what the front end of traced functions makes of it, so that every spelling, signature and dtype is the same there and here; whole
+numbers that index expressions can say stay index expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from serrate.errors import SerrateError
+from serrate.frontend.ops.common import Lifted
+from serrate.interpret.functions import _instead
+from serrate.interpret.run import refuse
+from serrate.ir.expr import Expr, maximum, minimum
+from serrate.ir.fusion import Fusion
+from serrate.ir.kernel import Axis
+from serrate.ir.loops import number
+from serrate.ir.tile import Store
+from serrate.ir.values import Constant, Read, Value, call, constant, rewrite
+from serrate.ir.view import TensorView
+from serrate.tiles.more import MORE
+from serrate.tiles.values import Traced, as_traced, plain
+
+if TYPE_CHECKING:
+    from serrate.tiles.trace import Trace
+
+CASTS = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int": torch.int32,
+    "long": torch.int64,
+    "short": torch.int16,
+    "bool": torch.bool,
+}
+WHOLE: dict[str, Callable[[Expr, Expr], Expr | None]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "subtract": lambda a, b: a - b,
+    "rsub": lambda a, b: b - a,
+    "mul": lambda a, b: a * b,
+    "multiply": lambda a, b: a * b,
+    "floor_divide": lambda a, b: a // b if b.bounds[0] is not None and b.bounds[0] > 0 else None,
+    "remainder": lambda a, b: a % b if b.bounds[0] is not None and b.bounds[0] > 0 else None,
+    "minimum": minimum,
+    "maximum": maximum,
+}
+"""Whole numbers that stay index expressions."""
+
+
+def elementwise(trace: Trace, function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Lane by lane, over the joint dims of all operands."""
+    if name in ("clone", "contiguous", "detach"):
+        return args[0]
+    if name in CASTS:
+        return cast(args[0], CASTS[name])
+    if name in ("to", "type_as"):
+        return cast(args[0], _dtype_of(args[0], args[1:], kwargs))
+    given = [a for a in (*args, *kwargs.values()) if isinstance(a, Traced)]
+    axes, moved = joint(given, name)
+    new = dict(zip(map(id, given), moved, strict=True))
+    args = [new.get(id(a), a) for a in args]
+    kwargs = {k: new.get(id(a), a) for k, a in kwargs.items()}
+    conditions = [c for m in moved for c in m.conditions]
+    fed = [f for m in moved for f in m.fed]
+    value = _whole(name, args, kwargs) or _bits(name, args) or pointwise(function, name, args, kwargs)
+    return Traced(value, axes, conditions, fed)
+
+
+def _whole(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value | None:
+    """The result as an index expression, if it is one."""
+    if kwargs or len(args) != 2 or name not in WHOLE:
+        return None
+    sides = [as_traced(a) for a in args]
+    if any(not isinstance(s, Traced) or s.dtype != torch.int64 or s.expr is None for s in sides):
+        return None
+    found = WHOLE[name](sides[0].expr, sides[1].expr)
+    return None if found is None else number(found)
+
+
+def cast(x: Traced, dtype: torch.dtype) -> Traced:
+    """The value in another dtype."""
+    if x.dtype == dtype:
+        return x
+    expr = x.expr
+    if dtype == torch.int64 and expr is not None and not x.dtype.is_floating_point:
+        return Traced(number(expr), x.axes, x.conditions, x.fed)
+    return Traced(call("cast", x.value, dtype=dtype), x.axes, x.conditions, x.fed)
+
+
+def _dtype_of(x: Traced, rest: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype:
+    for each in (*rest, *kwargs.values()):
+        if isinstance(each, torch.dtype):
+            return each
+        if isinstance(each, Traced):
+            return each.dtype
+    return x.dtype
+
+
+ARITHMETIC = frozenset(["add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide"])
+"""Functions in which a number is as exact as the arithmetic, not as the values it meets."""
+BITS = {"bitwise_and": "bitand", "bitwise_or": "bitor", "bitwise_xor": "bitxor"}
+
+
+def _bits(name: str, args: Sequence[Any]) -> Value | None:
+    """Functions of the bits of whole numbers."""
+    sides = [as_traced(a) for a in args]
+    if name not in BITS or any(s.dtype.is_floating_point for s in sides) or all(s.dtype == torch.bool for s in sides):
+        return None
+    dims = [s.dtype for s in sides if s.ndim] or [s.dtype for s in sides]
+    kind = _joined(dims)
+    return call(BITS[name], *(cast(s, kind).value for s in sides), dtype=kind)
+
+
+def pointwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """What the front end makes of an elementwise function, for one element."""
+    operation = TensorView.operators.get(function) or TensorView.operators.get(name) or MORE.get(name)
+    if operation is None:
+        refuse(f"{name} is not part of the tile language: {_instead(name)}")
+    values: dict[Any, Value] = {}
+    dtypes = [a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Traced) and a.ndim]
+    floating = any(d.is_floating_point for d in dtypes)
+
+    def view(a: Any) -> Any:
+        if not isinstance(a, Traced):
+            return a
+        value, weak = a.value, not a.ndim and bool(dtypes) and a.dtype != torch.bool
+        if isinstance(value, Constant) and not a.ndim:
+            return value.number
+        whole = not a.dtype.is_floating_point and bool(dtypes) and _joined(dtypes) != torch.bool
+        if weak and (whole or (floating and name not in ARITHMETIC)):
+            value = call("cast", value, dtype=_joined(dtypes))
+        made = fusion.input((2,), value.dtype)
+        values[made.tensor] = value
+        return Lifted(made.tensor, fusion) if weak and value.dtype.is_floating_point and name in ARITHMETIC and floating else made
+
+    numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, Traced)]
+    if numbers and all(isinstance(a.value, Constant) and not a.ndim for a in numbers):
+        plain_ = [torch.tensor(a.value.number, dtype=a.dtype) if isinstance(a, Traced) else a for a in args]  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunction():
+            found = function(*plain_, **{k: plain(a) if isinstance(a, Traced) else a for k, a in kwargs.items()})
+        return constant(found.item(), found.dtype)
+    with Fusion("pointwise") as fusion:
+        try:
+            made = operation(*map(view, args), **{k: view(a) for k, a in kwargs.items()})
+        except SerrateError as error:
+            refuse(f"{name}: {error}")
+    for definition in fusion.definitions:
+        statement = definition.statement
+        assert isinstance(statement, Store), f"{name} is not elementwise"
+        values[statement.tensor] = rewrite(statement.value, lambda v: values[v.tensor.memory] if isinstance(v, Read) else None)
+    return values[made.tensor.memory]
+
+
+def _joined(dtypes: Sequence[torch.dtype]) -> torch.dtype:
+    found = dtypes[0]
+    for each in dtypes[1:]:
+        found = torch.promote_types(found, each)
+    return found
+
+
+def joint(values: Sequence[Traced], what: str) -> tuple[list[Axis | None], list[Traced]]:
+    """The dims of operands that are broadcast together, from the right; and the operands in these dims' axes."""
+    ndim = max((v.ndim for v in values), default=0)
+    axes: list[Axis | None] = [None] * ndim
+    for value in values:
+        for dim, axis in enumerate(value.axes, start=ndim - value.ndim):
+            met = axes[dim]
+            if axis is None or met is axis:
+                continue
+            if met is None or (axis.looped and not met.looped):
+                _meet(met, axis, dim, what)
+                axes[dim] = axis
+            else:
+                _meet(met, axis, dim, what)
+    moved = []
+    for value in values:
+        own = zip(value.axes, axes[ndim - value.ndim :], strict=True)
+        names = {a: b for a, b in own if a is not None and b is not None and a is not b}
+        moved.append(value.renamed(names) if names else value)
+    return axes, moved
+
+
+def _meet(one: Axis | None, other: Axis, dim: int, what: str) -> None:
+    if one is None:
+        return
+    if (one.looped and other.looped) or any(a.looped and a.block is None for a in (one, other)):
+        refuse(
+            f"{what}: dim {dim} is of {one} in one operand and of {other} in another: "
+            "separate them with None, as in x[:, None], or index both by one tile"
+        )
+    sizes = [a.block if a.looped else a.size for a in (one, other)]
+    if sizes[0] != sizes[1]:
+        refuse(f"{what}: dim {dim} has {sizes[0]} lanes ({one}) in one operand and {sizes[1]} ({other}) in another")

@@ -1,0 +1,95 @@
+"""Matrix products of traced values, carried in float32.
+
+In: two blocks. Out: a block; the contracted dim is zeroed in both where it does not exist in one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from serrate.interpret.run import refuse
+from serrate.ir.expr import Less
+from serrate.ir.loops import Dot, held
+from serrate.tiles.elementwise import cast, joint
+from serrate.tiles.reducing import SIXTEEN, fed_over
+from serrate.tiles.shaping import squeeze, unsqueeze, with_axes
+from serrate.tiles.values import Fed, Traced, as_traced
+
+if TYPE_CHECKING:
+    from serrate.tiles.trace import Trace
+
+
+def product(trace: Trace, a: Any, b: Any, out_dtype: torch.dtype | None = None) -> Traced:
+    """A product over the last dim of `a` and the last but one of `b`, carried in float32 (float64 for float64).
+
+    A condition on the contracted dim is put on both operands; one that mentions a dim that the other operand lacks cannot be.
+    """
+    if a.ndim == 0 or b.ndim == 0:
+        refuse("a product needs operands with at least one dim")
+    if a.ndim == 1:
+        return squeeze(trace, product(trace, unsqueeze(trace, a, 0), b, out_dtype), max(b.ndim, 2) - 2)
+    if b.ndim == 1:
+        return squeeze(trace, product(trace, a, unsqueeze(trace, b, 1), out_dtype), a.ndim - 1)
+    depth, other = a.axes[-1], b.axes[-2]
+    if (depth is None) != (other is None):
+        one = depth or other
+        refuse(f"a product contracts {one} of one operand with one lane of the other: they must be of one tile")
+    if depth is not None and other is not None and depth is not other:
+        if (depth.looped and other.looped) or any(x.looped and x.block is None for x in (depth, other)):
+            refuse(f"a product contracts {depth} of one operand with {other} of the other: they must be of one tile")
+        sizes = [x.block if x.looped else x.size for x in (depth, other)]
+        if sizes[0] != sizes[1]:
+            refuse(f"a product over {sizes[0]} lanes ({depth}) of one operand and {sizes[1]} ({other}) of the other")
+        if other.looped:
+            a, depth = a.renamed({depth: other}), other
+        else:
+            b = b.renamed({other: depth})
+    rows, columns = a.axes[-2], b.axes[-1]
+    if columns is not None and (columns is rows or columns is depth):
+        columns = trace.like(columns)
+        b = b.renamed({b.axes[-1]: columns}) if not columns.looped else b
+    if rows is not None and rows is depth:
+        refuse(f"a product of {rows} with itself: give the two dims different tiles")
+    batch, (left, right) = joint([with_axes(a, a.axes[:-2]), with_axes(b, b.axes[:-2])], "a product")
+    kind = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
+    if not (a.dtype.is_floating_point or b.dtype.is_floating_point):
+        kind = torch.int64
+    result = out_dtype or torch.promote_types(a.dtype, b.dtype)
+    shared = [d for d in (depth,) if d is not None]
+    guard: list[Less] = []
+    for x, free in ((left, rows), (right, columns)):
+        for c in x.conditions:
+            if c.over(shared):
+                if free is not None and c.over([free]):
+                    refuse(
+                        f"a product contracts {depth}, which exists under a condition on {free} "
+                        "that the other operand cannot have: "
+                        "make the lanes exist with hl.fill(x, 0), or write (a[:, :, None] * b).sum(1)"
+                    )
+                guard.append(c.holds)
+    every = [*batch, rows, columns]
+    kept = [x for x in every if x is not None]
+    local = trace.declare(trace.name_for("product"), kind, kept, 0 if kind == torch.int64 else 0.0, "sum")
+    lanes = tuple(x.block_lane for x in (*kept, *shared))
+    trace.emit(Dot(lanes, tuple(dict.fromkeys(guard)), local, left.value, right.value))
+    conditions = [c for x in (left, right) for c in x.conditions if not c.over(shared)]
+    fed = [Fed(trace.clock, tuple(shared), tuple(dict.fromkeys((*left.guard(), *right.guard()))))]
+    fed += fed_over((*left.fed, *right.fed), shared)
+    return cast(Traced(held(local), every, conditions, fed), result)
+
+
+def dot(trace: Trace, a: Any, b: Any, acc: Any = None, out_dtype: torch.dtype | None = None) -> Any:
+    """`hl.dot`: float32 for 16-bit operands, added to `acc` in its dtype."""
+    a, b = as_traced(a), as_traced(b)
+    kind = out_dtype or (torch.float32 if a.dtype in SIXTEEN else torch.promote_types(a.dtype, b.dtype))
+    if acc is None:
+        return product(trace, a, b, kind)
+    return cast(acc + product(trace, a, b, acc.dtype), out_dtype or acc.dtype)
+
+
+def addmm(trace: Trace, acc: Any, a: Traced, b: Traced, *, beta: float = 1, alpha: float = 1) -> Any:
+    made: Any = product(trace, a, b, acc.dtype)
+    made = made if alpha == 1 else made * alpha
+    return (acc if beta == 1 else acc * beta) + made

@@ -1,0 +1,215 @@
+"""Dims of traced values in another order or another shape.
+
+In: a value and what torch's functions of that name take. Out: the same lanes under other dims. A tile's dim stays what it is,
+whatever its number of lanes; parts are taken only of dims that no tile runs over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from serrate.interpret.functions import regroup
+from serrate.interpret.run import refuse
+from serrate.interpret.values import Lanes
+from serrate.ir.expr import Expr, Less, const
+from serrate.ir.kernel import Axis
+from serrate.ir.loops import Held, rewrite_value
+from serrate.ir.values import constant
+from serrate.tiles.values import Condition, Fed, LanesOf, OpenSize, Traced, TracedTile, plain
+
+if TYPE_CHECKING:
+    from serrate.tiles.trace import Trace
+
+
+def with_axes(x: Traced, axes: Sequence[Axis | None]) -> Traced:
+    return Traced(x.value, axes, x.conditions, x.fed)
+
+
+def permute(trace: Trace, x: Traced, *dims: Any) -> Traced:
+    order = [d % x.ndim for d in (dims[0] if dims and isinstance(dims[0], (list, tuple)) else dims)]
+    if sorted(order) != list(range(x.ndim)):
+        refuse(f"permute: {order} is not an order of {x.ndim} dims")
+    return with_axes(x, [x.axes[d] for d in order])
+
+
+def transpose(trace: Trace, x: Traced, dim0: int, dim1: int) -> Traced:
+    order = list(range(x.ndim))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return permute(trace, x, order)
+
+
+def t(trace: Trace, x: Traced) -> Traced:
+    if x.ndim > 2:
+        refuse(f".T and .t() are for two dims, not {x.ndim}: use .transpose(-2, -1) or .permute")
+    return x if x.ndim < 2 else transpose(trace, x, 0, 1)
+
+
+def unsqueeze(trace: Trace, x: Traced, dim: int) -> Traced:
+    at = dim % (x.ndim + 1)
+    return with_axes(x, [*x.axes[:at], None, *x.axes[at:]])
+
+
+def squeeze(trace: Trace, x: Traced, dim: int | None = None) -> Traced:
+    if dim is not None and not -x.ndim <= dim < x.ndim:
+        refuse(f"squeeze: dim {dim} does not exist in a value of {x.ndim} dims")
+    return with_axes(x, [a for d, a in enumerate(x.axes) if a is not None or (dim is not None and d != dim % x.ndim)])
+
+
+def getitem(trace: Trace, x: Traced, key: Any) -> Traced:
+    """`None`, full slices, and one place or a fixed range of a dim that no tile runs over."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if any(k is Ellipsis for k in keys):
+        at = next(n for n, k in enumerate(keys) if k is Ellipsis)
+        keys[at : at + 1] = [slice(None)] * (x.ndim - sum(k is not None for k in keys) + 1)
+    keys += [slice(None)] * (x.ndim - sum(k is not None for k in keys))
+    if sum(k is not None for k in keys) > x.ndim:
+        refuse(f"{len(keys)} indices for a value of {x.ndim} dims")
+    old = 0
+    axes: list[Axis | None] = []
+    places: dict[Axis, tuple[Expr, Axis | None]] = {}
+    for k in keys:
+        if k is None:
+            axes.append(None)
+            continue
+        axis = x.axes[old]
+        old += 1
+        if isinstance(k, slice) and k == slice(None):
+            axes.append(axis)
+            continue
+        if isinstance(k, (Lanes, Tensor)) and not (isinstance(k, Traced) and k.expr is not None and k.expr.value is not None):
+            refuse("a value of a tile is not gathered from: load from a tensor of the host, or use torch.where and a reduction")
+        if axis is not None and axis.looped:
+            refuse(
+                f"one place of {axis} depends on the block size: "
+                "use torch.where(tile.index == i, x, 0).sum(dim), or slice the tensor"
+            )
+        size = 1 if axis is None else axis.size
+        assert size is not None
+        part = range(size)[k] if isinstance(k, slice) else range(size)[int(k)]
+        if isinstance(part, int):
+            if axis is not None:
+                places[axis] = (const(part), None)
+            continue
+        new = trace.fixed_axis(len(part))
+        if axis is not None:
+            places[axis] = (const(part.start) + (new.position * part.step if new is not None else 0), new)
+        axes.append(new)
+    if not places:
+        return with_axes(x, axes)
+    return placed(trace, x, {a: e for a, (e, _) in places.items()}, axes)
+
+
+def placed(trace: Trace, x: Traced, places: dict[Axis, Expr], axes: Sequence[Axis | None]) -> Traced:
+    """The value at other places along some of its axes: what is read from memory is read there."""
+    if any(
+        isinstance(v, Held) and any(lane.symbol in {a.position for a in places} for lane in v.local.lanes) for v in x.value.walk()
+    ):
+        refuse(
+            "a part of a result that was computed in this loop: store it to a tensor first, or use torch.where and a reduction"
+        )
+    swap: dict[Expr, Expr] = {a.position: e for a, e in places.items()}
+    conditions = [Condition(c.holds.substitute(swap), c.row) for c in x.conditions]
+    fed = [Fed(f.time, f.over, tuple(g.substitute(swap) for g in f.guard)) for f in x.fed]
+    return Traced(rewrite_value(x.value, swap), axes, conditions, fed)
+
+
+def _axis_of(size: Any) -> Axis | None:
+    return size.axis if isinstance(size, (LanesOf, OpenSize)) else size.axis if isinstance(size, TracedTile) else None
+
+
+def expand(trace: Trace, x: Traced, *sizes: Any) -> Traced:
+    shape = list(sizes[0]) if sizes and isinstance(sizes[0], (list, tuple)) else list(sizes)
+    own: list[Axis | None] = [*[None] * (len(shape) - x.ndim), *x.axes]
+    axes: list[Axis | None] = []
+    conditions = list(x.conditions)
+    for axis, size in zip(own, shape, strict=True):
+        wanted = _axis_of(size)
+        if axis is None and wanted is not None:
+            conditions.append(Condition(Less(wanted.position, wanted.end), False))
+            axes.append(wanted)
+        elif axis is None and not isinstance(size, Traced) and size > 1:
+            axes.append(trace.fixed_axis(int(size)))
+        else:
+            axes.append(axis)
+    return Traced(x.value, axes, conditions, x.fed)
+
+
+def reshape(trace: Trace, x: Traced, *sizes: Any) -> Traced:
+    wanted = list(sizes[0]) if sizes and isinstance(sizes[0], (list, tuple)) else list(sizes)
+    open_ = [a for a in x.axes if a is not None and a.looped and a.block is None]
+    lanes = [1 if a is None else a.block if a.looped else a.size for a in x.axes]
+    if not open_:
+        total = math.prod(n for n in lanes if n is not None)
+        known = math.prod(int(s) for s in wanted if int(s) != -1)
+        shape = [total // max(known, 1) if int(s) == -1 else int(s) for s in wanted]
+        return _regrouped(trace, x, [n for n in lanes if n is not None], shape)
+    # Tiles whose lanes are not known keep their dims, in their order; other dims may come and go where they are of size 1.
+    named = [_axis_of(s) for s in wanted]
+    missing = [a for a in open_ if a not in named]
+    for n, s in enumerate(wanted):
+        if named[n] is None and isinstance(s, int) and s == -1 and len(missing) == 1:
+            named[n] = missing[0]
+    kept = [a for a in x.axes if a is not None]
+    fixed = iter([a for a in kept if not a.looped])
+    axes: list[Axis | None] = []
+    for n, s in enumerate(wanted):
+        if named[n] is not None:
+            axes.append(named[n])
+        elif isinstance(s, int) and s == 1:
+            axes.append(None)
+        else:
+            axes.append(next(fixed, None))
+    if [a for a in axes if a is not None] != kept:
+        refuse(
+            f"a reshape of {', '.join(map(str, x.axes))} that depends on the block size: keep the dims of tiles as they are, "
+            "or fix block_size="
+        )
+    return with_axes(x, axes)
+
+
+def _regrouped(trace: Trace, x: Traced, old: list[int], new: list[int]) -> Traced:
+    if math.prod(old) != math.prod(new):
+        refuse(f"reshape: {old} has {math.prod(old)} lanes, and {new} has {math.prod(new)}")
+    axes: list[Axis | None] = [None] * len(new)
+    places: dict[Axis, Expr] = {}
+    for mine, theirs in regroup(old, new):
+        if len(mine) == len(theirs) == 1:
+            axes[theirs[0]] = x.axes[mine[0]]
+            continue
+        flat: Expr = const(0)
+        for d in theirs:
+            axes[d] = made = trace.fixed_axis(new[d])
+            flat = flat * new[d] + (made.position if made is not None else 0)
+        for d in reversed(mine):
+            axis = x.axes[d]
+            if axis is not None:
+                if axis.looped:
+                    refuse("a reshape that takes a tile's dim apart: load the tensor in that shape instead")
+                places[axis] = flat % old[d]
+            flat = flat // old[d]
+    return placed(trace, x, places, axes) if places else with_axes(x, axes)
+
+
+def flatten(trace: Trace, x: Traced, start_dim: int = 0, end_dim: int = -1) -> Traced:
+    first, last = start_dim % x.ndim, end_dim % x.ndim
+    shape = list(x.shape)
+    if any(isinstance(s, OpenSize) for s in shape[first : last + 1]) and first != last:
+        refuse("flatten of tiles depends on the block size: keep their dims apart, or fix block_size=")
+    return reshape(trace, x, [*shape[:first], math.prod(int(s) for s in shape[first : last + 1]), *shape[last + 1 :]])
+
+
+def like(value: float) -> Callable[..., Traced]:
+    def made(trace: Trace, x: Traced, dtype: torch.dtype | None = None, device: Any = None) -> Traced:
+        ends = [Condition(Less(a.position, a.end), False) for a in x.axes if a is not None and a.looped]
+        return Traced(constant(value, dtype or x.dtype), x.axes, ends)
+
+    return made
+
+
+def full_like(trace: Trace, x: Traced, fill_value: Any, dtype: torch.dtype | None = None, device: Any = None) -> Traced:
+    return like(plain(fill_value) if isinstance(fill_value, Traced) else fill_value)(trace, x, dtype)
