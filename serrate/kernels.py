@@ -30,8 +30,8 @@ class Config:
     """What may be chosen for a kernel without changing its meaning.
 
     `block_sizes` are for the dims of `hl.tile` and for `hl.register_block_size`, in the order in which they first run and where
-    the kernel does not fix them; None leaves one open. `lanes` does the same by the names of axes that `Kernel.program` shows, and
-    only for the compiler: `lanes={"k": 64}`. Other names (`num_warps`, `indexing` ...) are kept for backends that have a use for
+    the kernel does not fix them; None leaves one open. `lanes` does the same by the names of axes that `Kernel.program` shows,
+    for the compiler only: `lanes={"k": 64}`. Other names (`num_warps`, `indexing` ...) are kept for backends that have a use for
     them.
 
     >>> Config(block_sizes=[16, None], num_warps=4)

@@ -569,7 +569,7 @@ def _programs(body: tuple[Node, ...]) -> tuple[Node, ...]:
 
 def _decided(body: tuple[Node, ...], inner: set[Symbol], local: set[str]) -> tuple[Node, ...]:
     """A program that asks once, for all of its reads, what is the same in all lanes."""
-    values = [v for n in _effects(body) for v in ((n.left, n.right) if isinstance(n, Dot) else (n.value,))]
+    values = [v for n in _effects(body) if n.lanes for v in ((n.left, n.right) if isinstance(n, Dot) else (n.value,))]
     lanes = {lane.symbol for n in _effects(body) for lane in n.lanes}
     found = dict.fromkeys(g for value in values for v in value.walk() if isinstance(v, Load) for g in v.guard)
     known = [

@@ -73,17 +73,17 @@ class TracedRows(TorchLike):
     @property
     def lengths(self) -> TracedTensor:
         """The lengths of the innermost rows."""
-        return self.trace.tensor((self.name, "lengths"), self.like.lengths)
+        return self.trace.tensor((self.name, "lengths"), self.like.lengths, self.trace.size((self.rows, "num_rows")))
 
     @property
     def offsets(self) -> TracedTensor:
         """The boundaries of the innermost rows."""
-        return self.trace.tensor((self.name, "offsets"), self.like.offsets)
+        return self.trace.tensor((self.name, "offsets"), self.like.offsets, self.trace.size((self.rows, "num_rows")) + 1)
 
     @property
     def starts(self) -> TracedTensor:
         """Where the innermost rows start."""
-        return self.trace.tensor((self.name, "starts"), self.like.starts)
+        return self.trace.tensor((self.name, "starts"), self.like.starts, self.trace.size((self.rows, "num_rows")))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -182,11 +182,12 @@ class Trace:
 
     # --- what is outside ---
 
-    def tensor(self, path: tuple[Any, ...], like: torch.Tensor) -> TracedTensor:
-        """A tensor outside of the loops, or one that a ragged tensor has."""
+    def tensor(self, path: tuple[Any, ...], like: torch.Tensor, first: Expr | None = None) -> TracedTensor:
+        """A tensor outside of the loops, or one that a ragged tensor has; `first` is its first size where that has a name."""
         if path not in self.tensors:
             name = self.name_for("_".join(str(p) for p in path if p != "values"))
-            dims = tuple(IterDomain(self.size((*path, "shape", k)), name=f"{name}_{k}") for k in range(like.dim()))
+            sizes = [self.size((*path, "shape", k)) if k or first is None else first for k in range(like.dim())]
+            dims = tuple(IterDomain(size, name=f"{name}_{k}") for k, size in enumerate(sizes))
             self.tensors[path] = TracedTensor(self, name, Tensor(name, like.dtype, dims, dims, Role.INPUT))
         return self.tensors[path]
 
