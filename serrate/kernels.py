@@ -118,7 +118,7 @@ class Kernel:
         ...     for tile in hl.tile(x.size(0)):
         ...         out[tile] = x[tile] * 2
         ...     return out
-        >>> "v1 * 2.0f" in double.on("cpp").variants(torch.ones(3))[0].executable.source
+        >>> " * 2.0f)" in double.on("cpp").variants(torch.ones(3))[0].executable.source
         True
         """
         return "\n".join(v.executable.source for v in self._variants(args, kwargs))
