@@ -11,11 +11,11 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from serrate.errors import DeviceError, GradientError
+from serrate.errors import DeviceError, GradientError, KernelError
 from serrate.frontend.outside import PLAIN, Outside
 from serrate.frontend.trace import described
 from serrate.interpret.axes import BlockSize
@@ -83,6 +83,15 @@ def flattened(given: dict[str, Any]) -> dict[str, Any]:
                 flat[name] = value
         given = flat
     return given
+
+
+def refuse_shared(stored: Path, other: Path) -> NoReturn:
+    """Raises for memory that a loop knows under two names and stores to under one: what the other holds would be a guess."""
+    first, second = (".".join(str(p) for p in path if p != "values") for path in (stored, other))
+    raise KernelError(
+        f"{first}, which the kernel stores to, shares memory with {second}: "
+        f"use one name for both, or give a copy, as {second}.clone()"
+    )
 
 
 # --- structures ----------------------------------------------------------------------------------------------------------

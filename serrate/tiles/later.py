@@ -46,6 +46,7 @@ from serrate.tiles.forms import (
     number_at,
     numbers_of,
     parts_of,
+    refuse_shared,
     remembered,
     structures,
 )
@@ -294,6 +295,7 @@ class Runner:
             "threads, stream = 1, False",
             f"if {large}: threads, stream = get_num_threads(), {' or '.join(streams) or 'False'}",
             *(line for line, _ in rows),
+            *self._apart(),
             f"function(pointers({', '.join(pointers)}), numbers({', '.join([*numbers, *(size for _, size in rows)])}))",
         ]
         code.names |= {
@@ -303,9 +305,24 @@ class Runner:
             "get_num_threads": torch.get_num_threads,
             "numbers": struct.Struct(f"{len(numbers) + len(rows)}q").pack,
             "pointers": struct.Struct(f"{len(pointers)}P").pack,
+            "refuse_shared": refuse_shared,
             "row": executable.row,
         }
         return code.function(f"def run({self._arguments}):")
+
+    def _apart(self) -> list[str]:
+        """Lines that refuse a call in which something that is stored to shares memory with something else."""
+        lines = []
+        given, kinds = self._variant.tensors, self._executable.program.tensors
+        known = [k for k, each in enumerate(given) if each.path in self._locals]
+        for k in (k for k in known if k in self._variant.outputs):
+            for j in (j for j in known if j != k and not (j in self._variant.outputs and j < k)):
+                ends = [f"p{n} + ({self._product(given[n].path or ())}) * {kinds[n].dtype.itemsize}" for n in (k, j)]
+                names = f"{given[k].path!r}, {given[j].path!r}"
+                shapes = [f"({self._product(given[n].path or ()).replace(' * ', ', ')},)" for n in (k, j)]
+                other = f"not (p{k} == p{j} and {' == '.join(shapes)}) and " if self._variant.in_place(k, j) else ""
+                lines.append(f"if {other}p{k} < {ends[1]} and p{j} < {ends[0]}: refuse_shared({names})")
+        return lines
 
     def _tensor(self, k: int, given: Given) -> str:
         """The address of a tensor."""
@@ -315,7 +332,8 @@ class Runner:
             return "floats.buffer_info()[0]"
         if given.path in self._locals:
             self._sizes.append(self._product(given.path))
-            return f"{self._locals[given.path]}.data_ptr()"
+            self._looked_up.append(f"p{k} = {self._locals[given.path]}.data_ptr()")
+            return f"p{k}"
         if given.memory is None:
             self._sizes.append(self._kept(made_of(lambda env: given.get(env).numel(), [given])))
             return self._kept(given)

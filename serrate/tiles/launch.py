@@ -25,7 +25,7 @@ from serrate.interpret.axes import BlockSize
 from serrate.interpret.run import Run, refuse, running, user_frame
 from serrate.ir.expr import const
 from serrate.ir.kernel import Axis, Carry, KernelProgram
-from serrate.ir.loops import load, number
+from serrate.ir.loops import Load, Write, load, nodes, number, values_of
 from serrate.ir.values import Role
 from serrate.lower.tiles import lower_kernel
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, bound
@@ -47,6 +47,7 @@ from serrate.tiles.forms import (
     flattened,
     lopsided,
     number_at,
+    refuse_shared,
 )
 from serrate.tiles.later import Later
 from serrate.tiles.loops import Again, Known
@@ -84,6 +85,14 @@ class Options:
     """Lanes of axes by name, where a plan is tried that no strategy makes."""
 
 
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    """The addresses between which a tensor lies; none of one that has no elements, or no memory."""
+    if not x.numel() or x.device.type != "cpu":
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.itemsize
+
+
 @dataclass(eq=False)
 class Variant:
     """A program for one form of what a loop uses, and what it is given."""
@@ -104,11 +113,36 @@ class Variant:
         """Runs it."""
         self.ready(env)()
 
+    def _require_apart(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raises where something that is stored to shares memory with something else."""
+        spans = [_span(t) for t in tensors]
+        for k in self.outputs:
+            for j, (begin, end) in enumerate(spans):
+                mine, theirs = self.tensors[k].path, self.tensors[j].path
+                same = spans[k] == (begin, end) and tensors[k].shape == tensors[j].shape
+                if j == k or mine is None or theirs is None or (same and self.in_place(k, j)):
+                    continue
+                if spans[k][0] < end and begin < spans[k][1]:
+                    refuse_shared(mine, theirs)
+
+    def in_place(self, stored: int, read: int) -> bool:
+        """Whether one tensor is read only where the other is stored to, element by element: then they may be the same one."""
+        x, y = (self.executable.program.tensors[k] for k in (stored, read))
+        if read in self.outputs:
+            return False
+        for kernel in self.executable.program.kernels:
+            for node in nodes(kernel.body):
+                for v in (v for value in values_of(node) for v in value.walk() if isinstance(v, Load) and v.tensor is y):
+                    if not (isinstance(node, Write) and node.tensor is x and node.index == v.index):
+                        return False
+        return True
+
     def ready(self, env: Env) -> Callable[[], None]:
         """The program with everything it is given: what is left is its own work."""
         if not self.executable.program.kernels:
             return lambda: None
         tensors = [each.now(env) for each in self.tensors]
+        self._require_apart(tensors)
         kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         for k, t in enumerate(tensors):
             if not t.is_contiguous():

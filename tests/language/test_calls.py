@@ -24,7 +24,7 @@ import serrate
 import serrate.language as hl
 from benchmarks.examples import EXAMPLES, QUICK, Sizes, case, example
 from serrate import JaggedTensor, Structure
-from serrate.errors import DeviceError, GradientError, ShapeError
+from serrate.errors import DeviceError, GradientError, KernelError, ShapeError
 from serrate.kernels import STRATEGIES, Config, Kernel
 from serrate.tiles.forms import structures
 from serrate.tiles.launch import Site
@@ -549,3 +549,27 @@ def test_a_kernel_may_call_another() -> None:
     for rows in (3, 3, 8):
         x = torch.randn(rows)
         assert near(outer(x), (x + 1) * 2 + 1)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_memory_under_two_names_is_refused_where_it_is_stored_to(backend: str) -> None:
+    @serrate.kernel
+    def k(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(y)
+        for t in hl.tile(y.size(0)):
+            before = y[t]
+            x[t] = before * 0
+            out[t] = before
+        return out
+
+    run = k.on(backend)
+    whole = torch.arange(9.0)
+    with pytest.raises(KernelError, match=r"x, which the kernel stores to, shares memory with y: .*y\.clone\(\)"):
+        run(whole, whole.view(-1))
+    assert run(torch.zeros(4), whole[:4].clone()).tolist() == [0, 1, 2, 3]
+    # Also where the program is there already, and where only some elements are shared.
+    for x, y in ((whole[:4], whole[:4]), (whole[:4], whole[3:7]), (whole[2:6], whole[:4])):
+        with pytest.raises(KernelError, match="shares memory"):
+            run(x, y)
+    assert run(whole[:4], whole[4:8]).tolist() == [4, 5, 6, 7]
+    assert run(torch.zeros(0), torch.zeros(0)).tolist() == []
