@@ -88,7 +88,11 @@ def _rows(jt: JaggedTensor, key: Any) -> Target:
         else:
             component = _looked_up(rows.offsets[dim.level], component) + index
     exists = placed.exists()
-    return Target(values, placed, [where[d] for d in range(values.dim())], exists & inside, torch.ones_like(exists))
+    places = [where[d] for d in range(values.dim())]
+    for index, size in zip(places, values.shape, strict=True):
+        # Offsets may have changed where nobody could notice.
+        inside = inside & (index >= 0) & (index < size)
+    return Target(values, placed, places, exists & inside, torch.ones_like(exists))
 
 
 def _looked_up(table: Tensor, at: Tensor) -> Tensor:

@@ -31,10 +31,25 @@ class Rows:
     With `columns`, every innermost row k is a rectangle: `counts[k]` columns for each of its `lengths[k]` positions. They are
     `packed` (the row takes `lengths[k] * counts[k]` positions) or the first `counts[k]` positions of the next dim.
 
+    What is known of rows is remembered until one of their tensors is written to in place.
+
     The constructor trusts its caller: 1-D contiguous offsets of one dtype on one device. `Structure` has what checks.
     """
 
-    __slots__ = ("__weakref__", "_facts", "_host", "_memo", "_same", "_versions", "depth", "offsets", "packed", "room", "starts")
+    __slots__ = (
+        "__weakref__",
+        "_facts",
+        "_host",
+        "_memo",
+        "_rewritten",
+        "_same",
+        "_versions",
+        "depth",
+        "offsets",
+        "packed",
+        "room",
+        "starts",
+    )
 
     offsets: tuple[Tensor, ...]
     """The boundaries of every level, outermost first; those of the columns come last."""
@@ -67,6 +82,7 @@ class Rows:
         self._memo: dict[Hashable, object] = {}
         self._same: object | None = None
         self._versions = self.versions()
+        self._rewritten = False
 
     @property
     def levels(self) -> int:
@@ -129,7 +145,7 @@ class Rows:
 
     def host_offsets(self, level: int, why: str) -> Tensor:
         """The offsets of a level on the CPU: copied once, then remembered. `why` names the operation in a SyncError."""
-        if level not in self._host:
+        if not self._is_current() or level not in self._host:
             self._host[level] = host_copy(self.offsets[level], why)
         return self._host[level]
 
@@ -155,7 +171,7 @@ class Rows:
 
     def readable(self) -> bool:
         """Whether lengths can be read here and now: they are on the CPU, or were copied there before."""
-        return on_host(self.offsets[0]) or len(self._host) == self.levels
+        return on_host(self.offsets[0]) or (self._is_current() and len(self._host) == self.levels)
 
     def places_readable(self) -> bool:
         """Whether it can also be read here and now where rows are stored."""
@@ -165,9 +181,18 @@ class Rows:
         """How often each tensor that describes the rows was written to."""
         return [version(each) for each in (self.offsets if self.starts is None else (*self.offsets, self.starts))]
 
+    def _is_current(self) -> bool:
+        """Whether what is remembered still holds. If a tensor was written to, everything that was known is forgotten."""
+        versions = self.versions()
+        if versions == self._versions:
+            return True
+        self._versions, self._rewritten, self._same = versions, True, None
+        self._facts, self._memo, self._host = {}, {}, {}
+        return False
+
     def untouched(self) -> bool:
-        """Whether nothing was written into these tensors since the rows were made; what is known of them may be wrong else."""
-        return self._versions == self.versions()
+        """Whether nothing was written into these tensors since the rows were made and checked."""
+        return self._is_current() and not self._rewritten
 
     def num_rows(self, level: int) -> int:
         """How many rows a level has; never needs a host copy."""
@@ -226,14 +251,14 @@ class Rows:
 
     def fact(self, name: str, level: int, measure: Callable[[], float]) -> float:
         """What is known by that name, measured if it is not."""
-        found = self._facts.get((name, level))
+        found = self.known(name, level)
         if found is None:
             found = self._facts[name, level] = measure()
         return found
 
     def known(self, name: str, level: int) -> float | None:
         """What is known by that name, if anything."""
-        return self._facts.get((name, level))
+        return self._facts.get((name, level)) if self._is_current() else None
 
     def note(self, name: str, level: int, fact: float) -> None:
         """Remembers a fact that the caller vouches for: `total`, `max` or `min` of a level, or all `elements`."""
@@ -241,13 +266,15 @@ class Rows:
 
     def facts(self) -> _Facts:
         """Everything that is known."""
-        return dict(self._facts)
+        return dict(self._facts) if self._is_current() else {}
 
     def derived(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """What `make` returned the first time this key was asked for: the memo of what is computed from these rows."""
-        if key not in self._memo:
-            self._memo[key] = make()
-        return cast(_T, self._memo[key])
+        self._is_current()
+        memo = self._memo
+        if key not in memo:
+            memo[key] = make()
+        return cast(_T, memo[key])
 
     def to(self, device: torch.device | str) -> Rows:
         """The same rows on another device, with what is known of them; itself if they are there already."""
@@ -255,7 +282,7 @@ class Rows:
         if offsets[0] is self.offsets[0]:
             return self
         starts = None if self.starts is None else self.starts.to(device)
-        moved = rows_of(offsets, self.depth, self.packed, starts, self.room, self._facts)
+        moved = rows_of(offsets, self.depth, self.packed, starts, self.room, self.facts())
         if on_host(self.offsets[0]):
             moved._host.update(enumerate(self.offsets))
             if self.starts is not None:
@@ -357,7 +384,9 @@ class Rows:
 
     def known_same_rows(self, other: Rows) -> bool:
         """Whether both were found to have the same rows before."""
-        return self is other or (self._same is not None and self._same is other._same)
+        if self is other:
+            return True
+        return self._is_current() and other._is_current() and self._same is not None and self._same is other._same
 
     def same_form(self, other: Rows) -> bool:
         """Whether shapes and devices allow both to have the same rows."""

@@ -20,7 +20,7 @@ from serrate.errors import DeviceError, ShapeError, StructureError
 from serrate.tensor.building import Building
 from serrate.tensor.checks.agreement import rows_agree
 from serrate.tensor.checks.extents import check_extent
-from serrate.tensor.checks.validate import check_values_form
+from serrate.tensor.checks.validate import check_offsets, check_values_form
 from serrate.tensor.rows import Rows
 from serrate.tensor.sync import on_host
 
@@ -58,8 +58,8 @@ class Structure(Building):
     """Which dims of the values are partitioned into rows, and how: one `Rows` for each such dim.
 
     Structures are equal if they describe the same rows in the same places, whatever tensors say so; the hash uses shapes
-    only. The tensors handed in are kept, not copied: do not write into them afterwards. The constructor trusts its caller;
-    `from_offsets`, `from_lengths` and `from_starts` check.
+    only. The tensors handed in are kept, not copied: after writing to them in place the structure describes the new rows, and
+    programs check them again. The constructor trusts its caller; `from_offsets`, `from_lengths` and `from_starts` check.
 
     >>> Structure.from_offsets(torch.tensor([0, 2, 3]), torch.tensor([0, 4, 4, 9]))
     Structure(2 > 3 > 9)
@@ -296,7 +296,7 @@ class Structure(Building):
         if values.device != device:
             raise DeviceError(f"values are on {values.device}, but offsets and lengths are on {device}: move one of them")
         shape = values.shape
-        if self._extents is not None:
+        if self._extents is not None and all(rows.untouched() for rows in self._rows):
             for dim, extent in self._extents:
                 if len(shape) <= dim or shape[dim] != extent:
                     break
@@ -308,6 +308,28 @@ class Structure(Building):
             check_extent(values, dim, rows)
         if all(rows.contiguous for rows in self._rows):
             self._extents = tuple((dim, shape[dim]) for dim in self._dims)
+
+    def check_rows(self, values: Tensor) -> None:
+        """Raises unless rows that are on the host are what `from_offsets` and its kin accept, and fit these values.
+
+        The constructors have checked rows; this is for offsets that were written to in place since.
+
+        >>> offsets = torch.tensor([0, 3, 4])
+        >>> structure = Structure.from_offsets(offsets)
+        >>> _ = offsets.copy_(torch.tensor([0, 5, 4]))
+        >>> structure.check_rows(torch.zeros(4))
+        Traceback (most recent call last):
+        serrate.errors.StructureError: offsets must not decrease: offsets[2] = 4 < offsets[1] = 5
+        """
+        for rows in self._rows:
+            if not on_host(rows.offsets[0]):
+                continue
+            check_offsets(rows.offsets[: rows.depth], None)
+            if rows.columns is not None:
+                check_offsets([rows.columns], None)
+            if rows.starts is not None and rows.starts.numel() and int(rows.starts.min()) < 0:
+                raise StructureError(f"starts must not be negative: the smallest is {int(rows.starts.min())}")
+        self.check_values(values)
 
     def same_rows(self, other: Structure, *, why: str = "comparing two structures") -> bool:
         """Whether both have the same rows, wherever these are stored: such tensors can be added.

@@ -106,8 +106,16 @@ class Remembered:
     """A number for everything that a program may be made for: structures of one form have the same."""
     rows: tuple[int, ...]
     """Which rows they are: programs may be made for ragged tensors that have the very same ones."""
+    tensors: tuple[torch.Tensor, ...]
+    """The tensors that describe its rows and count how often they are written to; those of inference mode do not."""
+    versions: list[int]
+    """How often each of them had been written to."""
     records: dict[object, tuple[Any, ...]] = field(default_factory=dict)
     """What programs are given of it."""
+
+    def stale(self) -> bool:
+        """Whether one of these tensors was written to since."""
+        return [t._version for t in self.tensors] != self.versions
 
 
 structures: dict[int, Remembered] = {}
@@ -116,18 +124,23 @@ _forms: dict[Any, int] = {}
 _numbers = itertools.count()
 
 
-def remembered(structure: Structure) -> Remembered:
-    """What is known of a structure, which is looked at if nothing is."""
+def remembered(structure: Structure, values: torch.Tensor) -> Remembered:
+    """What is known of a structure, which is looked at if nothing is. Rows that were written to are checked: do they fit the
+    values?"""
     place = id(structure)
     found = structures.get(place)
-    if found is None or found.reference() is not structure:
+    if found is None or found.reference() is not structure or found.stale():
+        tensors = tuple(t for r in structure.rows for t in (*r.offsets, r.starts) if t is not None and not t.is_inference())
+        versions = [t._version for t in tensors]
+        if not all(r.untouched() for r in structure.rows):
+            structure.check_rows(values)
         rows = tuple(
             (r.form, tuple(each.dtype for each in r.offsets), None if r.starts is None else r.starts.dtype)
             for r in structure.rows
         )
         number = _forms.setdefault((rows, structure.dims, lopsided(structure)), next(_numbers))
         reference = weakref.ref(structure, lambda _: structures.pop(place, None))
-        found = structures[place] = Remembered(reference, number, tuple(map(id, structure.rows)))
+        found = structures[place] = Remembered(reference, number, tuple(map(id, structure.rows)), tensors, versions)
     return found
 
 
@@ -190,7 +203,9 @@ def describe(env: Env, names: frozenset[str] = frozenset()) -> tuple[Any, dict[P
             sizes |= {(name, "shape", k): value.shape[k] for k in range(1, value.dim())}
         elif isinstance(value, JaggedTensor):
             check(value)
-            form.append((name, value.dtype, value.values.dim(), remembered(value.structure).form, first_of(name, env)))
+            form.append(
+                (name, value.dtype, value.values.dim(), remembered(value.structure, value.values).form, first_of(name, env))
+            )
             sizes |= {(name, "values", "shape", k): value.values.shape[k] for k in range(1, value.values.dim())}
         elif isinstance(value, BlockSize):
             # Two blocks of one size are the same only if they are of one axis.

@@ -9,13 +9,14 @@ program its addresses and numbers. Of a loop with a ragged `jt` and an integer `
         if type(v0) is not JaggedTensor: return False         function(pointers(w0.data_ptr(), r0[1]),
         w0 = v0._values                                                numbers(threads, stream, r0[2], v1))
         w0_0, w0_1 = w0.shape
-        e0 = remembered(v0._structure)
+        e0 = remembered(v0._structure, w0)
         v1 = env["n"]
         run = ready.get((w0.dtype, w0_1, e0.form, v1))
         ...
 
-What depends on a structure alone is remembered as long as the structure is there; shapes, numbers and threads are read every
-time. A call that does not fit, that would be refused, or whose tensors must be copied first, takes the long way.
+What depends on a structure alone is remembered until the structure is gone or its offsets are written to; shapes, numbers and
+threads are read every time. A call that does not fit, that would be refused, or whose tensors must be copied first, takes the
+long way.
 """
 
 from __future__ import annotations
@@ -206,7 +207,8 @@ class Layout:
             lines += [
                 f"s{at[1:]} = {at}._structure",
                 f"{entry} = structures.get(id(s{at[1:]}))",
-                f"if {entry} is None or {entry}.reference() is not s{at[1:]}: {entry} = remembered(s{at[1:]})",
+                f"if {entry} is None or {entry}.reference() is not s{at[1:]} or {entry}.stale():"
+                f" {entry} = remembered(s{at[1:]}, {inside})",
             ]
             self._key.append(f"{entry}.form")
             self.locals[(name,)], self.entries[name] = at, entry
@@ -396,7 +398,7 @@ class Record:
             kept = [each for each in found if isinstance(each, torch.Tensor)]
             given = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in found]
             made = (kept, *(extent for _, extent in least(jt.structure)), *given)
-            remembered(jt.structure).records[key] = made
+            remembered(jt.structure, jt.values).records[key] = made
             return made
 
         extents = [f"{self._own}_least_{dim}" for dim in self._least]

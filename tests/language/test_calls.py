@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import linecache
 import struct
 import sys
@@ -24,7 +25,7 @@ import serrate
 import serrate.language as hl
 from benchmarks.examples import EXAMPLES, QUICK, Sizes, case, example
 from serrate import JaggedTensor, Structure
-from serrate.errors import DeviceError, GradientError, KernelError, ShapeError
+from serrate.errors import DeviceError, GradientError, KernelError, ShapeError, StructureError
 from serrate.kernels import STRATEGIES, Config, Kernel
 from serrate.tiles.forms import structures
 from serrate.tiles.launch import Site
@@ -461,6 +462,92 @@ def test_later_calls_are_refused_as_first_ones_are() -> None:
     with pytest.raises(DeviceError):
         kernel(x.to("meta"), torch.empty(4, 3))
     assert near(kernel(x, torch.empty(4, 3)), x * 2)
+
+
+# --- offsets that are written to in place ----------------------------------------------------------------------------------
+
+
+@serrate.kernel
+def row_totals(jt: JaggedTensor) -> torch.Tensor:
+    out = torch.zeros(jt.num_rows)
+    for i in hl.tile(jt.num_rows):
+        total = hl.zeros([i])
+        for j in hl.tile(jt.max_length):
+            total = total + jt[i, j].sum(1)
+        out[i] = total
+    return out
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_offsets_written_in_place_are_those_of_the_next_call(strategy: str, made: list[str], long_way: list[str]) -> None:
+    kernel = Kernel(row_totals.fn, Config(strategy=strategy))
+    values, offsets = torch.randn(40), torch.tensor([0, 10, 10, 40])
+    jt = JaggedTensor.from_csr(values, offsets)
+    for bounds in ([0, 10, 10, 40], [0, 39, 40, 40], [0, 0, 0, 40], [0, 1, 2, 40], [0, 10, 10, 40]):
+        offsets.copy_(torch.tensor(bounds))
+        wanted = torch.stack([values[a:b].sum() for a, b in itertools.pairwise(bounds)])
+        assert near(kernel(jt), wanted) and near(kernel(jt.with_values(values)), wanted)
+    assert len(made) == len(long_way) == 1
+
+
+def test_starts_and_inner_offsets_written_in_place_are_those_of_the_next_call() -> None:
+    values, starts, inner = torch.randn(12), torch.tensor([1, 8]), torch.tensor([0, 5, 5, 12])
+    gaps = JaggedTensor(values, Structure.from_starts(starts, torch.tensor([2, 3])))
+    nested = JaggedTensor(values, Structure.from_offsets(torch.tensor([0, 1, 3]), inner))
+
+    @serrate.kernel
+    def words(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.zeros(jt.num_groups, 3)
+        for g in hl.tile(jt.num_groups):
+            for s in hl.tile(3):
+                total = hl.zeros([g, s])
+                for w in hl.tile(jt.max_length):
+                    total = total + jt[g, s, w].sum(2)
+                out[g, s] = total
+        return out
+
+    for first, second in ((1, 8), (0, 2), (4, 9)):
+        starts.copy_(torch.tensor([first, second]))
+        assert near(row_totals(gaps), torch.stack([values[first : first + 2].sum(), values[second : second + 3].sum()]))
+    for at in ([0, 5, 5, 12], [0, 1, 12, 12], [0, 4, 8, 12]):
+        inner.copy_(torch.tensor(at))
+        a, b, c = (values[x:y].sum() for x, y in itertools.pairwise(at))
+        assert near(words(nested), torch.stack([a, torch.tensor(0.0), torch.tensor(0.0), b, c, torch.tensor(0.0)]).view(2, 3))
+
+
+def test_offsets_that_are_wrong_after_writing_are_refused() -> None:
+    kernel = fresh(row_totals)
+    offsets = torch.tensor([0, 2, 5, 9])
+    jt = JaggedTensor.from_csr(torch.randn(9), offsets)
+    kernel(jt)
+    for bounds, kind, message in (
+        ([0, 2, 5, 12], ShapeError, "the rows hold 12 positions together, but values of shape"),
+        ([0, 7, 5, 9], StructureError, "offsets must not decrease"),
+        ([-3, 2, 5, 9], StructureError, "offsets must start at 0"),
+        ([0, 2, 5, 8], ShapeError, "the rows hold 8 positions together"),
+    ):
+        offsets.copy_(torch.tensor(bounds))
+        for _ in range(2):
+            with pytest.raises(kind, match=message):
+                kernel(jt)
+    offsets.copy_(torch.tensor([0, 9, 9, 9]))
+    assert near(kernel(jt), torch.stack([jt.values.sum(), torch.tensor(0.0), torch.tensor(0.0)]))
+    starts = torch.tensor([0, 4])
+    gaps = JaggedTensor(torch.randn(9), Structure.from_starts(starts, torch.tensor([2, 3])))
+    kernel(gaps)
+    starts[1] = 7
+    with pytest.raises(ShapeError, match="the rows reach position 10"):
+        kernel(gaps)
+    starts[1] = -1
+    with pytest.raises(StructureError, match="starts must not be negative"):
+        kernel(gaps)
+
+
+def test_offsets_made_in_inference_mode_are_taken() -> None:
+    with torch.inference_mode():
+        jt = JaggedTensor.from_lengths(torch.arange(5.0), torch.tensor([2, 0, 3]))
+        for _ in range(3):
+            assert row_totals(jt).tolist() == [1, 0, 9]
 
 
 # --- threads -------------------------------------------------------------------------------------------------------------

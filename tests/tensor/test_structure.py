@@ -258,3 +258,33 @@ def test_what_is_known_of_rows_in_place_is_forgotten_back_to_back() -> None:
     packed = beside.back_to_back().rows[0]
     assert packed.reach("a test") == 3
     assert packed.known("within", 0) is None and packed.known("columns within", 0) is None
+
+
+def test_offsets_written_in_place_are_read_again() -> None:
+    offsets = torch.tensor([0, 2, 5, 9])
+    structure = Structure.from_offsets(offsets)
+    other = Structure.from_offsets(torch.tensor([0, 2, 5, 9]))
+    assert structure == other and structure.max_length() == 4 and structure.lengths().tolist() == [2, 3, 4]
+    offsets.copy_(torch.tensor([0, 7, 7, 9]))
+    assert (structure.max_length(), structure.min_length(), structure.total_elements()) == (7, 0, 9)
+    assert structure.lengths().tolist() == [7, 0, 2] and structure.sparsity() == 3 / 7
+    assert structure != other and structure == Structure.from_offsets(offsets.clone())
+    assert structure.host_offsets().tolist() == [0, 7, 7, 9]
+    offsets[-1] = 8
+    with pytest.raises(ShapeError, match="the rows hold 8 positions together, but values of shape \\(9,\\) have 9"):
+        structure.check_values(torch.zeros(9))
+    structure.check_values(torch.zeros(8))
+
+
+def test_inner_offsets_and_starts_written_in_place_are_read_again() -> None:
+    inner = torch.tensor([0, 4, 4, 9])
+    nested = Structure.from_offsets(torch.tensor([0, 2, 3]), inner)
+    assert nested.max_length() == 5
+    inner[1] = 1
+    assert nested.max_length() == 5 and nested.min_length() == 1 and nested.lengths().tolist() == [1, 3, 5]
+    starts = torch.tensor([0, 8])
+    gaps = Structure.from_starts(starts, torch.tensor([3, 5]))
+    gaps.check_values(torch.zeros(13))
+    starts[1] = 10
+    with pytest.raises(ShapeError, match="the rows reach position 15"):
+        gaps.check_values(torch.zeros(13))
