@@ -36,7 +36,7 @@ from benchmarks.options import Options, chosen
 from benchmarks.ways import Call
 from serrate.cli.peak import settle
 from serrate.kernels import Kernel
-from serrate.runtime import cache
+from serrate.runtime import cache_folder
 
 FIRST, LATER = 1.5, 15.0
 """Seconds that a first call may take, and microseconds that a later one may take beyond its program."""
@@ -270,10 +270,14 @@ def _first(name: str, processes: int) -> tuple[float | None, str]:
 def _child(name: str) -> None:
     """In a process of its own: seconds of the first call, and how many programs were there before and after it, as JSON."""
     it = case(name, "uniform", TINY)
-    before = len(list(cache.folder().iterdir()))
+    before = _built()
     start = time.perf_counter()
     it.call()
-    print(json.dumps((time.perf_counter() - start, before, len(list(cache.folder().iterdir())))))
+    print(json.dumps((time.perf_counter() - start, before, _built())))
+
+
+def _built() -> int:
+    return sum(1 for place in cache_folder.places() for entry in place.iterdir() if entry.is_dir())
 
 
 def _later(names: Sequence[str], rounds: int) -> tuple[dict[str, float], dict[str, str]]:

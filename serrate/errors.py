@@ -91,7 +91,11 @@ class CompilerMissing(CompilerError):
 
 
 class CacheError(SerrateError, RuntimeError):
-    """The cache folder holds something that is not what was written there."""
+    """The cache folder is damaged, open to other users, or cannot hold a built program."""
+
+
+class CacheWarning(UserWarning):
+    """The cache folder cannot be used; built programs are kept only until the process ends."""
 
 
 class BackendError(SerrateError, ValueError):

@@ -1,14 +1,13 @@
 """`serrate cache info` and `serrate cache clear`: what the cache folder holds, and how to empty it.
 
-In: the cache folder of the settings in force. Out: a summary, or the folder without its built programs. Only entries of
-the layout `<cache_dir>/programs/<digest>/` are counted and removed; whatever else lies there belongs to someone else.
+In: the cache folder of the settings in force. Out: a summary, or the folder without its built programs. Only what
+`runtime.cache_folder` makes is counted and removed; whatever else lies there belongs to someone else.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,12 +20,9 @@ from rich.table import Table
 
 from serrate import settings
 from serrate.errors import CacheError
+from serrate.runtime import cache_folder
 
-PROGRAMS = "programs"
-"""The subfolder of the cache folder that holds one folder per built program."""
-
-_REMOVING = ".removing"
-_ENTRY_NAME = re.compile(rf"[0-9a-f]{{16,64}}({re.escape(_REMOVING)})?")
+_ENTRY_NAME = re.compile(r"[0-9a-f]{16,64}")
 
 
 @dataclass(frozen=True)
@@ -45,24 +41,17 @@ def entries(cache_dir: Path) -> list[Entry]:
     >>> entries(Path("/nonexistent"))
     []
     """
-    found = (_measure(path) for path in _children(cache_dir / PROGRAMS) if _is_entry(path))
+    found = (_measure(path) for path in _children(cache_dir / cache_folder.PROGRAMS) if _is_entry(path))
     return sorted((entry for entry in found if entry is not None), key=lambda entry: (entry.modified, entry.path.name))
 
 
-def remove(entry: Entry) -> None:
-    """Deletes one entry.
+def remove(path: Path) -> None:
+    """Deletes an entry or a leftover.
 
-    The folder is renamed first, so that another process finds the program whole or not at all. A program that is loaded keeps
-    running: its file stays until it is closed.
+    Another process finds a program whole or not at all. A loaded program keeps running: its file stays until it is closed.
     """
-    path = entry.path
     try:
-        if path.suffix != _REMOVING:
-            leftover = path.with_name(path.name + _REMOVING)
-            if leftover.exists():
-                shutil.rmtree(leftover)
-            path = path.rename(leftover)
-        shutil.rmtree(path)
+        cache_folder.discard(path)
     except FileNotFoundError:
         # Another process removed it between listing and now: what was asked for is so.
         return
@@ -145,6 +134,8 @@ def info() -> None:
     table.add_row("programs", str(len(held)))
     table.add_row("files", str(sum(entry.files for entry in held)))
     table.add_row("size", format_bytes(sum(entry.bytes for entry in held)))
+    if left := _leftovers(folder):
+        table.add_row("leftovers", str(len(left)))
     if held:
         table.add_row("oldest", format_age(now - held[0].modified))
         table.add_row("newest", format_age(now - held[-1].modified))
@@ -157,13 +148,23 @@ def info() -> None:
 def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
     """Delete every built program; they are built again when they are next needed."""
     folder = settings.current().cache_dir
-    held = entries(folder)
-    if not held:
+    held, left = entries(folder), _leftovers(folder)
+    if not held and not left:
         typer.echo(f"nothing to clear in {folder}")
         return
     what = f"{_programs(len(held))} ({format_bytes(sum(entry.bytes for entry in held))})"
+    if left:
+        what += f" and {len(left)} leftover{'' if len(left) == 1 else 's'} of interrupted or failed builds"
     if not yes:
         typer.confirm(f"Delete {what} from {folder}?", abort=True)
-    for entry in held:
-        remove(entry)
+    for path in (*(entry.path for entry in held), *left):
+        remove(path)
     typer.echo(f"deleted {what} from {folder}")
+
+
+def _leftovers(cache_dir: Path) -> list[Path]:
+    """What interrupted and failed builds left; a build that is running now is not among them."""
+    try:
+        return cache_folder.leftovers(cache_dir / cache_folder.PROGRAMS)
+    except OSError as error:
+        raise CacheError(f"cannot read {cache_dir}: {error.strerror}; point SERRATE_CACHE_DIR at a folder you own") from error

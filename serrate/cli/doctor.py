@@ -24,6 +24,7 @@ from rich.text import Text
 from serrate import settings
 from serrate.cli import cache
 from serrate.errors import CacheError
+from serrate.runtime import cache_folder
 
 TORCH_RANGE = ((2, 11), (2, 15))
 TRITON_RANGE = ((3, 6), (3, 9))
@@ -163,12 +164,17 @@ def check_triton(gpu: bool) -> Finding:
 def check_cache(folder: Path) -> Finding:
     """The cache folder can be written, which is tried, because permission bits do not tell (read-only mounts, quotas)."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-"):
+        programs = folder / cache_folder.PROGRAMS
+        cache_folder.make_private(programs)
+        cache_folder.check_private(programs)
+        with tempfile.NamedTemporaryFile(dir=programs, prefix=cache_folder.BUILDING):
             pass
         held = cache.entries(folder)
-    except (OSError, CacheError) as error:
-        return Finding("cache", Status.WARN, f"{folder}: {error}", "point SERRATE_CACHE_DIR at a folder you can write")
+    except CacheError as error:
+        return Finding("cache", Status.WARN, str(error), "see there; nothing compiles until it is mended")
+    except OSError as error:
+        advice = "point SERRATE_CACHE_DIR at a folder you can write; until then every process builds its programs again"
+        return Finding("cache", Status.WARN, f"{folder}: {error}", advice)
     size = cache.format_bytes(sum(entry.bytes for entry in held))
     return Finding("cache", Status.OK, f"{folder}, {len(held)} built, {size}")
 

@@ -1,17 +1,17 @@
-"""Built programs on disk: content-addressed, private to the user, checked before use.
+"""Built programs on disk: content-addressed, shared by processes, checked before use.
 
-In: source text and a compiler. Out: loaded functions. An entry is a folder `programs/<digest>/` with the source, the
-library and the library's own digest. Entries are made in a temporary folder and renamed, so that a reader never sees
-half of one; a library that is not what was written is an error, not a miss.
+In: source text and a compiler. Out: loaded functions. An entry is a folder `<digest>/` with the source, the library and the
+library's own digest, which tells damage from a miss: a library that is not what was written is an error. `cache_folder` says
+where entries live and guards them against other people.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
-import shutil
-import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,13 @@ from typing import Any
 
 from filelock import FileLock
 
-from serrate import settings
-from serrate.errors import CacheError
+from serrate.errors import CacheError, CompilerError
+from serrate.runtime import cache_folder
 from serrate.runtime.compiler import Compiler
 
 _loaded: dict[str, Any] = {}
+_building = threading.Lock()
+"""Threads of one process build one after the other: most of a build is the compiler's start, and it uses a core of its own."""
 
 
 @dataclass(frozen=True)
@@ -37,72 +39,92 @@ class Unit:
         return hashlib.sha256("\0".join((compiler.key, prelude, self.text)).encode()).hexdigest()[:32]
 
 
-def folder() -> Path:
-    """Where entries are kept; made private to the user if it is not there."""
-    path = settings.current().cache_dir / "programs"
-    if not path.is_dir():
-        path.mkdir(parents=True, exist_ok=True)
-        os.chmod(path, 0o700)
-    owner = path.stat().st_uid
-    if owner != os.getuid():
-        raise CacheError(f"{path} belongs to another user (uid {owner}); name a folder of your own in SERRATE_CACHE_DIR")
-    return path
-
-
 def functions(units: Sequence[Unit], prelude: str, compiler: Compiler) -> list[Any]:
     """The functions of all units, building those that are missing in one translation unit."""
-    digests = [unit.digest(prelude, compiler) for unit in units]
-    missing = {d: u for d, u in zip(digests, units, strict=True) if d not in _loaded and not (folder() / d).is_dir()}
-    if missing:
-        _build(missing, prelude, compiler)
-    return [_load(d, unit.name) for d, unit in zip(digests, units, strict=True)]
+    wanted = {unit.digest(prelude, compiler): unit for unit in units}
+    with _building:
+        for _ in range(3):
+            missing = {d: u for d, u in wanted.items() if d not in _loaded and not _load(d, u.name)}
+            if not missing:
+                break
+            # Entries that another process built can be cleared before they are loaded here.
+            cache_folder.write(functools.partial(_build, units=missing, prelude=prelude, compiler=compiler))
+        else:
+            raise CacheError("built programs are deleted as soon as they are written; is something clearing the cache folder?")
+    return [_loaded[unit.digest(prelude, compiler)] for unit in units]
 
 
 def _symbol(name: str, digest: str) -> str:
     return f"{name}_{digest[:8]}"
 
 
-def _build(missing: dict[str, Unit], prelude: str, compiler: Compiler) -> None:
-    root = folder()
-    with FileLock(root / f"{min(missing)}.lock"):
-        left = {d: u for d, u in missing.items() if not (root / d).is_dir()}
-        if not left:
-            return
-        texts = {d: u.text.replace(f" {u.name}(", f" {_symbol(u.name, d)}(", 1) for d, u in left.items()}
-        work = Path(tempfile.mkdtemp(dir=root, prefix="building-"))
+def _build(folder: Path, units: dict[str, Unit], prelude: str, compiler: Compiler) -> None:
+    # Processes that start together want the same programs: one builds, the others wait.
+    lock = folder / f"{min(units)}.lock"
+    with FileLock(lock):
+        left = {d: u for d, u in units.items() if not (folder / d).is_dir()}
+        if left:
+            _compile(folder, left, prelude, compiler)
+    lock.unlink(missing_ok=True)
+
+
+def _compile(folder: Path, units: dict[str, Unit], prelude: str, compiler: Compiler) -> None:
+    texts = {d: u.text.replace(f" {u.name}(", f" {_symbol(u.name, d)}(", 1) for d, u in units.items()}
+    with cache_folder.building(folder) as work:
         source, library = work / "program.cpp", work / "program.so"
         source.write_text("\n".join((prelude, *texts.values())))
-        compiler.build(source, library)
-        check = hashlib.sha256(library.read_bytes()).hexdigest()
+        try:
+            compiler.build(source, library)
+        except CompilerError as error:
+            kept = folder / f"{cache_folder.FAILED}{min(units)}.cpp"
+            os.replace(source, kept)
+            raise CompilerError(f"{error}\nthe source is kept at {kept}") from None
+        content = library.read_bytes()
+        check = hashlib.sha256(content).hexdigest().encode()
         for digest, text in texts.items():
-            entry = Path(tempfile.mkdtemp(dir=root, prefix="entry-"))
-            (entry / "program.cpp").write_text(f"{prelude}\n{text}")
-            os.link(library, entry / "program.so")
-            (entry / "sha256").write_text(check)
-            try:
-                os.rename(entry, root / digest)
-            except OSError:
-                # Another process made the same entry first: it is the same content.
-                shutil.rmtree(entry)
-        shutil.rmtree(work)
-    (root / f"{min(missing)}.lock").unlink(missing_ok=True)
+            source_text = f"{prelude}\n{text}".encode()
+            cache_folder.put(folder, digest, {"program.cpp": source_text, "program.so": library, "sha256": check})
+            # Loaded at once: another process may clear the cache as soon as an entry is in it.
+            _loaded[digest] = _function(folder / digest / "program.so", content, _symbol(units[digest].name, digest))
 
 
-def _load(digest: str, name: str) -> Any:
-    if digest not in _loaded:
-        entry = folder() / digest
+def _load(digest: str, name: str) -> bool:
+    """Loads an entry if it is in one of the places."""
+    for place in cache_folder.places():
+        entry = place / digest
+        if not entry.is_dir():
+            continue
         try:
             library, wanted = (entry / "program.so").read_bytes(), (entry / "sha256").read_text()
         except OSError as error:
+            if not entry.is_dir():
+                return False
             raise CacheError(f"{entry} is damaged ({error}); run `serrate cache clear`") from error
         if hashlib.sha256(library).hexdigest() != wanted:
             raise CacheError(f"{entry / 'program.so'} is not what was built; run `serrate cache clear`")
-        function = getattr(ctypes.CDLL(str(entry / "program.so")), _symbol(name, digest))
-        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], None
-        _loaded[digest] = function
-    return _loaded[digest]
+        _loaded[digest] = _function(entry / "program.so", library, _symbol(name, digest))
+        return True
+    return False
 
 
-def source_path(unit: Unit, prelude: str, compiler: Compiler) -> Path:
-    """Where the source of a built unit is kept."""
-    return folder() / unit.digest(prelude, compiler) / "program.cpp"
+def _function(path: Path, content: bytes, symbol: str) -> Any:
+    function = getattr(_open(path, content), symbol)
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], None
+    return function
+
+
+def _open(path: Path, content: bytes) -> ctypes.CDLL:
+    """The library at `path`, whose content is given too."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        # A folder mounted noexec holds libraries but does not let them run; memory does. The handle stays open: the loader knows
+        # libraries by name, and a number that is used again would name the library that was loaded first.
+        handle = os.memfd_create(path.parent.name)
+        with os.fdopen(handle, "wb", closefd=False) as file:
+            file.write(content)
+        try:
+            return ctypes.CDLL(f"/proc/self/fd/{handle}")
+        except OSError as error:
+            os.close(handle)
+            raise CacheError(f"{path} cannot be loaded ({error}); run `serrate cache clear`") from error

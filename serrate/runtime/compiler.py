@@ -1,13 +1,16 @@
 """The system C++ compiler: found, described, called.
 
-In: source text. Out: a shared library, or an error that keeps the source. Flags change no state of the process that loads
+In: source text. Out: a shared library, or an error. Flags change no state of the process that loads
 the library: nothing here turns on flush-to-zero or assumes that numbers are finite.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import platform
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -34,7 +37,8 @@ FLAGS = (
 class Compiler:
     """A compiler and everything about it that changes what it makes."""
 
-    path: str
+    command: tuple[str, ...]
+    """The program and what stands before it, such as `ccache g++`."""
     version: str
     native: str
     """The flag that lets it use all instructions of this CPU."""
@@ -44,14 +48,18 @@ class Compiler:
 
     @property
     def key(self) -> str:
-        return "\n".join((self.path, self.version, self.native, self.features, *FLAGS, *self.extra))
+        return "\n".join((*self.command, self.version, self.native, self.features, *FLAGS, *self.extra))
 
     def build(self, source: Path, library: Path) -> None:
-        """Compiles `source` to `library`."""
-        command = [self.path, *FLAGS, self.native, *self.extra, "-o", str(library), str(source)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        """Compiles `source` to `library`; a disk that cannot take it is an `OSError`."""
+        command = [*self.command, *FLAGS, self.native, *self.extra, "-o", str(library), str(source)]
+        # In the C locale messages are the ones looked for below.
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
         if done.returncode:
-            raise CompilerError(f"{' '.join(command)} failed; the source is kept at {source}\n{done.stderr.strip()}")
+            for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                if os.strerror(code) in done.stderr:
+                    raise OSError(code, os.strerror(code), str(library))
+            raise CompilerError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
 
 
 def find_compiler(extra: tuple[str, ...] = ()) -> Compiler:
@@ -61,13 +69,14 @@ def find_compiler(extra: tuple[str, ...] = ()) -> Compiler:
 
 @functools.cache
 def _describe(cxx: str | None, extra: tuple[str, ...]) -> Compiler:
-    candidates = [cxx] if cxx else ["g++", "clang++"]
-    for candidate in candidates:
-        path = shutil.which(candidate)
+    candidates = [shlex.split(cxx)] if cxx else [["g++"], ["clang++"]]
+    for first, *rest in candidates:
+        path = shutil.which(first)
         if path is not None:
-            version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
+            command = (path, *rest)
+            version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
             native = "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"
-            return Compiler(path, version[0] if version else "", native, _cpu_features(), extra)
+            return Compiler(command, version[0] if version else "", native, _cpu_features(), extra)
     if cxx:
         raise CompilerMissing(f"CXX names {cxx!r}, which is not found; install it, or unset CXX to use g++ or clang++")
     raise CompilerMissing("no C++ compiler is found; install g++ or clang++, or name one in CXX")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from serrate.codegen.triton.printer import Launch, print_triton
 from serrate.errors import BackendError, CacheError
 from serrate.ir.expr import size_function
 from serrate.ir.loops import LoopProgram
-from serrate.runtime.cache import folder
+from serrate.runtime import cache_folder
 from serrate.runtime.launch import Numbers, Tensors
 
 STAGES = 4
@@ -96,14 +95,13 @@ def _load(text: str, name: str) -> ModuleType:
 
 
 def _write(text: str, digest: str) -> Path:
-    entry = folder() / digest
-    path = entry / "program.py"
-    if path.is_file() and path.read_text() != text:
-        raise CacheError(f"{path} is not what was written; run `serrate cache clear`")
-    if not path.is_file():
-        entry.mkdir(exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=entry, suffix=".py")
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    return path
+    """The file that holds `text`, written if it is not there: Triton reads a kernel's source from its file."""
+    for _ in range(3):
+        for place in cache_folder.places():
+            path = place / digest / "program.py"
+            if path.is_file():
+                if path.read_text() != text:
+                    raise CacheError(f"{path} is not what was written; run `serrate cache clear`")
+                return path
+        cache_folder.write(lambda folder: cache_folder.put(folder, digest, {"program.py": text.encode()}))
+    raise CacheError("built programs are deleted as soon as they are written; is something clearing the cache folder?")

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from serrate.cli import app, cache
 from serrate.errors import CacheError
+from serrate.runtime import cache_folder
 
 DIGESTS = ("0123456789abcdef", "f" * 64)
 
@@ -104,8 +105,8 @@ def test_entries_come_oldest_first(private_cache: Path) -> None:
 def test_removing_what_another_process_removed_is_no_error(private_cache: Path) -> None:
     build(private_cache, DIGESTS[0])
     (entry,) = cache.entries(private_cache)
-    cache.remove(entry)
-    cache.remove(entry)
+    cache.remove(entry.path)
+    cache.remove(entry.path)
     assert not entry.path.exists()
 
 
@@ -127,3 +128,19 @@ def test_format_bytes(count: int, text: str) -> None:
 )
 def test_format_age(seconds: float, text: str) -> None:
     assert cache.format_age(seconds) == text
+
+
+def test_clear_removes_what_interrupted_and_failed_builds_left(private_cache: Path) -> None:
+    programs = private_cache / "programs"
+    programs.mkdir(parents=True)
+    (programs / "building-abandoned").mkdir()
+    (programs / "building-abandoned" / "in-use.lock").touch()
+    (programs / "failed-0123.cpp").write_text("nonsense")
+    (programs / f"{DIGESTS[0]}.lock").touch()
+    (programs / "notes.txt").write_text("kept")
+    with cache_folder.building(programs) as busy:
+        result = runner.invoke(app, ["cache", "clear", "--yes"])
+        assert result.exit_code == 0, result.output
+        assert "3 leftovers" in result.output
+        # A build that is running is not a leftover.
+        assert sorted(path.name for path in programs.iterdir()) == sorted([busy.name, "notes.txt"])

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from serrate import ir, ops
+from serrate import ir, ops, settings
+from serrate.cli.cache import Entry, entries, remove
 from serrate.engine import Compiled, prebuild
-from serrate.errors import CacheError, CompilerError, CompilerMissing
+from serrate.errors import CacheError, CacheWarning, CompilerError, CompilerMissing
 from serrate.runtime import cache, compiler
+from serrate.runtime.cache_folder import leftovers
 from serrate.runtime.compiler import Compiler, find_compiler
 
+ROOT = Path(__file__).resolve().parents[2]
 ARGS = (torch.arange(12.0).reshape(6, 2), torch.tensor([0, 2, 2, 6]))
 
 
@@ -79,6 +87,149 @@ def test_a_failed_build_keeps_its_source(private_cache: Path) -> None:
         cache.functions([broken], "", find_compiler())
     path = Path(str(caught.value).split("kept at ")[1].splitlines()[0])
     assert "nonsense" in path.read_text()
+    assert not [d for d in path.parent.iterdir() if d.name.startswith("building-")]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_a_folder_that_others_can_write_to_is_refused(private_cache: Path, compilations: list[Path], mode: int) -> None:
+    """Whoever can write there could leave a library that its owner would load."""
+    programs = private_cache / "programs"
+    programs.mkdir(parents=True)
+    programs.chmod(mode)
+    with pytest.raises(CacheError, match=r"can be written by other users .*chmod go-w"):
+        program(7.0)(*ARGS)
+    assert not compilations and not list(programs.iterdir())
+
+
+def test_a_folder_that_others_can_exchange_is_refused(private_cache: Path, compilations: list[Path]) -> None:
+    program(7.5)(*ARGS)
+    private_cache.chmod(0o777)
+    cache._loaded.clear()
+    with pytest.raises(CacheError, match=r"can be written by everybody .*chmod o-w"):
+        program(7.5)(*ARGS)
+    private_cache.chmod(0o1777)
+    program(7.5)(*ARGS)
+
+
+def test_folders_are_made_private_whatever_the_umask(private_cache: Path, compilations: list[Path]) -> None:
+    before = os.umask(0)
+    try:
+        program(8.0)(*ARGS)
+    finally:
+        os.umask(before)
+    assert private_cache.stat().st_mode & 0o777 == 0o700
+    assert (private_cache / "programs").stat().st_mode & 0o777 == 0o700
+
+
+WANTED = torch.tensor([[2.0, 4.0], [0.0, 0.0], [28.0, 32.0]])
+
+
+@pytest.mark.parametrize(("kind", "scale"), [("a file", 9.0), ("below a file", 9.25), ("cannot be made", 9.5)])
+def test_a_folder_that_cannot_be_used_is_reported_and_done_without(
+    private_cache: Path, compilations: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, scale: float
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    mistaken = {
+        "a file": tmp_path / "file",
+        "below a file": tmp_path / "file" / "cache",
+        "cannot be made": Path("/proc/serrate"),
+    }[kind]
+    monkeypatch.setenv("SERRATE_CACHE_DIR", str(mistaken))
+    settings.reload()
+    with pytest.warns(CacheWarning, match="SERRATE_CACHE_DIR"):
+        assert torch.equal(program(scale)(*ARGS), WANTED * scale)
+    cache._loaded.clear()
+    assert torch.equal(program(scale)(*ARGS), WANTED * scale)
+    assert len(compilations) == 1, "the temporary folder is looked into again"
+
+
+def test_a_full_disk_is_reported_and_done_without(private_cache: Path, compilations: list[Path], mount: Mount) -> None:
+    folder = mount(private_cache, "size=64k")
+    with pytest.warns(CacheWarning, match=f"{folder}.*No space left on device"):
+        assert torch.equal(program(10.0)(*ARGS), WANTED * 10)
+    assert not [d for d in (folder / "programs").iterdir() if d.is_dir()]
+
+
+def test_a_read_only_folder_is_read(private_cache: Path, compilations: list[Path], mount: Mount) -> None:
+    folder = mount(private_cache, "size=16m")
+    program(11.0)(*ARGS)
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    cache._loaded.clear()
+    assert torch.equal(program(11.0)(*ARGS), WANTED * 11)
+    assert len(compilations) == 1
+    with pytest.warns(CacheWarning, match="Read-only file system"):
+        assert torch.equal(program(12.0)(*ARGS), WANTED * 12)
+
+
+def test_a_folder_that_libraries_cannot_run_from(private_cache: Path, compilations: list[Path], mount: Mount) -> None:
+    mount(private_cache, "size=16m,noexec")
+    for scale in (13.0, 14.0, 15.0):
+        assert torch.equal(program(scale)(*ARGS), WANTED * scale)
+    cache._loaded.clear()
+    assert torch.equal(program(14.0)(*ARGS), WANTED * 14)
+    assert len(compilations) == 3
+
+
+Mount = Callable[[Path, str], Path]
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    """Mounts a small file system of its own on a folder, where the machine allows that."""
+    mounted: list[Path] = []
+
+    def mount(folder: Path, options: str) -> Path:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=0700,{options}", "tmpfs", str(folder)], capture_output=True)
+        if done.returncode:
+            pytest.skip("mounting is not allowed here")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_builds_beside_a_cache_that_is_cleared_again_and_again(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_loaded", {})
+    script = """
+import sys, torch
+from tests.runtime.test_cache import ARGS, WANTED, program
+from serrate.runtime import cache
+for k in range(int(sys.argv[1]), int(sys.argv[1]) + 4):
+    assert torch.equal(program(float(k))(*ARGS), WANTED * k)
+"""
+    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+    builders = [
+        subprocess.Popen([sys.executable, "-c", script, str(start)], env={**os.environ, "PYTHONPATH": path})
+        for start in (100, 102)
+    ]
+    while any(builder.poll() is None for builder in builders):
+        for entry in (*entries(private_cache), *leftovers(private_cache / "programs")):
+            remove(entry.path if isinstance(entry, Entry) else entry)
+        time.sleep(0.01)
+    assert [builder.returncode for builder in builders] == [0, 0]
+
+
+def test_leftovers_of_interrupted_builds_are_swept_out_by_the_next(private_cache: Path, compilations: list[Path]) -> None:
+    programs = private_cache / "programs"
+    programs.mkdir(parents=True, mode=0o700)
+    killed = programs / "building-killed"
+    killed.mkdir()
+    (killed / "in-use.lock").touch()
+    (programs / "failed-new.cpp").touch()
+    (programs / "failed-old.cpp").touch()
+    os.utime(programs / "failed-old.cpp", (0, 0))
+    program(16.0)(*ARGS)
+    assert not killed.exists() and not (programs / "failed-old.cpp").exists()
+    assert (programs / "failed-new.cpp").exists(), "somebody may still want to read it"
+
+
+def test_a_compiler_command_of_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = compiler._describe("env g++", ())
+    assert described.command[0].endswith("env") and described.command[1:] == ("g++",)
+    assert "g++" in described.version or "GCC" in described.version
 
 
 def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
