@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from serrate import settings
 from serrate.engine import Compiled
 from serrate.errors import CallError
 from serrate.frontend.leaves import Leaves, leaves_of
@@ -228,7 +229,7 @@ def _tensor_defaults(function: Callable[..., Any]) -> tuple[inspect.Signature | 
 def _exact(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any]) -> Key:
     """Everything that a prepared call depends on. Fills `leaves` with the tensors among the arguments."""
     grad = torch.is_grad_enabled()
-    key: list[Any] = [torch.get_num_threads()]
+    key: list[Any] = [torch.get_num_threads(), settings.current().backend]
     for value in args:
         _describe(value, key, leaves, grad)
     for name, value in kwargs.items():

@@ -136,7 +136,7 @@ class Kernels:
         if call.computed:
             return self._prepare(call)
         threads = torch.get_num_threads()
-        key = (self._number, call.numbers, call.device, threads)
+        key = (self._number, call.numbers, call.device, threads, self.owner.backend or settings.current().backend)
         owners = tuple(call.args[k] for k in self.owner.binder.offsets)
         if owners:
             return remembered(owners, key, lambda: self._prepare(call))

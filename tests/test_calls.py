@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import serrate
-from serrate import JaggedTensor, Structure
+from serrate import JaggedTensor, Structure, settings
 from serrate.errors import DtypeError, StructureError
+from serrate.runtime.launch import ReferenceExecutable
 
 X = torch.arange(12.0)
 BASE = Structure.from_lengths(torch.tensor([2, 1]))
@@ -130,3 +131,30 @@ def test_dtypes_that_programs_do_not_compute_with() -> None:
     jt = JaggedTensor.from_lengths(torch.ones(3, dtype=torch.complex64), [2, 1])
     with pytest.raises(DtypeError, match="programs do not compute with torch"):
         serrate.jit(lambda jt: jt * 2, backend="cpp")(jt)
+
+
+@pytest.mark.parametrize("call", [torch.relu, serrate.jit(lambda jt: jt * 3), lambda jt: torch.add(jt, 1)])
+def test_a_backend_that_is_set_later_is_used_by_calls_that_were_prepared(
+    call: Callable[[JaggedTensor], JaggedTensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreted: list[str] = []
+    run = ReferenceExecutable.__call__
+
+    def noted(self: ReferenceExecutable, *given: Any) -> None:
+        interpreted.append(self.program.name)
+        run(self, *given)
+
+    monkeypatch.setattr(ReferenceExecutable, "__call__", noted)
+    jt = gaps([0, 4], [2, 3])
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setenv("SERRATE_BACKEND", "cpp")
+            settings.reload()
+            compiled = call(jt).values
+            assert not interpreted
+            patch.setenv("SERRATE_BACKEND", "reference")
+            settings.reload()
+            assert torch.equal(call(jt).values, compiled)
+            assert len(interpreted) == 1
+            interpreted.clear()
+        settings.reload()

@@ -25,7 +25,16 @@ from serrate.runtime.compiler import Compiler
 
 _loaded: dict[str, Any] = {}
 _building = threading.Lock()
-"""Threads of one process build one after the other: most of a build is the compiler's start, and it uses a core of its own."""
+"""Threads of one process build one after the other: what one has built, the next finds."""
+
+
+def _after_fork() -> None:
+    """A thread of the parent that held the lock does not exist in the child."""
+    global _building
+    _building = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True)
