@@ -29,7 +29,7 @@ import torch
 
 from serrate.ir.domains import ParallelType
 from serrate.ir.expr import Array, Expr, Less, Symbol, const
-from serrate.ir.values import Tensor, Value, intern, rewrite
+from serrate.ir.values import Call, Tensor, Value, carried_dtype, intern, rewrite
 
 Guard = tuple[Less, ...]
 
@@ -351,6 +351,17 @@ def values_of(node: Node) -> tuple[Value, ...]:
     if isinstance(node, Assign | Reduce | Running | Write):
         return (node.value,)
     return (node.left, node.right) if isinstance(node, Dot) else ()
+
+
+def factors_of(node: Node) -> tuple[Value, Value] | None:
+    """The two numbers whose products a statement sums. Such a sum is one of fused multiply-adds where a backend has them; all
+    other products are rounded before they meet anything."""
+    value = node.value if isinstance(node, Reduce) and node.operator == "sum" else None
+    if not isinstance(node, Reduce) or not isinstance(value, Call) or value.function not in ("mul", "square"):
+        return None
+    kind = carried_dtype(node.local.dtype)
+    same = all(carried_dtype(v.dtype) == kind for v in (value, *value.args))
+    return (value.args[0], value.args[-1]) if same and kind.is_floating_point else None
 
 
 def expressions_of(node: Node) -> Iterator[Expr]:

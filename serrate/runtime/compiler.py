@@ -25,6 +25,8 @@ FLAGS = (
     "-fopenmp",
     "-fno-math-errno",
     "-fno-trapping-math",
+    # A product and a sum are two roundings, as in torch; where one is better, the code asks for it.
+    "-ffp-contract=off",
     "-fno-exceptions",
     "-fno-rtti",
     "-shared",

@@ -52,7 +52,8 @@ class TritonExecutable:
 
     def _ready(self, launch: Launch) -> _Ready:
         program = self.program
-        options = {"num_warps": self.warps, **({"num_stages": STAGES} if launch.has_dot else {})}
+        # A product and a sum are two roundings, as in torch; where one is better, the code asks for it.
+        options = {"num_warps": self.warps, "enable_fp_fusion": False, **({"num_stages": STAGES} if launch.has_dot else {})}
         return _Ready(
             getattr(self._module, launch.function),
             tuple(program.tensors.index(t) for t in launch.tensors),

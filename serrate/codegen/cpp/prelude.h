@@ -16,6 +16,24 @@ struct f16 { u16 bits; };
 static inline f32 as_float(u32 bits) { f32 x; __builtin_memcpy(&x, &bits, 4); return x; }
 static inline u32 as_bits(f32 x) { u32 bits; __builtin_memcpy(&bits, &x, 4); return bits; }
 
+// a * b + c, rounded once where the CPU can: for dots, sums of products and the functions below. Compilers are told to contract nothing
+// by themselves. Without such an instruction, a library call for every product would cost more than it gives.
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+static inline f32 fused(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
+static inline f64 fused(f64 a, f64 b, f64 c) { return __builtin_fma(a, b, c); }
+#else
+static inline f32 fused(f32 a, f32 b, f32 c) { return a * b + c; }
+static inline f64 fused(f64 a, f64 b, f64 c) { return a * b + c; }
+#endif
+template <class T> static inline T fused(T a, T b, T c) { return a * b + c; }
+// The same for a number and two vectors; compilers make one instruction of the lanes.
+template <class T, class V> static inline V fused_lanes(T a, V b, V c) {
+  V out;
+#pragma GCC unroll 16
+  for (int k = 0; k < (int)(sizeof(V) / sizeof(T)); k++) out[k] = fused(a, b[k], c[k]);
+  return out;
+}
+
 // Sixteen-bit floats are stored as such and computed in float32; conversions are integer arithmetic, which vectorises.
 static inline f32 load(bf16 x) { return as_float((u32)x.bits << 16); }
 static inline f32 load(f16 x) {
@@ -125,17 +143,17 @@ template <class T> static inline T min_nan(T m, T x) { T g = x < m ? x : m; retu
 
 // exp to within one unit in the last place: -inf -> 0, +inf -> inf, nan -> nan, subnormal results kept.
 static inline f32 fn_exp(f32 x) {
-  f32 t = __builtin_fmaf(x, 1.44269504f, 12583038.0f);  // 1.5 * 2^23 + 126: the low bits hold round(x / ln 2) + 126
+  f32 t = fused(x, 1.44269504f, 12583038.0f);  // 1.5 * 2^23 + 126: the low bits hold round(x / ln 2) + 126
   f32 n = t - 12583038.0f;
-  f32 r = __builtin_fmaf(n, -0.693145752f, x);
-  r = __builtin_fmaf(n, -1.42860677e-6f, r);
+  f32 r = fused(n, -0.693145752f, x);
+  r = fused(n, -1.42860677e-6f, r);
   f32 p = 0.00138145406f;
-  p = __builtin_fmaf(p, r, 0.00836874545f);
-  p = __builtin_fmaf(p, r, 0.041668389f);
-  p = __builtin_fmaf(p, r, 0.166665211f);
-  p = __builtin_fmaf(p, r, 0.49999994f);
-  p = __builtin_fmaf(p, r, 1.0f);
-  p = __builtin_fmaf(p, r, 1.0f);
+  p = fused(p, r, 0.00836874545f);
+  p = fused(p, r, 0.041668389f);
+  p = fused(p, r, 0.166665211f);
+  p = fused(p, r, 0.49999994f);
+  p = fused(p, r, 1.0f);
+  p = fused(p, r, 1.0f);
   u32 low = x < -86.0f ? 64u : 0u;  // scaled in two steps where the result may be subnormal
   f32 y = (p + p) * as_float((as_bits(t) + low) << 23);
   y = x < -86.0f ? y * 5.42101086e-20f : y;
@@ -149,32 +167,32 @@ static inline f64 fn_exp(f64 x) { return __builtin_exp(x); }
 static inline f32 fn_exp_near(f32 x, f32 m) {
   f32 d = x - m;
   d = -88.0296919f > d ? -88.0296919f : d;  // -127 ln 2: from there on the scale below is 0
-  f32 t = __builtin_fmaf(d, 1.44269504f, 12583039.0f);  // 1.5 * 2^23 + 127
-  f32 r = __builtin_fmaf(d, 1.44269504f, 12583039.0f - t);
+  f32 t = fused(d, 1.44269504f, 12583039.0f);  // 1.5 * 2^23 + 127
+  f32 r = fused(d, 1.44269504f, 12583039.0f - t);
   f32 p = 0.00132647273f;
-  p = __builtin_fmaf(p, r, 0.00967151299f);
-  p = __builtin_fmaf(p, r, 0.0555073358f);
-  p = __builtin_fmaf(p, r, 0.240222424f);
-  p = __builtin_fmaf(p, r, 0.693147004f);
-  p = __builtin_fmaf(p, r, 1.0f);
+  p = fused(p, r, 0.00967151299f);
+  p = fused(p, r, 0.0555073358f);
+  p = fused(p, r, 0.240222424f);
+  p = fused(p, r, 0.693147004f);
+  p = fused(p, r, 1.0f);
   return p * as_float(as_bits(t) << 23);
 }
 // The same for results of sixteen bits, to 2^-18.
 static inline f32 fn_exp_rough(f32 x, f32 m) {
   f32 d = x - m;
   d = -88.0296919f > d ? -88.0296919f : d;
-  f32 t = __builtin_fmaf(d, 1.44269504f, 12583039.0f);
-  f32 r = __builtin_fmaf(d, 1.44269504f, 12583039.0f - t);
+  f32 t = fused(d, 1.44269504f, 12583039.0f);
+  f32 r = fused(d, 1.44269504f, 12583039.0f - t);
   f32 p = 0.00958285322f;
-  p = __builtin_fmaf(p, r, 0.0559064262f);
-  p = __builtin_fmaf(p, r, 0.240240986f);
-  p = __builtin_fmaf(p, r, 0.693124193f);
-  p = __builtin_fmaf(p, r, 1.0f);
+  p = fused(p, r, 0.0559064262f);
+  p = fused(p, r, 0.240240986f);
+  p = fused(p, r, 0.693124193f);
+  p = fused(p, r, 1.0f);
   return p * as_float(as_bits(t) << 23);
 }
 // An integer that grows with x - m, from which `too_high` sees later whether some x was more than 16 above m, or m not finite:
 // integers have a maximum of one instruction.
-static inline i32 fn_height(f32 x, f32 m) { return (i32)as_bits(__builtin_fmaf(x - m, 1.44269504f, 12583039.0f)); }
+static inline i32 fn_height(f32 x, f32 m) { return (i32)as_bits(fused(x - m, 1.44269504f, 12583039.0f)); }
 static inline bool too_high(const i32* height, const f32* shift, int count) {
   int near = 1;
 #pragma omp simd reduction(& : near)
@@ -197,16 +215,16 @@ static inline f32 fn_log(f32 x) {
   f32 m = as_float((bits & 0x007fffffu) + 0x3f2aaaabu) - 1.0f;
   f32 s = m * m;
   f32 p = -0.130310059f;
-  p = __builtin_fmaf(p, m, 0.140869141f);
-  p = __builtin_fmaf(p, m, -0.121483892f);
-  p = __builtin_fmaf(p, m, 0.139814854f);
-  p = __builtin_fmaf(p, m, -0.166846126f);
-  p = __builtin_fmaf(p, m, 0.200120345f);
-  p = __builtin_fmaf(p, m, -0.249996200f);
-  p = __builtin_fmaf(p, m, 0.333331972f);
-  p = __builtin_fmaf(p, m, -0.5f);
-  f32 y = __builtin_fmaf(p, s, m);
-  y = __builtin_fmaf(e, 0.693147182f, y);
+  p = fused(p, m, 0.140869141f);
+  p = fused(p, m, -0.121483892f);
+  p = fused(p, m, 0.139814854f);
+  p = fused(p, m, -0.166846126f);
+  p = fused(p, m, 0.200120345f);
+  p = fused(p, m, -0.249996200f);
+  p = fused(p, m, 0.333331972f);
+  p = fused(p, m, -0.5f);
+  f32 y = fused(p, s, m);
+  y = fused(e, 0.693147182f, y);
   y = x == 0.0f ? -__builtin_inff() : y;
   y = x < 0.0f ? __builtin_nanf("") : y;
   y = x == __builtin_inff() ? x : y;
@@ -219,11 +237,11 @@ static inline f32 fn_tanh(f32 x) {
   f32 e = fn_exp(-2.0f * a);
   f32 far = (1.0f - e) / (1.0f + e);
   f32 p = -0.00570498872f;
-  p = __builtin_fmaf(p, s, 0.0206390887f);
-  p = __builtin_fmaf(p, s, -0.0537397087f);
-  p = __builtin_fmaf(p, s, 0.133314422f);
-  p = __builtin_fmaf(p, s, -0.333332819f);
-  f32 near = __builtin_fmaf(a * s, p, a);
+  p = fused(p, s, 0.0206390887f);
+  p = fused(p, s, -0.0537397087f);
+  p = fused(p, s, 0.133314422f);
+  p = fused(p, s, -0.333332819f);
+  f32 near = fused(a * s, p, a);
   f32 y = a < 0.625f ? near : far;
   return __builtin_copysignf(y, x);
 }
@@ -422,7 +440,7 @@ template <int M, int W, int NV, class T> static inline void dot_rows(T* __restri
 #pragma GCC unroll 16
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 4
-      for (int j = 0; j < NV; j++) c[i][j] += a[i * am + k] * *(const vec*)(b + k * bk + j * W);
+      for (int j = 0; j < NV; j++) c[i][j] = fused_lanes<T, vec>(a[i * am + k], *(const vec*)(b + k * bk + j * W), c[i][j]);
   }
 #pragma GCC unroll 16
   for (int i = 0; i < M; i++)
@@ -448,7 +466,7 @@ template <class T> static void dot(T* __restrict acc, i64 ld, const T* __restric
       for (i64 k = 0; k < depth; k++) {
         T x = a[i * am + k];
 #pragma omp simd
-        for (i64 n = j; n < columns; n++) acc[i * ld + n] += x * b[k * bk + n];
+        for (i64 n = j; n < columns; n++) acc[i * ld + n] = fused(x, b[k * bk + n], acc[i * ld + n]);
       }
 }
 

@@ -44,6 +44,7 @@ from serrate.ir.loops import (
     While,
     Write,
     expressions_of,
+    factors_of,
     held,
     nodes,
     values_of,
@@ -435,7 +436,8 @@ class _Printer(Text):
                 assert isinstance(source, Load)
                 self.put(f"{to}[{self.index(place)}] = {source.tensor.name}[{self.flat(source.tensor, source.index)}];")
                 continue
-            text = scalars.text(unrounded(node))
+            product = None if scalars.known(node.value) else factors_of(node)
+            text, *by = [scalars.text(v) for v in product or (unrounded(node),)]
             for line in scalars.lines:
                 self.put(line)
             scalars.lines.clear()
@@ -457,7 +459,8 @@ class _Printer(Text):
                 scalars.forget(held(node.local))
                 scalars.forget(held(node.carry))
             else:
-                self.put(self._combined(node, here.get(node.local) or self.cell(node.local), text))
+                to = here.get(node.local) or self.cell(node.local)
+                self.put(f"{to} = fused({text}, {by[0]}, {to});" if by else self._combined(node, to, text))
                 scalars.forget(held(node.local))
 
     def _target(self, node: Write, staged: dict[Write, Stage | None]) -> tuple[str, Expr]:

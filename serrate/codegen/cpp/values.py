@@ -149,6 +149,10 @@ class Scalars:
         self._kept.append(value)
         return text
 
+    def known(self, value: Value) -> bool:
+        """Whether the value has been worked out already."""
+        return id(value) in self._names
+
     def forget(self, value: Value) -> None:
         """What was computed from `value` is not valid any more (a private block changed)."""
         self._names = {k: v for k, v in self._names.items() if k not in {id(x) for x in self._kept if value in set(x.walk())}}

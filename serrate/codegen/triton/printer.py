@@ -40,6 +40,7 @@ from serrate.ir.loops import (
     While,
     Write,
     expressions_of,
+    factors_of,
     flat_index,
     nodes,
     values_of,
@@ -501,9 +502,16 @@ class _Printer:
 
     def _reduce(self, node: Reduce) -> None:
         local, lanes = node.local, node.lanes
-        text = self._full(node.value, lanes, node.guard)
         mask = self._mask(node.guard, lanes, set(lanes))
         reduced = [k for k, lane in enumerate(lanes) if lane not in local.lanes]
+        factors = factors_of(node)
+        if factors and not reduced and lanes == local.lanes and not any(isinstance(f, Constant) for f in factors):
+            left, right = (self.value(f, lanes, node.guard) for f in factors)
+            text = f"tl.fma({left}, {right}, {local.name})"
+            self.put(f"{local.name} = {f'tl.where({mask}, {text}, {local.name})' if mask else text}")
+            self._forget(local.name)
+            return
+        text = self._full(node.value, lanes, node.guard)
         if mask:
             identity = _number(reduction(node.operator).identity(0, local.dtype))
             text = f"tl.where({mask}, {text}, {identity})"

@@ -83,13 +83,29 @@ add = _binary("add", torch.add)
 sub = _binary("sub", torch.sub)
 mul = _binary("mul", torch.mul)
 div = _binary("div", torch.true_divide)
-pow = _binary("pow", torch.pow)
+_pow = _binary("pow", torch.pow)
 lt = _binary("lt", torch.lt)
 le = _binary("le", torch.le)
 gt = _binary("gt", torch.gt)
 ge = _binary("ge", torch.ge)
 eq = _binary("eq", torch.eq)
 ne = _binary("ne", torch.ne)
+
+
+def pow(a: Operand, b: Operand) -> TensorView:
+    """`torch.pow`, elementwise with broadcasting; small powers are products and roots, as in torch."""
+    if not isinstance(a, TensorView) or isinstance(b, TensorView | bool) or b not in (2, 3, 0.5, -0.5, -1, -2):
+        return _pow(a, b)
+    dtype = torch.pow(stand_in(a), b).dtype
+    if b == 2 or b == 3:
+        x = cast(a, dtype)
+        return square(x) if b == 2 else mul(square(x), x)
+    if not dtype.is_floating_point:
+        return _pow(a, b)
+    x = cast(a, dtype)
+    if b == 0.5:
+        return sqrt(x)
+    return rsqrt(x) if b == -0.5 else reciprocal(x if b == -1 else square(x))
 
 
 def maximum(a: Operand, b: Operand) -> TensorView:
