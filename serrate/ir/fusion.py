@@ -66,6 +66,14 @@ class AtLeastLongest:
 
 
 @dataclass(frozen=True)
+class Offsets:
+    """Something to check when the program is called: offsets start at 0, do not decrease and end at `extent`."""
+
+    offsets: Array
+    extent: Expr
+
+
+@dataclass(frozen=True)
 class RowsOfOffsets:
     """Something to check when the program is called: rows of `count` + 1 offsets each start at 0, do not decrease and end at
     the extent of `domain` (of its row, where it is ragged)."""
@@ -108,7 +116,7 @@ class PositionInside:
     what: str
 
 
-Check = Equal | AtLeastLongest | RowsOfOffsets | RowsInside | Rectangles | PositionInside
+Check = Equal | AtLeastLongest | Offsets | RowsOfOffsets | RowsInside | Rectangles | PositionInside
 
 
 @dataclass(eq=False, repr=False)

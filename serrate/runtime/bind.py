@@ -7,7 +7,8 @@ wrong with a call is found here, before anything runs. What depends on lengths i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,17 +18,29 @@ from serrate.analysis.vectors import must_divide
 from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureError
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Array, Environment, Expr, Symbol, element, size_function
-from serrate.ir.fusion import AtLeastLongest, Check, Equal, Fusion, PositionInside, Rectangles, RowsInside, RowsOfOffsets
+from serrate.ir.fusion import (
+    AtLeastLongest,
+    Check,
+    Equal,
+    Fusion,
+    Offsets,
+    PositionInside,
+    Rectangles,
+    RowsInside,
+    RowsOfOffsets,
+)
 from serrate.ir.hand import Hand
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum
 from serrate.ir.recipes import Largest
 from serrate.ir.transforms import Merge
+from serrate.ir.traversal import traverse
 from serrate.lower.stages import arrays_of
 from serrate.runtime.arrays import derive, remembered
 from serrate.tensor import Structure
 from serrate.tensor.checks.agreement import require_same_offsets
-from serrate.tensor.sync import host_copy, on_host
+from serrate.tensor.checks.validate import Moment, check_lengths, check_rectangles, check_starts, judged, moment
+from serrate.tensor.sync import host_copy
 
 T = TypeVar("T")
 
@@ -180,19 +193,22 @@ class Binder:
         """Everything that depends on lengths that are there; done once for each tensor of offsets."""
         for chain, total in self.partitions:
             if self.ready(call, *chain):
-                try:
+                with _named("as_nested"):
                     self.structure(call, chain, total)
-                except StructureError as error:
-                    raise StructureError(f"as_nested: {error}") from None
         for check in self.checks:
             if not self.ready(call, *_arrays(check)):
                 continue
-            if isinstance(check, RowsOfOffsets):
+            if isinstance(check, Offsets):
+                with _named("as_nested"):
+                    self.structure(call, (check.offsets,), check.extent)
+            elif isinstance(check, RowsOfOffsets):
                 self._check_rows_of_offsets(call, check)
             elif isinstance(check, RowsInside):
-                self._check_rows_inside(call, check)
+                with _named("as_nested"):
+                    self._check_rows_inside(call, check)
             elif isinstance(check, Rectangles):
-                self._check_rectangles(call, check)
+                with _named("as_product"):
+                    self._check_rectangles(call, check)
             elif isinstance(check, PositionInside):
                 extent = self.extent(call, check.extent)
                 if not -extent <= check.position < extent:
@@ -231,48 +247,62 @@ class Binder:
         return lengths
 
     def _check_rows_of_offsets(self, call: Call, check: RowsOfOffsets) -> None:
-        """One pass on a CPU; on a device nothing is copied only to check, as with offsets of one dim."""
         rows = self.array(call, check.offsets).reshape(-1, self.extent(call, check.count) + 1)
-        if not on_host(rows):
-            return
-        for k in rows[:, 0].nonzero()[:1].flatten().tolist():
-            raise StructureError(f"as_nested: offsets must start at 0 in every row: offsets[{k}][0] = {int(rows[k, 0])}")
-        for k, j in (rows.diff(dim=1) < 0).nonzero()[:1].tolist():
-            before, after = int(rows[k, j]), int(rows[k, j + 1])
-            raise StructureError(
-                f"as_nested: offsets must not decrease: offsets[{k}][{j + 1}] = {after} < offsets[{k}][{j}] = {before}"
-            )
         if isinstance(check.domain, RaggedIterDomain):
-            ends = self.array(call, offsets_array(check.domain)).diff()
+            ends = self.array(call, offsets_array(check.domain)).diff()[: len(rows)]
         else:
-            ends = torch.full((len(rows),), self.extent(call, check.domain.extent_expr))
-        wrong = (rows[:, -1] != ends[: len(rows)]).nonzero()
-        if len(wrong):
-            k = int(wrong[0])
-            raise StructureError(
-                f"as_nested: offsets must end at the extent: offsets[{k}] ends at {int(rows[k, -1])}, not {int(ends[k])}"
-            )
+            ends = torch.full((len(rows),), self.extent(call, check.domain.extent_expr), device=rows.device)
+        falls, apart = rows[:, 1:] < rows[:, :-1], rows[:, -1] != ends
+
+        def judge(found: list[int]) -> None:
+            starts, falling, other = found
+            if starts:
+                k = int(rows[:, 0].nonzero()[0])
+                raise StructureError(f"as_nested: offsets must start at 0 in every row: offsets[{k}][0] = {int(rows[k, 0])}")
+            if falling:
+                k, j = falls.nonzero()[0].tolist()
+                before, after = int(rows[k, j]), int(rows[k, j + 1])
+                raise StructureError(
+                    f"as_nested: offsets must not decrease: offsets[{k}][{j + 1}] = {after} < offsets[{k}][{j}] = {before}"
+                )
+            if other:
+                k = int(apart.nonzero()[0])
+                raise StructureError(
+                    f"as_nested: offsets must end at the extent: offsets[{k}] ends at {int(rows[k, -1])}, not {int(ends[k])}"
+                )
+
+        numbers = [rows[:, 0].any(), falls.any(), apart.any()]
+        judged([n.long() for n in numbers], judge, moment(None, rows), "validating offsets")
 
     def _check_rows_inside(self, call: Call, check: RowsInside) -> None:
         starts, lengths = self.array(call, check.starts), self.array(call, check.lengths)
-        if on_host(starts):
-            _require_inside("as_nested", starts, lengths, self.extent(call, check.extent))
+        when = moment(None, starts)
+        if when is Moment.NOW:
+            check_lengths([lengths], None)
+        check_starts(starts, lengths, self.extent(call, check.extent), when)
 
     def _check_rectangles(self, call: Call, check: Rectangles) -> None:
         rows, columns = self.array(call, check.rows), self.array(call, check.columns)
-        if not on_host(rows):
-            return
         for name, offsets in (("rows", rows), ("columns", columns)):
             try:
-                Structure.from_offsets(offsets)
+                call.remember((offsets,), "rectangles", lambda offsets=offsets: Structure.from_offsets(offsets))  # type: ignore[misc]
             except StructureError as error:
-                raise StructureError(f"as_product: {name}: {error}") from None
-        sizes = rows.diff().long() * columns.diff().long() if check.packed else rows.diff()
-        total, extent = int(sizes.sum()), self.extent(call, check.extent)
+                raise StructureError(f"{name}: {error}") from None
+        lengths, widths = rows.diff().long(), columns.diff().long()
+        when, extent = moment(None, rows), self.extent(call, check.extent)
+        if check.packed and when is Moment.NOW:
+            check_rectangles(lengths, widths)
+        sizes = lengths * widths if check.packed else lengths
         if check.starts is not None:
-            _require_inside("as_product", self.array(call, check.starts), sizes, extent)
-        elif total != extent:
-            raise StructureError(f"as_product: rows by columns are {total} elements together, but the dim has {extent}")
+            check_starts(self.array(call, check.starts), sizes, extent, when)
+            return
+
+        def judge(found: list[int]) -> None:
+            if found[0] != extent:
+                held = "rows by columns are" if check.packed else "rows are"
+                raise StructureError(f"{held} {found[0]} elements together, but the dim has {extent}")
+
+        judged([sizes.sum()], judge, when, "validating rectangles")
 
     def levels(self, call: Call, logical: Sequence[IterDomain]) -> tuple[torch.Tensor, ...]:
         """The offsets of every level of rows, outermost first: what a structure is made of.
@@ -327,6 +357,8 @@ def known_key(size: int) -> tuple[object, ...]:
 
 def _arrays(check: Check) -> tuple[Array, ...]:
     """The arrays that must be there before something can be checked."""
+    if isinstance(check, Offsets):
+        return (check.offsets,)
     if isinstance(check, RowsOfOffsets):
         own = (offsets_array(check.domain),) if isinstance(check.domain, RaggedIterDomain) else ()
         return (check.offsets, *own)
@@ -341,15 +373,13 @@ def _arrays(check: Check) -> tuple[Array, ...]:
     return tuple(side for side in (check.left, check.right) if isinstance(side, Array))
 
 
-def _require_inside(name: str, starts: torch.Tensor, lengths: torch.Tensor, extent: int) -> None:
-    """Raises unless rows by starts and lengths are in order, apart from each other, and inside `extent` positions."""
-    limit = torch.cat([starts[1:], torch.full((1,), extent, dtype=starts.dtype)])[: len(starts)]
-    wrong = ((starts < 0) | (lengths < 0) | (starts + lengths > limit)).nonzero()
-    for k in wrong[:1].flatten().tolist():
-        raise StructureError(
-            f"{name}: rows must be in order, without overlap, inside the tensor: row {k} is {int(lengths[k])} long from "
-            f"{int(starts[k])}, and must end by {int(limit[k])}"
-        )
+@contextmanager
+def _named(operation: str) -> Iterator[None]:
+    """Errors that leave this begin with the operation that rows entered by."""
+    try:
+        yield
+    except StructureError as error:
+        raise StructureError(f"{operation}: {error}") from None
 
 
 def _described(arg: object) -> str:
@@ -358,25 +388,26 @@ def _described(arg: object) -> str:
     return type(arg).__name__
 
 
+def _domains(fusion: Fusion) -> list[IterDomain]:
+    """Every domain that something in the fusion is computed, read or stored over."""
+    domains = [d for t in fusion.every_tensor() for d in (*t.logical, *t.storage)]
+    return domains + [d for definition in fusion.definitions for d in definition.domains]
+
+
 def _describing(fusion: Fusion) -> set[Array]:
     """The arguments and computed tensors that rows are described by: offsets, lengths, starts and columns; indices only where
     the lengths of rows depend on them."""
-    tensors = {
-        t for d in fusion.definitions for t in (*d.statement.targets, *(r.tensor for v in d.statement.values for r in v.reads))
-    }
-    tensors |= {view.tensor for view in fusion.outputs}
-    domains = [d for t in tensors for d in (*t.logical, *t.storage)]
-    domains += [d for definition in fusion.definitions for d in definition.domains]
     checked = {source for check in fusion.checks for array in _arrays(check) for source in array.sources}
-    return {*arrays_of(domains), *(array for array in checked if not array.signed)}
+    return {*arrays_of(_domains(fusion)), *(array for array in checked if not array.signed)}
 
 
 def _partitions(fusion: Fusion) -> list[tuple[tuple[Array, ...], Expr]]:
-    """Every array of offsets that the fusion's tensors are nested by, with the extent it must end at."""
+    """Every array of offsets that a domain of the fusion is made with, with the extent it must end at.
+
+    Also where only a view of the rows is used: their places follow from these offsets all the same.
+    """
     found: dict[tuple[Array, ...], Expr] = {}
-    tensors = {r.tensor for d in fusion.definitions for v in d.statement.values for r in v.reads}
-    for tensor in (*tensors, *(view.tensor for view in fusion.outputs)):
-        for domain in tensor.logical:
-            if isinstance(domain, RaggedIterDomain) and isinstance(domain.definition, Partition) and domain.definition.covers:
-                found[(offsets_array(domain),)] = domain.definition.inputs[0].extent_expr
+    for node in {node: None for domain in _domains(fusion) for node in traverse(domain)}:
+        if isinstance(node, Partition) and node.covers and node.starts.data is None:
+            found[(node.starts,)] = node.inputs[0].extent_expr
     return list(found.items())

@@ -16,7 +16,7 @@ from serrate.frontend.ops.common import counts_rows, dim_of
 from serrate.frontend.shapes import shown, size_shown
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, const
-from serrate.ir.fusion import AtLeastLongest, Equal, Rectangles, RowsInside, RowsOfOffsets
+from serrate.ir.fusion import AtLeastLongest, Equal, Offsets, Rectangles, RowsInside, RowsOfOffsets
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import combine, cover, product, spread
@@ -123,6 +123,7 @@ def as_product(
         fusion.checks.append(Rectangles(_array(rows), widths, extent))
     else:
         stored, behind = x.tensor.storage[dim : dim + 1], dim + 1
+        fusion.checks.append(Rectangles(_array(rows), widths, extent, packed=False))
     if not packed:
         width = x.domains[dim + 1].extent_expr
         stored, behind = (*stored, cover(second, width)), dim + 2
@@ -171,8 +172,8 @@ def nested_by(x: TensorView, offsets: Array, count: Expr, ragged_dim: int, leadi
         for own, other in zip(under, leading, strict=True):
             _require(x, other, own.extent_expr, "as_nested: the number of rows of offsets and of positions before the dim")
     component, ragged = partition(domain, offsets, count, under=under, names=names)
-    if leading:
-        x.fusion.checks.append(RowsOfOffsets(offsets, count, domain))
+    # Checked here and not where rows are read: a program may read less than it was given.
+    x.fusion.checks.append(RowsOfOffsets(offsets, count, domain) if leading else Offsets(offsets, domain.extent_expr))
     return viewed(x, (*x.domains[:dim], component, ragged, *x.domains[dim + 1 :]))
 
 
