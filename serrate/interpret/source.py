@@ -26,6 +26,8 @@ from typing import Any
 from serrate.errors import KernelError
 
 ENTER = "__serrate_enter__"
+LOCALS = "__serrate_locals__"
+"""Python's `locals`, which the user may have another use for."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ def parsed(function: Callable[..., Any]) -> tuple[ast.FunctionDef, int, range]:
 def _compiled(function: types.FunctionType, tree: ast.FunctionDef, enter: Callable[[], Any]) -> Callable[..., Any]:
     """A function of this tree with the original's globals, cells and defaults."""
     free = function.__code__.co_freevars
-    names = [*free, ENTER]
+    given = {ENTER: enter, LOCALS: locals}
+    names = [*free, *given]
     outer = ast.FunctionDef(
         name="__serrate_outer__",
         args=ast.arguments(posonlyargs=[], args=[ast.arg(n) for n in names], kwonlyargs=[], kw_defaults=[], defaults=[]),
@@ -94,7 +97,7 @@ def _compiled(function: types.FunctionType, tree: ast.FunctionDef, enter: Callab
     )
     module = ast.fix_missing_locations(ast.Module([outer], []))
     code = _inner(_inner(compile(module, function.__code__.co_filename, "exec"), outer.name), function.__name__)
-    cells = dict(zip(free, function.__closure__ or (), strict=True)) | {ENTER: types.CellType(enter)}
+    cells = dict(zip(free, function.__closure__ or (), strict=True)) | {n: types.CellType(x) for n, x in given.items()}
     made = types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, tuple(cells[n] for n in code.co_freevars)
     )
@@ -125,7 +128,7 @@ class _Notes(ast.NodeTransformer):
         self.generic_visit(node)
 
         def notes(last: str) -> list[ast.stmt]:
-            text = [f"if {n!r} in locals(): {n} = {loop}.rest({n!r}, {n})" for n in carried] + [f"{loop}.{last}()"]
+            text = [f"if {n!r} in {LOCALS}(): {n} = {loop}.rest({n!r}, {n})" for n in carried] + [f"{loop}.{last}()"]
             made = ast.parse("\n".join(text)).body
             lines = [carried[n] for n in carried] + [node]
             for statement, like in zip(made, lines, strict=True):

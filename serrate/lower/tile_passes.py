@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, ceildiv, const, minimum, symbol
+from serrate.ir.kernel import KernelProgram
 from serrate.ir.loops import (
     Assign,
     Bind,
@@ -367,7 +368,9 @@ def _asked_before(node: Any, known: frozenset[Less]) -> Any:
 # --- named -------------------------------------------------------------------------------------------------------------
 
 
-def named(body: tuple[Node, ...], counts: Mapping[Array, Expr], known: frozenset[Less] = frozenset()) -> tuple[Node, ...]:
+def named(
+    body: tuple[Node, ...], counts: Mapping[Array, Expr], names: Names, known: frozenset[Less] = frozenset()
+) -> tuple[Node, ...]:
     """Gives boundaries of rows a name as far out as their row is known to exist."""
     out: list[Node] = []
     if known:
@@ -376,8 +379,7 @@ def named(body: tuple[Node, ...], counts: Mapping[Array, Expr], known: frozenset
             (count, base) = (counts.get(e.array), e.index)
             rows = [base, base - 1]
             if count is not None and any(Less(r, count) in known for r in rows) and e not in found:
-                name = "_".join(re.findall(r"\w+", f"{e.array.name} {e.index}"))
-                found[e] = symbol(name[:60], 0)
+                found[e] = symbol(names.of(e, "_".join(re.findall(r"\w+", f"{e.array.name} {e.index}"))), 0)
                 out.append(Bind(found[e], e, (), ()))
         if found:
             body = _replaced(body, dict(found))
@@ -385,14 +387,15 @@ def named(body: tuple[Node, ...], counts: Mapping[Array, Expr], known: frozenset
         if isinstance(node, Bind) and isinstance(node.expr, Search):
             # The owner of a piece is a row.
             fact = known | {Less(node.symbol, node.expr.count)}
-            return (*out, node, *named(body[k + 1 :], counts, fact))
+            return (*out, node, *named(body[k + 1 :], counts, names, fact))
         if isinstance(node, For):
             inner = known | {Less(node.symbol, node.extent)} if node.kind is GRID else frozenset()
-            node = replace(node, body=named(node.body, counts, inner))
+            node = replace(node, body=named(node.body, counts, names, inner))
         elif isinstance(node, If):
-            node = replace(node, then=named(node.then, counts, frozenset(node.guard)), other=named(node.other, counts))
+            then = named(node.then, counts, names, frozenset(node.guard))
+            node = replace(node, then=then, other=named(node.other, counts, names))
         elif bodies(node):
-            node = with_bodies(node, tuple(named(part, counts) for part in bodies(node)))
+            node = with_bodies(node, tuple(named(part, counts, names) for part in bodies(node)))
         out.append(node)
     return tuple(out)
 
@@ -419,28 +422,63 @@ def _replaced(body: tuple[Node, ...], found: dict[Expr, Expr]) -> tuple[Node, ..
     return tuple(out)
 
 
+# --- names ---
+
+
+LONGEST = 60
+"""Characters of a name that is made of others."""
+
+
+class Names:
+    """New names for things of a loop program, different from all that it has."""
+
+    def __init__(self, program: KernelProgram, body: tuple[Node, ...]) -> None:
+        self._taken = {t.name for t in (*program.inputs, *program.outputs, *program.scratch)}
+        for node in nodes(body):
+            self._taken |= {s.name for e in expressions_of(node) for s in e.symbols}
+            self._taken |= {lane.symbol.name for lane in getattr(node, "lanes", ())}
+            if isinstance(node, Declare):
+                self._taken.add(node.local.name)
+            elif isinstance(node, For | Bind):
+                self._taken.add(node.symbol.name)
+        self._made: dict[object, str] = {}
+
+    def of(self, thing: object, wish: str) -> str:
+        """The name of a thing: the one wished for, or with a number."""
+        if thing not in self._made:
+            found, k = wish[:LONGEST], 1
+            while found in self._taken:
+                k += 1
+                found = f"{wish[:LONGEST]}_{k}"
+            self._taken.add(found)
+            self._made[thing] = found
+        return self._made[thing]
+
+
 # --- stepped -----------------------------------------------------------------------------------------------------------
 
 
-def stepped(body: tuple[Node, ...]) -> tuple[Node, ...]:
+def stepped(body: tuple[Node, ...], names: Names) -> tuple[Node, ...]:
     """Reductions over several lanes in two steps."""
     out: list[Node] = []
     for node in body:
         if isinstance(node, Reduce):
-            out += _in_two_steps(node)
+            out += _in_two_steps(node, names)
         else:
-            out.append(with_bodies(node, tuple(map(stepped, bodies(node)))) if bodies(node) else node)
+            out.append(with_bodies(node, tuple(stepped(part, names) for part in bodies(node))) if bodies(node) else node)
     return tuple(out)
 
 
-def _in_two_steps(node: Reduce) -> tuple[Node, ...]:
+def _in_two_steps(node: Reduce, names: Names) -> tuple[Node, ...]:
     """A reduction over several lanes, with results for each position of the innermost one until the block is done: these lie
     side by side, and are combined once."""
     last = node.lanes[-1] if node.lanes else None
     others = [lane for lane in node.lanes[:-1] if lane not in node.local.lanes]
     if last is None or last in node.local.lanes or not others or last.size < 8:
         return (node,)
-    part = Local(f"{node.local.name}_{last.symbol.name}", node.local.dtype, (*node.local.lanes, last))
+    part = Local(
+        names.of((node.local, last), f"{node.local.name}_{last.symbol.name}"), node.local.dtype, (*node.local.lanes, last)
+    )
     identity = reduction(node.operator).identity(0, node.local.dtype)
     kept = tuple(lane for lane in node.lanes if lane in part.lanes)
     return Declare(part, identity), replace(node, local=part), Reduce(kept, (), node.local, node.operator, held(part))

@@ -56,7 +56,7 @@ from serrate.ir.loops import (
 from serrate.ir.tile import GRID, SERIAL
 from serrate.ir.values import Tensor, Value, call, rewrite
 from serrate.lower.pipeline import check, collect
-from serrate.lower.tile_passes import ahead, ended, named, narrowed, stepped, without
+from serrate.lower.tile_passes import Names, ahead, ended, named, narrowed, stepped, without
 
 
 def lower_kernel(phases: Sequence[KernelProgram], lanes: Mapping[str, int], header: tuple[str, ...] = ()) -> LoopProgram:
@@ -65,7 +65,9 @@ def lower_kernel(phases: Sequence[KernelProgram], lanes: Mapping[str, int], head
     for program in phases:
         body = _Sized(program, lanes).body(program.body)
         if any(isinstance(n, Write) for n in nodes(body)):
-            body = named(stepped(ahead(ended(narrowed(body)))), {a: e for a, e in program.arrays if e is not None})
+            body = ahead(ended(narrowed(body)))
+            names = Names(program, body)
+            body = named(stepped(body, names), {a: e for a, e in program.arrays if e is not None}, names)
             kernels.append(Kernel(program.name if not kernels else f"{program.name}_{len(kernels)}", body))
     first = phases[0]
     loops = LoopProgram(first.name, tuple(kernels), first.inputs, first.outputs, first.scratch, (), (), header)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serrate.errors import KernelError
-from serrate.interpret.source import _exposed, _inner, _statements, _targets, carried_names, parsed
+from serrate.interpret.source import LOCALS, _exposed, _inner, _statements, _targets, carried_names, parsed
 
 LAUNCH = "__serrate_launch__"
 TRACE = "__serrate_trace__"
@@ -128,7 +128,7 @@ class _Finder:
         others = tuple(n for n in read if n not in self.local)
         # What the loop only writes does not exist before it.
         given = ", ".join(f"{n!r}: {n}" for n in names if n not in written)
-        maybe = "".join(f", **({{{n!r}: {n}}} if {n!r} in locals() else {{}})" for n in names if n in written)
+        maybe = "".join(f", **({{{n!r}: {n}}} if {n!r} in {LOCALS}() else {{}})" for n in names if n in written)
         call = ast.parse(f"{LAUNCH}({len(self.found)}, {{{given}{maybe if given else maybe[2:]}}})").body[0]
         for part in ast.walk(call):
             ast.copy_location(part, loop)
@@ -170,6 +170,7 @@ def _device(function: types.FunctionType, loop: ast.For, names: tuple[str, ...],
 
 def _built(function: types.FunctionType, tree: ast.FunctionDef, given: dict[str, Any]) -> Callable[..., Any]:
     """A function of this tree with the original's globals, cells and defaults, and some names of ours."""
+    given = {**given, LOCALS: locals}
     free = function.__code__.co_freevars
     own = {a.arg for a in tree.args.kwonlyargs}
     names = [*(n for n in free if n not in own), *given]
@@ -238,7 +239,7 @@ class _Notes:
         def rests(then: str) -> list[ast.stmt]:
             found: list[ast.stmt] = []
             for n, written in carried.items():
-                found += _like(f"if {n!r} in locals(): {n} = {loop}.rest({n!r}, {n})", written)
+                found += _like(f"if {n!r} in {LOCALS}(): {n} = {loop}.rest({n!r}, {n})", written)
             return [*found, *_like(f"{loop}.{then}()", node)]
 
         enter = _like(f"{loop} = {TRACE}.enter({tuple(targets)!r}, {tuple(left)!r})", node)
@@ -259,13 +260,13 @@ class _Notes:
         first = begin[0]
         assert isinstance(first, ast.Assign) and isinstance(first.value, ast.Call)
         first.value.args = [node.test]
-        saves = _like("\n".join(f"if {n!r} in locals(): {name}.save({n!r}, {n})" for n in written) or "pass", node)
+        saves = _like("\n".join(f"if {n!r} in {LOCALS}(): {name}.save({n!r}, {n})" for n in written) or "pass", node)
 
         def kept(side: int) -> str:
-            return "\n".join(f"if {n!r} in locals(): {name}.keep({side}, {n!r}, {n})" for n in written) or "pass"
+            return "\n".join(f"if {n!r} in {LOCALS}(): {name}.keep({side}, {n!r}, {n})" for n in written) or "pass"
 
-        restored = "\n".join(f"if {n!r} in locals(): {n} = {name}.restore({n!r}, {n})" for n in written) or "pass"
-        merged = "\n".join(f"if {n!r} in locals(): {n} = {name}.result({n!r}, {n})" for n in written) or "pass"
+        restored = "\n".join(f"if {n!r} in {LOCALS}(): {n} = {name}.restore({n!r}, {n})" for n in written) or "pass"
+        merged = "\n".join(f"if {n!r} in {LOCALS}(): {n} = {name}.result({n!r}, {n})" for n in written) or "pass"
         then, other = _like(f"if {name}.then(): pass", node)[0], _like(f"if {name}.other(): pass", node)[0]
         assert isinstance(then, ast.If) and isinstance(other, ast.If)
         then.body = [*self.statements(node.body, live), *_like(kept(0) + "\n" + restored, node)]

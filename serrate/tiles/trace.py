@@ -6,7 +6,6 @@ Out: a `KernelProgram`. `Trace` is the machine behind `serrate.language` while t
 
 from __future__ import annotations
 
-import keyword
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,16 +36,32 @@ from serrate.tiles.values import (
     symbols_of,
 )
 
-RESERVED = frozenset(w for pair in re.findall(r"(\w+)[(<]|(?:struct|using|define) (\w+)", PRELUDE) for w in pair) | frozenset(
+RESERVED = frozenset(
+    name
+    for found in re.findall(r"(\w+)[(<]|(?:struct|using|define|class) (\w+)|typedef .* (\w+);", PRELUDE)
+    for name in found
+    if name
+) | frozenset(
     (  # noqa: SIM905  a list of words reads better without quotes
-        "alignas asm auto bool break case catch char class const double else false float for if inline int long return sizeof "
-        "static struct template true typename unsigned void while f32 f64 bf16 f16 i8 i16 i32 i64 u8 u32 main std "
-        " const_cast continue default delete do enum explicit export extern friend goto "
-        "mutable namespace new operator private protected public register short signed switch this throw try typedef typeid "
-        "union using virtual volatile given pointer threads stream positions position end done count run k"
+        "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl "
+        "concept const consteval constexpr constinit const_cast continue co_await co_return co_yield decltype default delete do "
+        "double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable namespace "
+        "new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires return "
+        "short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try typedef "
+        "typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq main std linux unix "
+        "given pointer threads stream positions position end done count run k"
     ).split()
 )
-"""Names that generated code has for itself."""
+"""C++ keywords, and names that generated code has for itself."""
+GENERATED = re.compile(r"(v|t|extent|derived|launched)\d+|owner_\w*")
+"""Names that the compiler makes."""
+FAMILY = (
+    "", "o", "i", "_again", "_all", "_at", "_back", "_before", "_begin", "_carry", "_end", "_here", "_high", "_id", "_index",
+    "_kept", "_lane", "_lanes", "_row", "_run", "_size", "_stage", "_stream", "_tile",
+)  # fmt: skip
+"""What the compiler appends to a name: whoever has one has all of these."""
+LONGEST = 40
+"""Characters of a name in generated code."""
 
 
 DEFAULT_BLOCK = 64
@@ -76,7 +91,8 @@ class Trace:
         """Which sizes are compiled in: their number, or None for one that the program is given."""
         self._written: dict[Tensor, None] = {}
         self._read: set[str] = set()
-        self._used = set(RESERVED)
+        # `piece` is the axis of a list of pieces.
+        self._used = {*RESERVED, *(f"piece{end}" for end in FAMILY)}
         self._computed: dict[str, Traced] = {}
         self._loop_number = 0
         self._sites: dict[Any, int] = {}
@@ -85,14 +101,16 @@ class Trace:
 
     def name_for(self, wish: str) -> str:
         """A name that nothing has yet: the one wished for, or with a number."""
-        wish = re.sub(r"\W+", "_", wish).strip("_")
-        wish = wish if wish.isidentifier() and wish.isascii() and not keyword.iskeyword(wish) else "x"
+        wish = re.sub(r"[^A-Za-z0-9]+", "_", wish).strip("_")[:LONGEST]
+        if not wish.isidentifier() or GENERATED.fullmatch(wish):
+            wish = f"x_{wish}".rstrip("_")
+        # A number must not make it one of the compiler's names, nor be read as part of another number.
+        joint = "_" if wish[-1].isdigit() or GENERATED.fullmatch(f"{wish}1") else ""
         found, k = wish, 1
-        # Of an axis, tiles and lanes have names of their own.
-        while {found, f"{found}o", f"{found}i"} & self._used or re.fullmatch(r"(v|t|extent|derived)\d+", found):
+        while not self._used.isdisjoint(found + end for end in FAMILY):
             k += 1
-            found = f"{wish}_{k}" if wish in ("v", "t", "extent", "derived") else f"{wish}{k}"
-        self._used |= {found, f"{found}o", f"{found}i"}
+            found = f"{wish}{joint}{k}"
+        self._used.update(found + end for end in FAMILY)
         return found
 
     def emit(self, node: Statement) -> None:
@@ -438,7 +456,7 @@ class Trace:
         inputs = tuple(t.tensor for t in self.tensors.values() if t.tensor not in written)
         body = tuple(_retargeted(n, written) for n in self.block)
         return KernelProgram(
-            self.name,
+            re.sub(r"[^A-Za-z0-9_]", "_", self.name),
             body,
             tuple(self.axes),
             inputs,
