@@ -79,7 +79,8 @@ def derive(
     numbers = tuple(symbols[s] for s in sorted(_symbols(array), key=str))
     if not owners:
         return _make(array, tensors, symbols, device, remember)
-    made: torch.Tensor = remember(owners, (array.name, numbers), lambda: _make(array, tensors, symbols, device, remember))
+    # By the whole array: sums over the first rows and over all of them have one name.
+    made: torch.Tensor = remember(owners, (array, numbers), lambda: _make(array, tensors, symbols, device, remember))
     return made
 
 

@@ -61,7 +61,8 @@ def sort(x: Tensor, dim: int, descending: int) -> tuple[Tensor, Tensor]:
 
 
 def sort_rows(x: Tensor, within: Tensor, positions: Tensor, before: int, descending: int) -> tuple[Tensor, Tensor]:
-    """Every row of dim `before` in order, and where in the row its elements were.
+    """Every row in order, and where in the row its elements were. Rows lie along the dims of `within`, which are dim `before` of
+    `x` and those after it.
 
     `within` has the place of each position in its row, `positions` how many of them there are: what is behind, in memory
     that is larger than what is in it, stays behind.
@@ -69,6 +70,7 @@ def sort_rows(x: Tensor, within: Tensor, positions: Tensor, before: int, descend
     >>> sort_rows(torch.tensor([3, 1, 9, 4]), torch.tensor([0, 1, 0, 1]), torch.tensor([4]), 0, 0)
     (tensor([1, 3, 4, 9]), tensor([1, 0, 1, 0]))
     """
+    within = within.reshape(-1)
     inside = torch.arange(len(within), device=x.device) < positions
     rows = torch.where(inside, (within == 0).cumsum(0), len(within) + 1)
     flat = x.reshape(prod(x.shape[:before]), len(within), -1) if x.numel() else x.reshape(0, len(within), 1)
@@ -92,10 +94,11 @@ def compiled_group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def compiled_sort_rows(x: Tensor, within: Tensor, positions: Tensor, before: int, descending: int) -> tuple[Tensor, Tensor]:
     """`sort_rows` without comparing elements of different rows: each row is sorted where it lies."""
-    total = int(positions)
+    inner = prod(x.shape[before + within.ndim :])
+    within, total = within.reshape(-1), int(positions)
     starts = torch.cat([(within[:total] == 0).nonzero().flatten(), positions])
     longest = int(starts.diff().max()) if len(starts) > 1 else 0
-    outer, inner = prod(x.shape[:before]), prod(x.shape[before + 1 :])
+    outer = prod(x.shape[:before])
     threads = torch.get_num_threads() if x.numel() >= 1 << 13 else 1
     values, indices = torch.empty_like(x), torch.empty(x.shape, dtype=torch.int64)
     # Two rows of words for each thread; a word is a key and a position, each of at most 64 bits.

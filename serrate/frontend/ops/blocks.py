@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serrate.errors import ShapeError
-from serrate.frontend.ops.common import counting, dim_of
+from serrate.frontend.ops.common import counted, counting, dim_of
 from serrate.frontend.ops.structure import set, viewed
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import COORDINATE, IterDomain
@@ -44,9 +44,8 @@ def regroup(x: TensorView, group_dim: int = 0, component_dim: int = 1, ragged_di
     g, c, r = (dim_of("regroup", x, d) for d in (group_dim, component_dim, ragged_dim))
     if not g < c < r:
         raise ShapeError(f"regroup: expected dims in the order group, component, ragged, got {g}, {c}, {r}")
-    rows = x.domains[r]
-    if isinstance(rows, RaggedIterDomain) and counting(x, rows) == [g, c]:
-        x = equal_parts("regroup", x, rows)
+    if counting(x, r) == [g, c]:
+        x = equal_parts("regroup", x, r)
     component, joined = domain_regroup(x.domains[g], x.domains[c], x.domains[r])
     logical = [joined if k == r else component if k == c else d for k, d in enumerate(x.domains) if k != g]
     out = x.fusion.tensor(x.dtype, logical)
@@ -64,9 +63,9 @@ def permute(x: TensorView, *dims: int) -> TensorView:
     if sorted(order) != list(range(x.ndim)):
         raise ShapeError(f"permute: expected every dim of {x.ndim} once, got {order}")
     for k, dim in enumerate(order):
-        behind = next((c for c in counting(x, x.domains[dim]) if c in order[k + 1 :]), None)
+        behind = next((c for c in counting(x, dim) if c in order[k + 1 :]), None)
         # Dims that count the same rows may change places; the rows themselves stay behind all of them.
-        if behind is not None and not any(dim in counting(x, d) for d in x.domains):
+        if behind is not None and not counted(x, dim):
             raise ShapeError(
                 f"permute: dim {dim} of {shown(x)} is ragged and must stay behind dim {behind}, which counts its rows; got the "
                 f"order {tuple(order)}"
@@ -87,13 +86,12 @@ def _moved_blocks(x: TensorView, order: Sequence[int]) -> tuple[TensorView, bool
     """`x` with its dims in another order, if that changes the order of dims that count rows; and whether it does."""
     changed = False
     for r in range(x.ndim):
-        rows = x.domains[r]
-        if not isinstance(rows, RaggedIterDomain) or any(r in counting(x, d) for d in x.domains if d.is_ragged):
+        if not x.domains[r].is_ragged or counted(x, r):
             continue
-        counts = counting(x, rows)
+        counts = counting(x, r)
         wanted = [d for d in order if d in counts]
         if len(counts) > 1 and wanted != counts:
-            x, changed = _moved(equal_parts("permute", x, rows), r, wanted), True
+            x, changed = _moved(equal_parts("permute", x, r), r, wanted), True
     if not changed:
         return x, False
     return viewed(x, [x.domains[d] for d in order]), True
@@ -109,9 +107,9 @@ def _moved(x: TensorView, r: int, counts: Sequence[int]) -> TensorView:
     return x.fusion.define([out], x.domains, Store(out, logical, x.at(x.domains)))[0]
 
 
-def equal_parts(name: str, x: TensorView, rows: RaggedIterDomain) -> TensorView:
-    """`x` seen so that dims which count its rows are regular ones; that parts are equally many is asked when it is called."""
-    counts = counting(x, rows)
+def equal_parts(name: str, x: TensorView, r: int) -> TensorView:
+    """`x` seen so that dims which count the rows of dim `r` are regular; that parts are equally many is asked when called."""
+    counts = counting(x, r)
     if not any(x.domains[k].is_ragged for k in counts):
         return x
     x = x if in_order(x.tensor) else set(x)
@@ -121,14 +119,16 @@ def equal_parts(name: str, x: TensorView, rows: RaggedIterDomain) -> TensorView:
         raise ShapeError(f"{name}: dims {counts} of {shown(x)} count rows and must stand side by side, the outermost first")
     for k in counts[1:]:
         part = x.domains[k]
-        assert isinstance(part, RaggedIterDomain)
+        if not isinstance(part, RaggedIterDomain):
+            owner = merge(owner, part)
+            continue
         below = part.definition.inputs[0] if part.definition is not None else part
         size = below.extent_expr // maximum(owner.extent_expr, 1)
         _require_equally_many(name, x, k, part, size)
         logical[k] = IterDomain(size, name=fusion.fresh("c"), pairing=part.pairing)
         owner = merge(owner, logical[k])
     for k, each in enumerate(x.domains):
-        if isinstance(each, RaggedIterDomain) and each.component.uid == rows.component.uid:
+        if isinstance(each, RaggedIterDomain) and counting(x, k) == counts:
             logical[k] = _owned_by(owner, each, fusion.fresh("r"))
     seen = Tensor(fusion.fresh("T"), x.dtype, tuple(logical), storage_of(logical), x.tensor.role, base=x.tensor.memory)
     return fusion.view(seen)

@@ -5,7 +5,7 @@ In: operands of any operation. Out: their fusion, normalised dims, and the check
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,12 @@ import torch
 from serrate.errors import CallError, DtypeError, ShapeError, TraceError
 from serrate.frontend.shapes import shown, size_shown
 from serrate.ir.domains import IterDomain
+from serrate.ir.expr import Expr
 from serrate.ir.fusion import Equal, Fusion, current_fusion
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.reordered import counted_by
+from serrate.ir.transforms import Known, Merge, Transform
+from serrate.ir.values import Place, index_of
 from serrate.ir.view import TensorView
 
 Number = float | int | bool
@@ -91,25 +93,52 @@ def require_equal(fusion: Fusion, what: str, a: IterDomain, b: IterDomain, later
         raise ShapeError(f"{what} differ: {size_shown(fusion, a)} and {size_shown(fusion, b)}")
 
 
-def counts_rows(x: TensorView, component: IterDomain) -> bool:
-    """Whether a dim of `x` is made of rows of `component`, or of rows that its positions are (sentences of a document)."""
+# --- which dim owns which rows -----------------------------------------------------------------------------------------
+
+
+def row_of(x: TensorView, dim: int) -> Place | None:
+    """Which row of ragged dim `dim` an element of `x` lies in: an expression over the indices of the dims that own the rows.
+
+    This is the one rule of ownership: a row is found by the index of its component, and that index follows from dims of `x`. They
+    are the component itself, domains it was merged from (experts > ranks > tokens), or the parts that it was partitioned into
+    (documents > sentences > words). None where `dim` is regular, or dims that own its rows are not among those of `x`.
+    """
+    rows = x.domains[dim]
+    return _index_of(x, rows.component) if isinstance(rows, RaggedIterDomain) else None
+
+
+def _index_of(x: TensorView, component: IterDomain) -> Place | None:
+    if any(d.uid == component.uid for d in x.domains):
+        return Place(index_of(component), (component,))
     made = component.definition
-    counted = {component.uid, *(d.uid for d in (made.inputs if component.is_ragged and isinstance(made, Partition) else ()))}
-    return any(isinstance(d, RaggedIterDomain) and d.component.uid in counted for d in x.domains)
-
-
-def counting(x: TensorView, rows: IterDomain) -> list[int]:
-    """The dims of `x` that count the rows of a ragged one, outermost first."""
-    if not isinstance(rows, RaggedIterDomain):
-        return []
-    places = {d.uid: k for k, d in enumerate(x.domains)}
-    owners = counted_by(rows)
-    if all(d.uid in places for d in owners):
-        return [places[d.uid] for d in owners]
-    # Sentences of documents: the rows belong to what the documents' rows are parts of.
-    for k, part in enumerate(x.domains):
+    if isinstance(made, Merge):
+        return _follows(made, [(d, _index_of(x, d)) for d in made.inputs], made.to_outputs)
+    # Sentences of documents: what counts words was partitioned itself.
+    for part in x.domains:
         made = part.definition
-        if isinstance(part, RaggedIterDomain) and isinstance(made, Partition) and made.inputs[0].uid == rows.component.uid:
-            outer = counting(x, part)
-            return [*outer, k] if outer else []
-    return []
+        if isinstance(part, RaggedIterDomain) and isinstance(made, Partition) and made.inputs[0].uid == component.uid:
+            outer = [(d, _index_of(x, d)) for d in (*made.outputs[:1], *made.beside)]
+            return _follows(made, [*outer, (part, Place(index_of(part), (part,)))], made.to_inputs)
+    return None
+
+
+def _follows(
+    made: Transform, known: Sequence[tuple[IterDomain, Place | None]], rule: Callable[[Known], tuple[Expr, ...]]
+) -> Place | None:
+    places = {d.uid: place for d, place in known if place is not None}
+    if len(places) < len({d.uid for d, _ in known}):
+        return None
+    (expr,) = rule({uid: place.expr for uid, place in places.items()})
+    return Place(expr, tuple({d.uid: d for place in places.values() for d in place.domains}.values()))
+
+
+def counting(x: TensorView, dim: int) -> list[int]:
+    """The dims of `x` that own the rows of ragged dim `dim`, outermost first; together they say which row is meant."""
+    row = row_of(x, dim)
+    places = {d.uid: k for k, d in enumerate(x.domains)}
+    return [] if row is None else [places[d.uid] for d in row.domains]
+
+
+def counted(x: TensorView, dim: int) -> list[int]:
+    """The ragged dims of `x` whose rows dim `dim` owns, alone or with others."""
+    return [k for k in range(x.ndim) if dim in counting(x, k)]

@@ -13,7 +13,7 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import match
-from serrate.frontend.ops.common import Number, counts_rows, dim_of, require_equal
+from serrate.frontend.ops.common import Number, counted, counting, dim_of, require_equal, row_of
 from serrate.frontend.ops.elementwise import cast
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
 from serrate.frontend.shapes import both, shown
@@ -58,13 +58,47 @@ def rows_of(fusion: Fusion, length: Expr, count: Expr, bound: Expr | None) -> tu
     return partition(flat, array, count, names=(fusion.fresh("c"), fusion.fresh("r")))
 
 
-def _own_component(name: str, x: TensorView, dim: int) -> IterDomain:
-    """The component domain of ragged dim `dim`, which must stand just before it as dim 0: one level of rows."""
-    domain = x.domains[dim]
-    assert isinstance(domain, RaggedIterDomain)
-    if dim != 1 or x.domains[0].uid != domain.component.uid:
-        raise ShapeError(f"{name}: dim {dim} of {shown(x)} is ragged inside other rows; flatten the outer level first")
-    return x.domains[0]
+def _row(name: str, x: TensorView, dim: int) -> Place:
+    """Which row of ragged dim `dim` an element of `x` lies in."""
+    row = row_of(x, dim)
+    if row is None:
+        raise ShapeError(f"{name}: no dims of {shown(x)} own the rows of dim {dim}; they must be dims of the tensor")
+    return row
+
+
+def _in_row(expr: Expr, row: Place) -> Expr:
+    """An expression in COORDINATE, in the row at hand."""
+    return expr.substitute({COORDINATE: row.expr})
+
+
+def _resized(name: str, x: TensorView, dim: int, length: Expr, bound: Expr) -> tuple[list[IterDomain], Place]:
+    """The dims of `x` with other lengths of the rows of `dim`, `bound` positions at most in all; and the row at hand.
+
+    `length` is an expression in COORDINATE. Rows that alone belong to one dim get a structure of their own; others stay in the
+    structure they are part of.
+    """
+    rows, owners = x.domains[dim], counting(x, dim)
+    assert isinstance(rows, RaggedIterDomain)
+    if counted(x, dim):
+        raise ShapeError(
+            f"{name}: dim {dim} of {shown(x)} has other rows inside its rows; {name} along dim {counted(x, dim)[-1]}, or "
+            "flatten the outer level first"
+        )
+    domains = list(x.domains)
+    row = _row(name, x, dim)
+    if len(owners) > 1 or counted(x, owners[0]) != [dim]:
+        domains[dim] = rows.with_rows(length, name=x.fusion.fresh("r"), bound=bound)
+        return domains, row
+    domains[owners[0]], domains[dim] = rows_of(x.fusion, length, rows.component.extent_expr, bound)
+    return domains, row.moved({rows.component.uid: domains[owners[0]]})
+
+
+def _whole_rows(name: str, x: TensorView, dim: int) -> int:
+    """The ragged dim whose rows are the positions of `dim`, which must be all that owns them: one level of rows."""
+    rows = counted(x, dim)
+    if len(rows) != 1 or counting(x, rows[0]) != [dim]:
+        raise ShapeError(f"{name}: dim {dim} of {shown(x)} counts more than one level of rows; flatten the outer level first")
+    return rows[0]
 
 
 # --- gathers -----------------------------------------------------------------------------------------------------------
@@ -88,7 +122,7 @@ def index(x: TensorView, indices: TensorView, dim: int = 0, *, name: str = "inde
     indices = _integers(name, indices)
     if isinstance(x.domains[dim], RaggedIterDomain):
         raise ShapeError(f"index: dim {dim} of {shown(x)} is ragged; gather(x, {dim}, indices) picks positions of each row")
-    if counts_rows(x, x.domains[dim]):
+    if counted(x, dim):
         return _index_rows(x, indices, dim)
     domains = (*x.domains[:dim], *indices.domains, *x.domains[dim + 1 :])
     places: Places = (*x.domains[:dim], _at(indices), *x.domains[dim + 1 :])
@@ -97,25 +131,26 @@ def index(x: TensorView, indices: TensorView, dim: int = 0, *, name: str = "inde
 
 def _index_rows(x: TensorView, indices: TensorView, dim: int) -> TensorView:
     """Whole rows: their lengths follow the indices."""
-    ragged = x.domains[1] if x.ndim > 1 else None
-    if dim != 0 or indices.ndim != 1 or not isinstance(ragged, RaggedIterDomain) or levels_of(x) != 1:
-        raise ShapeError(
-            f"index: rows are picked by a 1-D tensor along dim 0 of one level of rows, got {shown(indices)} into {shown(x)}"
-        )
+    if indices.ndim != 1:
+        raise ShapeError(f"index: rows are picked by a 1-D tensor, got {shown(indices)} for dim {dim} of {shown(x)}")
+    place = _whole_rows("index", x, dim)
+    ragged = x.domains[place]
+    assert isinstance(ragged, RaggedIterDomain)
     picked = Array(indices.tensor.memory.name, signed=True)[COORDINATE]
     rows_there = ragged.component.extent_expr
     inside = maximum(minimum(picked, rows_there - 1), 0)
     # A row that is not there is empty: its length is that of some row, times 0.
     exists = minimum(maximum(picked + 1, 0), 1) * minimum(maximum(rows_there - picked, 0), 1)
-    count = indices.domains[0].extent_expr
-    component, rows = rows_of(x.fusion, ragged.length_of(inside) * exists, count, None)
-    places: Places = (_at(indices, (component,)), _same_position(rows), *x.domains[2:])
-    return pulled(x.fusion, x.dtype, (component, rows, *x.domains[2:]), x.at(places))
+    component, rows = rows_of(x.fusion, ragged.length_of(inside) * exists, indices.domains[0].extent_expr, None)
+    return _picked(x, dim, place, component, rows, _at(indices, (component,)))
 
 
-def levels_of(x: TensorView) -> int:
-    """How many ragged dims a tensor has."""
-    return len([d for d in x.domains if d.is_ragged])
+def _picked(x: TensorView, dim: int, place: int, component: IterDomain, rows: IterDomain, row: Place) -> TensorView:
+    """Rows of dim `place` under new dims `component` and `rows`; `row` is the position of `dim` that a row comes from."""
+    domains, places = list(x.domains), list[IterDomain | Place | None](x.domains)
+    domains[dim], domains[place] = component, rows
+    places[dim], places[place] = row, _same_position(rows)
+    return pulled(x.fusion, x.dtype, domains, x.at(tuple(places)))
 
 
 def embedding(indices: TensorView, weight: TensorView) -> TensorView:
@@ -135,12 +170,10 @@ def gather(x: TensorView, dim: int, indices: TensorView) -> TensorView:
         if k != dim:
             later = f"gather of {both(x, indices, later=True)}, dim {k}"
             match(x.fusion, f"gather of {both(x, indices)}, dim {k}", own, other, later)
-    if x.domains[dim].is_ragged and counts_rows(x, x.domains[dim]):
-        raise ShapeError(f"gather: dim {dim} of {shown(x)} counts rows inside other rows; flatten the outer level first")
     # Where rows are picked, positions must lie in the row that the index names.
-    picks = [isinstance(d, RaggedIterDomain) and d.component.uid == x.domains[dim].uid for d in x.domains]
+    inside = counted(x, dim)
     places: Places = tuple(
-        _at(indices) if k == dim else _same_position(d) if picks[k] else d for k, d in enumerate(indices.domains)
+        _at(indices) if k == dim else _same_position(d) if k in inside else d for k, d in enumerate(indices.domains)
     )
     return pulled(x.fusion, x.dtype, indices.domains, x.at(places))
 
@@ -157,7 +190,13 @@ def select(x: TensorView, dim: int, index: int) -> TensorView:
     """
     dim = dim_of("select", x, dim)
     domain = x.domains[dim]
-    place = _position(domain, index, f"select: {shown(x)} has no position {index} in dim {dim}")
+    place = _position(x, dim, index)
+    inside = counted(x, dim)
+    if any(counting(x, k) != [dim] for k in inside):
+        raise ShapeError(
+            f"select: dim {dim} of {shown(x)} counts more than one level of rows; flatten the outer level first, or index the "
+            "JaggedTensor before the program"
+        )
     if not domain.is_ragged and domain.extent_expr.value is None:
         x.fusion.checks.append(PositionInside(index, domain.extent_expr, f"select: dim {dim} has no position"))
     domains: list[IterDomain] = []
@@ -166,7 +205,7 @@ def select(x: TensorView, dim: int, index: int) -> TensorView:
         if k == dim:
             places.append(place)
             continue
-        if isinstance(own, RaggedIterDomain) and own.component.uid == domain.uid:
+        if isinstance(own, RaggedIterDomain) and k in inside:
             own = IterDomain(own.length_of(place.expr), name=x.fusion.fresh("d"), bound=own.host_bound)
             domains.append(own)
             places.append(_same_position(own))
@@ -176,15 +215,17 @@ def select(x: TensorView, dim: int, index: int) -> TensorView:
     return pulled(x.fusion, x.dtype, domains, x.at(tuple(places)))
 
 
-def _position(domain: IterDomain, index: int, message: str) -> Place:
+def _position(x: TensorView, dim: int, index: int) -> Place:
     """A position counted from the start, or from the end where negative; in a ragged dim from the end of each row."""
+    domain = x.domains[dim]
     extent = domain.extent_expr.value
     if not domain.is_ragged and extent is not None and not -extent <= index < extent:
-        raise ShapeError(message)
+        raise ShapeError(f"select: {shown(x)} has no position {index} in dim {dim}")
     if index >= 0:
         return Place(const(index))
     if isinstance(domain, RaggedIterDomain):
-        return Place(domain.length_of(index_of(domain.component)) + index, (domain.component,))
+        row = _row("select", x, dim)
+        return Place(_in_row(domain.length, row) + index, row.domains)
     return Place(domain.extent_expr + index)
 
 
@@ -208,31 +249,25 @@ def slice(x: TensorView, dim: int, start: int | None = None, stop: int | None = 
     high = length if stop is None else _bound(stop, length)
     extent = maximum(high - low, 0)
     if isinstance(domain, RaggedIterDomain):
-        component = _own_component("slice", x, dim)
-        count = component.extent_expr
-        new_component, rows = rows_of(x.fusion, extent, count, domain.host_bound)
-        shifted = Place(index_of(rows) + low.substitute({COORDINATE: index_of(new_component)}), (rows, new_component))
-        places: Places = (new_component, shifted, *x.domains[2:])
-        return pulled(x.fusion, x.dtype, (new_component, rows, *x.domains[2:]), x.at(places))
-    if counts_rows(x, domain):
-        return _slice_rows(x, dim, low, extent)
+        domains, row = _resized("slice", x, dim, extent, domain.host_bound)
+        rows = domains[dim]
+        places = list[IterDomain | Place | None](domains)
+        places[dim] = Place(index_of(rows) + _in_row(low, row), (rows, *row.domains))
+        return pulled(x.fusion, x.dtype, domains, x.at(tuple(places)))
+    if counted(x, dim):
+        place = _whole_rows("slice", x, dim)
+        ragged = x.domains[place]
+        assert isinstance(ragged, RaggedIterDomain)
+        component, kept = rows_of(x.fusion, ragged.length_of(COORDINATE + low), extent, ragged.host_bound)
+        return _picked(x, dim, place, component, kept, Place(index_of(component) + low, (component,)))
     new = IterDomain(extent, name=x.fusion.fresh("d"))
-    domains = (*x.domains[:dim], new, *x.domains[dim + 1 :])
-    places = (*x.domains[:dim], Place(index_of(new) + low, (new,)), *x.domains[dim + 1 :])
-    return pulled(x.fusion, x.dtype, domains, x.at(places))
+    shifted = Place(index_of(new) + low, (new,))
+    at = tuple(shifted if k == dim else d for k, d in enumerate(x.domains))
+    return pulled(x.fusion, x.dtype, (*x.domains[:dim], new, *x.domains[dim + 1 :]), x.at(at))
 
 
 def _bound(position: int, length: Expr) -> Expr:
     return minimum(const(position), length) if position >= 0 else maximum(length + position, 0)
-
-
-def _slice_rows(x: TensorView, dim: int, low: Expr, count: Expr) -> TensorView:
-    ragged = x.domains[1] if x.ndim > 1 else None
-    if dim != 0 or not isinstance(ragged, RaggedIterDomain) or levels_of(x) != 1:
-        raise ShapeError(f"slice: rows of {shown(x)} lie inside other rows; flatten the outer level first")
-    component, rows = rows_of(x.fusion, ragged.length_of(COORDINATE + low), count, ragged.host_bound)
-    places: Places = (Place(index_of(component) + low, (component,)), _same_position(rows), *x.domains[2:])
-    return pulled(x.fusion, x.dtype, (component, rows, *x.domains[2:]), x.at(places))
 
 
 def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> TensorView:
@@ -249,26 +284,24 @@ def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> 
     if before < 0 or after < 0:
         raise ShapeError(f"pad: takes positions to add, got {before} and {after}; use slice to take some away")
     domain = x.domains[dim]
-    domains = list(x.domains)
-    places: list[IterDomain | Place | None] = list(x.domains)
     length: Expr = domain.extent_expr
-    owners: tuple[IterDomain, ...] = ()
+    row = Place(const(0))
     if isinstance(domain, RaggedIterDomain):
-        old = _own_component("pad", x, dim)
-        more = old.extent_expr * (before + after)
-        domains[0], domains[1] = rows_of(x.fusion, domain.length + (before + after), old.extent_expr, domain.host_bound + more)
-        places[0], owners = domains[0], (domains[0],)
-        length = domain.length_of(index_of(domains[0]))
-    elif counts_rows(x, domain):
+        bound = domain.host_bound + domain.component.host_bound * (before + after)
+        domains, row = _resized("pad", x, dim, domain.length + (before + after), bound)
+        length = _in_row(domain.length, row)
+    elif counted(x, dim):
         raise ShapeError(f"pad: dim {dim} of {shown(x)} counts rows; cat with rows to add some")
     else:
+        domains = list(x.domains)
         domains[dim] = IterDomain(length + (before + after), name=x.fusion.fresh("d"))
+    places = list[IterDomain | Place | None](domains)
     new = domains[dim]
     places[dim] = Place(index_of(new) - before, (new,))
     inside = call(
         "logical_and",
         call("ge", position(new), constant(before, torch.int64), dtype=torch.bool),
-        call("lt", position(new), computed(Place(length + before, owners)), dtype=torch.bool),
+        call("lt", position(new), computed(Place(length + before, row.domains)), dtype=torch.bool),
         dtype=torch.bool,
     )
     chosen = call("where", inside, x.at(tuple(places)), constant(value, x.dtype), dtype=x.dtype)
@@ -279,11 +312,11 @@ def flip(x: TensorView, dim: int) -> TensorView:
     """The positions of `dim` in the opposite order; in a ragged dim, within each row."""
     dim = dim_of("flip", x, dim)
     domain = x.domains[dim]
-    if counts_rows(x, domain):
+    if counted(x, dim):
         raise ShapeError(f"flip: dim {dim} of {shown(x)} counts rows; index(x, rows) puts rows in another order")
     if isinstance(domain, RaggedIterDomain):
-        length = domain.length_of(index_of(domain.component))
-        back = Place(length - 1 - index_of(domain), (domain, domain.component))
+        row = _row("flip", x, dim)
+        back = Place(_in_row(domain.length, row) - 1 - index_of(domain), (domain, *row.domains))
     else:
         back = Place(domain.extent_expr - 1 - index_of(domain), (domain,))
     return pulled(x.fusion, x.dtype, x.domains, x.at(tuple(back if k == dim else d for k, d in enumerate(x.domains))))
@@ -316,7 +349,7 @@ def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
     views = [cast(v, dtype) for v in views]
     if isinstance(first.domains[dim], RaggedIterDomain):
         return _cat_ragged(views, dim)
-    if counts_rows(first, first.domains[dim]):
+    if counted(first, dim):
         return _cat_rows(views, dim)
     for other in views[1:]:
         for k, (a, b) in enumerate(zip(first.domains, other.domains, strict=True)):
@@ -359,33 +392,29 @@ def _joined(
 
 
 def _cat_ragged(views: Sequence[TensorView], dim: int) -> TensorView:
-    fusion, first = views[0].fusion, views[0]
-    count = _own_component("cat", first, dim).extent_expr
+    first = views[0]
     for other in views[1:]:
-        require_equal(fusion, "cat: the numbers of rows", first.domains[0], _own_component("cat", other, dim))
-        for k, (a, b) in enumerate(zip(first.domains[2:], other.domains[2:], strict=True), 2):
-            _alike(first, other, k, a, b)
-    ragged = [v.domains[1] for v in views]
-    assert all(isinstance(d, RaggedIterDomain) for d in ragged)
+        for k, (a, b) in enumerate(zip(first.domains, other.domains, strict=True)):
+            if k != dim:
+                _alike(first, other, k, a, b)
+    ragged = [v.domains[dim] for v in views]
     lengths = [d.row_length for d in ragged]
-    bound = _total([d.host_bound for d in ragged])
-    component, rows = rows_of(fusion, _total(lengths), count, bound)
-    own = [length.substitute({COORDINATE: index_of(component)}) for length in lengths]
-    return _joined(views, 1, (component, rows, *first.domains[2:]), own, (component,))
+    domains, row = _resized("cat", first, dim, _total(lengths), _total([d.host_bound for d in ragged]))
+    return _joined(views, dim, domains, [_in_row(length, row) for length in lengths], row.domains)
 
 
 def _cat_rows(views: Sequence[TensorView], dim: int) -> TensorView:
     """Rows behind rows: the values of all tensors one behind the other, cut by offsets that continue."""
-    first = views[0]
-    if dim != 0 or levels_of(first) != 1 or not first.domains[1].is_ragged:
-        raise ShapeError(f"cat: rows of {shown(first)} lie inside other rows; flatten the outer level first")
-    ragged = [v.domains[1] for v in views]
+    places = {_whole_rows("cat", v, dim) for v in views}
+    if places != {dim + 1}:
+        raise ShapeError(f"cat: the rows of {shown(views[0])} must stand right behind dim {dim}, which counts them")
+    ragged = [v.domains[dim + 1] for v in views]
     counts = tuple(d.component.extent_expr for d in ragged if isinstance(d, RaggedIterDomain))
     lengths = tuple(d.row_length for d in ragged)
     names = ", ".join(str(length.substitute({COORDINATE: symbol("c")})) for length in lengths)
     offsets = Array(f"joined({names})", recipe=Joined(lengths, COORDINATE, counts))
-    flat = cat([as_flattened(v) for v in views], 0)
-    return nested_by(flat, offsets, _total(counts), 0)
+    flat = cat([as_flattened(v, component_dim=dim, ragged_dim=dim + 1) for v in views], dim)
+    return nested_by(flat, offsets, _total(counts), dim)
 
 
 def stack(views: Sequence[TensorView], dim: int = 0) -> TensorView:

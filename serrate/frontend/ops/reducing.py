@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from serrate.errors import ShapeError
-from serrate.frontend.ops.common import counting
+from serrate.frontend.ops.common import counted, counting
 from serrate.frontend.ops.elementwise import cast, eq, where
 from serrate.frontend.ops.structure import as_flattened, viewed
 from serrate.frontend.shapes import shown
@@ -66,7 +66,7 @@ def _flat(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, tuple[int, 
             left = tuple(k - (k > r) for k in dims if k != r)
             return _flat(as_flattened(x, component_dim=c, ragged_dim=r), left)
     for k, rows in enumerate(x.domains):
-        counts = counting(x, rows)
+        counts = counting(x, k)
         if isinstance(rows, RaggedIterDomain) and len(counts) > 1 and k not in dims and {*counts} <= {*dims}:
             # Parts of equal number: what counts the rows is made of both dims.
             g, *others = counts
@@ -80,15 +80,15 @@ def _check_rows_are_owned(name: str, x: TensorView, dims: tuple[int, ...], *, se
 
     Only all of them together have, position by position. What has `several` states is reduced in one step or not at all.
     """
-    for k, rows in enumerate(x.domains):
-        counts = [] if k in dims else counting(x, rows)
+    for k in range(x.ndim):
+        counts = [] if k in dims else counting(x, k)
         gone = [d for d in counts if d in dims]
         if gone and gone != counts:
             raise ShapeError(
                 f"{name}: dim {gone[-1]} of {shown(x)} counts the rows of dim {k}, which differ in length, so there is no {name} "
                 f"of them; reduce dim {k} as well, or, position by position, dims {tuple(counts)} together"
             )
-        inner = [j for j, d in enumerate(x.domains) if k in counting(x, d)] if gone else []
+        inner = counted(x, k) if gone else []
         if inner and several:
             raise ShapeError(
                 f"{name}: dims {dims} of {shown(x)} cannot be reduced in one step, with dim {k} between them kept; reduce dim "
@@ -98,7 +98,7 @@ def _check_rows_are_owned(name: str, x: TensorView, dims: tuple[int, ...], *, se
 
 def _inside_kept(x: TensorView, dims: tuple[int, ...]) -> tuple[int, ...]:
     """Dims that are rows inside of rows that are kept while what counts those is reduced."""
-    across = [d for k, d in enumerate(x.domains) if k not in dims and any(c in dims for c in counting(x, d))]
+    across = [d for k, d in enumerate(x.domains) if k not in dims and any(c in dims for c in counting(x, k))]
     return tuple(k for k in dims if any(_deep_inside(x, x.domains[k], d) for d in across))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from serrate.errors import ShapeError
-from serrate.frontend.ops.common import counts_rows, dim_of
+from serrate.frontend.ops.common import counted, dim_of
 from serrate.frontend.ops.elementwise import cast, eq, isnan, logical_or
 from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.sorting import ValuesIndices
@@ -70,7 +70,7 @@ def _extreme(name: str, x: TensorView, dim: int) -> ValuesIndices:
 def _scan(name: str, x: TensorView, dim: int, dtype: torch.dtype) -> TensorView:
     which = dim_of(f"cum{name}", x, dim)
     over, state = x.domains[which], carried_dtype(dtype)
-    if counts_rows(x, over):
+    if counted(x, which):
         raise ShapeError(
             f"cum{name}: dim {which} of {shown(x)} counts rows of different lengths; a running {name} goes along a row"
         )

@@ -6,6 +6,7 @@ is cut into stages here (see `serrate.lower.stages`); nothing is copied to the h
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import torch
 
 from serrate.errors import ShapeError
 from serrate.frontend.ops.blocks import transpose
-from serrate.frontend.ops.common import counts_rows, dim_of
+from serrate.frontend.ops.common import counted, counting, dim_of
 from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.structure import set
 from serrate.frontend.shapes import shown
@@ -23,7 +24,7 @@ from serrate.ir.fusion import PositionInside
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.storage import collapse, storage_of
 from serrate.ir.tile import Library
-from serrate.ir.values import Place, Tensor, extent, index_of, position
+from serrate.ir.values import Place, Tensor, call, extent, index_of, position
 from serrate.ir.view import TensorView
 
 
@@ -57,7 +58,7 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
     """
     dim = dim_of("sort", x, dim)
     fusion, domain = x.fusion, x.domains[dim]
-    if counts_rows(x, domain):
+    if counted(x, dim):
         raise ShapeError(f"sort: dim {dim} of {shown(x)} counts rows of different lengths; sort goes along a row")
     found = [fusion.tensor(x.dtype, x.domains), fusion.tensor(torch.int64, x.domains)]
     if not isinstance(domain, RaggedIterDomain):
@@ -73,29 +74,29 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
     axis = x.domains[first : dim + 1]
     within = pulled(fusion, torch.int64, axis, position(domain))
     # Memory may be larger than what is in it, where only the device knows how many positions there are.
-    positions = pulled(fusion, torch.int64, [IterDomain(1, name=fusion.fresh("o"))], extent(storage_of(axis)[0]))
+    sizes = [extent(d) for d in storage_of(axis)]
+    size = functools.reduce(lambda a, b: call("mul", a, b, dtype=torch.int64), sizes)
+    positions = pulled(fusion, torch.int64, [IterDomain(1, name=fusion.fresh("o"))], size)
     return ValuesIndices(*library("sort_rows", found, [x, within, positions], before, int(descending)))
 
 
 def _axis(x: TensorView, dim: int) -> int:
-    """The first of the dims that make up, with the ragged one at `dim`, one dim of the values; elements of a row are
-    neighbours along it."""
+    """The first of the dims that stand for the positions of all rows of the ragged one at `dim`: those that own them, and sides
+    of the same rectangles. Elements of a row are neighbours there."""
     inner = f"sort: dim {dim} of {shown(x)} has other rows inside its rows; elements of the innermost ragged dim are sorted"
-    _stored(x.domains[dim + 1 :], inner)
-    first = dim
-    while first > 0 and not _is_stored(x.domains[first : dim + 1]):
-        first -= 1
+    _check_stored(x.domains[dim + 1 :], inner)
+    owners = counting(x, dim)
     apart = f"sort: the rows of dim {dim} of {shown(x)} must stand right behind what counts them; permute the dims"
-    if len(_stored(x.domains[first : dim + 1], apart)) != 1:
+    first = min(owners, default=dim)
+    _check_stored(x.domains[first : dim + 1], apart)
+    if any(k not in owners and counting(x, k) != owners for k in range(first, dim)):
         raise ShapeError(apart)
     return first
 
 
 def _is_outer_side(x: TensorView, dim: int) -> bool:
     """Whether a dim is the outer one of two that are rows of one component."""
-    outer, inner = x.domains[dim], x.domains[dim + 1] if dim + 1 < x.ndim else None
-    both = isinstance(outer, RaggedIterDomain) and isinstance(inner, RaggedIterDomain)
-    return both and [d.uid for d in outer.owners] == [d.uid for d in inner.owners]  # type: ignore[union-attr]
+    return dim + 1 < x.ndim and x.domains[dim + 1].is_ragged and counting(x, dim) == counting(x, dim + 1)
 
 
 def _first(x: TensorView, dim: int, count: int) -> TensorView:
@@ -108,14 +109,10 @@ def _first(x: TensorView, dim: int, count: int) -> TensorView:
     return pulled(x.fusion, x.dtype, domains, x.at(places))
 
 
-def _is_stored(domains: Sequence[IterDomain]) -> bool:
-    return not any(d.is_ragged for d in collapse(domains))
-
-
-def _stored(domains: Sequence[IterDomain], message: str) -> tuple[IterDomain, ...]:
-    if not _is_stored(domains):
+def _check_stored(domains: Sequence[IterDomain], message: str) -> None:
+    """Raises unless the domains have memory of their own: none is ragged by something that is not among them."""
+    if any(d.is_ragged for d in collapse(domains)):
         raise ShapeError(message)
-    return collapse(domains)
 
 
 def argsort(x: TensorView, dim: int = -1, descending: bool = False) -> TensorView:
@@ -142,7 +139,7 @@ def topk(x: TensorView, k: int, dim: int = -1, largest: bool = True) -> ValuesIn
             raise ShapeError(f"topk: k must be an int that is not negative, got {k!r}")
         values, indices = sort(x, dim, descending=largest)
         return ValuesIndices(_first(values, dim, k), _first(indices, dim, k))
-    if counts_rows(x, domain):
+    if counted(x, dim):
         raise ShapeError(f"topk: dim {dim} of {shown(x)} counts rows of different lengths; topk goes along a row")
     extent = domain.extent_expr.value
     if isinstance(k, bool) or not isinstance(k, int) or k < 1 or (extent is not None and k > extent):

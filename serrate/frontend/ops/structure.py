@@ -12,7 +12,7 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import index_into, match
-from serrate.frontend.ops.common import counts_rows, dim_of
+from serrate.frontend.ops.common import counted, dim_of
 from serrate.frontend.shapes import shown, size_shown
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, const
@@ -211,8 +211,8 @@ def _check_merged(x: TensorView, outer: int, inner: int) -> None:
         if b.component.uid == a.uid:
             raise ShapeError(f"flatten: dims {outer} and {inner} of {shown(x)} are a component and its rows; use as_flattened")
         raise ShapeError(f"flatten: dim {inner} of {shown(x)} is ragged; only dims behind it can be made one with it")
-    for dim, domain in ((outer, a), (inner, b)):
-        if counts_rows(x, domain):
+    for dim in (outer, inner):
+        if counted(x, dim):
             raise ShapeError(f"flatten: dim {dim} of {shown(x)} counts rows, which no other dim can do")
 
 
