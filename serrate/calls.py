@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +25,9 @@ import torch
 from serrate import settings
 from serrate.engine import Compiled
 from serrate.errors import CallError
+from serrate.frontend.dependencies import Snapshot, WeakMethod, snapshot
 from serrate.frontend.leaves import Leaves, leaves_of
-from serrate.frontend.outside import Method, Outside
-from serrate.frontend.trace import Key, Trace, as_long_as_rows, described, inputs_of, key_of, static_of, trace
+from serrate.frontend.trace import BY_VALUE, Key, Trace, as_long_as_rows, described, inputs_of, key_of, static_of, trace
 from serrate.ir.view import TensorView
 from serrate.runtime.results import remember_structure
 from serrate.schedule.plan import Plan
@@ -35,12 +37,14 @@ from serrate.tensor.jagged import trusted
 
 READY = 32
 """How many prepared calls are remembered for one function; the oldest goes first. Each keeps its structures alive."""
+STATES = 16
+"""For how many states of what a function reads beside its arguments its programs are remembered; the oldest goes first."""
 
 
 class Ready:
     """A call with everything but the addresses of its tensors."""
 
-    __slots__ = ("_first", "_fixed", "_keep", "_leaves", "_rebuild", "_run")
+    __slots__ = ("_copied", "_first", "_fixed", "_keep", "_leaves", "_rebuild", "_run")
 
     def __init__(self, traced: Trace, compiled: Compiled, leaves: Leaves) -> None:
         given = inputs_of(leaves, traced.constants)
@@ -49,6 +53,7 @@ class Ready:
         # Structures are found by identity: as long as they are kept here no other has the same.
         self._keep = [leaf.structure for leaf in leaves if isinstance(leaf, JaggedTensor)]
         self._rebuild = traced.rebuild
+        self._copied = traced.copied
         self._first = next((k for k, leaf in enumerate(leaves) if isinstance(leaf, JaggedTensor)), None)
         for leaf in leaves:
             if isinstance(leaf, JaggedTensor):
@@ -59,6 +64,8 @@ class Ready:
         values: list[Any] = [leaf._values if type(leaf) is JaggedTensor else leaf for leaf in leaves]
         tensors: list[Any] = [fixed if k is None else values[k] for k, fixed in zip(self._leaves, self._fixed, strict=True)]
         results = self._run(tensors, into)
+        for k in self._copied:
+            results[k] = results[k].clone()
         if self._first is not None:
             first: Any = leaves[self._first]
             if first._hints is not NO_HINTS:
@@ -73,11 +80,24 @@ def _advised(result: Any, first: JaggedTensor) -> Any:
     return result
 
 
+class State:
+    """Programs of a function, for one state of what it reads beside its arguments."""
+
+    __slots__ = ("ready", "snapshot", "traces", "used")
+
+    def __init__(self, taken: Snapshot | None, used: tuple[int, ...] = ()) -> None:
+        self.snapshot, self.used = taken, used
+        """Which of the tensors that can be reached are inputs of the programs. Grows while the function is traced."""
+        self.traces: dict[Key, tuple[Trace, Compiled]] = {}
+        self.ready: OrderedDict[Key, Ready] = OrderedDict()
+
+
 class Jitted:
     """A function over JaggedTensors and Tensors that is traced, compiled and run. Made by `serrate.jit`.
 
     Tensors that the function reaches without being handed them (closed over, global, parameters of a module) are inputs of
-    what is compiled, read anew at every call. In a class it makes a method, with programs of their own for each object.
+    what is compiled, read anew at every call. Whatever else it reads is compared at every call with what it was when the function
+    was traced. In a class it makes a method, with programs of their own for each object.
     """
 
     def __init__(
@@ -86,11 +106,14 @@ class Jitted:
         functools.update_wrapper(self, function, updated=())
         self.fn = function
         self._backend, self._strategy = backend, strategy
-        self._traces: dict[Key, tuple[Trace, Compiled]] = {}
-        self._ready: OrderedDict[Key, Ready] = OrderedDict()
-        self._signature, self._defaults = _tensor_defaults(function)
         # One operation of our own reaches nothing but its arguments.
-        self._outside = None if alone else Outside(function)
+        self._alone = alone
+        self._states: tuple[State, ...] = (State(None),) if alone else ()
+        """Used last, first. Replaced as a whole: a thread that comes in between may lose a state, which is then made again."""
+        self._count = 0
+        self._function = _plain_function(function)
+        self._own = (None, None) if self._function is None else (self._function.__defaults__, self._function.__kwdefaults__)
+        self._signature, self._defaults = _tensor_defaults(function)
         self._methods: dict[int, tuple[weakref.ref[Any], Jitted]] = {}
         self._lengths: dict[int, int] = {}
         self._padded: set[int] = set()
@@ -116,7 +139,7 @@ class Jitted:
                 raise CallError(
                     f"jit of a method: a {type(owner).__name__} cannot be referred to weakly; give it a __weakref__ slot"
                 ) from None
-            found = self._methods[key] = (reference, Jitted(Method(self.fn, reference), self._backend, self._strategy))
+            found = self._methods[key] = (reference, Jitted(WeakMethod(self.fn, reference), self._backend, self._strategy))
         return found[1]
 
     def into(self, memory: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -126,75 +149,124 @@ class Jitted:
         return ready(leaves, memory)
 
     def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Ready | None, list[Any]]:
-        if self._defaults:
+        """What was prepared for calls like this one, and the tensors that it takes: arguments, then what is reached otherwise."""
+        if not self._alone:
             args, kwargs = self._defaulted(args, kwargs)
-        key, leaves = self._key(args, kwargs)
+        leaves: list[Any] = []
+        objects: list[Any] | None = None if self._alone else []
+        key = _exact(args, kwargs, leaves, objects)
+        state, reached = self._state(objects)
+        if state is None:
+            return self._prepare(args, kwargs)
+        if state.used:
+            key = _and_outside(key, [reached[k] for k in state.used], leaves)
         try:
-            ready = self._ready.get(key)
+            ready = state.ready.get(key)
         except TypeError:
-            static_of((args, kwargs))  # says which argument cannot be hashed
+            static_of((args, kwargs), alone=self._alone)  # says which argument cannot be hashed
             raise
         return (ready, leaves) if ready is not None else self._prepare(args, kwargs)
 
-    def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[Any]]:
-        """What a prepared call is found by, and the tensors that it takes: arguments, then what is reached otherwise."""
-        leaves: list[Any] = []
-        key = _exact(args, kwargs, leaves)
-        if self._outside is None:
-            return key, leaves
-        further: list[Any] = [self._outside.numbers_now(args, kwargs)]
-        grad = torch.is_grad_enabled()
-        for tensor in self._outside.tensors_now(args, kwargs):
-            _describe(tensor, further, leaves, grad)
-        return (*key, *further), leaves
+    def _state(self, objects: Sequence[Any] | None) -> tuple[State | None, Sequence[Any]]:
+        """The state in which everything is that is read beside arguments, and the tensors reached; None if it is a new one."""
+        states = self._states
+        if objects is None:
+            return states[0], ()
+        for k, state in enumerate(states):
+            assert state.snapshot is not None
+            reached = state.snapshot.read(self.fn, objects)
+            if type(reached) is tuple:
+                if k:
+                    self._states = (state, *states[:k], *states[k + 1 :])
+                return state, reached
+        return None, ()
 
     def _prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Ready | None, list[Any]]:
         if _is_traced((args, kwargs)):
             return None, []
-        traced = self._traced(args, kwargs)
-        # While tracing, more may have been found outside than was known before.
-        key, leaves = self._key(args, kwargs)
+        state, traced, leaves = self._traced(args, kwargs)
         ready = Ready(*traced, leaves)
-        while len(self._ready) >= READY:
-            self._ready.popitem(last=False)
-        self._ready[key] = ready
+        # While tracing, more may have been found outside than was known before.
+        key = _exact(args, kwargs, [], None if self._alone else [])
+        if state.used:
+            key = _and_outside(key, leaves[-len(state.used) :], [])
+        while len(state.ready) >= READY:
+            state.ready.popitem(last=False)
+        state.ready[key] = ready
         return ready, leaves
 
-    def _traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Trace, Compiled]:
-        key, leaves = self._trace_key(args, kwargs)
-        found = self._traces.get(key)
-        if found is None:
-            outside = self._outside
-            find = None if outside is None else functools.partial(outside.find, args, kwargs)
-            own = len(leaves_of(args, kwargs))
-            traced = trace(self.fn, args, kwargs, leaves[own:], find, self._padded & as_long_as_rows(leaves).keys())
-            key, _ = self._trace_key(args, kwargs)
-            found = self._traces[key] = (traced, Compiled(traced.fusion, self._backend, self._strategy))
-        return found
+    def _traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[State, tuple[Trace, Compiled], list[Any]]:
+        """The state that everything is in, what the function is compiled to in it, and the tensors that a call takes."""
+        leaves: list[Any] = leaves_of(args, kwargs)
+        objects: list[Any] | None = None if self._alone else []
+        _exact(args, kwargs, [], objects)
+        state, reached = self._state(objects)
+        if state is None:
+            assert objects is not None
+            state, reached = self._new_state(objects)
 
-    def _trace_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[Any]]:
-        _, leaves = self._key(args, kwargs)
-        numbers = () if self._outside is None else self._outside.numbers_now(args, kwargs)
+        def found(leaf: Any) -> bool:
+            k = next((k for k, each in enumerate(reached) if each is leaf), None)
+            if k is not None:
+                state.used = (*state.used, k)
+            return k is not None
+
+        outside = [reached[k] for k in state.used]
+        key = self._trace_key(args, kwargs, [*leaves, *outside])
+        program = state.traces.get(key)
+        if program is None:
+            generators = () if state.snapshot is None else state.snapshot.generators
+            padded = self._padded & as_long_as_rows([*leaves, *outside]).keys()
+            traced = trace(self.fn, args, kwargs, outside, None if self._alone else found, padded, generators)
+            outside = [reached[k] for k in state.used]
+            key = self._trace_key(args, kwargs, [*leaves, *outside])
+            program = state.traces[key] = (traced, Compiled(traced.fusion, self._backend, self._strategy))
+        return state, program, [*leaves, *outside]
+
+    def _new_state(self, objects: Sequence[Any]) -> tuple[State, Sequence[Any]]:
+        taken, reached = snapshot(self.fn, objects)
+        self._count += 1
+        if self._count == STATES + 1:
+            self._warn(objects)
+        # The rows of ragged tensors are known by their structures, whatever is asked of them.
+        state = State(taken, tuple(k for k, leaf in enumerate(reached) if isinstance(leaf, JaggedTensor)))
+        self._states = (state, *self._states[: STATES - 1])
+        return state, reached
+
+    def _warn(self, objects: Sequence[Any]) -> None:
+        last = self._states[0].snapshot
+        assert last is not None
+        way = last.read(self.fn, objects)
+        warnings.warn(
+            f"{getattr(self.fn, '__name__', 'a function')} was traced {STATES} times for what it reads beside its arguments, "
+            f"because `{last.ways[way]}` changed: each trace is compiled anew. Pass what changes as an argument",
+            stacklevel=2,
+        )
+
+    def _trace_key(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any]) -> Key:
         tables = as_long_as_rows(leaves)
         for k, length in tables.items():
             if self._lengths.setdefault(k, length) != length:
                 self._padded.add(k)
-        return (*key_of(args, kwargs, leaves, self._padded & tables.keys()), numbers), leaves
+        return key_of(args, kwargs, leaves, self._padded & tables.keys(), alone=self._alone)
 
     def _defaulted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Tensors that are defaults of parameters are arguments like others."""
+        f = self._function
+        if f is not None and (f.__defaults__ is not self._own[0] or f.__kwdefaults__ is not self._own[1]):
+            self._own, (self._signature, self._defaults) = (f.__defaults__, f.__kwdefaults__), _tensor_defaults(self.fn)
         if self._signature is None or not self._defaults:
             return args, kwargs
         bound = self._signature.bind(*args, **kwargs)
         for name, value in self._defaults:
-            bound.arguments.setdefault(name, value)
+            bound.arguments.setdefault(name, (self._own[1] or {}).get(name, value))
         return bound.args, bound.kwargs
 
     def compiled(self, *args: Any, **kwargs: Any) -> tuple[Compiled, list[torch.Tensor]]:
         """What these arguments are compiled to, and the tensors it is called with."""
         given, named = self._defaulted(args, kwargs)
-        traced, compiled = self._traced(given, named)
-        return compiled, [g.tensor for g in inputs_of(self._key(given, named)[1], traced.constants)]
+        _, (traced, compiled), leaves = self._traced(given, named)
+        return compiled, [g.tensor for g in inputs_of(leaves, traced.constants)]
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The code that runs for these arguments."""
@@ -214,6 +286,15 @@ def _is_traced(value: Any) -> bool:
     return any(map(_is_traced, value.values())) if isinstance(value, dict) else isinstance(value, TensorView)
 
 
+def _plain_function(function: Any) -> types.FunctionType | None:
+    """The function that has the defaults of something that is called."""
+    if isinstance(function, WeakMethod):
+        function = function.function
+    if isinstance(function, types.MethodType):
+        function = function.__func__
+    return function if isinstance(function, types.FunctionType) else None
+
+
 def _tensor_defaults(function: Callable[..., Any]) -> tuple[inspect.Signature | None, list[tuple[str, Any]]]:
     """The signature, and the defaults that hold tensors; with all that stand before those which have no name in a call."""
     try:
@@ -226,19 +307,29 @@ def _tensor_defaults(function: Callable[..., Any]) -> tuple[inspect.Signature | 
     return signature, [(p.name, p.default) for p in (*tensors, *before)]
 
 
-def _exact(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any]) -> Key:
-    """Everything that a prepared call depends on. Fills `leaves` with the tensors among the arguments."""
+def _exact(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any], objects: list[Any] | None) -> Key:
+    """Everything that a prepared call depends on. Fills `leaves` with the tensors among the arguments, and `objects` with what is
+    known by what can be read of it; without `objects` everything is known by its value."""
     grad = torch.is_grad_enabled()
-    key: list[Any] = [torch.get_num_threads(), settings.current().backend]
+    key: list[Any] = [torch.get_num_threads(), torch.get_default_dtype(), settings.current().backend]
     for value in args:
-        _describe(value, key, leaves, grad)
+        _describe(value, key, leaves, objects, grad)
     for name, value in kwargs.items():
         key.append(name)
-        _describe(value, key, leaves, grad)
+        _describe(value, key, leaves, objects, grad)
     return tuple(key)
 
 
-def _describe(value: Any, key: list[Any], leaves: list[Any], grad: bool) -> None:
+def _and_outside(key: Key, outside: Sequence[Any], leaves: list[Any]) -> Key:
+    """The key of a call with the tensors that it takes beside its arguments, which come behind those."""
+    grad = torch.is_grad_enabled()
+    further = [*key]
+    for tensor in outside:
+        _describe(tensor, further, leaves, None, grad)
+    return tuple(further)
+
+
+def _describe(value: Any, key: list[Any], leaves: list[Any], objects: list[Any] | None, grad: bool) -> None:
     kind = type(value)
     if kind is JaggedTensor:
         values, structure = value._values, value._structure
@@ -256,14 +347,17 @@ def _describe(value: Any, key: list[Any], leaves: list[Any], grad: bool) -> None
     elif isinstance(value, list | tuple):
         key += (kind, len(value))
         for each in value:
-            _describe(each, key, leaves, grad)
+            _describe(each, key, leaves, objects, grad)
     elif isinstance(value, dict):
         key += (kind, len(value))
         for name, each in value.items():
             key.append(name)
-            _describe(each, key, leaves, grad)
-    else:
+            _describe(each, key, leaves, objects, grad)
+    elif objects is None or isinstance(value, BY_VALUE):
         key += (kind, value)
+    else:
+        key.append(kind)
+        objects.append(value)
 
 
 def jit(function: Callable[..., Any] | None = None, *, backend: str | None = None, strategy: str | None = None) -> Any:

@@ -82,6 +82,10 @@ class Watching(TorchFunctionMode):
             return TensorView.__torch_function__(function, types, args, kwargs)
         given = leaves_of(args, kwargs)
         if function in FACTS:
+            for leaf in given:
+                if id(leaf) not in self.made:
+                    # What a tensor is decides what is traced; as an input, it is part of what the trace is for.
+                    _captured(leaf)
             return function(*args, **kwargs)
         if all(id(leaf) in self.made for leaf in given):
             return self._at_once(function, args, kwargs)

@@ -6,6 +6,7 @@ inner shapes and which arguments share a structure; never on lengths or on how m
 
 from __future__ import annotations
 
+import enum
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,12 +18,14 @@ import torch
 from serrate.errors import SerrateError, TraceError
 from serrate.frontend import ops, torch_names
 from serrate.frontend.capture import captured, capturing
+from serrate.frontend.drawing import drawing_refused
 from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped
 from serrate.ir.expr import Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.view import TensorView, is_user_file, user_line
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.rows import Rows
+from serrate.tensor.torch_private import version
 
 _ = torch_names  # imported for what it installs
 
@@ -37,19 +40,44 @@ class Trace:
     rebuild: Callable[[Sequence[Any]], Any]
     constants: tuple[torch.Tensor, ...] = ()
     """Tensors made while tracing, the same in every call: the last inputs of the fusion."""
+    copied: tuple[int, ...] = ()
+    """The results that are such a tensor: each call hands out one of its own."""
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------------
 
 
-def static_of(value: Any) -> Key:
-    """What is no tensor among arguments, and where tensors stand: part of what a trace is specialised on."""
+BY_VALUE = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type(Ellipsis),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    range,
+    enum.Enum,
+)
+"""What is known by its value among arguments."""
+
+
+def static_of(value: Any, *, alone: bool = False) -> Key:
+    """What is no tensor among arguments, and where tensors stand: part of what a trace is specialised on.
+
+    Of objects that may change only the type: what is read of them is compared otherwise. `alone`: that is not done here, and they
+    are what they are equal to.
+    """
     if isinstance(value, JaggedTensor | torch.Tensor):
         return ()
     if isinstance(value, list | tuple):
-        return (type(value), *map(static_of, value))
+        return (type(value), *(static_of(each, alone=alone) for each in value))
     if isinstance(value, dict):
-        return (dict, *((name, static_of(each)) for name, each in value.items()))
+        return (dict, *((name, static_of(each, alone=alone)) for name, each in value.items()))
+    if not alone and not isinstance(value, BY_VALUE):
+        return (type(value),)
     try:
         hash(value)
     except TypeError:
@@ -66,11 +94,13 @@ def described(value: Any) -> Key:
     return (kind, repr(value) if kind is complex or (kind is float and (value == 0 or value != value)) else value)
 
 
-def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves, padded: Collection[int] = ()) -> Key:
+def key_of(
+    args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves, padded: Collection[int] = (), *, alone: bool = False
+) -> Key:
     """What a trace is specialised on: two calls with equal keys run the same fusion. `padded`: see `as_long_as_rows`."""
     jagged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
     rows = _numbers_of_rows(leaves_of(args, kwargs))
-    key: list[Any] = [static_of(args), static_of(kwargs)]
+    key: list[Any] = [torch.get_default_dtype(), static_of(args, alone=alone), static_of(kwargs, alone=alone)]
     for k, leaf in enumerate(leaves):
         if isinstance(leaf, JaggedTensor):
             first = next(n for n, other in enumerate(jagged) if _same(other, leaf))
@@ -173,12 +203,14 @@ def trace(
     outside: Leaves = (),
     found: Callable[[Leaf], bool] | None = None,
     padded: Collection[int] = (),
+    generators: Sequence[Any] = (),
 ) -> Trace:
     """Calls `function` on traced arguments and records what it does.
 
     `outside` are tensors that are no arguments and are inputs all the same. `found` is told of others that the function uses;
     they become inputs behind these, unless it says that they cannot be found again in another call. `padded` are the places of
-    tensors, among arguments and those outside, whose second dim follows the longest row.
+    tensors, among arguments and those outside, whose second dim follows the longest row. `generators` are sources of random
+    numbers that the function reaches; to draw from them is an error.
     """
     fusion = Fusion(name=_identifier(function))
     given_leaves = leaves_of(args, kwargs)
@@ -187,6 +219,7 @@ def trace(
     seen: list[tuple[JaggedTensor, list[TensorView]]] = []
     # An argument may be a tensor that is also outside, and another one in the next call; so only these are told by identity.
     known: list[tuple[Leaf, TensorView]] = []
+    made: dict[tuple[int, int], TensorView] = {}
     constants: list[tuple[torch.Tensor, TensorView]] = []
 
     def view(leaf: Leaf) -> TensorView:
@@ -199,9 +232,12 @@ def trace(
         if before is not None:
             return before
         if made_here and isinstance(leaf, torch.Tensor):
-            constants.append((leaf, fusion.input(tuple(leaf.shape), leaf.dtype)))
-            known.append(constants[-1])
-            return constants[-1][1]
+            # As it is now: the function may write to it afterwards.
+            place = (id(leaf), version(leaf))
+            if place not in made:
+                made[place] = fusion.input(tuple(leaf.shape), leaf.dtype)
+                constants.append((leaf.detach().clone(), made[place]))
+            return made[place]
         if found is None or not found(leaf):
             raise TraceError(
                 f"a {type(leaf).__name__} that is no argument meets a traced tensor ({user_line()}), and is nothing that the "
@@ -215,12 +251,14 @@ def trace(
         given, named = mapped(tuple(args), view), mapped(dict(kwargs), view)
         known += [(leaf, view(leaf)) for leaf in outside]
         leaves: list[TensorView] = []
-        with capturing(capture):
+        with drawing_refused(generators), capturing(capture):
             form = _flatten(function(*given, **named), leaves, fusion)
         fusion.output(*leaves)
-    made = [v for _, v in constants]
-    fusion.inputs[:] = [*(v for v in fusion.inputs if not any(v is c for c in made)), *made]
-    return Trace(fusion, lambda values: _unflatten(form, iter(values)), tuple(constant for constant, _ in constants))
+    own = [v for _, v in constants]
+    fusion.inputs[:] = [*(v for v in fusion.inputs if not any(v is c for c in own)), *own]
+    memories = {v.tensor.memory.name for v in own}
+    copied = tuple(k for k, leaf in enumerate(leaves) if leaf.tensor.memory.name in memories)
+    return Trace(fusion, lambda values: _unflatten(form, iter(values)), tuple(constant for constant, _ in constants), copied)
 
 
 @contextmanager

@@ -71,6 +71,12 @@ def test_a_weight_as_large_as_a_table_of_the_rows() -> None:
     assert len(traced) == 1
 
 
+def test_one_weight_used_twice() -> None:
+    x, w = rows(), torch.randn(4, 4)
+    got = jit(lambda x, w: nn.functional.linear(torch.relu(nn.functional.linear(x, w)), w))(x, w)
+    torch.testing.assert_close(got.values, torch.relu(x.values @ w.T) @ w.T)
+
+
 def test_features_as_many_as_the_longest_row_has_positions() -> None:
     x = rows([4, 1, 2])
     bias = torch.randn(3, 4)
@@ -231,9 +237,9 @@ def test_random_numbers_and_unknown_tensors_are_refused() -> None:
         jit(torch.erfinv)(rows())
     with pytest.raises(CallError, match=r"exp got an unexpected keyword argument 'out'; it takes input"):
         jit(lambda x: torch.exp(x, out=weight))(rows())
-    hidden = iter([torch.ones(4)])
+    hidden = rows()
     with pytest.raises(TraceError, match="is nothing that the function closes over, names or keeps; pass it as an argument"):
-        jit(lambda x: x + next(hidden))(rows())
+        jit(lambda x: x + hidden.values[0])(rows())
 
 
 def test_what_is_made_while_tracing_does_not_pile_up() -> None:

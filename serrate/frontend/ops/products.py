@@ -56,9 +56,7 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
         require_equal(
             fusion, f"{what}: the sizes of the contracted dims", k, w.domains[-2], "matmul: the sizes of contracted dims"
         )
-    if j.uid in {d.uid for d in x.domains}:
-        # Rows by the same rows: two indices over one structure.
-        j = j.with_rows(j.row_length, name=fusion.fresh("r" if j.is_ragged else "d"), bound=j.bound, total=j.extent_expr)
+    j = _apart(x, j)
     index: tuple[IterDomain, ...] = (k, j)
     if w.ndim > 3:
         j = _beside(x, w, j)
@@ -74,6 +72,14 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
     product = call("mul", x.at(x.domains), w.at(index), dtype=carried_dtype(dtype))
     out = fusion.define([state], (*kept, k), Accumulate((state,), kept, reduction("sum"), (product,), (k,)))[0]
     return cast(out, dtype)
+
+
+def _apart(x: TensorView, j: IterDomain) -> IterDomain:
+    """The last dim of a product; another domain where `x` has it too (rows by the same rows, one weight used twice): there are
+    two indices over one extent."""
+    if j.uid not in {d.uid for d in x.domains}:
+        return j
+    return j.with_rows(j.row_length, name=x.fusion.fresh("r" if j.is_ragged else "d"), bound=j.bound, total=j.extent_expr)
 
 
 def _beside(x: TensorView, w: TensorView, j: IterDomain) -> IterDomain:
@@ -114,7 +120,7 @@ def linear(x: TensorView, weight: TensorView, bias: TensorView | None = None) ->
         raise ShapeError(f"linear: expected a weight [j, k], got {shown(weight)}")
     if x.dtype != weight.dtype:
         raise DtypeError(f"linear: both must have one dtype, got {x.dtype} and {weight.dtype}; convert one of them")
-    k, j = x.domains[-1], weight.domains[0]
+    k, j = x.domains[-1], _apart(x, weight.domains[0])
     what = f"linear of {shown(x)} and a weight {shown(weight)}: the features of both"
     require_equal(fusion, what, k, weight.domains[1], "linear: the features of rows and weight")
     kept = (*x.domains[:-1], j)

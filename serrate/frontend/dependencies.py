@@ -1,0 +1,647 @@
+"""Dependencies: what a call of a function depends on beside its tensors, and a quick way to see that it is as it was.
+
+In: a function, and objects that it is handed. Out: a `Snapshot`: the tensors that the function can reach, and generated Python
+that follows the same ways again, gives the tensors that are there now, and finds out if anything else has changed. Of
+
+    def f(x): return act(x @ params["w"]) * config.scale
+
+it reads, in short,
+
+    g = function.__globals__
+    v0 = g["act"]            if v0.__code__ is not c0: return 0             and so on, for what `act` reads
+    v1 = g["params"]["w"]    if type(v1) is not Tensor: return 1
+    v2 = g["config"]         if type(v2) is not Config: return 2
+    v3 = v2.__dict__         if v3["scale"] is not c1 and differs(...): return 3
+    return (v1,)
+
+Why this is enough: `bytecode` gives chains, which are followed exactly, and the names of all attributes that are read of
+anything else. What a chain ends at may be used in any way, so all those names are followed from it, all items of a container, and
+the code of functions and methods, until nothing new is found. Two ways to one object are two reads, and that they lead to one
+object is checked too. Numbers, strings and the like are compared by value and type, functions by their code, defaults and
+closures, other objects by class and attributes, and what cannot be looked into by identity. The code of torch, of Python's
+library and of this package does not change; it is not followed.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import enum
+import functools
+import importlib.util
+import itertools
+import random
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from serrate.errors import TraceError
+from serrate.frontend.bytecode import UNKNOWABLE, Chain, Reads, Step, reads_of
+from serrate.frontend.leaves import Leaf
+from serrate.tensor import JaggedTensor
+
+LIMIT = 20_000
+"""How many reads are followed; a function that has more is refused."""
+MISSING = object()
+"""Where there is nothing."""
+
+PLAIN = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.Size, range, slice)
+"""What cannot change, and is compared by value."""
+CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+WRITES = frozenset(("append", "appendleft", "add", "extend", "insert", "clear", "discard"))
+"""Methods that change a container and tell nothing about it."""
+MAKING = frozenset(("__init__", "__new__", "__post_init__"))
+"""Methods of a class that make objects."""
+_OF_OBJECTS = (
+    "call getattr getattribute getitem iter next len bool contains reversed enter exit float int index hash eq ne lt le gt ge "
+    "neg pos abs invert str repr format get missing class_getitem torch_function"
+)
+_OF_PAIRS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift divmod"
+IMPLICIT = frozenset(
+    f"__{name}__" for name in (*_OF_OBJECTS.split(), *(f"{side}{name}" for name in _OF_PAIRS.split() for side in ("", "r", "i")))
+)
+"""Methods that are called without being named."""
+HOOKS = ("forward", "_forward_hooks", "_forward_pre_hooks")
+"""What a call of a torch module reads."""
+PARTS = ("_parameters", "_buffers", "_modules")
+"""Where a torch module keeps attributes."""
+
+
+HEAP = 1 << 9
+"""The flag of classes that are made by Python code."""
+
+
+class WeakMethod:
+    """A function with an object as its first argument, which it does not keep alive."""
+
+    def __init__(self, function: Callable[..., Any], owner: weakref.ref[Any]) -> None:
+        self.function, self.owner = function, owner
+        self.__name__ = getattr(function, "__name__", "method")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self.owner(), *args, **kwargs)
+
+
+TRANSPARENT: dict[type, tuple[str, ...]] = {
+    types.MethodType: ("__self__", "__func__"),
+    functools.partial: ("func", "args", "keywords"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget",),
+    functools.cached_property: ("func",),
+    functools.partialmethod: ("func", "args", "keywords"),
+    WeakMethod: ("function", "owner"),
+}
+"""What is made of other things, which are all that matters of it."""
+
+READ_INSIDE = frozenset(("collections", "os", "weakref", "_collections_abc"))
+"""Modules of Python's library whose classes hold what users put there, and are read by their methods."""
+
+
+class Snapshot(NamedTuple):
+    """What a function depended on once."""
+
+    read: Callable[[Any, Sequence[Any]], Any]
+    """Takes the function and the objects it is handed; gives the tensors that are reached now, or, if anything is not as it was,
+    the number of the way on which that was seen."""
+    ways: tuple[str, ...]
+    """Each of the ways, as a user would write it."""
+    generators: tuple[Any, ...]
+    """Sources of random numbers that the function reaches."""
+
+
+def snapshot(function: Any, objects: Sequence[Any] = ()) -> tuple[Snapshot, list[Leaf]]:
+    """What a function, handed these objects, depends on now; and the tensors that it reaches.
+
+    >>> scales = [2.0, torch.ones(1)]
+    >>> def f(x):
+    ...     return x * scales[0] + scales[1]
+    >>> taken, tensors = snapshot(f)
+    >>> scales[1] = torch.zeros(1)
+    >>> taken.read(f, ())
+    (tensor([0.]),)
+    >>> scales[0] = 3.0
+    >>> taken.ways[taken.read(f, ())]
+    'scales[0]'
+    """
+    names: set[str] = set()
+    every = False
+    while True:
+        walk = _Walk(function, objects, frozenset(names), every)
+        if walk.names <= names and walk.every <= every:
+            return walk.snapshot(), walk.tensors
+        # Further names concern objects that were seen before.
+        names |= walk.names
+        every |= walk.every
+
+
+def differs(a: Any, b: Any) -> bool:
+    """Whether two plain values are not the same one: 1, 1.0 and True are not, nor are 0.0 and -0.0; and NaN is what it is."""
+    if type(a) is not type(b):
+        return True
+    if type(a) is float or type(a) is complex:
+        return repr(a) != repr(b)
+    return bool(a != b)
+
+
+def _all_same(now: Iterable[Any], then: Sequence[Any]) -> bool:
+    """Whether plain values are the same ones; both are equally many."""
+    return not any(a is not b and differs(a, b) for a, b in zip(now, then, strict=True))
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not MISSING
+    except ValueError:
+        return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(module: str) -> bool:
+    """Whether a module is torch's, Python's or our own: its code and classes stay as they are."""
+    package = module.partition(".")[0]
+    return package in ("torch", "serrate") or (package in sys.stdlib_module_names and package != "__main__")
+
+
+def _has_stable_code(thing: Any) -> bool:
+    """Whether a function or a class is one of a library."""
+    module = thing.__globals__.get("__name__") if isinstance(thing, types.FunctionType) else getattr(thing, "__module__", None)
+    return _is_library(module or "")
+
+
+def _in_mro(kind: type, name: str) -> Any:
+    """What a class, or one that it is derived from, has under a name."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), MISSING)
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_of_library_class(kind: type) -> frozenset[str]:
+    """The attributes that a library's class reads of its own objects, in what may be called without our seeing it."""
+    methods: dict[str, types.FunctionType] = {}
+    for base in reversed(kind.__mro__):
+        if base is not torch.nn.Module:
+            methods |= {name: f for name, f in vars(base).items() if isinstance(f, types.FunctionType)}
+    names: set[str] = set()
+    pending = [name for name in methods if name in IMPLICIT or name in ("forward", "get", "items", "keys", "values")]
+    done: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in done:
+            continue
+        done.add(name)
+        reads = reads_of(methods[name].__code__)
+        names |= reads.names
+        pending += [own for own in reads.names if own in methods]
+    return frozenset(names - methods.keys())
+
+
+class _Walk:
+    """One walk over everything that is reached, nearest first; writes the code that does it again."""
+
+    def __init__(self, function: Any, objects: Sequence[Any], names: frozenset[str], every: bool) -> None:
+        self.names, self.every = set(names), every
+        self.tensors: list[Leaf] = []
+        self._generators: list[Any] = []
+        self._known, self._every = sorted(names), every
+        self._lines: list[str] = []
+        self._constants: dict[str, Any] = {"differs": differs, "all_same": _all_same, "is_filled": _is_filled, "MISSING": MISSING}
+        self._ways: list[str] = []
+        self._leaves: list[str] = []
+        self._objects: dict[int, str] = {}
+        self._keep: list[Any] = []
+        """Ids of what is seen are not used again while it is here."""
+        self._used: set[int] = set()
+        self._done: set[Any] = set()
+        self._dicts: dict[str, tuple[Any, str, set[str]]] = {}
+        """Dicts of attributes, by their variables: the way to each, and names that are looked for and not there."""
+        self._parts: dict[tuple[str, str], str] = {}
+        self._pending: collections.deque[Callable[[], None]] = collections.deque()
+        self._counter = itertools.count()
+        self._visit("function", function, getattr(function, "__name__", "function"), quiet=True)
+        for k, each in enumerate(objects):
+            self._visit(f"objects[{k}]", each, f"argument of type {type(each).__name__}")
+        while self._pending:
+            self._pending.popleft()()
+            if len(self._lines) > LIMIT:
+                raise TraceError(
+                    f"{getattr(function, '__name__', 'the function')} reaches more than {LIMIT:,} objects by the names it uses; "
+                    f"the last was `{self._ways[-1]}`. Pass what it needs as arguments"
+                )
+
+    def snapshot(self) -> Snapshot:
+        """What was found."""
+        for var, (inside, way, absent) in self._dicts.items():
+            if not inside:
+                self._check(var, way)
+            elif len(absent) <= 4:
+                self._check(" or ".join(f"{name!r} in {var}" for name in sorted(absent)), way)
+            else:
+                # The same keys is the quick answer; others are no matter as long as they are not looked for.
+                keys, looked_for = self._constant(list(inside)), self._constant(frozenset(absent))
+                self._check(f"[*{var}] != {keys} and not {looked_for}.isdisjoint({var})", way)
+        body = [*self._lines, f"return ({''.join(f'{leaf}, ' for leaf in self._leaves)})"]
+        text = "\n".join(
+            [
+                "def read(function, objects):",
+                "    try:",
+                *(f"        {line}" for line in body),
+                "    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:",
+                "        return way_of[error.__traceback__.tb_lineno - 3]",
+            ]
+        )
+        # Where the way ends: that of the next check.
+        way_of, following = [0] * len(self._lines), 0
+        for k, line in reversed(list(enumerate(self._lines))):
+            following = way_of[k] = int(line.rpartition(" ")[2]) if line.startswith("if ") else following
+        self._constants["way_of"] = way_of
+        exec(compile(text, "<dependencies>", "exec"), self._constants)
+        return Snapshot(self._constants["read"], tuple(self._ways), tuple(self._generators))
+
+    # --- code ------------------------------------------------------------------------------------------------------------
+
+    def _constant(self, thing: Any) -> str:
+        name = f"c{next(self._counter)}"
+        self._constants[name] = thing
+        return name
+
+    def _check(self, condition: str, way: str) -> None:
+        self._lines.append(f"if {condition}: return {self._way(way)}")
+
+    def _way(self, way: str) -> int:
+        if not self._ways or self._ways[-1] != way:
+            self._ways.append(way)
+        return len(self._ways) - 1
+
+    def _variable(self, expression: str) -> str:
+        name = f"v{next(self._counter)}"
+        self._lines.append(f"{name} = {expression}")
+        return name
+
+    # --- things ------------------------------------------------------------------------------------------------------------
+
+    def _visit(self, expression: str, thing: Any, way: str, quiet: bool = False) -> None:
+        """Reads something that may be used in any way."""
+        held = self._hold(expression, thing, way, quiet)
+        if held is not None and id(thing) not in self._used:
+            self._used.add(id(thing))
+            self._pending.append(lambda: self._use(held, thing, way))
+
+    def _hold(self, expression: str, thing: Any, way: str, quiet: bool = False) -> str | None:
+        """Reads something, and checks what kind of thing it is; gives its variable, None for a plain value."""
+        if isinstance(thing, (*PLAIN, enum.Enum)):
+            if (expression, "plain") in self._done:
+                return None
+            self._done.add((expression, "plain"))
+            if thing is None or isinstance(thing, bool | enum.Enum):
+                self._check(f"{expression} is not {thing if thing is None else self._constant(thing)}", way)
+            else:
+                value = self._constant(thing)
+                self._check(f"(x := {expression}) is not {value} and differs(x, {value})", way)
+            return None
+        known = self._objects.get(id(thing))
+        if known is not None:
+            if known != expression and (expression, known) not in self._done:
+                self._done.add((expression, known))
+                self._check(f"{expression} is not {known}", way)
+            return known
+        var = self._objects[id(thing)] = self._variable(expression)
+        self._keep.append(thing)
+        if isinstance(thing, types.FunctionType) and not _has_stable_code(thing):
+            self._check(f"{var}.__code__ is not {self._constant(thing.__code__)}", way)
+        elif not quiet and self._is_opaque(thing):
+            self._check(f"{var} is not {self._constant(thing)}", way)
+        else:
+            self._check(f"type({var}) is not {self._constant(type(thing))}", way)
+        return var
+
+    def _is_opaque(self, thing: Any) -> bool:
+        """Whether a thing is known by what it is alone."""
+        if isinstance(thing, (type, types.ModuleType, types.FunctionType)) or _draws(thing):
+            return True
+        if isinstance(thing, (*CONTAINERS, torch.nn.Module, torch.Tensor, JaggedTensor, weakref.ref, *TRANSPARENT)):
+            return False
+        if _wrapped(thing) is not None or hasattr(type(thing), "tobytes"):
+            return False
+        if (type(thing).__module__.partition(".")[0]) in ("torch", "serrate"):
+            return True
+        return not hasattr(thing, "__dict__") and not _slots(type(thing))
+
+    def _use(self, var: str, thing: Any, way: str) -> None:
+        """Reads everything that may matter of a thing that is used in any way."""
+        if isinstance(thing, torch.Tensor | JaggedTensor):
+            self.tensors.append(thing)
+            self._leaves.append(var)
+        elif isinstance(thing, types.FunctionType):
+            if not _has_stable_code(thing):
+                self._function(var, thing, way)
+        elif isinstance(thing, CONTAINERS):
+            self._content(var, thing, way)
+            if hasattr(thing, "__dict__") and not _has_stable_code(type(thing)):
+                self._object(var, thing, way)
+        elif isinstance(thing, tuple(TRANSPARENT)):
+            for name in TRANSPARENT[next(kind for kind in TRANSPARENT if isinstance(thing, kind))]:
+                self._visit(f"{var}.{name}", getattr(thing, name), way)
+        elif isinstance(thing, weakref.ref):
+            self._visit(f"{var}()", thing(), way)
+        elif (attribute := _wrapped(thing)) is not None:
+            self._visit(f"{var}.{attribute}", getattr(thing, attribute), way)
+        elif isinstance(thing, type):
+            for name in (*self._known, *sorted(IMPLICIT | MAKING)):
+                self._of_class(thing, name, way)
+        elif isinstance(thing, types.ModuleType):
+            for name in self._known:
+                self._of_module(var, thing, name, way)
+        elif hasattr(type(thing), "tobytes"):
+            told = self._constant((thing.tobytes(), str(getattr(thing, "dtype", "")), getattr(thing, "shape", ())))
+            self._check(f"({var}.tobytes(), str(getattr({var}, 'dtype', '')), getattr({var}, 'shape', ())) != {told}", way)
+        elif not self._is_opaque(thing):
+            self._object(var, thing, way)
+        elif isinstance(thing, collections.abc.Iterator) and type(thing).__module__ in ("builtins", "itertools"):
+            raise TraceError(
+                f"`{way}` is an iterator, which gives something else each time; a trace would keep what it gave once. Pass its "
+                "items as arguments, or use a list"
+            )
+        elif _draws(thing):
+            self._generators.append(thing)
+
+    def _content(self, var: str, thing: Any, way: str) -> None:
+        """Reads all items of a container."""
+        if not thing:
+            return self._check(var, way)
+        if isinstance(thing, set | frozenset):
+            plain = all(isinstance(each, PLAIN) for each in thing)
+            self._check(f"{var} != {self._constant(frozenset(thing))}", way)
+            if not plain:
+                for each in thing:
+                    self._visit(self._constant(each), each, way)
+            return
+        if isinstance(thing, dict):
+            self._check(f"[*{var}] != {self._constant(list(thing))}", way)
+            items, values = [(self._constant(key), f"[{key!r}]", each) for key, each in thing.items()], f"{var}.values()"
+        else:
+            self._check(f"len({var}) != {len(thing)}", way)
+            items, values = [(str(k), f"[{k}]", each) for k, each in enumerate(thing)], var
+        if len(items) > 4 and all(isinstance(each, PLAIN) for _, _, each in items):
+            # A table of numbers in one line.
+            self._check(f"not all_same({values}, {self._constant([each for _, _, each in items])})", way)
+            return
+        for key, shown, each in items:
+            self._visit(f"{var}[{key}]", each, f"{way}{shown}")
+
+    def _function(self, var: str, function: types.FunctionType, way: str) -> None:
+        """Reads what the code of a function reads."""
+        self._visit(f"{var}.__defaults__", function.__defaults__, f"{way}.__defaults__")
+        self._visit(f"{var}.__kwdefaults__", function.__kwdefaults__, f"{way}.__kwdefaults__")
+        reads = self._noted(reads_of(function.__code__))
+        for chain in reads.chains:
+            found = self._root(var, function, chain)
+            if found is not None:
+                self._follow(*found, chain.steps)
+
+    def _noted(self, reads: Reads) -> Reads:
+        self.names |= reads.names
+        self.every |= reads.every
+        return reads
+
+    def _root(self, var: str, function: types.FunctionType, chain: Chain) -> tuple[str, Any, str] | None:
+        """What a chain begins with; None for what Python has itself."""
+        if chain.root == "cell":
+            place = function.__code__.co_freevars.index(chain.name)
+            cell = (function.__closure__ or ())[place]
+            if not _is_filled(cell):
+                self._check(f"is_filled({var}.__closure__[{place}])", chain.name)
+                return None
+            return f"{var}.__closure__[{place}].cell_contents", cell.cell_contents, chain.name
+        if chain.root == "module":
+            name = importlib.util.resolve_name(chain.name, function.__globals__.get("__package__"))
+            names, where, shown = sys.modules, self._named("modules", sys.modules), name
+        else:
+            if chain.name in UNKNOWABLE and chain.name not in function.__globals__:
+                raise TraceError(
+                    f"{function.__name__} uses {chain.name}, so that what it reads cannot be known; write it without, or decide "
+                    "before the call"
+                )
+            name, names, shown = chain.name, function.__globals__, chain.name
+            where = self._globals(var, function)
+        if name in names:
+            return f"{where}[{name!r}]", names[name], shown
+        if (where, name) not in self._done:
+            self._done.add((where, name))
+            self._check(f"{name!r} in {where}", shown)
+        if chain.root == "global" and not hasattr(builtins, name):
+            self._check(f"hasattr({self._named('builtins', builtins)}, {name!r})", shown)
+        return None
+
+    def _named(self, name: str, thing: Any) -> str:
+        self._constants[name] = thing
+        return name
+
+    def _globals(self, var: str, function: types.FunctionType) -> str:
+        known = self._objects.get(id(function.__globals__))
+        if known is None:
+            known = self._objects[id(function.__globals__)] = self._variable(f"{var}.__globals__")
+            self._done.add((f"{var}.__globals__", known))
+        elif (f"{var}.__globals__", known) not in self._done:
+            self._done.add((f"{var}.__globals__", known))
+            self._check(f"{var}.__globals__ is not {known}", "a function it calls")
+        return known
+
+    def _follow(self, expression: str, thing: Any, way: str, steps: Sequence[Step]) -> None:
+        """Reads a chain, step by step, as far as it goes through things that can be looked into."""
+        for k, step in enumerate(steps):
+            if isinstance(thing, (*PLAIN, torch.Tensor, JaggedTensor)):
+                break
+            found = self._step(expression, thing, way, step)
+            if found is None:
+                if not (isinstance(thing, types.ModuleType) and _is_library(thing.__name__)):
+                    # What comes out there is read further.
+                    self.names.update(name for kind, name in steps[k + 1 :] if kind == "attribute")
+                return
+            expression, thing, way = found
+        self._visit(expression, thing, way)
+
+    def _step(self, expression: str, thing: Any, way: str, step: Step) -> tuple[str, Any, str] | None:
+        """Reads one step of a chain; None where the thing is read in another way instead."""
+        kind, key = step
+        if kind == "item" and type(thing) in (list, tuple, dict, collections.OrderedDict, collections.deque):
+            try:
+                inside = thing[key]
+            except (IndexError, KeyError, TypeError):
+                self._visit(expression, thing, way)
+                return None
+            return f"{self._hold(expression, thing, way)}[{self._constant(key)}]", inside, f"{way}[{key!r}]"
+        if kind == "item" or (isinstance(thing, CONTAINERS) and _has_stable_code(type(thing)) and key not in WRITES):
+            self._visit(expression, thing, way)
+            return None
+        held = self._hold(expression, thing, way)
+        if held is None or (isinstance(thing, CONTAINERS) and _has_stable_code(type(thing))):
+            return None
+        return self._attribute(held, thing, key, way)
+
+    # --- attributes ----------------------------------------------------------------------------------------------------------
+
+    def _attribute(self, var: str, thing: Any, name: str, way: str) -> tuple[str, Any, str] | None:
+        """Where an attribute of a thing is, and what it is; None where nothing further is read of it."""
+        if isinstance(thing, types.ModuleType):
+            return self._in_module(var, thing, name, way)
+        if isinstance(thing, type):
+            return self._in_class(thing, name, way)
+        if not self._has_attributes(thing):
+            self._visit(var, thing, way)
+            return None
+        return self._in_object(var, thing, name, way)
+
+    def _has_attributes(self, thing: Any) -> bool:
+        if isinstance(thing, types.FunctionType):
+            return not _has_stable_code(thing)
+        return not (isinstance(thing, tuple(TRANSPARENT)) or _wrapped(thing) is not None or self._is_opaque(thing))
+
+    def _object(self, var: str, thing: Any, way: str) -> None:
+        """Reads all attributes of an object that any code may read."""
+        names: set[str] = set(self._known)
+        if self._every:
+            names |= vars(thing).keys() if hasattr(thing, "__dict__") else set()
+            names |= set(_slots(type(thing)))
+        if isinstance(thing, torch.nn.Module):
+            names.update(HOOKS)
+        if _has_stable_code(type(thing)) and (isinstance(thing, torch.nn.Module) or type(thing).__module__ in READ_INSIDE):
+            kind: Any = type(thing)
+            names |= _names_of_library_class(kind)
+        for name in sorted(names):
+            found = self._in_object(var, thing, name, way)
+            if found is not None:
+                self._visit(*found)
+        if not _has_stable_code(type(thing)):
+            for name in sorted(IMPLICIT - names):
+                found = self._in_class(type(thing), name, way)
+                if found is not None:
+                    self._visit(*found)
+
+    def _of_class(self, kind: type, name: str, way: str) -> None:
+        found = self._in_class(kind, name, way)
+        if found is not None:
+            self._visit(*found)
+
+    def _of_module(self, var: str, module: types.ModuleType, name: str, way: str) -> None:
+        found = self._in_module(var, module, name, way)
+        if found is not None:
+            self._visit(*found)
+
+    def _in_module(self, var: str, module: types.ModuleType, name: str, way: str) -> tuple[str, Any, str] | None:
+        inside, shown = vars(module), f"{way}.{name}"
+        if name not in inside:
+            if not _is_library(module.__name__):
+                self._absent(f"{var}.__dict__", inside, name, shown)
+            return None
+        thing = inside[name]
+        if _is_library(module.__name__) and (callable(thing) or isinstance(thing, types.ModuleType)):
+            return (f"{var}.__dict__[{name!r}]", thing, shown) if _is_foreign(thing) else None
+        return f"{var}.__dict__[{name!r}]", thing, shown
+
+    def _in_class(self, kind: type, name: str, way: str) -> tuple[str, Any, str] | None:
+        """An attribute of a class, or of one that it is derived from."""
+        for base in kind.__mro__:
+            if base is object or _has_stable_code(base):
+                if name in vars(base):
+                    return None
+                continue
+            inside = self._class_dict(base)
+            if name in vars(base):
+                return f"{inside}[{name!r}]", vars(base)[name], f"{way}.{name}"
+            self._absent(inside, vars(base), name, f"{way}.{name}")
+        return None
+
+    def _class_dict(self, kind: type) -> str:
+        known = self._objects.get(-id(kind))
+        if known is None:
+            # Always that of the class as it is: the dict of a class cannot be replaced.
+            known = self._objects[-id(kind)] = self._constant(vars(kind))
+            self._check(f"{self._constant(kind)}.__mro__ is not {self._constant(kind.__mro__)}", kind.__name__)
+        return known
+
+    def _absent(self, where: str, inside: Any, name: str, way: str) -> None:
+        if where not in self._dicts:
+            self._dicts[where] = (inside, way, set())
+        self._dicts[where][2].add(name)
+
+    def _in_object(self, var: str, thing: Any, name: str, way: str) -> tuple[str, Any, str] | None:
+        """An attribute of an object, where Python would find it."""
+        kind, shown = type(thing), f"{way}.{name}"
+        raw = _in_mro(kind, name)
+        if isinstance(raw, types.MemberDescriptorType):
+            there = getattr(thing, name, MISSING)
+            if there is MISSING:
+                self._check(f"getattr({var}, {name!r}, MISSING) is not MISSING", shown)
+                return None
+            return f"{var}.{name}", there, shown
+        if isinstance(raw, property):
+            return self._bound(var, thing, name, way)
+        inside = getattr(thing, "__dict__", None)
+        if inside is not None:
+            where = self._instance_dict(var, thing)
+            if name in inside:
+                return f"{where}[{name!r}]", inside[name], shown
+            self._absent(where, inside, name, shown)
+        if raw is not MISSING:
+            return self._bound(var, thing, name, way)
+        if inside is not None and isinstance(thing, torch.nn.Module):
+            for part in PARTS:
+                parts = inside.get(part)
+                if parts is None:
+                    continue
+                held = self._part(where, part)
+                if name in parts:
+                    return f"{held}[{name!r}]", parts[name], shown
+                self._absent(held, parts, name, shown)
+        if not _has_stable_code(kind):
+            self._in_class(kind, name, way)
+            if hasattr(kind, "__getattr__"):
+                # What it computes depends on the whole object.
+                self._visit(var, thing, way)
+        return None
+
+    def _instance_dict(self, var: str, thing: Any) -> str:
+        known = self._objects.get(-id(thing))
+        if known is None:
+            known = self._objects[-id(thing)] = self._variable(f"{var}.__dict__")
+        return known
+
+    def _part(self, where: str, part: str) -> str:
+        known = self._parts.get((where, part))
+        if known is None:
+            known = self._parts[where, part] = self._variable(f"{where}[{part!r}]")
+        return known
+
+    def _bound(self, var: str, thing: Any, name: str, way: str) -> tuple[str, Any, str] | None:
+        """An attribute of an object that its class has; a method uses the object in any way."""
+        found = self._in_class(type(thing), name, way)
+        if found is not None and hasattr(type(found[1]), "__get__"):
+            self._visit(var, thing, way)
+        return found
+
+
+def _is_foreign(thing: Any) -> bool:
+    """Whether something that a library's module holds was put there by somebody else."""
+    return not isinstance(thing, types.ModuleType) and isinstance(thing, types.FunctionType) and not _has_stable_code(thing)
+
+
+def _draws(thing: Any) -> bool:
+    """Whether a thing is a source of random numbers."""
+    return isinstance(thing, random.Random | torch.Generator) or type(thing).__module__.startswith("numpy.random")
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    """The slots of the objects of a class that is written in Python."""
+    members = (name for base in kind.__mro__ for name, raw in vars(base).items() if isinstance(raw, types.MemberDescriptorType))
+    return tuple(members) if kind.__flags__ & HEAP else ()
+
+
+def _wrapped(thing: Any) -> str | None:
+    """The attribute of a wrapper that has the function; of what wraps one only the function matters, not what is remembered."""
+    if isinstance(thing, type) or "__wrapped__" not in getattr(thing, "__dict__", ()) or isinstance(thing, types.FunctionType):
+        return None
+    return ("fn" if hasattr(thing, "fn") else "__wrapped__") if _has_stable_code(type(thing)) else None
