@@ -73,7 +73,7 @@ class Interpreting(Run):
         assert frame is not None
         extent = loops.number_of(low if high is None else high, "hl.register_block_size")
         least = 1 if high is None else loops.number_of(low, "hl.register_block_size")
-        size = max(least, self.block_of((frame.f_code, frame.f_lasti, 0), extent))
+        size = max(least, self.block_of(self.registered(frame), extent))
         return BlockSize(size, Axis(f"the block of line {frame.f_lineno}"))
 
     def dot(self, a: Any, b: Any, acc: Any, out_dtype: torch.dtype | None) -> Any:

@@ -30,6 +30,10 @@ TORCH = str(Path(torch.__file__).parent)
 DEFAULT_BLOCK = 16
 
 
+BlockSite = tuple[CodeType, int, int]
+"""Where in the code a block size is asked for, and which one of that place."""
+
+
 class Run:
     """The state of one call. Loops are a stack, innermost last; `clock` counts iterations of all loops together."""
 
@@ -44,15 +48,26 @@ class Run:
         self.clock = 0
         self.depth = 0
         self.program = 0
-        self.sites: dict[tuple[CodeType, int, int], int] = {}
+        self.sites: dict[BlockSite, int] = {}
+        self.taken = 0
 
-    def block_of(self, site: tuple[CodeType, int, int], extent: int) -> int:
+    def registered(self, frame: FrameType) -> BlockSite:
+        """The place of a `hl.register_block_size`. Outside of loops over tiles each time that it runs is another block size."""
+        count = 0
+        while not self.depth and (frame.f_code, frame.f_lasti, count) in self.sites:
+            count += 1
+        return (frame.f_code, frame.f_lasti, count)
+
+    def block_of(self, site: BlockSite, extent: int) -> int:
         """The block size of one dim of one `hl.tile`: given by the configuration in the order in which they first run.
 
         >>> Run((4,), "whole", None, 0, 0).block_of((compile("1", "", "eval"), 0, 0), 100)
         4
         """
-        number = self.sites.setdefault(site, len(self.sites))
+        if site not in self.sites:
+            self.sites[site] = self.taken
+            self.taken += 1
+        number = self.sites[site]
         given = self.blocks[number] if number < len(self.blocks) else None
         if given is None:
             given = max(1, extent) if self.block == "whole" else DEFAULT_BLOCK if self.block is None else int(self.block)

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 
 from serrate import settings
+from serrate.codegen.cpp.printer import block_size
 from serrate.errors import KernelError, StrategyError
 from serrate.interpret.axes import Axis as NamedBlock
 from serrate.interpret.axes import BlockSize
-from serrate.interpret.run import Run, refuse, running, user_frame
+from serrate.interpret.run import Run, current, refuse, running, user_frame
 from serrate.ir.expr import const
 from serrate.ir.kernel import Axis, Carry, KernelProgram
-from serrate.ir.loops import Load, Write, load, nodes, number, values_of
+from serrate.ir.loops import Declare, Load, LoopProgram, Write, load, nodes, number, values_of
 from serrate.ir.values import Role
 from serrate.lower.tiles import lower_kernel
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, bound
@@ -83,6 +84,23 @@ class Options:
     blocks: tuple[int | None, ...] = ()
     lanes: dict[str, int] = field(default_factory=dict)
     """Lanes of axes by name, where a plan is tried that no strategy makes."""
+
+
+ROOM = 1 << 28
+"""Bytes that the values of a tile may have, together, in each thread."""
+
+
+def _require_room(loops: LoopProgram) -> None:
+    """Raises for a program whose private blocks are larger than a thread should have memory for."""
+    for kernel in loops.kernels:
+        blocks = [n.local for n in nodes(kernel.body) if isinstance(n, Declare) and n.local.lanes]
+        total, largest = sum(map(block_size, blocks)), max(blocks, key=block_size, default=None)
+        if largest is not None and total > ROOM:
+            lanes = " x ".join(str(lane.size) for lane in largest.lanes)
+            raise KernelError(
+                f"the values of one tile take {total >> 20} MiB in each thread, and may take {ROOM >> 20}: "
+                f"{largest.name} alone has {lanes} lanes. Choose smaller block sizes, or put another loop over tiles around it"
+            )
 
 
 def _span(x: torch.Tensor) -> tuple[int, int]:
@@ -177,6 +195,8 @@ class Site:
         self.changing: set[Path] = set()
         """Sizes that were seen to change, and integers that were a number of rows or a length when first seen."""
         self.forms: dict[Any, Form] = {}
+        self.open_blocks = 0
+        """How many block sizes of the configuration it takes."""
         self._decided: set[Path] = set()
         self._names = frozenset(function.__code__.co_names)
         self._later = Later(function, loop.outside, self._names)
@@ -262,6 +282,7 @@ class Site:
             chosen, phases, lanes = scheduled(program, strategy, CPU, options.lanes)
         header = (f"{self.name}: {chosen}".split("\n")[0], *str(chosen).split("\n")[1:])
         loops = lower_kernel(phases, lanes, header)
+        _require_room(loops)
         executable: Executable
         ways = Ways(trace)
         derived = Derived(ways.array, ways.number)
@@ -299,7 +320,9 @@ class Site:
                 for name in reversed([n for n, value in env.items() if isinstance(value, Container)]):
                     made[name] = made[name].of(made)
                 used = {n: made[n] for n in (*self.loop.names, *self.loop.outside) if n in made}
-                return trace.run(self.loop.make(trace), used), trace
+                program = trace.run(self.loop.make(trace), used)
+                self.open_blocks = trace.open_blocks
+                return program, trace
             except Again:
                 continue
         raise KernelError(f"{self.name}: the values that its loops carry change their form in every iteration")
@@ -336,10 +359,19 @@ class Host(Run):
     """The machine behind `serrate.language` outside of device loops."""
 
     block = DEFAULT_BLOCK
+    depth = 0
 
     def __init__(self, blocks: tuple[int | None, ...]) -> None:
         # One is made at every call, and has no loops: what only these need is left out.
-        self.blocks, self.sites = blocks, {}
+        self.blocks, self.sites, self.taken = blocks, {}, 0
+        self.first: dict[int, int] = {}
+        """How many block sizes there were before each device loop."""
+
+    def passed(self, loop: int, count: int) -> None:
+        """A device loop has run, and taken so many block sizes."""
+        if loop not in self.first:
+            self.first[loop] = self.taken
+            self.taken += count
 
     def number(self, value: Any, what: str) -> Any:
         """`hl.specialize`."""
@@ -350,7 +382,7 @@ class Host(Run):
         frame = user_frame()
         assert frame is not None
         extent, least = int(low if high is None else high), 1 if high is None else int(low)
-        size = min(max(least, self.block_of((frame.f_code, frame.f_lasti, 0), extent)), max(extent, 1))
+        size = min(max(least, self.block_of(self.registered(frame), extent)), max(extent, 1))
         return BlockSize(size, NamedBlock(f"the block of line {frame.f_lineno}"))
 
     def full(self, shape: Any, value: Any, dtype: torch.dtype) -> Any:
@@ -379,15 +411,34 @@ class CompiledKernel:
         with _making:
             self._parts = split(function)
             self._host = self._parts.host(self._launch)
+        self._function, self._options = function, options
         self.sites = [Site(function.__name__, function, loop, options) for loop in self._parts.loops]
-        self._blocks = options.blocks
+        self._later_sites: dict[tuple[int, int], Site] = {}
+        """Device loops before which a call has asked for block sizes: these take the next ones of the configuration."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with running(Host(self._blocks)):
+        with running(Host(self._options.blocks)):
             return self._host(*args, **kwargs)
 
     def _launch(self, number: int, env: dict[str, Any]) -> None:
-        self.sites[number](env)
+        if not self._options.blocks:
+            self.sites[number](env)
+            return
+        host: Host = current("a kernel")
+        site = self._site(number, host)
+        site(env)
+        host.passed(number, site.open_blocks)
+
+    def _site(self, number: int, host: Host) -> Site:
+        """A device loop, with what is left of the block sizes of the configuration."""
+        first = host.first.get(number, host.taken)
+        if not first:
+            return self.sites[number]
+        if (number, first) not in self._later_sites:
+            options = replace(self._options, blocks=self._options.blocks[first:])
+            made = Site(self._function.__name__, self._function, self._parts.loops[number], options)
+            self._later_sites.setdefault((number, first), made)
+        return self._later_sites[number, first]
 
     def variants(self, *args: Any, **kwargs: Any) -> list[Variant]:
         """The programs that run for these arguments; none is run."""
@@ -401,13 +452,15 @@ class CompiledKernel:
         found: list[tuple[Variant, Env]] = []
 
         def ask(number: int, given: dict[str, Any]) -> None:
-            site = self.sites[number]
+            host: Host = current("a kernel")
+            site = self._site(number, host)
             env = site.complete(given)
             with _making:
                 found.append((site.variant(env), env))
+            host.passed(number, site.open_blocks)
 
         with _making:
             host = self._parts.host(ask)
-        with running(Host(self._blocks)):
+        with running(Host(self._options.blocks)):
             host(*args, **kwargs)
         return found

@@ -56,8 +56,8 @@ RESERVED = frozenset(
 GENERATED = re.compile(r"(v|t|extent|derived|launched)\d+|owner_\w*")
 """Names that the compiler makes."""
 FAMILY = (
-    "", "o", "i", "_again", "_all", "_at", "_back", "_before", "_begin", "_carry", "_end", "_here", "_high", "_id", "_index",
-    "_kept", "_lane", "_lanes", "_row", "_run", "_size", "_stage", "_stream", "_tile",
+    "", "o", "i", "_again", "_all", "_at", "_back", "_before", "_begin", "_carry", "_end", "_heap", "_here", "_high", "_id",
+    "_index", "_kept", "_lane", "_lanes", "_row", "_run", "_size", "_stage", "_stream", "_tile",
 )  # fmt: skip
 """What the compiler appends to a name: whoever has one has all of these."""
 LONGEST = 40
@@ -424,6 +424,11 @@ class Trace:
         if block < 1:
             refuse(f"hl.tile: a block size must be at least 1, not {block}")
         return block, getattr(size, "axis", site)
+
+    @property
+    def open_blocks(self) -> int:
+        """How many block sizes it has left to the configuration."""
+        return len(self._sites)
 
     def _bound(self, x: Any, what: str) -> Expr:
         if isinstance(x, TracedTile):

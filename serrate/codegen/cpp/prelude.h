@@ -365,6 +365,15 @@ static inline void stream_fence() {
 #endif
 }
 
+// A private block that is too large for a stack.
+extern "C" void* aligned_alloc(decltype(sizeof(0)), decltype(sizeof(0)));
+extern "C" void free(void*);
+template <class T> struct Heap {
+  T* at;
+  Heap(i64 count) : at((T*)aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64)) {}
+  ~Heap() { free(at); }
+};
+
 // A block on its way to a stream. A load waits for an earlier store whose address has the same last twelve bits, so a block that is
 // read and written side by side must not lie where they agree. That keeps blocks of up to 1 KB apart; larger ones meet for a part.
 template <class T, int N> struct Stage {

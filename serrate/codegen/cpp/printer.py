@@ -50,7 +50,7 @@ from serrate.ir.loops import (
     values_of,
 )
 from serrate.ir.tile import GRID
-from serrate.ir.values import Role, Tensor
+from serrate.ir.values import Role, Tensor, carried_dtype
 from serrate.lower.pipeline import array_names
 
 COMBINE = {
@@ -77,6 +77,15 @@ class Source:
     text: str
 
 
+LARGE, STACK = 1 << 16, 1 << 18
+"""Bytes of the largest block, and of all blocks together, that lie on the stack of a thread."""
+
+
+def block_size(local: Local) -> int:
+    """Bytes of a private block."""
+    return size_of(local.lanes) * carried_dtype(local.dtype).itemsize
+
+
 def print_cpp(program: LoopProgram, wide: frozenset[Array] = frozenset()) -> Source:
     """The program in C++; `wide` names the arrays that hold int64 (others hold int32)."""
     return _Printer(guess(program), wide).source()
@@ -89,6 +98,8 @@ class _Printer(Text):
         self.wide = wide
         self.private = tuple(t for t in program.scratch if t.role is Role.PRIVATE)
         self.tensors = program.tensors
+        self.large: dict[str, Local] = {}
+        """Private blocks of the kernel that is printed that lie on the heap."""
 
     def source(self) -> Source:
         program = self.program
@@ -148,10 +159,22 @@ class _Printer(Text):
         else:
             for tensor in self.private:
                 self.put(f"{ctype(tensor.dtype)}* __restrict {tensor.name} = {tensor.name}_all;")
+            self._large_blocks(body)
             streamed = self._open_streams(body)
             self._nodes(body)
             self._close_streams(streamed)
         self.close()
+
+    def _large_blocks(self, body: Sequence[Node]) -> None:
+        """Allocates the blocks that a stack has no room for, once for each thread."""
+        blocks = sorted((n.local for n in nodes(tuple(body)) if isinstance(n, Declare) and n.local.lanes), key=block_size)
+        total, self.large = 0, {}
+        for local in blocks:
+            total += block_size(local)
+            if block_size(local) > LARGE or total > STACK:
+                self.large[local.name] = local
+        for name, local in self.large.items():
+            self.put(f"Heap<{computed(local.dtype)}> {name}_heap({size_of(local.lanes)});")
 
     def _open_streams(self, body: Sequence[Node]) -> list[Tensor]:
         """Declares the streams of the results that go past the cache, where they do."""
@@ -189,6 +212,7 @@ class _Printer(Text):
         for tensor in self.private:
             mine = f"{tensor.name}_all + omp_get_thread_num() * {tensor.name}_size"
             self.put(f"{ctype(tensor.dtype)}* __restrict {tensor.name} = {mine};")
+        self._large_blocks([outermost])
         streamed = self._open_streams([outermost])
         self.put(f"#pragma omp for schedule({schedule})")
         if len(loops) == 1:
@@ -286,7 +310,10 @@ class _Printer(Text):
             self.put(f"{kind} {local.name};" if value is None else f"{kind} {local.name} = {value};")
             return
         size = size_of(local.lanes)
-        self.put(f"alignas(64) {kind} {local.name}[{size}];")
+        if local.name in self.large:
+            self.put(f"{kind}* __restrict {local.name} = {local.name}_heap.at;")
+        else:
+            self.put(f"alignas(64) {kind} {local.name}[{size}];")
         if value is None:
             return
         self.put("#pragma omp simd")
@@ -473,8 +500,8 @@ class _Printer(Text):
     def _widen(self, group: Sequence[Block], lane: Lane, size: int, run: _Run) -> None:
         """Converts the float16 that the loop over a lane reads before it begins: there are instructions for many at once, which
         compilers do not find in a loop. What the loop writes in sixteen bits gets a block of float32 of its own."""
-        if self.unbounded(group[0].lanes, group[0].guard, lane):
-            # What a condition leaves out must not be touched.
+        if self.unbounded(group[0].lanes, group[0].guard, lane) or size * 4 > LARGE:
+            # What a condition leaves out must not be touched; and a stack has no room for long lanes.
             return
         found: dict[Load | Write, tuple[Tensor, Sequence[Expr]]] = {}
         for node in group:
