@@ -8,7 +8,8 @@ loop programs; their lanes are axes, whose number of lanes is not known yet.
                 | Along(axis, reverse, body)     body for every lane of an axis, in order
                 | If | While                     as in loop programs
                 | a block statement              its lanes are axes; every index is written in the positions along them
-    axis      ::= name, begin, end, block        positions begin .. end-1, in tiles of `block` lanes where the user fixed that
+    axis      ::= name, begin, end, block        positions begin .. end-1, in tiles of `block` lanes where the user fixed that;
+                                                 an alias has the lanes of another axis once more, in the tile that this one is in
 
 A position is a symbol, and so is everything else that a tile knows of itself. Which tile it is, where it begins and how many
 lanes it has are known when a schedule has chosen; nothing but the user's own `tile.begin`, `tile.end`, `tile.id` and
@@ -46,6 +47,13 @@ class Axis:
     """Bounds of its positions, where they are not to be taken from its ends: a part of an axis has the symbols of the whole."""
     at: Expr | None = None
     """Which of its tiles is meant, where no loop runs over them."""
+    alias_of: Axis | None = None
+    """The axis whose lanes these are again: a value that has two dims of one tile has them over an axis and an alias."""
+
+    @property
+    def original(self) -> Axis:
+        """The axis itself, or the one that it is an alias of."""
+        return self.alias_of or self
 
     @property
     def position(self) -> Symbol:

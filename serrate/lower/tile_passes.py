@@ -21,6 +21,7 @@ from serrate.ir.loops import (
     Bind,
     Declare,
     Dot,
+    Existing,
     For,
     Guard,
     Held,
@@ -29,7 +30,6 @@ from serrate.ir.loops import (
     Load,
     Local,
     Node,
-    Number,
     Prefetch,
     Reduce,
     Running,
@@ -79,6 +79,8 @@ def narrowed(body: tuple[Node, ...]) -> tuple[Node, ...]:
                 if target is not None and target.name == name:
                     continue
                 asked = frozenset(s.guard) | (needed.get(target.name, frozenset()) if target is not None else frozenset())
+                if not _reads_in_order(s, declared[name]):
+                    asked = frozenset()
                 found = asked if found is None else found & asked
             mine = frozenset(g for g in found or () if _about(g, lanes_of[name], every) and g.symbols & lanes_of[name])
             mine = frozenset(g for g in mine if not g.symbols & (inside.all - inside.of(name)))
@@ -124,14 +126,24 @@ def _about(condition: Less, own: set[Symbol], lanes: set[Symbol]) -> bool:
     return not local and not condition.symbols & (lanes - own) and all(s.bounds[0] is not None for s in condition.symbols)
 
 
+def _reads_in_order(node: Any, local: Local) -> bool:
+    """Whether a statement reads a block only in the lanes it is in itself, so that what it asks of them is asked of the block."""
+    values = (node.left, node.right) if isinstance(node, Dot) else (node.value,)
+    parts = [v for value in values for v in value.walk()]
+    place: Expr = const(0)
+    for lane in local.lanes:
+        place = place * lane.size + lane.symbol
+    elsewhere = any(isinstance(v, Held) and v.local.name == local.name and v.local.lanes != local.lanes for v in parts)
+    counted = [e for v in parts if isinstance(v, Existing) for g in v.guard for e in (*g.left.walk(), *g.right.walk())]
+    found = [e for x in expressions_of(node) for e in x.walk()]
+    elsewhere |= any(isinstance(e, Element) and e.array.name == local.name and e.index != place for e in found)
+    return not elsewhere and not any(isinstance(e, Element) and e.array.name == local.name for e in counted)
+
+
 def _read_by(node: Any) -> set[str]:
     values = (node.left, node.right) if isinstance(node, Dot) else (node.value,)
     found = {v.local.name for value in values for v in value.walk() if isinstance(v, Held)}
-    exprs = [e for value in values for v in value.walk() if isinstance(v, Load) for e in v.index]
-    exprs += [e for value in values for v in value.walk() if isinstance(v, Load) for g in v.guard for e in (g.left, g.right)]
-    exprs += [v.expr for value in values for v in value.walk() if isinstance(v, Number)]
-    exprs += [e for g in node.guard for e in (g.left, g.right)] + list(getattr(node, "index", ()))
-    return found | {e.array.name for x in exprs for e in x.walk() if isinstance(e, Element) and e.array.local}
+    return found | {e.array.name for x in expressions_of(node) for e in x.walk() if isinstance(e, Element) and e.array.local}
 
 
 def _with_guards(body: tuple[Node, ...], needed: Mapping[str, Guard]) -> tuple[Node, ...]:

@@ -113,7 +113,10 @@ class _Sized:
         single = count.value == 1
         outer = None if single else symbol(axis.name if block == 1 else f"{axis.name}o", 0, None if high is None else high - 1)
         lane = Lane(symbol(f"{axis.name}i" if axis.looped else axis.name, 0, block - 1), block) if block > 1 else None
-        if axis.at is not None:
+        if axis.alias_of is not None:
+            # Another lane of the tile that the axis itself is in.
+            outer = self.sizes[axis.alias_of.position].outer
+        elif axis.at is not None:
             outer = symbol(axis.name if block == 1 else f"{axis.name}o", 0)
             self.binds.append(Bind(outer, self._expr(axis.at), (), ()))
         o: Expr = const(0) if outer is None else outer

@@ -59,7 +59,7 @@ def listed(program: KernelProgram, chosen: TilePlan) -> tuple[tuple[KernelProgra
 def _rows(program: KernelProgram, outer: Tiles) -> Rows | None:
     """The rows that all loops and stores of a program go by, if there are such."""
     counts = dict(program.arrays)
-    axes = {a.position: a for a in program.axes if a.looped}
+    axes = {a.position: a for a in program.axes if a.looped and a.alias_of is None}
     found: dict[tuple[Axis, Expr], list[Axis]] = {}
     for node in statements(outer.body):
         for guard in getattr(node, "guard", ()):
@@ -125,6 +125,8 @@ class _Cut:
                     f"persistent_dynamic cuts rows, and {carry.local.name}, carried around {loop.axes[0]}, is no reduction "
                     "that pieces can be combined of"
                 )
+        if any(a.alias_of in loop.axes for a in self.program.axes):
+            raise StrategyError(f"persistent_dynamic cuts rows, and {loop.axes[0]} stands in two dims of one value")
         own = {n.local.name for n in statements(loop.body) if isinstance(n, Declare)}
         length = self.rows.length.substitute({COORDINATE: self.rows.component.position})
         within = [Less(a.position, length) for a in loop.axes if a in self.rows.along]

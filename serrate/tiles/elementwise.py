@@ -24,7 +24,7 @@ from serrate.ir.tile import Store
 from serrate.ir.values import Constant, Read, Value, call, constant, rewrite
 from serrate.ir.view import TensorView
 from serrate.tiles.more import MORE
-from serrate.tiles.values import Traced, as_traced, plain
+from serrate.tiles.values import Traced, as_traced, mentions, plain
 
 if TYPE_CHECKING:
     from serrate.tiles.trace import Trace
@@ -63,7 +63,7 @@ def elementwise(trace: Trace, function: Callable[..., Any], name: str, args: Seq
     if name in ("to", "type_as"):
         return cast(args[0], _dtype_of(args[0], args[1:], kwargs))
     given = [a for a in (*args, *kwargs.values()) if isinstance(a, Traced)]
-    axes, moved = joint(given, name)
+    axes, moved = joint(trace, given, name)
     new = dict(zip(map(id, given), moved, strict=True))
     args = [new.get(id(a), a) for a in args]
     kwargs = {k: new.get(id(a), a) for k, a in kwargs.items()}
@@ -165,8 +165,12 @@ def _joined(dtypes: Sequence[torch.dtype]) -> torch.dtype:
     return found
 
 
-def joint(values: Sequence[Traced], what: str) -> tuple[list[Axis | None], list[Traced]]:
-    """The dims of operands that are broadcast together, from the right; and the operands in these dims' axes."""
+def joint(trace: Trace, values: Sequence[Traced], what: str) -> tuple[list[Axis | None], list[Traced]]:
+    """The dims of operands that are broadcast together, from the right; and the operands in these dims' axes.
+
+    Every dim has an axis of its own: where one tile meets itself in another dim, as in x[:, None] - x[None, :], the second dim
+    is over an alias.
+    """
     ndim = max((v.ndim for v in values), default=0)
     axes: list[Axis | None] = [None] * ndim
     for value in values:
@@ -179,6 +183,11 @@ def joint(values: Sequence[Traced], what: str) -> tuple[list[Axis | None], list[
                 axes[dim] = axis
             else:
                 _meet(met, axis, dim, what)
+    axes = trace.distinct(axes)
+    for c in (c for value in values for c in value.conditions if c.row):
+        for alias in (a for a in axes if a is not None and a.alias_of is not None):
+            if mentions(c.holds, alias.original) and not any(alias.original in v.axes for v in values if c in v.conditions):
+                refuse(f"{what}: a jagged tile meets two dims of {alias}, and it is not clear whose rows are meant")
     moved = []
     for value in values:
         own = zip(value.axes, axes[ndim - value.ndim :], strict=True)
@@ -188,7 +197,7 @@ def joint(values: Sequence[Traced], what: str) -> tuple[list[Axis | None], list[
 
 
 def _meet(one: Axis | None, other: Axis, dim: int, what: str) -> None:
-    if one is None:
+    if one is None or one.original is other.original:
         return
     if (one.looped and other.looped) or any(a.looped and a.block is None for a in (one, other)):
         refuse(

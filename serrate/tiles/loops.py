@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from serrate.interpret.run import refuse
-from serrate.ir.expr import Expr, Less, const
+from serrate.ir.expr import Expr, Less, Symbol, const
 from serrate.ir.kernel import Axis, Carry, Statement, Tiles
 from serrate.ir.loops import Assign, Declare, If, Local, While, held, number
 from serrate.ir.values import Constant, Value, call, constant
 from serrate.tiles.carried import Carried, finish
 from serrate.tiles.elementwise import cast, joint
-from serrate.tiles.values import Condition, Fed, Traced, TracedTensor, TracedTile, as_traced, mentions, shown_axes
+from serrate.tiles.values import Condition, Fed, Traced, TracedTensor, TracedTile, as_traced, shown_axes
 
 if TYPE_CHECKING:
     from serrate.tiles.trace import Trace
@@ -35,7 +35,8 @@ class Known:
         self.static: set[tuple[Any, ...]] = set()
         self.written: set[str] = set()
         """Tensors that are stored to: what is read from them is read where it stands."""
-        self.carried: dict[tuple[int, str], tuple[torch.dtype, tuple[str | None, ...]]] = {}
+        self.carried: dict[tuple[int, str], tuple[torch.dtype, tuple[tuple[str, int | None] | None, ...]]] = {}
+        """The dtype of a carried value, and for each dim the name of its axis; its size too where no loop runs over it."""
 
 
 class Range:
@@ -160,7 +161,7 @@ class TracedLoop:
     def _aligned(self, before: Traced, value: Traced) -> Traced:
         """The value in the lanes that it had: those of a block size that this loop runs in are the same in every iteration."""
         pairs = zip(before.axes[before.ndim - value.ndim :] if value.ndim <= before.ndim else (), value.axes, strict=False)
-        names = {b: a for a, b in pairs if a is not None and b in self.axes and not a.looped and b is not None}
+        names = {b: a for a, b in pairs if a is not None and b is not None and b.original in self.axes and not a.looped}
         return value.renamed(names) if names else value
 
     def _outer_time(self) -> int:
@@ -179,8 +180,7 @@ class TracedLoop:
         axes, dtype = list(value.axes), value.dtype
         if known is not None:
             dtype = known[0]
-            by_name = {a.name: a for a in trace.axes}
-            axes = [None if n is None else by_name[n] for n in known[1]]
+            axes = [None if dim is None else self._known_axis(name, *dim) for dim in known[1]]
         if trace.programs and self.axes and tuple(self.axes) == trace.programs and trace.axes_open == list(self.axes):
             # Programs carry nothing.
             self.kept[name] = was
@@ -198,18 +198,27 @@ class TracedLoop:
         self.carried[name] = (local, placeholder)
         return placeholder
 
+    def _known_axis(self, name: str, axis: str, size: int | None) -> Axis:
+        """An axis that an iteration gives a carried value; lanes that the loop makes itself are made before it."""
+        found = next((a for a in self.trace.axes if a.name == axis), None)
+        if found is None and size is not None:
+            found = self.trace.fixed_axis(size)
+        if found is None:
+            refuse(f"the carried value {name} gets a dim in the loop: give it its shape before, as in hl.zeros([...])")
+        return found
+
     def _check(self, name: str, before: Traced, value: Traced) -> None:
         trace = self.trace
-        axes, _ = joint([before, value], f"the carried value {name}")
+        axes, _ = joint(trace, [before, value], f"the carried value {name}")
         grown = any(a is not None and a not in before.axes for a in axes) or len(axes) != before.ndim
-        if grown and any(a in self.axes for a in axes if a is not None):
+        if grown and any(a.original in self.axes for a in axes if a is not None):
             refuse(
                 f"the carried value {name} has shape {shown_axes(before.axes)} before an iteration and "
                 f"{shown_axes(value.axes)} after it"
             )
         if grown or value.dtype != before.dtype:
             key = (self.number, name)
-            form = (value.dtype, tuple(None if a is None else a.name for a in axes))
+            form = (value.dtype, tuple(None if a is None else (a.name, None if a.looped else a.size) for a in axes))
             if key in trace.known.carried and trace.known.carried[key][1] != form[1]:
                 refuse(
                     f"the carried value {name} has shape {shown_axes(before.axes)} before an iteration and "
@@ -224,7 +233,7 @@ class TracedLoop:
         for c in value.conditions:
             if c.holds in old:
                 continue
-            changes = any(mentions(c.holds, a) for a in self.axes)
+            changes = any(own & c.holds.symbols for own in self._changing())
             if c.row and changes:
                 refuse(
                     f"the carried value {name} exists under a condition on the length of a row that changes with the loop: "
@@ -233,6 +242,11 @@ class TracedLoop:
             if not changes:
                 kept.append(c)
         self.conditions[name] = kept
+
+    def _changing(self) -> list[set[Symbol]]:
+        """What is another number in every iteration."""
+        axes = [a for a in self.trace.axes if a.original in self.axes]
+        return [{a.position, a.lane, a.number, a.first, a.last} for a in axes]
 
     def step(self) -> None:
         """An iteration begins."""
@@ -337,7 +351,7 @@ class Branch:
         values = [as_traced(s) for s in sides]
         if not all(isinstance(v, Traced) for v in values):
             return Unset(name)
-        axes, values = joint(values, f"{name} after an `if`")
+        axes, values = joint(trace, values, f"{name} after an `if`")
         dtype = torch.promote_types(values[0].dtype, values[1].dtype)
         local = Local(trace.name_for(name), dtype, tuple(a.block_lane for a in axes if a is not None))
         trace.block.append(Declare(local, 0))

@@ -187,10 +187,11 @@ def placed(trace: Trace, keys: Sequence[Any], extents: Sequence[Expr]) -> Place:
     rest = iter(extents)
     values: list[Traced | None] = [None if k is None else _key(trace, k, next(rest)) for k in keys]
     blocks = [v for v in values if v is not None and v.ndim > 1]
-    joint_axes, moved = joint(blocks, "an index")
+    joint_axes, moved = joint(trace, blocks, "an index")
     new = dict(zip(map(id, blocks), moved, strict=True))
     first = True
     for value in values:
+        others = [*found.axes, *joint_axes] if first else found.axes
         if value is None:
             found.axes.append(None)
             continue
@@ -199,8 +200,15 @@ def placed(trace: Trace, keys: Sequence[Any], extents: Sequence[Expr]) -> Place:
             if first:
                 found.axes += joint_axes
                 first = False
-        elif value.ndim == 1 and not (value.axes[0] is not None and value.axes[0] in (*found.axes, *joint_axes)):
-            found.axes.append(value.axes[0])
+        elif value.ndim == 1 and (axis := value.axes[0]) is not None:
+            shared = _shared(axis, others)
+            if shared is None:
+                *_, shared = trace.distinct([*others, axis])
+                found.axes.append(shared)
+            if shared is not None and shared is not axis:
+                value = value.renamed({axis: shared})
+        elif value.ndim == 1:
+            found.axes.append(None)
         expr = value.expr
         assert expr is not None
         found.indices.append(expr)
@@ -214,6 +222,13 @@ def placed(trace: Trace, keys: Sequence[Any], extents: Sequence[Expr]) -> Place:
                     "index them too, as x[rows, tile] or starts[:, None] + tile.index"
                 )
     return found
+
+
+def _shared(axis: Axis, others: Sequence[Axis | None]) -> Axis | None:
+    """The dim that a key of one dim shares with other keys: those of one tile do, lanes that no tile runs over do not."""
+    if not (axis.looped or axis.original.site is not None):
+        return None
+    return next((a for a in others if a is not None and a.original is axis.original), None)
 
 
 def _key(trace: Trace, key: Any, extent: Expr) -> Traced:
@@ -343,16 +358,17 @@ def _masked(trace: Trace, target: Target, extra_mask: Any) -> tuple[Less, ...]:
     mask = as_traced(extra_mask)
     if mask.dtype is not torch.bool:
         refuse(f"extra_mask must be true or false for every lane, not {mask.dtype}")
-    return conditions_of(trace, _fitted(target, mask, "extra_mask"))
+    return conditions_of(trace, _fitted(trace, target, mask, "extra_mask"))
 
 
-def _fitted(target: Target, value: Traced, what: str) -> Traced:
+def _fitted(trace: Trace, target: Target, value: Traced, what: str) -> Traced:
     """The value in the axes of an index, which must have all of its dims."""
     index = Traced(constant(0, torch.int64), target.place.axes)
-    axes, (kept, moved) = joint([index, value], what)
+    axes, (kept, _) = joint(trace, [index, value], what)
     if len(axes) != len(target.place.axes) or any(a is not None and b is None for a, b in zip(axes, kept.axes, strict=True)):
         refuse(f"{what} has the dims {shown_axes(value.axes)}, but the index has {shown_axes(target.place.axes)}")
-    return moved
+    own = target.place.axes[len(axes) - value.ndim :]
+    return value.renamed({a: b for a, b in zip(value.axes, own, strict=True) if a is not None and b is not None and a is not b})
 
 
 def write(trace: Trace, tensor: Any, key: Any, x: Any, extra_mask: Any = None, *, add: bool = False) -> None:
@@ -364,7 +380,7 @@ def write(trace: Trace, tensor: Any, key: Any, x: Any, extra_mask: Any = None, *
     if not isinstance(value, Traced):
         refuse(f"a store takes a value, a tensor or a number, not {type(x).__name__}")
     guard = tuple(dict.fromkeys((*_masked(trace, target, extra_mask), *target.guard)))
-    value = _fitted(target, value, "the stored value")
+    value = _fitted(trace, target, value, "the stored value")
     kind = target.tensor.dtype
     stored = value.value if value.dtype == kind else call("cast", value.value, dtype=kind)
     if not add:

@@ -34,25 +34,15 @@ def product(trace: Trace, a: Any, b: Any, out_dtype: torch.dtype | None = None) 
         return squeeze(trace, product(trace, a, unsqueeze(trace, b, 1), out_dtype), a.ndim - 1)
     depth, other = a.axes[-1], b.axes[-2]
     if (depth is None) != (other is None):
-        one = depth or other
-        refuse(f"a product contracts {one} of one operand with one lane of the other: they must be of one tile")
-    if depth is not None and other is not None and depth is not other:
-        if (depth.looped and other.looped) or any(x.looped and x.block is None for x in (depth, other)):
-            refuse(f"a product contracts {depth} of one operand with {other} of the other: they must be of one tile")
-        sizes = [x.block if x.looped else x.size for x in (depth, other)]
-        if sizes[0] != sizes[1]:
-            refuse(f"a product over {sizes[0]} lanes ({depth}) of one operand and {sizes[1]} ({other}) of the other")
-        if other.looped:
-            a, depth = a.renamed({depth: other}), other
-        else:
-            b = b.renamed({other: depth})
-    rows, columns = a.axes[-2], b.axes[-1]
-    if columns is not None and (columns is rows or columns is depth):
-        columns = trace.like(columns)
-        b = b.renamed({b.axes[-1]: columns}) if not columns.looped else b
-    if rows is not None and rows is depth:
-        refuse(f"a product of {rows} with itself: give the two dims different tiles")
-    batch, (left, right) = joint([with_axes(a, a.axes[:-2]), with_axes(b, b.axes[:-2])], "a product")
+        refuse(f"a product contracts {depth or other} of one operand with one lane of the other: they must be of one tile")
+    # Both operands over the dims (batch, rows, columns, contracted), so that these are four different axes.
+    every, (left, right) = joint(
+        trace,
+        [with_axes(a, [*a.axes[:-1], None, depth]), with_axes(b, [*b.axes[:-2], None, b.axes[-1], other])],
+        "a product",
+    )
+    *_, rows, columns, depth = every
+    every.pop()
     kind = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
     if not (a.dtype.is_floating_point or b.dtype.is_floating_point):
         kind = torch.int64
@@ -69,7 +59,6 @@ def product(trace: Trace, a: Any, b: Any, out_dtype: torch.dtype | None = None) 
                         "make the lanes exist with hl.fill(x, 0), or write (a[:, :, None] * b).sum(1)"
                     )
                 guard.append(c.holds)
-    every = [*batch, rows, columns]
     kept = [x for x in every if x is not None]
     local = trace.declare(trace.name_for("product"), kind, kept, 0 if kind == torch.int64 else 0.0, "sum")
     lanes = tuple(x.block_lane for x in (*kept, *shared))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def associative_scan(trace: Trace, combine: Callable[..., Any], x: Any, dim: int, reverse: bool) -> Any:
     """The scan, as a loop over the lanes of one axis."""
     many = isinstance(x, (tuple, list))
-    axes, given = joint([as_traced(each) for each in (x if many else [x])], "associative_scan")
+    axes, given = joint(trace, [as_traced(each) for each in (x if many else [x])], "associative_scan")
     (d,) = dims_of(given[0], dim, "associative_scan")
     axis = axes[d]
     if axis is None:

@@ -136,7 +136,7 @@ def expand(trace: Trace, x: Traced, *sizes: Any) -> Traced:
             axes.append(trace.fixed_axis(int(size)))
         else:
             axes.append(axis)
-    return Traced(x.value, axes, conditions, x.fed)
+    return Traced(x.value, trace.distinct(axes), conditions, x.fed)
 
 
 def reshape(trace: Trace, x: Traced, *sizes: Any) -> Traced:

@@ -98,6 +98,8 @@ class _Passes:
         return self._kept(out)
 
     def _split(self, loop: Tiles, before: Sequence[Statement]) -> list[Statement] | None:
+        if any(a.alias_of in loop.axes for a in self.axes):
+            return None
         tops = [c for c in loop.carried if c.kind == "max"]
         sums = [c for c in loop.carried if c.kind == "rescaled sum"]
         if len(tops) != 1 or not sums or len(loop.carried) != 1 + len(sums):
@@ -145,6 +147,8 @@ class _Passes:
                 continue
             node = loop.body[0]
             if not (isinstance(node.value, Call) and node.value.function == "exp_below") or len(loop.axes) != 1:
+                continue
+            if any(a.alias_of is not None and a.position is lane.symbol for a in self.axes for lane in node.lanes):
                 continue
             for at, later in enumerate(out[k + 1 :], k + 1):
                 if _changes(out[k + 1 : at], node.value):

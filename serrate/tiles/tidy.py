@@ -70,7 +70,8 @@ class _Tidy:
 
     def _outward(self, loop: Tiles) -> tuple[Tiles, list[Statement]]:
         """A loop without the parts that are the same in all its tiles, and these."""
-        own = {s for a in loop.axes for s in (a.position, a.lane, a.number, a.first, a.last)}
+        axes = {a for a in self.axes.values() if a.original in loop.axes} | {*loop.axes}
+        own = {s for a in axes for s in (a.position, a.lane, a.number, a.first, a.last)}
         changed = {n.local.name for n in statements(loop.body) if isinstance(n, Assign | Reduce | Dot | Running)}
         tensors = {n.tensor for n in statements(loop.body) if isinstance(n, Write)}
         fixed: list[Statement] = []

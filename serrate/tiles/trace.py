@@ -116,7 +116,7 @@ class Trace:
     def emit(self, node: Statement) -> None:
         """A statement at this place of the program."""
         for lane in getattr(node, "lanes", ()):
-            axis = next(a for a in self.axes if a.position is lane.symbol)
+            axis = next(a for a in self.axes if a.position is lane.symbol).original
             if axis.looped and axis not in self.axes_open:
                 refuse(f"a value of {axis} is used after its loop has ended: reduce it in the loop, or store it to a tensor")
         self.block.append(node)
@@ -135,13 +135,27 @@ class Trace:
             return None
         return self._axis(Axis(self.name_for("d"), const(0), const(size), size, "no tile", looped=False))
 
-    def like(self, axis: Axis) -> Axis:
-        """Another axis of as many lanes."""
-        if axis.looped:
-            refuse(f"{axis} in two dims of one value: give them tiles of their own")
-        made = self.fixed_axis(axis.size or 0)
-        assert made is not None
-        return made
+    def distinct(self, axes: Sequence[Axis | None]) -> list[Axis | None]:
+        """The dims of a value, each over an axis of its own: one that occurs again is replaced by an alias."""
+        found: list[Axis | None] = []
+        for dim, axis in enumerate(axes):
+            if axis is not None and axis in found:
+                axis = self._alias(axis.original, {a for a in (*found, *axes[dim:]) if a is not None})
+            found.append(axis)
+        return found
+
+    def _alias(self, axis: Axis, taken: set[Axis]) -> Axis:
+        """An axis over the same lanes that a value does not have yet."""
+        if axis.looped and axis.block is None:
+            refuse(
+                f"{axis} in two dims of one value: the result depends on how many positions a tile has. "
+                "Fix that with block_size=, or index one of the two dims by a loop of its own"
+            )
+        for known in self.axes:
+            if known.original is axis and known not in taken:
+                return known
+        name = self.name_for(f"{axis.name}_again")
+        return self._axis(replace(axis, name=name, site=None, alias_of=axis))
 
     def _axis(self, axis: Axis) -> Axis:
         self.axes.append(axis)
@@ -271,7 +285,7 @@ class Trace:
 
     def full(self, shape: Sequence[Any], value: Any, dtype: torch.dtype) -> Traced:
         """One number in every lane."""
-        axes = [self._dim(d) for d in shape]
+        axes = self.distinct([self._dim(d) for d in shape])
         ends = [Condition(Less(a.position, a.end), False) for a in axes if a is not None and a.looped]
         ends += [c for d in shape if isinstance(d, TracedTile) for c in d.conditions]
         if isinstance(value, Traced):

@@ -110,6 +110,7 @@ class Traced(TorchLike):
 
     def renamed(self, names: Mapping[Axis, Axis]) -> Traced:
         """The same with axes replaced by others of as many lanes."""
+        names = _permutation(names)
         swap = _swaps(names)
         new = renamed_value(self.value, swap, {old.position: axis.position for old, axis in names.items()})
         conditions = [Condition(c.holds.substitute(swap), c.row) for c in self.conditions]
@@ -297,6 +298,18 @@ def as_traced(x: Any) -> Any:
     if isinstance(x, float):
         return Traced(constant(x, torch.get_default_dtype()), ())
     return x
+
+
+def _permutation(names: Mapping[Axis, Axis]) -> dict[Axis, Axis]:
+    """Names in which an axis that gets to be a dim gives its own place in exchange: values may have been reduced over it."""
+    found, old_of = dict(names), {new: old for old, new in names.items()}
+    for new in names.values():
+        if new not in found:
+            old = old_of[new]
+            while old in old_of:
+                old = old_of[old]
+            found[new] = old
+    return found
 
 
 def _swaps(names: Mapping[Axis, Axis]) -> dict[Expr, Expr]:

@@ -84,12 +84,21 @@ def _loads(node: Block) -> list[Load]:
     return [v for value in values_of(node) for v in value.walk() if isinstance(v, Load)]
 
 
+def _in_another_order(writer: Block, reader: Block) -> bool:
+    """Whether a statement reads a private block along other lanes than another one writes it: then in other iterations too."""
+    if not isinstance(writer, Assign | Reduce | Running):
+        return False
+    return any(x.name == writer.local.name and x != writer.local for x in locals_of(reader))
+
+
 def joins(group: list[Block], node: Block) -> bool:
     """Whether a statement may run in the same nest as the group before it, lane by lane."""
     first = group[0]
     if isinstance(node, Dot) or isinstance(first, Dot) or node.lanes != first.lanes or node.guard != first.guard:
         return False
     read = {v.local for value in values_of(node) for v in value.walk() if isinstance(v, Held)}
+    if any(_in_another_order(one, other) for earlier in group for one, other in ((earlier, node), (node, earlier))):
+        return False
     loaded = {v.tensor for value in values_of(node) for v in value.walk() if isinstance(v, Load)}
     for earlier in group:
         if isinstance(earlier, Reduce) and earlier.lanes != earlier.local.lanes:
