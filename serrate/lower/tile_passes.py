@@ -27,6 +27,7 @@ from serrate.ir.loops import (
     Held,
     If,
     Lane,
+    Lanes,
     Load,
     Local,
     Node,
@@ -54,6 +55,19 @@ def without(value: Value, known: Guard) -> Value:
     if isinstance(value, Load):
         return load(value.tensor, value.index, tuple(g for g in value.guard if g not in known), value.other)
     return value
+
+
+def bounds_a_lane(guard: Less, lanes: Lanes) -> bool:
+    """Whether a condition says where one lane ends, or nothing of any: products of blocks begin at their first lane."""
+    mine = {lane.symbol for lane in lanes} & guard.symbols
+    if len(mine) > 1:
+        return False
+    for lane in mine:
+        terms = guard.left.terms if isinstance(guard.left, Sum) else ((guard.left, 1),)
+        factor = next((f for t, f in terms if t is lane), 0)
+        if factor < 1 or lane in (guard.left - lane * factor).symbols or lane in guard.right.symbols:
+            return False
+    return True
 
 
 # --- narrowed ----------------------------------------------------------------------------------------------------------
@@ -153,6 +167,8 @@ def _with_guards(body: tuple[Node, ...], needed: Mapping[str, Guard]) -> tuple[N
             node = with_bodies(node, tuple(_with_guards(part, needed) for part in bodies(node)))
         elif isinstance(node, Assign | Reduce | Dot) and node.local.name in needed:
             more = tuple(g for g in needed[node.local.name] if g not in node.guard)
+            if isinstance(node, Dot):
+                more = tuple(g for g in more if bounds_a_lane(g, node.lanes))
             node = _asking(node, (*node.guard, *more))
         out.append(node)
     return tuple(out)

@@ -56,7 +56,7 @@ from serrate.ir.loops import (
 from serrate.ir.tile import GRID, SERIAL
 from serrate.ir.values import Tensor, Value, call, rewrite
 from serrate.lower.pipeline import check, collect
-from serrate.lower.tile_passes import Names, ahead, ended, named, narrowed, stepped, without
+from serrate.lower.tile_passes import Names, ahead, bounds_a_lane, ended, named, narrowed, stepped, without
 
 
 def lower_kernel(phases: Sequence[KernelProgram], lanes: Mapping[str, int], header: tuple[str, ...] = ()) -> LoopProgram:
@@ -206,9 +206,9 @@ class _Sized:
         local = self._local(node.local)
         left, right = (self._value(v, guard) for v in (node.left, node.right))
         block = len(lanes) == 3 and local.lanes == lanes[:2] and lanes[2] not in local.lanes and _spans(left, right, lanes)
-        if block and all(_bounds_a_lane(g, lanes) for g in guard):
+        if block and all(bounds_a_lane(g, lanes) for g in guard):
             # What is not there is 0, and adds nothing.
-            more = [g for v in (left, right) if isinstance(v, Load) for g in v.guard if _bounds_a_lane(g, lanes)]
+            more = [g for v in (left, right) if isinstance(v, Load) for g in v.guard if bounds_a_lane(g, lanes)]
             guard = tuple(dict.fromkeys((*guard, *more)))
             left, right = (without(v, guard) for v in (left, right))
             return Dot(lanes, guard, local, left, right)
@@ -274,19 +274,6 @@ def _symbols(value: Value) -> set[Symbol]:
         elif isinstance(v, Held):
             found |= {lane.symbol for lane in v.local.lanes}
     return found
-
-
-def _bounds_a_lane(guard: Less, lanes: Lanes) -> bool:
-    """Whether a condition says where one lane ends, or nothing of any."""
-    mine = {lane.symbol for lane in lanes} & guard.symbols
-    if len(mine) > 1:
-        return False
-    for lane in mine:
-        terms = guard.left.terms if isinstance(guard.left, Sum) else ((guard.left, 1),)
-        factor = next((f for t, f in terms if t is lane), 0)
-        if factor < 1 or lane in (guard.left - lane * factor).symbols or lane in guard.right.symbols:
-            return False
-    return True
 
 
 def _inward(lanes: Lanes, value: Value, target: tuple[Tensor, tuple[Expr, ...]] | None = None) -> Lanes:

@@ -7,12 +7,12 @@ with symbols; plain Python loops and branches run as they are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from serrate.interpret.run import refuse
-from serrate.ir.expr import Expr, Less, Symbol, const
+from serrate.ir.expr import Expr, Less, Sum, Symbol, const
 from serrate.ir.kernel import Axis, Carry, Statement, Tiles
 from serrate.ir.loops import Assign, Declare, If, Local, While, held, number
 from serrate.ir.values import Constant, Value, call, constant
@@ -150,13 +150,22 @@ class TracedLoop:
         self.updates[name] = value
         kept = self.conditions.get(name, [])
         since = self._outer_time()
-        return Traced(held(local), before.axes, kept, [self._all_of_it(f, since) for f in value.fed if f.time >= since])
+        own = [a for a in before.axes if a is not None]
+        return Traced(held(local), before.axes, kept, [self._all_of_it(f, since, own) for f in value.fed if f.time >= since])
 
-    def _all_of_it(self, fed: Fed, time: int) -> Fed:
-        """What fed a value in any iteration: something did if its first position existed, because rows end and do not begin."""
-        first: dict[Expr, Expr] = {a.position: a.begin for a in self.axes}
-        guard = tuple(g.substitute(first) for g in fed.guard)
-        return Fed(time, tuple(a for a in fed.over if a not in self.axes), tuple(g for g in guard if not g.proven))
+    def _all_of_it(self, fed: Fed, time: int, own: Sequence[Axis]) -> Fed:
+        """What fed a value in any iteration. Where conditions hold from the first position on, something did if that existed;
+        where they begin to hold later (a window that begins before its row), iterations take note."""
+        if all(_holds_first(g, a) for g in fed.guard for a in self.axes):
+            first: dict[Expr, Expr] = {a.position: a.begin for a in self.axes}
+            guard = tuple(g.substitute(first) for g in fed.guard)
+            return Fed(time, tuple(a for a in fed.over if a not in self.axes), tuple(g for g in guard if not g.proven))
+        trace = self.trace
+        assert self.outer is not None
+        local = Local(trace.name_for("seen"), torch.int64, tuple(a.block_lane for a in own))
+        self.outer.append(Declare(local, 0))
+        trace.emit(Assign(local.lanes, (), local, call("add", held(local), fed.count(), dtype=torch.int64)))
+        return Fed(time, (), (Less(const(0), trace._element(local.name, own)),))
 
     def _aligned(self, before: Traced, value: Traced) -> Traced:
         """The value in the lanes that it had: those of a block size that this loop runs in are the same in every iteration."""
@@ -209,21 +218,18 @@ class TracedLoop:
 
     def _check(self, name: str, before: Traced, value: Traced) -> None:
         trace = self.trace
+        before_at, value_at = ({a: k - x.ndim for k, a in enumerate(x.axes) if a is not None} for x in (before, value))
+        if any(value_at.get(a, k) != k for a, k in before_at.items()):
+            self._refuse_shapes(name, before, value)
         axes, _ = joint(trace, [before, value], f"the carried value {name}")
         grown = any(a is not None and a not in before.axes for a in axes) or len(axes) != before.ndim
         if grown and any(a.original in self.axes for a in axes if a is not None):
-            refuse(
-                f"the carried value {name} has shape {shown_axes(before.axes)} before an iteration and "
-                f"{shown_axes(value.axes)} after it"
-            )
+            self._refuse_shapes(name, before, value)
         if grown or value.dtype != before.dtype:
             key = (self.number, name)
             form = (value.dtype, tuple(None if a is None else (a.name, None if a.looped else a.size) for a in axes))
             if key in trace.known.carried and trace.known.carried[key][1] != form[1]:
-                refuse(
-                    f"the carried value {name} has shape {shown_axes(before.axes)} before an iteration and "
-                    f"{shown_axes(value.axes)} after it"
-                )
+                self._refuse_shapes(name, before, value)
             if trace.known.carried.get(key) == form or (value.ndim < before.ndim == len(axes) and value.dtype == before.dtype):
                 return
             trace.known.carried[key] = form
@@ -242,6 +248,13 @@ class TracedLoop:
             if not changes:
                 kept.append(c)
         self.conditions[name] = kept
+
+    @staticmethod
+    def _refuse_shapes(name: str, before: Traced, value: Traced) -> NoReturn:
+        refuse(
+            f"the carried value {name} has shape {shown_axes(before.axes)} before an iteration and "
+            f"{shown_axes(value.axes)} after it"
+        )
 
     def _changing(self) -> list[set[Symbol]]:
         """What is another number in every iteration."""
@@ -381,6 +394,15 @@ class Branch:
     def result(self, name: str, value: Any) -> Any:
         """What a name stands for after both branches."""
         return value if self.known is not None else self.merged.get(name, value)
+
+
+def _holds_first(condition: Less, axis: Axis) -> bool:
+    """Whether a condition holds at the first position of an axis if it holds at any."""
+    difference = condition.left - condition.right
+    terms = difference.terms if isinstance(difference, Sum) else ((difference, 1),)
+    factor = next((f for t, f in terms if t is axis.position), 0)
+    rest = difference - axis.position * factor
+    return factor >= 0 and not {axis.position, axis.lane} & rest.symbols
 
 
 _MISSING = object()

@@ -44,7 +44,7 @@ def unknown_function(x: torch.Tensor) -> None:
 @serrate.kernel
 def store_that_does_not_fit(x: torch.Tensor) -> None:
     for t in hl.tile(x.size(0)):
-        x[t] = x[t][:, None] + x[None, t]  # mark
+        x[t] = x[t][:, None] + x[None, :]  # mark
 
 
 @serrate.kernel
@@ -102,7 +102,7 @@ def jagged_tile_without_rows(x: torch.Tensor, lengths: torch.Tensor) -> None:
 
 @serrate.kernel
 def shape_that_changes(x: torch.Tensor) -> None:
-    for t in hl.tile(x.size(0)):
+    for t in hl.tile(x.size(0), block_size=2):
         acc = hl.zeros([t])
         for _ in hl.grid(2):
             acc = (acc[None, :] + x[t][:, None]).sum(1, keepdim=True)  # mark

@@ -350,9 +350,10 @@ class _Printer(Text):
 
     def _pieces(self, cut: Cut, lanes: Lanes, bounds: dict[Lane, list[str]], staged: dict[Write, Stage | None]) -> None:
         """A block in two nests: the positions of a lane at which what is read is there, and those behind them."""
-        end = self.end(cut, bounds)
+        end, start = self.end(cut, bounds), self.start(cut.lane, lanes, cut.inside[0].guard)
         originals = list(staged)
-        for group, range_ in ((cut.inside, ("0", end)), (cut.outside, (end, self.limit(cut.lane, bounds[cut.lane])))):
+        limit, after = self.limit(cut.lane, bounds[cut.lane]), end if start == "0" else f"larger<i64>({start}, {end})"
+        for group, range_ in ((cut.inside, (start, end)), (cut.outside, (after, limit))):
             moved = {node: staged[old] for node, old in zip(group, originals, strict=True)}
             self._nest(group, lanes, bounds, moved, {cut.lane: range_})
 
@@ -366,7 +367,7 @@ class _Printer(Text):
     ) -> None:
         """Loops over lanes around statements; `ranges` are first and last bounds of lanes that are not done as a whole."""
         for k, lane in enumerate(lanes):
-            start, limit = (ranges or {}).get(lane) or (self.start(lane, group[0]), self.limit(lane, bounds[lane]))
+            start, limit = (ranges or {}).get(lane) or (self.start(lane, lanes, group[0].guard), self.limit(lane, bounds[lane]))
             if k == len(lanes) - 1:
                 self._innermost(group, lane, (start, limit), staged, first=k == 0)
             else:
@@ -388,7 +389,7 @@ class _Printer(Text):
         # A running value goes from one position to the next, so positions along it cannot be done at once.
         serial = any(isinstance(n, Running) and n.axis == lane for n in group)
         if scalars and lane.size > ABREAST and limit != str(lane.size) and not serial:
-            self._abreast(group, scalars, lane, limit, staged)
+            self._abreast(group, scalars, lane, range_, staged)
             return
         if not first:
             self._prefetches(group, lane, lane.size)
@@ -409,7 +410,12 @@ class _Printer(Text):
             self.put(self._combined(node, self.cell(node.local), f"{node.local.name}_here"))
 
     def _abreast(
-        self, group: Sequence[Block], scalars: list[Reduce], lane: Lane, limit: str, staged: dict[Write, Stage | None]
+        self,
+        group: Sequence[Block],
+        scalars: list[Reduce],
+        lane: Lane,
+        range_: tuple[str, str],
+        staged: dict[Write, Stage | None],
     ) -> None:
         """A long lane that is reduced, many positions side by side. The last ones are a block too, of which a part is there:
         that is a mask, and no loop from one position to the next."""
@@ -419,8 +425,8 @@ class _Printer(Text):
             self.put(f"alignas(64) {accumulated(node)} {node.local.name}_here[{ABREAST}];")
             self.put("#pragma omp simd")
             self.put(f"for (int k = 0; k < {ABREAST}; k++) {here[node.local]} = {number(identity(node), node.local.dtype)};")
-        self.put(f"const i64 count = {limit};")
-        self.put("i64 done = 0;")
+        self.put(f"const i64 count = {range_[1]};")
+        self.put(f"i64 done = {range_[0]};")
         for whole in (True, False):
             self.open(f"for (; done + {ABREAST} <= count; done += {ABREAST})" if whole else "if (done < count)")
             if whole:

@@ -9,6 +9,7 @@ import torch
 
 from serrate.codegen.cpp.text import Text
 from serrate.codegen.cpp.values import computed, ctype
+from serrate.errors import VerificationError
 from serrate.ir.expr import Sum, const
 from serrate.ir.loops import Dot, Held, Lane, Load
 from serrate.ir.values import Value
@@ -21,6 +22,8 @@ def product(text: Text, node: Dot) -> None:
     """A product of blocks: operands that lie in memory in the type it is made in are used in place, others are copied."""
     rows, columns, depth = node.lanes
     bounds = text.bounds(node.lanes, node.guard)
+    if any(text.bound(lane, g) is None for lane, g in text.on_lanes(node.lanes, node.guard)):
+        raise VerificationError(f"a product of blocks whose lanes do not begin at 0: {node}")
     conditions = text.outside(node)
     text.open(f"if ({' && '.join(conditions)})" if conditions else "")
     limits = {lane: text.fresh() for lane in node.lanes}

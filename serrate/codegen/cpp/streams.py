@@ -31,6 +31,9 @@ def block_bytes(text: Text, node: Write) -> int:
     """Bytes of the block a statement writes if it lies in one piece, else 0."""
     if node.tensor.role is not Role.OUTPUT or not node.lanes:
         return 0
+    if any(text.bound(lane, g) is None for lane, g in text.on_lanes(node.lanes, node.guard)):
+        # It begins somewhere inside, or has gaps.
+        return 0
     flat = text.flat_expr(node.tensor, node.index)
     terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
     expected = 1

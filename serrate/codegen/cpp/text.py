@@ -88,14 +88,28 @@ class Text:
         return f"({inside}) ? {text} : {other}"
 
     def existing(self, value: Existing) -> str:
-        bounds = self.bounds(value.lanes, value.guard)
-        counts = [f"larger<i64>(0, {self.limit(lane, bounds[lane])})" for lane in value.lanes]
-        on_lanes = {g for _, g in self.on_lanes(value.lanes, value.guard)}
-        spelled = [Less(self.unlaned(g.left), self.unlaned(g.right)) for g in value.guard]
-        tests = [f"({self.index(g.left)} < {self.index(g.right)})" for g in spelled if g not in on_lanes]
+        lanes, guard = value.lanes, value.guard
+        symbols = {lane.symbol for lane in lanes}
+        on_lanes = self.on_lanes(lanes, guard)
+        counted = {g for _, g in on_lanes}
+        spelled = [Less(self.unlaned(g.left), self.unlaned(g.right)) for g in guard]
+        tests = [f"({self.index(g.left)} < {self.index(g.right)})" for g in spelled if g not in counted]
+        bounds = self.bounds(lanes, guard)
+        ranges = {lane: (self.start(lane, lanes, guard), self.limit(lane, bounds[lane])) for lane in lanes}
+        if any(len(g.symbols & symbols) > 1 or (self.bound(n, g) or self.floor(n, g)) is None for n, g in on_lanes):
+            text = self._counted(value, ranges)
+        else:
+            text = " * ".join(f"larger<i64>(0, {b if a == '0' else f'{b} - {a}'})" for a, b in ranges.values()) or "1"
         # Conditions come first: what a bound reads may be there only where they hold.
-        counted = " * ".join(counts) or "1"
-        return f"(({' && '.join(tests)}) ? {counted} : 0)" if tests else f"({counted})"
+        return f"(({' && '.join(tests)}) ? {text} : 0)" if tests else f"({text})"
+
+    def _counted(self, value: Existing, ranges: dict[Lane, tuple[str, str]]) -> str:
+        """Lanes counted one by one: conditions on several of them at once, or that hold here and there."""
+        loops = []
+        for lane, (start, limit) in ranges.items():
+            asked = [f"if (!({test})) continue; " for test in self.unbounded(value.lanes, value.guard, lane)]
+            loops.append(f"for (i64 {lane.symbol} = {start}; {lane.symbol} < {limit}; {lane.symbol}++) {{ {''.join(asked)}")
+        return f"[&] {{ i64 count = 0; {''.join(loops)}count++; {'} ' * len(loops)}return count; }}()"
 
     def scalars(self) -> Scalars:
         """Values as text, for one body of a loop."""
@@ -152,10 +166,10 @@ class Text:
         # rest - lane * size < 0: from the first lane above rest / size.
         return self.index(rest // -factor + 1)
 
-    def start(self, lane: Lane, node: Block) -> str:
+    def start(self, lane: Lane, lanes: Lanes, guard: Guard) -> str:
         """Where the loop over a lane begins: at 0, or where the last of some conditions begins to hold."""
         start = "0"
-        for on, condition in self.on_lanes(node.lanes, node.guard):
+        for on, condition in self.on_lanes(lanes, guard):
             floor = self.floor(lane, condition) if on == lane and self.bound(on, condition) is None else None
             start = start if floor is None else f"larger<i64>({start}, {floor})"
         return start
