@@ -2,7 +2,8 @@
 
 In: a Python function. Out: an object that is called like it, and runs compiled code. Three steps, each remembered:
 
-    trace      what the function does, for dtypes, ranks and which arguments share a structure     a fusion
+    trace      what the function does, for dtypes, ranks, sizes that do not change, and which
+               arguments share a structure                                                          a fusion
     compile    its plan and code                                                                    a `Compiled`
     prepare    arrays, sizes and structures of results, for one structure and one set of shapes     a `Ready`
 
@@ -18,6 +19,7 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -27,7 +29,8 @@ from serrate.engine import Compiled
 from serrate.errors import CallError
 from serrate.frontend.dependencies import Snapshot, WeakMethod, snapshot
 from serrate.frontend.leaves import Leaves, leaves_of
-from serrate.frontend.trace import BY_VALUE, Key, Trace, as_long_as_rows, described, inputs_of, key_of, static_of, trace
+from serrate.frontend.specialise import Specialised, changing
+from serrate.frontend.trace import BY_VALUE, Key, Trace, described, inputs_of, kind_of, static_of, trace
 from serrate.ir.view import TensorView
 from serrate.runtime.results import remember_structure
 from serrate.schedule.plan import Plan
@@ -37,8 +40,13 @@ from serrate.tensor.jagged import trusted
 
 READY = 32
 """How many prepared calls are remembered for one function; the oldest goes first. Each keeps its structures alive."""
+KINDS = 64
+"""For how many kinds of arguments a function's programs are kept; the kind that was not called for longest goes first."""
 STATES = 16
 """For how many states of what a function reads beside its arguments its programs are remembered; the oldest goes first."""
+
+
+Program = tuple[Trace, Compiled]
 
 
 class Ready:
@@ -83,13 +91,26 @@ def _advised(result: Any, first: JaggedTensor) -> Any:
 class State:
     """Programs of a function, for one state of what it reads beside its arguments."""
 
-    __slots__ = ("ready", "snapshot", "traces", "used")
+    __slots__ = ("kinds", "ready", "snapshot", "used")
 
     def __init__(self, taken: Snapshot | None, used: tuple[int, ...] = ()) -> None:
         self.snapshot, self.used = taken, used
         """Which of the tensors that can be reached are inputs of the programs. Grows while the function is traced."""
-        self.traces: dict[Key, tuple[Trace, Compiled]] = {}
+        self.kinds: OrderedDict[Key, Specialised[Program]] = OrderedDict()
         self.ready: OrderedDict[Key, Ready] = OrderedDict()
+
+    def programs(self, kind: Key, leaves: Leaves, arguments: Leaves) -> tuple[Specialised[Program], list[int]]:
+        """What was made for calls of a kind, and the sizes of a call's tensors, the first of which are its arguments."""
+        given = inputs_of(leaves)
+        sizes = [size for g in given for size in g.tensor.shape]
+        programs = self.kinds.get(kind)
+        if programs is None:
+            programs = self.kinds[kind] = Specialised(sizes, *changing(given, arguments))
+            while len(self.kinds) > KINDS:
+                self.kinds.popitem(last=False)
+        with suppress(KeyError):
+            self.kinds.move_to_end(kind)
+        return programs, sizes
 
 
 class Jitted:
@@ -115,9 +136,6 @@ class Jitted:
         self._own = (None, None) if self._function is None else (self._function.__defaults__, self._function.__kwdefaults__)
         self._signature, self._defaults = _tensor_defaults(function)
         self._methods: dict[int, tuple[weakref.ref[Any], Jitted]] = {}
-        self._lengths: dict[int, int] = {}
-        self._padded: set[int] = set()
-        """Places of tensors that were as long as the longest row, in calls in which that differed."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         ready, leaves = self._found(args, kwargs)
@@ -195,7 +213,7 @@ class Jitted:
         state.ready[key] = ready
         return ready, leaves
 
-    def _traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[State, tuple[Trace, Compiled], list[Any]]:
+    def _traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[State, Program, list[Any]]:
         """The state that everything is in, what the function is compiled to in it, and the tensors that a call takes."""
         leaves: list[Any] = leaves_of(args, kwargs)
         objects: list[Any] | None = None if self._alone else []
@@ -211,17 +229,25 @@ class Jitted:
                 state.used = (*state.used, k)
             return k is not None
 
-        outside = [reached[k] for k in state.used]
-        key = self._trace_key(args, kwargs, [*leaves, *outside])
-        program = state.traces.get(key)
-        if program is None:
-            generators = () if state.snapshot is None else state.snapshot.generators
-            padded = self._padded & as_long_as_rows([*leaves, *outside]).keys()
-            traced = trace(self.fn, args, kwargs, outside, None if self._alone else found, padded, generators)
+        generators = () if state.snapshot is None else state.snapshot.generators
+        while True:
             outside = [reached[k] for k in state.used]
-            key = self._trace_key(args, kwargs, [*leaves, *outside])
-            program = state.traces[key] = (traced, Compiled(traced.fusion, self._backend, self._strategy))
-        return state, program, [*leaves, *outside]
+            every = [*leaves, *outside]
+            kind = kind_of(args, kwargs, every, alone=self._alone)
+            programs, sizes = state.programs(kind, every, leaves)
+            program = programs.find(sizes)
+            if program is not None:
+                return state, program, every
+            wanted = programs.wanted(sizes)
+            traced = trace(self.fn, args, kwargs, outside, None if self._alone else found, wanted, generators)
+            # While tracing, more may have been found outside than was known before.
+            every = [*leaves, *(reached[k] for k in state.used)]
+            programs, _ = state.programs(kind_of(args, kwargs, every, alone=self._alone), every, leaves)
+            if not traced.fixed:
+                program = (traced, Compiled(traced.fusion, self._backend, self._strategy))
+                programs.add(traced.sizes, program)
+                return state, program, every
+            programs.fix(traced.fixed)
 
     def _new_state(self, objects: Sequence[Any]) -> tuple[State, Sequence[Any]]:
         taken, reached = snapshot(self.fn, objects)
@@ -242,13 +268,6 @@ class Jitted:
             f"because `{last.ways[way]}` changed: each trace is compiled anew. Pass what changes as an argument",
             stacklevel=2,
         )
-
-    def _trace_key(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any]) -> Key:
-        tables = as_long_as_rows(leaves)
-        for k, length in tables.items():
-            if self._lengths.setdefault(k, length) != length:
-                self._padded.add(k)
-        return key_of(args, kwargs, leaves, self._padded & tables.keys(), alone=self._alone)
 
     def _defaulted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Tensors that are defaults of parameters are arguments like others."""
@@ -363,9 +382,9 @@ def _describe(value: Any, key: list[Any], leaves: list[Any], objects: list[Any] 
 def jit(function: Callable[..., Any] | None = None, *, backend: str | None = None, strategy: str | None = None) -> Any:
     """Traces a function over JaggedTensors and Tensors, compiles it, and runs it without padding.
 
-    It is traced once for each kind of arguments: dtypes, ranks, inner shapes, structures that are the same, and what is no
-    tensor. Tensors it closes over or keeps are read anew at every call; numbers it closes over are part of what it is
-    traced for. Functions, methods, partials and modules can be traced, and call each other.
+    It is traced once for each kind of arguments: dtypes, ranks, structures that are the same, and what is no tensor; and once
+    more when a size changes. Tensors it closes over or keeps are read anew at every call; numbers it closes over are part of
+    what it is traced for. Functions, methods, partials and modules can be traced, and call each other.
 
     >>> from serrate import JaggedTensor, jit
     >>> @jit

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serrate.errors import ShapeError, StructureMismatch
-from serrate.frontend.shapes import shown, size_shown
+from serrate.frontend.shapes import equal_now, shown, size_shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array
 from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
@@ -84,11 +84,10 @@ def match(fusion: Fusion, what: str, chosen: IterDomain, other: IterDomain, late
         return
     if isinstance(other, RaggedIterDomain):
         raise ShapeError(f"{what}: one of them is ragged there, and the other is not")
-    difference = (chosen.extent_expr - other.extent_expr).value
-    if difference is None:
-        _require(fusion, Equal(chosen.extent_expr, other.extent_expr, f"{later}: the sizes"))
-    elif difference != 0:
+    if not equal_now(fusion, chosen, other):
         raise ShapeError(f"{what}: the sizes differ: {size_shown(fusion, chosen)} and {size_shown(fusion, other)}")
+    if chosen.extent_expr is not other.extent_expr:
+        _require(fusion, Equal(chosen.extent_expr, other.extent_expr, f"{later}: the sizes"))
 
 
 def _require(fusion: Fusion, check: Equal) -> None:

@@ -37,6 +37,14 @@ def size_shown(fusion: Fusion, domain: IterDomain, *, later: bool = False) -> st
     return "B" if domain.pairing is not None else "?"
 
 
+def equal_now(fusion: Fusion, a: IterDomain, b: IterDomain) -> bool:
+    """Whether two dims have one size in the call that is traced, or may have; later calls are for a check of the fusion."""
+    difference = a.extent_expr - b.extent_expr
+    if difference.arrays or not difference.symbols <= fusion.sizes.keys():
+        return True
+    return not difference.evaluate(Environment(fusion.sizes))
+
+
 def both(a: TensorView, b: TensorView, *, later: bool = False) -> str:
     """The shapes of two operands."""
     return f"{shown(a, later=later)} and {shown(b, later=later)}"

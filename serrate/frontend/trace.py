@@ -1,7 +1,7 @@
 """Tracing: a Python function over JaggedTensors and Tensors becomes a fusion.
 
-In: a function and its arguments. Out: a fusion, and which tensors its inputs are. Traces are specialised on dtypes, ranks,
-inner shapes and which arguments share a structure; never on lengths or on how many rows there are.
+In: a function and its arguments. Out: a fusion, and which tensors its inputs are. Traces are specialised on dtypes, ranks and
+which arguments share a structure, and on sizes as far as asked to; never on lengths or on how many rows there are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from serrate.errors import SerrateError, TraceError
 from serrate.frontend import ops, torch_names
 from serrate.frontend.capture import captured, capturing
 from serrate.frontend.drawing import drawing_refused
-from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped
+from serrate.frontend.leaves import Leaf, Leaves, mapped
 from serrate.ir.expr import Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.view import TensorView, is_user_file, user_line
@@ -30,6 +30,7 @@ from serrate.tensor.torch_private import version
 _ = torch_names  # imported for what it installs
 
 Key = tuple[Any, ...]
+Pattern = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class Trace:
     """Tensors made while tracing, the same in every call: the last inputs of the fusion."""
     copied: tuple[int, ...] = ()
     """The results that are such a tensor: each call hands out one of its own."""
+    sizes: Pattern = ()
+    """The sizes of the other inputs, one after the other; None where they may differ from call to call."""
+    fixed: frozenset[int] = frozenset()
+    """Which of the latter the function needed as numbers: the trace is for these alone."""
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------------
@@ -94,35 +99,17 @@ def described(value: Any) -> Key:
     return (kind, repr(value) if kind is complex or (kind is float and (value == 0 or value != value)) else value)
 
 
-def key_of(
-    args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves, padded: Collection[int] = (), *, alone: bool = False
-) -> Key:
-    """What a trace is specialised on: two calls with equal keys run the same fusion. `padded`: see `as_long_as_rows`."""
+def kind_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves, *, alone: bool = False) -> Key:
+    """What a trace is specialised on beside sizes: calls of one kind differ in nothing else."""
     jagged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
-    rows = _numbers_of_rows(leaves_of(args, kwargs))
     key: list[Any] = [torch.get_default_dtype(), static_of(args, alone=alone), static_of(kwargs, alone=alone)]
-    for k, leaf in enumerate(leaves):
+    for leaf in leaves:
         if isinstance(leaf, JaggedTensor):
             first = next(n for n, other in enumerate(jagged) if _same(other, leaf))
-            key.append((leaf.values.dtype, _shape(leaf), leaf.structure.form, first))
+            key.append((leaf.values.dtype, leaf.values.ndim, leaf.structure.form, first))
         else:
-            key.append((leaf.dtype, _static(leaf, rows, padded=k in padded)))
+            key.append((leaf.dtype, leaf.ndim))
     return tuple(key)
-
-
-def _numbers_of_rows(leaves: Leaves) -> set[int]:
-    return {len(leaf) for leaf in leaves if isinstance(leaf, JaggedTensor)}
-
-
-def as_long_as_rows(leaves: Leaves) -> dict[int, int]:
-    """The tensors whose first two dims are as large as a table of some argument's rows, by place, and how long that table is.
-
-    Once may be chance, and then a trace relies on the length; a tensor that follows the longest row from call to call is padded.
-    """
-    jagged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
-    tables = {(len(leaf), leaf.structure.known_max_length(0)) for leaf in jagged}
-    dense = ((k, leaf) for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.ndim >= 2)
-    return {k: leaf.shape[1] for k, leaf in dense if tuple(leaf.shape[:2]) in tables}
 
 
 def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
@@ -135,25 +122,14 @@ def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
     return told[0] == told[1] and a.structure.known_equal(b.structure)
 
 
-def _static(arg: torch.Tensor, rows: set[int], *, padded: bool) -> tuple[int | None, ...]:
-    """Extents a trace may rely on: all but a first one that counts rows, and a second one that follows the longest of them."""
-    shape: tuple[int | None, ...] = tuple(arg.shape)
-    if arg.ndim < 2 or shape[0] not in rows or shape[0] == 1:
-        return shape
-    return (None, None, *shape[2:]) if padded else (None, *shape[1:])
-
-
-def _shape(arg: JaggedTensor) -> tuple[int | None, ...]:
-    """The extents of the values that a trace relies on: all but those of dims that rows share."""
-    return tuple(None if dim in arg.structure.dims else size for dim, size in enumerate(arg.values.shape))
-
-
 @dataclass(frozen=True)
 class Given:
     """An input of a traced fusion: a tensor, and the leaf whose values it is; None for what describes a structure."""
 
     tensor: torch.Tensor
     leaf: int | None
+    ragged: Collection[int] = ()
+    """The dims whose sizes are those of rows, or count them; no trace relies on these."""
 
 
 def inputs_of(leaves: Leaves, constants: Sequence[torch.Tensor] = ()) -> list[Given]:
@@ -162,9 +138,9 @@ def inputs_of(leaves: Leaves, constants: Sequence[torch.Tensor] = ()) -> list[Gi
     seen: list[JaggedTensor] = []
     for k, leaf in enumerate(leaves):
         if isinstance(leaf, JaggedTensor):
-            found.append(Given(leaf.values, k))
+            found.append(Given(leaf.values, k, leaf.structure.dims))
             if not any(_same(other, leaf) for other in seen):
-                found += [Given(buffer, None) for buffer in _buffers(leaf.structure)]
+                found += [Given(buffer, None, (0,)) for buffer in _buffers(leaf.structure)]
                 seen.append(leaf)
         else:
             found.append(Given(leaf, k))
@@ -187,8 +163,9 @@ def _of_rows(rows: Rows) -> list[torch.Tensor]:
 # --- tracing -------------------------------------------------------------------------------------------------------------
 
 
-def _input(fusion: Fusion, shape: Sequence[int | None], tensor: torch.Tensor) -> TensorView:
-    """An input for a tensor; what it is in this call is kept for messages."""
+def _input(fusion: Fusion, tensor: torch.Tensor, told: Iterator[int | None], ragged: Collection[int] = ()) -> TensorView:
+    """An input for a tensor, of the sizes that come next; what they are in this call is kept."""
+    shape = [next(told, None if dim in ragged else size) for dim, size in enumerate(tensor.shape)]
     view = fusion.input(shape, tensor.dtype)
     for domain, size in zip(view.domains, tensor.shape, strict=True):
         if isinstance(domain.extent_expr, Symbol):
@@ -202,20 +179,18 @@ def trace(
     kwargs: Mapping[str, Any],
     outside: Leaves = (),
     found: Callable[[Leaf], bool] | None = None,
-    padded: Collection[int] = (),
+    sizes: Pattern = (),
     generators: Sequence[Any] = (),
 ) -> Trace:
     """Calls `function` on traced arguments and records what it does.
 
     `outside` are tensors that are no arguments and are inputs all the same. `found` is told of others that the function uses;
-    they become inputs behind these, unless it says that they cannot be found again in another call. `padded` are the places of
-    tensors, among arguments and those outside, whose second dim follows the longest row. `generators` are sources of random
+    they become inputs behind these, unless it says that they cannot be found again in another call. `sizes` are those of the
+    inputs, one after the other, None for a symbol; what they do not tell is compiled in. `generators` are sources of random
     numbers that the function reaches; to draw from them is an error.
     """
     fusion = Fusion(name=_identifier(function))
-    given_leaves = leaves_of(args, kwargs)
-    rows = _numbers_of_rows(given_leaves)
-    loose = {id(leaf) for k, leaf in enumerate((*given_leaves, *outside)) if k in padded}
+    told = iter(sizes)
     seen: list[tuple[JaggedTensor, list[TensorView]]] = []
     # An argument may be a tensor that is also outside, and another one in the next call; so only these are told by identity.
     known: list[tuple[Leaf, TensorView]] = []
@@ -224,8 +199,8 @@ def trace(
 
     def view(leaf: Leaf) -> TensorView:
         if isinstance(leaf, JaggedTensor):
-            return _ragged(fusion, leaf, seen)
-        return _input(fusion, _static(leaf, rows, padded=id(leaf) in loose), leaf)
+            return _ragged(fusion, leaf, seen, told)
+        return _input(fusion, leaf, told)
 
     def capture(leaf: Leaf, made_here: bool) -> TensorView:
         before = next((v for other, v in known if other is leaf), None)
@@ -258,7 +233,15 @@ def trace(
     fusion.inputs[:] = [*(v for v in fusion.inputs if not any(v is c for c in own)), *own]
     memories = {v.tensor.memory.name for v in own}
     copied = tuple(k for k, leaf in enumerate(leaves) if leaf.tensor.memory.name in memories)
-    return Trace(fusion, lambda values: _unflatten(form, iter(values)), tuple(constant for constant, _ in constants), copied)
+    extents = [d.extent_expr for v in fusion.inputs[: len(fusion.inputs) - len(own)] for d in v.domains]
+    return Trace(
+        fusion,
+        lambda values: _unflatten(form, iter(values)),
+        tuple(constant for constant, _ in constants),
+        copied,
+        tuple(extent.value for extent in extents),
+        frozenset(k for k, extent in enumerate(extents) if extent in fusion.fixed_symbols),
+    )
 
 
 @contextmanager
@@ -278,11 +261,13 @@ def _identifier(function: Callable[..., Any]) -> str:
     return name if name.isidentifier() else "program"
 
 
-def _ragged(fusion: Fusion, arg: JaggedTensor, seen: list[tuple[JaggedTensor, list[TensorView]]]) -> TensorView:
-    view = _input(fusion, _shape(arg), arg.values)
+def _ragged(
+    fusion: Fusion, arg: JaggedTensor, seen: list[tuple[JaggedTensor, list[TensorView]]], told: Iterator[int | None]
+) -> TensorView:
+    view = _input(fusion, arg.values, told, arg.structure.dims)
     buffers = next((views for other, views in seen if _same(other, arg)), None)
     if buffers is None:
-        buffers = [_input(fusion, (None,), buffer) for buffer in _buffers(arg.structure)]
+        buffers = [_input(fusion, buffer, told, (0,)) for buffer in _buffers(arg.structure)]
         seen.append((arg, buffers))
     given = iter(buffers)
     named = [(rows, [next(given) for _ in _of_rows(rows)]) for rows in arg.structure.rows]

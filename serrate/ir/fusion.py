@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from serrate.errors import CallError, ShapeError, VerificationError
+from serrate.errors import CallError, ShapeError, TraceError, VerificationError
 from serrate.ir import check
 from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Array, Expr, Symbol, as_expr, symbol
+from serrate.ir.expr import Array, Environment, Expr, Symbol, as_expr, symbol
 from serrate.ir.hand import Change, Hand, LoopState, Step
 from serrate.ir.order import in_order
 from serrate.ir.ragged import RaggedIterDomain
@@ -143,7 +143,9 @@ class Fusion:
     states: dict[str, LoopState] = field(default_factory=dict)
     """The hand schedule: the loops of each tensor that has one, by the name of the tensor."""
     sizes: dict[Symbol, int] = field(default_factory=dict)
-    """What unknown extents are in the call that is being traced; messages show them, and nothing else may."""
+    """What unknown extents are in the call that is being traced: for messages, and for `fixed`."""
+    fixed_symbols: set[Symbol] = field(default_factory=set)
+    """Unknown extents that the traced function asked for as numbers."""
     _views: dict[Tensor, TensorView] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
     _token: Any = field(default=None)
@@ -200,6 +202,15 @@ class Fusion:
     def tensor(self, dtype: torch.dtype, logical: Sequence[IterDomain]) -> Tensor:
         """A new intermediate tensor over `logical`, its rows stored back to back."""
         return Tensor(self.fresh("T"), dtype, tuple(logical), storage_of(logical))
+
+    def fixed(self, extent: Expr) -> int:
+        """What an extent is in the call that is being traced, as a number; what is traced is then for this number alone."""
+        if extent.value is not None:
+            return extent.value
+        if extent.arrays or not extent.symbols <= self.sizes.keys():
+            raise TraceError(f"the size {extent} is not known while tracing")
+        self.fixed_symbols |= extent.symbols
+        return int(extent.evaluate(Environment(self.sizes)))
 
     # --- traversal -----------------------------------------------------------------------------------------------------
 

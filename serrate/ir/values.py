@@ -15,6 +15,7 @@ In: tensors, domains, constants. Out: interned nodes, equal iff they are the sam
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -286,6 +287,8 @@ def intern(kind: type[Value], dtype: torch.dtype, *key: Any) -> Value:
 
 def constant(number: float | int | bool, dtype: torch.dtype) -> Value:
     """A number of the given dtype."""
+    if not isinstance(number, float | int):
+        number = operator.index(number)  # a size of the call that is traced
     # The text tells 1 from 1.0 and True, 0.0 from -0.0, and lets nan be found again.
     return intern(Constant, dtype, number, repr(number))
 

@@ -7,6 +7,7 @@ In: Python operators, torch functions and methods on it. Out: operations recorde
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import traceback
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import torch
 
 from serrate.errors import CallError, RaggedSizeError, ScheduleError, ShapeError, TraceError
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Expr
+from serrate.ir.expr import Expr, as_expr
 from serrate.ir.loop_handle import LoopHandle
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.values import Places, Tensor, Value, read
@@ -47,6 +48,114 @@ class RaggedSize(str):
         return str.__mod__(other, str(self)) if isinstance(other, str) else self._refuse()
 
 
+class Size:
+    """A size that may be another one in the next call, while tracing. Prints as a symbol, like `n0`.
+
+    Sums and products of sizes are sizes, and a size may be an operand. Where Python needs the number (a comparison, `range`,
+    `float`), it gets the one of the call that is traced, and what is traced is for that number alone.
+    """
+
+    __slots__ = ("expr", "fusion")
+
+    def __init__(self, expr: Expr, fusion: Fusion) -> None:
+        self.expr, self.fusion = expr, fusion
+
+    def __index__(self) -> int:
+        return self.fusion.fixed(self.expr)
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        return float(int(self))
+
+    def __bool__(self) -> bool:
+        return bool(int(self))
+
+    def __hash__(self) -> int:
+        return hash(int(self))
+
+    def __eq__(self, other: object) -> bool:
+        expr = other.expr if isinstance(other, Size) else other
+        if isinstance(expr, Expr):
+            return self.expr is expr or (expr.symbols <= self.fusion.sizes.keys() and int(self) == self.fusion.fixed(expr))
+        return isinstance(other, int | float) and int(self) == other
+
+    def __repr__(self) -> str:
+        return str(self.expr)
+
+    def __format__(self, form: str) -> str:
+        return format(int(self), form) if form else str(self)
+
+    def _symbolic(self, other: Any, operation: Callable[[Any, Any], Any], *, swapped: bool = False) -> Any:
+        """A sum, product or quotient of sizes and whole numbers, as a size."""
+        if not isinstance(other, Size) and type(other) is not int:
+            return self._of_number(other, operation, swapped=swapped)
+        expr = other.expr if isinstance(other, Size) else as_expr(other)
+        found = operation(expr, self.expr) if swapped else operation(self.expr, expr)
+        return Size(found, self.fusion) if found.value is None else found.value
+
+    def _of_number(self, other: Any, operation: Callable[[Any, Any], Any], *, swapped: bool = False) -> Any:
+        if not isinstance(other, int | float | Size):
+            return NotImplemented
+        number = int(other) if isinstance(other, Size) else other
+        return operation(number, int(self)) if swapped else operation(int(self), number)
+
+    def __add__(self, other: Any) -> Any:
+        return self._symbolic(other, operator.add)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._symbolic(other, operator.sub)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._symbolic(other, operator.sub, swapped=True)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._symbolic(other, operator.mul)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __floordiv__(self, other: Any) -> Any:
+        apply = self._symbolic if type(other) is int and other > 0 else self._of_number
+        return apply(other, operator.floordiv)
+
+    def __mod__(self, other: Any) -> Any:
+        apply = self._symbolic if type(other) is int and other > 0 else self._of_number
+        return apply(other, operator.mod)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._of_number(other, operator.floordiv, swapped=True)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._of_number(other, operator.mod, swapped=True)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._of_number(other, operator.truediv)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._of_number(other, operator.truediv, swapped=True)
+
+    def __pow__(self, other: Any) -> Any:
+        return self._of_number(other, operator.pow)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._of_number(other, operator.pow, swapped=True)
+
+    def __neg__(self) -> Any:
+        return 0 - self
+
+    def __lt__(self, other: Any) -> Any:
+        return self._of_number(other, operator.lt)
+
+    def __le__(self, other: Any) -> Any:
+        return self._of_number(other, operator.le)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._of_number(other, operator.gt)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._of_number(other, operator.ge)
+
+
 class TensorView(LoopHandle):
     """A tensor of a fusion. Supports Python operators, torch functions and methods, and scheduling by hand."""
 
@@ -71,9 +180,14 @@ class TensorView(LoopHandle):
         return len(self.domains)
 
     @property
-    def shape(self) -> tuple[Expr | int | str, ...]:
+    def shape(self) -> tuple[Size | int | str, ...]:
         """Extents; a ragged dim shows the name of its domain."""
-        return tuple(RaggedSize(d.name) if d.is_ragged else d.extent for d in self.domains)
+        return tuple(RaggedSize(d.name) if d.is_ragged else self.size_of(k) for k, d in enumerate(self.domains))
+
+    def size_of(self, dim: int) -> Size | int:
+        """The extent of a regular dim."""
+        extent = self.domains[dim].extent_expr
+        return Size(extent, self.fusion) if extent.value is None else extent.value
 
     @property
     def ragged(self) -> RaggedIterDomain:

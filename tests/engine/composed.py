@@ -16,7 +16,9 @@ from torch import Tensor
 
 from serrate import JaggedTensor, Structure, ops
 from serrate.engine import Compiled
-from serrate.frontend.trace import inputs_of, key_of, leaves_of, trace
+from serrate.frontend.leaves import leaves_of
+from serrate.frontend.specialise import Specialised, changing
+from serrate.frontend.trace import inputs_of, kind_of, trace
 from serrate.ir.view import TensorView
 from tests.engine.oracle import FLOATS, TOLERANCES, one_thread
 
@@ -358,10 +360,14 @@ def run(operation: str, composition: str, backend: str, way: Way, dtype: torch.d
         extras = [e.to(dtype) for e in wanted.extras(padded)]
         args = (jt, dims, *extras)
         leaves = leaves_of(args, {})
-        key = key_of(args, {}, leaves)
+        given = inputs_of(leaves)
+        numbers = [size for g in given for size in g.tensor.shape]
+        sizes = Specialised[Any](numbers, *changing(given, leaves)).wanted(numbers)
+        key = (kind_of(args, {}, leaves), sizes)
         if key not in programs:
-            programs[key] = Compiled(trace(wanted.run, args, {}).fusion, backend, strategy, **dict(options))
+            traced = trace(wanted.run, args, {}, sizes=sizes)
+            programs[key] = Compiled(traced.fusion, backend, strategy, **dict(options))
         with one_thread():
-            got = programs[key](*(g.tensor for g in inputs_of(leaves)))
+            got = programs[key](*(g.tensor for g in given))
         want = wanted.want(padded, dims, *(e.double() for e in extras))
         agrees(got, want, dtype, f"{operation} of {composition}, {name}")

@@ -51,7 +51,7 @@ BOTH: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
         lambda x, y: torch.where(x > 0, x, y),
         (ROWS, OTHER),
     ),
-    (ShapeError, "mul of (B, r0, 4) and (B, r0, 4), dim 0: the sizes differ: 3 and 2", lambda x, y: x * y, (ROWS, FEWER)),
+    (ShapeError, "mul of (3, r0, 4) and (2, r0, 4), dim 0: the sizes differ: 3 and 2", lambda x, y: x * y, (ROWS, FEWER)),
     # sizes that differ
     (ShapeError, "add of (3, r0, 4) and (3, r0, 5), dim 2: the sizes differ: 4 and 5", lambda x, y: x + y, (ROWS, WIDE)),
     (ShapeError, "sub of (3, r0, 4) and (3,), dim 2: the sizes differ: 4 and 3", lambda x, y: x - y, (ROWS, torch.ones(3))),

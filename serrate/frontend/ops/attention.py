@@ -58,10 +58,7 @@ def attention(
     assert isinstance(queries, RaggedIterDomain) and isinstance(key.domains[-2], RaggedIterDomain)
     keys = under(queries.component, key.domains[-2], fusion.fresh("r"))
     if scale is None:
-        width = features.extent_expr.value
-        if not width:
-            raise ShapeError("attention: give scale, because the number of features is not known while tracing")
-        scale = 1.0 / sqrt(width)
+        scale = 1.0 / sqrt(fusion.fixed(features.extent_expr))
     rows = (*leading, queries, keys)
     read = mul(cast(query, state), scale).at(query.domains)
     product = call("mul", read, key.at((*leading, keys, features)), dtype=state)

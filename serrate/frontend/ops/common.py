@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from serrate.errors import CallError, DtypeError, ShapeError, TraceError
-from serrate.frontend.shapes import shown, size_shown
+from serrate.frontend.shapes import equal_now, shown, size_shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr
 from serrate.ir.fusion import Equal, Fusion, current_fusion
@@ -19,10 +19,10 @@ from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.transforms import Known, Merge, Transform
 from serrate.ir.values import Place, index_of
-from serrate.ir.view import TensorView
+from serrate.ir.view import Size, TensorView
 
 Number = float | int | bool
-Operand = TensorView | Number
+Operand = TensorView | Number | Size
 Dims = int | Sequence[int]
 
 
@@ -43,6 +43,8 @@ def stand_in(operand: Operand) -> Any:
     """Something torch computes result dtypes from: a tensor of one element, or the number itself."""
     if isinstance(operand, Lifted):
         return 1.0
+    if isinstance(operand, Size):
+        return 1
     if isinstance(operand, torch.Tensor):
         # Its numbers would become part of the program, which would not see them change, nor hand it a gradient.
         raise TraceError(
@@ -86,11 +88,10 @@ def floating(name: str, x: TensorView) -> torch.dtype:
 
 def require_equal(fusion: Fusion, what: str, a: IterDomain, b: IterDomain, later: str | None = None) -> None:
     """Raises unless two dims have one size; `later` is what messages of later calls say instead of `what`."""
-    difference = (a.extent_expr - b.extent_expr).value
-    if difference is None:
-        fusion.checks.append(Equal(a.extent_expr, b.extent_expr, later or what))
-    elif difference != 0:
+    if not equal_now(fusion, a, b):
         raise ShapeError(f"{what} differ: {size_shown(fusion, a)} and {size_shown(fusion, b)}")
+    if a.extent_expr is not b.extent_expr:
+        fusion.checks.append(Equal(a.extent_expr, b.extent_expr, later or what))
 
 
 # --- which dim owns which rows -----------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import broadcast
 from serrate.frontend.ops.common import Lifted, Number, Operand, fusion_of, stand_in
 from serrate.ir.tile import Store
-from serrate.ir.values import Value, call, carried_dtype, constant
-from serrate.ir.view import TensorView
+from serrate.ir.values import Place, Value, call, carried_dtype, computed, constant
+from serrate.ir.view import Size, TensorView
 
 
 def elementwise(name: str, dtype: torch.dtype, *operands: Operand, compute: torch.dtype | None = None) -> TensorView:
@@ -24,13 +24,17 @@ def elementwise(name: str, dtype: torch.dtype, *operands: Operand, compute: torc
     views = [o for o in operands if isinstance(o, TensorView)]
     domains, indices = broadcast(fusion, name, views)
     places = iter(indices)
-    values = [v.at(next(places)) if isinstance(v, TensorView) else constant(v, compute or dtype) for v in operands]
+    values = [v.at(next(places)) if isinstance(v, TensorView) else _number(v, compute or dtype) for v in operands]
     if compute is not None:
         # A number is as exact as the arithmetic, not as the tensors it meets.
         exact = carried_dtype(compute)
-        values = [as_dtype(v, exact if isinstance(o, Lifted) else compute) for v, o in zip(values, operands, strict=True)]
+        values = [as_dtype(v, exact if isinstance(o, Lifted | Size) else compute) for v, o in zip(values, operands, strict=True)]
     out = fusion.tensor(dtype, domains)
     return fusion.define([out], domains, Store(out, domains, call(name, *values, dtype=dtype)))[0]
+
+
+def _number(number: Number | Size, dtype: torch.dtype) -> Value:
+    return computed(Place(number.expr)) if isinstance(number, Size) else constant(number, dtype)
 
 
 def as_dtype(value: Value, dtype: torch.dtype) -> Value:
@@ -94,7 +98,7 @@ ne = _binary("ne", torch.ne)
 
 def pow(a: Operand, b: Operand) -> TensorView:
     """`torch.pow`, elementwise with broadcasting; small powers are products and roots, as in torch."""
-    if not isinstance(a, TensorView) or isinstance(b, TensorView | bool) or b not in (2, 3, 0.5, -0.5, -1, -2):
+    if not isinstance(a, TensorView) or isinstance(b, TensorView | Size | bool) or b not in (2, 3, 0.5, -0.5, -1, -2):
         return _pow(a, b)
     dtype = torch.pow(stand_in(a), b).dtype
     if b == 2 or b == 3:
@@ -322,7 +326,9 @@ def where(condition: TensorView, a: Operand, b: Operand) -> TensorView:
     domains, indices = broadcast(fusion, "where", views)
     places = iter(indices)
     choice = condition.at(next(places))
-    arms = [as_dtype(o.at(next(places)), dtype) if isinstance(o, TensorView) else constant(o, dtype) for o in (a, b)]
+    arms = [
+        as_dtype(o.at(next(places)), dtype) if isinstance(o, TensorView) else as_dtype(_number(o, dtype), dtype) for o in (a, b)
+    ]
     out = fusion.tensor(dtype, domains)
     return fusion.define([out], domains, Store(out, domains, call("where", choice, *arms, dtype=dtype)))[0]
 

@@ -12,7 +12,7 @@ from serrate.frontend.ops.movement import gather, index
 from serrate.frontend.ops.normalise import logsumexp
 from serrate.frontend.ops.reductions import sum
 from serrate.frontend.ops.structure import squeeze, unsqueeze
-from serrate.frontend.shapes import both, shown
+from serrate.frontend.shapes import both, equal_now, shown
 from serrate.ir.values import carried_dtype
 from serrate.ir.view import TensorView
 
@@ -46,10 +46,8 @@ def cross_entropy(
             f"cross_entropy of {both(x, target)}: classes are the last dim of the logits, and the classes wanted have the dims "
             "before it: (B, r0, C) and (B, r0)"
         )
-    classes = x.domains[-1].extent_expr.value
-    if classes is None:
-        raise ShapeError("cross_entropy: the number of classes must be known while tracing")
-    if weight is not None and (weight.ndim != 1 or weight.domains[0].extent_expr.value != classes):
+    classes = x.size_of(-1)
+    if weight is not None and (weight.ndim != 1 or not equal_now(x.fusion, weight.domains[0], x.domains[-1])):
         raise ShapeError(f"cross_entropy: weight must have one number for each of {classes} classes, got {shown(weight)}")
     logits = cast(x, carried_dtype(dtype))
     counted = ne(target, ignore_index)

@@ -17,7 +17,7 @@ from serrate.frontend.ops.sorting import library
 from serrate.frontend.ops.structure import as_nested
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain
-from serrate.ir.view import TensorView
+from serrate.ir.view import Size, TensorView
 
 
 def group_by(keys: TensorView, count: int) -> tuple[TensorView, TensorView]:
@@ -32,6 +32,8 @@ def group_by(keys: TensorView, count: int) -> tuple[TensorView, TensorView]:
     """
     if keys.ndim != 1 or keys.dtype == torch.bool or keys.dtype.is_floating_point:
         raise DtypeError(f"group_by: keys must be 1-D integers, got {keys.dtype} of shape {shown(keys)}")
+    if isinstance(count, Size):
+        count = int(count)
     if not isinstance(count, int) or count < 0:
         raise ShapeError(f"group_by: the number of groups must be an int that is not negative, got {count!r}")
     fusion = keys.fusion

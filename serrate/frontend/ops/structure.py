@@ -6,6 +6,7 @@ In: a `TensorView`. Out: a view of the same memory under other logical domains (
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from math import prod
 
 import torch
@@ -24,7 +25,7 @@ from serrate.ir.recipes import RunningSum
 from serrate.ir.tile import Store
 from serrate.ir.transforms import merge, split
 from serrate.ir.values import Tensor
-from serrate.ir.view import TensorView
+from serrate.ir.view import Size, TensorView
 
 
 def as_nested(
@@ -216,7 +217,7 @@ def _check_merged(x: TensorView, outer: int, inner: int) -> None:
             raise ShapeError(f"flatten: dim {dim} of {shown(x)} counts rows, which no other dim can do")
 
 
-def unflatten(x: TensorView, dim: int, sizes: Sequence[int]) -> TensorView:
+def unflatten(x: TensorView, dim: int, sizes: Sequence[int | Size]) -> TensorView:
     """A regular dim as several, row-major; one of the sizes may be -1. No data moves.
 
     >>> from serrate import ir
@@ -228,33 +229,50 @@ def unflatten(x: TensorView, dim: int, sizes: Sequence[int]) -> TensorView:
     domain = x.domains[dim]
     if domain.is_ragged or domain.pairing is not None:
         raise ShapeError(f"unflatten: dim {dim} of {shown(x)} belongs to rows, which have no common length")
-    unknown = [k for k, size in enumerate(sizes) if size == -1]
-    if len(unknown) > 1 or any(size < 1 for k, size in enumerate(sizes) if k not in unknown):
+    numbers = [-1 if isinstance(size, Size) and k == 0 else int(size) for k, size in enumerate(sizes)]
+    if sizes and isinstance(sizes[0], Size):
+        if min(numbers[1:], default=1) > 0:
+            # The first size follows from the others, whatever it is.
+            what = f"unflatten of dim {dim}: its extent and the product of the sizes"
+            _require(x, domain, sizes[0].expr * prod(numbers[1:]), what)
+        else:
+            numbers[0] = int(sizes[0])
+    unknown = [k for k, size in enumerate(numbers) if size == -1]
+    if len(unknown) > 1 or any(size < 1 for k, size in enumerate(numbers) if k not in unknown):
         raise ShapeError(f"unflatten: sizes must be positive, at most one of them -1, got {tuple(sizes)}")
-    known = prod(size for size in sizes if size != -1)
+    known = prod(size for size in numbers if size != -1)
     whole = const(known) if not unknown else domain.extent_expr // known * known
     _require(x, domain, whole, f"unflatten: {tuple(sizes)} does not divide dim {dim}: its extent and the sizes")
     parts: list[IterDomain] = []
     # Sizes behind the unknown one are split off from the inside, those before it from the outside.
-    for size in reversed(sizes[unknown[0] + 1 if unknown else 1 :]):
+    for size in reversed(numbers[unknown[0] + 1 if unknown else 1 :]):
         domain, inner = split(domain, size)
         parts.insert(0, inner)
     outer: list[IterDomain] = []
-    for size in sizes[: unknown[0]] if unknown else ():
+    for size in numbers[: unknown[0]] if unknown else ():
         first, domain = split(domain, size, inner=False)
         outer.append(first)
     return viewed(x, (*x.domains[:dim], *outer, domain, *parts, *x.domains[dim + 1 :]))
 
 
-def reshape(x: TensorView, sizes: Sequence[int]) -> TensorView:
+def reshape(x: TensorView, sizes: Sequence[int | Size]) -> TensorView:
     """A dense tensor under other extents, row-major; one of them may be -1. No data moves.
 
     Rows keep their place: where `x` is ragged, use `flatten` and `unflatten` on its regular dims, `as_flattened` on rows.
     """
     if any(d.is_ragged for d in x.domains):
         raise ShapeError(f"reshape: {shown(x)} is ragged; use flatten and unflatten on its regular dims, as_flattened on rows")
-    flat = x if x.ndim == 1 else flatten(x)
-    return flat if len(sizes) == 1 and sizes[0] == -1 else unflatten(flat, 0, sizes)
+    kept = _kept(x, sizes)
+    rest = sizes[kept:]
+    flat = flatten(x, kept) if x.ndim - kept > 1 else x
+    return flat if len(rest) == 0 or (len(rest) == 1 and rest[0] == -1) else unflatten(flat, kept, rest)
+
+
+def _kept(x: TensorView, sizes: Sequence[int | Size]) -> int:
+    """How many leading dims of unknown size stay as they are."""
+    pairs = zip(sizes, (d.extent_expr for d in x.domains), strict=False)
+    kept = len(list(takewhile(lambda pair: isinstance(pair[0], Size) and pair[0].expr is pair[1], pairs)))
+    return kept if kept < x.ndim or kept == len(sizes) else 0
 
 
 def _require(x: TensorView, domain: IterDomain, size: Expr, what: str) -> None:

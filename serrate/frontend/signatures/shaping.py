@@ -13,7 +13,7 @@ import torch
 from serrate.errors import ShapeError
 from serrate.frontend import ops
 from serrate.frontend.shapes import shown
-from serrate.ir.view import TensorView
+from serrate.ir.view import Size, TensorView
 
 
 def squeeze(input: TensorView, dim: int | None = None) -> TensorView:
@@ -33,7 +33,7 @@ def unflatten(input: TensorView, dim: int, sizes: Sequence[int]) -> TensorView:
 
 
 def reshape(input: TensorView, *shape: Any) -> TensorView:
-    return ops.reshape(input, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+    return ops.reshape(input, shape[0] if len(shape) == 1 and not isinstance(shape[0], int | Size) else shape)
 
 
 def permute(input: TensorView, *dims: Any) -> TensorView:
