@@ -30,6 +30,7 @@ from serrate.lower.stages import arrays_of, stages
 from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, Call
+from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, bound, load_together
 from serrate.runtime.results import Result, groups, result
 from serrate.schedule.by_hand import by_hand
@@ -247,9 +248,9 @@ class Compiled:
             raise StrategyError(f"{', '.join(options)}: options belong to a strategy; name one of {', '.join(STRATEGIES)}")
         self.fusion, self.backend, self.strategy, self.options = fusion, backend, strategy, options
         # Refuses, before anything is built, what no values can hold.
-        self._dims = [groups(view) for view in fusion.outputs]
+        self._dims = [groups(view) for view in fusion.results]
         self.binder = Binder(fusion)
-        self.result_names = frozenset(view.tensor.memory.name for view in fusion.outputs)
+        self.result_names = frozenset(view.tensor.memory.name for view in fusion.results)
         self.stages = tuple(Kernels(self, s) if isinstance(s, TileProgram) else s for s in stages(fusion))
         self.hand = fusion.hand() if strategy is None else None
         for stage in self.stages:
@@ -257,7 +258,7 @@ class Compiled:
                 # An illegal schedule is told here, not at the first call.
                 by_hand(stage.naive, self.hand, BACKENDS[backend or "reference"])
         given = {t.name for t in self.binder.inputs}
-        hidden = {a.name for view in fusion.outputs for a in arrays_of(view.tensor.logical)} - given
+        hidden = {a.name for view in fusion.results for a in arrays_of(view.tensor.logical)} - given
         first = self.stages[0]
         self._whole = first if len(self.stages) == 1 and isinstance(first, Kernels) and not hidden else None
 
@@ -266,7 +267,14 @@ class Compiled:
         if self._whole is None:
             return self._staged(call)
         ready, tensors = self._whole.run(call, call.args)
-        results = [r.of(tensors[r.place]) for r in ready.results]
+        return self._handed_out(call.args, [r.of(tensors[r.place]) for r in ready.results])
+
+    def _handed_out(self, args: Sequence[torch.Tensor], results: list[Any]) -> Any:
+        """The outputs among the results, once what the program's own checks have found is judged."""
+        if self.fusion.index_checks:
+            count = len(self.fusion.outputs)
+            require_inside(self.fusion, args, results[count:])
+            del results[count:]
         return results[0] if len(results) == 1 else tuple(results)
 
     def ready(self, *args: Any) -> Run:
@@ -280,12 +288,14 @@ class Compiled:
         like = [*args, *(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes), *private]
         run = bound(ready.executable, like, ready.arrays, ready.symbols)
 
-        count = len(args)
+        count, fusion = len(args), self.fusion
+        shown = results[: len(fusion.outputs)]
+        found = [r.place for r in results[len(fusion.outputs) :]]
 
         def direct(tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor] = ()) -> list[Any]:
             if into:
                 # Memory of another size or dtype is not used; the caller sees that the result is not there.
-                given = {r.place: t for r, t in zip(results, into, strict=True) if t.shape == r.shape}
+                given = {r.place: t for r, t in zip(shown, into, strict=True) if t.shape == r.shape}
                 made = [
                     given[k].view(shape) if k in given and given[k].dtype == dtype else memory.empty(shape, dtype, device)
                     for k, (shape, dtype) in enumerate(shapes, count)
@@ -294,7 +304,9 @@ class Compiled:
                 made = [memory.empty(shape, dtype, device) for shape, dtype in shapes]
             every = [*tensors, *made, *private]
             run(every)
-            return [r.of(every[r.place]) for r in results]
+            if found:
+                require_inside(fusion, tensors, [every[k] for k in found])
+            return [r.of(every[r.place]) for r in shown]
 
         return direct
 
@@ -306,8 +318,7 @@ class Compiled:
     def _staged(self, call: Call) -> Any:
         """Stage after stage; what one computes is there for the next."""
         call, env = self._run_stages(call)
-        results = [r.of(env[r.tensor]) for r in self.results(call, None)]
-        return results[0] if len(results) == 1 else tuple(results)
+        return self._handed_out(call.args, [r.of(env[r.tensor]) for r in self.results(call, None)])
 
     def _run_stages(self, call: Call, seen: Callable[[Prepared], None] = lambda _: None) -> tuple[Call, dict[str, torch.Tensor]]:
         computed: dict[str, torch.Tensor] = {}
@@ -341,7 +352,7 @@ class Compiled:
     def results(self, call: Call, program: LoopProgram | None) -> tuple[Result, ...]:
         """Where each result is, its shape, and its structure."""
         names = [] if program is None else [t.name for t in (*program.inputs, *program.outputs)]
-        outputs = zip(self.fusion.outputs, self._dims, strict=True)
+        outputs = zip(self.fusion.results, self._dims, strict=True)
         return tuple(result(self.binder, call, view, dims, names) for view, dims in outputs)
 
     def _prepared(self, *args: Any) -> list[Prepared]:

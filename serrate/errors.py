@@ -26,6 +26,10 @@ class RowError(SerrateError, IndexError):
     """A row, or a position in a row, that does not exist."""
 
 
+class IndexOutOfRange(SerrateError, IndexError):
+    """An index given to one of torch's indexing operators that is not a position of the dim it indexes."""
+
+
 class RaggedSizeError(SerrateError, TypeError):
     """The size of a ragged dim used as if it were one number."""
 

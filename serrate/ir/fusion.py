@@ -116,6 +116,25 @@ class PositionInside:
     what: str
 
 
+@dataclass(frozen=True)
+class IndicesInside:
+    """Something that the program finds out itself: which of the indices given to an indexing operator of torch is outside.
+
+    `found` has no dims: one of the indices that are outside, or `NOTHING`. It is a result that only the engine sees.
+    """
+
+    found: Tensor
+    indices: Tensor
+    outside: Tensor
+    """Which of the indices are outside: bools over the same dims."""
+    extent: Expr | None
+    """The extent of the dim that is indexed; None where it is the length of a row."""
+    what: str
+
+
+NOTHING = torch.iinfo(torch.int64).max
+"""What `IndicesInside.found` holds where every index is inside."""
+
 Check = Equal | AtLeastLongest | Offsets | RowsOfOffsets | RowsInside | Rectangles | PositionInside
 
 
@@ -138,6 +157,8 @@ class Fusion:
     outputs: list[TensorView] = field(default_factory=list)
     definitions: list[Definition] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    index_checks: list[IndicesInside] = field(default_factory=list)
+    """The checks that the program makes itself."""
     changes: list[Change] = field(default_factory=list)
     """The hand schedule: every change of loops, in order."""
     states: dict[str, LoopState] = field(default_factory=dict)
@@ -212,6 +233,11 @@ class Fusion:
         self.fixed_symbols |= extent.symbols
         return int(extent.evaluate(Environment(self.sizes)))
 
+    @property
+    def results(self) -> list[TensorView]:
+        """Everything that must be computed: the outputs, then what the program's own checks have found."""
+        return [*self.outputs, *(self.view(c.found) for c in self.index_checks)]
+
     # --- traversal -----------------------------------------------------------------------------------------------------
 
     def every_tensor(self) -> list[Tensor]:
@@ -220,7 +246,7 @@ class Fusion:
         for definition in self.definitions:
             found.update(dict.fromkeys(_read_by(definition)))
             found.update(dict.fromkeys(definition.statement.targets))
-        found.update(dict.fromkeys(view.tensor for view in self.outputs))
+        found.update(dict.fromkeys(view.tensor for view in self.results))
         return list(found)
 
     @property
@@ -261,9 +287,9 @@ class Fusion:
         return [] if definition is None else list(_read_by(definition))
 
     def live(self) -> list[Definition]:
-        """The definitions that outputs depend on, in order: by reading, or because rows are as long as they say."""
-        needed = {view.tensor.memory for view in self.outputs}
-        lengths = {name for view in self.outputs for name in _offsets_of(view.tensor.logical)}
+        """The definitions that results depend on, in order: by reading, or because rows are as long as they say."""
+        needed = {view.tensor.memory for view in self.results}
+        lengths = {name for view in self.results for name in _offsets_of(view.tensor.logical)}
         kept: list[Definition] = []
         for definition in reversed(self.definitions):
             if any(t in needed or t.name in lengths for t in definition.statement.targets):
@@ -294,6 +320,7 @@ class Fusion:
         new.definitions = [cloner(d) for d in definitions]
         new.outputs = [new.view(cloner(view.tensor)) for view in self.outputs]
         new.checks = [cloner(c) for c in self.checks]
+        new.index_checks = [cloner(c) for c in self.index_checks]
         kept = {d.statement.targets[0].name for d in definitions}
         states = {name: s for name, s in self.states.items() if (s.origin or name) in kept}
         new.changes = [cloner(c) for c in self.changes if c.phase in states or c.phase in kept]
@@ -340,6 +367,7 @@ class Fusion:
             lines.append(f"  {targets} = {values}")
         lines += _view_lines([v.tensor for v in self.outputs], shown)
         lines += [f"  output {v.tensor.name}" for v in self.outputs]
+        lines += [f"  check  {c.found.name}: {c.what}" for c in self.index_checks]
         return "\n".join(lines) + "\n"
 
     __repr__ = __str__

@@ -26,7 +26,7 @@ def structure_key(fusion: Fusion) -> tuple[Hashable, ...]:
     inputs = tuple(names.declare(view.tensor) for view in fusion.inputs)
     definitions = tuple(names.node(d) for d in fusion.definitions)
     outputs = tuple(names.node(view.tensor) for view in fusion.outputs)
-    checks = tuple(names.node(c, without=("what",)) for c in fusion.checks)
+    checks = tuple(names.node(c, without=("what",)) for c in (*fusion.checks, *fusion.index_checks))
     return (tuple(names.table), inputs, definitions, outputs, checks)
 
 

@@ -28,7 +28,7 @@ def stages(fusion: Fusion) -> tuple[Stage, ...]:
     fusion.verify()
     live = fusion.live()
     numbers = _numbered(live)
-    results = [view.tensor for view in fusion.outputs]
+    results = [view.tensor for view in fusion.results]
     out: list[Stage] = []
     for number in sorted(set(numbers)) or [0]:
         here = [d for d, n in zip(live, numbers, strict=True) if n == number]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -15,11 +16,12 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import match
 from serrate.frontend.ops.common import Number, counted, counting, dim_of, require_equal, row_of
 from serrate.frontend.ops.elementwise import cast
+from serrate.frontend.ops.reductions import amin
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
 from serrate.frontend.shapes import both, shown
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, const, maximum, minimum, symbol
-from serrate.ir.fusion import Fusion, PositionInside
+from serrate.ir.fusion import NOTHING, Fusion, IndicesInside, PositionInside
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.recipes import Joined, RunningSum
@@ -40,9 +42,12 @@ def _integers(name: str, indices: TensorView) -> TensorView:
     return indices if indices.dtype in (torch.int32, torch.int64) else cast(indices, torch.int64)
 
 
-def _at(indices: TensorView, index: Places | None = None) -> Place:
-    """The place that an element of `indices` names."""
-    return Place(index_read(0), (), (indices.at(indices.domains if index is None else index),))
+def _at(indices: TensorView, index: Places | None = None, from_end: Expr | None = None) -> Place:
+    """The place that an element of `indices` names; below zero it is counted from `from_end`, if that is given."""
+    expr: Expr = index_read(0)
+    if from_end is not None:
+        expr = expr + minimum(maximum(expr * -1, 0), 1) * from_end
+    return Place(expr, (), (indices.at(indices.domains if index is None else index),))
 
 
 def _same_position(domain: IterDomain) -> Place:
@@ -104,11 +109,11 @@ def _whole_rows(name: str, x: TensorView, dim: int) -> int:
 # --- gathers -----------------------------------------------------------------------------------------------------------
 
 
-def index(x: TensorView, indices: TensorView, dim: int = 0, *, name: str = "index") -> TensorView:
+def index(x: TensorView, indices: TensorView, dim: int = 0, *, name: str = "index", from_end: bool = False) -> TensorView:
     """`x` at `indices` along `dim`: that dim is replaced by the dims of `indices`, which may be ragged.
 
     Indices of the component dim pick whole rows; the result has their lengths. An index outside gives 0; of
-    the component dim, an empty row.
+    the component dim, an empty row. With `from_end`, indices below zero count from the end.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -123,13 +128,14 @@ def index(x: TensorView, indices: TensorView, dim: int = 0, *, name: str = "inde
     if isinstance(x.domains[dim], RaggedIterDomain):
         raise ShapeError(f"index: dim {dim} of {shown(x)} is ragged; gather(x, {dim}, indices) picks positions of each row")
     if counted(x, dim):
-        return _index_rows(x, indices, dim)
+        return _index_rows(x, indices, dim, from_end)
     domains = (*x.domains[:dim], *indices.domains, *x.domains[dim + 1 :])
-    places: Places = (*x.domains[:dim], _at(indices), *x.domains[dim + 1 :])
+    place = _at(indices, None, x.domains[dim].extent_expr if from_end else None)
+    places: Places = (*x.domains[:dim], place, *x.domains[dim + 1 :])
     return pulled(x.fusion, x.dtype, domains, x.at(places))
 
 
-def _index_rows(x: TensorView, indices: TensorView, dim: int) -> TensorView:
+def _index_rows(x: TensorView, indices: TensorView, dim: int, from_end: bool) -> TensorView:
     """Whole rows: their lengths follow the indices."""
     if indices.ndim != 1:
         raise ShapeError(f"index: rows are picked by a 1-D tensor, got {shown(indices)} for dim {dim} of {shown(x)}")
@@ -138,11 +144,13 @@ def _index_rows(x: TensorView, indices: TensorView, dim: int) -> TensorView:
     assert isinstance(ragged, RaggedIterDomain)
     picked = Array(indices.tensor.memory.name, signed=True)[COORDINATE]
     rows_there = ragged.component.extent_expr
+    if from_end:
+        picked = picked + minimum(maximum(picked * -1, 0), 1) * rows_there
     inside = maximum(minimum(picked, rows_there - 1), 0)
     # A row that is not there is empty: its length is that of some row, times 0.
     exists = minimum(maximum(picked + 1, 0), 1) * minimum(maximum(rows_there - picked, 0), 1)
     component, rows = rows_of(x.fusion, ragged.length_of(inside) * exists, indices.domains[0].extent_expr, None)
-    return _picked(x, dim, place, component, rows, _at(indices, (component,)))
+    return _picked(x, dim, place, component, rows, _at(indices, (component,), rows_there if from_end else None))
 
 
 def _picked(x: TensorView, dim: int, place: int, component: IterDomain, rows: IterDomain, row: Place) -> TensorView:
@@ -227,6 +235,39 @@ def _position(x: TensorView, dim: int, index: int) -> Place:
         row = _row("select", x, dim)
         return Place(_in_row(domain.length, row) + index, row.domains)
     return Place(domain.extent_expr + index)
+
+
+def require_inside(name: str, x: TensorView, dim: int, indices: TensorView, *, ignored: int | None = None, low: int = 0) -> None:
+    """Has the program look for an index that is not a position of dim `dim` of `x`, and raise; without it, it reads 0 there.
+
+    `ignored` is an index that stands for none. With `low` -1, indices below zero count from the end. `indices` has the dims of
+    `x` where `dim` is ragged.
+    """
+    dim, domain = dim_of(name, x, dim), x.domains[dim % x.ndim]
+    indices = _integers(name, indices)
+    at = cast(indices, torch.int64).at(indices.domains)
+    if isinstance(domain, RaggedIterDomain):
+        row = _row(name, x, dim).moved(dict(zip((d.uid for d in x.domains), indices.domains, strict=True)))
+        size = Place(_in_row(domain.length, row), row.domains)
+    else:
+        size = Place(domain.extent_expr)
+
+    def truth(function: str, a: Value, b: Value) -> Value:
+        return call(function, a, b, dtype=torch.bool)
+
+    least = computed(replace(size, expr=size.expr * low)) if low else constant(0, torch.int64)
+    outside = truth("logical_or", truth("lt", at, least), truth("ge", at, computed(size)))
+    if ignored is not None:
+        outside = truth("logical_and", outside, truth("ne", at, constant(ignored, torch.int64)))
+    where = pulled(x.fusion, torch.bool, indices.domains, outside)
+    shown_ = call("where", where.at(where.domains), at, constant(NOTHING, torch.int64), dtype=torch.int64)
+    found = pulled(x.fusion, torch.int64, indices.domains, shown_)
+    if domain.is_ragged:
+        # Row by row first: what is inside depends on the row, which in one loop over all elements would have to be searched for.
+        found = amin(found, [k for k in range(x.ndim) if k not in counting(x, dim)])
+    found = amin(found)
+    extent = None if domain.is_ragged else domain.extent_expr
+    x.fusion.index_checks.append(IndicesInside(found.tensor, indices.tensor, where.tensor, extent, name))
 
 
 # --- ranges ------------------------------------------------------------------------------------------------------------

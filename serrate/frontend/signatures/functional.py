@@ -11,6 +11,7 @@ from typing import Any
 from serrate.errors import CallError, ShapeError, TraceError
 from serrate.frontend import ops
 from serrate.frontend.ops.common import Number
+from serrate.frontend.ops.movement import require_inside
 from serrate.frontend.signatures.reducing import vector_norm
 from serrate.ir.view import TensorView
 
@@ -62,7 +63,9 @@ def embedding(
     # `padding_idx`, `scale_grad_by_freq` and `sparse` are about gradients, which are refused where they are asked for.
     if max_norm is not None:
         raise CallError("embedding: max_norm changes the table while it is read; scale the table before the call")
-    return ops.embedding(input, weight)
+    found = ops.embedding(input, weight)
+    require_inside("embedding", weight, 0, input)
+    return found
 
 
 def cross_entropy(
@@ -79,7 +82,9 @@ def cross_entropy(
         raise CallError("cross_entropy: size_average and reduce are names of the past; use reduction='mean', 'sum' or 'none'")
     if label_smoothing:
         raise CallError(f"cross_entropy: label_smoothing must be 0, got {label_smoothing}")
-    return ops.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction)
+    cost = ops.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction)
+    require_inside("cross_entropy: target", input, -1, target, ignored=ignore_index)
+    return cost
 
 
 def dropout(input: TensorView, p: float = 0.5, training: bool = True, inplace: bool = False) -> TensorView:

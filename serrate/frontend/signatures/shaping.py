@@ -12,6 +12,7 @@ import torch
 
 from serrate.errors import ShapeError
 from serrate.frontend import ops
+from serrate.frontend.ops.movement import require_inside
 from serrate.frontend.shapes import shown
 from serrate.ir.view import Size, TensorView
 
@@ -69,11 +70,15 @@ def flip(input: TensorView, *dims: Any) -> TensorView:
 
 
 def gather(input: TensorView, dim: int, index: TensorView, *, sparse_grad: bool = False) -> TensorView:
-    return ops.gather(input, dim, index)
+    gathered = ops.gather(input, dim, index)
+    require_inside("gather", input, dim, index)
+    return gathered
 
 
 def index_select(input: TensorView, dim: int, index: TensorView) -> TensorView:
-    return ops.index(input, index, dim)
+    picked = ops.index(input, index, dim)
+    require_inside("index_select", input, dim, index)
+    return picked
 
 
 def cat(tensors: Sequence[TensorView], dim: int = 0) -> TensorView:
@@ -131,7 +136,9 @@ def getitem(input: TensorView, key: Any) -> TensorView:
         elif isinstance(each, TensorView):
             if each.dtype == torch.bool:
                 raise ShapeError("how many elements a mask picks is not known while tracing; use where, or pick before the call")
-            input, at = ops.index(input, each, at), at + each.ndim
+            picked = ops.index(input, each, at, from_end=True)
+            require_inside("indexing by a tensor", input, at, each, low=-1)
+            input, at = picked, at + each.ndim
         elif isinstance(each, int):
             input = ops.select(input, at, each)
         else:

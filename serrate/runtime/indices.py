@@ -1,0 +1,64 @@
+"""Indices that are outside: what the checks of a program have found, as errors.
+
+In: a fusion, its arguments, and what each of its `index_checks` found. Out: nothing, or an `IndexOutOfRange` that names the
+position; on a device it is raised at a later call, because nothing waits for the numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from serrate.errors import IndexOutOfRange
+from serrate.ir.fusion import NOTHING, Fusion, IndicesInside
+from serrate.runtime.bind import Binder
+from serrate.tensor import JaggedTensor
+from serrate.tensor.checks.deferred import later
+from serrate.tensor.sync import on_host
+
+
+def require_inside(fusion: Fusion, args: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> None:
+    """Raises if a check has found something: at once on a CPU, on a device at a later call."""
+    for check, one in zip(fusion.index_checks, found, strict=True):
+        if not on_host(one):
+            later([one.reshape(())], functools.partial(_require_nothing, check))
+        elif one.item() != NOTHING:
+            raise _outside(fusion, check, args)
+
+
+def _require_nothing(check: IndicesInside, numbers: list[int]) -> None:
+    if numbers[0] != NOTHING:
+        size = None if check.extent is None else check.extent.value
+        raise IndexOutOfRange(f"{check.what}: index {numbers[0]} is out of range{_limit(check, size)}")
+
+
+def _limit(check: IndicesInside, size: int | None) -> str:
+    if check.extent is None:
+        return ": the row is not that long"
+    return "" if size is None else f": there are {size} positions"
+
+
+def _outside(fusion: Fusion, check: IndicesInside, args: Sequence[torch.Tensor]) -> IndexOutOfRange:
+    """The error that names the first index outside, found by evaluating once more what the check looked at."""
+    again = fusion.clone()
+    copy = again.index_checks[fusion.index_checks.index(check)]
+    again.outputs, again.index_checks = [], []
+    again.output(again.view(copy.indices), again.view(copy.outside))
+    indices, outside = again.evaluate(*args)
+    place = _first(outside)
+    value = functools.reduce(lambda x, k: x[k], place, indices)
+    binder = Binder(again)
+    size = None if check.extent is None else binder.extent(binder.bind(args), check.extent)
+    at = "".join(f"[{k}]" for k in place)
+    return IndexOutOfRange(f"{check.what}: index{at} = {int(value)} is out of range{_limit(check, size)}")
+
+
+def _first(outside: torch.Tensor | JaggedTensor) -> tuple[int, ...]:
+    """The indices of the first element that is True."""
+    if isinstance(outside, torch.Tensor):
+        return tuple(outside.nonzero()[0].tolist())
+    rows = enumerate(outside.unbind())
+    k, row = next((k, row) for k, row in rows if (row.values if isinstance(row, JaggedTensor) else row).any())
+    return (k, *_first(row))
