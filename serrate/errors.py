@@ -1,9 +1,12 @@
 """Every mistake a user can make has one class here; each is also the builtin exception that fits.
 
-In: nothing. Out: exception classes, and one warning. A message says what is wrong, what was got, and what to do.
+In: nothing. Out: exception classes and warnings. A message says what is wrong, what was got, and what to do.
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class SerrateError(Exception):
@@ -118,5 +121,27 @@ class KernelIndexError(SerrateError, IndexError):
     """A computed index outside its tensor in a lane that exists, found by the checked mode of tile kernels."""
 
 
+class SettingError(SerrateError, ValueError):
+    """An environment variable of serrate's has a value that means nothing."""
+
+
+class IgnoredWarning(UserWarning):
+    """Something that was asked for has no effect here."""
+
+
 class RaceError(SerrateError, RuntimeError):
     """Two lanes that store different values to one address, found by the checked mode of tile kernels."""
+
+
+def choices(got: object, known: Iterable[str]) -> str:
+    """What to write instead of a name that means nothing: the nearest one, and all that there are.
+
+    >>> choices("num_warp", ["num_stages", "num_warps"])
+    "did you mean 'num_warps'? There are num_stages, num_warps"
+    >>> choices("x", ["cpp", "reference"])
+    'there are cpp, reference'
+    """
+    names = list(known)
+    near = difflib.get_close_matches(str(got), names, 1)
+    every = ", ".join(names)
+    return f"did you mean {near[0]!r}? There are {every}" if near else f"there are {every}"

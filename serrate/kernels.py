@@ -6,7 +6,9 @@ In: a Python function that uses `serrate.language`. Out: an object that is calle
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 
 from serrate import settings
 from serrate.engine import default_backend
-from serrate.errors import CallError, StrategyError
+from serrate.errors import BackendError, CallError, IgnoredWarning, StrategyError, choices
 from serrate.interpret.interpreter import interpret, prepare
 from serrate.interpret.source import Source
 from serrate.tiles.launch import CompiledKernel, Options, Variant
@@ -23,6 +25,19 @@ CPU_DEVICE = torch.device("cpu")
 
 STRATEGIES = ("maskless", "masked", "persistent_dynamic")
 EFFORTS = ("none", "quick", "full")
+BACKENDS = ("cpp", "reference")
+FOR_GPUS = (
+    "flatten_loops", "indexing", "l2_groupings", "load_eviction_policies", "loop_orders", "num_stages", "num_warps", "pid_type",
+    "range_flattens", "range_multi_buffers", "range_num_stages", "range_unroll_factors", "range_warp_specializes",
+    "reduction_loops", "static_ranges",
+)  # fmt: skip
+"""What Helion's configurations say beside block sizes; it has no effect on a CPU."""
+SETTINGS = (
+    "allow_warp_specialize", "autotune_accuracy_check", "autotune_compile_timeout", "autotune_effort", "autotune_log_level",
+    "autotune_max_generations", "autotune_precompile", "autotune_random_seed", "debug_dtype_asserts", "dot_precision",
+    "ignore_warnings", "index_dtype", "print_output_code", "use_default_config",
+)  # fmt: skip
+"""What Helion's decorator takes beside configurations; it has no effect on a CPU."""
 
 
 @dataclass(frozen=True, init=False)
@@ -31,11 +46,14 @@ class Config:
 
     `block_sizes` are for the dims of `hl.tile` and for `hl.register_block_size`, in the order in which they first run and where
     the kernel does not fix them; None leaves one open. `lanes` does the same by the names of axes that `Kernel.program` shows,
-    for the compiler only: `lanes={"k": 64}`. Other names (`num_warps`, `indexing` ...) are kept for backends that have a use for
-    them.
+    for the compiler only: `lanes={"k": 64}`. Helion's other names (`num_warps`, `indexing` ...) are accepted; a kernel that is
+    compiled for a CPU warns once that they have no effect there, and `Kernel.explain` lists them.
 
     >>> Config(block_sizes=[16, None], num_warps=4)
     Config(block_sizes=(16, None), strategy=None, others={'num_warps': 4})
+    >>> Config(block_size=[16])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    serrate.errors.CallError: Config has no block_size: did you mean 'block_sizes'? There are block_sizes, strategy, ...
     """
 
     block_sizes: tuple[int | None, ...] = ()
@@ -53,9 +71,14 @@ class Config:
         for size in block_sizes:
             if size is not None and (not isinstance(size, int) or size < 1):
                 raise CallError(f"block sizes are whole numbers from 1, or None: got {size!r}")
+        for name in others.keys() - _KNOWN:
+            raise CallError(f"Config has no {name}: {choices(name, ('block_sizes', 'strategy', 'jagged_strategy', *_KNOWN))}")
         object.__setattr__(self, "block_sizes", tuple(block_sizes))
         object.__setattr__(self, "strategy", _strategy(strategy, jagged_strategy))
         object.__setattr__(self, "others", others)
+
+
+_KNOWN = ("lanes", *FOR_GPUS)
 
 
 def _strategy(strategy: str | None, jagged_strategy: str | None) -> str | None:
@@ -63,8 +86,13 @@ def _strategy(strategy: str | None, jagged_strategy: str | None) -> str | None:
         raise CallError(f"strategy= and jagged_strategy= are the same, but got {strategy!r} and {jagged_strategy!r}")
     found = strategy if strategy is not None else jagged_strategy
     if found is not None and found not in STRATEGIES:
-        raise StrategyError(f"unknown strategy {found!r}: there are {', '.join(STRATEGIES)}")
+        raise StrategyError(f"unknown strategy {found!r}: {choices(found, STRATEGIES)}")
     return found
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, IgnoredWarning, stacklevel=4)
 
 
 class Kernel:
@@ -73,11 +101,15 @@ class Kernel:
     Calling it runs it compiled; under `SERRATE_CHECK=1` on the interpreter, where every store and index is looked at.
     """
 
-    def __init__(self, function: Callable[..., Any], config: Config) -> None:
+    def __init__(
+        self, function: Callable[..., Any], config: Config, asked: Mapping[str, Any] = types.MappingProxyType({})
+    ) -> None:
         functools.update_wrapper(self, function, updated=())
         self.fn = function
         """The plain Python function."""
         self.config = config
+        self.asked = dict(asked)
+        """What else the decorator was given."""
         self._compiled: dict[str, CompiledKernel] = {}
         self._now: tuple[settings.Settings | None, CompiledKernel | None] = (None, None)
         """The settings at the last call, and what calls go to under them; None for the interpreter."""
@@ -88,12 +120,26 @@ class Kernel:
 
     def on(self, backend: str) -> CompiledKernel:
         """The kernel compiled for a backend: "cpp", or "reference", which runs the same loop program with plain torch."""
+        if backend not in BACKENDS:
+            known = (
+                f"kernels run on a CPU so far, not on {backend}" if backend == "triton" else f"no backend is called {backend!r}"
+            )
+            raise BackendError(f"{known}: {choices(backend, BACKENDS)}")
         if backend not in self._compiled:
+            for name, value in self._without_effect().items():
+                _warn_once(f"{name}={value!r} has no effect on a kernel that runs on a CPU")
             others = {k: v for k, v in self.config.others.items() if k == "lanes"}
-            options = Options(self.config.strategy, backend, self.config.block_sizes, **others)
+            static = self.asked.get("static_shapes")
+            options = Options(self.config.strategy, backend, self.config.block_sizes, static_shapes=static, **others)
             # Of threads that come at once, all get that of the first.
             self._compiled.setdefault(backend, CompiledKernel(self.fn, options))
         return self._compiled[backend]
+
+    def _without_effect(self) -> dict[str, Any]:
+        """What was asked for that does nothing on a CPU."""
+        asked = {**self.config.others, **self.asked}
+        usual = {"autotune_effort": "none"}
+        return {n: x for n, x in asked.items() if n not in ("lanes", "static_shapes") and (n not in usual or usual[n] != x)}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         read, compiled = self._now
@@ -105,7 +151,7 @@ class Kernel:
 
     def _chosen(self) -> tuple[settings.Settings, CompiledKernel | None]:
         now = settings.current()
-        return now, None if now.check else self.on(now.backend or default_backend(CPU_DEVICE))
+        return now, None if now.check else self.on(default_backend(CPU_DEVICE))
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The code that runs for these arguments; nothing is run.
@@ -128,11 +174,12 @@ class Kernel:
         return "\n".join(str(v.program) for v in self._variants(args, kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """The plan for these arguments and why: tiles, strategy, and what every loop carries."""
-        return "\n".join(v.explained() for v in self._variants(args, kwargs))
+        """The plan for these arguments and why: tiles, strategy, what every loop carries, and what has no effect."""
+        ignored = [f"without effect on a CPU: {name}={value!r}" for name, value in self._without_effect().items()]
+        return "\n".join([*(v.explained() for v in self._variants(args, kwargs)), *ignored])
 
     def _variants(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Variant]:
-        return self.on(settings.current().backend or default_backend(CPU_DEVICE)).variants(*args, **kwargs)
+        return self.on(default_backend(CPU_DEVICE)).variants(*args, **kwargs)
 
     def interpreted(self, *, tile: int | str | None = None, check: bool = True) -> Callable[..., Any]:
         """The kernel on the reference interpreter, with tiles of this many lanes wherever the kernel does not fix them.
@@ -172,8 +219,9 @@ def kernel(
     """Makes a kernel of a function with loops over tiles of `serrate.language`; with arguments or without.
 
     The loops are compiled when the kernel is first called with arguments of their form. `strategy` (or `jagged_strategy`, the
-    same) says how ragged rows become loops, `config` fixes block sizes; neither changes what a kernel means. `static_shapes` and
-    `autotune_effort` ("none", "quick", "full") are accepted; sizes are compiled in until they are seen to change.
+    same) says how ragged rows become loops, `config` fixes block sizes; neither changes what a kernel means. Sizes are compiled
+    in until they are seen to change; `static_shapes=True` compiles them in always, `static_shapes=False` never, except where a
+    kernel needs one. Helion's other settings are accepted like the names of a `Config` that have no effect on a CPU.
 
     >>> import serrate, torch
     >>> import serrate.language as hl
@@ -190,9 +238,18 @@ def kernel(
     tensor([1., 0., 9.])
     """
     if autotune_effort is not None and autotune_effort not in EFFORTS:
-        raise CallError(f"autotune_effort is one of {', '.join(EFFORTS)}: got {autotune_effort!r}")
+        raise CallError(f"autotune_effort={autotune_effort!r}: {choices(autotune_effort, EFFORTS)}")
+    if static_shapes not in (None, True, False):
+        raise CallError(f"static_shapes is True, False or None: got {static_shapes!r}")
+    for name in others.keys() - {*SETTINGS, *_KNOWN}:
+        known = ("config", "strategy", "jagged_strategy", "static_shapes", *SETTINGS, *_KNOWN)
+        raise CallError(f"serrate.kernel takes no {name}: {choices(name, known)}")
     base = config or Config()
+    if not isinstance(base, Config):
+        raise CallError(f"config= is a serrate.Config, not a {type(base).__name__}")
     chosen = _strategy(strategy, jagged_strategy) or base.strategy
-    others = others if static_shapes is None else {**others, "static_shapes": static_shapes}
-    made = Config(block_sizes=base.block_sizes, strategy=chosen, **base.others | others)
-    return Kernel(function, made) if function is not None else lambda f: Kernel(f, made)
+    of_config = {name: value for name, value in others.items() if name in _KNOWN}
+    given = {"static_shapes": static_shapes, "autotune_effort": autotune_effort, **others}
+    asked = {name: value for name, value in given.items() if value is not None and name not in _KNOWN}
+    made = Config(block_sizes=base.block_sizes, strategy=chosen, **base.others | of_config)
+    return Kernel(function, made, asked) if function is not None else lambda f: Kernel(f, made, asked)

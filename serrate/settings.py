@@ -9,6 +9,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from serrate.errors import SettingError, choices
+
+LOGS = ("plan", "source")
+BACKENDS = ("reference", "cpp", "triton")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -38,11 +43,20 @@ class Settings:
 def _read() -> Settings:
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = os.environ.get("SERRATE_CACHE_DIR") or str(Path(home) / "serrate")
+    log = frozenset(filter(None, (name.strip() for name in os.environ.get("SERRATE_LOG", "").split(","))))
+    for name in sorted(log.difference(LOGS)):
+        raise SettingError(f"SERRATE_LOG={name} is nothing that can be printed: {choices(name, LOGS)}")
+    backend = os.environ.get("SERRATE_BACKEND") or None
+    if backend is not None and backend not in BACKENDS:
+        raise SettingError(f"SERRATE_BACKEND={backend} is not a backend: {choices(backend, BACKENDS)}")
+    check = os.environ.get("SERRATE_CHECK") or "0"
+    if check not in ("0", "1"):
+        raise SettingError(f"SERRATE_CHECK={check} is neither 0 nor 1")
     return Settings(
         cache_dir=Path(folder).expanduser().absolute(),
-        log=frozenset(filter(None, os.environ.get("SERRATE_LOG", "").split(","))),
-        backend=os.environ.get("SERRATE_BACKEND") or None,
-        check=os.environ.get("SERRATE_CHECK", "0") not in ("", "0"),
+        log=log,
+        backend=backend,
+        check=check == "1",
         cxx=os.environ.get("CXX") or None,
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from serrate.errors import DomainError
+from serrate.errors import DomainError, choices
 from serrate.ir.expr import Expr, Symbol, as_expr, ceildiv, symbol
 
 if TYPE_CHECKING:
@@ -53,6 +53,19 @@ class ParallelType(Enum):
     THREAD_Y = "thread_y"
     THREAD_Z = "thread_z"
     MESH = "mesh"
+
+
+def parallel_type(kind: ParallelType | str) -> ParallelType:
+    """A kind of parallelism, or the one of this name.
+
+    >>> parallel_type("grid")
+    <ParallelType.GRID: 'grid'>
+    """
+    try:
+        return ParallelType(kind)
+    except ValueError:
+        known = choices(kind, (each.value for each in ParallelType))
+        raise DomainError(f"parallelize: {kind!r} is not how a domain can be spread: {known}") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,9 +153,13 @@ class IterDomain:
         """What bounds the number of parts of `size` that this domain is cut into, every row for itself."""
         return None if self.bound is None else ceildiv(self.bound, size)
 
-    def parallelize(self, parallel: ParallelType) -> IterDomain:
-        """The same domain, spread over the machine in another way."""
-        return replace(self, parallel=parallel)
+    def parallelize(self, parallel: ParallelType | str) -> IterDomain:
+        """The same domain, spread over the machine in another way: a `ParallelType` or its name.
+
+        >>> print(IterDomain(4, name="d").parallelize("grid"))
+        i.d{4}.grid
+        """
+        return replace(self, parallel=parallel_type(parallel))
 
     def _structure(self) -> tuple[object, ...]:
         return (type(self), self.extent_expr, *self._uniform())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from serrate.errors import DomainError, ScheduleError
+from serrate.errors import DomainError, ScheduleError, choices
 from serrate.ir import hand, rewrites, transforms
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Array
@@ -153,8 +153,8 @@ class LoopHandle:
         try:
             wanted = ParallelType(kind)
         except ValueError:
-            names = ", ".join(k.value for k in ParallelType)
-            raise ScheduleError(f"parallelize: {kind!r} is not how a loop can run; there are {names}") from None
+            known = choices(kind, (k.value for k in ParallelType))
+            raise ScheduleError(f"parallelize: {kind!r} is not how a loop can run: {known}") from None
         return self._record(replace(state, parallel={**state.parallel, domain.uid: wanted}))
 
     # --- several tensors -------------------------------------------------------------------------------------------------

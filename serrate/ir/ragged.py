@@ -23,7 +23,7 @@ from typing import cast
 import torch
 
 from serrate.errors import DomainError
-from serrate.ir.domains import COORDINATE, IterDomain, NestedInts, ParallelType
+from serrate.ir.domains import COORDINATE, IterDomain, NestedInts, ParallelType, parallel_type
 from serrate.ir.expr import Array, Environment, Expr, as_expr, const, symbol
 from serrate.ir.nested import boundaries_of, differences, flattened, integers, listed
 from serrate.ir.recipes import RunningSum
@@ -256,9 +256,10 @@ class RaggedIterDomain(IterDomain):
         offset = offsets_array(self)[self._component(index)]
         return offset if offset.value is None else offset.value
 
-    def parallelize(self, parallel: ParallelType) -> RaggedIterDomain:
+    def parallelize(self, parallel: ParallelType | str) -> RaggedIterDomain:
         """The same domain, every component of it spread over the machine in another way."""
-        return replace(self, parallel=parallel, given=tuple(d.parallelize(parallel) for d in self.given))
+        kind = parallel_type(parallel)
+        return replace(self, parallel=kind, given=tuple(d.parallelize(kind) for d in self.given))
 
     def _component(self, index: int) -> int:
         count = self.component.extent_expr.value

@@ -45,7 +45,8 @@ class SameRows(Bridges):
     ) -> Self:
         """The same tensor with advice for the tuner, beside what was advised before; it never changes a result.
 
-        Hints stay through whatever keeps the rows or takes a part of them; `serrate.tensor.hints` has the words.
+        Hints are checked and kept, but no plan is chosen by them yet. They stay through whatever keeps the rows or takes a part
+        of them; `serrate.tensor.hints` has the words.
 
         >>> from serrate import JaggedTensor
         >>> JaggedTensor.from_list([torch.zeros(2)]).with_hint(distribution="uniform", reuse="high").hints

@@ -84,6 +84,8 @@ class Options:
     blocks: tuple[int | None, ...] = ()
     lanes: dict[str, int] = field(default_factory=dict)
     """Lanes of axes by name, where a plan is tried that no strategy makes."""
+    static_shapes: bool | None = None
+    """Whether all sizes are compiled in (True), none that can be given (False), or those that were not seen to change (None)."""
 
 
 ROOM = 1 << 28
@@ -224,12 +226,14 @@ class Site:
         new = {path for path in sizes if len(path) == 1} - self._decided
         if new:
             counts = counts_of(env)
-            self.changing |= {path for path in new if sizes[path] in counts}
+            self.changing |= {path for path in new if sizes[path] in counts and self.options.static_shapes is not True}
             self._decided |= new
+        if self.options.static_shapes is False:
+            self.changing |= {path for path in sizes if path not in form.static}
         found = self.variants.get((described, self._compiled_in(form, sizes, env)))
         if found is None:
             # Sizes that differ from an earlier call of the same form are not compiled in any more, unless they must be.
-            for other in form.seen:
+            for other in form.seen if self.options.static_shapes is None else ():
                 self.changing |= {p for p, v in sizes.items() if other[p] != v and p not in form.static}
             form.seen.append(sizes)
             found = self.variants.get((described, self._compiled_in(form, sizes, env)))

@@ -173,3 +173,11 @@ def test_the_array_of_its_lengths_is_reached_from_a_domain() -> None:
     r = partition(IterDomain(symbol("n")), off, 3)[1]
     assert r.length.arrays == {off}
     assert r.length.symbols == {COORDINATE}
+
+
+def test_a_domain_is_spread_by_a_kind_or_its_name_and_by_nothing_else() -> None:
+    assert IterDomain(4).parallelize("grid").parallel is ParallelType.GRID
+    with pytest.raises(DomainError, match="'nonsense' is not how a domain can be spread: there are serial, grid"):
+        IterDomain(4).parallelize("nonsense")
+    with pytest.raises(DomainError, match="did you mean 'lanes'"):
+        IterDomain(4).parallelize("lane")

@@ -1,0 +1,127 @@
+"""What a kernel is decorated with: names that mean nothing are refused, and what has no effect is said.
+
+In: configurations, settings of the decorator, backends, environment variables. Out: a failure where one of them is misspelt and
+nobody notices.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import serrate
+import serrate.language as hl
+from serrate import JaggedTensor, kernels, settings
+from serrate.errors import BackendError, CallError, IgnoredWarning, SettingError, StrategyError
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i, j in hl.tile([x.size(0), x.size(1)]):
+        out[i, j] = x[i, j] * 2
+    return out
+
+
+@pytest.fixture(autouse=True)
+def warned_anew() -> None:
+    kernels._warn_once.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (lambda: serrate.Config(block_size=[4]), CallError, "Config has no block_size: did you mean 'block_sizes'"),
+        (lambda: serrate.Config(num_warp=4), CallError, "Config has no num_warp: did you mean 'num_warps'"),
+        (lambda: serrate.Config(nonsense=1), CallError, "Config has no nonsense: there are block_sizes, strategy"),
+        (lambda: serrate.Config(strategy="masklss"), StrategyError, "unknown strategy 'masklss': did you mean 'maskless'"),
+        (lambda: serrate.kernel(static_shape=True), CallError, "takes no static_shape: did you mean 'static_shapes'"),
+        (lambda: serrate.kernel(doubled, nonsense=True), CallError, "takes no nonsense: there are config"),
+        (lambda: serrate.kernel(static_shapes="yes"), CallError, "static_shapes is True, False or None: got 'yes'"),
+        (lambda: serrate.kernel(autotune_effort="ful"), CallError, "autotune_effort='ful': did you mean 'full'"),
+        (lambda: serrate.kernel(config={"block_sizes": [4]}), CallError, "config= is a serrate.Config, not a dict"),
+        (
+            lambda: serrate.kernel(doubled).on("nonsense"),
+            BackendError,
+            "no backend is called 'nonsense': there are cpp, reference",
+        ),
+        (lambda: serrate.kernel(doubled).on("ccp"), BackendError, "did you mean 'cpp'"),
+        (lambda: serrate.kernel(doubled).on("triton"), BackendError, "kernels run on a CPU so far, not on triton"),
+    ],
+)
+def test_names_that_mean_nothing_are_refused(make: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        make()
+
+
+def test_a_backend_of_the_environment_that_kernels_do_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = serrate.kernel(doubled)
+    kernel(torch.ones(2, 2))
+    with monkeypatch.context() as patch:
+        patch.setenv("SERRATE_BACKEND", "triton")
+        settings.reload()
+        for ask in (kernel, kernel.source, kernel.explain, kernel.program):
+            with pytest.raises(BackendError, match="kernels run on a CPU so far, not on triton: there are cpp, reference"):
+                ask(torch.ones(2, 2))
+    settings.reload()
+    assert kernel(torch.ones(2, 2)).tolist() == [[2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("SERRATE_LOG", "nonsense", "SERRATE_LOG=nonsense is nothing that can be printed: there are plan, source"),
+        ("SERRATE_LOG", "plan,sorce", "SERRATE_LOG=sorce is nothing that can be printed: did you mean 'source'"),
+        ("SERRATE_BACKEND", "cppp", "SERRATE_BACKEND=cppp is not a backend: did you mean 'cpp'"),
+        ("SERRATE_CHECK", "maybe", "SERRATE_CHECK=maybe is neither 0 nor 1"),
+    ],
+)
+def test_environment_variables_that_mean_nothing_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv(name, value)
+        with pytest.raises(SettingError, match=message):
+            settings.reload()
+    settings.reload()
+
+
+def test_what_has_no_effect_on_a_cpu_is_said_once() -> None:
+    config = serrate.Config(block_sizes=[2, 2], num_warps=4, pid_type="flat")
+    first = serrate.kernel(doubled, config=config, autotune_effort="quick", dot_precision="ieee")
+    with pytest.warns(IgnoredWarning) as found:
+        first(torch.ones(3, 2))
+    said = [str(w.message) for w in found]
+    assert said == [
+        f"{what} has no effect on a kernel that runs on a CPU"
+        for what in ("num_warps=4", "pid_type='flat'", "autotune_effort='quick'", "dot_precision='ieee'")
+    ]
+    assert "without effect on a CPU: num_warps=4" in first.explain(torch.ones(3, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        serrate.kernel(doubled, config=config)(torch.ones(3, 2))
+        serrate.kernel(doubled, autotune_effort="none", static_shapes=False)(torch.ones(3, 2))
+
+
+@pytest.mark.parametrize(("static", "programs"), [(None, 2), (True, 4), (False, 1)])
+def test_sizes_are_compiled_in_as_static_shapes_says(static: bool | None, programs: int) -> None:
+    kernel = serrate.kernel(doubled, static_shapes=static)
+    for columns in (3, 4, 5, 3, 6):
+        x = torch.randn(2, columns)
+        assert torch.equal(kernel(x), x * 2)
+    assert len(kernel.on("cpp").sites[0].variants) == programs
+
+
+def test_a_size_that_a_kernel_needs_is_compiled_in_whatever_static_shapes_says() -> None:
+    @serrate.kernel(static_shapes=False)
+    def weighted(jt: JaggedTensor, n: int) -> torch.Tensor:
+        out = torch.zeros(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            out[b] = (jt[b, 0][:, None] * hl.arange(n)[None, :]).sum(1)
+        return out
+
+    jt = JaggedTensor.from_lengths(torch.tensor([2.0, 3.0, 5.0]), [1, 2])
+    for n in (3, 4, 3):
+        assert weighted(jt, n).tolist() == [2.0 * sum(range(n)), 3.0 * sum(range(n))]
