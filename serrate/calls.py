@@ -27,6 +27,7 @@ import torch
 from serrate import settings
 from serrate.engine import Compiled
 from serrate.errors import CallError
+from serrate.frontend import autocast
 from serrate.frontend.dependencies import Snapshot, WeakMethod, snapshot
 from serrate.frontend.leaves import Leaves, leaves_of
 from serrate.frontend.specialise import Specialised, changing
@@ -330,7 +331,7 @@ def _exact(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any], ob
     """Everything that a prepared call depends on. Fills `leaves` with the tensors among the arguments, and `objects` with what is
     known by what can be read of it; without `objects` everything is known by its value."""
     grad = torch.is_grad_enabled()
-    key: list[Any] = [torch.get_num_threads(), torch.get_default_dtype(), settings.current().backend]
+    key: list[Any] = [torch.get_num_threads(), torch.get_default_dtype(), autocast.state(), settings.current().backend]
     for value in args:
         _describe(value, key, leaves, objects, grad)
     for name, value in kwargs.items():

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as functional
 
 from serrate.errors import CallError
-from serrate.frontend import ops
+from serrate.frontend import autocast, ops
 from serrate.frontend.capture import captured
 from serrate.frontend.ops.common import NoOperand
 from serrate.frontend.signatures import functional as of_networks
@@ -70,8 +70,12 @@ def spelled(operation: Callable[..., Any], name: str | None = None) -> Callable[
     @functools.wraps(operation)
     def run(*args: Any, **kwargs: Any) -> Any:
         named = {NUMPY.get(key, key): value for key, value in captured(kwargs).items()}
+        given = captured(args)
+        dtype = autocast.wanted(name, (*given, *named.values()))
+        if dtype is not None:
+            given, named = autocast.operands(given, dtype), autocast.operands(named, dtype)
         try:
-            return operation(*captured(args), **named)
+            return operation(*given, **named)
         except NoOperand as error:
             raise CallError(f"{name}: {error}") from None
         except TypeError as error:

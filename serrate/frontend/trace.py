@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from serrate.errors import SerrateError, TraceError
-from serrate.frontend import ops, torch_names
+from serrate.frontend import autocast, ops, torch_names
 from serrate.frontend.capture import captured, capturing
 from serrate.frontend.drawing import drawing_refused
-from serrate.frontend.leaves import Leaf, Leaves, mapped
+from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped
 from serrate.ir.expr import Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.view import TensorView, is_user_file, user_line
@@ -102,7 +102,7 @@ def described(value: Any) -> Key:
 def kind_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves, *, alone: bool = False) -> Key:
     """What a trace is specialised on beside sizes: calls of one kind differ in nothing else."""
     jagged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
-    key: list[Any] = [torch.get_default_dtype(), static_of(args, alone=alone), static_of(kwargs, alone=alone)]
+    key: list[Any] = [torch.get_default_dtype(), autocast.state(), static_of(args, alone=alone), static_of(kwargs, alone=alone)]
     for leaf in leaves:
         if isinstance(leaf, JaggedTensor):
             first = next(n for n, other in enumerate(jagged) if _same(other, leaf))
@@ -190,6 +190,7 @@ def trace(
     numbers that the function reaches; to draw from them is an error.
     """
     fusion = Fusion(name=_identifier(function))
+    fusion.device = next((leaf.device.type for leaf in (*leaves_of(args, kwargs), *outside)), None)
     told = iter(sizes)
     seen: list[tuple[JaggedTensor, list[TensorView]]] = []
     # An argument may be a tensor that is also outside, and another one in the next call; so only these are told by identity.

@@ -165,6 +165,8 @@ class Fusion:
     """The hand schedule: the loops of each tensor that has one, by the name of the tensor."""
     sizes: dict[Symbol, int] = field(default_factory=dict)
     """What unknown extents are in the call that is being traced: for messages, and for `fixed`."""
+    device: str | None = None
+    """The type of device of the call that is being traced."""
     fixed_symbols: set[Symbol] = field(default_factory=set)
     """Unknown extents that the traced function asked for as numbers."""
     _views: dict[Tensor, TensorView] = field(default_factory=dict)

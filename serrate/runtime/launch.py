@@ -54,12 +54,14 @@ class ReferenceExecutable:
     def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None:
         program = self.program
         own = [torch.empty(t.shape, dtype=t.dtype, device=tensors[0].device) if t.device.type == "meta" else t for t in tensors]
-        reference.run(
-            program,
-            dict(zip(program.tensors, own, strict=True)),
-            dict(zip(program.arrays, arrays, strict=True)),
-            dict(zip(program.symbols, symbols, strict=True)),
-        )
+        # The program says in which dtypes it computes.
+        with torch.autocast(own[0].device.type if own else "cpu", enabled=False):
+            reference.run(
+                program,
+                dict(zip(program.tensors, own, strict=True)),
+                dict(zip(program.arrays, arrays, strict=True)),
+                dict(zip(program.symbols, symbols, strict=True)),
+            )
 
 
 class CppExecutable:

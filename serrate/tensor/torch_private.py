@@ -70,3 +70,12 @@ def version(tensor: Tensor) -> int:
         return tensor._version
     except RuntimeError:
         return 0
+
+
+def is_any_autocast_enabled() -> bool:
+    """Whether autocast is on for some type of device; the public function asks for one at a time, in every call.
+
+    >>> is_any_autocast_enabled()
+    False
+    """
+    return bool(torch._C._is_any_autocast_enabled())
