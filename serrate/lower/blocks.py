@@ -41,6 +41,7 @@ from serrate.ir.loops import (
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import GRID, LANES, Accumulate, Leaf, Loop, Phase, Scan, Statement, Store, TileProgram, walk, written_at
 from serrate.ir.values import (
+    Call,
     Computed,
     Constant,
     Extent,
@@ -299,6 +300,9 @@ class _PhaseLowering:
         indices = scope.indices
 
         def change(v: Value) -> Value | None:
+            if isinstance(v, Call) and v.function == "cast" and isinstance(v.args[0], Read) and v.args[0].dtype == v.dtype:
+                # What memory holds in a dtype is rounded to it.
+                return None if v.args[0].tensor in self.private else change(v.args[0])
             if isinstance(v, Read):
                 if v.tensor in self.private:
                     return held(self.private[v.tensor])

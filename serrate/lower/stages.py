@@ -19,6 +19,7 @@ from serrate.ir.tile import Library, TileProgram
 from serrate.ir.traversal import traverse
 from serrate.ir.values import Read, Role, Tensor
 from serrate.lower.naive import naive
+from serrate.lower.rounding import unrounded
 
 Stage = TileProgram | Library
 
@@ -26,9 +27,9 @@ Stage = TileProgram | Library
 def stages(fusion: Fusion) -> tuple[Stage, ...]:
     """The stages of a fusion, in an order in which they can run."""
     fusion.verify()
-    live = fusion.live()
-    numbers = _numbered(live)
     results = [view.tensor for view in fusion.results]
+    live = unrounded(fusion.live(), results)
+    numbers = _numbered(live)
     out: list[Stage] = []
     for number in sorted(set(numbers)) or [0]:
         here = [d for d, n in zip(live, numbers, strict=True) if n == number]

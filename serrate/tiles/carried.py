@@ -22,7 +22,7 @@ import torch
 from serrate.ir.expr import Expr
 from serrate.ir.kernel import Along, Statement, Tiles, statements
 from serrate.ir.loops import Assign, Declare, Dot, Held, Lane, Local, Reduce, held, values_of
-from serrate.ir.values import Call, Value, call, constant
+from serrate.ir.values import Call, Value, call, carried_dtype, constant
 from serrate.tiles.values import Fed, Traced, renamed_value
 
 COMBINES = {"add": "sum", "maximum": "max", "minimum": "min", "mul": "prod", "logical_or": "any", "logical_and": "all"}
@@ -90,17 +90,19 @@ def _uses(body: Sequence[Statement], carried: Sequence[Carried]) -> dict[str, in
 
 
 def _parts(value: Value) -> tuple[str, Value, Value] | None:
-    """The operator and operands of a combination; rounding to sixteen bits on the way is not part of a reduction (rule 8)."""
-    value = _unrounded(value)
+    """The operator and operands of a combination; what only changes the dtype of a number is not part of it."""
+    value = _widened(value)
     if isinstance(value, Call) and value.function in COMBINES:
-        return value.function, *map(_unrounded, value.args)  # type: ignore[return-value]
+        return value.function, *map(_widened, value.args)  # type: ignore[return-value]
     return None
 
 
-def _unrounded(value: Value) -> Value:
+def _widened(value: Value) -> Value:
+    """The value without casts that round nothing: to a dtype that is at least as exact."""
     while isinstance(value, Call) and value.function == "cast" and value.dtype.is_floating_point:
         (inner,) = value.args
-        if not inner.dtype.is_floating_point or inner.dtype == torch.float64 != value.dtype:
+        exact = carried_dtype(value.dtype) == value.dtype and torch.promote_types(inner.dtype, value.dtype) == value.dtype
+        if not inner.dtype.is_floating_point or not exact:
             break
         value = inner
     return value

@@ -19,9 +19,9 @@ from serrate.interpret.run import refuse
 from serrate.ir.expr import Expr, maximum, minimum
 from serrate.ir.fusion import Fusion
 from serrate.ir.kernel import Axis
-from serrate.ir.loops import number
+from serrate.ir.loops import Load, number
 from serrate.ir.tile import Store
-from serrate.ir.values import Constant, Read, Value, call, constant, rewrite
+from serrate.ir.values import Constant, Read, Value, call, carried_dtype, constant, rewrite
 from serrate.ir.view import TensorView
 from serrate.tiles.more import MORE
 from serrate.tiles.values import Traced, as_traced, mentions, plain
@@ -61,7 +61,8 @@ def elementwise(trace: Trace, function: Callable[..., Any], name: str, args: Seq
     if name in CASTS:
         return cast(args[0], CASTS[name])
     if name in ("to", "type_as"):
-        return cast(args[0], _dtype_of(args[0], args[1:], kwargs))
+        dtype = _dtype_of(args[1:], kwargs)
+        return args[0] if dtype is None else cast(args[0], dtype)
     given = [a for a in (*args, *kwargs.values()) if isinstance(a, Traced)]
     axes, moved = joint(trace, given, name)
     new = dict(zip(map(id, given), moved, strict=True))
@@ -85,8 +86,8 @@ def _whole(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value | No
 
 
 def cast(x: Traced, dtype: torch.dtype) -> Traced:
-    """The value in another dtype."""
-    if x.dtype == dtype:
+    """The value in another dtype, rounded to it. What was computed in a sixteen-bit dtype is rounded to it here."""
+    if x.dtype == dtype and (carried_dtype(dtype) == dtype or isinstance(x.value, Load)):
         return x
     expr = x.expr
     if dtype == torch.int64 and expr is not None and not x.dtype.is_floating_point:
@@ -94,13 +95,18 @@ def cast(x: Traced, dtype: torch.dtype) -> Traced:
     return Traced(call("cast", x.value, dtype=dtype), x.axes, x.conditions, x.fed)
 
 
-def _dtype_of(x: Traced, rest: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype:
+def kept_as(x: Traced, dtype: torch.dtype) -> Value:
+    """What a private block of a dtype holds of a value: blocks of sixteen-bit dtypes hold float32, so nothing is rounded."""
+    return x.value if carried_dtype(x.dtype) == carried_dtype(dtype) else cast(x, dtype).value
+
+
+def _dtype_of(rest: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype | None:
     for each in (*rest, *kwargs.values()):
         if isinstance(each, torch.dtype):
             return each
         if isinstance(each, Traced):
             return each.dtype
-    return x.dtype
+    return None
 
 
 ARITHMETIC = frozenset(["add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide"])

@@ -17,7 +17,7 @@ from serrate.ir.kernel import Axis, Carry, Statement, Tiles
 from serrate.ir.loops import Assign, Declare, If, Local, While, held, number
 from serrate.ir.values import Constant, Value, call, constant
 from serrate.tiles.carried import Carried, finish
-from serrate.tiles.elementwise import cast, joint
+from serrate.tiles.elementwise import cast, joint, kept_as
 from serrate.tiles.values import Condition, Fed, Traced, TracedTensor, TracedTile, as_traced, shown_axes
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class TracedLoop:
         assert self.outer is not None
         here, trace.block = trace.block, self.outer
         local = Local(trace.name_for(name), dtype, tuple(a.block_lane for a in axes if a is not None))
-        initial = cast(value, dtype).value
+        initial = kept_as(value, dtype)
         plain = isinstance(initial, Constant)
         trace.block.append(Declare(local, initial.number if plain and isinstance(initial, Constant) else 0))
         if not plain:
@@ -369,7 +369,7 @@ class Branch:
         local = Local(trace.name_for(name), dtype, tuple(a.block_lane for a in axes if a is not None))
         trace.block.append(Declare(local, 0))
         for block, value in zip(self.blocks, values, strict=True):
-            block.append(Assign(local.lanes, (), local, cast(value, dtype).value))
+            block.append(Assign(local.lanes, (), local, kept_as(value, dtype)))
         conditions = [c for v in values for c in v.conditions]
         return Traced(held(local), axes, conditions, self._fed(values, axes))
 

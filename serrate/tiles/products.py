@@ -12,6 +12,7 @@ import torch
 from serrate.interpret.run import refuse
 from serrate.ir.expr import Less
 from serrate.ir.loops import Dot, held
+from serrate.ir.values import carried_dtype
 from serrate.tiles.elementwise import cast, joint
 from serrate.tiles.reducing import SIXTEEN, fed_over
 from serrate.tiles.shaping import squeeze, unsqueeze, with_axes
@@ -60,13 +61,15 @@ def product(trace: Trace, a: Any, b: Any, out_dtype: torch.dtype | None = None) 
                     )
                 guard.append(c.holds)
     kept = [x for x in every if x is not None]
-    local = trace.declare(trace.name_for("product"), kind, kept, 0 if kind == torch.int64 else 0.0, "sum")
+    dtype = result if carried_dtype(result) == kind else kind
+    local = trace.declare(trace.name_for("product"), dtype, kept, 0 if kind == torch.int64 else 0.0, "sum")
     lanes = tuple(x.block_lane for x in (*kept, *shared))
     trace.emit(Dot(lanes, tuple(dict.fromkeys(guard)), local, left.value, right.value))
     conditions = [c for x in (left, right) for c in x.conditions if not c.over(shared)]
     fed = [Fed(trace.clock, tuple(shared), tuple(dict.fromkeys((*left.guard(), *right.guard()))))]
     fed += fed_over((*left.fed, *right.fed), shared)
-    return cast(Traced(held(local), every, conditions, fed), result)
+    found = Traced(held(local), every, conditions, fed)
+    return found if dtype == result else cast(found, result)
 
 
 def dot(trace: Trace, a: Any, b: Any, acc: Any = None, out_dtype: torch.dtype | None = None) -> Any:
@@ -75,7 +78,8 @@ def dot(trace: Trace, a: Any, b: Any, acc: Any = None, out_dtype: torch.dtype | 
     kind = out_dtype or (torch.float32 if a.dtype in SIXTEEN else torch.promote_types(a.dtype, b.dtype))
     if acc is None:
         return product(trace, a, b, kind)
-    return cast(acc + product(trace, a, b, acc.dtype), out_dtype or acc.dtype)
+    found: Any = acc + product(trace, a, b, acc.dtype)
+    return found if out_dtype in (None, found.dtype) else cast(found, out_dtype)
 
 
 def addmm(trace: Trace, acc: Any, a: Traced, b: Traced, *, beta: float = 1, alpha: float = 1) -> Any:

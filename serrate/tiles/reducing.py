@@ -185,7 +185,7 @@ def logsumexp(trace: Trace, x: Traced, dim: int, keepdim: bool = False) -> Any:
 def cumulative(operator: str) -> Callable[..., Traced]:
     def run(trace: Trace, x: Traced, dim: int, dtype: torch.dtype | None = None) -> Traced:
         result = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
-        return scanned(trace, cast(x, result), dims_of(x, dim, "a scan")[0], operator)
+        return scanned(trace, x if x.dtype == result else cast(x, result), dims_of(x, dim, "a scan")[0], operator)
 
     return run
 

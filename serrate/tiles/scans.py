@@ -15,7 +15,7 @@ from serrate.interpret.run import refuse
 from serrate.ir.kernel import Along
 from serrate.ir.loops import Assign, held, number
 from serrate.ir.values import Value, call, constant
-from serrate.tiles.elementwise import cast, joint
+from serrate.tiles.elementwise import joint, kept_as
 from serrate.tiles.reducing import dims_of, fed_over
 from serrate.tiles.values import Fed, Traced, as_traced
 
@@ -54,7 +54,7 @@ def associative_scan(trace: Trace, combine: Callable[..., Any], x: Any, dim: int
     if len(made) != len(given):
         refuse(f"associative_scan: the function takes {len(given)} values and gives {len(made)}")
     for local, each, new in zip(fresh, here, made, strict=True):
-        combined = cast(as_traced(new), each.dtype).value
+        combined = kept_as(as_traced(new), each.dtype)
         first = call("where", held(seen), combined, each.value, dtype=each.dtype)
         trace.block.append(Assign(lanes, (), local, first))
     for local, carry in zip(fresh, carries, strict=True):

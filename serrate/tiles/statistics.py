@@ -17,7 +17,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Element, Expr, Symbol
 from serrate.ir.kernel import Axis, Carry, KernelProgram, Statement, Tiles, inner, statements, with_inner
 from serrate.ir.loops import Assign, Declare, Dot, Held, Lane, Load, Local, Reduce, Write, expressions_of, held, load
-from serrate.ir.values import Call, Role, Tensor, Value, call, rewrite
+from serrate.ir.values import Call, Role, Tensor, Value, call, carried_dtype, rewrite
 from serrate.tiles.values import renamed_value
 
 
@@ -179,7 +179,7 @@ class _Passes:
         inside.sort(key=lambda a: a is not along)
         name = f"{node.local.name}_row"
         dims = tuple(IterDomain(a.end - a.begin, name=f"{name}_{k}") for k, a in enumerate(inside))
-        row = Tensor(name, node.value.dtype, dims, dims, Role.PRIVATE)
+        row = Tensor(name, carried_dtype(node.value.dtype), dims, dims, Role.PRIVATE)
         self.rows.append(row)
         return row, tuple(a.position - a.begin for a in inside)
 

@@ -126,3 +126,150 @@ def test_powers_are_those_of_torch(exponent: float, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, values**exponent, rtol=3e-7, atol=0, equal_nan=True)
     if exponent in (2, 3):
         assert torch.equal(found, values**exponent)
+
+
+# --- intermediates are one number --------------------------------------------------------------------------------------------
+
+SIXTEEN = [torch.bfloat16, torch.float16]
+TRUNCATED = [("triton", torch.bfloat16)]
+"""What Triton's interpreter does not round, as the device does."""
+sixteen = pytest.mark.parametrize("dtype", SIXTEEN, ids=str)
+
+
+def close(found: Any, wanted: torch.Tensor, dtype: torch.dtype) -> None:
+    """One rounding apart, at most: the wanted numbers are those of float32, rounded."""
+    values = found.values if isinstance(found, JaggedTensor) else found
+    assert values.dtype == dtype
+    torch.testing.assert_close(values.float(), wanted.float(), rtol=2 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+
+
+@sixteen
+def test_the_largest_element_is_one_of_the_elements(dtype: torch.dtype, backend: str) -> None:
+    a = rows(LENGTHS, dtype=dtype)
+
+    @jit
+    def how_many_are_largest(a: Any) -> Any:
+        e = torch.exp(a)
+        return (e == e.amax(1, keepdim=True)).sum(1)
+
+    wanted = [(row.float().exp() == row.float().exp().amax()).sum() if len(row) else torch.tensor(0) for row in a.unbind()]
+    assert how_many_are_largest(a).tolist() == [int(n) for n in wanted]
+
+
+@sixteen
+def test_positions_of_running_extremes(dtype: torch.dtype, backend: str) -> None:
+    a = rows(LENGTHS, dtype=dtype)
+    for name in ("cummax", "cummin"):
+        found = jit(lambda a, name=name: getattr(torch, name)(torch.exp(a), 1).indices)(a)
+        for row, places in zip(a.unbind(), found.unbind(), strict=True):
+            assert torch.equal(places, getattr(torch, name)(row.float().exp(), 0).indices)
+
+
+@sixteen
+def test_results_that_are_read_too(dtype: torch.dtype, backend: str) -> None:
+    """The result is rounded; whoever reads it inside the program reads it unrounded."""
+    a = rows(LENGTHS, dtype=dtype)
+
+    @jit
+    def both(a: Any) -> Any:
+        e = torch.exp(a)
+        top = e.amax(1, keepdim=True)
+        return e, top, (e - top).abs().amin(1), e.sum(1)
+
+    e, top, least, total = both(a)
+    close(e, a.values.float().exp(), dtype)
+    nonempty = [k for k, n in enumerate(LENGTHS) if n]
+    assert torch.equal(least[nonempty], torch.zeros(len(nonempty), dtype=dtype))
+    close(
+        top.values if isinstance(top, JaggedTensor) else top[nonempty, 0],
+        torch.stack([r.float().exp().max() for r in a.unbind() if len(r)]),
+        dtype,
+    )
+    close(total, torch.stack([r.float().exp().sum() for r in a.unbind()]), dtype)
+
+
+@sixteen
+def test_differences_of_what_is_equal_are_zero(dtype: torch.dtype, backend: str) -> None:
+    a = rows([1] * 30, 3, dtype=dtype)
+    for name, f in {
+        "mean": lambda a: torch.sin(a).mean(1, keepdim=True) - torch.sin(a),
+        "sum": lambda a: (a * 1.1).sum(1, keepdim=True) - a * 1.1,
+        "softmax": lambda a: torch.softmax(a, 1) - 1,
+        "cumsum": lambda a: torch.cumsum(torch.exp(a), 1) - torch.exp(a),
+        "matmul": lambda a: (a @ torch.eye(3, dtype=a.dtype)) - a,
+        "max": lambda a: torch.exp(a).max(1, keepdim=True).values - torch.exp(a),
+        "logsumexp": lambda a: torch.logsumexp(a, 1, keepdim=True) - a,
+        "mean of both": lambda a: (
+            torch.exp(a).mean((1, 2), keepdim=True) - torch.exp(a).mean(2, keepdim=True).mean(1, keepdim=True)
+        ),
+    }.items():
+        found = jit(f)(a)
+        values = found.values if isinstance(found, JaggedTensor) else found
+        limit = 1e-6 if name in ("logsumexp", "mean of both") else 0.0
+        assert values.abs().max() <= limit, name
+
+
+@sixteen
+def test_explicit_casts_round(dtype: torch.dtype, backend: str) -> None:
+    a = rows(LENGTHS, 3, dtype=dtype)
+    e = a.values.float().exp()
+    there_and_back = jit(lambda a: torch.exp(a).to(dtype).float())(a).values
+    assert torch.equal(there_and_back, there_and_back.to(dtype).float())
+    assert not torch.equal(there_and_back, e)
+    wide = jit(lambda a: torch.exp(a).float())(a).values
+    torch.testing.assert_close(wide, e, rtol=3e-7, atol=0)
+    through = jit(lambda a: torch.exp(a.float()).to(dtype).float() - torch.exp(a.float()).to(dtype).float())(a).values
+    assert torch.equal(through, torch.zeros_like(through))
+    if (backend, dtype) in TRUNCATED:
+        return
+    rounded = jit(lambda a: (torch.exp(a).float(), torch.exp(a).to(dtype).float()))(a)
+    assert torch.equal(rounded[0].values.to(dtype).float(), rounded[1].values)
+
+
+@sixteen
+def test_numbers_between_stages_are_not_rounded(dtype: torch.dtype, backend: str) -> None:
+    """A sort needs its input complete, so that what it sorts goes through memory."""
+    a = rows([40, 0, 97, 1], dtype=dtype)
+
+    @jit
+    def sorted_away(a: Any) -> Any:
+        e = torch.exp(a)
+        values, places = torch.sort(e, 1)
+        return values.amax(1) - e.amax(1), torch.gather(e, 1, places) - values, values
+
+    top, moved, values = sorted_away(a)
+    assert torch.equal(top.nan_to_num(), torch.zeros_like(top)) and torch.equal(moved.values, torch.zeros_like(moved.values))
+    close(values, torch.cat([r.float().exp().sort().values for r in a.unbind()]), dtype)
+
+
+@sixteen
+def test_products_round_their_operands(dtype: torch.dtype, backend: str) -> None:
+    if (backend, dtype) in TRUNCATED:
+        pytest.skip("Triton's interpreter does not round to bfloat16, it truncates")
+    a, w = rows([5, 0, 9, 33], 16, dtype=dtype), torch.randn(16, 32, generator=torch.Generator().manual_seed(5)).to(dtype)
+    found = jit(lambda a, w: (a * 1.5) @ w)(a, w)
+    wanted = (a.values.float() * 1.5).to(dtype).double() @ w.double()
+    torch.testing.assert_close(found.values.double(), wanted, rtol=2 * torch.finfo(dtype).eps, atol=2e-2)
+    chained = jit(lambda a, w: ((a @ w).relu() @ w.T).sum(1))(a, w)
+    inner = (a.values.double() @ w.double()).relu().to(dtype).double() @ w.T.double()
+    wanted = torch.stack([part.sum(0) for part in inner.split([5, 0, 9, 33])])
+    torch.testing.assert_close(chained.double(), wanted, rtol=4 * torch.finfo(dtype).eps, atol=0.2)
+
+
+@sixteen
+def test_kernels_read_one_number(dtype: torch.dtype) -> None:
+    @serrate.kernel
+    def how_many(a: JaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = torch.zeros(a.num_rows, dtype=torch.int64)
+        explicit = torch.zeros(a.num_rows)
+        for row in hl.tile(a.num_rows):
+            e = torch.exp(a[row, :])
+            out[row] = (e == e.amax(1)[:, None]).sum(1)
+            explicit[row] = (e.to(a.dtype).float() - e).abs().amax(1)
+        return out, explicit
+
+    a = rows([5, 1, 40, 97], dtype=dtype)
+    found, explicit = how_many(a)
+    assert found.tolist() == [int((r.float().exp() == r.float().exp().max()).sum()) for r in a.unbind()]
+    wanted = torch.stack([(r.float().exp().to(dtype).float() - r.float().exp()).abs().max() for r in a.unbind()])
+    torch.testing.assert_close(explicit, wanted, rtol=1e-2, atol=1e-6)

@@ -14,6 +14,7 @@ import torch
 import serrate
 import serrate.language as hl
 from serrate import JaggedTensor
+from serrate.errors import KernelError
 from tests.language.kinds import TILES, ran
 
 LENGTHS = [3, 0, 70, 1, 7]
@@ -170,14 +171,19 @@ def test_sums(dtype: torch.dtype, way: Any) -> None:
         near(ran(sums, way)(jt, result), wanted, result, scale=10)
 
 
-@pytest.mark.parametrize("kernel", [sums, rounded_sums], ids=lambda k: k.__name__)
-def test_sixteen_bit_sums_are_rounded_once(kernel: Any) -> None:
+def test_sixteen_bit_sums_are_rounded_once() -> None:
     """Ones beyond the numbers that sixteen bits can count: a sum that is rounded on the way stops."""
     jt = JaggedTensor.from_lengths(torch.ones(3000, dtype=torch.bfloat16), [3000])
     for backend in ("reference", "cpp"):
         for lanes in ({}, {"b": 1, "t": 8}, {"b": 4, "t": 1}):
-            made = serrate.kernel(kernel.fn, **({"lanes": lanes} if lanes else {}))
+            made = serrate.kernel(sums.fn, **({"lanes": lanes} if lanes else {}))
             assert made.on(backend)(jt, torch.bfloat16).tolist() == [torch.tensor(3000.0).bfloat16().item()], (backend, lanes)
+
+
+def test_sums_that_a_kernel_rounds_itself_depend_on_the_tile() -> None:
+    jt = JaggedTensor.from_lengths(torch.ones(3000, dtype=torch.bfloat16), [3000])
+    with pytest.raises(KernelError, match=r"total, carried around the tile of line .*, depends on how rows are cut into tiles"):
+        rounded_sums.on("cpp")(jt, torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE])

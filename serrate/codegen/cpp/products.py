@@ -12,7 +12,7 @@ from serrate.codegen.cpp.values import computed, ctype
 from serrate.errors import VerificationError
 from serrate.ir.expr import Sum, const
 from serrate.ir.loops import Dot, Held, Lane, Load
-from serrate.ir.values import Value
+from serrate.ir.values import Call, Value
 
 PAIRED = 32
 """Columns of a block whose products are summed two at a time, where they are of bfloat16."""
@@ -29,7 +29,7 @@ def product(text: Text, node: Dot) -> None:
     limits = {lane: text.fresh() for lane in node.lanes}
     for lane in node.lanes:
         text.put(f"const i64 {limits[lane]} = larger<i64>(0, {text.limit(lane, bounds[lane])});")
-    pairs = columns.size == PAIRED and all(isinstance(v, Load) and v.dtype == torch.bfloat16 for v in (node.left, node.right))
+    pairs = columns.size == PAIRED and all(_is_bfloat16(v) for v in (node.left, node.right))
     kind = "bf16" if pairs else computed(node.local.dtype)
     a, am = _operand(text, node.left, rows, depth, limits, kind)
     b, bk = _operand(text, node.right, depth, columns, limits, kind)
@@ -37,6 +37,12 @@ def product(text: Text, node: Dot) -> None:
     name = f"dot_pairs<{rows.size}, {depth.size}>" if pairs else f"dot<{kind}>"
     text.put(f"{name}({node.local.name}, {columns.size}, {a}, {am}, {b}, {bk}, {extents});")
     text.close()
+
+
+def _is_bfloat16(value: Value) -> bool:
+    """Whether an operand is stored in that dtype, or rounded to it."""
+    rounded = isinstance(value, Call) and value.function == "cast"
+    return value.dtype == torch.bfloat16 and (rounded or isinstance(value, Load))
 
 
 def _operand(text: Text, value: Value, outer: Lane, inner: Lane, limits: dict[Lane, str], kind: str) -> tuple[str, str]:
@@ -63,7 +69,8 @@ def _operand(text: Text, value: Value, outer: Lane, inner: Lane, limits: dict[La
     text.open(f"for (i64 {outer.symbol} = 0; {outer.symbol} < {limits[outer]}; {outer.symbol}++)")
     text.open(f"for (i64 {inner.symbol} = 0; {inner.symbol} < {limits[inner]}; {inner.symbol}++)")
     scalars = text.scalars()
-    spelled = scalars.text(value)
+    # What the copy rounds is not rounded before.
+    spelled = scalars.text(value.args[0] if kind == "bf16" and isinstance(value, Call) else value)
     for line in scalars.lines:
         text.put(line)
     text.put(f"store({name}[{outer.symbol} * {inner.size} + {inner.symbol}], {spelled});")

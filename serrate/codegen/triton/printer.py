@@ -557,7 +557,10 @@ class _Printer:
         # What a prologue makes of a masked zero need not be zero.
         mask = self._mask(own, lanes, set(lanes))
         text = self._full(value, lanes, own)
-        return f"tl.where({mask}, {text}, 0.0)" if mask else text
+        text = f"tl.where({mask}, {text}, 0.0)" if mask else text
+        # What is rounded to sixteen bits meets an operand that has them.
+        rounded = isinstance(value, Call) and value.function == "cast" and carried_dtype(value.dtype) != value.dtype
+        return f"({text}).to({TYPES[value.dtype]})" if rounded and not self.interpreted else text
 
 
 def _room(lane: Lane, condition: Less) -> Expr:

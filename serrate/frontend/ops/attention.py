@@ -12,10 +12,10 @@ import torch
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import match
 from serrate.frontend.ops.common import Number, floating, require_equal
-from serrate.frontend.ops.elementwise import cast, mul
+from serrate.frontend.ops.elementwise import mul, typed
 from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.normalise import softmax
-from serrate.frontend.ops.products import under
+from serrate.frontend.ops.products import operand, under
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain
@@ -60,8 +60,8 @@ def attention(
     if scale is None:
         scale = 1.0 / sqrt(fusion.fixed(features.extent_expr))
     rows = (*leading, queries, keys)
-    read = mul(cast(query, state), scale).at(query.domains)
-    product = call("mul", read, key.at((*leading, keys, features)), dtype=state)
+    read = operand(mul(typed(query, state), scale), query.domains, dtype)
+    product = call("mul", read, operand(key, (*leading, keys, features)), dtype=state)
     targets = (fusion.tensor(state, rows),)
     scores = fusion.define(targets, (*rows, features), Accumulate(targets, rows, reduction("sum"), (product,), (features,)))[0]
     if is_causal:
@@ -71,10 +71,10 @@ def attention(
     weights = softmax(scores, -1)
     width_of_values = value.domains[-1]
     kept: tuple[IterDomain, ...] = (*leading, queries, width_of_values)
-    term = call("mul", weights.at(rows), value.at((*leading, keys, width_of_values)), dtype=state)
+    term = call("mul", operand(weights, rows, dtype), operand(value, (*leading, keys, width_of_values)), dtype=state)
     targets = (fusion.tensor(state, kept),)
     found = fusion.define(targets, (*kept, keys), Accumulate(targets, kept, reduction("sum"), (term,), (keys,)))[0]
-    return cast(found, dtype)
+    return typed(found, dtype)
 
 
 def _check(name: str, x: TensorView) -> None:

@@ -14,7 +14,7 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import broadcast
 from serrate.frontend.ops.common import Lifted, Number, Operand, fusion_of, stand_in
 from serrate.ir.tile import Store
-from serrate.ir.values import Place, Value, call, carried_dtype, computed, constant
+from serrate.ir.values import Place, Role, Value, call, carried_dtype, computed, constant
 from serrate.ir.view import Size, TensorView
 
 
@@ -102,11 +102,11 @@ def pow(a: Operand, b: Operand) -> TensorView:
         return _pow(a, b)
     dtype = torch.pow(stand_in(a), b).dtype
     if b == 2 or b == 3:
-        x = cast(a, dtype)
+        x = typed(a, dtype)
         return square(x) if b == 2 else mul(square(x), x)
     if not dtype.is_floating_point:
         return _pow(a, b)
-    x = cast(a, dtype)
+    x = typed(a, dtype)
     if b == 0.5:
         return sqrt(x)
     return rsqrt(x) if b == -0.5 else reciprocal(x if b == -1 else square(x))
@@ -334,5 +334,15 @@ def where(condition: TensorView, a: Operand, b: Operand) -> TensorView:
 
 
 def cast(x: TensorView, dtype: torch.dtype) -> TensorView:
-    """`x.to(dtype)`; rounds where the new dtype is narrower."""
-    return x if x.dtype == dtype else elementwise("cast", dtype, x)
+    """`x.to(dtype)`; rounds where the new dtype is narrower. What was computed in a sixteen-bit dtype is rounded to it here."""
+    rounded = carried_dtype(dtype) == dtype or x.tensor.memory.role is Role.INPUT
+    return x if x.dtype == dtype and rounded else elementwise("cast", dtype, x)
+
+
+def typed(x: TensorView, dtype: torch.dtype) -> TensorView:
+    """`x` as a tensor of another dtype, of the same numbers as far as that is computed in: intermediates are not rounded."""
+    if x.dtype == dtype:
+        return x
+    out = x.fusion.tensor(dtype, x.domains)
+    value = as_dtype(x.at(x.domains), carried_dtype(dtype))
+    return x.fusion.define([out], x.domains, Store(out, x.domains, value))[0]

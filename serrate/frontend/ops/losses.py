@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from serrate.errors import CallError, ShapeError
 from serrate.frontend.ops.common import floating
-from serrate.frontend.ops.elementwise import cast, div, ge, logical_and, logical_or, lt, mul, ne, sub, where
+from serrate.frontend.ops.elementwise import cast, div, ge, logical_and, logical_or, lt, mul, ne, sub, typed, where
 from serrate.frontend.ops.movement import gather, index
 from serrate.frontend.ops.normalise import logsumexp
 from serrate.frontend.ops.reductions import sum
@@ -49,7 +49,7 @@ def cross_entropy(
     classes = x.size_of(-1)
     if weight is not None and (weight.ndim != 1 or not equal_now(x.fusion, weight.domains[0], x.domains[-1])):
         raise ShapeError(f"cross_entropy: weight must have one number for each of {classes} classes, got {shown(weight)}")
-    logits = cast(x, carried_dtype(dtype))
+    logits = typed(x, carried_dtype(dtype))
     counted = ne(target, ignore_index)
     picked = squeeze(gather(logits, -1, unsqueeze(target, -1)), -1)
     cost = sub(logsumexp(logits, -1), picked)
@@ -59,8 +59,8 @@ def cross_entropy(
         cost = mul(cost, share)
     cost = where(counted, cost, 0.0)
     if reduction == "none":
-        return cast(cost, dtype)
+        return typed(cost, dtype)
     total = sum(cost)
     if reduction == "mean":
         total = div(total, cast(sum(counted), logits.dtype) if weight is None else sum(share))
-    return cast(total, dtype)
+    return typed(total, dtype)

@@ -15,7 +15,7 @@ import torch
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import match
 from serrate.frontend.ops.common import Number, counted, counting, dim_of, require_equal, row_of
-from serrate.frontend.ops.elementwise import cast
+from serrate.frontend.ops.elementwise import cast, typed
 from serrate.frontend.ops.reductions import amin
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
 from serrate.frontend.shapes import both, shown
@@ -387,7 +387,7 @@ def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
         if other.ndim != first.ndim or [d.is_ragged for d in other.domains] != [d.is_ragged for d in first.domains]:
             raise ShapeError(f"cat of {both(first, other)}: tensors must have as many dims, ragged ones in the same places")
         dtype = torch.promote_types(dtype, other.dtype)
-    views = [cast(v, dtype) for v in views]
+    views = [typed(v, dtype) for v in views]
     if isinstance(first.domains[dim], RaggedIterDomain):
         return _cat_ragged(views, dim)
     if counted(first, dim):

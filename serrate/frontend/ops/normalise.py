@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from serrate.frontend.ops.common import Dims, Operand, dims_of, floating
-from serrate.frontend.ops.elementwise import add, cast, div, elementwise, log, mul, reciprocal, rsqrt, square, sub
+from serrate.frontend.ops.elementwise import add, cast, div, elementwise, log, mul, reciprocal, rsqrt, square, sub, typed
 from serrate.frontend.ops.reducing import count, keep, reduced
 from serrate.frontend.ops.reductions import moments
 from serrate.ir.values import carried_dtype
@@ -33,7 +33,7 @@ def softmax(x: TensorView, dim: Dims, dtype: torch.dtype | None = None) -> Tenso
     dims, largest, total = softmax_states(x, dim)
     scale = keep(x, add(reciprocal(total), _undefined(largest)), dims, True)
     power = elementwise("exp_diff", scale.dtype, x, keep(x, largest, dims, True), compute=scale.dtype)
-    return cast(mul(power, scale), x.dtype)
+    return typed(mul(power, scale), x.dtype)
 
 
 def log_softmax(x: TensorView, dim: Dims, dtype: torch.dtype | None = None) -> TensorView:
@@ -41,18 +41,18 @@ def log_softmax(x: TensorView, dim: Dims, dtype: torch.dtype | None = None) -> T
     x = x if dtype is None else cast(x, dtype)
     dims, largest, total = softmax_states(x, dim)
     scale = keep(x, add(log(total), _undefined(largest)), dims, True)
-    return cast(sub(sub(x, keep(x, largest, dims, True)), scale), x.dtype)
+    return typed(sub(sub(x, keep(x, largest, dims, True)), scale), x.dtype)
 
 
 def logsumexp(x: TensorView, dim: Dims, keepdim: bool = False) -> TensorView:
     """`torch.logsumexp`; an empty row gives -inf."""
     dims, largest, total = softmax_states(x, dim)
-    return keep(x, cast(add(largest, log(total)), x.dtype), dims, keepdim)
+    return keep(x, typed(add(largest, log(total)), x.dtype), dims, keepdim)
 
 
 def _affine(x: TensorView, normal: TensorView, weight: Operand | None, bias: Operand | None) -> TensorView:
     normal = normal if weight is None else mul(normal, weight)
-    return cast(normal if bias is None else add(normal, bias), x.dtype)
+    return typed(normal if bias is None else add(normal, bias), x.dtype)
 
 
 def layer_norm(
@@ -69,6 +69,6 @@ def layer_norm(
 def rms_norm(x: TensorView, dim: Dims = -1, weight: TensorView | None = None, eps: float | None = None) -> TensorView:
     """Divides by the root of the mean square over `dim`, then scales."""
     dims, state = dims_of("rms_norm", x, dim), carried_dtype(floating("rms_norm", x))
-    total = reduced("sum", square(cast(x, state)), dims, state, state)[0]
+    total = reduced("sum", square(typed(x, state)), dims, state, state)[0]
     scale = rsqrt(add(div(total, count(x, dims, total, state)), torch.finfo(x.dtype).eps if eps is None else eps))
     return _affine(x, mul(x, keep(x, scale, dims, True)), weight, None)

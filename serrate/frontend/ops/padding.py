@@ -12,7 +12,7 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.ops.common import Number, require_equal
-from serrate.frontend.ops.elementwise import cast
+from serrate.frontend.ops.elementwise import typed
 from serrate.frontend.ops.movement import pulled, rows_of
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import COORDINATE, IterDomain
@@ -61,7 +61,7 @@ def padded_over(x: TensorView, rooms: Sequence[IterDomain], fill: Number | Tenso
         return pulled(x.fusion, x.dtype, domains, x.at(places, held_by(x.dtype, fill)))
     if len(ragged) > 1 or any(d.extent != 1 for d in fill.domains):
         raise ShapeError(f"to_padded: a fill that is a tensor is one element, for one level of rows; got {fill}")
-    fill = fill if fill.dtype == x.dtype else cast(fill, x.dtype)
+    fill = typed(fill, x.dtype)
     length = Place(ragged[0].length_of(index_of(ragged[0].component)), (ragged[0].component,))
     inside = call("lt", position(rooms[0]), computed(length), dtype=torch.bool)
     return pulled(x.fusion, x.dtype, domains, call("where", inside, x.at(places), fill.at((None,) * fill.ndim), dtype=x.dtype))

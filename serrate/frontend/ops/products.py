@@ -5,16 +5,18 @@ In: `TensorView`s. Out: a `TensorView`; products are summed in float32 (float64 
 
 from __future__ import annotations
 
+import torch
+
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import match
 from serrate.frontend.ops.common import NoOperand, floating, require_equal
-from serrate.frontend.ops.elementwise import add, cast
+from serrate.frontend.ops.elementwise import add, typed
 from serrate.frontend.shapes import both, shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import Accumulate
-from serrate.ir.values import call, carried_dtype
+from serrate.ir.values import Places, Role, Value, call, carried_dtype
 from serrate.ir.view import TensorView
 
 
@@ -69,9 +71,16 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
         index = (component, k, j)
     kept = (*x.domains[:-1], j)
     state = fusion.tensor(carried_dtype(dtype), kept)
-    product = call("mul", x.at(x.domains), w.at(index), dtype=carried_dtype(dtype))
+    product = call("mul", operand(x, x.domains), operand(w, index), dtype=carried_dtype(dtype))
     out = fusion.define([state], (*kept, k), Accumulate((state,), kept, reduction("sum"), (product,), (k,)))[0]
-    return cast(out, dtype)
+    return typed(out, dtype)
+
+
+def operand(x: TensorView, index: Places, dtype: torch.dtype | None = None) -> Value:
+    """An element of one side of a product: what was computed is rounded to the sixteen-bit dtype of the sides."""
+    value, dtype = x.at(index), dtype or x.dtype
+    given = x.tensor.memory.role is Role.INPUT and x.dtype == dtype
+    return value if given or carried_dtype(dtype) == dtype else call("cast", value, dtype=dtype)
 
 
 def _apart(x: TensorView, j: IterDomain) -> IterDomain:
@@ -125,6 +134,6 @@ def linear(x: TensorView, weight: TensorView, bias: TensorView | None = None) ->
     require_equal(fusion, what, k, weight.domains[1], "linear: the features of rows and weight")
     kept = (*x.domains[:-1], j)
     state = fusion.tensor(carried_dtype(floating("linear", x)), kept)
-    product = call("mul", x.at(x.domains), weight.at((j, k)), dtype=state.dtype)
+    product = call("mul", operand(x, x.domains), operand(weight, (j, k)), dtype=state.dtype)
     out = fusion.define([state], (*kept, k), Accumulate((state,), kept, reduction("sum"), (product,), (k,)))[0]
-    return cast(out if bias is None else add(out, bias), x.dtype)
+    return typed(out if bias is None else add(out, bias), x.dtype)

@@ -11,7 +11,7 @@ import torch
 
 from serrate.errors import ShapeError
 from serrate.frontend.ops.common import counted, counting
-from serrate.frontend.ops.elementwise import cast, eq, where
+from serrate.frontend.ops.elementwise import eq, typed, where
 from serrate.frontend.ops.structure import as_flattened, viewed
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import COORDINATE, IterDomain
@@ -54,7 +54,7 @@ def reduced(
     first = tuple(d for d in kept if d.uid in crossed)
     domains = (*first, *over, *(d for d in kept if d.uid not in crossed)) if crossed else x.domains
     views = fusion.define(targets, domains, Accumulate(targets, kept, kind, (lifted, *extra), over))
-    return views if dtype == state or len(views) > 1 else (cast(views[0], dtype), *views[1:])
+    return views if dtype == state or len(views) > 1 else (typed(views[0], dtype), *views[1:])
 
 
 def _flat(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, tuple[int, ...]]:

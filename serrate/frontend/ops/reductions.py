@@ -9,7 +9,7 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.ops.common import Dims, Number, dims_of, floating
-from serrate.frontend.ops.elementwise import cast, div, eq, maximum, sqrt, square, sub, where
+from serrate.frontend.ops.elementwise import cast, div, eq, maximum, sqrt, square, sub, typed, where
 from serrate.frontend.ops.reducing import count, crosses_rows, keep, reduced
 from serrate.ir.values import carried_dtype, position
 from serrate.ir.view import TensorView
@@ -78,7 +78,7 @@ def _arg(name: str, x: TensorView, dim: int, keepdim: bool) -> tuple[TensorView,
     state = carried_dtype(x.dtype)
     best, place = reduced(name, x, dims, state, state, position(x.domains[dims[0]]))
     found = where(eq(place, torch.iinfo(torch.int64).max), -1, place)
-    return keep(x, cast(best, x.dtype), dims, keepdim), keep(x, found, dims, keepdim)
+    return keep(x, typed(best, x.dtype), dims, keepdim), keep(x, found, dims, keepdim)
 
 
 def any(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
@@ -99,7 +99,7 @@ def mean(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> Tenso
     state = carried_dtype(dtype)
     total = reduced("sum", x, dims, state, state)[0]
     result = div(total, count(x, dims, total, state))
-    return keep(x, cast(result, dtype), dims, keepdim)
+    return keep(x, typed(result, dtype), dims, keepdim)
 
 
 def moments(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, TensorView, TensorView]:
@@ -109,7 +109,7 @@ def moments(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, TensorVie
         counted, average, squares = reduced("welford", x, dims, state, state)
         return counted, average, squares
     # Across rows there is no first element to measure distances from, so the mean is taken first.
-    wide = cast(x, state)
+    wide = typed(x, state)
     total = reduced("sum", wide, dims, state, state)[0]
     counted = count(x, dims, total, state)
     average = div(total, counted)
@@ -122,7 +122,7 @@ def var(x: TensorView, dim: Dims | None = None, correction: Number = 1, keepdim:
     dims = dims_of("var", x, dim)
     count, _, squares = moments(x, dims)
     result = div(squares, maximum(sub(count, correction), 0.0))
-    return keep(x, cast(result, x.dtype), dims, keepdim)
+    return keep(x, typed(result, x.dtype), dims, keepdim)
 
 
 def std(x: TensorView, dim: Dims | None = None, correction: Number = 1, keepdim: bool = False) -> TensorView:
@@ -130,4 +130,4 @@ def std(x: TensorView, dim: Dims | None = None, correction: Number = 1, keepdim:
     dims = dims_of("std", x, dim)
     count, _, squares = moments(x, dims)
     result = sqrt(div(squares, maximum(sub(count, correction), 0.0)))
-    return keep(x, cast(result, x.dtype), dims, keepdim)
+    return keep(x, typed(result, x.dtype), dims, keepdim)

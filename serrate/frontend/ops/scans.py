@@ -9,7 +9,7 @@ import torch
 
 from serrate.errors import ShapeError
 from serrate.frontend.ops.common import counted, dim_of
-from serrate.frontend.ops.elementwise import cast, eq, isnan, logical_or
+from serrate.frontend.ops.elementwise import eq, isnan, logical_or, typed
 from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.sorting import ValuesIndices
 from serrate.frontend.shapes import shown
@@ -79,4 +79,4 @@ def _scan(name: str, x: TensorView, dim: int, dtype: torch.dtype) -> TensorView:
     out = x.fusion.tensor(state, x.domains)
     kept = tuple(d for k, d in enumerate(x.domains) if k != which)
     statement = Scan((out,), kept, x.domains, reduction(name), (lifted,), (over,))
-    return cast(x.fusion.define([out], x.domains, statement)[0], dtype)
+    return typed(x.fusion.define([out], x.domains, statement)[0], dtype)

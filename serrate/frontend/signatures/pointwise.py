@@ -12,6 +12,7 @@ import torch
 from serrate.errors import CallError, DtypeError, TraceError
 from serrate.frontend import ops
 from serrate.frontend.ops.common import Number, Operand, stand_in
+from serrate.frontend.ops.elementwise import typed
 from serrate.frontend.ops.movement import pulled
 from serrate.ir.values import constant
 from serrate.ir.view import TensorView
@@ -85,7 +86,7 @@ def where_method(self: Operand, condition: TensorView, other: Operand) -> Tensor
 def masked_fill(input: TensorView, mask: TensorView, value: Operand) -> TensorView:
     if isinstance(value, TensorView) and value.ndim != 0:
         raise CallError(f"masked_fill: value must be a number or a tensor without dims, got {value}; use torch.where")
-    return ops.cast(ops.where(mask, value, input), input.dtype)
+    return typed(ops.where(mask, value, input), input.dtype)
 
 
 def nan_to_num(

@@ -13,6 +13,7 @@ import torch
 from serrate.errors import CallError, ShapeError
 from serrate.frontend import ops
 from serrate.frontend.ops.common import Dims, Number
+from serrate.frontend.ops.elementwise import typed
 from serrate.frontend.ops.sorting import ValuesIndices
 from serrate.frontend.shapes import shown
 from serrate.ir.values import carried_dtype
@@ -166,7 +167,7 @@ def vector_norm(
 ) -> TensorView:
     """`torch.linalg.vector_norm`; sixteen-bit values are squared and summed in float32."""
     x = _as(x, dtype)
-    size = ops.abs(ops.cast(x, carried_dtype(x.dtype)))
+    size = ops.abs(typed(x, carried_dtype(x.dtype)))
     if ord == torch.inf:
         found = ops.amax(size, dim, keepdim)
     elif ord == -torch.inf:
@@ -179,7 +180,7 @@ def vector_norm(
         found = ops.sqrt(ops.sum(ops.square(size), dim, keepdim))
     else:
         found = ops.pow(ops.sum(ops.pow(size, float(ord)), dim, keepdim), 1.0 / ord)
-    return ops.cast(found, x.dtype)
+    return typed(found, x.dtype)
 
 
 def norm(
