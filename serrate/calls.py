@@ -23,10 +23,11 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from serrate import settings
 from serrate.engine import Compiled
-from serrate.errors import CallError
+from serrate.errors import CallError, GradientError
 from serrate.frontend import autocast
 from serrate.frontend.dependencies import Snapshot, WeakMethod, snapshot
 from serrate.frontend.leaves import Leaves, leaves_of
@@ -38,6 +39,7 @@ from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor
 from serrate.tensor.hints import NO_HINTS
 from serrate.tensor.jagged import trusted
+from serrate.tensor.torch_private import in_dual_level
 
 READY = 32
 """How many prepared calls are remembered for one function; the oldest goes first. Each keeps its structures alive."""
@@ -337,6 +339,8 @@ def _exact(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any], ob
     for name, value in kwargs.items():
         key.append(name)
         _describe(value, key, leaves, objects, grad)
+    if in_dual_level():
+        _refuse_tangents(leaves)
     return tuple(key)
 
 
@@ -346,7 +350,19 @@ def _and_outside(key: Key, outside: Sequence[Any], leaves: list[Any]) -> Key:
     further = [*key]
     for tensor in outside:
         _describe(tensor, further, leaves, None, grad)
+    if in_dual_level():
+        _refuse_tangents(outside)
     return tuple(further)
+
+
+def _refuse_tangents(leaves: Sequence[Any]) -> None:
+    for leaf in leaves:
+        tensor = leaf.values if isinstance(leaf, JaggedTensor) else leaf
+        if forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+            raise GradientError(
+                "compiled programs have no forward-mode gradients, and a tensor here has a tangent; call it with "
+                "forward_ad.unpack_dual(x).primal"
+            )
 
 
 def _describe(value: Any, key: list[Any], leaves: list[Any], objects: list[Any] | None, grad: bool) -> None:

@@ -65,6 +65,10 @@ class TraceError(SerrateError, TypeError):
     """Something inside a `@serrate.jit` function that cannot be traced."""
 
 
+class InPlaceError(SerrateError, RuntimeError):
+    """A write in place, inside a `@serrate.jit` function, to something that outlives it or is known under other names."""
+
+
 class GradientError(SerrateError, RuntimeError):
     """A gradient was asked of something that has none."""
 

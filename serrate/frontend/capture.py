@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from serrate.errors import CallError, TraceError
+from serrate.errors import CallError, InPlaceError, TraceError
 from serrate.frontend.leaves import Leaf, leaves_of, mapped
-from serrate.ir.view import TensorView, user_line
+from serrate.ir.view import IN_PLACE, TensorView, user_line
 
 _current: ContextVar[Callable[[Leaf], TensorView] | None] = ContextVar("capture", default=None)
 
@@ -62,6 +62,15 @@ FACTS = frozenset(
 """What can be asked of a tensor without reading its elements."""
 
 
+def _writes(function: Any) -> bool:
+    """Whether a function of torch's writes to its first argument."""
+    name = getattr(function, "__name__", "")
+    return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
+
+
+_WRITING = frozenset((*IN_PLACE, "__idiv__", "__ilshift__", "__irshift__", "__setitem__"))
+
+
 class Watching(TorchFunctionMode):
     """While a function is traced: operations on tensors that are no arguments are traced too, so that they are done anew
     in every call. What is made from nothing (`torch.arange(4)`) is the same in every call, and computed at once."""
@@ -69,6 +78,8 @@ class Watching(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.made: dict[int, torch.Tensor] = {}
+        self.overwritten: dict[int, torch.Tensor] = {}
+        """Those of them that traced tensors were written to: what they hold now is known while the program runs."""
         self.paused = False
         """Whether what happens is none of the function's doing."""
 
@@ -78,17 +89,26 @@ class Watching(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.paused:
             return function(*args, **kwargs)
+        if any(id(leaf) in self.overwritten for leaf in leaves_of(args, kwargs)):
+            self._refuse(function, "takes a tensor that a traced one was written to")
         if TensorView in types:
+            if _writes(function):
+                return self._written(function, *args)
             return TensorView.__torch_function__(function, types, args, kwargs)
         given = leaves_of(args, kwargs)
         if function in FACTS:
             for leaf in given:
                 if id(leaf) not in self.made:
                     # What a tensor is decides what is traced; as an input, it is part of what the trace is for.
-                    _captured(leaf)
+                    view = _captured(leaf)
+                    for domain in view.domains:
+                        if not domain.is_ragged:
+                            view.fusion.fixed(domain.extent_expr)
             return function(*args, **kwargs)
         if all(id(leaf) in self.made for leaf in given):
             return self._at_once(function, args, kwargs)
+        if _writes(function):
+            self._refuse(function, "writes to a tensor that is no argument")
         if any(not isinstance(leaf, torch.Tensor) for leaf in given):
             return function(*args, **kwargs)
         if function not in TensorView.operators:
@@ -97,6 +117,22 @@ class Watching(TorchFunctionMode):
                 "and pass what it gives as an argument"
             )
         return TensorView.operators[function](*args, **kwargs)
+
+    def _written(self, function: Any, own: Any, *others: Any) -> Any:
+        """`total += x.sum(1)` of a tensor that was made here: traced from then on."""
+        # Python's `+=` comes as `add_`.
+        name = getattr(function, "__name__", "").removesuffix("_")
+        if name not in IN_PLACE.values() or len(others) != 1 or id(own) not in self.made:
+            self._refuse(function, "writes to a tensor that is no argument")
+        result = _captured(own).written(name, others[0])
+        self.overwritten[id(own)] = own
+        return result
+
+    def _refuse(self, function: Any, what: str) -> NoReturn:
+        # Not an error that is a TypeError: for that, torch's operators try the one that is not in place.
+        raise InPlaceError(
+            f"{resolve_name(function)} {what} in place ({user_line()}), which cannot be traced; compute a new one, and return it"
+        )
 
     def _at_once(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if function in RANDOM:

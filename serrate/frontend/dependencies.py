@@ -117,6 +117,7 @@ class Snapshot(NamedTuple):
 def snapshot(function: Any, objects: Sequence[Any] = ()) -> tuple[Snapshot, list[Leaf]]:
     """What a function, handed these objects, depends on now; and the tensors that it reaches.
 
+    >>> __name__ = "example"  # not a module of this package, whose functions are not followed
     >>> scales = [2.0, torch.ones(1)]
     >>> def f(x):
     ...     return x * scales[0] + scales[1]

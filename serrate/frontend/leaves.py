@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from serrate.ir.view import TensorView
 from serrate.tensor import JaggedTensor
 
 Leaf = JaggedTensor | torch.Tensor
@@ -35,6 +36,9 @@ def mapped(value: Any, change: Callable[[Leaf], Any]) -> Any:
     >>> mapped(([torch.tensor(1)], 2), float)
     ([1.0], 2)
     """
+    if isinstance(value, TensorView):
+        # Traced already; while tracing, it passes for what it stands for.
+        return value
     if isinstance(value, JaggedTensor | torch.Tensor):
         return change(value)
     if isinstance(value, list | tuple):

@@ -22,7 +22,7 @@ from serrate.frontend.drawing import drawing_refused
 from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped
 from serrate.ir.expr import Symbol
 from serrate.ir.fusion import Fusion
-from serrate.ir.view import TensorView, is_user_file, user_line
+from serrate.ir.view import TensorView, is_user_file, standing_for, user_line
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.rows import Rows
 from serrate.tensor.torch_private import version
@@ -227,7 +227,7 @@ def trace(
         given, named = mapped(tuple(args), view), mapped(dict(kwargs), view)
         known += [(leaf, view(leaf)) for leaf in outside]
         leaves: list[TensorView] = []
-        with drawing_refused(generators), capturing(capture):
+        with drawing_refused(generators), capturing(capture), _standing_in():
             form = _flatten(function(*given, **named), leaves, fusion)
         fusion.output(*leaves)
     own = [v for _, v in constants]
@@ -255,6 +255,16 @@ def _pointing() -> Iterator[None]:
         if frames and f":{frames[-1].lineno}:" not in str(error):
             error.add_note(f"traced at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}")
         raise
+
+
+@contextmanager
+def _standing_in() -> Iterator[None]:
+    """Within this, traced tensors pass for what they stand for."""
+    token = standing_for.set((JaggedTensor, torch.Tensor))
+    try:
+        yield
+    finally:
+        standing_for.reset(token)
 
 
 def _identifier(function: Callable[..., Any]) -> str:
@@ -297,8 +307,7 @@ def _nested(view: TensorView, dim: int, rows: Rows, buffers: list[TensorView]) -
 
 def _flatten(result: Any, leaves: list[TensorView], fusion: Fusion) -> Any:
     """The form of a result: an int for each tensor, containers as they are."""
-    if isinstance(result, torch.Tensor | JaggedTensor):
-        result = captured(result)
+    result = captured(result) if isinstance(result, torch.Tensor | JaggedTensor) else result
     if isinstance(result, TensorView):
         if result.fusion is not fusion:
             raise TraceError("a traced function returned a tensor of another trace")

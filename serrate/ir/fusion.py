@@ -169,6 +169,8 @@ class Fusion:
     """The type of device of the call that is being traced."""
     fixed_symbols: set[Symbol] = field(default_factory=set)
     """Unknown extents that the traced function asked for as numbers."""
+    overwritten: set[Tensor] = field(default_factory=set)
+    """Tensors that a traced function wrote to in place, and that nothing may read since."""
     _views: dict[Tensor, TensorView] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
     _token: Any = field(default=None)
@@ -202,6 +204,7 @@ class Fusion:
         for view in views:
             if view.fusion is not self:
                 raise ShapeError(f"output: {view} belongs to another fusion")
+            view.check_current()
             self.outputs.append(view if in_order(view.tensor) else self._ordered(view))
 
     def _ordered(self, view: TensorView) -> TensorView:

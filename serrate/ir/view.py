@@ -11,16 +11,17 @@ import operator
 import os
 import traceback
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from serrate.errors import CallError, RaggedSizeError, ScheduleError, ShapeError, TraceError
+from serrate.errors import CallError, DtypeError, InPlaceError, RaggedSizeError, ScheduleError, ShapeError, TraceError
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, as_expr
 from serrate.ir.loop_handle import LoopHandle
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.values import Places, Tensor, Value, read
+from serrate.ir.values import Places, Role, Tensor, Value, read
 
 if TYPE_CHECKING:
     from serrate.ir.fusion import Fusion
@@ -156,6 +157,10 @@ class Size:
         return self._of_number(other, operator.ge)
 
 
+standing_for: ContextVar[tuple[type, type] | None] = ContextVar("standing_for", default=None)
+"""While a function is traced: the classes that ragged and dense tensors of its program stand for."""
+
+
 class TensorView(LoopHandle):
     """A tensor of a fusion. Supports Python operators, torch functions and methods, and scheduling by hand."""
 
@@ -165,6 +170,12 @@ class TensorView(LoopHandle):
 
     def __init__(self, tensor: Tensor, fusion: Fusion) -> None:
         self.tensor, self.fusion = tensor, fusion
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What `isinstance` sees: to the function that is traced, the tensor that this one stands for."""
+        kinds = standing_for.get()
+        return type(self) if kinds is None else kinds[not any(d.is_ragged for d in self.domains)]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -206,7 +217,36 @@ class TensorView(LoopHandle):
         """The element at `index`, as a value; `other` where a computed place lies outside."""
         if self.fusion.is_partial(self.tensor):
             raise ScheduleError(f"{self.tensor.name} is a partial result that only a schedule knows; operations cannot read it")
+        self.check_current()
         return read(self.tensor, index, other)
+
+    def check_current(self) -> None:
+        """Raises if this, or what it is a view of, was written to in place since: only the result of that is what it holds."""
+        if self.tensor.memory in self.fusion.overwritten:
+            raise InPlaceError(
+                f"a traced tensor that was written to in place is used under another name, or as a view ({user_line()}); write "
+                "y = y + 1 instead of y += 1"
+            )
+
+    def written(self, name: str, other: Any) -> Any:
+        """`y += 1`: the result, which has the shape and dtype of `y`. What `y` was before must not be used any more."""
+        result = TensorView.operators[name](self, other)
+        same = len(result.domains) == self.ndim and all(
+            own.uid == new.uid or (not own.is_ragged and not new.is_ragged and own.extent_expr == new.extent_expr)
+            for own, new in zip(self.domains, result.domains, strict=True)
+        )
+        if not same:
+            raise ShapeError(f"{name} in place ({user_line()}): the result has shape {result.shape}, the tensor {self.shape}")
+        if not torch.can_cast(result.dtype, self.dtype):
+            raise DtypeError(f"{name} in place ({user_line()}): the result is {result.dtype}, which {self.dtype} cannot hold")
+        self.fusion.overwritten.add(self.tensor.memory)
+        return result.to(self.dtype)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise InPlaceError(
+            f"items of a traced tensor cannot be written in place ({user_line()}); write torch.where(condition, a, b), and "
+            "return what it gives"
+        )
 
     def __str__(self) -> str:
         return str(self.tensor)
@@ -245,6 +285,8 @@ class TensorView(LoopHandle):
             return lambda *args, **kwargs: operation(self, *args, **kwargs)
         if name in _DATA:
             return _reading(name)
+        if name.endswith("_") and not name.startswith("_") and hasattr(torch.Tensor, name):
+            raise InPlaceError(f"{name} in place ({user_line()}) cannot be traced; write y = y.{name[:-1]}(...), and return y")
         raise AttributeError(f"a traced tensor has no attribute {name!r}")
 
 
@@ -310,5 +352,31 @@ for _name, _method in {
     "bitwise_xor": "__rxor__",
 }.items():
     setattr(TensorView, _method, _operator(_name, swapped=True))
+
+
+def _in_place_operator(name: str) -> Callable[..., Any]:
+    def method(self: TensorView, other: Any) -> Any:
+        if self.tensor.memory.role is Role.INPUT:
+            raise InPlaceError(
+                f"{name} in place to an argument, or to a tensor outside ({user_line()}), cannot be traced; write y = y + 1, and "
+                "return y"
+            )
+        return self.written(name, other)
+
+    return method
+
+
+IN_PLACE = {
+    **{f"__i{n}__": n for n in ("add", "sub", "mul", "pow")},
+    "__itruediv__": "div",
+    "__ifloordiv__": "floor_divide",
+    "__imod__": "remainder",
+    "__iand__": "bitwise_and",
+    "__ior__": "bitwise_or",
+    "__ixor__": "bitwise_xor",
+}
+"""Python's operators that write in place, and the operations they are."""
+for _method, _name in IN_PLACE.items():
+    setattr(TensorView, _method, _in_place_operator(_name))
 # Comparison is an operation here, so identity is what a traced tensor is found by.
 setattr(TensorView, "__hash__", object.__hash__)  # noqa: B010  mypy does not let a method be assigned

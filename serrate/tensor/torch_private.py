@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 # torch has no public pytree module (as of 2.13); `torch.export.register_dataclass` is public but takes
 # only dataclasses and would make a leaf of the structure. `torch.func` and `torch.export` see containers only through this.
@@ -57,6 +58,16 @@ def nested_view(values: Tensor, sizes: Tensor, starts: Tensor) -> Tensor:
         strides[:, dim] = strides[:, dim + 1] * sizes[:, dim + 1]
     view: Tensor = torch._nested_view_from_buffer(values.view(-1), sizes, strides, starts)
     return view
+
+
+def in_dual_level() -> bool:
+    """Whether tensors may have tangents now, for gradients in forward mode; to ask each of them costs too much in every call.
+
+    >>> with torch.autograd.forward_ad.dual_level():
+    ...     in_dual_level()
+    True
+    """
+    return forward_ad._current_level >= 0
 
 
 def version(tensor: Tensor) -> int:

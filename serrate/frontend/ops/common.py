@@ -45,7 +45,7 @@ def stand_in(operand: Operand) -> Any:
         return 1.0
     if isinstance(operand, Size):
         return 1
-    if isinstance(operand, torch.Tensor):
+    if isinstance(operand, torch.Tensor) and not isinstance(operand, TensorView):
         # Its numbers would become part of the program, which would not see them change, nor hand it a gradient.
         raise TraceError(
             f"a {operand.dtype} tensor of shape {tuple(operand.shape)} is used that is no argument of the traced function: "

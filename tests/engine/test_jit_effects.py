@@ -1,0 +1,297 @@
+"""`serrate.jit` and what a function does beside computing its result: random numbers, writes, and what it hands out.
+
+In: functions with effects. Out: failures where an effect is frozen, lost or leaks into later calls without a word.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from serrate import JaggedTensor, jit, settings
+from serrate.errors import DtypeError, GradientError, InPlaceError, ShapeError, TraceError
+
+LENGTHS = [2, 0, 3, 1]
+X = JaggedTensor.from_lengths(torch.arange(6.0) + 1, LENGTHS)
+
+
+@pytest.fixture(autouse=True)
+def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("SERRATE_BACKEND", "reference")
+        settings.reload()
+        yield
+    settings.reload()
+
+
+# --- random numbers --------------------------------------------------------------------------------------------------------
+
+GENERATOR, OWN, OF_TORCH = np.random.default_rng(0), random.Random(0), torch.Generator()
+DRAWS: dict[str, Callable[[Any], Any]] = {
+    "random": lambda x: x * random.random(),
+    "random.choice": lambda x: x * random.choice([1.0, 2.0]),
+    "a generator of random": lambda x: x * OWN.random(),
+    "numpy.random": lambda x: x * float(np.random.rand()),
+    "a generator of numpy": lambda x: x * float(GENERATOR.normal()),
+    "torch.rand": lambda x: x * torch.rand(1),
+    "a generator of torch": lambda x: x * torch.rand(1, generator=OF_TORCH),
+    "in place": lambda x: x * torch.empty(1).cauchy_(),
+    "at random in a helper": lambda x: helper(x),
+}
+
+
+def helper(x: Any) -> Any:
+    return x if random.random() < 0.5 else -x
+
+
+@pytest.mark.parametrize("function", DRAWS.values(), ids=DRAWS.keys())
+def test_numbers_drawn_while_tracing_are_refused(function: Callable[[Any], Any]) -> None:
+    with pytest.raises(TraceError, match="random numbers"):
+        jit(function)(X)
+
+
+def test_drawing_between_calls_is_nobodys_business() -> None:
+    f = jit(lambda x: x * 2)
+    for _ in range(2):
+        random.random(), torch.rand(1), np.random.rand()
+        assert f(X).values.equal(X.values * 2)
+
+
+# --- the default dtype -----------------------------------------------------------------------------------------------------
+
+
+def test_the_default_dtype_of_the_call_is_used() -> None:
+    f: Callable[[Any], Any] = lambda x: (x * torch.ones(1), x / 2, torch.zeros(3))  # noqa: E731
+    integers = JaggedTensor.from_lengths(torch.arange(6), LENGTHS)
+    jitted = jit(f)
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            for _ in range(2):
+                got = jitted(integers)
+                assert [each.dtype for each in got] == [each.dtype for each in f(integers.values)]
+                assert (integers / 2).dtype == dtype, "eager"
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+# --- forward-mode gradients ------------------------------------------------------------------------------------------------
+
+
+def test_tangents_are_refused() -> None:
+    f = jit(lambda x, w: x * w)
+    w = torch.full((1,), 2.0)
+    kept = torch.full((1,), 2.0)
+    outside = jit(lambda x: x * kept)
+    f(X, w), outside(X)
+    with forward_ad.dual_level():
+        assert f(X, w).values.equal(X.values * 2), "no tangents, no matter"
+        dual = forward_ad.make_dual(w, torch.ones(1))
+        ragged = X.with_values(forward_ad.make_dual(X.values, torch.ones(6)))
+        for call in (lambda: f(X, dual), lambda: f(ragged, w), lambda: ragged * 2, lambda: X * dual, lambda: torch.exp(ragged)):
+            with pytest.raises(GradientError, match="forward-mode"):
+                call()
+        kept = dual
+        with pytest.raises(GradientError, match="forward-mode"):
+            outside(X)
+    with pytest.raises(Exception, match=r"forward-mode|torch\.func"):
+        torch.func.jvp(lambda w: f(X, w).values, (w,), (torch.ones(1),))
+
+
+# --- writes ----------------------------------------------------------------------------------------------------------------
+
+
+def add(x: Any) -> Any:
+    x += 1
+    return x
+
+
+def multiply(x: Any) -> Any:
+    y = x
+    y *= 2
+    return y
+
+
+def method(x: Any) -> Any:
+    x.add_(1)
+    return x
+
+
+def view(x: Any) -> Any:
+    y = x.unsqueeze(-1)
+    y -= 1
+    return x
+
+
+def item(x: Any) -> Any:
+    x[0] = 1.0
+    return x
+
+
+@pytest.mark.parametrize("function", [add, multiply, method, view, item])
+def test_writing_to_an_argument_is_refused(function: Callable[[Any], Any]) -> None:
+    jitted = jit(function)
+    for _ in range(2):
+        with pytest.raises(InPlaceError, match=r"in place.*return"):
+            jitted(X)
+    assert X.values.equal(torch.arange(6.0) + 1)
+
+
+def test_writing_to_a_tensor_outside_is_refused() -> None:
+    w = torch.ones(1)
+
+    def assigned(x: Any) -> Any:
+        nonlocal w
+        w += 1
+        return x * w
+
+    def called(x: Any) -> Any:
+        w.add_(1)
+        return x * w
+
+    def item(x: Any) -> Any:
+        w[0] = 2.0
+        return x * w
+
+    def added(x: Any) -> Any:
+        w.add_(x.sum())
+        return x * w
+
+    for function in (assigned, called, item, added):
+        with pytest.raises(InPlaceError, match="in place"):
+            jit(function)(X)
+        assert w.equal(torch.ones(1))
+
+
+def intermediate(x: Any) -> Any:
+    y = x * 2
+    y += 1
+    y *= x
+    y -= 0.5
+    y /= 2
+    return y
+
+
+def test_intermediates_are_written_to() -> None:
+    torch.testing.assert_close(jit(intermediate)(X).values, intermediate(X.values))
+
+
+def test_sums_that_begin_with_zeros() -> None:
+    def function(x: Any, y: Any) -> Any:
+        total = torch.zeros(1)
+        total += x
+        total += y
+        return total
+
+    def other_name(x: Any, y: Any) -> Any:
+        total = torch.zeros(1)
+        zeros = total
+        total += x
+        return total + zeros * 2
+
+    x, y = torch.ones(1), torch.full((1,), 2.0)
+    jitted = jit(function)
+    for _ in range(2):
+        assert jitted(x, y).equal(torch.full((1,), 3.0))
+    with pytest.raises(InPlaceError, match="in place"):
+        jit(other_name)(x, y)
+
+
+def another_name(x: Any) -> Any:
+    y = x * 2
+    z = y
+    y += 1
+    return y + z
+
+
+def a_view(x: Any) -> Any:
+    y = x * 2
+    seen = y.unsqueeze(-1)
+    y += 1
+    return seen
+
+
+def its_base(x: Any) -> Any:
+    y = x * 2
+    seen = y.unsqueeze(-1)
+    seen += 1
+    return y
+
+
+@pytest.mark.parametrize("function", [another_name, a_view, its_base])
+def test_what_was_written_to_is_not_read_under_another_name(function: Callable[[Any], Any]) -> None:
+    with pytest.raises(InPlaceError, match="in place"):
+        jit(function)(X)
+
+
+def test_a_write_keeps_dtype_and_shape() -> None:
+    def widened(x: Any) -> Any:
+        y = x * 2
+        y += torch.ones(1, dtype=torch.float64)
+        return y
+
+    def whole(x: Any) -> Any:
+        y = x.sum(1)
+        y += x.sum(1, keepdim=True)
+        return y
+
+    def truncated(x: Any) -> Any:
+        y = (x > 2).to(torch.int64)
+        y += 0.5
+        return y
+
+    assert jit(widened)(X).dtype == widened(X.values).dtype == torch.float32
+    with pytest.raises(ShapeError, match="in place"):
+        jit(whole)(X)
+    with pytest.raises(DtypeError, match="in place"):
+        jit(truncated)(X)
+
+
+# --- what is handed out ----------------------------------------------------------------------------------------------------
+
+
+def test_constants_are_handed_out_as_copies() -> None:
+    f = jit(lambda x: (x + torch.ones(1), torch.ones(1), torch.zeros(2, 2).reshape(4), torch.arange(3).unsqueeze(0)))
+    for _ in range(3):
+        got = f(X)
+        assert got[0].values.equal(X.values + 1)
+        assert got[1].equal(torch.ones(1)) and got[2].equal(torch.zeros(4)) and got[3].equal(torch.arange(3)[None])
+        for each in got[1:]:
+            each.add_(5)
+
+
+def test_a_tensor_that_is_made_and_then_written_to() -> None:
+    def function(x: Any) -> Any:
+        made = torch.ones(1)
+        first = x * made
+        made += 1
+        return first + x * made
+
+    f = jit(function)
+    for _ in range(2):
+        torch.testing.assert_close(f(X).values, function(X.values))
+
+
+# --- what a traced tensor is -----------------------------------------------------------------------------------------------
+
+
+def test_traced_tensors_are_what_they_stand_for() -> None:
+    kinds: list[Any] = []
+
+    def function(x: Any, w: Any) -> Any:
+        total = x.sum(1)
+        for each in (x, w, total, x * w):
+            kinds.append((isinstance(each, JaggedTensor), isinstance(each, torch.Tensor), torch.is_tensor(each)))
+        return x * w if isinstance(x, JaggedTensor) else -x
+
+    w = torch.ones(1)
+    torch.testing.assert_close(jit(function)(X, w).values, X.values)
+    traced, kinds[:] = kinds[:], []
+    function(X, w)
+    assert traced == kinds
