@@ -136,8 +136,7 @@ class Kernels:
         """What is known of calls with these offsets and extents."""
         if call.computed:
             return self._prepare(call)
-        threads = torch.get_num_threads()
-        key = (self._number, call.numbers, call.device, threads, self.owner.backend or settings.current().backend)
+        key = (self._number, call.numbers, call.device, self.owner.backend or settings.current().backend)
         owners = tuple(call.args[k] for k in self.owner.binder.offsets)
         if owners:
             return remembered(owners, key, lambda: self._prepare(call))
@@ -221,8 +220,7 @@ class Kernels:
             # Where rows are apart from each other, what is known on the host is the room they have.
             total = owner.binder.extent(call, facts.ragged.extent_expr if call.device.type == "cpu" else facts.ragged.host_bound)
             rows = Rows(count, total, longest, width * facts.itemsize)
-        workers = torch.get_num_threads() if target is CPU else device_workers(call.device)
-        strategy, options = choose(rows, target, workers, product=facts is not None and facts.product)
+        strategy, options = choose(rows, target, device_workers(call.device), product=facts is not None and facts.product)
         return strategy, {**options, **owner.options}
 
 

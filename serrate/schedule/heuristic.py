@@ -1,9 +1,10 @@
 """The choice of a strategy when nobody measures: from how dense rows are, how long the longest is, and how many there are.
 
-In: facts about the rows of a call. Out: a strategy's name and its options. Decides speed, never meaning.
+In: facts about the rows of a call. Out: a strategy's name and its options. Decides speed, never meaning. The number of threads
+is not one of the facts: on a CPU the same rows have the same plan, and so the same bits, for any number of threads.
 
 | rows                                                   | strategy           | because                                       |
-| one is longer than its worker's share                  | persistent_dynamic | the others would wait for it                  |
+| one is long, and a large share of all                  | persistent_dynamic | the others would wait for it                  |
 | dense (0.7 or more), shorter than what is done at once | masked             | lanes would have no work with one row at once |
 | anything else                                          | maskless           | no lane without work, and nothing is combined |
 On a GPU also few rows, and matrix products, are cut, so that all of it works. Density below 0.3 alone decides nothing: rows of
@@ -40,19 +41,21 @@ class Rows:
 DENSE = 0.7
 KEPT_BYTES = 512 << 10
 """A row that is kept private must fit the second-level cache beside what is read."""
-WORTH_CUTTING = 1 << 20
-"""Bytes below which all of the work is done before a second worker has begun."""
+LONG_BYTES = 512 << 10
+"""A shorter row is done before it pays to have another worker take a part of it."""
+SHARES = 64
+"""A row that is one in so many of all is a large share: with that many workers, or a quarter of them, others wait for it."""
 
 
-def choose(rows: Rows | None, target: Target, workers: int, *, product: bool = False) -> tuple[str, dict[str, bool]]:
-    """A strategy and its options.
+def choose(rows: Rows | None, target: Target, workers: int = 1, *, product: bool = False) -> tuple[str, dict[str, bool]]:
+    """A strategy and its options; `workers` are those of a GPU.
 
     >>> from serrate.schedule.target import CPU
-    >>> choose(Rows(1000, 128_000, 130, 256), CPU, workers=2)
+    >>> choose(Rows(1000, 128_000, 130, 256), CPU)
     ('maskless', {'keep_rows': True})
-    >>> choose(Rows(1000, 128_000, 64_000, 256), CPU, workers=2)
+    >>> choose(Rows(1000, 128_000, 64_000, 256), CPU)
     ('persistent_dynamic', {})
-    >>> choose(Rows(100_000, 300_000, 4, 4), CPU, workers=2)
+    >>> choose(Rows(100_000, 300_000, 4, 4), CPU)
     ('masked', {})
     """
     if rows is None:
@@ -69,9 +72,9 @@ def choose(rows: Rows | None, target: Target, workers: int, *, product: bool = F
 
 def _waits(rows: Rows, target: Target, workers: int) -> bool:
     """Whether a row is so long that all workers but one would wait for it."""
-    if rows.longest is None or workers < 2:
+    if rows.longest is None:
         return False
     if target.power_of_two:
         # Hundreds of workers take rows as they come: a row must be several shares long to matter.
         return rows.longest * workers > 4 * rows.total
-    return rows.longest * workers * 4 > rows.total and rows.total * rows.position_bytes > WORTH_CUTTING
+    return rows.longest * rows.position_bytes > LONG_BYTES and rows.longest * SHARES > rows.total

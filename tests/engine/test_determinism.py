@@ -6,12 +6,14 @@ In: programs with rows long and numerous enough that threads share the work. Out
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
+import serrate
+import serrate.language as hl
 from serrate.runtime.launch import CppExecutable
 from serrate.tensor import JaggedTensor
 from tests.engine.cases import CASES
@@ -69,6 +71,62 @@ def test_threads_do_not_change_a_bit(name: str, strategy: str, threads: None) ->
                     f"{name} on {where}, {strategy}: result {k} differs between {one} and {other} threads, "
                     f"first at {(a != b).nonzero()[0].tolist()}"
                 )
+
+
+LENGTHS = {
+    "skewed": [60_000, 3, 0, 9_000, *[5, 0, 61] * 60],
+    "uniform": [700] * 100,
+    "giant": [200_000],
+    "a few long": [20_000] * 5,
+}
+PROGRAMS: dict[str, Callable[[JaggedTensor], Any]] = {
+    "sum": lambda x: x.sum(1),
+    "mean": lambda x: x.mean(1),
+    "softmax": lambda x: torch.softmax(x, 1),
+    "var": lambda x: x.var(1),
+    "norm": lambda x: x / (x * x).sum(1, keepdim=True).sqrt(),
+    "sum of all": lambda x: x.sum((0, 1)),
+    "sum across rows": lambda x: x.sum(0),
+}
+
+
+@serrate.kernel
+def scaled_rows(x: JaggedTensor) -> JaggedTensor:
+    out = torch.empty_like(x)
+    for row in hl.tile(x.num_rows):
+        total = hl.zeros([row, x.size(2)])
+        for at in hl.tile(x.max_length):
+            total = total + x[row, at, :].sum(1)
+        for at in hl.tile(x.max_length):
+            out[row, at, :] = x[row, at, :] / total[:, None, :]
+    return out
+
+
+@serrate.kernel
+def centred_rows(x: JaggedTensor) -> torch.Tensor:
+    out = torch.empty(x.num_rows, x.size(2))
+    for row in hl.tile(x.num_rows):
+        x_row = x[row, :, :]
+        out[row, :] = (x_row - x_row.mean(1)[:, None, :]).square().sum(1)
+    return out
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_plans_that_nobody_chose_do_not_depend_on_threads(lengths: str, threads: None) -> None:
+    rows = LENGTHS[lengths]
+    values = torch.randn(sum(rows), 3, generator=torch.Generator().manual_seed(1))
+    ways: dict[str, Callable[[JaggedTensor], Any]] = {
+        **{f"jit {name}": serrate.jit(function) for name, function in PROGRAMS.items()},
+        **{f"eager {name}": function for name, function in PROGRAMS.items()},
+        "kernel scaled_rows": scaled_rows,
+        "kernel centred_rows": centred_rows,
+    }
+    found: dict[str, list[torch.Tensor]] = {}
+    for count in (1, 2, 4):
+        torch.set_num_threads(count)
+        for name, run in ways.items():
+            bits = _bits(run(JaggedTensor.from_lengths(values, rows)))
+            assert all(map(torch.equal, found.setdefault(name, bits), bits)), f"{name} of {lengths} rows on {count} threads"
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

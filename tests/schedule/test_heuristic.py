@@ -29,7 +29,7 @@ from tests.engine.test_compositions import tensor_of
     ],
 )
 def test_on_a_cpu(rows: Rows | None, wanted: str) -> None:
-    assert choose(rows, CPU, workers=2)[0] == wanted
+    assert choose(rows, CPU)[0] == wanted
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,19 @@ def test_on_a_gpu(rows: Rows, product: bool, wanted: str) -> None:
     assert choose(rows, GPU, workers=132, product=product)[0] == wanted
 
 
-def test_one_worker_waits_for_nobody() -> None:
-    assert choose(Rows(4096, 4096 * 128, 2048 * 128, 256), CPU, workers=1) == ("maskless", {"keep_rows": False})
+def test_short_rows_are_not_cut_however_few_there_are() -> None:
+    assert choose(Rows(2, 3000, 2000, 256), CPU)[0] == "maskless"
+    assert choose(Rows(2, 6000, 4000, 256), CPU)[0] == "persistent_dynamic"
+
+
+def test_long_rows_are_cut_only_where_others_would_wait() -> None:
+    assert choose(Rows(40, 40 * 4000, 4000, 256), CPU)[0] == "persistent_dynamic"
+    assert choose(Rows(400, 400 * 4000, 4000, 256), CPU)[0] == "maskless"
 
 
 def test_a_row_is_kept_only_if_it_fits() -> None:
-    assert choose(Rows(100, 100_000, 1000, 256), CPU, workers=2) == ("maskless", {"keep_rows": True})
-    assert choose(Rows(100, 1_000_000, 10_000, 256), CPU, workers=2) == ("maskless", {"keep_rows": False})
+    assert choose(Rows(100, 100_000, 1000, 256), CPU) == ("maskless", {"keep_rows": True})
+    assert choose(Rows(100, 1_000_000, 10_000, 256), CPU) == ("maskless", {"keep_rows": False})
 
 
 SEEN: list[Rows | None] = []
