@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as functional
 
 from serrate.calls import Jitted
-from serrate.errors import CallError, DtypeError, GradientError, StructureMismatch
+from serrate.errors import CallError, DtypeError, GradientError, SerrateError, StructureMismatch
 from serrate.frontend.ops.common import Lifted
 from serrate.frontend.signatures.functional import dropped
 from serrate.frontend.torch_names import ELEMENTWISE, spelled
@@ -45,21 +45,34 @@ _UNARY = {"neg": "neg", "abs": "abs", "bitwise_not": "invert"}
 
 FEW = 8
 """How many numbers an operation is built for; further ones are read from memory, so that a schedule is not a build a step."""
-LIFTED = frozenset(("add", "sub", "mul", "div", "lt", "le", "gt", "ge", "maximum", "minimum", "clamp", "where", "masked_fill"))
-"""Operations that may read a number from memory."""
+POWERS = (2, 3, 0.5, -0.5, -1, -2)
+"""Exponents that are code: products and roots."""
 
 
 def lifted(operation: Callable[..., Any]) -> Callable[..., Any]:
     """An operation that takes its numbers as tensors; they have the dtype of a number all the same."""
 
-    def run(places: tuple[int, ...], numbers: Sequence[TensorView], *args: Any) -> Any:
+    def run(places: tuple[int | str, ...], numbers: Sequence[TensorView], *args: Any, **kwargs: Any) -> Any:
         given = list(args)
         for place, number in zip(places, numbers, strict=True):
-            given[place] = Lifted(number.tensor, number.fusion)
-        return operation(*given)
+            read = Lifted(number.tensor, number.fusion)
+            if isinstance(place, int):
+                given[place] = read
+            else:
+                kwargs[place] = read
+        return operation(*given, **kwargs)
 
     run.__name__ = f"{operation.__name__}_number"
     return run
+
+
+def numeric(operation: Callable[..., Any]) -> frozenset[int | str]:
+    """The parameters of an operation that are operands or other real numbers, by place and by name."""
+    found: set[int | str] = set()
+    for k, parameter in enumerate(inspect.signature(operation).parameters.values()):
+        if any(word in str(parameter.annotation) for word in ("Operand", "Number", "float")):
+            found |= {parameter.name} if parameter.kind is parameter.KEYWORD_ONLY else {k, parameter.name}
+    return frozenset(found)
 
 
 class Eager:
@@ -67,8 +80,11 @@ class Eager:
 
     def __init__(self, operation: Callable[..., Any]) -> None:
         self.program = Jitted(operation, alone=True)
-        self._lifted = Jitted(lifted(operation), alone=True) if operation.__name__ in LIFTED else None
-        self._numbers: set[Any] = set()
+        self._lifted = Jitted(lifted(operation), alone=True)
+        self._numeric = numeric(operation)
+        self._in_code: dict[type, set[Any]] = {float: set(), int: set()}
+        """The numbers that the operation was built for."""
+        self._power = operation.__name__ == "pow"
         parameters = list(inspect.signature(operation).parameters)
         self._inplace = parameters.index("inplace") if "inplace" in parameters else None
 
@@ -79,27 +95,46 @@ class Eager:
             if kwargs.pop("inplace", *positional or (False,)):
                 return self.in_place(*args, **kwargs)
         if out is None:
-            program, args = self._with_numbers(args, kwargs)
-            return program(*args, **kwargs)
+            places = self._new_numbers(args, kwargs)
+            return self.program(*args, **kwargs) if places is None else self._read(places, args, kwargs)
         return self._into(out, args, kwargs)
 
-    def _with_numbers(self, args: Any, kwargs: dict[str, Any]) -> tuple[Jitted, Any]:
-        """The program for these arguments: with their numbers in its code, or one that reads them, once there were many.
+    def _new_numbers(self, args: Any, kwargs: dict[str, Any]) -> list[int | str] | None:
+        """Where numbers stand that are not to be built for, because that was done for many; None if these arguments are.
 
         A number in the code costs nothing when it runs, and a build when it is new.
         """
-        if self._lifted is None or kwargs:
-            return self.program, args
-        for number in args:
-            if type(number) is float and number not in self._numbers:
-                if len(self._numbers) >= FEW:
-                    places = tuple(k for k, arg in enumerate(args) if type(arg) is float)
-                    device = next(arg.device for arg in args if isinstance(arg, JaggedTensor))
-                    # Filled there, so that nothing waits for a copy.
-                    numbers = [torch.full((), args[k], dtype=torch.float64, device=device) for k in places]
-                    return self._lifted, (places, numbers, *(None if k in places else arg for k, arg in enumerate(args)))
-                self._numbers.add(number)
-        return self.program, args
+        new = False
+        places: list[int | str] = []
+        for place, number in (*enumerate(args), *kwargs.items()):
+            known = self._in_code.get(type(number))
+            if known is None or place not in self._numeric or (self._power and _is_code(number)):
+                continue
+            places.append(place)
+            if number not in known:
+                if len(known) < FEW:
+                    known.add(number)
+                else:
+                    new = True
+        return places if new else None
+
+    def _read(self, places: list[int | str], args: Any, kwargs: dict[str, Any], into: Sequence[torch.Tensor] = ()) -> Any:
+        """A call that reads its numbers from memory; with them in the code where the operation must know them."""
+        device = next(arg.device for arg in (*args, *kwargs.values()) if isinstance(arg, JaggedTensor))
+        given = {place: args[place] if isinstance(place, int) else kwargs[place] for place in places}
+        # Filled there, so that nothing waits for a copy.
+        dtypes = {float: torch.float64, int: torch.int64}
+        numbers = [torch.full((), number, dtype=dtypes[type(number)], device=device) for number in given.values()]
+        positional = (None if k in given else arg for k, arg in enumerate(args))
+        named = {name: value for name, value in kwargs.items() if name not in given}
+        try:
+            every = (tuple(places), numbers, *positional)
+            return self._lifted.into(into, every, named) if into else self._lifted(*every, **named)
+        except (SerrateError, TypeError, OverflowError):
+            # If it is not about numbers it is raised again.
+            result = self.program.into(into, args, kwargs) if into else self.program(*args, **kwargs)
+            self._numeric -= given.keys()
+            return result
 
     def in_place(self, *args: Any, **kwargs: Any) -> Any:
         """The first argument, with the result in its values."""
@@ -120,8 +155,12 @@ class Eager:
         straight = memory.is_contiguous() and all(self._may_share(memory, a) for a in (*args, *kwargs.values()))
         if isinstance(out, JaggedTensor):
             straight = straight and out.format == "csr" and any(_alike(out, a) for a in args)
-        program, args = self._with_numbers(args, kwargs)
-        result = program.into([memory], args, kwargs) if straight else program(*args, **kwargs)
+        places = self._new_numbers(args, kwargs)
+        target = [memory] if straight else []
+        if places is not None:
+            result = self._read(places, args, kwargs, target)
+        else:
+            result = self.program.into(target, args, kwargs) if target else self.program(*args, **kwargs)
         known = type(result) is type(out) is JaggedTensor and result.structure is out.structure
         if not known or result.values.shape != memory.shape:
             _check_same(out, result)
@@ -144,6 +183,11 @@ class Eager:
             return True
         there = tensor.data_ptr() == memory.data_ptr() and tensor.shape == memory.shape and tensor.dtype == memory.dtype
         return there and tensor.is_contiguous() and self.program.fn in ELEMENTWISE
+
+
+def _is_code(exponent: float) -> bool:
+    """Whether an exponent is part of the code: powers that are products, and whole ones of integers that torch refuses."""
+    return exponent in POWERS or (type(exponent) is int and exponent < 0)
 
 
 def _alike(out: JaggedTensor, arg: Any) -> bool:

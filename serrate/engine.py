@@ -43,6 +43,8 @@ from serrate.schedule.target import CPU, GPU, Target
 log = logging.getLogger("serrate")
 
 _numbers = itertools.count()
+FLAT = 64
+"""How many sets of sizes are remembered by a program without offsets; the oldest goes first."""
 
 BACKENDS: dict[str, Target] = {"reference": CPU, "cpp": CPU, "triton": GPU}
 
@@ -140,9 +142,12 @@ class Kernels:
         owners = tuple(call.args[k] for k in self.owner.binder.offsets)
         if owners:
             return remembered(owners, key, lambda: self._prepare(call))
-        if key not in self._flat:
-            self._flat[key] = self._prepare(call)
-        return self._flat[key]
+        ready = self._flat.get(key)
+        if ready is None:
+            ready = self._flat[key] = self._prepare(call)
+            while len(self._flat) > FLAT:
+                self._flat.pop(next(iter(self._flat)))
+        return ready
 
     def _prepare(self, call: Call) -> Prepared:
         owner, binder = self.owner, self.owner.binder

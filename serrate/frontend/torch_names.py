@@ -17,7 +17,7 @@ import torch.nn.functional as functional
 from serrate.errors import CallError
 from serrate.frontend import autocast, ops
 from serrate.frontend.capture import captured
-from serrate.frontend.ops.common import NoOperand
+from serrate.frontend.ops.common import NoOperand, Operand
 from serrate.frontend.signatures import functional as of_networks
 from serrate.frontend.signatures import pointwise, reducing, shaping
 from serrate.ir.view import TensorView
@@ -106,7 +106,7 @@ def _unary(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _binary(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def run(input: Any, other: Any) -> Any:
+    def run(input: Operand, other: Operand) -> Any:
         return operation(input, other)
 
     run.__name__ = operation.__name__

@@ -7,7 +7,7 @@ number of programs that were built.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serrate import JaggedTensor, engine, jit, ops
+from serrate import JaggedTensor, calls, eager, engine, jit, ops, settings
 from serrate.errors import ShapeError
 
 J = JaggedTensor.from_lengths
@@ -375,3 +375,103 @@ def test_programs_do_not_pile_up() -> None:
     for count in range(2, 120):
         assert torch.equal(f(torch.ones(count, 2)), torch.full((count, 2), float(count)))
     assert sum(len(programs._programs) for state in f._states for programs in state.kinds.values()) <= 32
+
+
+# --- numbers of eager operations -------------------------------------------------------------------------------------------
+
+NUMBERS: dict[str, Callable[..., Any]] = {
+    "clamp, one bound by name": lambda x, n: torch.clamp(x, min=n / 100),
+    "clamp, both by name": lambda x, n: x.clamp(min=-n / 50, max=n / 40),
+    "power": lambda x, n: (x.abs() + 1) ** (n / 37),
+    "whole power": lambda x, n: x ** (n % 23),
+    "base": lambda x, n: (1 + n / 50) ** x,
+    "add with alpha": lambda x, n: torch.add(x, x, alpha=n / 7),
+    "sub with whole alpha": lambda x, n: torch.sub(x, x, alpha=n),
+    "whole factor": lambda x, n: x * n,
+    "number first": lambda x, n: n - x,
+    "divided": lambda x, n: x / (n + 0.5),
+    "divided, rounded down": lambda x, n: x // (n / 9 + 0.25),
+    "remainder": lambda x, n: x % (n / 9 + 0.25),
+    "compared": lambda x, n: x > n / 51,
+    "where": lambda x, n: torch.where(x > 0, x, n / 3),
+    "masked_fill": lambda x, n: x.masked_fill(x > 0, n / 3),
+    "lerp": lambda x, n: torch.lerp(x, x * 2, n / 60),
+    "addcmul": lambda x, n: torch.addcmul(x, x, x, value=n / 3),
+    "leaky relu": lambda x, n: F.leaky_relu(x, n / 100),
+    "layer norm": lambda x, n: F.layer_norm(x, (3,), eps=1e-5 * (n + 1)),
+    "elu": lambda x, n: F.elu(x, n / 10 + 0.1),
+    "softplus": lambda x, n: F.softplus(x, n / 10 + 0.1),
+}
+OF_INTEGERS: dict[str, Callable[..., Any]] = {
+    "add": lambda x, n: x + n,
+    "mul": lambda x, n: x * -n,
+    "divided": lambda x, n: x / (n + 1),
+    "divided, rounded down": lambda x, n: x // (n + 1),
+    "remainder": lambda x, n: x % (n + 1),
+    "compared": lambda x, n: x >= n,
+    "clamp": lambda x, n: x.clamp(max=n),
+    "add with alpha": lambda x, n: torch.add(x, x, alpha=n),
+    "a fraction": lambda x, n: x * (n / 7),
+}
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Grows at every trace. What is traced runs on the reference."""
+    found: list[int] = []
+    traced = calls.trace
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "trace", lambda *args: found.append(1) or traced(*args))
+        patch.setenv("SERRATE_BACKEND", "reference")
+        settings.reload()
+        yield found
+    settings.reload()
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_new_number_is_not_a_build(name: str, dtype: torch.dtype, traces: list[int]) -> None:
+    operation = NUMBERS[name]
+    x = J((torch.arange(18.0).reshape(6, 3) / 5 - 1.7).to(dtype), torch.tensor([4, 2]))
+    late = 0
+    for n in range(1, 3 * eager.FEW):
+        before = len(traces)
+        got, right = operation(x, n), operation(x.values, n)
+        late += len(traces) - before if n > 2 * eager.FEW else 0
+        assert got.dtype == right.dtype
+        torch.testing.assert_close(got.values, right, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=2e-2, equal_nan=True)
+    assert late == 0
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_a_new_number_is_not_a_build_for_integers(name: str, dtype: torch.dtype, traces: list[int]) -> None:
+    x = J((torch.arange(18).reshape(6, 3) - 7).to(dtype), torch.tensor([4, 2]))
+    late = 0
+    for n in range(1, 3 * eager.FEW):
+        before = len(traces)
+        got, right = OF_INTEGERS[name](x, n), OF_INTEGERS[name](x.values, n)
+        late += len(traces) - before if n > 2 * eager.FEW else 0
+        assert got.dtype == right.dtype
+        torch.testing.assert_close(got.values, right)
+    assert late == 0
+
+
+def test_probabilities_of_dropout_are_not_builds(traces: list[int]) -> None:
+    x = J(torch.ones(50, 4), torch.tensor([20, 30]))
+    for n in range(1, 3 * eager.FEW):
+        dropped = F.dropout(x, n / 100).values
+        assert torch.allclose(dropped[dropped != 0], torch.tensor(1 / (1 - n / 100)))
+    assert len(traces) <= eager.FEW + 2
+
+
+def test_numbers_that_are_code_stay_code(traces: list[int]) -> None:
+    """Which norm it is decides what is computed; so does a power that is refused."""
+    x = J(torch.randn(6, 3), torch.tensor([4, 2]))
+    for n in range(1, 2 * eager.FEW):
+        right = torch.linalg.vector_norm(x.values, n / 2, dim=1)
+        torch.testing.assert_close(torch.linalg.vector_norm(x, n / 2, dim=2).values, right)
+    for n in (5, 7, 2, 3):
+        torch.testing.assert_close((x**n).values, x.values**n)
+    with pytest.raises(ShapeError):
+        x.sum(7)

@@ -42,7 +42,7 @@ class Lifted(TensorView):
 def stand_in(operand: Operand) -> Any:
     """Something torch computes result dtypes from: a tensor of one element, or the number itself."""
     if isinstance(operand, Lifted):
-        return 1.0
+        return 1.0 if operand.dtype.is_floating_point else 1
     if isinstance(operand, Size):
         return 1
     if isinstance(operand, torch.Tensor) and not isinstance(operand, TensorView):
@@ -55,6 +55,11 @@ def stand_in(operand: Operand) -> Any:
         raise NoOperand(f"ragged tensors meet tensors and real numbers, got {operand!r} of type {type(operand).__name__}")
     # Not on the meta device: torch's functions there import its compiler, which takes seconds.
     return torch.ones((1,), dtype=operand.dtype) if isinstance(operand, TensorView) else operand
+
+
+def is_number(operand: Operand) -> bool:
+    """Whether an operand is a number, in the program or read by it, and has no say in the dtype of a result."""
+    return isinstance(operand, Lifted | Size) or not isinstance(operand, TensorView)
 
 
 class NoOperand(CallError):

@@ -12,7 +12,7 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import broadcast
-from serrate.frontend.ops.common import Lifted, Number, Operand, fusion_of, stand_in
+from serrate.frontend.ops.common import Lifted, Number, Operand, fusion_of, is_number, stand_in
 from serrate.ir.tile import Store
 from serrate.ir.values import Place, Role, Value, call, carried_dtype, computed, constant
 from serrate.ir.view import Size, TensorView
@@ -42,8 +42,19 @@ def as_dtype(value: Value, dtype: torch.dtype) -> Value:
     return value if same else call("cast", value, dtype=dtype)
 
 
+def _of_numbers(name: str, torch_function: Callable[..., Any], *numbers: Operand) -> TensorView:
+    """An operation on numbers alone, some of which are read by the program: as exact as Python's, and a number again."""
+    stands = [torch.tensor(stand_in(n), dtype=torch.float64 if type(stand_in(n)) is float else torch.int64) for n in numbers]
+    dtype = torch_function(*stands).dtype
+    compute = torch.result_type(*stands) if len(stands) == 2 and dtype == torch.bool else dtype
+    out = elementwise(name, dtype, *numbers, compute=compute)
+    return out if dtype == torch.bool else Lifted(out.tensor, out.fusion)
+
+
 def _unary(name: str, torch_function: Callable[..., Any]) -> Callable[[TensorView], TensorView]:
     def operation(x: TensorView) -> TensorView:
+        if isinstance(x, Lifted):
+            return _of_numbers(name, torch_function, x)
         dtype = torch_function(stand_in(x)).dtype
         return elementwise(name, dtype, x, compute=None if name in ("isnan", "logical_not") else dtype)
 
@@ -57,6 +68,8 @@ def _binary(name: str, torch_function: Callable[..., Any]) -> Callable[[Operand,
 
     def operation(a: Operand, b: Operand) -> TensorView:
         stands = (stand_in(a), stand_in(b))
+        if is_number(a) and is_number(b):
+            return _of_numbers(name, torch_function, a, b)
         dtype = torch_function(*stands).dtype
         return elementwise(name, dtype, a, b, compute=torch.result_type(*stands) if comparison else dtype)
 

@@ -19,11 +19,11 @@ from serrate.ir.view import TensorView
 
 
 def add(input: Operand, other: Operand, *, alpha: Number = 1) -> TensorView:
-    return ops.add(input, other if alpha == 1 else _scaled(other, alpha))
+    return ops.add(input, _scaled(other, alpha))
 
 
 def sub(input: Operand, other: Operand, *, alpha: Number = 1) -> TensorView:
-    return ops.sub(input, other if alpha == 1 else _scaled(other, alpha))
+    return ops.sub(input, _scaled(other, alpha))
 
 
 def rsub(input: Operand, other: Operand, *, alpha: Number = 1) -> TensorView:
@@ -31,7 +31,10 @@ def rsub(input: Operand, other: Operand, *, alpha: Number = 1) -> TensorView:
 
 
 def _scaled(other: Operand, alpha: Number) -> Operand:
-    if isinstance(other, TensorView) and isinstance(alpha, float) and not other.dtype.is_floating_point:
+    if not isinstance(alpha, TensorView) and alpha == 1:
+        return other
+    fraction = alpha.dtype.is_floating_point if isinstance(alpha, TensorView) else isinstance(alpha, float)
+    if isinstance(other, TensorView) and fraction and not other.dtype.is_floating_point:
         raise DtypeError(f"alpha must be a whole number for {other.dtype}, got {alpha}")
     return ops.mul(other, alpha) if isinstance(other, TensorView) else other * alpha
 
