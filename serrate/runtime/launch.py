@@ -124,7 +124,7 @@ class CppExecutable:
         rows: dict[int, torch.Tensor] = self._rows.__dict__.setdefault("rows", {})
         kept = rows.get(k)
         if kept is None or kept.numel() < count:
-            kept = rows[k] = torch.empty(count, dtype=like.dtype)
+            kept = rows[k] = torch.empty(count, dtype=like.dtype, device="cpu")
         return kept
 
 

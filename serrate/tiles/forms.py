@@ -350,7 +350,7 @@ def tensor_at(path: Path) -> Get:
     """How a tensor is found in what a loop uses."""
     name, *rest = path
     if name == NUMBERS:
-        return lambda env: torch.tensor([x for x in env.values() if isinstance(x, float)], dtype=torch.float64)
+        return lambda env: torch.tensor([x for x in env.values() if isinstance(x, float)], dtype=torch.float64, device="cpu")
     if not rest:
         return lambda env: env[name]
     if rest[0] == "tile_list":

@@ -341,7 +341,7 @@ class Runner:
             return self._kept(given)
         if not given.private:
             shape = self._kept(given)
-            self._looked_up.append(f"m{k} = empty({shape}, dtype={self._code.name(given.memory)})")
+            self._looked_up.append(f"m{k} = empty({shape}, dtype={self._code.name(given.memory)}, device='cpu')")
             self._sizes.append(f"m{k}.numel()")
         return f"m{k}.data_ptr()"
 

@@ -61,6 +61,8 @@ from serrate.tiles.trace import DEFAULT_BLOCK, Trace
 from serrate.tiles.values import Traced
 
 log = logging.getLogger("serrate")
+CPU_DEVICE = torch.device("cpu")
+"""Programs are made and given what they need on this device, whatever torch's default is."""
 _making = threading.RLock()
 """Held while programs are looked for and made, so that threads that call at once make one; a kernel may call another. Also while
 trees of Python are made or compiled, which Python 3.11 cannot do in two threads (AST constructor recursion depth mismatch)."""
@@ -207,11 +209,11 @@ class Site:
         if self._later(given):
             return
         env = self.complete(given)
-        with _making:
+        with _making, CPU_DEVICE:
             variant = self.variant(env)
         variant(env)
         if isinstance(variant.executable, CppExecutable):
-            with _making:
+            with _making, CPU_DEVICE:
                 static = {path for form in self.forms.values() for path in form.static}
                 self._later.note(given, env, variant, frozenset(self.changing), frozenset(static))
 
@@ -459,7 +461,7 @@ class CompiledKernel:
             host: Host = current("a kernel")
             site = self._site(number, host)
             env = site.complete(given)
-            with _making:
+            with _making, CPU_DEVICE:
                 found.append((site.variant(env), env))
             host.passed(number, site.open_blocks)
 
