@@ -114,8 +114,9 @@ class Snapshot(NamedTuple):
     """Sources of random numbers that the function reaches."""
 
 
-def snapshot(function: Any, objects: Sequence[Any] = ()) -> tuple[Snapshot, list[Leaf]]:
-    """What a function, handed these objects, depends on now; and the tensors that it reaches.
+def snapshot(function: Any, objects: Sequence[Any] = (), read: Iterable[str] = ()) -> tuple[Snapshot, list[Leaf]]:
+    """What a function, handed these objects, depends on now; and the tensors that it reaches. Attributes of the names `read` are
+    read of the objects, beside those that code found on the way reads.
 
     >>> __name__ = "example"  # not a module of this package, whose functions are not followed
     >>> scales = [2.0, torch.ones(1)]
@@ -129,7 +130,7 @@ def snapshot(function: Any, objects: Sequence[Any] = ()) -> tuple[Snapshot, list
     >>> taken.ways[taken.read(f, ())]
     'scales[0]'
     """
-    names: set[str] = set()
+    names: set[str] = set(read)
     every = False
     while True:
         walk = _Walk(function, objects, frozenset(names), every)

@@ -9,20 +9,21 @@ from __future__ import annotations
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
 
 from serrate.errors import DeviceError, GradientError, KernelError
-from serrate.frontend.outside import PLAIN, Outside
+from serrate.frontend.dependencies import PLAIN, snapshot
 from serrate.frontend.trace import described
 from serrate.interpret.axes import BlockSize
 from serrate.ir.expr import Symbol
 from serrate.ir.values import Tensor
 from serrate.tensor import JaggedTensor
 from serrate.tensor.structure import Structure
+from serrate.tensor.torch_private import version
 from serrate.tiles.memory import first_of
 from serrate.tiles.trace import Trace
 
@@ -185,10 +186,8 @@ class Same:
         return id(self.thing)
 
 
-def describe(env: Env, names: frozenset[str] = frozenset()) -> tuple[Any, dict[Path, int]]:
+def describe(env: Env) -> tuple[Any, dict[Path, int]]:
     """The form of what a loop uses, and the sizes in it that may be compiled in.
-
-    `names` are the attributes that the kernel speaks of: numbers that a module has under one of them are part of the form.
 
     >>> describe({"x": torch.zeros(2, 3), "n": 4, "scale": 0.5})
     ((('x', torch.float32, 2), ('n', <class 'int'>), ('scale', <class 'float'>)), {('x', 'shape', 1): 3, ('n',): 4})
@@ -213,7 +212,7 @@ def describe(env: Env, names: frozenset[str] = frozenset()) -> tuple[Any, dict[P
             axes.append(value.axis)
             form.append((name, BlockSize, int(value), own))
         elif isinstance(value, (bool, Fixed)) or not isinstance(value, (int, float)):
-            form.append((name, type(value), key_of(value), numbers_of(value, names)))
+            form.append((name, type(value), key_of(value)))
         elif isinstance(value, int):
             form.append((name, type(value)))
             sizes[(name,)] = value
@@ -245,15 +244,79 @@ def key_of(value: Any) -> Any:
     return described(value) if isinstance(value, complex) else value
 
 
-def numbers_of(value: Any, names: frozenset[str]) -> Any:
-    """The numbers that a trace finds through a module, function or object of the user's, as they are now."""
-    if isinstance(value, types.ModuleType):
-        found = {n: vars(value)[n] for n in sorted(names & vars(value).keys()) if isinstance(vars(value)[n], PLAIN)}
-        return tuple((n, described(x)) for n, x in found.items() if not isinstance(x, torch.dtype))
-    module = getattr(value, "__module__", None) or ""
-    if isinstance(value, (type, types.BuiltinFunctionType, torch.dtype)) or module.split(".")[0] in ("torch", "serrate"):
-        return ()
-    return Outside(value).numbers_now((), {})
+# --- what a trace reads of functions, classes, modules and objects -----------------------------------------------------------
+
+
+def is_read(value: Any) -> bool:
+    """Whether a trace may read more of something than itself: functions, classes, modules and objects of the user's."""
+    if isinstance(value, (*PLAIN, torch.Tensor, JaggedTensor, Container, *CONTAINERS, types.BuiltinFunctionType)):
+        return False
+    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
+    return module.split(".")[0] not in ("torch", "serrate", "builtins")
+
+
+def nothing() -> None:
+    """A function that reads nothing."""
+
+
+class Reading:
+    """What a trace read of some objects: the same objects give the same program as long as it is as it was."""
+
+    def __init__(self, objects: Mapping[str, Any], names: frozenset[str]) -> None:
+        self.objects = tuple(objects)
+        """The names of the objects."""
+        self.snapshot, self._tensors = snapshot(nothing, tuple(objects.values()), names)
+        self._versions = [version(_values(t)) for t in self._tensors]
+
+    def holds(self, objects: Sequence[Any]) -> bool:
+        """Whether everything is as it was. Tensors are the same ones, and were not written to: a trace holds their numbers."""
+        found = self.snapshot.read(nothing, objects)
+        if type(found) is not tuple:
+            return False
+        return all(
+            now is then and version(_values(now)) == known
+            for now, then, known in zip(found, self._tensors, self._versions, strict=True)
+        )
+
+
+def _values(x: torch.Tensor | JaggedTensor) -> torch.Tensor:
+    return x.values if isinstance(x, JaggedTensor) else x
+
+
+READINGS = 32
+"""How many readings of one device loop are remembered; the oldest goes first."""
+
+
+class Readings:
+    """All that was read of objects so far; each reading has a number, which programs are made for."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._names = _attributes(function.__code__)
+        self._known: dict[tuple[str, ...], dict[int, Reading]] = {}
+        self._count = itertools.count(1)
+
+    def number(self, env: Env) -> tuple[int, Reading | None]:
+        """The number of a reading that holds, which is taken if there is none; 0 where nothing is read."""
+        objects = {name: env[name] for name in sorted(env) if is_read(env[name])}
+        if not objects:
+            return 0, None
+        known = self._known.setdefault(tuple(objects), {})
+        for number, reading in known.items():
+            if reading.holds(tuple(objects.values())):
+                return number, reading
+        while len(known) >= READINGS:
+            del known[next(iter(known))]
+        made = next(self._count)
+        known[made] = Reading(objects, self._names)
+        return made, known[made]
+
+
+def _attributes(code: types.CodeType) -> frozenset[str]:
+    """The names of attributes that code, and the functions made in it, may read."""
+    return frozenset(code.co_names).union(*(_attributes(c) for c in code.co_consts if isinstance(c, types.CodeType)))
+
+
+# --- what programs take --------------------------------------------------------------------------------------------------
 
 
 def check(x: torch.Tensor | JaggedTensor) -> None:

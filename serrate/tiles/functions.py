@@ -64,6 +64,11 @@ def _operand(trace: Trace, a: Any) -> Any:
 def _getitem(trace: Trace, x: Any, key: Any) -> Any:
     if isinstance(x, TracedTensor):
         return trace.load(x, key)
+    if isinstance(x, Tensor):
+        refuse(
+            f"a tensor of shape {tuple(x.shape)} is reached through a function or an object: "
+            "give it a name before the loop, as weight = module.weight, and use that"
+        )
     return shaping.getitem(trace, x.index if isinstance(x, TracedTile) else x, key)
 
 

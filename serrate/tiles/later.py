@@ -41,11 +41,13 @@ from serrate.tiles.forms import (
     Fixed,
     Given,
     Path,
+    Reading,
+    Readings,
+    is_read,
     key_of,
     least,
     made_of,
     number_at,
-    numbers_of,
     parts_of,
     refuse_shared,
     remembered,
@@ -61,11 +63,15 @@ ALONE = (bool, type, types.ModuleType, types.FunctionType, types.BuiltinFunction
 """What is the same only if it is the very same."""
 
 
+LAYOUTS = 32
+"""How many layouts of one device loop are remembered; the least recently used goes first."""
+
+
 class Later:
     """The later calls of one device loop."""
 
-    def __init__(self, function: types.FunctionType, outside: Sequence[str], names: frozenset[str]) -> None:
-        self._function, self._outside, self._names = function, outside, names
+    def __init__(self, function: types.FunctionType, outside: Sequence[str], readings: Readings) -> None:
+        self._function, self._outside, self._readings = function, outside, readings
         self._layouts: tuple[Layout, ...] = ()
         self._open: tuple[frozenset[Path], frozenset[Path]] = (frozenset(), frozenset())
 
@@ -87,9 +93,9 @@ class Later:
         for layout in self._layouts:
             if layout.note(given, env, variant):
                 return
-        layout = Layout(self._function, self._outside, self._names, given, changing, static)
+        layout = Layout(self._function, self._outside, self._readings.number(env)[1], given, changing, static)
         if layout.note(given, env, variant):
-            self._layouts = (layout, *self._layouts)
+            self._layouts = (layout, *self._layouts[: LAYOUTS - 1])
 
 
 class Code:
@@ -120,13 +126,13 @@ class Layout:
         self,
         function: types.FunctionType,
         outside: Sequence[str],
-        names: frozenset[str],
+        reading: Reading | None,
         given: Env,
         changing: frozenset[Path],
         static: frozenset[Path],
     ) -> None:
         self._code = Code()
-        self._changing, self._names = changing, names
+        self._changing = changing
         self.ready: dict[tuple[Any, ...], Callable[..., None]] = {}
         self.locals: dict[Path, str] = {}
         """Tensors and numbers that a call has looked up, by the way to them."""
@@ -136,12 +142,17 @@ class Layout:
         self._key: list[str] = []
         self._blocks: list[str] = []
         self._tensors: list[str] = []
+        self._read: dict[str, str] = {}
+        """Functions, classes, modules and objects of the user's, by their names."""
         self._count = itertools.count()
         for name, value in given.items():
             self._leaf(name, f"env[{name!r}]", value)
         for name in outside:
             self._outer(function, name)
         self._key += [f"{a}.axis is {b}.axis" for a, b in itertools.combinations(self._blocks, 2)]
+        if reading is not None:
+            holds, objects = self._code.name(reading.holds), "".join(f"{self._read[name]}, " for name in reading.objects)
+            self._code.lines.append(f"if not {holds}(({objects})): return False")
         entries = list(self.entries.values())
         self._key += [_first(own, entries[:k]) for k, own in enumerate(entries) if k]
         self._key += [text for path in sorted(static, key=repr) if (text := self._static(path)) is not None]
@@ -151,7 +162,7 @@ class Layout:
     def _call(self) -> Callable[..., Any]:
         code = self._code
         code.names |= {"structures": structures, "remembered": remembered, "ready": self.ready, "grad": torch.is_grad_enabled}
-        code.names |= {"key_of": key_of, "numbers_of": numbers_of, "names": self._names}
+        code.names["key_of"] = key_of
         body = [f"    {line}" for line in code.lines]
         recorded = " or ".join(f"{each}.requires_grad" for each in self._tensors)
         code.lines = [
@@ -188,8 +199,8 @@ class Layout:
         lines = code.lines
         if value is None or isinstance(value, ALONE):
             lines.append(f"if {expression} is not {(own := code.name(value))}: return False")
-            if numbers_of(value, self._names):
-                self._key.append(f"numbers_of({own}, names)")
+            if is_read(value):
+                self._read[name] = own
             return
         lines += [f"{at} = {expression}", f"if type({at}) is not {code.name(type(value))}: return False"]
         if type(value) in CONTAINERS:
@@ -216,7 +227,9 @@ class Layout:
             self._blocks.append(at)
             self._key.append(at)
         elif isinstance(value, Fixed) or not isinstance(value, (int, float)):
-            self._key.append(at if isinstance(value, (Fixed, str, torch.dtype)) else f"key_of({at}), numbers_of({at}, names)")
+            self._key.append(at if isinstance(value, (Fixed, str, torch.dtype)) else f"key_of({at})")
+            if is_read(value):
+                self._read[name] = at
         else:
             self.locals[(name,)] = at
             if isinstance(value, int) and (name,) not in self._changing:

@@ -42,6 +42,7 @@ from serrate.tiles.forms import (
     Fixed,
     Given,
     Path,
+    Readings,
     Ways,
     counts_of,
     describe,
@@ -202,8 +203,8 @@ class Site:
         self.open_blocks = 0
         """How many block sizes of the configuration it takes."""
         self._decided: set[Path] = set()
-        self._names = frozenset(function.__code__.co_names)
-        self._later = Later(function, loop.outside, self._names)
+        self.readings = Readings(function)
+        self._later = Later(function, loop.outside, self.readings)
 
     def __call__(self, given: dict[str, Any]) -> None:
         if self._later(given):
@@ -223,7 +224,8 @@ class Site:
 
     def variant(self, env: Env) -> Variant:
         """The program for these, traced and built if there is none yet."""
-        described, sizes = describe(env, self._names)
+        described, sizes = describe(env)
+        described = (self.readings.number(env)[0], described)
         form = self.forms.setdefault(described, Form())
         new = {path for path in sizes if len(path) == 1} - self._decided
         if new:

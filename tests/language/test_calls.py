@@ -464,6 +464,120 @@ def test_later_calls_are_refused_as_first_ones_are() -> None:
     assert near(kernel(x, torch.empty(4, 3)), x * 2)
 
 
+# --- what functions and objects of the user's read -------------------------------------------------------------------------
+
+
+class Factors:
+    """Attributes of a class, of an object, and of one with slots."""
+
+    __slots__ = ("own",)
+    shared = 2.0
+
+    def __init__(self, own: float) -> None:
+        self.own = own
+
+
+TABLE: list[float] = [2.0, 3.0]
+SPACE = types.SimpleNamespace(factor=2.0, inner=types.SimpleNamespace(factor=5.0))
+FACTORS = Factors(3.0)
+OFFSET = torch.tensor(1.0)
+
+
+def inmost(x: Any) -> Any:
+    return x * 2
+
+
+def by_class(x: Any) -> Any:
+    return x * Factors.shared
+
+
+def by_slot(x: Any) -> Any:
+    return x * FACTORS.own
+
+
+def by_list(x: Any) -> Any:
+    return x * TABLE[0] + sum(TABLE)
+
+
+def by_namespace(x: Any) -> Any:
+    return x * SPACE.factor + SPACE.inner.factor
+
+
+def by_default(x: Any, factor: float = 2.0) -> Any:
+    return x * factor
+
+
+def by_another(x: Any) -> Any:
+    return inmost(x) + 1
+
+
+def by_tensor(x: Any) -> Any:
+    return x * OFFSET.item()
+
+
+@pytest.mark.parametrize("helper", [by_class, by_slot, by_list, by_namespace, by_default, by_another, by_tensor])
+def test_what_a_helping_function_reads_may_change(
+    helper: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, made: list[str]
+) -> None:
+    @serrate.kernel
+    def helped_by(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in hl.tile(x.size(0)):
+            out[i] = helper(x[i])
+        return out
+
+    def right() -> bool:
+        x = torch.randn(6)
+        return near(helped_by(x), helper(x)) and near(helped_by(x), helper(x))
+
+    here = sys.modules[__name__]
+    assert right() and len(made) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(Factors, "shared", 7.0)
+        patch.setattr(here, "FACTORS", Factors(-1.0))
+        patch.setattr(here, "TABLE", [9.0, 1.0, 1.0])
+        patch.setattr(SPACE.inner, "factor", -2.0)
+        patch.setattr(by_default, "__defaults__", (4.0,))
+        patch.setattr(here, "inmost", lambda x: x * 3)
+        patch.setattr(here, "OFFSET", torch.tensor(4.0))
+        assert right() and len(made) == 2
+        FACTORS.own, TABLE[1], SPACE.factor = 11.0, 5.0, 0.5
+        OFFSET.add_(2)
+        assert right()
+    programs = len(made)
+    assert right() and len(made) == programs, "what was as it is now has its program still"
+
+
+def test_attributes_that_a_kernel_itself_reads_may_change() -> None:
+    @serrate.kernel
+    def scaled(x: torch.Tensor, factors: Any, space: Any) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in hl.tile(x.size(0)):
+            out[i] = x[i] * factors.own * Factors.shared + space.inner.factor
+        return out
+
+    factors, space = Factors(2.0), types.SimpleNamespace(inner=types.SimpleNamespace(factor=1.0))
+    x = torch.randn(6)
+    for own, inner in ((2.0, 1.0), (3.0, 1.0), (3.0, -1.0), (2.0, 1.0)):
+        factors.own, space.inner.factor = own, inner
+        for _ in range(2):
+            assert near(scaled(x, factors, space), x * own * Factors.shared + inner)
+
+
+def test_a_tensor_that_is_reached_through_an_object_is_refused_by_tiles() -> None:
+    space = types.SimpleNamespace(weight=torch.ones(6))
+
+    @serrate.kernel
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in hl.tile(x.size(0)):
+            out[i] = x[i] * space.weight[i]
+        return out
+
+    with pytest.raises(KernelError, match="reached through a function or an object: give it a name before the loop"):
+        scaled(torch.ones(6))
+
+
 # --- offsets that are written to in place ----------------------------------------------------------------------------------
 
 
@@ -548,6 +662,32 @@ def test_offsets_made_in_inference_mode_are_taken() -> None:
         jt = JaggedTensor.from_lengths(torch.arange(5.0), torch.tensor([2, 0, 3]))
         for _ in range(3):
             assert row_totals(jt).tolist() == [1, 0, 9]
+
+
+# --- torch's default device --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_calls_under_another_default_device(strategy: str) -> None:
+    @serrate.kernel(strategy=strategy)
+    def scaled(jt: JaggedTensor, by: float) -> torch.Tensor:
+        out = torch.empty(jt.num_rows, device=jt.device)
+        for i in hl.tile(jt.num_rows):
+            total = hl.zeros([i])
+            for j in hl.tile(jt.max_length):
+                total = total + jt[i, j].sum(1)
+            out[i] = total * by + hl.arange(5).sum()
+        return out
+
+    softmax = Kernel(example("jagged_softmax").jagged.fn, Config(strategy=strategy))
+    jt, wide = ragged([2, 0, 30]), ragged([2, 0, 30], 4)
+    wanted = torch.stack([row.sum() * 0.5 + 10 for row in jt.unbind()])
+    rows = [row.softmax(0) for row in wide.unbind()]
+    with torch.device("meta"):
+        found = [scaled(jt, 0.5) for _ in range(3)] + [scaled.interpreted(tile=tile)(jt, 0.5) for tile in (1, "whole")]
+        soft = [softmax(wide) for _ in range(3)]
+    assert all(near(each, wanted) for each in found)
+    assert all(near(mine, theirs) for each in soft for mine, theirs in zip(each.unbind(), rows, strict=True))
 
 
 # --- threads -------------------------------------------------------------------------------------------------------------
