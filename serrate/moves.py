@@ -125,7 +125,9 @@ def _rows(
     dim = int(before)
     arrays = [Array(view.tensor.name) for view in (first, count)]
     names = (fusion.fresh("c"), fusion.fresh("r"))
-    pair = partition(values.domains[dim], arrays[0], first.domains[0].extent_expr, lengths=arrays[1], names=names)
+    pair = partition(
+        values.domains[dim], arrays[0], first.domains[0].extent_expr, lengths=arrays[1], names=names, program=fusion.identity
+    )
     return viewed(values, (*values.domains[:dim], *pair, *values.domains[dim + 1 :])), dim
 
 

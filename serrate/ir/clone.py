@@ -1,8 +1,7 @@
 """Cloning: the same graph of domains, transforms, tensors and statements, made of new objects.
 
 In: any node of a fusion. Out: its copy; nodes that were shared stay shared. Names, expressions and arrays are values, not
-nodes: they stay. So the identity of a structure (the array of its offsets, found by the name of the tensor that holds it)
-survives, and domains of a clone pair with those of the original.
+nodes: they stay. So does the identity of a structure, which is a value: domains of a clone pair with those of the original.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 from serrate.ir.domains import IterDomain
 from serrate.ir.transforms import Transform
+from serrate.ir.uids import fresh_uid
 from serrate.ir.values import Computed, Extent, Place, Position, Read, Tensor, Value, computed, extent, position, rewrite
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class Cloner:
             self._remember(node, new)
         if isinstance(node, IterDomain):
             # First of all: transforms that are met on the way to its own definition are found again by this number.
-            self.uids[node.uid] = _fresh_uid()
+            self.uids[node.uid] = fresh_uid()
             object.__setattr__(new, "uid", self.uids[node.uid])
             object.__setattr__(new, "derived", {})
         for field in fields(node):
@@ -103,8 +103,3 @@ class Cloner:
         if isinstance(value, Computed):
             return computed(self(value.place))
         return extent(self(value.domain)) if isinstance(value, Extent) else None
-
-
-def _fresh_uid() -> int:
-    """A number that no domain has: what a new domain would get."""
-    return IterDomain(0).uid

@@ -7,22 +7,20 @@ object is one index of its own: two domains of extent 64 are equal by structure 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from serrate.errors import DomainError, choices
-from serrate.ir.expr import Expr, Symbol, as_expr, ceildiv, symbol
+from serrate.ir.expr import Array, Expr, Symbol, as_expr, ceildiv, symbol
+from serrate.ir.uids import Uid, fresh_uid, sent
 
 if TYPE_CHECKING:
     from serrate.ir.transforms import Transform
 
 COORDINATE: Symbol = symbol("@c")
 """Stands for the component's index in the lengths and starts of ragged domains."""
-
-_uids = itertools.count()
 
 NestedInts = int | tuple["NestedInts", ...]
 
@@ -68,6 +66,25 @@ def parallel_type(kind: ParallelType | str) -> ParallelType:
         raise DomainError(f"parallelize: {kind!r} is not how a domain can be spread: {known}") from None
 
 
+@dataclass(frozen=True)
+class Identity:
+    """The identity of a structure whose offsets are known when the program runs: their array, and the program that it is of.
+
+    It is a value: clones, pickles and stages of the program have the same. Offsets that are known are their own identity.
+    """
+
+    offsets: Array
+    program: str
+
+    def __str__(self) -> str:
+        return str(self.offsets)
+
+
+def identity_of(offsets: Array, program: str | None) -> Hashable:
+    """What both sides of a partition by `offsets` carry; without a program, offsets of one name are one structure."""
+    return offsets if program is None or offsets.data is not None else Identity(offsets, program)
+
+
 @dataclass(frozen=True, eq=False)
 class IterDomain:
     """Positions `0 .. extent-1`.
@@ -85,7 +102,7 @@ class IterDomain:
     definition: Transform | None = field(default=None, repr=False)
     bound: Expr | None = field(default=None, repr=False)
     """Not less than the extent, and known without looking at lengths; None where the extent itself is."""
-    uid: int = field(default_factory=lambda: next(_uids))
+    uid: int = field(default_factory=fresh_uid)
     derived: dict[Hashable, tuple[IterDomain, ...]] = field(default_factory=dict, repr=False)
     """What transforms have made of this domain, so that the same transform gives the same domains again."""
     start: int = 0
@@ -161,6 +178,15 @@ class IterDomain:
         """
         return replace(self, parallel=parallel_type(parallel))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # What it was made from comes along, what else was made of it does not; domains and transforms point at each other.
+        state = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("uid", "derived")}
+        return (_arrived, (type(self), sent(self.uid)), state)
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
     def _structure(self) -> tuple[object, ...]:
         return (type(self), self.extent_expr, *self._uniform())
 
@@ -180,3 +206,11 @@ class IterDomain:
     @property
     def _mark(self) -> str:
         return "" if self.parallel is ParallelType.SERIAL else f".{self.parallel.value}"
+
+
+def _arrived(kind: type[IterDomain], uid: Uid) -> IterDomain:
+    """A pickled domain before its fields are there."""
+    domain = kind.__new__(kind)
+    object.__setattr__(domain, "uid", uid.here)
+    object.__setattr__(domain, "derived", {})
+    return domain

@@ -20,8 +20,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from weakref import WeakValueDictionary
 
+from serrate.ir.uids import Uid, sent
+
 if TYPE_CHECKING:
     from serrate.ir.recipes import Recipe
+
+INDEX = "@"
+"""What the symbols of domains' indices begin with; the number of the domain follows."""
 
 Bounds = tuple[int | None, int | None]
 """Smallest and largest value, both included; None where nothing is known."""
@@ -128,6 +133,10 @@ class Expr:
         new = tuple(operand.substitute(replacement) for operand in operands)
         return self if new == operands else self.rebuild(new)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Made again of its operands, and so found among the interned ones: expressions are compared by identity.
+        return (_RESTORED[type(self)], self._key[1:])
+
     def walk(self) -> Iterable[Expr]:
         """This expression and everything inside it."""
         yield self
@@ -200,6 +209,12 @@ class Symbol(Expr):
             return environment.symbols[self]
         except KeyError:
             raise KeyError(f"no value given for symbol {self.name}") from None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        number = self.name.removeprefix(INDEX)
+        if number == self.name or not number.isdecimal():
+            return super().__reduce__()
+        return (_restored_index, (sent(int(number)), *self.bounds))
 
 
 class Sum(Expr):
@@ -414,6 +429,11 @@ def _intern(kind: type[Expr], *key: Any, bounds: Bounds, text: str) -> Expr:
         found.bounds, found.text = bounds, text
         found = Expr._interned.setdefault(full, found)
     return found
+
+
+def _restored_index(uid: Uid, low: int | None, high: int | None) -> Symbol:
+    """A pickled index of a domain: it is called after the domain's number in this process."""
+    return symbol(f"{INDEX}{uid.here}", low, high)
 
 
 def const(value: int) -> Expr:
@@ -679,3 +699,23 @@ def size_function(expr: Expr, symbols: Sequence[Symbol]) -> Callable[[Sequence[i
         text = re.sub(rf"\b{re.escape(s.name)}\b", f"numbers[{place}]", text)
     found: Callable[[Sequence[int]], int] = eval(f"lambda numbers: {text}")
     return found
+
+
+def _restored_sum(terms: tuple[tuple[Expr, int], ...], constant: int) -> Expr:
+    return _sum([*terms, (const(constant), 1)])
+
+
+_RESTORED: dict[type[Expr], Callable[..., Expr]] = {
+    Const: const,
+    Symbol: symbol,
+    Sum: _restored_sum,
+    Product: operator.mul,
+    FloorDiv: operator.floordiv,
+    Mod: operator.mod,
+    Minimum: minimum,
+    Maximum: maximum,
+    Xor: operator.xor,
+    Element: element,
+    Search: search,
+}
+"""How a pickled expression is made again of what it was made of."""

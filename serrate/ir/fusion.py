@@ -14,6 +14,7 @@ one statement of the tile grammar with the domains it runs over; the compiler lo
 from __future__ import annotations
 
 import importlib
+import secrets
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -171,6 +172,8 @@ class Fusion:
     """Unknown extents that the traced function asked for as numbers."""
     overwritten: set[Tensor] = field(default_factory=set)
     """Tensors that a traced function wrote to in place, and that nothing may read since."""
+    identity: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Which program this is; clones and pickles are the same one. Structures of two programs never pair."""
     _views: dict[Tensor, TensorView] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
     _token: Any = field(default=None)
@@ -181,6 +184,10 @@ class Fusion:
 
     def __exit__(self, *_: object) -> None:
         _current.reset(self._token)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Which fusion was being recorded before this one is a fact about this process.
+        return {**self.__dict__, "_token": None}
 
     def fresh(self, prefix: str) -> str:
         """A name not used before: `d0`, `d1`, ..."""
@@ -310,7 +317,7 @@ class Fusion:
     def clone(self) -> Fusion:
         """The same program, made of new tensors and domains; its schedule comes along.
 
-        Names stay, and with them the identity of structures: a component of the original pairs with its rows in the clone.
+        The identity of structures stays: a component of the original pairs with its rows in the clone.
         """
         return self._copied(self.definitions)
 
@@ -319,7 +326,7 @@ class Fusion:
         return self._copied(self.live())
 
     def _copied(self, definitions: Sequence[Definition]) -> Fusion:
-        cloner, new = Cloner(), Fusion(self.name)
+        cloner, new = Cloner(), Fusion(self.name, identity=self.identity)
         new._numbers = dict(self._numbers)
         new.inputs = [new.view(cloner(view.tensor)) for view in self.inputs]
         new.definitions = [cloner(d) for d in definitions]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tensor_domain import as_reduced, made_from, shown
 from serrate.ir.transforms import Merge, Split, Transform, picks
+from serrate.ir.uids import sent
 from serrate.ir.values import Tensor
 
 Step = tuple[str, tuple[str | int, ...]]
@@ -52,6 +54,12 @@ class LoopState:
     """Of a partial result: the phase that finishes it."""
     allocation: tuple[IterDomain, ...] | None = None
     """The dims of its memory, where a schedule says so."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "parallel": [(sent(uid), kind) for uid, kind in self.parallel.items()]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({**state, "parallel": {uid.here: kind for uid, kind in state["parallel"]}})
 
     def reduces(self, domain: IterDomain) -> bool:
         return made_from(domain, self.over)

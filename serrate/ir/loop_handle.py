@@ -97,7 +97,7 @@ class LoopHandle:
         array: Array | Sequence[int]
         if isinstance(offsets, LoopHandle):
             array, args = self._known_offsets(domain, offsets), (offsets.tensor.name,)
-            made = partition(domain, array, offsets.tensor.logical[0].extent_expr - 1)
+            made = partition(domain, array, offsets.tensor.logical[0].extent_expr - 1, program=self.fusion.identity)
         else:
             array = offsets.tolist() if isinstance(offsets, torch.Tensor) else list(offsets)
             if domain.extent_expr.value is None:
@@ -113,7 +113,7 @@ class LoopHandle:
         for tensor in self.fusion.every_tensor():
             for d in tensor.logical:
                 made = d.definition
-                if isinstance(made, Partition) and d.pairing == array and made.inputs[0].extent_expr is domain.extent_expr:
+                if isinstance(made, Partition) and made.starts == array and made.inputs[0].extent_expr is domain.extent_expr:
                     return array
         raise ScheduleError(
             f"partition: {offsets.tensor.name} does not partition an extent of {domain.extent_expr} anywhere in the fusion, so "

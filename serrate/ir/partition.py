@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from serrate.errors import DomainError
-from serrate.ir.domains import COORDINATE, IterDomain, IterType, NestedInts, ParallelType
+from serrate.ir.domains import COORDINATE, IterDomain, IterType, NestedInts, ParallelType, identity_of
 from serrate.ir.expr import Array, Expr, as_expr, const, maximum, search
 from serrate.ir.nested import check_boundaries, depth_of, integers
 from serrate.ir.ragged import Lengths, RaggedIterDomain, total_of
@@ -70,6 +70,7 @@ def partition(
     lengths: Lengths | None = None,
     under: Sequence[IterDomain] = (),
     names: tuple[str, str] | None = None,
+    program: str | None = None,
 ) -> Pair:
     """I -> (C, R) by K+1 boundaries: ints, a tensor, or an `Array` known when the program runs (then `count` is K).
 
@@ -79,6 +80,8 @@ def partition(
 
     With `lengths`, the first argument is where each row starts, and rows may leave gaps: padded storage, blocks that are
     aligned. Rows must not overlap.
+
+    `program` names the program that an `Array` belongs to: arrays of one name in two programs are two structures.
 
     Legal for serial iteration domains. Offsets start at 0, do not decrease and end at the extent (of the row): checked at once
     where both are known, else when the program runs.
@@ -104,10 +107,10 @@ def partition(
                 f"partition: under must name regular domains, got {each}; a ragged domain is under its own component"
             )
     if lengths is not None:
-        return _partition_by_rows(domain, offsets, lengths, count, under, names)
+        return _partition_by_rows(domain, offsets, lengths, count, under, names, program)
     leading = (*under, *domain.owners)
     starts, number = _boundaries(domain, offsets, count, leading)
-    return _partitioned(domain, starts, number, None, leading, names)
+    return _partitioned(domain, starts, number, None, leading, names, program)
 
 
 def _partitioned(
@@ -117,11 +120,13 @@ def _partitioned(
     lengths: Array | None,
     leading: Sequence[IterDomain],
     names: tuple[str, str] | None,
+    program: str | None,
 ) -> Pair:
+    pairing = identity_of(starts, program)
     component_name, ragged_name = names or (f"{domain.name}c", f"{domain.name}r")
 
     def make() -> Outputs:
-        component = IterDomain(count, name=component_name, pairing=starts)
+        component = IterDomain(count, name=component_name, pairing=pairing)
         group, owner = None, component
         place: Expr = COORDINATE
         extent, bound = domain.extent_expr, domain.bound
@@ -140,7 +145,7 @@ def _partitioned(
             length, bound = lengths[COORDINATE], domain.host_bound
             extent = total_of(component, length)
         ragged = RaggedIterDomain(
-            extent, name=ragged_name, pairing=starts, component=owner, length=length, row_start=starts[place], bound=bound
+            extent, name=ragged_name, pairing=pairing, component=owner, length=length, row_start=starts[place], bound=bound
         )
         return finish(Partition((domain,), (), starts, lengths, group), (component, ragged))
 
@@ -227,6 +232,7 @@ def _partition_by_rows(
     count: int | Expr | None,
     under: Sequence[IterDomain],
     names: tuple[str, str] | None,
+    program: str | None,
 ) -> Pair:
     if under or domain.is_ragged:
         raise DomainError(
@@ -240,7 +246,7 @@ def _partition_by_rows(
         count = len(first.data)
     if count is None:
         raise DomainError(f"partition by {first}, {length}: the number of components must be given")
-    return _partitioned(domain, first, as_expr(count), length, (), names)
+    return _partitioned(domain, first, as_expr(count), length, (), names, program)
 
 
 def _array(what: str, given: Lengths) -> Array:

@@ -246,9 +246,10 @@ def _check_pair(component: IterDomain, ragged: RaggedIterDomain) -> None:
         paired = component.pairing == ragged.pairing and component.extent == ragged.component.extent
     # Both sides of a pair carry its identity, so a ragged domain could pass for the component of another one.
     if not paired or isinstance(component, RaggedIterDomain):
+        other = " of another program" if str(component.pairing) == str(ragged.pairing) != "None" else ""
         raise StructureMismatch(
             f"combine: {component} counts the components of {component.pairing or 'no partition'}, "
-            f"but {ragged} belongs to {ragged.pairing or ragged.component}; pass the component it was made with"
+            f"but {ragged} belongs to {ragged.pairing or ragged.component}{other}; pass the component it was made with"
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from serrate.ir.domains import IterDomain
+from serrate.ir.domains import Identity, IterDomain
 from serrate.ir.expr import Array, Expr, Product, Sum, Symbol
 from serrate.ir.transforms import Transform
 from serrate.ir.values import Place, Read, Tensor, Value, index_of
@@ -58,6 +58,8 @@ class _Numbering:
             return ("symbol", self.symbols.get(x.name, x.name))
         if isinstance(x, Array):
             return self._array(x)
+        if isinstance(x, Identity):
+            return self._array(x.offsets)
         if isinstance(x, Expr):
             return self._number(x, self._expression)
         if isinstance(x, IterDomain):

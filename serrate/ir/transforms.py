@@ -17,12 +17,13 @@ that split a row alike share their domains. Those that make or undo rows are in 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import cast
 
 from serrate.errors import DomainError
 from serrate.ir.domains import COORDINATE, IterDomain, NestedInts
 from serrate.ir.expr import Expr, as_expr, ceildiv, maximum, minimum
+from serrate.ir.uids import Uid, sent
 
 Known = Mapping[int, Expr]
 """Index expressions by domain uid."""
@@ -72,6 +73,24 @@ class Transform:
     def nest(self, component: IterDomain, flat: tuple[NestedInts, ...]) -> tuple[NestedInts, ...]:
         """A flat tuple over `component` (an output) in the shape the components are nested in."""
         return flat
+
+    def __reduce__(self) -> tuple[object, ...]:
+        about = {d.uid for d in (*self.inputs, *self.outputs, *self.beside)}
+        found = [
+            (source, tuple(sent(k) if isinstance(k, int) and k in about else k for k in key))
+            for source in self.inputs
+            for key, outputs in source.derived.items()
+            if outputs is self.outputs and isinstance(key, tuple)
+        ]
+        return (object.__new__, (type(self),), ({f.name: getattr(self, f.name) for f in fields(self)}, found))
+
+    def __setstate__(self, state: tuple[dict[str, object], list[tuple[IterDomain, tuple[object, ...]]]]) -> None:
+        own, found = state
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+        for source, key in found:
+            # The same transform of the same domain finds these outputs again.
+            source.derived[tuple(k.here if isinstance(k, Uid) else k for k in key)] = self.outputs
 
     def __str__(self) -> str:
         beside = f" beside {', '.join(map(str, self.beside))}" if self.beside else ""
@@ -294,9 +313,32 @@ def merge(outer: IterDomain, inner: IterDomain) -> IterDomain:
             bound=None if exact else outer.host_bound * inner.host_bound,
             total=outer.extent_expr * inner.extent_expr,
         )
+        whole = rejoined(outer, inner)
+        if whole is not None and not whole.is_ragged:
+            # The index is that of the domain that was split, so it counts what that counts.
+            output = replace(output, pairing=whole.pairing)
         return finish(Merge((outer, inner), ()), (output,))
 
     return once(outer, ("merge", inner.uid), make)[0]
+
+
+def rejoined(outer: IterDomain, inner: IterDomain) -> IterDomain | None:
+    """The domain that was split into these two without leaving holes, and so has the index of their merge; None if there is none.
+
+    Either may have been split and merged again itself.
+    """
+    first, second = _with_index_of(outer), _with_index_of(inner)
+    made = first.definition
+    if not isinstance(made, Split) or made is not second.definition or not made.divides:
+        return None
+    return _with_index_of(made.inputs[0]) if [d.uid for d in made.outputs] == [first.uid, second.uid] else None
+
+
+def _with_index_of(domain: IterDomain) -> IterDomain:
+    """The domain that this one is the same index of: itself, or what it was split from and merged to again."""
+    made = domain.definition
+    whole = rejoined(*made.inputs) if type(made) is Merge else None
+    return domain if whole is None else whole
 
 
 def same_iter_type(function: str, outer: IterDomain, inner: IterDomain) -> None:

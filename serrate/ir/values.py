@@ -26,7 +26,7 @@ import torch
 
 from serrate.errors import DtypeError
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Expr, Symbol, const, symbol
+from serrate.ir.expr import INDEX, Expr, Symbol, const, symbol
 
 Index = tuple[IterDomain | None, ...]
 """Where something is written: a domain for each dim."""
@@ -34,7 +34,7 @@ Index = tuple[IterDomain | None, ...]
 
 def index_of(domain: IterDomain) -> Symbol:
     """The symbol that stands for the index of a domain in a `Place`."""
-    return symbol(f"@{domain.uid}")
+    return symbol(f"{INDEX}{domain.uid}")
 
 
 def index_read(k: int) -> Symbol:
@@ -154,9 +154,16 @@ class Value:
     def reads(self) -> tuple[Read, ...]:
         return tuple(v for v in self.walk() if isinstance(v, Read))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Found again among the interned ones: values are compared by identity.
+        raise NotImplementedError
+
 
 class Constant(Value):
     """A number."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (constant, (self.number, self.dtype))
 
     @property
     def number(self) -> float | int | bool:
@@ -168,6 +175,9 @@ class Constant(Value):
 
 class Read(Value):
     """An element of a tensor; `other` where its place lies outside."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (read, (self.tensor, self.index, self.other))
 
     @property
     def tensor(self) -> Tensor:
@@ -198,6 +208,9 @@ class Read(Value):
 class Call(Value):
     """An elementwise function of other values."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_called, (self.function, self.args, self.dtype))
+
     @property
     def function(self) -> str:
         return cast(str, self._key[1])
@@ -213,6 +226,9 @@ class Call(Value):
 class Position(Value):
     """The index of a domain, as a number."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (position, (self.domain,))
+
     @property
     def domain(self) -> IterDomain:
         return cast(IterDomain, self._key[2])
@@ -224,6 +240,9 @@ class Position(Value):
 class Extent(Value):
     """The number of positions of a domain; of a ragged one, the length of the row at hand."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (extent, (self.domain,))
+
     @property
     def domain(self) -> IterDomain:
         return cast(IterDomain, self._key[2])
@@ -234,6 +253,9 @@ class Extent(Value):
 
 class Computed(Value):
     """An expression over indices, and over integers read elsewhere, as a number."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (computed, (self.place,))
 
     @property
     def place(self) -> Place:
@@ -304,6 +326,10 @@ def call(function: str, *args: Value, dtype: torch.dtype) -> Value:
     if FUNCTIONS.get(function) != len(args):
         raise DtypeError(f"{function}: takes {FUNCTIONS.get(function)} arguments, got {len(args)}")
     return intern(Call, dtype, function, args)
+
+
+def _called(function: str, args: tuple[Value, ...], dtype: torch.dtype) -> Value:
+    return call(function, *args, dtype=dtype)
 
 
 def position(domain: IterDomain) -> Value:

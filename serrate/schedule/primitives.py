@@ -143,7 +143,7 @@ def _partitioned(program: TileProgram, offsets: Tensor, like: IterDomain) -> boo
     loops = {loop.domain for p in program.phases for loop, _ in walk(p.body) if isinstance(loop, Loop)}
     for domain in (*loops, *(d for t in tensors for d in t.logical)):
         made = domain.definition
-        mine = isinstance(made, Partition) and domain.pairing == Array(offsets.name)
+        mine = isinstance(made, Partition) and made.starts == Array(offsets.name)
         if mine and made is not None and made.inputs[0].extent_expr is like.extent_expr:
             return True
     return False

@@ -60,7 +60,7 @@ def rows_of(fusion: Fusion, length: Expr, count: Expr, bound: Expr | None) -> tu
     name = f"sum({length.substitute({COORDINATE: symbol('c')})})"
     array = Array(name, recipe=RunningSum(length, COORDINATE, count))
     flat = IterDomain(array[count], name=fusion.fresh("d"), bound=bound)
-    return partition(flat, array, count, names=(fusion.fresh("c"), fusion.fresh("r")))
+    return partition(flat, array, count, names=(fusion.fresh("c"), fusion.fresh("r")), program=fusion.identity)
 
 
 def _row(name: str, x: TensorView, dim: int) -> Place:

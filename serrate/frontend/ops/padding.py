@@ -110,7 +110,7 @@ def from_padded(x: TensorView, offsets: TensorView | None = None, *, lengths: Te
     else:
         count = given.domains[0].extent_expr - 1
         flat = IterDomain(array[count], name=fusion.fresh("d"))
-        component, rows = partition(flat, array, count, names=(fusion.fresh("c"), fusion.fresh("r")))
+        component, rows = partition(flat, array, count, names=(fusion.fresh("c"), fusion.fresh("r")), program=fusion.identity)
     require_equal(fusion, "from_padded: the numbers of rows and of lengths", x.domains[0], component)
     fusion.checks.append(AtLeastLongest(x.domains[1].extent_expr, rows, "from_padded: the padded tensor"))
     domains = (component, rows, *x.domains[2:])

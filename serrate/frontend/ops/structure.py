@@ -15,7 +15,7 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import index_into, match
 from serrate.frontend.ops.common import counted, dim_of
 from serrate.frontend.shapes import shown, size_shown
-from serrate.ir.domains import COORDINATE, IterDomain
+from serrate.ir.domains import COORDINATE, IterDomain, identity_of
 from serrate.ir.expr import Array, Expr, const
 from serrate.ir.fusion import AtLeastLongest, Equal, Offsets, Rectangles, RowsInside, RowsOfOffsets
 from serrate.ir.partition import partition
@@ -67,7 +67,8 @@ def as_nested(
         return nested_by(x, summed, count, ragged_dim)
     _require(x, starts.domains[0], count, "as_nested: the numbers of starts and of lengths")
     dim = dim_of("as_nested", x, ragged_dim)
-    pair = partition(x.domains[dim], _array(starts), count, lengths=array, names=(x.fusion.fresh("c"), x.fusion.fresh("r")))
+    names = (x.fusion.fresh("c"), x.fusion.fresh("r"))
+    pair = partition(x.domains[dim], _array(starts), count, lengths=array, names=names, program=x.fusion.identity)
     x.fusion.checks.append(RowsInside(_array(starts), array, x.domains[dim].extent_expr))
     return viewed(x, (*x.domains[:dim], *pair, *x.domains[dim + 1 :]))
 
@@ -109,10 +110,11 @@ def as_product(
     if starts is not None:
         _require(x, starts.domains[0], count, "as_product: the numbers of starts and of rows")
     if packed or starts is not None:
-        component = IterDomain(count, name=fusion.fresh("c"), pairing=_array(rows))
+        component = IterDomain(count, name=fusion.fresh("c"), pairing=identity_of(_array(rows), fusion.identity))
         first = _rows_of(component, _array(rows), fusion.fresh("r"))
     else:
-        component, first = partition(x.domains[dim], _array(rows), count, names=(fusion.fresh("c"), fusion.fresh("r")))
+        names = (fusion.fresh("c"), fusion.fresh("r"))
+        component, first = partition(x.domains[dim], _array(rows), count, names=names, program=fusion.identity)
     second = _rows_of(component, widths, fusion.fresh("r"))
     stored: tuple[IterDomain, ...]
     if starts is not None:
@@ -172,7 +174,7 @@ def nested_by(x: TensorView, offsets: Array, count: Expr, ragged_dim: int, leadi
         under = x.domains[dim - len(leading) : dim]
         for own, other in zip(under, leading, strict=True):
             _require(x, other, own.extent_expr, "as_nested: the number of rows of offsets and of positions before the dim")
-    component, ragged = partition(domain, offsets, count, under=under, names=names)
+    component, ragged = partition(domain, offsets, count, under=under, names=names, program=x.fusion.identity)
     # Checked here and not where rows are read: a program may read less than it was given.
     x.fusion.checks.append(RowsOfOffsets(offsets, count, domain) if leading else Offsets(offsets, domain.extent_expr))
     return viewed(x, (*x.domains[:dim], component, ragged, *x.domains[dim + 1 :]))
