@@ -108,7 +108,9 @@ class State:
         sizes = [size for g in given for size in g.tensor.shape]
         programs = self.kinds.get(kind)
         if programs is None:
-            programs = self.kinds[kind] = Specialised(sizes, *changing(given, arguments))
+            ragged, counting, widths = changing(given, arguments)
+            shared = self.snapshot is None  # one operation, for every place in a process where it is called
+            programs = self.kinds[kind] = Specialised(sizes, ragged, counting, widths if shared else ())
             while len(self.kinds) > KINDS:
                 self.kinds.popitem(last=False)
         with suppress(KeyError):

@@ -104,12 +104,16 @@ class Eager:
 
         A number in the code costs nothing when it runs, and a build when it is new.
         """
+        if not self._numeric:
+            return None
         new = False
         places: list[int | str] = []
-        for place, number in (*enumerate(args), *kwargs.items()):
+        for place, number in (*enumerate(args), *kwargs.items()) if kwargs else enumerate(args):
             known = self._in_code.get(type(number))
             if known is None or place not in self._numeric or (self._power and _is_code(number)):
                 continue
+            if type(number) is int and not -(2**63) <= number < 2**63:
+                continue  # has no place in memory, and is for the operation to refuse
             places.append(place)
             if number not in known:
                 if len(known) < FEW:
@@ -120,7 +124,9 @@ class Eager:
 
     def _read(self, places: list[int | str], args: Any, kwargs: dict[str, Any], into: Sequence[torch.Tensor] = ()) -> Any:
         """A call that reads its numbers from memory; with them in the code where the operation must know them."""
-        device = next(arg.device for arg in (*args, *kwargs.values()) if isinstance(arg, JaggedTensor))
+        device = next((arg.device for arg in (*args, *kwargs.values()) if isinstance(arg, JaggedTensor)), None)
+        if device is None:
+            return self.program(*args, **kwargs)  # called by a function that is being traced
         given = {place: args[place] if isinstance(place, int) else kwargs[place] for place in places}
         # Filled there, so that nothing waits for a copy.
         dtypes = {float: torch.float64, int: torch.int64}

@@ -16,6 +16,8 @@ from serrate.tensor import JaggedTensor
 
 P = TypeVar("P")
 
+WIDTHS = 8
+"""How many widths an operation that a whole process shares is built for before they are symbols: code for one width is faster."""
 PROGRAMS = 32
 """How many programs are kept for calls of one kind; the one that was not used for longest goes first."""
 
@@ -38,8 +40,11 @@ class Specialised(Generic[P]):
     ('compiled for 12 x 8', 'compiled for any x 8', None)
     """
 
-    def __init__(self, sizes: Sequence[int], ragged: Collection[int], symbols: Collection[int] = ()) -> None:
+    def __init__(
+        self, sizes: Sequence[int], ragged: Collection[int], symbols: Collection[int] = (), widths: Collection[int] = ()
+    ) -> None:
         self._first = list(sizes)
+        self._widths: dict[int, set[int]] = {k: set() for k in widths}
         self._ragged = frozenset(ragged)
         self._symbols = {*ragged, *symbols}
         self._fixed: set[int] = set()
@@ -66,7 +71,10 @@ class Specialised(Generic[P]):
         """What to make a program for: these sizes, None for those that are symbols."""
         for k, (first, size) in enumerate(zip(self._first, sizes, strict=True)):
             if size > 1 and first != size:
-                if first > 1:
+                seen = self._widths.get(k)
+                if seen is not None and len(seen | {size}) < WIDTHS:
+                    seen.add(size)
+                elif first > 1:
                     self._symbols.add(k)
                 else:
                     self._first[k] = size
@@ -87,14 +95,15 @@ class Specialised(Generic[P]):
         self._used[pattern] = self._calls
 
 
-def changing(given: Sequence[Given], arguments: Leaves) -> tuple[list[int], list[int]]:
-    """Which sizes of the inputs are those of rows, and which others are symbols from the start.
+def changing(given: Sequence[Given], arguments: Leaves) -> tuple[list[int], list[int], list[int]]:
+    """Which sizes of the inputs are those of rows, which others are symbols from the start, and which are widths.
 
-    The latter are first dims of dense arguments that have as many positions as there are rows: tables with a line for each.
+    Symbols are first dims of dense arguments that have as many positions as there are rows: tables with a line for each.
     """
     rows = {len(leaf) for leaf in arguments if isinstance(leaf, JaggedTensor)}
     ragged: list[int] = []
     counting: list[int] = []
+    widths: list[int] = []
     place = 0
     for each in given:
         for dim, size in enumerate(each.tensor.shape):
@@ -102,5 +111,7 @@ def changing(given: Sequence[Given], arguments: Leaves) -> tuple[list[int], list
                 ragged.append(place)
             elif dim == 0 and each.tensor.ndim > 1 and each.leaf is not None and each.leaf < len(arguments) and size in rows:
                 counting.append(place)
+            elif dim and dim == each.tensor.ndim - 1:
+                widths.append(place)
             place += 1
-    return ragged, counting
+    return ragged, counting, widths

@@ -475,3 +475,15 @@ def test_numbers_that_are_code_stay_code(traces: list[int]) -> None:
         torch.testing.assert_close((x**n).values, x.values**n)
     with pytest.raises(ShapeError):
         x.sum(7)
+
+
+def test_widths_of_eager_operations(traces: list[int]) -> None:
+    """All of a process shares an operation: a few widths have code of their own."""
+    for width in (4, 5, 6, 4, 5):
+        x = J(torch.randn(6, width), torch.tensor([4, 2]))
+        torch.testing.assert_close((x - 3.25).values, x.values - 3.25)
+    assert len(traces) == 3
+    for width in range(7, 40):
+        x = J(torch.randn(6, width), torch.tensor([4, 2]))
+        torch.testing.assert_close((x - 3.25).values, x.values - 3.25)
+    assert len(traces) <= 10
