@@ -34,6 +34,7 @@ from serrate.frontend.leaves import Leaves, leaves_of
 from serrate.frontend.specialise import Specialised, changing
 from serrate.frontend.trace import BY_VALUE, Key, Trace, described, inputs_of, kind_of, static_of, trace
 from serrate.ir.view import TensorView
+from serrate.runtime.locks import making
 from serrate.runtime.results import remember_structure
 from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor
@@ -181,8 +182,9 @@ class Jitted:
         state, reached = self._state(objects)
         if state is None:
             return self._prepare(args, kwargs)
-        if state.used:
-            key = _and_outside(key, [reached[k] for k in state.used], leaves)
+        used = state.used
+        if used:
+            key = _and_outside(key, [reached[k] for k in used], leaves)
         try:
             ready = state.ready.get(key)
         except TypeError:
@@ -207,19 +209,23 @@ class Jitted:
     def _prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Ready | None, list[Any]]:
         if _is_traced((args, kwargs)):
             return None, []
-        state, traced, leaves = self._traced(args, kwargs)
-        ready = Ready(*traced, leaves)
-        # While tracing, more may have been found outside than was known before.
-        key = _exact(args, kwargs, [], None if self._alone else [])
-        if state.used:
-            key = _and_outside(key, leaves[-len(state.used) :], [])
-        while len(state.ready) >= READY:
-            state.ready.popitem(last=False)
-        state.ready[key] = ready
+        with making:
+            state, traced, leaves = self._traced(args, kwargs)
+            # While tracing, more may have been found outside than was known before.
+            key = _exact(args, kwargs, [], None if self._alone else [])
+            if state.used:
+                key = _and_outside(key, leaves[-len(state.used) :], [])
+            ready = state.ready.get(key)
+            if ready is None:
+                ready = Ready(*traced, leaves)
+                while len(state.ready) >= READY:
+                    state.ready.popitem(last=False)
+                state.ready[key] = ready
         return ready, leaves
 
     def _traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[State, Program, list[Any]]:
-        """The state that everything is in, what the function is compiled to in it, and the tensors that a call takes."""
+        """The state that everything is in, what the function is compiled to in it, and the tensors that a call takes; the lock of
+        what is made is held."""
         leaves: list[Any] = leaves_of(args, kwargs)
         objects: list[Any] | None = None if self._alone else []
         _exact(args, kwargs, [], objects)
@@ -289,7 +295,8 @@ class Jitted:
     def compiled(self, *args: Any, **kwargs: Any) -> tuple[Compiled, list[torch.Tensor]]:
         """What these arguments are compiled to, and the tensors it is called with."""
         given, named = self._defaulted(args, kwargs)
-        _, (traced, compiled), leaves = self._traced(given, named)
+        with making:
+            _, (traced, compiled), leaves = self._traced(given, named)
         return compiled, [g.tensor for g in inputs_of(leaves, traced.constants)]
 
     def source(self, *args: Any, **kwargs: Any) -> str:

@@ -32,6 +32,7 @@ from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, Call
 from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, bound, load_together
+from serrate.runtime.locks import making
 from serrate.runtime.results import Result, groups, result
 from serrate.schedule.by_hand import by_hand
 from serrate.schedule.heuristic import Rows, choose
@@ -197,17 +198,21 @@ class Kernels:
         dtypes = tuple(call.args[k].dtype for k in owner.binder.offsets)
         key = (backend, strategy, tuple(sorted(options.items())), dtypes)
         if key not in self._built:
-            target = BACKENDS[backend]
-            chosen = by_hand(self.naive, owner.hand, target) if owner.hand else plan(self.naive, strategy, target, **options)
-            if "plan" in settings.current().log:
-                log.warning("%s", chosen)
-            built = build(
-                self.naive, chosen, self.naive.name, backend, lambda a: owner.binder.array(call, a).dtype == torch.int64
-            )
-            if "source" in settings.current().log:
-                log.warning("%s", built.source)
-            self._built[key] = (chosen, built)
+            with making:
+                if key not in self._built:
+                    self._built[key] = self._make(call, backend, strategy, options)
         return self._built[key]
+
+    def _make(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
+        owner = self.owner
+        target = BACKENDS[backend]
+        chosen = by_hand(self.naive, owner.hand, target) if owner.hand else plan(self.naive, strategy, target, **options)
+        if "plan" in settings.current().log:
+            log.warning("%s", chosen)
+        built = build(self.naive, chosen, self.naive.name, backend, lambda a: owner.binder.array(call, a).dtype == torch.int64)
+        if "source" in settings.current().log:
+            log.warning("%s", built.source)
+        return chosen, built
 
     def _choice(self, call: Call, backend: str) -> tuple[str, dict[str, Any]]:
         owner = self.owner

@@ -15,6 +15,7 @@ import torch
 
 from serrate.ir.expr import Array, Environment, Expr, Symbol
 from serrate.ir.recipes import GroupMaximum, Joined, Largest, Owners
+from serrate.runtime.locks import Lock
 from serrate.tensor.torch_private import version
 
 T = TypeVar("T")
@@ -36,25 +37,31 @@ _memory: OrderedDict[int, dict[Any, _Entry]] = OrderedDict()
 """By id of the first offsets tensor. An entry holds its tensors, so that no id is used again while it is here."""
 
 
+_NOTHING: dict[Any, _Entry] = {}
+_lock = Lock()
+
+
 def remembered(owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
     """What `make` gave for these tensors and this key before, unless one of them was written to since."""
-    place = id(owners[0])
-    entries = _memory.get(place)
-    if entries is None:
-        entries = _memory[place] = {}
+    place, full = id(owners[0]), (key, *map(id, owners[1:]))
+    versions = tuple([version(t) for t in owners])
+    with _lock:
+        found = _memory.get(place, _NOTHING).get(full)
+        if found is not None and found.versions == versions:
+            _memory.move_to_end(place)
+            made: T = found.made
+            return made
+    # Not under the lock: it may take long, and remember other things.
+    made = make()
+    with _lock:
+        entries = _memory.setdefault(place, {})
+        _memory.move_to_end(place)
         while len(_memory) > TENSORS:
             _memory.popitem(last=False)
-    else:
-        _memory.move_to_end(place)
-    full = (key, *map(id, owners[1:]))
-    versions = tuple([version(t) for t in owners])
-    found = entries.get(full)
-    if found is None or found.versions != versions:
-        found = _Entry(versions, owners, make())
+        entries.pop(full, None)
         while len(entries) >= ENTRIES:
             del entries[next(iter(entries))]
-        entries[full] = found
-    made: T = found.made
+        entries[full] = _Entry(versions, owners, made)
     return made
 
 

@@ -9,8 +9,6 @@ needs them when it is compiled: then there is a program for each. Calls like one
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +28,7 @@ from serrate.ir.loops import Declare, Load, LoopProgram, Write, load, nodes, num
 from serrate.ir.values import Role
 from serrate.lower.tiles import lower_kernel
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, bound
+from serrate.runtime.locks import making
 from serrate.schedule.chunks import scheduled
 from serrate.schedule.target import CPU
 from serrate.schedule.tiles import TilePlan
@@ -64,18 +63,6 @@ from serrate.tiles.values import Traced
 log = logging.getLogger("serrate")
 CPU_DEVICE = torch.device("cpu")
 """Programs are made and given what they need on this device, whatever torch's default is."""
-_making = threading.RLock()
-"""Held while programs are looked for and made, so that threads that call at once make one; a kernel may call another. Also while
-trees of Python are made or compiled, which Python 3.11 cannot do in two threads (AST constructor recursion depth mismatch)."""
-
-
-def _after_fork() -> None:
-    # Another thread may have held the lock, and is not here to give it back.
-    global _making
-    _making = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass
@@ -210,11 +197,11 @@ class Site:
         if self._later(given):
             return
         env = self.complete(given)
-        with _making, CPU_DEVICE:
+        with making, CPU_DEVICE:
             variant = self.variant(env)
         variant(env)
         if isinstance(variant.executable, CppExecutable):
-            with _making, CPU_DEVICE:
+            with making, CPU_DEVICE:
                 static = {path for form in self.forms.values() for path in form.static}
                 self._later.note(given, env, variant, frozenset(self.changing), frozenset(static))
 
@@ -416,7 +403,7 @@ class CompiledKernel:
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         if not isinstance(function, types.FunctionType):
             raise KernelError(f"@serrate.kernel takes a plain function, not a {type(function).__name__}")
-        with _making:
+        with making:
             self._parts = split(function)
             self._host = self._parts.host(self._launch)
         self._function, self._options = function, options
@@ -463,11 +450,11 @@ class CompiledKernel:
             host: Host = current("a kernel")
             site = self._site(number, host)
             env = site.complete(given)
-            with _making, CPU_DEVICE:
+            with making, CPU_DEVICE:
                 found.append((site.variant(env), env))
             host.passed(number, site.open_blocks)
 
-        with _making:
+        with making:
             host = self._parts.host(ask)
         with running(Host(self._options.blocks)):
             host(*args, **kwargs)
