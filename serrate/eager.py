@@ -20,7 +20,7 @@ import torch.nn.functional as functional
 
 from serrate.calls import Jitted
 from serrate.errors import CallError, DtypeError, GradientError, SerrateError, StructureMismatch
-from serrate.frontend.ops.common import Lifted
+from serrate.frontend.ops.common import Lifted, described, python_number
 from serrate.frontend.signatures.functional import dropped
 from serrate.frontend.torch_names import ELEMENTWISE, spelled
 from serrate.ir.view import TensorView
@@ -246,6 +246,10 @@ def _operator(program: Callable[..., Any], name: str, swapped: bool = False) -> 
     plain = next((own for own, python in _BINARY.items() if plain in (python, f"r{python}", f"i{python}")), plain)
 
     def method(self: JaggedTensor, other: Any) -> Any:
+        if type(other).__module__ == "numpy":
+            other = python_number(other)
+            if getattr(other, "ndim", None):
+                raise CallError(f"{plain}: ragged tensors meet tensors and real numbers, got {described(other)}")
         if not isinstance(other, JaggedTensor | torch.Tensor | float | int | TensorView):
             if plain not in ("eq", "ne") and (other is None or isinstance(other, _NO_OPERANDS)):
                 given = f"{other!r} of type {type(other).__name__}"

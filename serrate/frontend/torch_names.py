@@ -17,7 +17,9 @@ import torch.nn.functional as functional
 from serrate.errors import CallError
 from serrate.frontend import autocast, ops
 from serrate.frontend.capture import captured
-from serrate.frontend.ops.common import NoOperand, Operand
+from serrate.frontend.dtypes import Dtypes, dtypes_of
+from serrate.frontend.ops.common import NoOperand, Operand, python_number
+from serrate.frontend.ops.elementwise import typed
 from serrate.frontend.signatures import functional as of_networks
 from serrate.frontend.signatures import pointwise, reducing, shaping
 from serrate.ir.view import TensorView
@@ -36,6 +38,12 @@ CHANGED = (  # noqa: SIM905
     "softplus logsigmoid softsign tanhshrink gelu"
 ).split()
 """Functions of `signatures.pointwise` that read each element where they write it."""
+
+REDUCING = (  # noqa: SIM905
+    "sum prod mean nansum amax amin aminmax any all count_nonzero argmax argmin max min norm softmax "
+    "log_softmax softmin logsumexp cumsum cumprod cummax cummin isclose where rsub positive"
+).split()
+"""Further functions whose dtypes are torch's."""
 
 ALIASES = {
     "true_divide": "div",
@@ -63,19 +71,29 @@ NUMPY = {"axis": "dim", "keepdims": "keepdim"}
 
 
 @functools.cache
-def spelled(operation: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
-    """An operation as torch's function of that name: its arguments are checked, and torch's tensors among them captured."""
+def spelled(
+    operation: Callable[..., Any], name: str | None = None, function: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """An operation as torch's function of that name: its arguments are checked, and torch's tensors among them captured.
+
+    With `function`, torch's own, it takes the dtypes that torch takes, and gives those that torch gives.
+    """
     name = name or operation.__name__
 
     @functools.wraps(operation)
     def run(*args: Any, **kwargs: Any) -> Any:
-        named = {NUMPY.get(key, key): value for key, value in captured(kwargs).items()}
-        given = captured(args)
+        given = tuple(map(python_number, captured(args)))
+        named = {NUMPY.get(key, key): python_number(value) for key, value in captured(kwargs).items()}
+        if named.get("out", run) is None:
+            del named["out"]
         dtype = autocast.wanted(name, (*given, *named.values()))
         if dtype is not None:
             given, named = autocast.operands(given, dtype), autocast.operands(named, dtype)
         try:
-            return operation(*given, **named)
+            result = operation(*given, **named)
+            # Asked last: what the operation itself says of its arguments is clearer.
+            dtypes = None if function is None else dtypes_of(name, function, given, named)
+            return result if dtypes is None else _with_dtypes(result, dtypes)
         except NoOperand as error:
             raise CallError(f"{name}: {error}") from None
         except TypeError as error:
@@ -84,6 +102,13 @@ def spelled(operation: Callable[..., Any], name: str | None = None) -> Callable[
 
     run.__name__ = name
     return run
+
+
+def _with_dtypes(result: Any, dtypes: Dtypes) -> Any:
+    if isinstance(dtypes, torch.dtype):
+        return typed(result, dtypes)
+    parts = [typed(part, dtype) for part, dtype in zip(result, dtypes, strict=True)]
+    return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
 
 
 def _refuse(name: str, operation: Callable[..., Any], args: Any, kwargs: Any, error: TypeError) -> None:
@@ -166,10 +191,21 @@ NOT_METHODS = (
 )
 
 
+def _typed_by(name: str) -> Callable[..., Any] | None:
+    """Torch's function whose dtypes an operation of that name has; None where its operands say it themselves."""
+    name = ALIASES.get(name, name)
+    if name not in (*OF_ONE, *OF_TWO, *CHANGED, *REDUCING) or name == "matmul":
+        return None
+    # Of two functions of one name, the one that takes more: `inplace` in networks, dims before dtypes elsewhere.
+    owners = (functional, torch, torch.Tensor) if name in CHANGED else (torch, functional, torch.Tensor)
+    found: Callable[..., Any] = next(getattr(owner, name) for owner in owners if hasattr(owner, name))
+    return found
+
+
 def _all_names() -> dict[Any, Callable[..., Any]]:
     found: dict[Any, Callable[..., Any]] = {}
     for name, operation in _by_name().items():
-        run = spelled(operation, name if operation.__name__ != name and name not in ALIASES else None)
+        run = spelled(operation, name if operation.__name__ != name and name not in ALIASES else None, _typed_by(name))
         if name not in NOT_METHODS:
             found[name] = run
         for owner in (torch, torch.Tensor, functional):
@@ -183,6 +219,9 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
         "T": shaping.reversed_dims,
         "mT": shaping.matrix_transpose,
         torch.Tensor.__getitem__: shaping.getitem,
+    }
+    found.update((name, spelled(operation)) for name, operation in spellings.items())
+    typed: dict[Any, Callable[..., Any]] = {
         torch.linalg.vector_norm: reducing.vector_norm,
         torch.special.expit: _unary(ops.sigmoid),
         torch.special.softmax: reducing.softmax,
@@ -191,7 +230,7 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
         functional.softmax: reducing.functional_softmax,
         functional.log_softmax: reducing.functional_log_softmax,
     }
-    found.update((name, spelled(operation)) for name, operation in spellings.items())
+    found.update((function, spelled(operation, None, function)) for function, operation in typed.items())
     for name in ("T", "mT"):
         getter: Any = getattr(torch.Tensor, name)
         found[getter.__get__] = found[name]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from serrate.errors import SerrateError, TraceError
+from serrate.errors import DtypeError, SerrateError, TraceError
 from serrate.frontend import autocast, ops, torch_names
 from serrate.frontend.capture import captured, capturing
 from serrate.frontend.drawing import drawing_refused
@@ -30,6 +30,11 @@ from serrate.tensor.torch_private import version
 _ = torch_names  # imported for what it installs
 
 Key = tuple[Any, ...]
+COMPUTED = (
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+)
+"""The dtypes that programs compute with."""
 Pattern = tuple[int | None, ...]
 
 
@@ -165,6 +170,10 @@ def _of_rows(rows: Rows) -> list[torch.Tensor]:
 
 def _input(fusion: Fusion, tensor: torch.Tensor, told: Iterator[int | None], ragged: Collection[int] = ()) -> TensorView:
     """An input for a tensor, of the sizes that come next; what they are in this call is kept."""
+    if tensor.dtype not in COMPUTED:
+        raise DtypeError(
+            f"programs do not compute with {tensor.dtype}: convert it before the call, to one of {', '.join(map(str, COMPUTED))}"
+        )
     shape = [next(told, None if dim in ragged else size) for dim, size in enumerate(tensor.shape)]
     view = fusion.input(shape, tensor.dtype)
     for domain, size in zip(view.domains, tensor.shape, strict=True):

@@ -16,6 +16,7 @@ from torch import Tensor
 from serrate.interpret.axes import Condition, Fed, meet
 from serrate.interpret.run import current, refuse
 from serrate.interpret.values import TileValue, value_of
+from serrate.ir.values import carried_dtype
 
 Dims = int | Sequence[int] | None
 Picked = namedtuple("Picked", "values indices")
@@ -226,6 +227,16 @@ def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: boo
 # --- products ---
 
 
+def product_dtype(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """What a product of two dtypes is carried in. They must be one, as in torch; but what was computed from sixteen bits is
+    float32, and meets them again."""
+    if torch.bool in (a, b):
+        refuse("a product takes numbers, got bools: convert them first, with .to(torch.float32)")
+    if a != b and {a, b} not in ({torch.float32, torch.float16}, {torch.float32, torch.bfloat16}):
+        refuse(f"a product of {a} and {b}: both must have one dtype; convert one of them, with .to(...)")
+    return carried_dtype(a if a == b else torch.float32) if a.is_floating_point else torch.int64
+
+
 def matmul(a: TileValue, b: TileValue, out_dtype: torch.dtype | None = None) -> TileValue:
     """A product over the last dim of `a` and the last but one of `b`, carried in float32 (float64 for float64).
 
@@ -251,9 +262,7 @@ def matmul(a: TileValue, b: TileValue, out_dtype: torch.dtype | None = None) -> 
     ndim = max(a.ndim, b.ndim)
     batch, _ = joint_dims([(a.axes[:-2], a.data.shape[:-2]), (b.axes[:-2], b.data.shape[:-2])], "a product")
     left, right = _contracted(a, -1, -2), _contracted(b, -2, -1)
-    wide = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
-    exact = not (a.dtype.is_floating_point or b.dtype.is_floating_point)
-    kind = torch.int64 if exact else wide
+    kind = product_dtype(a.dtype, b.dtype)
     zero = torch.zeros((), dtype=kind)
     data = torch.matmul(torch.where(left & right.mT, a.data.to(kind), zero), torch.where(left.mT & right, b.data.to(kind), zero))
     result = out_dtype or torch.promote_types(a.dtype, b.dtype)

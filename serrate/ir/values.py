@@ -311,6 +311,12 @@ def constant(number: float | int | bool, dtype: torch.dtype) -> Value:
     """A number of the given dtype."""
     if not isinstance(number, float | int):
         number = operator.index(number)  # a size of the call that is traced
+    if dtype == torch.bool:
+        number = bool(number)
+    elif not dtype.is_floating_point and isinstance(number, int):
+        # What the dtype cannot hold wraps, as a tensor of it would.
+        low = torch.iinfo(dtype).min
+        number = (int(number) - low) % 2 ** (8 * dtype.itemsize) + low
     # The text tells 1 from 1.0 and True, 0.0 from -0.0, and lets nan be found again.
     return intern(Constant, dtype, number, repr(number))
 

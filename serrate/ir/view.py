@@ -167,6 +167,8 @@ class TensorView(LoopHandle):
     __slots__ = ("fusion", "tensor")
     operators: ClassVar[dict[Any, Callable[..., Any]]] = {}
     """torch functions and method names -> operations; filled by the front end."""
+    __array_ufunc__ = None
+    """numpy's numbers leave operators to traced tensors."""
 
     def __init__(self, tensor: Tensor, fusion: Fusion) -> None:
         self.tensor, self.fusion = tensor, fusion

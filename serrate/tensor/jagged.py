@@ -69,6 +69,7 @@ class JaggedTensor(SameRows, Elsewhere):
     """
 
     __slots__ = ()
+    __array_ufunc__ = None  # numpy's numbers and arrays leave operators to ragged tensors, as they do to torch's
 
     # --- rows ---
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from serrate.interpret.reducing import product_dtype
 from serrate.interpret.run import refuse
 from serrate.ir.expr import Less
 from serrate.ir.loops import Dot, held
@@ -44,9 +45,9 @@ def product(trace: Trace, a: Any, b: Any, out_dtype: torch.dtype | None = None) 
     )
     *_, rows, columns, depth = every
     every.pop()
-    kind = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
-    if not (a.dtype.is_floating_point or b.dtype.is_floating_point):
-        kind = torch.int64
+    kind = product_dtype(a.dtype, b.dtype)
+    if not kind.is_floating_point:
+        left, right = cast(left, kind), cast(right, kind)
     result = out_dtype or torch.promote_types(a.dtype, b.dtype)
     shared = [d for d in (depth,) if d is not None]
     guard: list[Less] = []

@@ -249,3 +249,30 @@ def test_truths(dtype: torch.dtype, way: Any) -> None:
     some, every = ran(truths, way)(ragged(dtype))
     rows = ragged(dtype).unbind()
     assert some.tolist() == [bool(r.any()) for r in rows] and every.tolist() == [bool(r.all()) for r in rows]
+
+
+@serrate.kernel
+def rows_by_a_weight(jt: JaggedTensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    out = torch.empty(jt.values.shape[0], weight.shape[1], dtype=dtype)
+    for t in hl.tile(jt.values.shape[0]):
+        out[t, :] = jt.values[t, :] @ weight[:, :]
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, *WHOLE], ids=str)
+def test_products_of_integers_wrap_as_in_torch(dtype: torch.dtype) -> None:
+    jt, weight = JaggedTensor.from_lengths(torch.arange(12).reshape(3, 4).to(dtype), [2, 1]), torch.arange(100, 120).reshape(4, 5)
+    for found in (rows_by_a_weight, rows_by_a_weight.interpreted()):
+        near(found(jt, weight.to(dtype), dtype), jt.values @ weight.to(dtype), dtype)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [(torch.int64, torch.float32), (torch.float64, torch.float32), (torch.float16, torch.bfloat16), (torch.bool, torch.bool)],
+    ids=str,
+)
+def test_products_of_two_dtypes_are_refused(left: torch.dtype, right: torch.dtype) -> None:
+    jt, weight = JaggedTensor.from_lengths(torch.ones(3, 4, dtype=left), [2, 1]), torch.ones(4, 5, dtype=right)
+    for found in (rows_by_a_weight, rows_by_a_weight.interpreted()):
+        with pytest.raises(serrate.errors.KernelError, match="a product"):
+            found(jt, weight, torch.float32)

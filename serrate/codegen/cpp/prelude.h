@@ -275,11 +275,11 @@ static inline f64 fn_fmod(f64 x, f64 y) { return __builtin_fmod(x, y); }
 // Integers divided rounding down; a divisor of 0 gives 0, and the smallest integer by -1 wraps.
 template <class T> static inline T whole_div(T a, T b) {
   if (b == 0) return 0;
-  if (b == (T)-1) return (T)(0ULL - (unsigned long long)a);
+  if ((T)-1 < 0 && b == (T)-1) return (T)(0ULL - (unsigned long long)a);
   return (T)(a / b - (a % b != 0 && (a < 0) != (b < 0)));
 }
 template <class T> static inline T whole_rem(T a, T b) {
-  if (b == 0 || b == (T)-1) return 0;
+  if (b == 0 || ((T)-1 < 0 && b == (T)-1)) return 0;
   T rest = (T)(a % b);
   return rest != 0 && (rest < 0) != (b < 0) ? (T)(rest + b) : rest;
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from serrate.codegen.expressions import Spelling, written
-from serrate.errors import VerificationError
+from serrate.errors import DtypeError, VerificationError
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
 from serrate.ir.loops import (
     Assign,
@@ -543,6 +543,8 @@ class _Printer:
 
     def _dot(self, node: Dot) -> None:
         rows, columns, depth = node.lanes
+        if not node.local.dtype.is_floating_point:
+            raise DtypeError("matrix products of integers are made on a CPU only, as in torch: convert the operands to floats")
         left = self._operand(node.left, (rows, depth), node.guard, depth)
         right = self._operand(node.right, (depth, columns), node.guard, depth)
         precision = ', input_precision="ieee"' if node.local.dtype == torch.float32 else ""

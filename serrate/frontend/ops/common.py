@@ -40,7 +40,7 @@ class Lifted(TensorView):
 
 
 def stand_in(operand: Operand) -> Any:
-    """Something torch computes result dtypes from: a tensor of one element, or the number itself."""
+    """Something torch computes result dtypes from: a tensor of ones with as many dims, or the number itself."""
     if isinstance(operand, Lifted):
         return 1.0 if operand.dtype.is_floating_point else 1
     if isinstance(operand, Size):
@@ -51,10 +51,40 @@ def stand_in(operand: Operand) -> Any:
             f"a {operand.dtype} tensor of shape {tuple(operand.shape)} is used that is no argument of the traced function: "
             "give it as an argument, or use a plain number"
         )
-    if not isinstance(operand, TensorView) and (isinstance(operand, complex | str) or not hasattr(operand, "__float__")):
-        raise NoOperand(f"ragged tensors meet tensors and real numbers, got {operand!r} of type {type(operand).__name__}")
-    # Not on the meta device: torch's functions there import its compiler, which takes seconds.
-    return torch.ones((1,), dtype=operand.dtype) if isinstance(operand, TensorView) else operand
+    if isinstance(operand, TensorView):
+        # Not on the meta device: torch's functions there import its compiler, which takes seconds.
+        return torch.ones((2,) * operand.ndim, dtype=operand.dtype, device="cpu")
+    if isinstance(operand, complex | str) or not hasattr(operand, "__float__") or getattr(operand, "ndim", None):
+        raise NoOperand(f"ragged tensors meet tensors and real numbers, got {described(operand)}")
+    # Integers that torch cannot hold, or cannot divide by, promote as others do.
+    odd = isinstance(operand, int) and not isinstance(operand, bool) and (operand == 0 or not fits(operand, torch.int64))
+    return 1 if odd else operand
+
+
+def fits(number: int, dtype: torch.dtype) -> bool:
+    """Whether an integer dtype can hold a number."""
+    return torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
+
+
+def described(operand: object) -> str:
+    """An operand that is none, for a message."""
+    if type(operand).__module__ == "numpy":
+        return f"a numpy {type(operand).__name__} of {getattr(operand, 'dtype', '?')}; torch.from_numpy makes a tensor of it"
+    return f"{operand!r} of type {type(operand).__name__}"
+
+
+def python_number(operand: Any) -> Any:
+    """numpy's numbers as Python's, which promote alike; anything else as it is."""
+    return operand.item() if type(operand).__module__ == "numpy" and getattr(operand, "ndim", None) == 0 else operand
+
+
+def torch_dtype(function: Callable[..., Any], *operands: Operand) -> torch.dtype:
+    """The dtype that torch's function gives for such operands; `DtypeError` where it does not take them."""
+    try:
+        found = function(*map(stand_in, operands))
+    except RuntimeError as error:
+        raise DtypeError(f"{function.__name__}: {error}") from None
+    return found if isinstance(found, torch.dtype) else found.dtype
 
 
 def is_number(operand: Operand) -> bool:
@@ -78,11 +108,11 @@ def dim_of(function: str, x: TensorView, dim: int) -> int:
 
 def dims_of(function: str, x: TensorView, dim: Dims | None) -> tuple[int, ...]:
     """Dims counted from the start, each once; all of them where none is named."""
-    if dim is None:
+    several = isinstance(dim, Sequence) and not isinstance(dim, str)
+    if dim is None or (several and not dim):
         return tuple(range(x.ndim))
-    return tuple(
-        dict.fromkeys(dim_of(function, x, d) for d in (dim if isinstance(dim, Sequence) and not isinstance(dim, str) else [dim]))
-    )
+    named: Any = dim if several else [dim]
+    return tuple(dict.fromkeys(dim_of(function, x, d) for d in named))
 
 
 def floating(name: str, x: TensorView) -> torch.dtype:

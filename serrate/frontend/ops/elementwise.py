@@ -12,7 +12,7 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import broadcast
-from serrate.frontend.ops.common import Lifted, Number, Operand, fusion_of, is_number, stand_in
+from serrate.frontend.ops.common import Lifted, Number, Operand, fits, fusion_of, is_number, stand_in, torch_dtype
 from serrate.ir.tile import Store
 from serrate.ir.values import Place, Role, Value, call, carried_dtype, computed, constant
 from serrate.ir.view import Size, TensorView
@@ -24,17 +24,23 @@ def elementwise(name: str, dtype: torch.dtype, *operands: Operand, compute: torc
     views = [o for o in operands if isinstance(o, TensorView)]
     domains, indices = broadcast(fusion, name, views)
     places = iter(indices)
-    values = [v.at(next(places)) if isinstance(v, TensorView) else _number(v, compute or dtype) for v in operands]
+    values = [v.at(next(places)) if isinstance(v, TensorView) else number(name, v, compute or dtype) for v in operands]
     if compute is not None:
-        # A number is as exact as the arithmetic, not as the tensors it meets.
+        # A number, also one in a tensor without dims, is as exact as the arithmetic, not as the tensors it meets.
         exact = carried_dtype(compute)
-        values = [as_dtype(v, exact if isinstance(o, Lifted | Size) else compute) for v, o in zip(values, operands, strict=True)]
+        alone = [isinstance(o, Lifted | Size) or (isinstance(o, TensorView) and not o.ndim and bool(domains)) for o in operands]
+        values = [as_dtype(v, exact if one else compute) for v, one in zip(values, alone, strict=True)]
     out = fusion.tensor(dtype, domains)
     return fusion.define([out], domains, Store(out, domains, call(name, *values, dtype=dtype)))[0]
 
 
-def _number(number: Number | Size, dtype: torch.dtype) -> Value:
-    return computed(Place(number.expr)) if isinstance(number, Size) else constant(number, dtype)
+def number(name: str, given: Number | Size, dtype: torch.dtype) -> Value:
+    """A Python number, or a size, among operands that are computed in `dtype`."""
+    if isinstance(given, Size):
+        return computed(Place(given.expr))
+    if not dtype.is_floating_point and isinstance(given, int) and not fits(given, torch.int64):
+        raise DtypeError(f"{name}: integers have at most 64 bits, got {given}; make it a float, or compute with floating point")
+    return constant(given, dtype)
 
 
 def as_dtype(value: Value, dtype: torch.dtype) -> Value:
@@ -55,7 +61,7 @@ def _unary(name: str, torch_function: Callable[..., Any]) -> Callable[[TensorVie
     def operation(x: TensorView) -> TensorView:
         if isinstance(x, Lifted):
             return _of_numbers(name, torch_function, x)
-        dtype = torch_function(stand_in(x)).dtype
+        dtype = torch_dtype(torch_function, x)
         return elementwise(name, dtype, x, compute=None if name in ("isnan", "logical_not") else dtype)
 
     operation.__name__ = operation.__qualname__ = name
@@ -67,11 +73,10 @@ def _binary(name: str, torch_function: Callable[..., Any]) -> Callable[[Operand,
     comparison = name in ("lt", "le", "gt", "ge", "eq", "ne")
 
     def operation(a: Operand, b: Operand) -> TensorView:
-        stands = (stand_in(a), stand_in(b))
         if is_number(a) and is_number(b):
             return _of_numbers(name, torch_function, a, b)
-        dtype = torch_function(*stands).dtype
-        return elementwise(name, dtype, a, b, compute=torch.result_type(*stands) if comparison else dtype)
+        dtype = torch_dtype(torch_function, a, b)
+        return elementwise(name, dtype, a, b, compute=torch_dtype(torch.result_type, a, b) if comparison else dtype)
 
     operation.__name__ = operation.__qualname__ = name
     operation.__doc__ = f"`torch.{torch_function.__name__}`, elementwise with broadcasting."
@@ -111,9 +116,11 @@ ne = _binary("ne", torch.ne)
 
 def pow(a: Operand, b: Operand) -> TensorView:
     """`torch.pow`, elementwise with broadcasting; small powers are products and roots, as in torch."""
+    if torch_dtype(torch.pow, a, b) == torch.bool:
+        return logical_or(a, logical_not(b) if isinstance(b, TensorView) else not b)
     if not isinstance(a, TensorView) or isinstance(b, TensorView | Size | bool) or b not in (2, 3, 0.5, -0.5, -1, -2):
         return _pow(a, b)
-    dtype = torch.pow(stand_in(a), b).dtype
+    dtype = torch_dtype(torch.pow, a, b)
     if b == 2 or b == 3:
         x = typed(a, dtype)
         return square(x) if b == 2 else mul(square(x), x)
@@ -136,7 +143,7 @@ def minimum(a: Operand, b: Operand) -> TensorView:
 
 
 def _extremum(name: str, a: Operand, b: Operand) -> TensorView:
-    dtype = torch.result_type(stand_in(a), stand_in(b))
+    dtype = torch_dtype(torch.result_type, a, b)
     return elementwise(name, dtype, a, b, compute=dtype)
 
 
@@ -161,10 +168,11 @@ def gelu(x: TensorView, approximate: str = "none") -> TensorView:
 
 
 def floor_divide(a: Operand, b: Operand) -> TensorView:
-    """`torch.floor_divide`; an integer divided by 0 gives 0."""
-    dtype = torch.result_type(stand_in(a), stand_in(b))
+    """`torch.floor_divide`."""
+    dtype = torch_dtype(torch.floor_divide, a, b)
     if not dtype.is_floating_point:
         return elementwise("floordiv", dtype, a, b, compute=dtype)
+    a, b = brought(a, dtype), brought(b, dtype)
     rest = fmod(a, b)
     whole = div(sub(a, rest), b)
     whole = where(_crosses(rest, b), sub(whole, 1.0), whole)
@@ -177,21 +185,31 @@ def floor_divide(a: Operand, b: Operand) -> TensorView:
 
 
 def fmod(a: Operand, b: Operand) -> TensorView:
-    """`torch.fmod`: what is left of a division rounded towards 0; has the sign of `a`. An integer by 0 gives 0."""
-    dtype = torch.result_type(stand_in(a), stand_in(b))
+    """`torch.fmod`: what is left of a division rounded towards 0; has the sign of `a`."""
+    dtype = torch_dtype(torch.remainder, a, b)
     if dtype.is_floating_point:
         return elementwise("fmod", dtype, a, b, compute=dtype)
+    a, b = brought(a, dtype), brought(b, dtype)
     rest = remainder(a, b)
-    return where(logical_and(ne(rest, 0), ne(lt(rest, 0), lt(a, 0) if isinstance(a, TensorView) else a < 0)), sub(rest, b), rest)
+    below = lt(a, 0) if isinstance(a, TensorView) else a < 0
+    return where(logical_and(ne(rest, 0), ne(lt(rest, 0), below)), sub(rest, b), rest)
 
 
 def remainder(a: Operand, b: Operand) -> TensorView:
-    """`torch.remainder`: has the sign of the divisor; an integer divided by 0 gives 0."""
-    dtype = torch.result_type(stand_in(a), stand_in(b))
+    """`torch.remainder`: has the sign of the divisor."""
+    dtype = torch_dtype(torch.remainder, a, b)
     if not dtype.is_floating_point:
         return elementwise("rem", dtype, a, b, compute=dtype)
+    a, b = brought(a, dtype), brought(b, dtype)
     rest = fmod(a, b)
     return where(_crosses(rest, b), add(rest, b), rest)
+
+
+def brought(x: Operand, dtype: torch.dtype) -> Operand:
+    """An operand in the dtype of the result. A tensor with dims decides that, so what it meets may be a number still."""
+    if isinstance(x, TensorView) and not is_number(x):
+        return typed(x, dtype)
+    return int(x) if isinstance(x, bool) and dtype != torch.bool else x
 
 
 def _crosses(rest: TensorView, b: Operand) -> TensorView:
@@ -325,6 +343,12 @@ def logical_xor(a: Operand, b: Operand) -> TensorView:
     return elementwise("ne", torch.bool, _as_truth(a), _as_truth(b), compute=torch.bool)
 
 
+def bits(name: str, a: Operand, b: Operand) -> TensorView:
+    """`bitand`, `bitor` or `bitxor` of integers, or of bools."""
+    dtype = torch_dtype({"bitand": torch.bitwise_and, "bitor": torch.bitwise_or, "bitxor": torch.bitwise_xor}[name], a, b)
+    return elementwise(name, dtype, a, b, compute=dtype)
+
+
 def _as_truth(x: Operand) -> Operand:
     return cast(x, torch.bool) if isinstance(x, TensorView) else bool(x)
 
@@ -334,13 +358,14 @@ def where(condition: TensorView, a: Operand, b: Operand) -> TensorView:
     if condition.dtype != torch.bool:
         raise DtypeError(f"where: the condition must be bool, got {condition.dtype}")
     fusion = condition.fusion
-    dtype = torch.where(stand_in(condition), stand_in(a), stand_in(b)).dtype
+    dtype = torch_dtype(torch.where, condition, a, b)
     views = [o for o in (condition, a, b) if isinstance(o, TensorView)]
     domains, indices = broadcast(fusion, "where", views)
     places = iter(indices)
     choice = condition.at(next(places))
     arms = [
-        as_dtype(o.at(next(places)), dtype) if isinstance(o, TensorView) else as_dtype(_number(o, dtype), dtype) for o in (a, b)
+        as_dtype(o.at(next(places)), dtype) if isinstance(o, TensorView) else as_dtype(number("where", o, dtype), dtype)
+        for o in (a, b)
     ]
     out = fusion.tensor(dtype, domains)
     return fusion.define([out], domains, Store(out, domains, call("where", choice, *arms, dtype=dtype)))[0]

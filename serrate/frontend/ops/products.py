@@ -1,6 +1,6 @@
 """Matrix products: rows by a weight, shared or one for each component.
 
-In: `TensorView`s. Out: a `TensorView`; products are summed in float32 (float64 for float64) and rounded once.
+In: `TensorView`s. Out: a `TensorView`; products are summed in float32 (float64 for float64, int64 for integers) and rounded once.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import match
-from serrate.frontend.ops.common import NoOperand, floating, require_equal
-from serrate.frontend.ops.elementwise import add, typed
+from serrate.frontend.ops.common import NoOperand, require_equal
+from serrate.frontend.ops.elementwise import add, as_dtype, typed
 from serrate.frontend.shapes import both, shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain
@@ -45,7 +45,7 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
         )
     if x.dtype != w.dtype:
         raise DtypeError(f"{what}: both must have one dtype, got {x.dtype} and {w.dtype}; convert one of them")
-    dtype = floating("matmul", x)
+    dtype, carried = _dtypes("matmul", x)
     k, j = x.domains[-1], w.domains[-1]
     if k.is_ragged != w.domains[-2].is_ragged:
         raise ShapeError(
@@ -70,8 +70,8 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
             j = under(component, j, fusion.fresh("r"))
         index = (component, k, j)
     kept = (*x.domains[:-1], j)
-    state = fusion.tensor(carried_dtype(dtype), kept)
-    product = call("mul", operand(x, x.domains), operand(w, index), dtype=carried_dtype(dtype))
+    state = fusion.tensor(carried, kept)
+    product = call("mul", as_dtype(operand(x, x.domains), carried), as_dtype(operand(w, index), carried), dtype=carried)
     out = fusion.define([state], (*kept, k), Accumulate((state,), kept, reduction("sum"), (product,), (k,)))[0]
     return typed(out, dtype)
 
@@ -133,7 +133,16 @@ def linear(x: TensorView, weight: TensorView, bias: TensorView | None = None) ->
     what = f"linear of {shown(x)} and a weight {shown(weight)}: the features of both"
     require_equal(fusion, what, k, weight.domains[1], "linear: the features of rows and weight")
     kept = (*x.domains[:-1], j)
-    state = fusion.tensor(carried_dtype(floating("linear", x)), kept)
-    product = call("mul", operand(x, x.domains), operand(weight, (j, k)), dtype=state.dtype)
+    dtype, carried = _dtypes("linear", x)
+    state = fusion.tensor(carried, kept)
+    sides = operand(x, x.domains), operand(weight, (j, k))
+    product = call("mul", *(as_dtype(side, carried) for side in sides), dtype=carried)
     out = fusion.define([state], (*kept, k), Accumulate((state,), kept, reduction("sum"), (product,), (k,)))[0]
-    return typed(out if bias is None else add(out, bias), x.dtype)
+    return typed(out if bias is None else add(out, bias), dtype)
+
+
+def _dtypes(name: str, x: TensorView) -> tuple[torch.dtype, torch.dtype]:
+    """The dtype of a product of tensors of one dtype, and what it is summed in; integers wrap, whichever way they are summed."""
+    if x.dtype == torch.bool:
+        raise DtypeError(f"{name}: takes numbers, got {x.dtype}; convert it first")
+    return x.dtype, carried_dtype(x.dtype) if x.dtype.is_floating_point else torch.int64

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from serrate.errors import DtypeError, ShapeError
+from serrate.errors import ShapeError
 from serrate.frontend.ops.common import Dims, Number, dims_of, floating
 from serrate.frontend.ops.elementwise import cast, div, eq, maximum, sqrt, square, sub, typed, where
 from serrate.frontend.ops.reducing import count, crosses_rows, keep, reduced
@@ -73,10 +73,8 @@ def _arg(name: str, x: TensorView, dim: int, keepdim: bool) -> tuple[TensorView,
     dims = dims_of(name, x, dim)
     if len(dims) != 1:
         raise ShapeError(f"{name}: takes one dim, got {dim}")
-    if x.dtype == torch.bool:
-        raise DtypeError(f"{name}: takes numbers, got {x.dtype}; cast first")
-    state = carried_dtype(x.dtype)
-    best, place = reduced(name, x, dims, state, state, position(x.domains[dims[0]]))
+    state = torch.uint8 if x.dtype == torch.bool else carried_dtype(x.dtype)
+    best, place = reduced(name, cast(x, state), dims, state, state, position(x.domains[dims[0]]))
     found = where(eq(place, torch.iinfo(torch.int64).max), -1, place)
     return keep(x, typed(best, x.dtype), dims, keepdim), keep(x, found, dims, keepdim)
 

@@ -5,38 +5,42 @@ In: traced tensors and Python numbers, as torch's functions take them. Out: trac
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from serrate.errors import CallError, DtypeError, TraceError
 from serrate.frontend import ops
-from serrate.frontend.ops.common import Number, Operand, stand_in
-from serrate.frontend.ops.elementwise import typed
+from serrate.frontend.ops.common import Number, Operand, torch_dtype
+from serrate.frontend.ops.elementwise import bits, brought, typed
 from serrate.frontend.ops.movement import pulled
 from serrate.ir.values import constant
 from serrate.ir.view import TensorView
 
 
 def add(input: Operand, other: Operand, *, alpha: Number = 1) -> TensorView:
-    return ops.add(input, _scaled(other, alpha))
+    return ops.add(input, _scaled(input, other, alpha))
 
 
 def sub(input: Operand, other: Operand, *, alpha: Number = 1) -> TensorView:
-    return ops.sub(input, _scaled(other, alpha))
+    return ops.sub(input, _scaled(input, other, alpha))
 
 
 def rsub(input: Operand, other: Operand, *, alpha: Number = 1) -> TensorView:
     return sub(other, input, alpha=alpha)
 
 
-def _scaled(other: Operand, alpha: Number) -> Operand:
+def _scaled(input: Operand, other: Operand, alpha: Number) -> Operand:
+    """What is added, in the dtype of the sum: that of `other` may be too narrow for the product."""
     if not isinstance(alpha, TensorView) and alpha == 1:
         return other
-    fraction = alpha.dtype.is_floating_point if isinstance(alpha, TensorView) else isinstance(alpha, float)
-    if isinstance(other, TensorView) and fraction and not other.dtype.is_floating_point:
-        raise DtypeError(f"alpha must be a whole number for {other.dtype}, got {alpha}")
-    return ops.mul(other, alpha) if isinstance(other, TensorView) else other * alpha
+    dtype = torch_dtype(torch.result_type, input, other)
+    if dtype == torch.bool:
+        return ops.logical_and(other, alpha)
+    if not isinstance(other, TensorView) and not isinstance(alpha, TensorView):
+        return other * alpha
+    return ops.mul(brought(other, dtype), alpha)
 
 
 def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> TensorView:
@@ -46,11 +50,11 @@ def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> 
         return ops.floor_divide(input, other)
     if rounding_mode != "trunc":
         raise CallError(f"div: rounding_mode must be None, 'trunc' or 'floor', got {rounding_mode!r}")
-    quotient = ops.div(input, other)
-    whole = torch.result_type(stand_in(input), stand_in(other))
-    if whole.is_floating_point:
-        return ops.trunc(quotient)
-    return ops.floor_divide(ops.sub(input, ops.fmod(input, other)), other)
+    if torch_dtype(torch.result_type, input, other).is_floating_point:
+        return ops.trunc(ops.div(input, other))
+    dtype = torch_dtype(torch.remainder, input, other)
+    whole, by = brought(input, dtype), brought(other, dtype)
+    return ops.floor_divide(ops.sub(whole, ops.fmod(whole, by)), by)
 
 
 def round(input: TensorView, *, decimals: int = 0) -> TensorView:
@@ -106,6 +110,8 @@ def nan_to_num(
 def isclose(
     input: TensorView, other: TensorView, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> TensorView:
+    if input.dtype == torch.bool:
+        return ops.eq(input, other)
     near = ops.le(ops.abs(ops.sub(input, other)), ops.add(ops.mul(ops.abs(other), rtol), atol))
     # Infinities are near only what they are equal to.
     found = ops.logical_or(ops.eq(input, other), ops.logical_and(near, ops.isfinite(other)))
@@ -119,34 +125,35 @@ def lerp(input: TensorView, end: Operand, weight: Operand) -> TensorView:
 
 
 def addcmul(input: TensorView, tensor1: Operand, tensor2: Operand, *, value: Number = 1) -> TensorView:
-    return ops.addcmul(input, tensor1, tensor2, value)
+    dtype = _common(input, tensor1, tensor2)
+    return ops.addcmul(typed(input, dtype), brought(tensor1, dtype), brought(tensor2, dtype), value)
 
 
 def addcdiv(input: TensorView, tensor1: Operand, tensor2: Operand, *, value: Number = 1) -> TensorView:
-    return ops.add(input, ops.mul(ops.div(tensor1, tensor2), value))
+    dtype = _common(input, tensor1, tensor2)
+    return ops.add(input, ops.mul(ops.div(brought(tensor1, dtype), brought(tensor2, dtype)), value))
+
+
+def _common(*operands: Operand) -> torch.dtype:
+    """What all operands are brought to."""
+    return functools.reduce(torch.promote_types, (torch_dtype(torch.result_type, operands[0], o) for o in operands))
 
 
 def bitwise_not(input: TensorView) -> TensorView:
-    return ops.logical_not(_truth("bitwise_not", input))
+    # Of integers, in which -1 has all bits.
+    return ops.logical_not(input) if input.dtype == torch.bool else bits("bitxor", input, -1)
 
 
 def bitwise_and(input: Operand, other: Operand) -> TensorView:
-    return ops.logical_and(_truth("bitwise_and", input), _truth("bitwise_and", other))
+    return bits("bitand", input, other)
 
 
 def bitwise_or(input: Operand, other: Operand) -> TensorView:
-    return ops.logical_or(_truth("bitwise_or", input), _truth("bitwise_or", other))
+    return bits("bitor", input, other)
 
 
 def bitwise_xor(input: Operand, other: Operand) -> TensorView:
-    return ops.logical_xor(_truth("bitwise_xor", input), _truth("bitwise_xor", other))
-
-
-def _truth(name: str, x: Any) -> Any:
-    dtype = x.dtype if isinstance(x, TensorView) else torch.bool if isinstance(x, bool) else type(x).__name__
-    if dtype != torch.bool:
-        raise DtypeError(f"{name}: takes bools, got {dtype}; compare first, or use torch.logical_and and its like")
-    return x
+    return bits("bitxor", input, other)
 
 
 def tan(input: TensorView) -> TensorView:
@@ -231,7 +238,7 @@ def logsigmoid(input: TensorView) -> TensorView:
 
 
 def softsign(input: TensorView) -> TensorView:
-    return ops.div(input, ops.add(ops.abs(input), 1.0))
+    return ops.div(input, ops.add(ops.abs(input), 1))
 
 
 def tanhshrink(input: TensorView) -> TensorView:

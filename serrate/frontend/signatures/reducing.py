@@ -39,15 +39,16 @@ def mean(input: TensorView, dim: Dims | None = None, keepdim: bool = False, *, d
 
 
 def nansum(input: TensorView, dim: Dims | None = None, keepdim: bool = False, *, dtype: Dtype = None) -> TensorView:
-    return sum(ops.where(ops.isnan(input), 0.0, input), dim, keepdim, dtype=dtype)
+    known = ops.where(ops.isnan(input), 0.0, input) if input.dtype.is_floating_point else input
+    return sum(known, dim, keepdim, dtype=dtype)
 
 
 def amax(input: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
-    return ops.amax(input, dim or None if isinstance(dim, tuple) else dim, keepdim)
+    return ops.amax(input, dim, keepdim)
 
 
 def amin(input: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
-    return ops.amin(input, dim or None if isinstance(dim, tuple) else dim, keepdim)
+    return ops.amin(input, dim, keepdim)
 
 
 def aminmax(input: TensorView, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorView, TensorView]:
@@ -55,11 +56,11 @@ def aminmax(input: TensorView, *, dim: int | None = None, keepdim: bool = False)
 
 
 def any(input: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
-    return ops.any(input, dim, keepdim)
+    return ops.cast(input, torch.bool) if dim == () else ops.any(input, dim, keepdim)
 
 
 def all(input: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
-    return ops.all(input, dim, keepdim)
+    return ops.cast(input, torch.bool) if dim == () else ops.all(input, dim, keepdim)
 
 
 def count_nonzero(input: TensorView, dim: Dims | None = None) -> TensorView:
@@ -169,7 +170,8 @@ def vector_norm(
     x = _as(x, dtype)
     size = ops.abs(typed(x, carried_dtype(x.dtype)))
     if ord == torch.inf:
-        found = ops.amax(size, dim, keepdim)
+        # Of nothing, the smallest size there is.
+        found = ops.maximum(ops.amax(size, dim, keepdim), 0.0)
     elif ord == -torch.inf:
         found = ops.amin(size, dim, keepdim)
     elif ord == 0:
@@ -212,7 +214,8 @@ def functional_log_softmax(input: TensorView, dim: int | None = None, _stackleve
 
 
 def logsumexp(input: TensorView, dim: Dims, keepdim: bool = False) -> TensorView:
-    return ops.logsumexp(input, dim, keepdim)
+    floating = input if input.dtype.is_floating_point else ops.cast(input, torch.get_default_dtype())
+    return ops.logsumexp(floating, dim, keepdim)
 
 
 def cumsum(input: TensorView, dim: int, *, dtype: Dtype = None) -> TensorView:

@@ -1,0 +1,114 @@
+"""Operands at the edge: numpy's numbers and arrays, integers of more than 64 bits, dtypes that programs do not compute with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from serrate import JaggedTensor, errors, jit
+
+ROWS = [2, 0, 1]
+
+
+def ragged(dtype: torch.dtype = torch.float32) -> JaggedTensor:
+    return JaggedTensor.from_lengths(torch.tensor([1, 2, 3]).to(dtype), ROWS)
+
+
+def both(call: Callable[..., Any], *args: Any) -> list[Any]:
+    """What a call gives at once, and traced."""
+    return [call(*args), jit(call)(*args)]
+
+
+@pytest.mark.parametrize("number", [np.float32(2.5), np.float64(2.5), np.int64(3), np.bool_(True)], ids=repr)
+def test_numbers_of_numpy_are_numbers(number: Any) -> None:
+    for call, plain in (
+        (lambda x: x * number, lambda v: v * number.item()),
+        (lambda x: number + x, lambda v: number.item() + v),
+        (lambda x: x > number, lambda v: v > number.item()),
+        (lambda x: torch.clamp(x, max=number), lambda v: v.clamp(max=number.item())),
+    ):
+        for got in both(call, ragged()):
+            wanted = plain(torch.tensor([1.0, 2.0, 3.0]))
+            assert got.dtype == wanted.dtype
+            assert torch.equal(got.values, wanted)
+
+
+def test_arrays_of_numpy_are_refused_by_name() -> None:
+    for call in (lambda x: x + np.ones(3), lambda x: np.ones(3) + x, lambda x: x == np.ones(3)):
+        for run in (call, jit(call)):
+            with pytest.raises(errors.CallError, match="from_numpy"):
+                run(ragged())
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64, -(2**63) - 1, 10**30], ids=str)
+def test_integers_of_more_than_64_bits(number: int) -> None:
+    for got in both(lambda x: x * number, ragged()):
+        assert torch.equal(got.values, torch.tensor([1.0, 2.0, 3.0]) * float(number))
+    for call in (lambda x: x + number, lambda x: x < number, lambda x: torch.where(x > 1, x, number)):
+        for run in (call, jit(call)):
+            with pytest.raises(errors.DtypeError, match=f"at most 64 bits, got {number}"):
+                run(ragged(torch.int64))
+
+
+def test_truths_are_not_divided() -> None:
+    for call in (lambda x: x // x, lambda x: x % True, torch.fmod, lambda x: torch.div(x, x, rounding_mode="trunc")):
+        arguments = (ragged(torch.bool), ragged(torch.bool)) if call is torch.fmod else (ragged(torch.bool),)
+        for run in (call, jit(call)):
+            with pytest.raises(errors.DtypeError, match=r"[bB]ool"):
+                run(*arguments)
+    for got in both(lambda x: x // 2.0, ragged(torch.bool)):
+        assert torch.equal(got.values, torch.tensor([True] * 3) // 2.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.float8_e4m3fn, torch.complex64], ids=str)
+def test_dtypes_that_programs_do_not_compute_with(dtype: torch.dtype) -> None:
+    for call in (lambda x: x + 1, lambda x: x * x, torch.exp, lambda x: x.sum(1), lambda x: x == x):
+        for run in (call, jit(call)):
+            with pytest.raises(errors.DtypeError, match="convert it before the call"):
+                run(ragged(dtype))
+
+
+@pytest.mark.parametrize(("left", "right"), [(torch.float32, torch.float64), (torch.int64, torch.float32)], ids=str)
+def test_products_of_two_dtypes_are_refused(left: torch.dtype, right: torch.dtype) -> None:
+    x = JaggedTensor.from_lengths(torch.ones(3, 2, dtype=left), ROWS)
+    for run in (torch.matmul, jit(torch.matmul)):
+        with pytest.raises(errors.DtypeError, match="one dtype"):
+            run(x, torch.ones(2, 2, dtype=right))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_products_of_integers_wrap_as_in_torch(dtype: torch.dtype, backend: str) -> None:
+    values = torch.arange(12).reshape(3, 4).to(dtype)
+    weight = torch.arange(100, 120).reshape(4, 5).to(dtype)
+    x = JaggedTensor.from_lengths(values, ROWS)
+    product = jit(lambda x, w: x @ w, backend=backend)(x, weight)
+    assert product.dtype == dtype
+    assert torch.equal(product.values, values @ weight)
+    linear = jit(torch.nn.functional.linear, backend=backend)(x, weight.T.contiguous())
+    assert torch.equal(linear.values, values @ weight)
+
+
+def test_products_of_integers_are_not_made_by_triton() -> None:
+    x = JaggedTensor.from_lengths(torch.ones(3, 2, dtype=torch.int32), ROWS)
+    with pytest.raises(errors.DtypeError, match="on a CPU only"):
+        jit(torch.matmul, backend="triton")(x, torch.ones(2, 2, dtype=torch.int32))
+
+
+def test_no_dims_are_all_dims() -> None:
+    x = JaggedTensor.from_lengths(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), ROWS)
+    for name in ("sum", "mean", "amax", "amin", "var", "nansum"):
+        for got in both(lambda x, name=name: getattr(torch, name)(x, ()), x):
+            assert torch.equal(got, getattr(torch, name)(x.values, ()))
+    for got in both(lambda x: torch.any(x, ()), x):
+        assert torch.equal(got.values, torch.any(x.values, ()))
+
+
+def test_the_largest_size_of_nothing_is_0() -> None:
+    x = JaggedTensor.from_lengths(torch.tensor([[1.0, -2.0], [3.0, -4.0], [5.0, 6.0]]), ROWS)
+    for got in both(lambda x: torch.norm(x, torch.inf, 1), x):
+        assert torch.equal(got, torch.tensor([[3.0, 4.0], [0.0, 0.0], [5.0, 6.0]]))
