@@ -33,7 +33,7 @@ class _Indexing(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if function is torch.Tensor.__getitem__ and _has_lanes(args[1]):
+        if function is torch.Tensor.__getitem__ and (_has_lanes(args[1]) or (_is_plain(args[0]) and _in_a_loop())):
             return getitem(args[0], args[1]) if isinstance(args[0], TileValue) else load(args[0], args[1])
         if function is torch.Tensor.__setitem__ and (_has_lanes(args[1]) or isinstance(args[2], Lanes)):
             return store(args[0], args[1], args[2])
@@ -42,6 +42,15 @@ class _Indexing(TorchFunctionMode):
 
 def _has_lanes(key: Any) -> bool:
     return isinstance(key, Lanes) or (isinstance(key, (tuple, list)) and any(isinstance(k, Lanes) for k in key))
+
+
+def _is_plain(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not isinstance(x, Lanes)
+
+
+def _in_a_loop() -> bool:
+    """Whether a loop over tiles runs, in which reading outside of a tensor gives 0."""
+    return bool(current("an index").depth)
 
 
 def prepare(function: Callable[..., Any]) -> Source:

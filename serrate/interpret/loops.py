@@ -25,7 +25,7 @@ import torch
 
 from serrate.interpret.axes import Axis, BlockSize, Condition, Fed, Pending
 from serrate.interpret.run import Run, current, refuse, user_frame
-from serrate.interpret.values import Tile, TileValue, value_of
+from serrate.interpret.values import Tile, TileValue, Unusable, value_of
 
 
 class Loop:
@@ -54,37 +54,39 @@ class Loop:
         before = self._carried.get(name)
         if self.iterations and value is not before and isinstance(value, TileValue):
             if self.parallel:
-                refuse(
+                value = _unusable(
+                    before,
                     f"{name} is carried from one program to the next, but programs run in any order: "
-                    "put a loop inside, or use hl.atomic_add"
+                    "put a loop inside, or use hl.atomic_add",
                 )
-            value = self._rested(name, before, value)
+            else:
+                value = self._rested(name, before, value)
         self._carried[name] = value
         return value
 
-    def _rested(self, name: str, before: Any, value: TileValue) -> TileValue:
-        old = (
-            before
-            if isinstance(before, TileValue)
-            else value_of(before)
-            if isinstance(before, (int, float, torch.Tensor))
-            else None
-        )
+    def _rested(self, name: str, before: Any, value: TileValue) -> TileValue | Unusable:
+        old = value_of(before) if isinstance(before, (int, float, torch.Tensor, TileValue)) else None
         with torch._C.DisableTorchFunction():
+            if old is not None and old.ndim < value.ndim:
+                # The first iteration may bring dims that the value did not have before, as in torch.
+                grown = value.ndim - old.ndim
+                lead = old.data.reshape((1,) * grown + tuple(old.data.shape))
+                old = old.arranged(lead, range(grown, value.ndim), (None,) * grown + old.axes)
             known = old.conditions if old is not None else ()
             new = [c for c in value.conditions if not any(_same(c, k) for k in known)]
             for c in new:
                 if c.row and (c.born >= self.start or self.iterations > 1):
-                    refuse(
+                    return _unusable(
+                        before,
                         f"the carried value {name} exists under a condition on the length of a row that changes with the loop: "
-                        "reduce over that dim before, or make its lanes exist with hl.fill(x, 0)"
+                        "reduce over that dim before, or make its lanes exist with hl.fill(x, 0)",
                     )
             kept = [k for k in known if any(_same(c, k) for c in value.conditions)]
             kept += [c for c in new if c.row or c.born < self.start]
             data = value.data
             now = [f.mask for f in value.fed if f.time >= self.start]
             if now and old is not None:
-                if not isinstance(before, (int, float)) and old.data.dim() and tuple(old.data.shape) != tuple(data.shape):
+                if not all(_fits(o, n) for o, n in zip(_dims(old), _dims(value), strict=True)):
                     refuse(
                         f"the carried value {name} has shape {tuple(old.data.shape)} before an iteration and "
                         f"{tuple(data.shape)} after it"
@@ -109,6 +111,22 @@ class Loop:
     def leave(self) -> None:
         """The loop is over."""
         del self._run.loops[self._run.loops.index(self) :]
+
+
+def _unusable(before: Any, reason: str) -> Unusable:
+    """Refuses to carry a value that was there before the loop; one that was not may be set anew before it is read."""
+    if before is not None and not isinstance(before, Unusable):
+        refuse(reason)
+    return Unusable(reason)
+
+
+def _dims(x: TileValue) -> list[tuple[Axis | None, int]]:
+    return list(zip(x.axes, x.data.shape, strict=True))
+
+
+def _fits(old: tuple[Axis | None, int], new: tuple[Axis | None, int]) -> bool:
+    """Whether a dim of a carried value stays as it is, or is broadcast to what it becomes."""
+    return old[0] is None or old[1] == new[1]
 
 
 def _same(one: Condition, other: Condition) -> bool:

@@ -23,11 +23,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from serrate.errors import KernelError
 
 ENTER = "__serrate_enter__"
 LOCALS = "__serrate_locals__"
 """Python's `locals`, which the user may have another use for."""
+CONDITION = "__serrate_condition__"
+"""Makes a tensor of a bool, for `torch.where`: `tile.begin > 3` is a number here, and a value where kernels are compiled."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def parsed(function: Callable[..., Any]) -> tuple[ast.FunctionDef, int, range]:
 def _compiled(function: types.FunctionType, tree: ast.FunctionDef, enter: Callable[[], Any]) -> Callable[..., Any]:
     """A function of this tree with the original's globals, cells and defaults."""
     free = function.__code__.co_freevars
-    given = {ENTER: enter, LOCALS: locals}
+    given = {ENTER: enter, LOCALS: locals, CONDITION: _condition}
     names = [*free, *given]
     outer = ast.FunctionDef(
         name="__serrate_outer__",
@@ -109,6 +113,10 @@ def _inner(code: types.CodeType, name: str) -> types.CodeType:
     return next(c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
 
 
+def _condition(x: Any) -> Any:
+    return torch.tensor(x, device="cpu") if isinstance(x, bool) else x
+
+
 class _Notes(ast.NodeTransformer):
     """Puts the notes at every loop of a function."""
 
@@ -120,6 +128,14 @@ class _Notes(ast.NodeTransformer):
 
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
         return self._loop(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "where" and node.args:
+            first = node.args[0]
+            name = ast.copy_location(ast.Name(CONDITION, ast.Load()), first)
+            node.args[0] = ast.copy_location(ast.Call(name, [first], []), first)
+        return node
 
     def _loop(self, node: ast.For | ast.While) -> list[ast.stmt]:
         carried = carried_names(node)

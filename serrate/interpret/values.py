@@ -128,6 +128,28 @@ class TorchLike(Lanes):
         refuse("lanes of a tile are not run over one by one: use a loop over hl.tile(..., block_size=1) or hl.grid")
 
 
+class Unusable(Lanes):
+    """What a name stands for after an iteration that leaves nothing to the next: using it is refused, with the reason.
+
+    A name that every iteration sets before it is read is not carried, although an `if` may hide that.
+    """
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __getattr__(self, name: str) -> Any:
+        refuse(self.reason)
+
+    def _refused(self, *_: Any) -> Any:
+        refuse(self.reason)
+
+    __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = __getitem__ = __setitem__ = _refused
+    __eq__ = __ne__ = _refused
+    __hash__ = object.__hash__
+
+
 class TileValue(TorchLike):
     """A value of a device loop. Users get them from loads, and from torch's functions on them."""
 
@@ -292,6 +314,8 @@ def value_of(x: Any) -> Any:
     >>> value_of(torch.zeros(3)).axes
     (no tile,)
     """
+    if isinstance(x, Unusable):
+        refuse(x.reason)
     if isinstance(x, Tile):
         return x.index
     if isinstance(x, Tensor):
