@@ -27,9 +27,9 @@ from torch.autograd import forward_ad
 
 from serrate import settings
 from serrate.engine import Compiled
-from serrate.errors import CallError, GradientError
+from serrate.errors import CallError, GradientError, TraceError
 from serrate.frontend import autocast
-from serrate.frontend.dependencies import Snapshot, WeakMethod, snapshot
+from serrate.frontend.dependencies import Snapshot, WeakMethod, kept, snapshot
 from serrate.frontend.leaves import Leaves, leaves_of
 from serrate.frontend.specialise import Specialised, changing
 from serrate.frontend.trace import BY_VALUE, Key, Trace, described, inputs_of, kind_of, static_of, trace
@@ -251,6 +251,8 @@ class Jitted:
                 return state, program, every
             wanted = programs.wanted(sizes)
             traced = trace(self.fn, args, kwargs, outside, None if self._alone else found, wanted, generators)
+            if state.snapshot is not None and state.snapshot.writes:
+                self._refuse_kept(objects or ())
             # While tracing, more may have been found outside than was known before.
             every = [*leaves, *(reached[k] for k in state.used)]
             programs, _ = state.programs(kind_of(args, kwargs, every, alone=self._alone), every, leaves)
@@ -259,6 +261,14 @@ class Jitted:
                 programs.add(traced.sizes, program)
                 return state, program, every
             programs.fix(traced.fixed)
+
+    def _refuse_kept(self, objects: Sequence[Any]) -> None:
+        way = kept(self.fn, objects, TensorView)
+        if way is not None:
+            raise TraceError(
+                f"the function keeps a traced tensor in `{way}`, which would not be written again in later calls; return the "
+                "tensor, and keep what the call gives"
+            )
 
     def _new_state(self, objects: Sequence[Any]) -> tuple[State, Sequence[Any]]:
         taken, reached = snapshot(self.fn, objects)

@@ -48,6 +48,8 @@ class Reads:
     chains: tuple[Chain, ...]
     names: frozenset[str]
     every: bool = False
+    stores: frozenset[str] = frozenset()
+    """Attributes, global names and items (as "[]") that are written."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -61,11 +63,12 @@ def reads_of(code: types.CodeType) -> Reads:
     ['sum']
     """
     found = _Scan(code)
-    chains, names, every = dict.fromkeys(found.chains), set(found.names), found.every
+    chains, names, stores, every = dict.fromkeys(found.chains), set(found.names), set(found.stores), found.every
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             reads = reads_of(inner)
             names |= reads.names
+            stores |= reads.stores
             every |= reads.every
             for chain in reads.chains:
                 if chain.root == "cell" and chain.name not in code.co_freevars:
@@ -73,7 +76,7 @@ def reads_of(code: types.CodeType) -> Reads:
                     names.update(key for kind, key in chain.steps if kind == "attribute")
                 else:
                     chains[chain] = None
-    return Reads(tuple(chains), frozenset(names), every)
+    return Reads(tuple(chains), frozenset(names), every, frozenset(stores))
 
 
 class _Scan:
@@ -82,6 +85,7 @@ class _Scan:
     def __init__(self, code: types.CodeType) -> None:
         self.chains: list[Chain] = []
         self.names: set[str] = set()
+        self.stores: set[str] = set()
         self.every = False
         self._code = code
         self._all = [i for i in dis.get_instructions(code) if i.opname not in SILENT]
@@ -104,6 +108,10 @@ class _Scan:
                 self.chains.append(Chain("module", imported, (("attribute", name),)))
             elif operation in ATTRIBUTES or operation == "LOAD_SUPER_ATTR":
                 self._attribute(name)
+            elif operation in ("STORE_ATTR", "STORE_GLOBAL") or (operation == "STORE_DEREF" and name in code.co_freevars):
+                self.stores.add(name)
+            elif operation == "STORE_SUBSCR":
+                self.stores.add("[]")
             elif operation == "MATCH_CLASS":
                 constants = [c for c in code.co_consts if isinstance(c, tuple)]
                 self.names.update(name for names in constants for name in names if isinstance(name, str))

@@ -30,11 +30,14 @@ import enum
 import functools
 import importlib.util
 import itertools
+import os
 import random
 import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -112,6 +115,8 @@ class Snapshot(NamedTuple):
     """Each of the ways, as a user would write it."""
     generators: tuple[Any, ...]
     """Sources of random numbers that the function reaches."""
+    writes: bool
+    """Whether code that is reached writes to anything but its own variables."""
 
 
 def snapshot(function: Any, objects: Sequence[Any] = (), read: Iterable[str] = ()) -> tuple[Snapshot, list[Leaf]]:
@@ -130,12 +135,31 @@ def snapshot(function: Any, objects: Sequence[Any] = (), read: Iterable[str] = (
     >>> taken.ways[taken.read(f, ())]
     'scales[0]'
     """
+    walk = _walked(function, objects, read)
+    return walk.snapshot(), walk.tensors
+
+
+def kept(function: Any, objects: Sequence[Any], kind: type) -> str | None:
+    """The way to an object of a class, among all that a function can read or write; None if there is none.
+
+    >>> __name__ = "example"
+    >>> results = []
+    >>> def f(x):
+    ...     results.append(x)
+    >>> f(2j)
+    >>> kept(f, (), complex)
+    'results[0]'
+    """
+    return next(iter(_walked(function, objects, (), kind).found), None)
+
+
+def _walked(function: Any, objects: Sequence[Any], read: Iterable[str], wanted: type | None = None) -> _Walk:
     names: set[str] = set(read)
     every = False
     while True:
-        walk = _Walk(function, objects, frozenset(names), every)
+        walk = _Walk(function, objects, frozenset(names), every, wanted)
         if walk.names <= names and walk.every <= every:
-            return walk.snapshot(), walk.tensors
+            return walk
         # Further names concern objects that were seen before.
         names |= walk.names
         every |= walk.every
@@ -202,10 +226,16 @@ def _names_of_library_class(kind: type) -> frozenset[str]:
 
 
 class _Walk:
-    """One walk over everything that is reached, nearest first; writes the code that does it again."""
+    """One walk over everything that is reached, nearest first; writes the code that does it again. Where a class is `wanted`, it
+    reaches what is only written, too."""
 
-    def __init__(self, function: Any, objects: Sequence[Any], names: frozenset[str], every: bool) -> None:
+    def __init__(
+        self, function: Any, objects: Sequence[Any], names: frozenset[str], every: bool, wanted: type | None = None
+    ) -> None:
         self.names, self.every = set(names), every
+        self.found: list[str] = []
+        """The ways to objects of the class that is wanted."""
+        self._wanted, self._writes = wanted, False
         self.tensors: list[Leaf] = []
         self._generators: list[Any] = []
         self._known, self._every = sorted(names), every
@@ -261,7 +291,7 @@ class _Walk:
             following = way_of[k] = int(line.rpartition(" ")[2]) if line.startswith("if ") else following
         self._constants["way_of"] = way_of
         exec(compile(text, "<dependencies>", "exec"), self._constants)
-        return Snapshot(self._constants["read"], tuple(self._ways), tuple(self._generators))
+        return Snapshot(self._constants["read"], tuple(self._ways), tuple(self._generators), self._writes)
 
     # --- code ------------------------------------------------------------------------------------------------------------
 
@@ -294,6 +324,9 @@ class _Walk:
 
     def _hold(self, expression: str, thing: Any, way: str, quiet: bool = False) -> str | None:
         """Reads something, and checks what kind of thing it is; gives its variable, None for a plain value."""
+        if self._wanted is not None and isinstance(thing, self._wanted):
+            self.found.append(way)
+            return None
         if isinstance(thing, (*PLAIN, enum.Enum)):
             if (expression, "plain") in self._done:
                 return None
@@ -349,11 +382,14 @@ class _Walk:
                 self._visit(f"{var}.{name}", getattr(thing, name), way)
         elif isinstance(thing, weakref.ref):
             self._visit(f"{var}()", thing(), way)
+        elif isinstance(thing, ContextVar):
+            self._visit(f"{var}.get(MISSING)", thing.get(MISSING), way)
         elif (attribute := _wrapped(thing)) is not None:
             self._visit(f"{var}.{attribute}", getattr(thing, attribute), way)
         elif isinstance(thing, type):
             for name in (*self._known, *sorted(IMPLICIT | MAKING)):
                 self._of_class(thing, name, way)
+                self._of_class(type(thing), name, way)
         elif isinstance(thing, types.ModuleType):
             for name in self._known:
                 self._of_module(var, thing, name, way)
@@ -398,15 +434,20 @@ class _Walk:
         """Reads what the code of a function reads."""
         self._visit(f"{var}.__defaults__", function.__defaults__, f"{way}.__defaults__")
         self._visit(f"{var}.__kwdefaults__", function.__kwdefaults__, f"{way}.__kwdefaults__")
-        reads = self._noted(reads_of(function.__code__))
+        reads = self._noted(reads_of(function.__code__), function.__code__.co_freevars)
         for chain in reads.chains:
             found = self._root(var, function, chain)
             if found is not None:
                 self._follow(*found, chain.steps)
 
-    def _noted(self, reads: Reads) -> Reads:
+    def _noted(self, reads: Reads, free: Sequence[str]) -> Reads:
         self.names |= reads.names
         self.every |= reads.every
+        self._writes |= bool(reads.stores)
+        if self._wanted is not None:
+            self.names |= reads.stores
+            chains = (Chain("cell" if name in free else "global", name) for name in reads.stores if name.isidentifier())
+            return replace(reads, chains=(*reads.chains, *chains))
         return reads
 
     def _root(self, var: str, function: types.FunctionType, chain: Chain) -> tuple[str, Any, str] | None:
@@ -476,7 +517,11 @@ class _Walk:
                 self._visit(expression, thing, way)
                 return None
             return f"{self._hold(expression, thing, way)}[{self._constant(key)}]", inside, f"{way}[{key!r}]"
-        if kind == "item" or (isinstance(thing, CONTAINERS) and _has_stable_code(type(thing)) and key not in WRITES):
+        writes = key in WRITES and isinstance(thing, CONTAINERS)
+        self._writes |= writes
+        if kind == "item" or (
+            isinstance(thing, CONTAINERS) and _has_stable_code(type(thing)) and (not writes or self._wanted is not None)
+        ):
             self._visit(expression, thing, way)
             return None
         held = self._hold(expression, thing, way)
@@ -510,7 +555,7 @@ class _Walk:
             names |= set(_slots(type(thing)))
         if isinstance(thing, torch.nn.Module):
             names.update(HOOKS)
-        if _has_stable_code(type(thing)) and (isinstance(thing, torch.nn.Module) or type(thing).__module__ in READ_INSIDE):
+        if _is_read_inside(thing):
             kind: Any = type(thing)
             names |= _names_of_library_class(kind)
         for name in sorted(names):
@@ -540,6 +585,8 @@ class _Walk:
                 self._absent(f"{var}.__dict__", inside, name, shown)
             return None
         thing = inside[name]
+        if thing is os.getenv:
+            return f"{var}.__dict__['environ']", os.environ, f"{way}.environ"
         if _is_library(module.__name__) and (callable(thing) or isinstance(thing, types.ModuleType)):
             return (f"{var}.__dict__[{name!r}]", thing, shown) if _is_foreign(thing) else None
         return f"{var}.__dict__[{name!r}]", thing, shown
@@ -621,7 +668,7 @@ class _Walk:
     def _bound(self, var: str, thing: Any, name: str, way: str) -> tuple[str, Any, str] | None:
         """An attribute of an object that its class has; a method uses the object in any way."""
         found = self._in_class(type(thing), name, way)
-        if found is not None and hasattr(type(found[1]), "__get__"):
+        if hasattr(type(found[1]), "__get__") if found is not None else _is_read_inside(thing):
             self._visit(var, thing, way)
         return found
 
@@ -629,6 +676,11 @@ class _Walk:
 def _is_foreign(thing: Any) -> bool:
     """Whether something that a library's module holds was put there by somebody else."""
     return not isinstance(thing, types.ModuleType) and isinstance(thing, types.FunctionType) and not _has_stable_code(thing)
+
+
+def _is_read_inside(thing: Any) -> bool:
+    """Whether methods of a library's class read what users put into its objects."""
+    return isinstance(thing, torch.nn.Module) or type(thing).__module__ in READ_INSIDE
 
 
 def _draws(thing: Any) -> bool:

@@ -295,3 +295,59 @@ def test_traced_tensors_are_what_they_stand_for() -> None:
     traced, kinds[:] = kinds[:], []
     function(X, w)
     assert traced == kinds
+
+
+def test_a_traced_tensor_that_is_kept_is_refused() -> None:
+    results: list[Any] = []
+    table: dict[str, Any] = {}
+    last: Any = None
+
+    class Holder:
+        last: Any = None
+
+        def run(self, x: Any) -> Any:
+            self.last = x * 2
+            return self.last
+
+    holder = Holder()
+
+    def listed(x: Any) -> Any:
+        y = x * 2
+        results.append(y)
+        return y
+
+    def stored(x: Any) -> Any:
+        table["y"] = x * 2
+        return x
+
+    def held(x: Any) -> Any:
+        holder.last = x * 2
+        return x
+
+    def named(x: Any) -> Any:
+        nonlocal last
+        last = x * 2
+        return x
+
+    for function in (listed, stored, held, named, holder.run):
+        results.clear()
+        table.clear()
+        holder.last = last = None
+        with pytest.raises(TraceError, match="the function keeps a traced tensor in "):
+            jit(function)(X)
+
+
+def test_what_a_function_makes_and_keeps_for_itself() -> None:
+    class Cached:
+        table: Any = None
+
+        def run(self, x: Any) -> Any:
+            if self.table is None:
+                self.table = torch.full((1,), 3.0)
+            parts = []
+            parts.append(x * self.table)
+            return parts[0]
+
+    f = jit(Cached().run)
+    for _ in range(3):
+        assert f(X).values.equal(X.values * 3)

@@ -14,6 +14,7 @@ import sys
 import types
 from collections import UserDict, deque
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -419,6 +420,40 @@ def test_the_content_of_containers() -> None:
             check(jitted, f)
 
 
+MODE: ContextVar[float] = ContextVar("mode", default=2.0)
+
+
+class Kind(type):
+    def __getitem__(cls, name: str) -> Any:
+        return scales_of_classes[name]
+
+
+class Indexed(metaclass=Kind):
+    """Has items."""
+
+
+scales_of_classes = {"a": 2.0}
+
+
+def test_context_variables_environment_and_metaclasses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TEST_OF_JIT", "2")
+    functions: list[Callable[..., Any]] = [
+        lambda x: x * MODE.get(),
+        lambda x: x * float(os.getenv("A_TEST_OF_JIT") or 0),
+        lambda x: x * float(os.environ.get("A_TEST_OF_JIT", 0)),
+        lambda x: x * Indexed["a"],
+    ]
+    both = [(f, jit(f)) for f in functions]
+    for f, jitted in both:
+        check(jitted, f)
+    token = MODE.set(3.0)
+    monkeypatch.setenv("A_TEST_OF_JIT", "3")
+    monkeypatch.setitem(scales_of_classes, "a", 3.0)
+    for f, jitted in both:
+        check(jitted, f)
+    MODE.reset(token)
+
+
 class Level(enum.Enum):
     LOW, HIGH = 1, 2
 
@@ -486,6 +521,20 @@ def test_modules_whose_parts_are_replaced() -> None:
         again()
         model.forward = lambda x: x * 3  # type: ignore[method-assign]
         again()
+
+
+LINEAR = nn.Linear(1, 1)
+
+
+def test_methods_of_modules_that_are_called_by_name() -> None:
+    jitted = jit(lambda x: LINEAR.forward(x) + sum(p.sum() for p in LINEAR.parameters()))
+    x = JaggedTensor.from_lengths(torch.randn(5, 1), [2, 0, 3])
+    with torch.no_grad():
+        for _ in range(2):
+            for _ in range(2):
+                total = LINEAR.weight.sum() + LINEAR.bias.sum()
+                torch.testing.assert_close(jitted(x).values, LINEAR(x.values) + total)
+            LINEAR.weight = nn.Parameter(torch.full((1, 1), 4.0))
 
 
 def test_methods_that_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
