@@ -81,6 +81,13 @@ class Loop:
                         f"the carried value {name} exists under a condition on the length of a row that changes with the loop: "
                         "reduce over that dim before, or make its lanes exist with hl.fill(x, 0)",
                     )
+            was = before.dtype if isinstance(before, TileValue) else value.dtype
+            if value.dtype.is_floating_point and not was.is_floating_point:
+                refuse(
+                    f"the carried value {name} is {was} before the loop and {value.dtype} after an iteration, "
+                    "so it would be rounded only where it is stored: "
+                    f"begin with that dtype, or convert what is added, as in x.sum(1).to({was})"
+                )
             kept = [k for k in known if any(_same(c, k) for c in value.conditions)]
             kept += [c for c in new if c.row or c.born < self.start]
             data = value.data

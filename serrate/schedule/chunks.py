@@ -42,18 +42,28 @@ class Rows:
     count: Expr
 
 
-def listed(program: KernelProgram, chosen: TilePlan) -> tuple[tuple[KernelProgram, ...], str]:
-    """The program over lists of pieces, and a line that says what was done."""
+def listed(program: KernelProgram, chosen: TilePlan, target: Target) -> tuple[tuple[KernelProgram, ...], TilePlan]:
+    """The program over lists of pieces, and the plan with what was done; the program as it is where there is nothing to list."""
     if len(program.body) != 1 or not isinstance(program.body[0], Tiles):
         raise StrategyError("persistent_dynamic: the kernel has no loop of programs")
-    outer = program.body[0]
+    outer, whole = program.body[0], replace(chosen, chunk=0)
     rows = _rows(program, outer)
     if rows is None:
-        return (program,), "no store goes by the length of a row: all programs are alike, and there is no list to make"
+        return (program,), whole.because("no store goes by the length of a row: all programs are alike, and rows stay whole")
+    if chosen.by_name[rows.component.name] > 1:
+        raise StrategyError(
+            f"persistent_dynamic takes one row at a time, and {rows.component} has {chosen.by_name[rows.component.name]}: "
+            "leave its block_size open, or make it 1"
+        )
     here = [a for a in rows.along if a in outer.axes]
     if here:
-        return (_tile_list(program, outer, rows, here[0], chosen),), f"programs are the tiles of {here[0].name} that there are"
-    return _Cut(program, outer, rows, chosen).phases(), f"rows are cut into pieces of {chosen.chunk} positions"
+        reason = f"programs are the tiles of {here[0].name} that there are"
+        return (_tile_list(program, outer, rows, here[0], chosen),), whole.because(reason)
+    chosen = replace(chosen, chunk=chosen.chunk or chunk_of(program, chosen.by_name, target.chunk))
+    cut = _Cut(program, outer, rows, chosen)
+    if not cut.loops:
+        return (program,), whole.because("the loop over rows is inside another one, and rows stay whole")
+    return cut.phases(), chosen.because(f"rows are cut into pieces of {chosen.chunk} positions")
 
 
 def _rows(program: KernelProgram, outer: Tiles) -> Rows | None:
@@ -296,13 +306,9 @@ def scheduled(
 
     `lanes` are others than the strategy's own, by the name of an axis, and `chunk` for the size of pieces.
     """
-    chosen = plan(program, strategy, target)
-    if strategy == "persistent_dynamic":
-        chosen = replace(chosen, chunk=chunk_of(program, chosen.by_name, target.chunk))
-    chosen = overridden(chosen, program, lanes or {})
+    chosen = overridden(plan(program, strategy, target), program, lanes or {})
     phases: tuple[KernelProgram, ...] = (program,)
     if strategy == "persistent_dynamic":
-        phases, reason = listed(program, chosen)
-        chosen = replace(chosen, reasons=(*chosen.reasons, reason))
+        phases, chosen = listed(program, chosen, target)
     sizes = {a.name: 1 for phase in phases for a in phase.axes} | chosen.by_name
     return chosen, phases, sizes

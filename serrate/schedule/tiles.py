@@ -13,7 +13,7 @@ schedule is refused, with the carried value to blame.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serrate.ir.expr import Element, Expr, Sum, Symbol
 from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles, statements
@@ -36,6 +36,10 @@ class TilePlan:
 
     chunk: int = 0
     """Positions of a row that are one piece of work, where rows are cut."""
+
+    def because(self, reason: str) -> TilePlan:
+        """The plan with a line that says why."""
+        return replace(self, reasons=(*self.reasons, reason))
 
     @property
     def by_name(self) -> dict[str, int]:

@@ -187,7 +187,9 @@ def _assign(each: Carried, value: Value) -> Assign:
 
 
 def _into(node: Reduce | Dot, alias: Local, local: Local) -> Reduce | Dot:
-    """A reduction that goes into another block: along the lanes by which its result was read."""
+    """A reduction that goes into another block, in that one's dtype: along the lanes by which its result was read."""
+    if isinstance(node, Reduce) and node.value.dtype != local.dtype:
+        node = replace(node, value=call("cast", node.value, dtype=local.dtype))
     lanes = {old.symbol: new.symbol for old, new in zip(node.local.lanes, alias.lanes, strict=True) if old != new}
     if not lanes:
         return replace(node, local=local)

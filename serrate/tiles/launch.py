@@ -262,11 +262,12 @@ class Site:
         if not agree(found):
             raise refusal(doubtful, tiles)
 
-    def _built(self, program: KernelProgram, trace: Trace, env: Env, options: Options) -> Variant:
+    def _built(self, program: KernelProgram, trace: Trace, env: Env, options: Options, *, cut: bool = False) -> Variant:
+        """A program under a strategy, built; `cut` asks for one that has something to share out."""
         strategy = options.strategy or "maskless"
         if options.strategy is None and any(isinstance(x, JaggedTensor) and lopsided(x.structure) for x in env.values()):
             try:
-                return self._built(program, trace, env, replace(options, strategy="persistent_dynamic"))
+                return self._built(program, trace, env, replace(options, strategy="persistent_dynamic"), cut=True)
             except StrategyError as error:
                 log.debug("%s: one row has most of the work, and stays whole: %s", self.name, error)
         as_written, program = program, tidy(in_two_passes(program) if strategy == "maskless" else program)
@@ -275,6 +276,8 @@ class Site:
             # A row is near for a second pass only where a worker has one at a time.
             program = tidy(as_written)
             chosen, phases, lanes = scheduled(program, strategy, CPU, options.lanes)
+        if cut and phases[0] is program:
+            raise StrategyError(chosen.reasons[-1])
         header = (f"{self.name}: {chosen}".split("\n")[0], *str(chosen).split("\n")[1:])
         loops = lower_kernel(phases, lanes, header)
         _require_room(loops)

@@ -78,6 +78,8 @@ class TracedLoop:
         self.kept: dict[str, Any] = {}
         """What programs find, and must leave as it is."""
         self.conditions: dict[str, list[Condition]] = {}
+        self.plain: set[str] = set()
+        """Carried values that begin as a number of Python's, which takes the dtype of what it meets."""
         self.stepped = False
         self.start = 0
         self.test: tuple[list[Statement], tuple[Less, ...]] | None = None
@@ -204,6 +206,9 @@ class TracedLoop:
             trace.block.append(Assign(local.lanes, (), local, initial))
         trace.block = here
         placeholder = Traced(held(local), axes, value.conditions)
+        outer = (loop for loop in trace.loops if name in loop.plain and loop.carried[name][1] is was)
+        if isinstance(was, (int, float)) or next(outer, None) is not None:
+            self.plain.add(name)
         self.carried[name] = (local, placeholder)
         return placeholder
 
@@ -225,6 +230,12 @@ class TracedLoop:
         grown = any(a is not None and a not in before.axes for a in axes) or len(axes) != before.ndim
         if grown and any(a.original in self.axes for a in axes if a is not None):
             self._refuse_shapes(name, before, value)
+        if value.dtype.is_floating_point and not before.dtype.is_floating_point and name not in self.plain:
+            refuse(
+                f"the carried value {name} is {before.dtype} before the loop and {value.dtype} after an iteration, "
+                "so it would be rounded only where it is stored: "
+                f"begin with that dtype, or convert what is added, as in x.sum(1).to({before.dtype})"
+            )
         if grown or value.dtype != before.dtype:
             key = (self.number, name)
             form = (value.dtype, tuple(None if a is None else (a.name, None if a.looped else a.size) for a in axes))

@@ -23,6 +23,9 @@ from serrate.interpret.source import LOCALS, _exposed, _inner, _statements, _tar
 
 LAUNCH = "__serrate_launch__"
 TRACE = "__serrate_trace__"
+UNSET = "__serrate_unset__"
+_UNSET = object()
+"""What a name that need not be given stands for where it is not."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +161,7 @@ def _device(function: types.FunctionType, loop: ast.For, names: tuple[str, ...],
         posonlyargs=[], args=[], kwonlyargs=[ast.arg(n) for n in every], kw_defaults=[None] * len(every), defaults=[]
     )
     # A name that the loop sets before it is read need not be given.
-    arguments.kw_defaults = [ast.Constant(None) if n in names else None for n in every]
-    unset = ast.parse("\n".join(f"if {n} is None: del {n}" for n in names) or "pass").body
+    unset = ast.parse("\n".join(f"if {n} is {UNSET}: del {n}" for n in names) or "pass").body
     for statement in unset:
         for part in ast.walk(statement):
             ast.copy_location(part, loop)
@@ -170,7 +172,7 @@ def _device(function: types.FunctionType, loop: ast.For, names: tuple[str, ...],
 
 def _built(function: types.FunctionType, tree: ast.FunctionDef, given: dict[str, Any]) -> Callable[..., Any]:
     """A function of this tree with the original's globals, cells and defaults, and some names of ours."""
-    given = {**given, LOCALS: locals}
+    given = {**given, LOCALS: locals, UNSET: _UNSET}
     free = function.__code__.co_freevars
     own = {a.arg for a in tree.args.kwonlyargs}
     names = [*(n for n in free if n not in own), *given]
@@ -183,7 +185,7 @@ def _built(function: types.FunctionType, tree: ast.FunctionDef, given: dict[str,
     module = ast.fix_missing_locations(ast.Module([outer], []))
     code = _inner(_inner(compile(module, function.__code__.co_filename, "exec"), outer.name), function.__name__)
     cells = dict(zip(free, function.__closure__ or (), strict=True)) | {n: types.CellType(x) for n, x in given.items()}
-    host = tree.args.args or tree.args.posonlyargs or not tree.args.kwonlyargs
+    host = LAUNCH in given
     made = types.FunctionType(
         code,
         function.__globals__,
@@ -191,7 +193,7 @@ def _built(function: types.FunctionType, tree: ast.FunctionDef, given: dict[str,
         function.__defaults__ if host else None,
         tuple(cells[n] for n in code.co_freevars),
     )
-    made.__kwdefaults__ = function.__kwdefaults__ if not own else dict.fromkeys(a.arg for a in tree.args.kwonlyargs)
+    made.__kwdefaults__ = function.__kwdefaults__ if host else dict.fromkeys(own, _UNSET)
     return made
 
 

@@ -800,3 +800,22 @@ def test_memory_under_two_names_is_refused_where_it_is_stored_to(backend: str) -
             run(x, y)
     assert run(whole[:4], whole[4:8]).tolist() == [4, 5, 6, 7]
     assert run(torch.zeros(0), torch.zeros(0)).tolist() == []
+
+
+def test_an_argument_that_is_not_there() -> None:
+    @serrate.kernel
+    def k(x: torch.Tensor, bias: torch.Tensor | None = None, *, scale: float = 2.0) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        for t in hl.tile(x.size(0)):
+            v = x[t] * scale
+            if bias is not None:
+                v = v + bias[t]
+            out[t] = v
+        return out
+
+    x = torch.arange(10.0)
+    for run in (k, k.on("reference"), k.interpreted(tile=3)):
+        for _ in range(2):
+            assert torch.equal(run(x), 2 * x)
+            assert torch.equal(run(x, x), 3 * x)
+            assert torch.equal(run(x, None, scale=1.0), x)

@@ -276,3 +276,82 @@ def test_products_of_two_dtypes_are_refused(left: torch.dtype, right: torch.dtyp
     for found in (rows_by_a_weight, rows_by_a_weight.interpreted()):
         with pytest.raises(serrate.errors.KernelError, match="a product"):
             found(jt, weight, torch.float32)
+
+
+@pytest.mark.parametrize("strategy", [None, "masked", "persistent_dynamic"])
+def test_a_wider_carried_value(strategy: str | None) -> None:
+    @serrate.kernel(strategy=strategy)
+    def k(jt: JaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        top, total = torch.zeros(jt.num_rows, dtype=torch.float64), torch.zeros(jt.num_rows, dtype=torch.float64)
+        for b in hl.tile(jt.num_rows):
+            most = hl.full([b], -torch.inf, dtype=torch.float64)
+            acc = hl.zeros([b], dtype=torch.float64)
+            for t in hl.tile(jt.max_length):
+                most = torch.maximum(most, jt[b, t].amax(1))
+                acc = acc + jt[b, t].sum(1)
+            top[b], total[b] = most, acc
+        return top, total
+
+    jt = JaggedTensor.from_lengths(torch.arange(20.0) / 7, [3, 1, 6, 10])
+    top, total = k(jt)
+    torch.testing.assert_close(top, torch.stack([r.amax().double() for r in jt.unbind()]))
+    torch.testing.assert_close(total, torch.stack([r.double().sum() for r in jt.unbind()]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wider_accumulator_of_a_product(dtype: torch.dtype) -> None:
+    @serrate.kernel
+    def k(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(x.size(0), w.size(1), dtype=torch.float64)
+        for m, n in hl.tile([x.size(0), w.size(1)]):
+            acc = hl.zeros([m, n], dtype=torch.float64)
+            for c in hl.tile(x.size(1)):
+                acc = acc + x[m, c].to(torch.float32) @ w[c, n].to(torch.float32)
+            for c in hl.tile(x.size(1)):
+                acc = hl.dot(x[m, c], w[c, n], acc)
+            out[m, n] = acc
+        return out
+
+    x, w = torch.randn(20, 33).to(dtype), torch.randn(33, 32).to(dtype)
+    torch.testing.assert_close(k(x, w), 2 * (x.double() @ w.double()), rtol=1e-4, atol=1e-4)
+
+
+def test_an_integer_accumulator_of_floats() -> None:
+    @serrate.kernel
+    def k(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(4, dtype=torch.int32)
+        for b in hl.tile(4):
+            acc = hl.zeros([b], dtype=torch.int32)
+            for t in hl.tile(x.size(0)):
+                acc = acc + x[t].sum()
+            out[b] = acc
+        return out
+
+    @serrate.kernel
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(4, dtype=torch.int32)
+        for b in hl.tile(4):
+            acc = hl.zeros([b], dtype=torch.int32)
+            for t in hl.tile(x.size(0)):
+                acc = acc + x[t].sum().to(torch.int32)
+            out[b] = acc
+        return out
+
+    @serrate.kernel
+    def number(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(4)
+        for b in hl.tile(4):
+            acc = 0
+            for _ in hl.grid(2):
+                for t in hl.tile(x.size(0)):
+                    acc = acc + x[t].sum()
+            out[b] = acc
+        return out
+
+    x = torch.full((200,), 0.1)
+    for run in (k, k.on("reference"), k.interpreted(tile=3)):
+        with pytest.raises(KernelError, match=r"acc is torch.int32 before the loop and torch.float32 after an iteration"):
+            run(x)
+    with pytest.raises(KernelError, match="depends on how rows are cut into tiles"):
+        rounded(x)
+    torch.testing.assert_close(number(x), torch.full((4,), 40.0))

@@ -40,6 +40,11 @@ def cut_of(group: Sequence[Block], spelled: Callable[[Expr], Expr]) -> Cut | Non
     along = [lane for lane in lanes if any(lane.symbol in g.symbols for g in bounds)] or [lanes[0]]
     if len(along) > 1 or not all(_grows(along[0], g) for g in bounds):
         return None
+    # Where it is cut is found before the loops, so the lane's own range must not depend on the lanes around it.
+    around = {lane.symbol for lane in lanes[: lanes.index(along[0])]}
+    within = [Less(spelled(g.left), spelled(g.right)) for g in writes[0].guard]
+    if any(along[0].symbol in g.symbols and g.symbols & around for g in within):
+        return None
     there = replace_reads(lambda v: load(v.tensor, v.index, (), v.other), lambda g: True if g in conditions else None, spelled)
     absent = replace_reads(lambda v: constant(v.other, v.dtype), lambda g: False if conditions == [g] else None, spelled)
     inside = tuple(replace(node, value=rewrite(node.value, there)) for node in writes)

@@ -29,7 +29,8 @@ def product(text: Text, node: Dot) -> None:
     limits = {lane: text.fresh() for lane in node.lanes}
     for lane in node.lanes:
         text.put(f"const i64 {limits[lane]} = larger<i64>(0, {text.limit(lane, bounds[lane])});")
-    pairs = columns.size == PAIRED and all(_is_bfloat16(v) for v in (node.left, node.right))
+    pairs = columns.size == PAIRED and node.local.dtype == torch.float32
+    pairs = pairs and all(_is_bfloat16(v) for v in (node.left, node.right))
     kind = "bf16" if pairs else computed(node.local.dtype)
     a, am = _operand(text, node.left, rows, depth, limits, kind)
     b, bk = _operand(text, node.right, depth, columns, limits, kind)
@@ -73,7 +74,7 @@ def _operand(text: Text, value: Value, outer: Lane, inner: Lane, limits: dict[La
     spelled = scalars.text(value.args[0] if kind == "bf16" and isinstance(value, Call) else value)
     for line in scalars.lines:
         text.put(line)
-    text.put(f"store({name}[{outer.symbol} * {inner.size} + {inner.symbol}], {spelled});")
+    text.put(f"store({name}[{outer.symbol} * {inner.size} + {inner.symbol}], ({'f32' if kind == 'bf16' else kind}){spelled});")
     text.close(2)
     return name, str(inner.size)
 

@@ -1,0 +1,127 @@
+"""What strategies do to the loops of a kernel, and what `explain` says of it.
+
+In: kernels under every strategy. Out: a failure where numbers differ from plain torch, or `explain` from the code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import serrate
+import serrate.language as hl
+from serrate import JaggedTensor
+from serrate.errors import StrategyError
+
+SHORT, LOPSIDED = [3, 0, 7, 10], [30000, 1, 0, 2]
+
+
+def ragged(lengths: list[int]) -> JaggedTensor:
+    return JaggedTensor.from_lengths(torch.randn(sum(lengths), generator=torch.Generator().manual_seed(0)), lengths)
+
+
+@pytest.mark.parametrize("options", [{"strategy": "masked"}, {"config": serrate.Config(block_sizes=[3, 4])}], ids=str)
+def test_rows_side_by_side_meet_a_dense_row(options: dict[str, Any]) -> None:
+    @serrate.kernel(**options)
+    def k(jt: JaggedTensor, p: torch.Tensor) -> JaggedTensor:
+        out = torch.zeros_like(jt)
+        for b in hl.tile(jt.num_rows):
+            for t in hl.tile(jt.max_length):
+                out[b, t] = jt[b, t] - p[t][None, :]
+        return out
+
+    jt, p = ragged(SHORT), torch.randn(8, generator=torch.Generator().manual_seed(1))
+    wide = torch.cat([p, torch.zeros(2)])
+    torch.testing.assert_close(k(jt, p).values, torch.cat([r - wide[: len(r)] for r in jt.unbind()]))
+
+
+def sums(block: int | None, strategy: str | None) -> Any:
+    @serrate.kernel(strategy=strategy)
+    def k(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.zeros(jt.num_rows)
+        for b in hl.tile(jt.num_rows, block_size=block):
+            acc = hl.zeros([b])
+            for t in hl.tile(jt.max_length):
+                acc = acc + jt[b, t].sum(1)
+            out[b] = acc
+        return out
+
+    return k
+
+
+def doubled(block: int | None, strategy: str | None) -> Any:
+    @serrate.kernel(strategy=strategy)
+    def k(jt: JaggedTensor) -> JaggedTensor:
+        out = torch.zeros_like(jt)
+        for b, t in hl.tile([jt.num_rows, jt.max_length], block_size=[block, None]):
+            out[b, t] = jt[b, t] * 2
+        return out
+
+    return k
+
+
+@pytest.mark.parametrize("made", [sums, doubled])
+def test_a_list_of_pieces_takes_one_row_at_a_time(made: Any) -> None:
+    with pytest.raises(StrategyError, match=r"takes one row at a time, and the tile of line .* has 2"):
+        made(2, "persistent_dynamic")(ragged(SHORT))
+
+
+def test_several_rows_at_a_time_stay_whole_where_one_is_long() -> None:
+    jt = ragged(LOPSIDED)
+    found = sums(2, None)
+    torch.testing.assert_close(found(jt), torch.stack([r.sum() for r in jt.unbind()]), rtol=1e-3, atol=1e-3)
+    assert found.explain(jt).startswith("maskless")
+    torch.testing.assert_close(doubled(2, None)(jt).values, jt.values * 2)
+
+
+def test_explain_says_that_rows_are_cut_only_where_they_are() -> None:
+    jt = ragged(SHORT)
+    cut = sums(None, "persistent_dynamic")
+    assert "rows are cut" in cut.explain(jt) and "cut rows" in cut.explain(jt) and "piece" in cut.source(jt)
+    tiles = doubled(None, "persistent_dynamic")
+    assert "programs are the tiles of" in tiles.explain(jt) and "cut" not in tiles.explain(jt) and "piece" in tiles.source(jt)
+
+
+def test_explain_says_that_rows_stay_whole() -> None:
+    @serrate.kernel(strategy="persistent_dynamic")
+    def nested(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.zeros(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            acc = hl.zeros([b])
+            for _ in hl.grid(2):
+                for t in hl.tile(jt.max_length):
+                    acc = acc + jt[b, t].sum(1)
+            out[b] = acc
+        return out
+
+    @serrate.kernel(strategy="persistent_dynamic")
+    def dense(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.zeros(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            out[b] = jt.lengths[b] * 2.0
+        return out
+
+    jt = ragged(SHORT)
+    torch.testing.assert_close(nested(jt), torch.stack([2 * r.sum() for r in jt.unbind()]))
+    for kernel in (nested, dense):
+        text = kernel.explain(jt)
+        assert "rows stay whole" in text and "cut" not in text and "piece" not in kernel.source(jt)
+
+
+def test_a_lopsided_batch_is_cut_only_where_that_changes_something() -> None:
+    @serrate.kernel
+    def nested(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.zeros(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            acc = hl.zeros([b])
+            for _ in hl.grid(2):
+                for t in hl.tile(jt.max_length):
+                    acc = acc + jt[b, t].sum(1)
+            out[b] = acc
+        return out
+
+    jt = ragged(LOPSIDED)
+    assert nested.explain(jt).startswith("maskless")
+    assert sums(None, None).explain(jt).startswith("persistent_dynamic")
