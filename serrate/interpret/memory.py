@@ -32,9 +32,9 @@ class Target:
         """Lanes whose indices exist and were computed by the user to lie outside."""
 
 
-def _plain(tensor: Tensor, key: Any) -> Target:
+def _plain(tensor: Tensor, key: Any, reads: bool) -> Target:
     keys = expand_keys(key, tensor.dim())
-    placed = place(keys, tensor.shape)
+    placed = place(keys, tensor.shape, [reads and size == 1 for size in tensor.shape])
     exists = placed.exists()
     inside, stray = exists, torch.zeros_like(exists)
     for index, size, given in zip(placed.indices, tensor.shape, placed.given, strict=True):
@@ -45,7 +45,7 @@ def _plain(tensor: Tensor, key: Any) -> Target:
     return Target(tensor, placed, placed.indices, inside, ~stray)
 
 
-def _rows(jt: JaggedTensor, key: Any) -> Target:
+def _rows(jt: JaggedTensor, key: Any, reads: bool) -> Target:
     """Component, then a position for each level, then columns: every step looks up where its rows start and end."""
     values, structure = jt.values, jt.structure
     dims = jt.dims
@@ -57,7 +57,8 @@ def _rows(jt: JaggedTensor, key: Any) -> Target:
         else values.shape[d.values_dim]
         for d in dims
     ]
-    placed = place(expand_keys(key, len(dims)), extents)
+    broadcast = [reads and d.axis is None and size == 1 for d, size in zip(dims, extents, strict=True)]
+    placed = place(expand_keys(key, len(dims)), extents, broadcast)
     where: dict[int, Tensor] = {}
     component = position = inside = torch.ones((), dtype=torch.bool)
     mentioned: frozenset[int] = frozenset()
@@ -187,18 +188,18 @@ def _check_bounds(target: Target, wanted: Tensor) -> None:
 def load(tensor: Any, key: Any, extra_mask: Any = None) -> TileValue:
     """Reads a plain or ragged tensor."""
     with torch._C.DisableTorchFunction():
-        return _read(_target(tensor, key), extra_mask)
+        return _read(_target(tensor, key, reads=True), extra_mask)
 
 
 def store(tensor: Any, key: Any, x: Any, extra_mask: Any = None, *, add: bool = False) -> None:
     """Writes a plain or ragged tensor, or adds to it."""
     with torch._C.DisableTorchFunction():
-        _write(_target(tensor, key), x, extra_mask, add=add)
+        _write(_target(tensor, key, reads=False), x, extra_mask, add=add)
 
 
-def _target(tensor: Any, key: Any) -> Target:
+def _target(tensor: Any, key: Any, *, reads: bool) -> Target:
     if isinstance(tensor, JaggedTensor):
-        return _rows(tensor, key)
+        return _rows(tensor, key, reads)
     if isinstance(tensor, Tensor):
-        return _plain(tensor, key)
+        return _plain(tensor, key, reads)
     refuse(f"loads and stores are of tensors, not of a {type(tensor).__name__}")

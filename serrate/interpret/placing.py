@@ -3,7 +3,8 @@
 In: the keys of an index, and the extent of what each one indexes. Out: a `Placed`: one index tensor for each key, all of which
 broadcast to the dims of the result.
 
-    a tile, or a value of one dim      a dim of its own; together with another key of the same tile, one dim
+    a tile, or a value of one dim      a dim of its own; together with another key of the same tile, one dim. A tile that
+                                       reads a dim of size 1 reads its one element in every lane, as broadcasting does
     a value of two dims and more       broadcast with the other such values, at the place of the first of them
     a slice                            a dim of its own
     one number                         no dim
@@ -69,21 +70,25 @@ def expand_keys(key: Any, count: int) -> list[Any]:
     return keys
 
 
-def place(keys: Sequence[Any], extents: Sequence[int]) -> Placed:
-    """The dims of a result, and every key in them. `extents` has one number for each key but None."""
+def place(keys: Sequence[Any], extents: Sequence[int], broadcast: Sequence[bool] = ()) -> Placed:
+    """The dims of a result, and every key in them. `extents` has one number for each key but None, and `broadcast` says for
+    each of them whether it has one element for all lanes of a tile."""
     placed = Placed()
     parts: list[tuple[Any, list[int]]] = []
     blocks = [k for k in keys if isinstance(k, TileValue) and k.ndim > 1]
     block_axes, block_sizes = _joint(blocks)
     first: int | None = None
     waiting: list[tuple[int, TileValue, int]] = []
-    rest = iter(extents)
+    rest = zip(extents, broadcast or [False] * len(extents), strict=True)
     for k in keys:
         if k is None:
             placed.axes.append(None)
             placed.sizes.append(1)
             continue
-        value = _indices(k, next(rest))
+        extent, single = next(rest)
+        value = _indices(k, extent)
+        if single and isinstance(k, Tile):
+            value = TileValue(torch.zeros_like(value.data), value.axes, value.conditions, value.fed, value.pending)
         dims: list[int]
         if value.ndim == 0:
             dims = []

@@ -190,7 +190,7 @@ def describe(env: Env) -> tuple[Any, dict[Path, int]]:
     """The form of what a loop uses, and the sizes in it that may be compiled in.
 
     >>> describe({"x": torch.zeros(2, 3), "n": 4, "scale": 0.5})
-    ((('x', torch.float32, 2), ('n', <class 'int'>), ('scale', <class 'float'>)), {('x', 'shape', 1): 3, ('n',): 4})
+    ((('x', torch.float32, (False, False)), ('n', <class 'int'>), ('scale', <class 'float'>)), {('x', 'shape', 1): 3, ('n',): 4})
     """
     form: list[Any] = []
     sizes: dict[Path, int] = {}
@@ -198,13 +198,12 @@ def describe(env: Env) -> tuple[Any, dict[Path, int]]:
     for name, value in env.items():
         if isinstance(value, torch.Tensor):
             check(value)
-            form.append((name, value.dtype, value.dim()))
+            form.append((name, value.dtype, single(value)))
             sizes |= {(name, "shape", k): value.shape[k] for k in range(1, value.dim())}
         elif isinstance(value, JaggedTensor):
             check(value)
-            form.append(
-                (name, value.dtype, value.values.dim(), remembered(value.structure, value.values).form, first_of(name, env))
-            )
+            rows = remembered(value.structure, value.values).form
+            form.append((name, value.dtype, single(value.values)[1:], rows, first_of(name, env)))
             sizes |= {(name, "values", "shape", k): value.values.shape[k] for k in range(1, value.values.dim())}
         elif isinstance(value, BlockSize):
             # Two blocks of one size are the same only if they are of one axis.
@@ -219,6 +218,11 @@ def describe(env: Env) -> tuple[Any, dict[Path, int]]:
         else:
             form.append((name, type(value)))
     return tuple(form), sizes
+
+
+def single(x: torch.Tensor) -> tuple[bool, ...]:
+    """Which dims have size 1: a tile that reads one reads its one element in every lane, so programs are made for it."""
+    return tuple(size == 1 for size in x.shape)
 
 
 def counts_of(env: Env) -> set[int]:

@@ -248,6 +248,8 @@ class Layout:
             self.locals[*path, "shape", k] = d
             if k and (*path, "shape", k) not in self._changing:
                 self._key.append(d)
+            elif k or path[-1] != "values":
+                self._key.append(f"{d} == 1")
 
     def _static(self, path: Path) -> str | None:
         """A size that programs have in them although it changes; None where there is none in this layout."""

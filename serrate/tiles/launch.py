@@ -49,6 +49,7 @@ from serrate.tiles.forms import (
     lopsided,
     number_at,
     refuse_shared,
+    single,
 )
 from serrate.tiles.later import Later
 from serrate.tiles.loops import Again, Known
@@ -310,7 +311,7 @@ class Site:
                     return sum(isinstance(x, float) for x in env.values())
                 if path in sizes and path not in self.changing:
                     return sizes[path]
-                return None
+                return 1 if _is_single(path, env) else None
 
             trace.sizes = size
             try:
@@ -328,6 +329,16 @@ class Site:
     def sources(self) -> str:
         """What was generated so far."""
         return "\n".join(v.executable.source for v in self.variants.values())
+
+
+def _is_single(path: Path, env: Env) -> bool:
+    """Whether a size of a tensor is 1, which is part of a form."""
+    match path:
+        case (name, "shape", k) if isinstance(env[name], torch.Tensor):
+            return single(env[name])[k]
+        case (name, "values", "shape", k) if k > 0:
+            return single(env[name].values)[k]
+    return False
 
 
 def now(path: Path, env: Env) -> int:

@@ -181,11 +181,12 @@ class Place:
     fed: list[Fed] = field(default_factory=list)
 
 
-def placed(trace: Trace, keys: Sequence[Any], extents: Sequence[Expr]) -> Place:
-    """Every key as an index expression; the axes they bring, in the order of dims."""
+def placed(trace: Trace, keys: Sequence[Any], extents: Sequence[Expr], broadcast: Sequence[bool]) -> Place:
+    """Every key as an index expression; the axes they bring, in the order of dims. `broadcast` says which dims have one element
+    for all lanes of a tile."""
     found = Place()
-    rest = iter(extents)
-    values: list[Traced | None] = [None if k is None else _key(trace, k, next(rest)) for k in keys]
+    rest = zip(extents, broadcast, strict=True)
+    values: list[Traced | None] = [None if k is None else _key(trace, k, *next(rest)) for k in keys]
     blocks = [v for v in values if v is not None and v.ndim > 1]
     joint_axes, moved = joint(trace, blocks, "an index")
     new = dict(zip(map(id, blocks), moved, strict=True))
@@ -231,7 +232,9 @@ def _shared(axis: Axis, others: Sequence[Axis | None]) -> Axis | None:
     return next((a for a in others if a is not None and a.original is axis.original), None)
 
 
-def _key(trace: Trace, key: Any, extent: Expr) -> Traced:
+def _key(trace: Trace, key: Any, extent: Expr, broadcast: bool) -> Traced:
+    if broadcast and isinstance(key, TracedTile):
+        return Traced(number(const(0)), key.index.axes, key.index.conditions)
     if isinstance(key, slice):
         if key != slice(None) and not all(k is None or isinstance(k, int) for k in (key.start, key.stop, key.step)):
             refuse("a slice is of numbers that are known when the kernel is compiled: use hl.tile, or hl.arange and an offset")
@@ -271,20 +274,20 @@ def _inside(guard: list[Less], index: Expr, size: Expr) -> None:
         guard.append(Less(index, size))
 
 
-def target_of(trace: Trace, tensor: Any, key: Any) -> Target:
-    """What an index of a plain or ragged tensor names."""
+def target_of(trace: Trace, tensor: Any, key: Any, *, reads: bool) -> Target:
+    """What an index of a plain or ragged tensor names; to read, a dim of size 1 has its one element in all lanes of a tile."""
     if isinstance(tensor, TracedRows):
-        return _rows(trace, tensor, key)
+        return _rows(trace, tensor, key, reads)
     if not isinstance(tensor, TracedTensor):
         refuse(f"loads and stores are of tensors made before the loop, not of a {type(tensor).__name__}")
-    place = placed(trace, expand_keys(key, tensor.ndim), tensor.sizes)
+    place = placed(trace, expand_keys(key, tensor.ndim), tensor.sizes, [reads and size.value == 1 for size in tensor.sizes])
     guard = [c.holds for c in place.conditions]
     for index, size in zip(place.indices, tensor.sizes, strict=True):
         _inside(guard, index, size)
     return Target(tensor.tensor, place, tuple(place.indices), guard)
 
 
-def _rows(trace: Trace, jt: TracedRows, key: Any) -> Target:
+def _rows(trace: Trace, jt: TracedRows, key: Any, reads: bool) -> Target:
     """Component, then a position for each level, then columns: every step looks up where its rows start and end."""
     like, values = jt.like, jt.values
     structure = like.structure
@@ -296,7 +299,8 @@ def _rows(trace: Trace, jt: TracedRows, key: Any) -> Target:
         else values.sizes[d.values_dim]
         for d in like.dims
     ]
-    place = placed(trace, expand_keys(key, like.ndim), extents)
+    broadcast = [reads and d.axis is None and size.value == 1 for d, size in zip(like.dims, extents, strict=True)]
+    place = placed(trace, expand_keys(key, like.ndim), extents, broadcast)
     guard = [c.holds for c in place.conditions]
     where: dict[int, Expr] = {}
     component: Expr = const(0)
@@ -345,7 +349,7 @@ def _rows(trace: Trace, jt: TracedRows, key: Any) -> Target:
 
 def read(trace: Trace, tensor: Any, key: Any, extra_mask: Any = None) -> Traced:
     """`tensor[key]`: 0 in lanes without an element."""
-    target = target_of(trace, tensor, key)
+    target = target_of(trace, tensor, key, reads=True)
     guard = [*_masked(trace, target, extra_mask), *target.guard]
     place = target.place
     value = load(target.tensor, target.where, tuple(dict.fromkeys(guard)))
@@ -375,7 +379,7 @@ def write(trace: Trace, tensor: Any, key: Any, x: Any, extra_mask: Any = None, *
     """`tensor[key] = x`, in the lanes whose indices exist and lie inside."""
     if not trace.axes_open:
         refuse("a store by tiles belongs inside a loop over tiles")
-    target = target_of(trace, tensor, key)
+    target = target_of(trace, tensor, key, reads=False)
     value = as_traced(x)
     if not isinstance(value, Traced):
         refuse(f"a store takes a value, a tensor or a number, not {type(x).__name__}")
