@@ -6,7 +6,7 @@ makes equal expressions the same object: `==` is `is`, and dictionaries keyed by
 
     e ::= Const | Symbol | Sum(terms, const) | Product(a, b) | FloorDiv(a, b) | Mod(a, b) | Minimum(a, b) | Maximum(a, b)
         | Xor(a, b)
-        | Element(array, e)                 array[e]
+        | Element(array, e, most)           array[e]; with `most`, an expression, kept within 0 .. most
         | Search(array, count, e, first)    upper_bound(array[first : first+count+1], e) - 1: the component that owns position e
     condition ::= Less(e, e)
 """
@@ -320,7 +320,7 @@ class Xor(_Binary):
 
 
 class Element(Expr):
-    """`array[index]`."""
+    """`array[index]`; with `most`, the nearest number to it within 0 .. most."""
 
     @property
     def array(self) -> Array:
@@ -331,14 +331,23 @@ class Element(Expr):
         return cast(Expr, self._key[2])
 
     @property
+    def most(self) -> Expr | None:
+        return cast("Expr | None", self._key[3])
+
+    @property
     def operands(self) -> tuple[Expr, ...]:
-        return (self.index,)
+        return (self.index,) if self.most is None else (self.index, self.most)
 
     def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
-        return element(self.array, operands[0])
+        return element(self.array, *operands)
 
     def evaluate(self, environment: Environment) -> Any:
-        return environment.array(self.array, self.index.evaluate(environment))
+        found = environment.array(self.array, self.index.evaluate(environment))
+        if self.most is None:
+            return found
+        most = self.most.evaluate(environment)
+        found = found * (found < most) + most * (found >= most)
+        return found * (found > 0)
 
 
 class Search(Expr):
@@ -452,12 +461,17 @@ def as_expr(value: Expr | int) -> Expr:
     return value if isinstance(value, Expr) else const(value)
 
 
-def element(array: Array, index: Expr) -> Expr:
-    """`array[index]`; a constant array at a constant index is a constant, unless the index is outside (evaluating it raises)."""
+def element(array: Array, index: Expr, most: Expr | None = None) -> Expr:
+    """`array[index]`; a constant array at a constant index is a constant, unless the index is outside (evaluating it raises).
+
+    With `most`, no matter what the array holds, the element is within 0 .. most.
+    """
     if array.data is not None and index.value is not None and 0 <= index.value < len(array.data):
         return const(array.data[index.value])
     low, high = (min(array.data), max(array.data)) if array.data else (None if array.signed else 0, None)
-    return _intern(Element, array, index, bounds=(low, high), text=f"{array.name}[{index}]")
+    if most is not None:
+        return _intern(Element, array, index, most, bounds=(0, most.bounds[1]), text=f"clamp({array.name}[{index}], {most})")
+    return _intern(Element, array, index, None, bounds=(low, high), text=f"{array.name}[{index}]")
 
 
 def search(array: Array, count: Expr | int, position: Expr | int, first: Expr | int = 0) -> Expr:

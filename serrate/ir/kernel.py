@@ -153,6 +153,8 @@ class KernelProgram:
     """What is carried around each loop, and as what it was recognised."""
     scratch: tuple[Tensor, ...] = ()
     """Results of parts of rows, between one phase of a program and the next."""
+    limits: tuple[tuple[Array, Expr], ...] = ()
+    """What the elements of arrays that describe rows are at most: the positions or rows that there are."""
 
     def __str__(self) -> str:
         return text(self)

@@ -26,7 +26,7 @@ from serrate.errors import DomainError
 from serrate.ir.domains import COORDINATE, IterDomain, NestedInts, ParallelType, parallel_type
 from serrate.ir.expr import Array, Environment, Expr, as_expr, const, symbol
 from serrate.ir.nested import boundaries_of, differences, flattened, integers, listed
-from serrate.ir.recipes import RunningSum
+from serrate.ir.recipes import Largest, RunningSum
 
 _SHOWN = symbol("c")
 """How a component's coordinate is spelled in text."""
@@ -302,6 +302,12 @@ def running_sum(component: IterDomain, length: Expr) -> Array:
         lengths = (int(length.evaluate(Environment({COORDINATE: c}))) for c in range(count.value))
         return Array(name, (0, *itertools.accumulate(lengths)))
     return Array(name, recipe=RunningSum(length, COORDINATE, count))
+
+
+def longest(length: Expr, count: Expr) -> Expr:
+    """The length of the longest of `count` rows: the element of a derived array that has only this one."""
+    name = f"longest({length.substitute({COORDINATE: _SHOWN})})"
+    return Array(name, recipe=Largest(length, COORDINATE, count))[0]
 
 
 def total_of(component: IterDomain, length: Expr) -> Expr:

@@ -6,12 +6,14 @@ In: a scheduled `TileProgram`. Out: a `LoopProgram`. One function, passes in ord
     tighten   serial loops end where guards say nothing exists any more
     tabulate  (where a target wants it) the component that owns a grid position comes from a table
     launch    (likewise) a grid that only lengths bound is launched by a number of its own
+    inside    numbers that callers could still change are clamped, so that no access leaves its tensor
     name      array reads and searches that several statements share get a name, as far out as possible
     collect   which arrays and extents the program needs from its caller
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -48,13 +50,15 @@ from serrate.ir.loops import (
 from serrate.ir.recipes import Owners
 from serrate.ir.tile import GRID, TileProgram, verify
 from serrate.lower.blocks import blocks
+from serrate.lower.inside import inside, limits_of
 
 
 def lower(program: TileProgram, name: str, header: tuple[str, ...] = (), *, tables: bool = False) -> LoopProgram:
     """The loop program of a scheduled tile program; with `tables`, owners of grid positions are looked up."""
     verify(program)
     loops = blocks(program, name, header)
-    for each in (tighten, *((tabulate, launch) if tables else ()), name_indices, collect):
+    keep_inside = functools.partial(inside, limits=limits_of(program))
+    for each in (tighten, *((tabulate, launch) if tables else ()), keep_inside, name_indices, collect):
         loops = each(loops)
         check(loops, complete=each is collect)
     return loops

@@ -7,11 +7,12 @@ prints. Passes, in order:
     narrowed   lanes of private blocks that nobody reads are not worked out
     ended      a loop over tiles ends where nothing in it exists any more; programs without work end at once
     ahead      the next row is fetched while one is worked on
+    inside     numbers that callers could still change are clamped, so that no access leaves its tensor
     stepped    a reduction over several lanes keeps one result for each of the innermost until a block is done
     named      boundaries of rows that are read several times get a name, where it is known that there is such a row
     collect    which arrays and extents the program needs from its caller
 
-All but the first and the last are in `tile_passes.py`.
+All but the first and the last are in `tile_passes.py`, and `inside` is that of fusions.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from serrate.ir.loops import (
 )
 from serrate.ir.tile import GRID, SERIAL
 from serrate.ir.values import Tensor, Value, call, rewrite
+from serrate.lower.inside import kept_inside
 from serrate.lower.pipeline import check, collect
 from serrate.lower.tile_passes import Names, ahead, bounds_a_lane, ended, named, narrowed, stepped, without
 
@@ -65,7 +67,7 @@ def lower_kernel(phases: Sequence[KernelProgram], lanes: Mapping[str, int], head
     for program in phases:
         body = _Sized(program, lanes).body(program.body)
         if any(isinstance(n, Write) for n in nodes(body)):
-            body = ahead(ended(narrowed(body)))
+            body = kept_inside(ahead(ended(narrowed(body))), dict(program.limits))
             names = Names(program, body)
             body = named(stepped(body, names), {a: e for a, e in program.arrays if e is not None}, names)
             kernels.append(Kernel(program.name if not kernels else f"{program.name}_{len(kernels)}", body))

@@ -20,7 +20,10 @@ from serrate.ir.expr import Array, Element, Expr, Less, const
 from serrate.ir.kernel import Axis
 from serrate.ir.loops import Write, load, number
 from serrate.ir.values import Tensor, call, constant
+from serrate.lower.inside import most_of
 from serrate.tensor import JaggedTensor
+from serrate.tensor.rows import Rows
+from serrate.tensor.structure import Dim
 from serrate.tiles.elementwise import cast, joint
 from serrate.tiles.functions import conditions_of
 from serrate.tiles.values import (
@@ -321,6 +324,7 @@ def _rows(trace: Trace, jt: TracedRows, key: Any, reads: bool) -> Target:
             place.conditions += [Condition(g, True) for g in asked if g not in {c.holds for c in place.conditions}]
             continue
         column = dim.level >= rows.depth
+        _limit(trace, jt, dim, rows, values.sizes[dim.values_dim])
         if column:
             length: Expr = trace.array(jt.rows, dim.axis, "counts")[component]
         else:
@@ -345,6 +349,26 @@ def _rows(trace: Trace, jt: TracedRows, key: Any, reads: bool) -> Target:
         else:
             component = trace.array(jt.rows, dim.axis, f"offsets{dim.level}")[component] + index
     return Target(values.tensor, place, tuple(where[d] for d in range(values.ndim)), list(dict.fromkeys(guard)))
+
+
+def _limit(trace: Trace, jt: TracedRows, dim: Dim, rows: Rows, extent: Expr) -> None:
+    """Notes how large the numbers can be that describe the rows of a dim, whose values have `extent` positions."""
+    assert dim.axis is not None and dim.level is not None and dim.ragged is not None
+    packed = rows.columns is not None and rows.packed
+    if dim.level >= rows.depth:
+        trace.limits[trace.array(jt.rows, dim.axis, "counts")] = trace.size((jt.rows, "longest", dim.ragged))
+        if not packed:
+            return
+    else:
+        innermost, offsets = dim.level == rows.depth - 1, trace.array(jt.rows, dim.axis, f"offsets{dim.level}")
+        if innermost and not packed:
+            trace.limits[offsets] = extent
+        else:
+            count = trace.size((jt.rows, "rows_of", dim.ragged if innermost else dim.ragged + 1))
+            trace.limits[offsets] = most_of(offsets, count) if innermost else count
+        if not innermost or (rows.starts is None and not packed):
+            return
+    trace.limits[trace.array(jt.rows, dim.axis, "where")] = extent
 
 
 def read(trace: Trace, tensor: Any, key: Any, extra_mask: Any = None) -> Traced:

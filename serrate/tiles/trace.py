@@ -85,6 +85,8 @@ class Trace:
         self.described: dict[tuple[str, int, str], Array] = {}
         self.counted: dict[Array, Expr] = {}
         """The number of components that arrays describe."""
+        self.limits: dict[Array, Expr] = {}
+        """What the elements of arrays that describe rows are at most."""
         self.reductions: dict[str, str] = {}
         self.notes: list[str] = []
         self.sizes: Callable[[tuple[Any, ...]], int | None] = lambda path: None
@@ -482,6 +484,7 @@ class Trace:
             tuple(written.values()),
             tuple((a, self.counted.get(a)) for a in self.described.values()),
             tuple(self.notes),
+            limits=tuple(self.limits.items()),
         )
 
 

@@ -293,6 +293,13 @@ template <class T> static inline T fn_pow(T x, T y) {
 // a / b rounded down and its rest, for b > 0; the language rounds towards zero.
 static inline i64 floor_divide(i64 a, i64 b) { return a / b - (a % b < 0); }
 static inline i64 floor_rest(i64 a, i64 b) { i64 rest = a % b; return rest < 0 ? rest + b : rest; }
+// What was read from an array that somebody else may write to, within 0 .. most. It nearly always is, so a branch that is
+// foreseen is cheaper than two selections that everything behind them waits for.
+static inline i64 clamped(i64 x, i64 most) {
+  if (__builtin_expect((unsigned long long)x > (unsigned long long)most, 0)) return x < 0 || most < 0 ? 0 : most;
+  return x;
+}
+
 // The component that owns a position: the last c < count with offsets[c] <= position.
 template <class T> static inline i64 owner(const T* offsets, i64 count, i64 position) {
   i64 low = 0, high = count;

@@ -12,7 +12,7 @@ import torch
 
 from serrate.codegen.expressions import Spelling, unwrapped, written
 from serrate.errors import DtypeError, VerificationError
-from serrate.ir.expr import Expr
+from serrate.ir.expr import Element, Expr
 from serrate.ir.loops import Existing, Held, Load, Number
 from serrate.ir.values import Call, Constant, Value, carried_dtype
 
@@ -109,10 +109,14 @@ def index_text(expr: Expr, arrays: dict[object, str]) -> str:
         minimum="smaller<i64>",
         maximum="larger<i64>",
         symbol=lambda s: s.name,
-        element=lambda e, go: f"(i64){arrays[e.array]}[{unwrapped(go(e.index))}]",
+        element=lambda e, go: _element(f"(i64){arrays[e.array]}[{unwrapped(go(e.index))}]", e, go),
         search=lambda e, go: f"owner({_row(arrays[e.array], e.first, go)}, {go(e.count)}, {go(e.position)})",
     )
     return unwrapped(written(expr, spelling))
+
+
+def _element(text: str, e: Element, go: Callable[[Expr], str]) -> str:
+    return text if e.most is None else f"clamped({text}, {unwrapped(go(e.most))})"
 
 
 def _row(array: str, first: Expr, go: Callable[[Expr], str]) -> str:

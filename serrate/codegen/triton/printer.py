@@ -166,6 +166,11 @@ def print_triton(program: LoopProgram, *, interpreted: bool = False) -> Source:
     return Source(header + "\n\n".join(parts), tuple(launches))
 
 
+def _clamped(text: str, e: Element, go: Callable[[Expr], str]) -> str:
+    """What was read from an array, within the bounds that it is kept in."""
+    return text if e.most is None else f"tl.maximum(tl.minimum({text}, {go(e.most)}), 0)"
+
+
 class _Printer:
     def __init__(self, program: LoopProgram, kernel: Kernel, interpreted: bool) -> None:
         self.program, self.kernel, self.interpreted = program, kernel, interpreted
@@ -255,7 +260,7 @@ class _Printer:
             minimum="tl.minimum",
             maximum="tl.maximum",
             symbol=lambda s: self.spread(self.variables.get(s, s.name), self.lanes_of.get(s, ()), lanes),
-            element=lambda e, go: f"tl.load({self.names[e.array]} + {go(e.index)}).to(tl.int64)",
+            element=lambda e, go: _clamped(f"tl.load({self.names[e.array]} + {go(e.index)}).to(tl.int64)", e, go),
             search=self._search,
         )
         return written(expr, spelling)
@@ -374,7 +379,8 @@ class _Printer:
         mask = self._mask(node.guard, node.lanes, set(node.lanes))
         guarded = f", mask={mask}, other=0" if mask else ""
         at = self.index(node.expr.index, node.lanes)
-        self.put(f"{node.symbol} = tl.load({self.names[node.expr.array]} + {at}{guarded}).to(tl.int64)")
+        read = f"tl.load({self.names[node.expr.array]} + {at}{guarded}).to(tl.int64)"
+        self.put(f"{node.symbol} = {_clamped(read, node.expr, lambda e: self.index(e, node.lanes))}")
 
     # --- blocks ------------------------------------------------------------------------------------------------------------
 

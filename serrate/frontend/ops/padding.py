@@ -16,11 +16,10 @@ from serrate.frontend.ops.elementwise import typed
 from serrate.frontend.ops.movement import pulled, rows_of
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import COORDINATE, IterDomain
-from serrate.ir.expr import Array, Expr, const, symbol
+from serrate.ir.expr import Array, const
 from serrate.ir.fusion import AtLeastLongest
 from serrate.ir.partition import partition
-from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.recipes import Largest
+from serrate.ir.ragged import RaggedIterDomain, longest
 from serrate.ir.values import Place, call, computed, index_of, position
 from serrate.ir.view import TensorView
 
@@ -69,13 +68,7 @@ def padded_over(x: TensorView, rooms: Sequence[IterDomain], fill: Number | Tenso
 
 def _room(x: TensorView, ragged: RaggedIterDomain, size: int | None) -> IterDomain:
     """The regular dim that a ragged one becomes: of a given size, or as long as the longest row."""
-    extent: Expr
-    if size is None:
-        length, count = ragged.length, ragged.component.extent_expr
-        name = f"longest({length.substitute({COORDINATE: symbol('c')})})"
-        extent = Array(name, recipe=Largest(length, COORDINATE, count))[0]
-    else:
-        extent = const(size)
+    extent = longest(ragged.length, ragged.component.extent_expr) if size is None else const(size)
     return IterDomain(extent, name=x.fusion.fresh("d"))
 
 
