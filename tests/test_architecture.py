@@ -6,7 +6,7 @@ import torch
 
 from serrate import ir, ops
 from serrate.codegen.cpp.printer import print_cpp
-from serrate.codegen.triton.printer import PRELUDE, print_triton
+from serrate.codegen.triton.printer import print_triton
 from serrate.lower.pipeline import lower
 from serrate.lower.stages import stages
 from serrate.schedule.strategies import plan
@@ -37,7 +37,7 @@ def dumps() -> dict[str, str]:
         "scheduled": str(scheduled),
         "loops": str(loops),
         "cpp": print_cpp(loops, frozenset(loops.arrays)).text,
-        "triton": print_triton(gpu).text.split(PRELUDE)[1].strip() + "\n",
+        "triton": "@triton.jit(do" + print_triton(gpu).text.split("@triton.jit(do")[1].strip() + "\n",
         "persistent": str(parts).split("kernel softmax_1")[0].split("kernel softmax_0:\n")[1],
     }
 

@@ -17,6 +17,8 @@ Write = Callable[[Expr], str]
 class Spelling:
     """How one language writes what the others write differently; the callables get a writer for inner expressions."""
 
+    helper: str
+    """What the names of functions begin with that generated sources bring along."""
     divide: str
     minimum: str
     maximum: str
@@ -43,11 +45,11 @@ def written(expr: Expr, spelling: Spelling) -> str:
             return f"{go(e.left)} * {go(e.right)}"
         if isinstance(e, FloorDiv):
             if _negative(e.left):
-                return f"floor_divide({unwrapped(go(e.left))}, {go(e.right)})"
+                return f"{spelling.helper}floor_divide({unwrapped(go(e.left))}, {go(e.right)})"
             return f"({go(e.left)} {spelling.divide} {go(e.right)})"
         if isinstance(e, Mod):
             if _negative(e.left):
-                return f"floor_rest({unwrapped(go(e.left))}, {go(e.right)})"
+                return f"{spelling.helper}floor_rest({unwrapped(go(e.left))}, {go(e.right)})"
             return f"({go(e.left)} % {go(e.right)})"
         if isinstance(e, Xor):
             return f"({go(e.left)} ^ {go(e.right)})"

@@ -266,14 +266,21 @@ class _Namer:
                 continue
             if current.symbols & loops and not current.symbols <= known:
                 continue
-            bind = self._bind(current, tuple(g.substitute(named) for g in guard))
+            lanes = self._lanes_of(current)
+            protects = tuple(g for each in guard if lanes and self._protects(g := each.substitute(named), lanes))
+            if any(g.symbols & loops - known for g in protects):
+                # What keeps the read inside is known only in a loop further in, so it is named there.
+                continue
+            bind = self._bind(current, lanes, protects)
             out.append(bind)
             named[current] = named[expr] = bind.symbol
             known |= {bind.symbol}
         return (*out, *(self._renamed(node, known, named) for node in body))
 
-    def _bind(self, expr: Expr, guard: Guard) -> Bind:
-        lanes = tuple(dict.fromkeys(lane for s in sorted(expr.symbols, key=str) for lane in self.lanes_of.get(s, ())))
+    def _lanes_of(self, expr: Expr) -> Lanes:
+        return tuple(dict.fromkeys(lane for s in sorted(expr.symbols, key=str) for lane in self.lanes_of.get(s, ())))
+
+    def _bind(self, expr: Expr, lanes: Lanes, guard: Guard) -> Bind:
         array = expr.array  # type: ignore[attr-defined]  # an Element or a Search
         place = expr.index if isinstance(expr, Element) else expr.position  # type: ignore[attr-defined]
         short = "_".join(re.findall(r"\w+", str(place)))
@@ -285,8 +292,7 @@ class _Namer:
         self.used.add(name)
         new = symbol(name, *expr.bounds)
         self.lanes_of[new] = lanes
-        protects = tuple(g for g in guard if lanes and self._protects(g, lanes))
-        return Bind(new, expr, lanes, protects)
+        return Bind(new, expr, lanes, guard)
 
     def _protects(self, condition: Less, lanes: Lanes) -> bool:
         """Whether a condition can be asked before an array is read in these lanes: it is on them, and on no array itself."""

@@ -156,3 +156,21 @@ def test_what_was_moved_meets_rows_that_are_alike() -> None:
     even = parts_of(T([[1, 2], [2, 1]]))
     rows = [parts.unbind() for parts in even.unbind()]
     same(jit(lambda x: x + x.permute(1, 0, 2))(even), [[rows[a][b] + rows[b][a] for b in range(2)] for a in range(2)])
+
+
+@pytest.mark.parametrize("options", [{}, {"rows": 3, "tile": 2}], ids=["chosen", "small"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_regroup_of_parts_of_rows_whose_number_is_not_known(backend: str, options: dict[str, int]) -> None:
+    """What says that a part exists depends on the block of parts, also for reads that do not."""
+    with ir.Fusion() as f:
+        x, rows = f.input((None, 3), torch.float32), f.input((None,), torch.int64)
+        parts = f.input((None, 3), torch.int64)
+        f.output(ops.regroup(ops.as_nested(ops.as_nested(x, rows), parts, ragged_dim=1)))
+    values = torch.arange(36.0).reshape(12, 3)
+    got = f.compile(backend, "masked", **options)(
+        values, torch.tensor([0, 4, 4, 12]), torch.tensor([[0, 1, 4], [0, 0, 0], [0, 6, 8]])
+    )
+    assert [r.tolist() for r in got.unbind()] == [
+        [*values[0:1].tolist(), *values[4:10].tolist()],
+        [*values[1:4].tolist(), *values[10:12].tolist()],
+    ]

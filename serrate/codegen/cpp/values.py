@@ -105,6 +105,7 @@ def number(value: float | int | bool, dtype: torch.dtype) -> str:
 def index_text(expr: Expr, arrays: dict[object, str]) -> str:
     """An index expression in C++."""
     spelling = Spelling(
+        helper="",
         divide="/",
         minimum="smaller<i64>",
         maximum="larger<i64>",

@@ -6,7 +6,11 @@ Only `triton.language` is used. Lanes are `tl.arange`s; a value is written with 
 
 from __future__ import annotations
 
+import builtins
+import functools
+import keyword
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,25 +88,25 @@ FUNCTIONS: dict[str, str] = {
     "reciprocal": "(1.0 / {0})",
     "isnan": "({0} != {0})",
     "where": "tl.where({0}, {1}, {2})",
-    "maximum": "largest({0}, {1})",
-    "minimum": "smallest({0}, {1})",
+    "maximum": "sr_largest({0}, {1})",
+    "minimum": "sr_smallest({0}, {1})",
     "relu": "tl.where({0} < 0, 0, {0})",
     "silu": "({0} * tl.sigmoid({0}))",
     "gelu": "({0} * 0.5 * (1.0 + tl.erf({0} * 0.7071067811865476)))",
-    "tanh": "tanh({0})",
-    "pow": "power({0}, {1})",
-    "fmod": "rest({0}, {1})",
-    "floordiv": "whole_div({0}, {1})",
-    "rem": "whole_rem({0}, {1})",
+    "tanh": "sr_tanh({0})",
+    "pow": "sr_power({0}, {1})",
+    "fmod": "sr_rest({0}, {1})",
+    "floordiv": "sr_whole_div({0}, {1})",
+    "rem": "sr_whole_rem({0}, {1})",
     "exp_below": "tl.exp({0} - {1})",
     "exp_diff": "tl.where({0} == {1}, 1.0, tl.exp({0} - {1}))",
 }
 SPECIAL: dict[tuple[str, str], str] = {
     ("floor", "integer"): "{0}",
     ("ceil", "integer"): "{0}",
-    ("pow", "integer"): "whole_power({0}, {1})",
-    ("tanh", "double"): "tanh_double({0})",
-    ("fmod", "single"): "rest({0}, {1}).to(tl.float32)",
+    ("pow", "integer"): "sr_whole_power({0}, {1})",
+    ("tanh", "double"): "sr_tanh_double({0})",
+    ("fmod", "single"): "sr_rest({0}, {1}).to(tl.float32)",
 }
 """Where a function is written differently for integers or for float64."""
 
@@ -116,23 +120,58 @@ def _kind(dtype: torch.dtype) -> str:
 COMBINE = {
     "sum": "{0} + {1}",
     "prod": "{0} * {1}",
-    "max": "largest({0}, {1})",
-    "min": "smallest({0}, {1})",
+    "max": "sr_largest({0}, {1})",
+    "min": "sr_smallest({0}, {1})",
     "any": "{0} | ({1})",
     "all": "{0} & ({1})",
 }
-SCANNED = {"sum": "total", "prod": "product", "max": "largest", "min": "smallest", "any": "either", "all": "both"}
+SCANNED = {
+    "sum": "sr_total",
+    "prod": "sr_product",
+    "max": "sr_largest",
+    "min": "sr_smallest",
+    "any": "sr_either",
+    "all": "sr_both",
+}
 REDUCERS = {
     "sum": "tl.sum({0}, {1})",
-    "prod": "tl.reduce({0}, {1}, product)",
-    "max": "tl.reduce({0}, {1}, largest)",
-    "min": "tl.reduce({0}, {1}, smallest)",
-    "any": "tl.reduce({0}, {1}, either)",
-    "all": "tl.reduce({0}, {1}, both)",
+    "prod": "tl.reduce({0}, {1}, sr_product)",
+    "max": "tl.reduce({0}, {1}, sr_largest)",
+    "min": "tl.reduce({0}, {1}, sr_smallest)",
+    "any": "tl.reduce({0}, {1}, sr_either)",
+    "all": "tl.reduce({0}, {1}, sr_both)",
 }
 
 PRELUDE = (Path(__file__).parent / "prelude.txt").read_text()
-"""What every generated module begins with."""
+"""What generated modules begin with: imports, then functions that some of them call. Their names begin with `HELPER`."""
+HELPER = "sr_"
+TAKEN = frozenset((*keyword.kwlist, *dir(builtins), "tl", "triton"))
+"""Names that the functions of a module may not have, because its code means something else by them."""
+
+
+@functools.cache
+def _prelude() -> tuple[str, dict[str, str]]:
+    """The imports, and the text of each function by name."""
+    imports, *functions = PRELUDE.rstrip().split("\n\n\n")
+    return imports, {text.split("def ", 1)[1].split("(", 1)[0]: text for text in functions}
+
+
+def _beginning(code: str) -> str:
+    """The imports and the functions that `code` calls, or that those call, in the order they have."""
+    imports, functions = _prelude()
+    wanted: set[str] = set()
+    pending = [code]
+    while pending:
+        new = {*re.findall(rf"\b{HELPER}\w+", pending.pop())} & functions.keys() - wanted
+        wanted |= new
+        pending += (functions[name] for name in new)
+    return "\n\n\n".join([imports, *(text for name, text in functions.items() if name in wanted)])
+
+
+def _function_name(name: str) -> str:
+    """What the function of a kernel is called: as the kernel, unless a helper or Python itself might be called so."""
+    plain = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return plain if plain.isidentifier() and plain not in TAKEN and not plain.startswith(HELPER) else f"program_{plain}"
 
 
 @dataclass(frozen=True)
@@ -157,13 +196,14 @@ class Source:
 
 def print_triton(program: LoopProgram, *, interpreted: bool = False) -> Source:
     """The program as a Triton module. The interpreter multiplies sixteen-bit blocks wrongly, so it gets float32 ones."""
-    parts, launches = [PRELUDE], []
+    parts, launches = [], []
     for kernel in program.kernels:
         text, launch = _Printer(program, kernel, interpreted).run()
         parts.append(text)
         launches.append(launch)
     header = "".join(f"# {line}\n" for line in program.header)
-    return Source(header + "\n\n".join(parts), tuple(launches))
+    code = "\n\n".join(parts)
+    return Source(f"{header}{_beginning(code)}\n\n\n{code}", tuple(launches))
 
 
 def _clamped(text: str, e: Element, go: Callable[[Expr], str]) -> str:
@@ -199,9 +239,10 @@ class _Printer:
         grid = self._body(body)
         names = [t.name for t in tensors] + [self.names[a] for a in arrays] + [str(s) for s in symbols]
         fixed = ", ".join(f'"{s}"' for s in symbols)
-        head = f"@triton.jit(do_not_specialize=[{fixed}])\ndef {kernel.name}({', '.join(names)}):\n"
+        name = _function_name(kernel.name)
+        head = f"@triton.jit(do_not_specialize=[{fixed}])\ndef {name}({', '.join(names)}):\n"
         has_dot = any(isinstance(n, Dot) for n in every)
-        return head + "\n".join(self.lines) + "\n", Launch(kernel.name, tensors, arrays, symbols, grid, has_dot)
+        return head + "\n".join(self.lines) + "\n", Launch(name, tensors, arrays, symbols, grid, has_dot)
 
     # --- what a kernel takes -----------------------------------------------------------------------------------------
 
@@ -256,6 +297,7 @@ class _Printer:
         """An index expression; symbols with lanes are spread over `lanes`."""
 
         spelling = Spelling(
+            helper=HELPER,
             divide="//",
             minimum="tl.minimum",
             maximum="tl.maximum",
@@ -266,7 +308,7 @@ class _Printer:
         return written(expr, spelling)
 
     def _search(self, e: Search, go: Callable[[Expr], str]) -> str:
-        name = "owners" if self.lanes_in(e.position) | self.lanes_in(e.first) else "owner"
+        name = "sr_owners" if self.lanes_in(e.position) | self.lanes_in(e.first) else "sr_owner"
         row = "" if e.first.value == 0 else f" + {go(e.first)}"
         # The search is as wide as its positions, so they are spread where only their rows have lanes.
         wide = f" + {go(e.first)} * 0" if self.lanes_in(e.first) - self.lanes_in(e.position) else ""
