@@ -52,9 +52,9 @@ def apart(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, 
     longest = _longest(values.shape[dim], starts, lengths, None)
     if longest is None or longest > room:
         return None
-    bits = torch.full((1,), fill, dtype=values.dtype).view(BITS[values.itemsize])
+    bits = torch.full((1,), fill, dtype=values.dtype, device=values.device).view(BITS[values.itemsize])
     program = _apart(bits.dtype, *_sides(values, dim), starts.dtype, lengths.dtype)
-    rooms = torch.empty(room, dtype=torch.uint8)
+    rooms = torch.empty(room, dtype=torch.uint8, device=values.device)
     return _result(program(_bits(values, dim), starts, lengths, bits, rooms), shape, values.dtype)
 
 

@@ -99,21 +99,21 @@ def elementwise(function: Callable[..., Any], name: str, args: Sequence[Any], kw
     given = [value_of(a) for a in (*args, *kwargs.values()) if isinstance(a, (Lanes, Tensor))]
     axes, shape = joint_dims([(v.axes, v.data.shape) for v in given], name)
     conditions, fed, pending = joint_parts(given, len(axes))
-    whole = TileValue(torch.empty(()).expand(shape), axes, conditions, fed, pending)
+    whole = TileValue(torch.empty((), device="cpu").expand(shape), axes, conditions, fed, pending)
     raw = [value_of(a).data if isinstance(a, (Lanes, Tensor)) else a for a in args]
     named = {k: value_of(a).data if isinstance(a, (Lanes, Tensor)) else a for k, a in kwargs.items()}
     exact = name in DIVIDING and not any(_floating(a) for a in raw) and (name[:3] != "div" or named.get("rounding_mode"))
     if exact:
         # An integer division by zero traps; in a hole its result is 0, and elsewhere it is the user's.
-        exists = (whole.exists() if given else torch.tensor(True)).broadcast_to(shape)
-        divisor = torch.as_tensor(raw[1])
-        raw[1] = torch.where(exists, divisor, torch.ones((), dtype=divisor.dtype))
+        exists = (whole.exists() if given else torch.tensor(True, device="cpu")).broadcast_to(shape)
+        divisor = torch.as_tensor(raw[1], device="cpu")
+        raw[1] = torch.where(exists, divisor, torch.ones((), dtype=divisor.dtype, device="cpu"))
     try:
         data = function(*raw, **named)
     except (RuntimeError, TypeError, ZeroDivisionError) as error:
         refuse(f"{name}: {error}")
     if exact:
-        data = torch.where(exists, data, torch.zeros((), dtype=data.dtype))
+        data = torch.where(exists, data, torch.zeros((), dtype=data.dtype, device="cpu"))
     return TileValue(data, axes, conditions, fed, pending)
 
 

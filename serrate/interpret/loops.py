@@ -238,7 +238,9 @@ def jagged_range(lengths: Any, block_size: Any) -> Range:
     frame = user_frame()
     assert frame is not None
     with torch._C.DisableTorchFunction():
-        rows = torch.where(value.exists().broadcast_to(value.data.shape), value.data, torch.zeros((), dtype=value.dtype))
+        rows = torch.where(
+            value.exists().broadcast_to(value.data.shape), value.data, torch.zeros((), dtype=value.dtype, device="cpu")
+        )
     longest = int(rows.max()) if rows.numel() else 0
     block = run.block_of((frame.f_code, frame.f_lasti, 0), longest) if block_size is None else number_of(block_size, what)
     axis = Axis(f"the jagged tile of line {frame.f_lineno}")
@@ -256,7 +258,7 @@ class _Jagged(Range):
 
     def _one(self, number: int, count: int, begin: int, end: int, block: int, axis: Axis, pending: tuple[Pending, ...]) -> Any:
         with torch._C.DisableTorchFunction():
-            positions = torch.arange(number * block, (number + 1) * block)
+            positions = torch.arange(number * block, (number + 1) * block, device="cpu")
             mask = positions < self._rows[..., None]
         named = [own for own in self._value.axes if own is not None]
         shape = [size for size, own in zip(self._rows.shape, self._value.axes, strict=True) if own is not None]

@@ -46,7 +46,7 @@ class Interpreting(Run):
         number = value.item() if isinstance(value, (TileValue, torch.Tensor)) else value
         with torch._C.DisableTorchFunction():
             conditions = [c.moved([d], len(ones)) for d, lanes in enumerate(ones) for c in lanes.conditions]
-            data = torch.full([lanes.data.shape[0] for lanes in ones], number, dtype=dtype)
+            data = torch.full([lanes.data.shape[0] for lanes in ones], number, dtype=dtype, device="cpu")
             pending = [p for lanes in ones for p in lanes.pending]
             return TileValue(data, [lanes.axes[0] for lanes in ones], conditions, (), pending)
 
@@ -61,7 +61,7 @@ class Interpreting(Run):
             return self.arange(last, None, 1, dtype)
         numbers = range(loops.number_of(first, "hl.arange"), loops.number_of(last, "hl.arange"), step)
         with torch._C.DisableTorchFunction():
-            return TileValue(torch.tensor(list(numbers), dtype=dtype), [fixed(len(numbers))])
+            return TileValue(torch.tensor(list(numbers), dtype=dtype, device="cpu"), [fixed(len(numbers))])
 
     def number(self, value: Any, what: str) -> int:
         """A size as a number."""
@@ -98,6 +98,6 @@ def _lanes(dim: Any) -> TileValue:
         return dim.index
     size = loops.number_of(dim, "a shape")
     with torch._C.DisableTorchFunction():
-        lanes = torch.arange(size)
+        lanes = torch.arange(size, device="cpu")
     axis = dim.axis if isinstance(dim, BlockSize) else fixed(size)
     return TileValue(lanes, [axis])

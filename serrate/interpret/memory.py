@@ -60,7 +60,7 @@ def _rows(jt: JaggedTensor, key: Any, reads: bool) -> Target:
     broadcast = [reads and d.axis is None and size == 1 for d, size in zip(dims, extents, strict=True)]
     placed = place(expand_keys(key, len(dims)), extents, broadcast)
     where: dict[int, Tensor] = {}
-    component = position = inside = torch.ones((), dtype=torch.bool)
+    component = position = inside = torch.ones((), dtype=torch.bool, device="cpu")
     mentioned: frozenset[int] = frozenset()
     for n, (dim, index) in enumerate(zip(dims, placed.indices, strict=True)):
         if dim.axis is None:
@@ -101,7 +101,7 @@ def _looked_up(table: Tensor, at: Tensor) -> Tensor:
     if table.numel() == 0:
         return torch.zeros_like(at)
     within = (at >= 0) & (at < table.numel())
-    return torch.where(within, table.long()[at.clamp(0, table.numel() - 1)], torch.zeros((), dtype=torch.int64))
+    return torch.where(within, table.long()[at.clamp(0, table.numel() - 1)], torch.zeros((), dtype=torch.int64, device="cpu"))
 
 
 def _row_condition(
@@ -116,14 +116,14 @@ def _row_condition(
 
 def _clamped(target: Target) -> tuple[Tensor, ...]:
     """The indices, with 0 where a lane has no element."""
-    zero = torch.zeros((), dtype=torch.int64)
+    zero = torch.zeros((), dtype=torch.int64, device="cpu")
     return tuple(torch.where(target.inside, index, zero).broadcast_to(target.placed.sizes) for index in target.where)
 
 
 def _masked(target: Target, extra_mask: Any) -> Tensor:
     """The lanes that an extra mask leaves, which must have the dims of the index."""
     if extra_mask is None:
-        return torch.ones(target.placed.sizes, dtype=torch.bool)
+        return torch.ones(target.placed.sizes, dtype=torch.bool, device="cpu")
     mask = value_of(extra_mask)
     if mask.dtype is not torch.bool:
         refuse(f"extra_mask must be true or false for every lane, not {mask.dtype}")
@@ -143,9 +143,9 @@ def _read(target: Target, extra_mask: Any) -> TileValue:
     _check_bounds(target, wanted)
     tensor, placed = target.tensor, target.placed
     if tensor.numel() == 0:
-        return placed.value(torch.zeros(placed.sizes, dtype=tensor.dtype))
+        return placed.value(torch.zeros(placed.sizes, dtype=tensor.dtype, device="cpu"))
     data = tensor[_clamped(target)] if target.where else tensor
-    return placed.value(torch.where(target.inside & wanted, data, torch.zeros((), dtype=tensor.dtype)))
+    return placed.value(torch.where(target.inside & wanted, data, torch.zeros((), dtype=tensor.dtype, device="cpu")))
 
 
 def _write(target: Target, x: Any, extra_mask: Any, *, add: bool = False) -> None:

@@ -47,13 +47,13 @@ class Placed:
 
     def exists(self) -> Tensor:
         """Where all keys exist."""
-        whole = self.value(torch.empty(()).expand(self.sizes))
+        whole = self.value(torch.empty((), device="cpu").expand(self.sizes))
         if whole.pending:
             refuse(
                 "an index by a jagged tile needs its rows beside it: "
                 "index them too, as x[rows, tile] or starts[:, None] + tile.index"
             )
-        mask = torch.ones(self.sizes, dtype=torch.bool)
+        mask = torch.ones(self.sizes, dtype=torch.bool, device="cpu")
         for condition in whole.conditions:
             mask = mask & condition.mask
         return mask
@@ -135,7 +135,7 @@ def _indices(key: Any, extent: int) -> TileValue:
     """One key as a value of int64."""
     if isinstance(key, slice):
         positions = range(extent)[key]
-        return TileValue(torch.tensor(list(positions), dtype=torch.int64), [fixed(len(positions))])
+        return TileValue(torch.tensor(list(positions), dtype=torch.int64, device="cpu"), [fixed(len(positions))])
     if isinstance(key, (Lanes, Tensor)) or (isinstance(key, int) and not isinstance(key, bool)):
         value: TileValue = value_of(key)
         if value.dtype.is_floating_point or value.dtype is torch.bool:

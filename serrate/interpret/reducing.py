@@ -77,7 +77,7 @@ def drop(x: TileValue, dims: Sequence[int]) -> TileValue:
 def filled(x: TileValue, dims: Sequence[int], identity: Any) -> Tensor:
     """The lanes, with the identity where they do not exist."""
     exists = x.exists().broadcast_to(x.data.shape)
-    return torch.where(exists, x.data, torch.full((), identity, dtype=x.dtype))
+    return torch.where(exists, x.data, torch.full((), identity, dtype=x.dtype, device=x.data.device))
 
 
 def _sum(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TileValue:
@@ -102,7 +102,7 @@ def _mean(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dt
     if not (dtype or x.dtype).is_floating_point:
         refuse(f"mean of {x.dtype}: convert it to a float first, as torch asks")
     dims = dims_of(x, dim, "mean")
-    counted = x.exists().broadcast_to(x.data.shape).sum(dims, keepdim=True) if dims else torch.ones(())
+    counted = x.exists().broadcast_to(x.data.shape).sum(dims, keepdim=True) if dims else torch.ones((), device="cpu")
     lanes = filled(x, dims, 0)
     lanes = lanes.float() if x.dtype in SIXTEEN else lanes
     data = (lanes.sum(dims, keepdim=True) if dims else lanes) / counted
@@ -124,7 +124,7 @@ _amax, _amin = _extreme("amax", least), _extreme("amin", most)
 def _truth(what: str, identity: bool) -> Callable[..., TileValue]:
     def run(x: TileValue, dim: Dims = None, keepdim: bool = False) -> TileValue:
         dims = dims_of(x, dim, what)
-        lanes = torch.where(x.exists().broadcast_to(x.data.shape), x.data != 0, torch.tensor(identity))
+        lanes = torch.where(x.exists().broadcast_to(x.data.shape), x.data != 0, torch.tensor(identity, device="cpu"))
         return reduced(x, dims, keepdim, getattr(torch, what)(lanes, dims, keepdim=True) if dims else lanes)
 
     return run
@@ -142,7 +142,7 @@ def _arg(what: str, identity: Callable[[torch.dtype], Any]) -> Callable[..., Til
         # The first lane that exists and holds the extreme; NaN is one, as in torch.
         best = getattr(torch, "a" + what[3:])(lanes, d, keepdim=True)
         hit = exists & ((lanes == best) | (lanes.isnan() if x.dtype.is_floating_point else False))
-        found = torch.where(hit.any(d, keepdim=True), hit.to(torch.uint8).argmax(d, keepdim=True), torch.tensor(-1))
+        found = torch.where(hit.any(d, keepdim=True), hit.to(torch.uint8).argmax(d, keepdim=True), torch.tensor(-1, device="cpu"))
         return reduced(x, [d], keepdim, found)
 
     return run
@@ -263,7 +263,7 @@ def matmul(a: TileValue, b: TileValue, out_dtype: torch.dtype | None = None) -> 
     batch, _ = joint_dims([(a.axes[:-2], a.data.shape[:-2]), (b.axes[:-2], b.data.shape[:-2])], "a product")
     left, right = _contracted(a, -1, -2), _contracted(b, -2, -1)
     kind = product_dtype(a.dtype, b.dtype)
-    zero = torch.zeros((), dtype=kind)
+    zero = torch.zeros((), dtype=kind, device="cpu")
     data = torch.matmul(torch.where(left & right.mT, a.data.to(kind), zero), torch.where(left.mT & right, b.data.to(kind), zero))
     result = out_dtype or torch.promote_types(a.dtype, b.dtype)
     counted = torch.matmul(_lanes(a).float(), _lanes(b).float()) > 0
@@ -287,7 +287,7 @@ def _any(mask: Tensor, dim: int, ndim: int) -> Tensor:
 def _contracted(x: TileValue, contracted: int, free: int) -> Tensor:
     """Where the contracted dim exists, as a mask whose free dim has size 1."""
     k, other = x.ndim + contracted, x.ndim + free
-    mask = torch.ones([1] * x.ndim, dtype=torch.bool)
+    mask = torch.ones([1] * x.ndim, dtype=torch.bool, device="cpu")
     for c in x.conditions:
         if k in c.dims:
             if other in c.dims:
@@ -318,10 +318,10 @@ def _addmm(acc: TileValue, a: TileValue, b: TileValue, *, beta: float = 1, alpha
 def fill(x: TileValue, v: Any) -> TileValue:
     """Every lane exists; holes hold `v`. The ends of plain ranges stay ends."""
     rows = [c for c in x.conditions if c.row]
-    exists = torch.ones([1] * x.ndim, dtype=torch.bool)
+    exists = torch.ones([1] * x.ndim, dtype=torch.bool, device="cpu")
     for c in rows:
         exists = exists & c.mask
-    data = torch.where(exists.broadcast_to(x.data.shape), x.data, torch.as_tensor(v, dtype=x.dtype))
+    data = torch.where(exists.broadcast_to(x.data.shape), x.data, torch.as_tensor(v, dtype=x.dtype, device="cpu"))
     return TileValue(data, x.axes, [c for c in x.conditions if not c.row], x.fed)
 
 

@@ -321,5 +321,5 @@ def value_of(x: Any) -> Any:
     if isinstance(x, Tensor):
         return TileValue(x, [fixed(size) for size in x.shape])
     if isinstance(x, (bool, int, float)):
-        return TileValue(torch.tensor(x), ())
+        return TileValue(torch.tensor(x, device="cpu"), ())
     return x

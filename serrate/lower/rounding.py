@@ -91,7 +91,7 @@ def _exact(statement: Leaf | Library, values: Sequence[Value], dtype: torch.dtyp
 
 def _is_of(value: Value, dtype: torch.dtype) -> bool:
     if isinstance(value, Constant):
-        return torch.tensor(value.number, dtype=torch.float64).to(dtype).item() == value.number
+        return torch.tensor(value.number, dtype=torch.float64, device="cpu").to(dtype).item() == value.number
     if isinstance(value, Read):
         return value.dtype == dtype and carried_dtype(value.tensor.memory.dtype) != value.tensor.memory.dtype
     if isinstance(value, Call) and value.function in EXACT:

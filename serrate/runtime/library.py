@@ -85,8 +85,8 @@ FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {f.__name__: f for f i
 def compiled_group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """`group_by` by generated code's own compiler: a counting sort instead of a comparing one."""
     threads = torch.get_num_threads() if len(keys) >= 1 << 15 else 1
-    offsets, permutation = torch.empty(count + 1, dtype=torch.int64), torch.empty_like(keys)
-    scratch = torch.empty((threads, count + 1), dtype=torch.int64)
+    offsets, permutation = torch.empty(count + 1, dtype=torch.int64, device="cpu"), torch.empty_like(keys)
+    scratch = torch.empty((threads, count + 1), dtype=torch.int64, device="cpu")
     pointers = (ctypes.c_void_p * 4)(*(t.data_ptr() for t in (keys, offsets, permutation, scratch)))
     _compiled("group_by", "library.h")(pointers, (ctypes.c_longlong * 3)(threads, len(keys), count))
     return offsets, permutation
@@ -100,9 +100,9 @@ def compiled_sort_rows(x: Tensor, within: Tensor, positions: Tensor, before: int
     longest = int(starts.diff().max()) if len(starts) > 1 else 0
     outer = prod(x.shape[:before])
     threads = torch.get_num_threads() if x.numel() >= 1 << 13 else 1
-    values, indices = torch.empty_like(x), torch.empty(x.shape, dtype=torch.int64)
+    values, indices = torch.empty_like(x), torch.empty(x.shape, dtype=torch.int64, device="cpu")
     # Two rows of words for each thread; a word is a key and a position, each of at most 64 bits.
-    scratch = torch.empty((threads, 2, longest, 2), dtype=torch.int64)
+    scratch = torch.empty((threads, 2, longest, 2), dtype=torch.int64, device="cpu")
     pointers = (ctypes.c_void_p * 5)(*(t.data_ptr() for t in (x, starts, values, indices, scratch)))
     numbers = (threads, outer, len(starts) - 1, inner, len(within), longest, descending)
     _compiled("sort_rows", "sort.h", CTYPES[x.dtype])(pointers, (ctypes.c_longlong * 7)(*numbers))

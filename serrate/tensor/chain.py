@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_ZERO = torch.zeros(1, dtype=torch.int64)
+_ZERO = torch.zeros(1, dtype=torch.int64, device="cpu")
 
 
 def chain_from_offsets(offsets: Sequence[Tensor], total: int | None) -> tuple[Tensor, ...]:

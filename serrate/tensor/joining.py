@@ -212,7 +212,7 @@ def _one_level_more(wholes: Sequence[_Whole]) -> _Whole:
     values, structure = _along_rows(wholes, 0, "stack")
     rows, counts = structure.rows[0], [each.rows[0].num_rows(0) for _, each in wholes]
     # The new level is a host fact, so what is known below stays known with it.
-    outer = running_sum(torch.tensor(counts, dtype=torch.int64)).to(rows.offsets[0].dtype)
+    outer = running_sum(torch.tensor(counts, dtype=torch.int64, device="cpu")).to(rows.offsets[0].dtype)
     found = rows_of((outer.to(rows.device, non_blocking=True), *rows.offsets), rows.depth + 1, True, None, None, {})
     found._host.update({0: outer, **{level + 1: host for level, host in rows._host.items()}})
     for (name, level), fact in rows._facts.items():

@@ -46,9 +46,9 @@ def as_tensors(levels: Levels, values: Tensor) -> tuple[Tensor, ...]:
 
 def _numbers(given: Sequence[Any]) -> Tensor:
     if not given:
-        return torch.zeros(0, dtype=torch.int64)
+        return torch.zeros(0, dtype=torch.int64, device="cpu")
     try:
-        return torch.tensor(given)
+        return torch.tensor(given, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise CallError(
             f"offsets or lengths given as a list must be ints, or lists of equally many ints for equal parts ({error}); "

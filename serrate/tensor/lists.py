@@ -31,7 +31,7 @@ def gather_rows(rows: Iterable[Tensor], outer: Sequence[Sequence[int]]) -> tuple
         raise CallError(f"from_list takes a list of rows, got one tensor of {rows.dim()} dims: use {way}")
     rows = list(rows)
     _check_rows(rows)
-    values = torch.cat(rows) if rows else torch.empty(0)
+    values = torch.cat(rows) if rows else torch.empty(0, device=None)
     return values, _structure(values, [*outer, [row.shape[0] for row in rows]])
 
 
@@ -91,7 +91,7 @@ def to_numbers(values: Tensor, structure: Structure, why: str) -> list[Any]:
 
 
 def _structure(values: Tensor, lengths: Sequence[Sequence[int]]) -> Structure:
-    host = chain_from_lengths([torch.tensor(level, dtype=torch.int64) for level in lengths], values.shape[0])
+    host = chain_from_lengths([torch.tensor(level, dtype=torch.int64, device="cpu") for level in lengths], values.shape[0])
     rows = Rows(tuple(level.to(values.device) for level in host), host=host)
     rows.note("total", rows.depth - 1, values.shape[0])
     return Structure((rows,))

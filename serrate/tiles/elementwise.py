@@ -148,7 +148,7 @@ def pointwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwar
 
     numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, Traced)]
     if numbers and all(isinstance(a.value, Constant) and not a.ndim for a in numbers):
-        plain_ = [torch.tensor(a.value.number, dtype=a.dtype) if isinstance(a, Traced) else a for a in args]  # type: ignore[attr-defined]
+        plain_ = [torch.tensor(a.value.number, dtype=a.dtype, device="cpu") if isinstance(a, Traced) else a for a in args]  # type: ignore[attr-defined]
         with torch._C.DisableTorchFunction():
             found = function(*plain_, **{k: plain(a) if isinstance(a, Traced) else a for k, a in kwargs.items()})
         return constant(found.item(), found.dtype)

@@ -362,7 +362,7 @@ class Runner:
 
     def _row(self, k: int, given: Given) -> tuple[str, str]:
         """The line that finds the memory of a private row for each thread, and the number of elements of one."""
-        like = torch.empty(0, dtype=given.memory)
+        like = torch.empty(0, dtype=given.memory, device="cpu")
         size = self._kept(made_of(lambda env: row_size(given.now(env)), [given]))
         return f"m{k} = row({k}, {self._code.name(like)}, {size} * threads)", size
 

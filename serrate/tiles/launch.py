@@ -359,7 +359,7 @@ def proxied(trace: Trace, name: str, value: Any, env: Env) -> Any:
         return expr.value if expr.value is not None else Traced(number(expr), ())
     if isinstance(value, float):
         floats = [n for n, x in env.items() if isinstance(x, float)]
-        held = trace.tensor((NUMBERS,), torch.empty(len(floats), dtype=torch.float64))
+        held = trace.tensor((NUMBERS,), torch.empty(len(floats), dtype=torch.float64, device="meta"))
         return Traced(load(held.tensor, (const(floats.index(name)),)), ())
     return value
 

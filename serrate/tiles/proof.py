@@ -49,12 +49,12 @@ def backend_to_try(env: Mapping[str, Any]) -> str:
 
 def at_random(env: Mapping[str, Any]) -> dict[str, Any]:
     """The same things with other numbers in them: random where they are floats, copies where they may be indices."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
 
     def other(x: torch.Tensor) -> torch.Tensor:
         if not x.is_floating_point():
             return x.clone()
-        return torch.randn(x.shape, generator=generator).to(x.dtype)
+        return torch.randn(x.shape, generator=generator, device="cpu").to(x.dtype)
 
     with torch.no_grad():
         return {

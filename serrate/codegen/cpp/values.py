@@ -92,7 +92,7 @@ def number(value: float | int | bool, dtype: torch.dtype) -> str:
             return f'__builtin_nan{suffix}("")'
         if math.isinf(value):
             return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
-        rounded = torch.tensor(float(value), dtype=carried_dtype(dtype)).item()
+        rounded = torch.tensor(float(value), dtype=carried_dtype(dtype), device="cpu").item()
         text = repr(rounded)
         return text + suffix if math.isfinite(rounded) else number(rounded, dtype)
     if dtype == torch.bool:

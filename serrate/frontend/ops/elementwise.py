@@ -50,7 +50,8 @@ def as_dtype(value: Value, dtype: torch.dtype) -> Value:
 
 def _of_numbers(name: str, torch_function: Callable[..., Any], *numbers: Operand) -> TensorView:
     """An operation on numbers alone, some of which are read by the program: as exact as Python's, and a number again."""
-    stands = [torch.tensor(stand_in(n), dtype=torch.float64 if type(stand_in(n)) is float else torch.int64) for n in numbers]
+    kinds = [torch.float64 if type(stand_in(n)) is float else torch.int64 for n in numbers]
+    stands = [torch.tensor(stand_in(n), dtype=kind, device="cpu") for n, kind in zip(numbers, kinds, strict=True)]
     dtype = torch_function(*stands).dtype
     compute = torch.result_type(*stands) if len(stands) == 2 and dtype == torch.bool else dtype
     out = elementwise(name, dtype, *numbers, compute=compute)

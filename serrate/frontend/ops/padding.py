@@ -76,7 +76,7 @@ def held_by(dtype: torch.dtype, fill: Number) -> Number:
     """The fill as values of a dtype hold it; refuses one that they cannot hold."""
     if not dtype.is_floating_point and (fill not in (0, 1) if dtype == torch.bool else not float(fill).is_integer()):
         raise DtypeError(f"to_padded: fill={fill} cannot be held by values of {dtype}: give another fill, or cast first")
-    number: Number = torch.tensor(fill, dtype=dtype).item()
+    number: Number = torch.tensor(fill, dtype=dtype, device="cpu").item()
     return 0 if repr(number) in ("0", "0.0", "False") else number
 
 

@@ -144,7 +144,7 @@ def _sent(packed: Tensor) -> tuple[Tensor, Any]:
     if packed.is_cpu:
         return packed, None
     # A copy to memory that is not pinned would wait for the device.
-    host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+    host = torch.empty(packed.shape, dtype=packed.dtype, device="cpu", pin_memory=True)
     host.copy_(packed, non_blocking=True)
     arrived = torch.Event(device=packed.device)
     arrived.record(torch.accelerator.current_stream(packed.device))

@@ -95,7 +95,7 @@ def _tensor(key: Any, why: str) -> Tensor:
     if not hasattr(key, "__array__") and (isinstance(key, str) or not isinstance(key, Iterable)):
         raise CallError(f"{why}: {type(key).__name__} is no index; it {_TAKES}")
     try:
-        tensor = torch.as_tensor(key if hasattr(key, "__array__") else list(key))
+        tensor = torch.as_tensor(key if hasattr(key, "__array__") else list(key), device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise CallError(f"{why}: {type(key).__name__} is no index; it {_TAKES}") from None
     return tensor.long() if tensor.numel() == 0 else tensor

@@ -141,7 +141,7 @@ def _components(values: Tensor, structure: Structure, axis: int, part: Range, wh
     taken = range(rows.num_rows(0))[part.start : part.stop : part.step]
     if part.step == 1:
         return slice_rows(values, structure, axis, taken.start, max(taken.start, taken.stop), why)
-    found = pick_rows(values, structure, axis, torch.tensor(list(taken), dtype=torch.int64), why)
+    found = pick_rows(values, structure, axis, torch.tensor(list(taken), dtype=torch.int64, device="cpu"), why)
     return found if part.step > 0 else compact_axis(*found, axis, why)
 
 

@@ -121,7 +121,7 @@ def _node(array: Any, pa: Any, copying: Copying) -> tuple[Node, Any] | None:
     if len(array) == 0:
         # The buffer of offsets of an empty array may be empty too.
         dtype = torch.int64 if pa.types.is_large_list(kind) else torch.int32
-        return Lists(torch.zeros(1, dtype=dtype)), array.values.slice(0, 0)
+        return Lists(torch.zeros(1, dtype=dtype, device="cpu")), array.values.slice(0, 0)
     offsets = offsets_of(array.offsets.to_numpy())
     first, last = int(offsets[0]), int(offsets[-1])
     return Lists(offsets - first if first else offsets), array.values.slice(first, last - first)
@@ -137,7 +137,7 @@ def _has_lists(kind: Any, pa: Any) -> bool:
 def _leaf(array: Any, pa: Any, copying: Copying) -> Tensor:
     kind = array.type
     if pa.types.is_null(kind):
-        return torch.empty(0)
+        return torch.empty(0, device="cpu")
     if pa.types.is_boolean(kind):
         copying.forced("pyarrow packs bools into bits")
         return torch.from_numpy(array.to_numpy(zero_copy_only=False))

@@ -48,7 +48,8 @@ def from_awkward(array: Any, copying: Copying) -> tuple[Tensor, Structure]:
         nodes.append(node)
     if layout.is_unknown:
         # Nothing was ever in it; an array of nothing has no rows.
-        nodes, leaf = nodes or [Lists(torch.zeros(1, dtype=torch.int64))], torch.empty(0)
+        nodes = nodes or [Lists(torch.zeros(1, dtype=torch.int64, device="cpu"))]
+        leaf = torch.empty(0, device="cpu")
     else:
         leaf = tensor_of(layout.data, copying)
     if not nodes and leaf.dim() > 1:

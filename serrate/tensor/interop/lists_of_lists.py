@@ -100,6 +100,6 @@ def lists_of(rows: Rows, width: int, why: str) -> tuple[list[Tensor], Tensor | N
 
 def _offsets(node: Node, dtype: torch.dtype) -> Tensor:
     if isinstance(node, Fixed):
-        return torch.arange(node.count + 1, dtype=dtype) * node.size
+        return torch.arange(node.count + 1, dtype=dtype, device="cpu") * node.size
     assert isinstance(node, Lists)
     return node.offsets

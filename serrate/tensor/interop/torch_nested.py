@@ -104,10 +104,10 @@ def _from_strided(nested: Tensor, copying: Copying) -> tuple[Tensor, Structure]:
         values = nested.values()
     else:
         values = copying.kept(nested.values())
-    lengths = torch.tensor([shape[0] for shape in shapes], dtype=torch.int64)
+    lengths = torch.tensor([shape[0] for shape in shapes], dtype=torch.int64, device="cpu")
     structure = Structure.from_lengths(lengths)
     if columns:
-        structure = structure.with_columns(torch.tensor([shape[1] for shape in shapes], dtype=torch.int64))
+        structure = structure.with_columns(torch.tensor([shape[1] for shape in shapes], dtype=torch.int64, device="cpu"))
     inner = shapes[0][1 + columns :] if shapes else ()
     total = structure.total_elements()
     return values[: total * math.prod(inner)].view(total, *inner), structure.to(values.device)

@@ -50,7 +50,7 @@ def bins(ordered: Tensor) -> tuple[Bin, ...]:
     skewed = len(filled) > 0 and most >= _SKEWED * int(filled[len(filled) // 2])
     lows = _growing(least, int(filled[0]), most) if skewed else range(least, most + 1, -(-(most - least + 1) // _BINS))
     highs = [*(low - 1 for low in lows[1:]), most]
-    upto = torch.searchsorted(ordered, torch.tensor(highs, dtype=ordered.dtype), right=True).tolist()
+    upto = torch.searchsorted(ordered, torch.tensor(highs, dtype=ordered.dtype, device=ordered.device), right=True).tolist()
     return tuple(Bin(low, high, n - before) for low, high, n, before in zip(lows, highs, upto, [0, *upto], strict=False))
 
 
@@ -98,7 +98,7 @@ def _growing(least: int, shortest: int, most: int) -> list[int]:
 def _two_kinds(lengths: Tensor) -> tuple[int, float]:
     """How many short rows there are if sorted lengths are cut in two where it explains most of the variance, and how much."""
     rows = len(lengths)
-    below = torch.arange(1, rows, dtype=torch.float64)
+    below = torch.arange(1, rows, dtype=torch.float64, device=lengths.device)
     sums = lengths.cumsum(0)
     apart = (sums[-1] - sums[:-1]) / (rows - below) - sums[:-1] / below
     between = below * (rows - below) / rows**2 * apart**2

@@ -150,7 +150,7 @@ class _Axis:
     def _rectangles(self, picked: list[int], indent: float, first: int, counts: Tensor) -> None:
         canvas = self.canvas
         width_of = self.extents[1] if self.rows.takes == 2 else None
-        sides = (self.lengths.max(), counts.max()) if len(counts) else (torch.tensor(0),) * 2
+        sides = (self.lengths.max(), counts.max()) if len(counts) else (0, 0)
         unit = _RECTANGLE / max(int(sides[0]), int(sides[1]), width_of or 0, 1)
         x, top, deepest = indent + _INDENT, canvas.y, 0.0
         for row in picked:
