@@ -134,7 +134,7 @@ class IgnoredWarning(UserWarning):
 
 
 class RaceError(SerrateError, RuntimeError):
-    """Two lanes that store different values to one address, found by the checked mode of tile kernels."""
+    """Two lanes that store different values to one address: seen by the compiler, or found by the checked mode of kernels."""
 
 
 def choices(got: object, known: Iterable[str]) -> str:

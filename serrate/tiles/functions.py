@@ -113,22 +113,23 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 def conditions_of(trace: Trace, mask: Traced) -> tuple[Less, ...]:
     """A mask as conditions on indices: comparisons of whole numbers as they are, anything else asked for lane by lane."""
-    found = _conjunction(trace, mask.value, mask)
+    found = conjunction(trace, mask.value, mask)
     if found is not None:
         return found
     one = trace.index_of(cast(mask, torch.int64))
     return (Less(const(0), one),)
 
 
-def _conjunction(trace: Trace, value: Value, whole: Traced) -> tuple[Less, ...] | None:
+def conjunction(trace: Trace, value: Value, whole: Traced) -> tuple[Less, ...] | None:
+    """A mask as comparisons of indices, all of which hold; None if it is not made of such."""
     if isinstance(value, Constant):
         return () if value.number else (Less(const(0), const(0)),)
     if not isinstance(value, Call):
         return None
     if value.function == "cast" and value.args[0].dtype == torch.bool:
-        return _conjunction(trace, value.args[0], whole)
+        return conjunction(trace, value.args[0], whole)
     if value.function == "logical_and":
-        parts = [_conjunction(trace, a, whole) for a in value.args]
+        parts = [conjunction(trace, a, whole) for a in value.args]
         return None if None in parts else tuple(c for p in parts for c in p)  # type: ignore[union-attr]
     if value.function not in ("lt", "le", "gt", "ge", "eq") or any(a.dtype != torch.int64 for a in value.args):
         return None

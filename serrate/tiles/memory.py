@@ -16,7 +16,7 @@ import torch
 from serrate.interpret.placing import expand_keys
 from serrate.interpret.run import refuse
 from serrate.interpret.values import TorchLike
-from serrate.ir.expr import Array, Element, Expr, Less, const
+from serrate.ir.expr import Array, Expr, Less, const
 from serrate.ir.kernel import Axis
 from serrate.ir.loops import Write, load, number
 from serrate.ir.values import Tensor, call, constant
@@ -26,6 +26,7 @@ from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Dim
 from serrate.tiles.elementwise import cast, joint
 from serrate.tiles.functions import conditions_of
+from serrate.tiles.races import refuse_races
 from serrate.tiles.values import (
     Condition,
     Fed,
@@ -36,7 +37,6 @@ from serrate.tiles.values import (
     mentions,
     plain,
     shown_axes,
-    symbols_of,
 )
 
 if TYPE_CHECKING:
@@ -376,6 +376,8 @@ def read(trace: Trace, tensor: Any, key: Any, extra_mask: Any = None) -> Traced:
     target = target_of(trace, tensor, key, reads=True)
     guard = [*_masked(trace, target, extra_mask), *target.guard]
     place = target.place
+    if len(target.where) == 1:
+        trace.loaded.add((target.tensor.name, target.where[0]))
     value = load(target.tensor, target.where, tuple(dict.fromkeys(guard)))
     return trace.read(target.tensor, Traced(value, place.axes, place.conditions, place.fed))
 
@@ -412,32 +414,10 @@ def write(trace: Trace, tensor: Any, key: Any, x: Any, extra_mask: Any = None, *
     kind = target.tensor.dtype
     stored = value.value if value.dtype == kind else call("cast", value.value, dtype=kind)
     if not add:
-        _refuse_race(trace, target, guard, stored, value)
+        refuse_races(trace, target, guard, stored, value, masked=extra_mask is not None)
     lanes = tuple(a.block_lane for a in target.place.axes if a is not None)
     trace.written(target.tensor)
     trace.emit(Write(lanes, guard, target.tensor, target.where, stored, add))
-
-
-def _refuse_race(trace: Trace, target: Target, guard: Sequence[Less], stored: Any, value: Traced) -> None:
-    """A program that stores its own value to a place that all programs have stores it against the others."""
-    used = {s for e in target.where for s in e.symbols} | {s for g in guard for s in g.symbols}
-    arrays = {
-        e.array
-        for x in (*target.where, *(g.left for g in guard), *(g.right for g in guard))
-        for e in x.walk()
-        if isinstance(e, Element)
-    }
-    if any(a.local for a in arrays) or any(trace.is_computed(s) for s in used):
-        return
-    mine = symbols_of(stored) | {s for f in value.fed for g in f.guard for s in g.symbols}
-    for axis in trace.programs:
-        own = {axis.position, axis.number, axis.first, axis.last}
-        many = axis.size is None or axis.size > 1
-        if many and not own & used and own & (mine | trace.depends(stored)):
-            refuse(
-                f"programs of {axis} store different values to the same place, because the index does not depend on it: "
-                "index by it too, reduce in a loop inside, or use hl.atomic_add"
-            )
 
 
 def first_of(name: str, env: Mapping[str, Any]) -> str:

@@ -96,6 +96,8 @@ class Trace:
         # `piece` is the axis of a list of pieces.
         self._used = {*RESERVED, *(f"piece{end}" for end in FAMILY)}
         self._computed: dict[str, Traced] = {}
+        self.loaded: set[tuple[str, Expr]] = set()
+        """Which elements of which tensors of one dim were read."""
         self._loop_number = 0
         self._sites: dict[Any, int] = {}
 
@@ -188,6 +190,10 @@ class Trace:
             lane: Expr = axis.lane if axis.looped else axis.position
             place = place * (axis.lanes if axis.looped else const(axis.size or 1)) + lane
         return Array(name, signed=True, local=True)[place]
+
+    def computed(self, name: str) -> Value | None:
+        """What was worked out for an index block; None for any other block."""
+        return self._computed[name].value if name in self._computed else None
 
     def is_computed(self, what: Symbol) -> bool:
         """Whether a symbol is a number that the program itself has worked out."""

@@ -167,3 +167,105 @@ def test_the_environment_turns_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RaceError):
             k(torch.zeros(1))
     settings.reload()
+
+
+# --- seen by the compiler ---
+
+
+def _experts() -> tuple[Any, ...]:
+    counts, order = torch.tensor([1, 3]), torch.tensor([2, 0, 3, 1])
+    return torch.randn(4, 6), torch.randn(2, 6, 5), counts, torch.tensor([0, 1, 4]), order, 3
+
+
+def test_published_kernels_do_not_compile() -> None:
+    for backend in ("cpp", "reference"):
+        with pytest.raises(RaceError, match=r"lanes of the tile of line .* store different values to one element") as caught:
+            published_moe.on(backend)(*_experts())
+        assert "# racing" in str(caught.value) and "extra_mask=" in str(caught.value)
+        with pytest.raises(RaceError, match="past the end of the row and into the next one") as caught:
+            published_hstu.on(backend)(*_sequences([3, 5, 4]))
+        assert "# racing" in str(caught.value) and "extra_mask=" in str(caught.value)
+
+
+def _scattered(store: Any) -> Any:
+    @serrate.kernel
+    def k(x: torch.Tensor, n: int, keep: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        out = torch.full((16,), -1.0)
+        for _ in hl.grid(1):
+            for t in hl.tile(12):
+                store(out, t, x[t], n, keep, order)
+        return out
+
+    return k
+
+
+RACING = {
+    "a choice": lambda out, t, x, n, keep, order: hl.store(out, [torch.where(t.index < n, t.index, 0)], x),
+    "the other choice": lambda out, t, x, n, keep, order: hl.store(out, [torch.where(t.index >= n, 0, t.index)], x),
+    "a mask that was read": lambda out, t, x, n, keep, order: hl.store(out, [torch.where(keep[t], t.index, 0)], x),
+    "a smaller number": lambda out, t, x, n, keep, order: hl.store(out, [t.index.clamp(max=n)], x),
+    "a larger number": lambda out, t, x, n, keep, order: hl.store(out, [t.index.clamp(min=3)], x),
+    "through an order": lambda out, t, x, n, keep, order: hl.store(out, [order[torch.where(t.index < n, t.index, 0)]], x),
+    "another mask": lambda out, t, x, n, keep, order: hl.store(
+        out, [torch.where(t.index < n, t.index, 0)], x, extra_mask=t.index < n + 1
+    ),
+}
+APART = {
+    "a choice": lambda out, t, x, n, keep, order: hl.store(
+        out, [torch.where(t.index < n, t.index, 0)], x, extra_mask=t.index < n
+    ),
+    "the other choice": lambda out, t, x, n, keep, order: hl.store(
+        out, [torch.where(t.index >= n, 0, t.index)], x, extra_mask=t.index < n
+    ),
+    "a narrower mask": lambda out, t, x, n, keep, order: hl.store(
+        out, [torch.where(t.index < n, t.index, 0)], x, extra_mask=t.index < n - 1
+    ),
+    "a mask that was read": lambda out, t, x, n, keep, order: hl.store(
+        out, [torch.where(keep[t], t.index, 0)], x, extra_mask=keep[t] & (t.index < n)
+    ),
+    "a place outside": lambda out, t, x, n, keep, order: hl.store(out, [t.index.clamp(max=11)], x),
+    "through an order": lambda out, t, x, n, keep, order: hl.store(
+        out, [order[torch.where(t.index < n, t.index, 0)]], x, extra_mask=t.index < n
+    ),
+    "one value": lambda out, t, x, n, keep, order: hl.store(out, [torch.where(t.index < n, t.index, 0)], 7.0),
+}
+
+
+def _arguments() -> tuple[Any, ...]:
+    return torch.arange(12.0), 5, torch.arange(12) % 3 == 0, torch.arange(12).flip(0)
+
+
+@pytest.mark.parametrize("name", RACING)
+def test_lanes_with_one_index(name: str) -> None:
+    with pytest.raises(RaceError, match="store different values to one element"):
+        _scattered(RACING[name])(*_arguments())
+
+
+@pytest.mark.parametrize("name", APART)
+def test_lanes_that_a_mask_keeps_apart(name: str) -> None:
+    kernel = _scattered(APART[name])
+    torch.testing.assert_close(kernel(*_arguments()), kernel.interpreted(tile="whole")(*_arguments()))
+
+
+def test_rows_at_offsets_under_a_mask_or_a_bound() -> None:
+    @serrate.kernel
+    def masked(x: torch.Tensor, offsets: torch.Tensor, longest: int) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        for b in hl.grid(offsets.size(0) - 1):
+            start, end = offsets[b], offsets[b + 1]
+            for t in hl.tile(longest):
+                at = start + t.index
+                hl.store(out, [at], x[at] * 2, extra_mask=t.index < end - start)
+        return out
+
+    @serrate.kernel
+    def bounded(x: torch.Tensor, offsets: torch.Tensor, longest: int) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        for b in hl.grid(offsets.size(0) - 1):
+            start, end = offsets[b], offsets[b + 1]
+            for t in hl.tile(end - start):
+                out[start + t.index] = x[start + t.index] * 2
+        return out
+
+    for kernel in (masked, bounded):
+        assert torch.equal(kernel(torch.arange(9.0), torch.tensor([0, 4, 4, 9]), 5), torch.arange(9.0) * 2)
