@@ -173,12 +173,22 @@ class _Facts:
     """What loops and guards say, each as an expression that is not negative. `0 <= e` holds if `e` is a sum of facts and of
     something whose bounds are not negative."""
 
-    def __init__(self, known: Sequence[Expr]) -> None:
-        self.known = tuple(known)
+    def __init__(self, known: Sequence[Expr], names: Mapping[Expr, Expr] = MappingProxyType({})) -> None:
+        self.known, self.names = tuple(known), names
+        """Names stand for expressions, of which more is known: facts and what is to be proven are spelled out."""
 
     def and_(self, *conditions: Less) -> _Facts:
         """With conditions that hold here."""
-        return _Facts((*self.known, *(fact for c in conditions for fact in _facts_of(c))))
+        spelled = (Less(self.spelled_out(c.left), self.spelled_out(c.right)) for c in conditions)
+        return _Facts((*self.known, *(fact for c in spelled for fact in _facts_of(c))), self.names)
+
+    def named(self, node: Bind) -> _Facts:
+        """With a name for an expression."""
+        return self if node.guard else _Facts(self.known, {**self.names, node.symbol: self.spelled_out(node.expr)})
+
+    def spelled_out(self, e: Expr) -> Expr:
+        """An expression without names."""
+        return e.substitute(self.names) if self.names else e
 
     def prove(self, e: Expr, depth: int = DEPTH) -> bool:
         """Whether 0 <= e follows."""
@@ -267,13 +277,15 @@ def _owned(e: Element) -> Iterator[Expr]:
 def _guarded(body: tuple[Node, ...], facts: _Facts) -> tuple[Node, ...]:
     out: list[Node] = []
     for node in body:
-        if isinstance(node, For):
+        if isinstance(node, Bind):
+            facts = facts.named(node)
+        elif isinstance(node, For):
             node = replace(node, body=_guarded(node.body, facts.and_(Less(node.symbol, node.extent))))
         elif isinstance(node, If):
             node = replace(node, then=_guarded(node.then, facts.and_(*node.guard)), other=_guarded(node.other, facts))
         elif bodies(node):
             node = with_bodies(node, tuple(_guarded(part, facts) for part in bodies(node)))
-        elif not isinstance(node, Bind | Declare | Prefetch | Attempt):
+        elif not isinstance(node, Declare | Prefetch | Attempt):
             node = _statement(node, facts)
         out.append(node)
     return tuple(out)
@@ -291,7 +303,9 @@ def _statement(node: Node, facts: _Facts) -> Node:
         if not isinstance(v, Load):
             return None
         missing = _open(v.tensor, v.index, here.and_(*v.guard))
-        if v.guard and missing:
+        # Products run over blocks from their first lane on: what is not there is read as 0.
+        before = isinstance(node, Dot) and any(g.left is const(-1) for g in missing)
+        if (v.guard or before) and missing:
             return load(v.tensor, v.index, (*v.guard, *missing), v.other)
         more.update(dict.fromkeys(missing))
         return None
@@ -307,12 +321,13 @@ def _open(tensor: Tensor, index: Sequence[Expr], facts: _Facts) -> Guard:
     """The conditions that keep an access inside its tensor and do not follow from what is known."""
     found: list[Less] = []
     for e, size in zip(index, _sizes(tensor), strict=True):
-        if not any(is_held(a) for x in (e, *_near(e, facts)) for a in x.arrays):
+        spelled = facts.spelled_out(e)
+        if not any(is_held(a) for x in (spelled, *_near(spelled, facts)) for a in x.arrays):
             # Nothing that a caller holds has a part in this.
             continue
-        if not facts.prove(e):
+        if not facts.prove(spelled):
             found.append(Less(const(-1), e))
-        if not facts.prove(size - e - 1):
+        if not facts.prove(facts.spelled_out(size) - spelled - 1):
             found.append(Less(e, size))
     return tuple(found)
 
