@@ -105,8 +105,9 @@ def limits_of(program: TileProgram) -> dict[Array, Expr]:
 
 def settled(extent: Expr) -> Expr:
     """An extent as it was when its program was prepared: memory is as large as that."""
-    ends = [e for e in extent.walk() if isinstance(e, Element) and is_held(e.array)]
-    return extent.substitute({e: most_of(e.array, e.index) for e in ends}) if ends else extent
+    read = [e for e in extent.walk() if isinstance(e, Element) and is_held(e.array)]
+    # An element of any array, at any place: the length of a row that was selected, as well as where the last one ends.
+    return extent.substitute({e: longest(e, const(1)) for e in read}) if read else extent
 
 
 def most_of(offsets: Array, count: Expr) -> Expr:
