@@ -120,3 +120,44 @@ def test_reading_outside_of_a_tensor_gives_zero(way: Any) -> None:
         wanted = x + (p[1] if length > 1 else 0)
         wanted[:2] += q[1]
         assert torch.equal(ran(at_fixed_places, way)(x, p, q), wanted)
+
+
+@serrate.kernel
+def with_bias(x: torch.Tensor, bias: torch.Tensor | None = None, scale: float | None = None) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for t in hl.tile(x.size(0)):
+        value = x[t]
+        if bias is not None:
+            value = value + bias[t]
+        if scale is None:
+            scale = 2.0
+        out[t] = value * scale
+    return out
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_arguments_that_may_be_none(way: Any) -> None:
+    x, bias = torch.arange(5.0), torch.ones(5)
+    kernel = ran(with_bias, way)
+    for _ in range(2):
+        assert torch.equal(kernel(x), x * 2)
+        assert torch.equal(kernel(x, bias), (x + bias) * 2)
+        assert torch.equal(kernel(x, None, 3.0), x * 3)
+        assert torch.equal(kernel(x, bias, 3.0), (x + bias) * 3)
+
+
+@serrate.kernel
+def by_keyword(*, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for t in hl.tile(x.size(0)):
+        out[t] = x[t] * scale
+    return out
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_arguments_by_keyword_have_their_defaults(way: Any) -> None:
+    x = torch.arange(5.0)
+    kernel = ran(by_keyword, way)
+    assert torch.equal(kernel(x=x), x * 2) and torch.equal(kernel(scale=3.0, x=x), x * 3)
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'x'"):
+        kernel()
