@@ -5,7 +5,10 @@ In: a function with notes at its loops (`source.py`), block sizes, arguments. Ou
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,10 +20,12 @@ from serrate.interpret.loops import Loop
 from serrate.interpret.machine import Interpreting
 from serrate.interpret.memory import load, store
 from serrate.interpret.races import Writes
-from serrate.interpret.run import current, running
+from serrate.interpret.run import TORCH, current, running
 from serrate.interpret.source import Source, noted
 from serrate.interpret.values import Lanes, TileValue
 from serrate.tensor import JaggedTensor
+
+PACKAGE = str(Path(__file__).parent.parent)
 
 
 class _Indexing(TorchFunctionMode):
@@ -33,7 +38,7 @@ class _Indexing(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if function is torch.Tensor.__getitem__ and (_has_lanes(args[1]) or (_is_plain(args[0]) and _in_a_loop())):
+        if function is torch.Tensor.__getitem__ and (_has_lanes(args[1]) or _by_a_kernel(args[0], sys._getframe(1))):
             return getitem(args[0], args[1]) if isinstance(args[0], TileValue) else load(args[0], args[1])
         if function is torch.Tensor.__setitem__ and (_has_lanes(args[1]) or isinstance(args[2], Lanes)):
             return store(args[0], args[1], args[2])
@@ -44,13 +49,11 @@ def _has_lanes(key: Any) -> bool:
     return isinstance(key, Lanes) or (isinstance(key, (tuple, list)) and any(isinstance(k, Lanes) for k in key))
 
 
-def _is_plain(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and not isinstance(x, Lanes)
-
-
-def _in_a_loop() -> bool:
-    """Whether a loop over tiles runs, in which reading outside of a tensor gives 0."""
-    return bool(current("an index").depth)
+def _by_a_kernel(x: Any, caller: FrameType) -> bool:
+    """Whether a plain tensor is indexed by the user's code in a loop over tiles, where reading outside of it gives 0."""
+    if not isinstance(x, torch.Tensor) or not current("an index").depth:
+        return False
+    return not caller.f_code.co_filename.startswith((PACKAGE, TORCH))
 
 
 def prepare(function: Callable[..., Any]) -> Source:
