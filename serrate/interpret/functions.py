@@ -9,7 +9,7 @@ that meet must be of one tile, whatever their numbers of lanes: a block size mus
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from serrate.interpret import reducing
 from serrate.interpret.axes import Axis, Condition, Fed, fixed, meet
 from serrate.interpret.run import refuse
-from serrate.interpret.values import Lanes, TileValue, value_of
+from serrate.interpret.values import SIXTEEN, Lanes, TileValue, value_of
 
 # fmt: off
 ELEMENTWISE = frozenset(
@@ -36,6 +36,7 @@ ELEMENTWISE = frozenset(
     ]
 )
 # fmt: on
+CASTS = frozenset(["to", "type_as", "half", "bfloat16"])
 DIVIDING = frozenset(["floor_divide", "remainder", "fmod", "div", "divide"])
 ALIASES = {
     "__and__": "bitwise_and",
@@ -109,12 +110,27 @@ def elementwise(function: Callable[..., Any], name: str, args: Sequence[Any], kw
         divisor = torch.as_tensor(raw[1], device="cpu")
         raw[1] = torch.where(exists, divisor, torch.ones((), dtype=divisor.dtype, device="cpu"))
     try:
-        data = function(*raw, **named)
+        data, dtype = function(*raw, **named), None
+        if any(v.dtype in SIXTEEN for v in given):
+            # torch says which dtype the result has, and whether this is a cast.
+            rounded = function(*_rounded(args, raw), **dict(zip(named, _rounded(kwargs.values(), named.values()), strict=True)))
+            dtype = rounded.dtype
+            data = data.to(dtype) if name in CASTS and dtype in SIXTEEN and _to_a_dtype(name, args, kwargs) else data
     except (RuntimeError, TypeError, ZeroDivisionError) as error:
         refuse(f"{name}: {error}")
     if exact:
         data = torch.where(exists, data, torch.zeros((), dtype=data.dtype, device="cpu"))
-    return TileValue(data, axes, conditions, fed, pending)
+    return TileValue(data, axes, conditions, fed, pending, dtype)
+
+
+def _rounded(args: Iterable[Any], raw: Iterable[Any]) -> list[Any]:
+    """The operands as torch would have them."""
+    return [x.to(value_of(a).dtype) if isinstance(a, (Lanes, Tensor)) else x for a, x in zip(args, raw, strict=True)]
+
+
+def _to_a_dtype(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a cast names a dtype: `x.to("cpu")` does not."""
+    return name != "to" or any(isinstance(a, (torch.dtype, Lanes, Tensor)) for a in (*args[1:], *kwargs.values()))
 
 
 def _floating(x: Any) -> bool:
@@ -239,7 +255,7 @@ def getitem(x: TileValue, key: Any) -> TileValue:
         Condition(part(c.mask), frozenset(place[d] for d in c.dims if d in place), c.key, c.born, c.row, c.keep)
         for c in x.conditions
     ]
-    return TileValue(part(x.data), axes, conditions, [Fed(part(f.mask), f.time) for f in x.fed], x.pending)
+    return TileValue(part(x.data), axes, conditions, [Fed(part(f.mask), f.time) for f in x.fed], x.pending, x.dtype)
 
 
 def _expand(x: TileValue, *sizes: Any) -> TileValue:
@@ -255,7 +271,7 @@ def _expand(x: TileValue, *sizes: Any) -> TileValue:
         s.tile.index for s in (sizes[0] if isinstance(sizes[0], (list, tuple)) else sizes) if getattr(s, "tile", None) is not None
     ]
     end_conditions = [c.moved([axes.index(e.axes[0])], len(axes)) for e in ends for c in e.conditions if e.axes[0] in axes]
-    return TileValue(lead.data.expand(shape), axes, (*lead.conditions, *end_conditions), lead.fed, x.pending)
+    return TileValue(lead.data.expand(shape), axes, (*lead.conditions, *end_conditions), lead.fed, x.pending, x.dtype)
 
 
 def _reshape(x: TileValue, *sizes: Any) -> TileValue:
@@ -279,7 +295,7 @@ def _reshape(x: TileValue, *sizes: Any) -> TileValue:
         mask = full(c.mask)[tuple(slice(None) if d in dims else slice(0, 1) for d in range(data.dim()))]
         return Condition(mask, dims, (*c.key, "reshaped", tuple(data.shape)), c.born, c.row, c.keep)
 
-    return TileValue(data, axes, [moved(c) for c in x.conditions], [Fed(full(f.mask), f.time) for f in x.fed], x.pending)
+    return TileValue(data, axes, [moved(c) for c in x.conditions], [Fed(full(f.mask), f.time) for f in x.fed], x.pending, x.dtype)
 
 
 def regroup(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -324,7 +340,7 @@ def _like(value: float) -> Callable[..., TileValue]:
     def made(x: TileValue, dtype: torch.dtype | None = None, device: Any = None) -> TileValue:
         # Every lane of the tile, whether or not x exists there: only the ends of tiles stay.
         ends = [c for c in x.conditions if not c.row]
-        return TileValue(torch.full_like(x.data, value, dtype=dtype), x.axes, ends)
+        return TileValue(torch.full_like(x.data, value, dtype=dtype or x.dtype), x.axes, ends)
 
     return made
 

@@ -102,7 +102,7 @@ class Loop:
                 for each in now[1:]:
                     mask = mask | each
                 data = torch.where(mask, data, old.data.to(data.dtype)).to(data.dtype)
-            return TileValue(data, value.axes, kept, self._outer(value.fed), value.pending)
+            return TileValue(data, value.axes, kept, self._outer(value.fed), value.pending, value.dtype)
 
     def _outer(self, fed: Sequence[Fed]) -> list[Fed]:
         """The reductions as enclosing loops see them: all of one iteration of theirs together."""
@@ -239,7 +239,7 @@ def jagged_range(lengths: Any, block_size: Any) -> Range:
     assert frame is not None
     with torch._C.DisableTorchFunction():
         rows = torch.where(
-            value.exists().broadcast_to(value.data.shape), value.data, torch.zeros((), dtype=value.dtype, device="cpu")
+            value.exists().broadcast_to(value.data.shape), value.data, torch.zeros((), dtype=value.data.dtype, device="cpu")
         )
     longest = int(rows.max()) if rows.numel() else 0
     block = run.block_of((frame.f_code, frame.f_lasti, 0), longest) if block_size is None else number_of(block_size, what)

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from serrate.interpret.axes import Condition, Fed, meet
 from serrate.interpret.run import current, refuse
-from serrate.interpret.values import TileValue, value_of
+from serrate.interpret.values import SIXTEEN, TileValue, held_in, value_of
 from serrate.ir.values import carried_dtype
 
 Dims = int | Sequence[int] | None
 Picked = namedtuple("Picked", "values indices")
-SIXTEEN = (torch.float16, torch.bfloat16)
 
 
 def least(dtype: torch.dtype) -> Any:
@@ -49,14 +48,14 @@ def dims_of(x: TileValue, dim: Dims, what: str) -> list[int]:
     return dims
 
 
-def reduced(x: TileValue, dims: Sequence[int], keepdim: bool, data: Tensor) -> TileValue:
-    """A result of reducing: `data` still has the reduced dims, of size 1."""
+def reduced(x: TileValue, dims: Sequence[int], keepdim: bool, data: Tensor, dtype: torch.dtype | None = None) -> TileValue:
+    """A result of reducing: `data` still has the reduced dims, of size 1. It is of this dtype."""
     lanes = x.exists().broadcast_to(x.data.shape)
     fed = [Fed(f.mask.amax(list(dims), keepdim=True) if dims else f.mask, f.time) for f in x.fed]
     fed.append(Fed(lanes.any(list(dims), keepdim=True) if dims else lanes, current("a reduction").clock))
     kept = [c for c in x.conditions if not c.dims & set(dims)]
     axes = [None if d in dims else axis for d, axis in enumerate(x.axes)]
-    full = TileValue(data, axes, kept, fed, x.pending)
+    full = TileValue(data, axes, kept, fed, x.pending, dtype)
     return full if keepdim else drop(full, dims)
 
 
@@ -71,31 +70,31 @@ def drop(x: TileValue, dims: Sequence[int]) -> TileValue:
     conditions = [
         Condition(shape(c.mask), frozenset(place[d] for d in c.dims), c.key, c.born, c.row, c.keep) for c in x.conditions
     ]
-    return TileValue(shape(x.data), [x.axes[d] for d in kept], conditions, [Fed(shape(f.mask), f.time) for f in x.fed], x.pending)
+    fed = [Fed(shape(f.mask), f.time) for f in x.fed]
+    return TileValue(shape(x.data), [x.axes[d] for d in kept], conditions, fed, x.pending, x.dtype)
 
 
 def filled(x: TileValue, dims: Sequence[int], identity: Any) -> Tensor:
     """The lanes, with the identity where they do not exist."""
     exists = x.exists().broadcast_to(x.data.shape)
-    return torch.where(exists, x.data, torch.full((), identity, dtype=x.dtype, device=x.data.device))
+    return torch.where(exists, x.data, torch.full((), identity, dtype=x.data.dtype, device=x.data.device))
 
 
 def _sum(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TileValue:
     dims = dims_of(x, dim, "sum")
     lanes = filled(x, dims, 0)
     result = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
-    data = (lanes.float() if x.dtype in SIXTEEN else lanes.to(result)).sum(dims, keepdim=True) if dims else lanes
-    return reduced(x, dims, keepdim, data.to(result))
+    lanes = lanes.to(held_in(result))
+    return reduced(x, dims, keepdim, lanes.sum(dims, keepdim=True) if dims else lanes, result)
 
 
 def _prod(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TileValue:
     dims = dims_of(x, dim, "prod")
     result = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
-    data = filled(x, dims, 1)
-    data = data.float() if x.dtype in SIXTEEN else data.to(result)
+    data = filled(x, dims, 1).to(held_in(result))
     for d in dims:
         data = data.prod(d, keepdim=True)
-    return reduced(x, dims, keepdim, data.to(result))
+    return reduced(x, dims, keepdim, data, result)
 
 
 def _mean(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TileValue:
@@ -103,17 +102,16 @@ def _mean(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dt
         refuse(f"mean of {x.dtype}: convert it to a float first, as torch asks")
     dims = dims_of(x, dim, "mean")
     counted = x.exists().broadcast_to(x.data.shape).sum(dims, keepdim=True) if dims else torch.ones((), device="cpu")
-    lanes = filled(x, dims, 0)
-    lanes = lanes.float() if x.dtype in SIXTEEN else lanes
-    data = (lanes.sum(dims, keepdim=True) if dims else lanes) / counted
-    return reduced(x, dims, keepdim, data.to(dtype or x.dtype))
+    result = dtype or x.dtype
+    lanes = filled(x, dims, 0).to(held_in(result))
+    return reduced(x, dims, keepdim, (lanes.sum(dims, keepdim=True) if dims else lanes) / counted, result)
 
 
 def _extreme(what: str, identity: Callable[[torch.dtype], Any]) -> Callable[..., TileValue]:
     def run(x: TileValue, dim: Dims = None, keepdim: bool = False) -> TileValue:
         dims = dims_of(x, dim, what)
         data = filled(x, dims, identity(x.dtype))
-        return reduced(x, dims, keepdim, getattr(torch, what)(data, dims, keepdim=True) if dims else data)
+        return reduced(x, dims, keepdim, getattr(torch, what)(data, dims, keepdim=True) if dims else data, x.dtype)
 
     return run
 
@@ -172,9 +170,7 @@ def _logsumexp(x: TileValue, dim: int, keepdim: bool = False) -> Any:
     # Only lanes that exist count; the largest is taken out, unless it is infinite.
     dims = dims_of(x, dim, "logsumexp")
     lanes = filled(x, dims, -torch.inf)
-    return reduced(
-        x, dims, keepdim, torch.logsumexp(lanes.float() if x.dtype in SIXTEEN else lanes, dims, keepdim=True).to(x.dtype)
-    )
+    return reduced(x, dims, keepdim, torch.logsumexp(lanes, dims, keepdim=True), x.dtype)
 
 
 # --- scans ---
@@ -183,16 +179,17 @@ def _logsumexp(x: TileValue, dim: int, keepdim: bool = False) -> Any:
 def _cumulative(what: str, identity: int) -> Callable[..., TileValue]:
     def run(x: TileValue, dim: int, dtype: torch.dtype | None = None) -> TileValue:
         (d,) = dims_of(x, dim, what)
-        return scanned(x, d, getattr(torch, what)(filled(x, [d], identity), d, dtype=dtype))
+        result = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+        return scanned(x, d, getattr(torch, what)(filled(x, [d], identity), d, dtype=held_in(result)), result)
 
     return run
 
 
-def scanned(x: TileValue, dim: int, data: Tensor) -> TileValue:
+def scanned(x: TileValue, dim: int, data: Tensor, dtype: torch.dtype) -> TileValue:
     """The result of a scan: it exists where its operand does, and is fed where something existed along the dim."""
     lanes = x.exists().broadcast_to(x.data.shape).any(dim, keepdim=True)
     fed = [Fed(f.mask.amax(dim, keepdim=True), f.time) for f in x.fed]
-    return TileValue(data, x.axes, x.conditions, [*fed, Fed(lanes, current("a scan").clock)], x.pending)
+    return TileValue(data, x.axes, x.conditions, [*fed, Fed(lanes, current("a scan").clock)], x.pending, dtype)
 
 
 def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: bool) -> Any:
@@ -211,7 +208,8 @@ def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: boo
         new = [each.data.select(d, lane) for each in given]
         if carried:
             rest = [axis for n, axis in enumerate(given[0].axes) if n != d]
-            left, right = ([TileValue(t, rest) for t in part] for part in (carried, new))
+            kinds = [each.dtype for each in given]
+            left, right = ([TileValue(t, rest, dtype=d) for t, d in zip(part, kinds, strict=True)] for part in (carried, new))
             with torch._C._EnableTorchFunction():
                 made = combine(tuple(left), tuple(right)) if many else combine(left[0], right[0])
             new = [torch.where(seen, value_of(m).data, n) for m, n in zip(made if many else [made], new, strict=True)]
@@ -220,7 +218,10 @@ def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: boo
         for into, each in zip(results, new, strict=True):
             into.append(each)
     stacked = [torch.stack(each[::-1] if reverse else each, d) for each in results]
-    out = [scanned(each, d, data) for each, data in zip(given, stacked, strict=True)]
+    out = [
+        scanned(each, d, data, each.dtype if data.dtype is each.data.dtype else data.dtype)
+        for each, data in zip(given, stacked, strict=True)
+    ]
     return tuple(out) if many else out[0]
 
 
@@ -264,7 +265,9 @@ def matmul(a: TileValue, b: TileValue, out_dtype: torch.dtype | None = None) -> 
     left, right = _contracted(a, -1, -2), _contracted(b, -2, -1)
     kind = product_dtype(a.dtype, b.dtype)
     zero = torch.zeros((), dtype=kind, device="cpu")
-    data = torch.matmul(torch.where(left & right.mT, a.data.to(kind), zero), torch.where(left.mT & right, b.data.to(kind), zero))
+    # Operands of 16 bits are rounded to them; what comes out is not.
+    one, two = (x.data.to(x.dtype).to(kind) for x in (a, b))
+    data = torch.matmul(torch.where(left & right.mT, one, zero), torch.where(left.mT & right, two, zero))
     result = out_dtype or torch.promote_types(a.dtype, b.dtype)
     counted = torch.matmul(_lanes(a).float(), _lanes(b).float()) > 0
     axes = [*batch, a.axes[-2], b.axes[-1]]
@@ -272,7 +275,7 @@ def matmul(a: TileValue, b: TileValue, out_dtype: torch.dtype | None = None) -> 
     conditions += [c.moved(range(ndim - b.ndim, ndim), ndim) for c in b.conditions if b.ndim - 2 not in c.dims]
     fed = [Fed(_any(f.mask, -1, ndim), f.time) for f in a.fed] + [Fed(_any(f.mask, -2, ndim), f.time) for f in b.fed]
     fed.append(Fed(counted, current("a product").clock))
-    return TileValue(data.to(result), axes, conditions, fed, (*a.pending, *b.pending))
+    return TileValue(data, axes, conditions, fed, (*a.pending, *b.pending), result)
 
 
 def _lanes(x: TileValue) -> Tensor:
@@ -321,8 +324,8 @@ def fill(x: TileValue, v: Any) -> TileValue:
     exists = torch.ones([1] * x.ndim, dtype=torch.bool, device="cpu")
     for c in rows:
         exists = exists & c.mask
-    data = torch.where(exists.broadcast_to(x.data.shape), x.data, torch.as_tensor(v, dtype=x.dtype, device="cpu"))
-    return TileValue(data, x.axes, [c for c in x.conditions if not c.row], x.fed)
+    data = torch.where(exists.broadcast_to(x.data.shape), x.data, torch.as_tensor(v, dtype=x.data.dtype, device="cpu"))
+    return TileValue(data, x.axes, [c for c in x.conditions if not c.row], x.fed, dtype=x.dtype)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -4,7 +4,8 @@ In: lanes, the axis of each dim, the conditions under which lanes exist, and the
 torch's functions, methods and operators, all of which go through `functions.call`.
 
 A model of it: `data` has a number for every lane, also where nothing exists (there it is what the math gives from zeros), and
-`exists()` says which lanes count.
+`exists()` says which lanes count. A value of a 16-bit dtype holds float32: it is rounded where it is stored or cast, and nowhere
+in between (rule 8).
 """
 
 from __future__ import annotations
@@ -18,6 +19,17 @@ from torch import Tensor
 from serrate.interpret.axes import Axis, BlockSize, Condition, Fed, Pending, fixed, joined, spread
 from serrate.interpret.run import current, refuse
 from serrate.tensor.indexing.lanes import LaneKey
+
+SIXTEEN = (torch.float16, torch.bfloat16)
+
+
+def held_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which lanes are computed.
+
+    >>> held_in(torch.bfloat16), held_in(torch.int32)
+    (torch.float32, torch.int32)
+    """
+    return torch.float32 if dtype in SIXTEEN else dtype
 
 
 def _binary(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -153,7 +165,7 @@ class Unusable(Lanes):
 class TileValue(TorchLike):
     """A value of a device loop. Users get them from loads, and from torch's functions on them."""
 
-    __slots__ = ("axes", "conditions", "data", "fed", "pending")
+    __slots__ = ("_dtype", "axes", "conditions", "data", "fed", "pending")
 
     def __init__(
         self,
@@ -162,8 +174,10 @@ class TileValue(TorchLike):
         conditions: Sequence[Condition] = (),
         fed: Sequence[Fed] = (),
         pending: Sequence[Pending] = (),
+        dtype: torch.dtype | None = None,
     ) -> None:
-        self.data = data
+        self._dtype = dtype or data.dtype
+        self.data = data if data.dtype is (kind := held_in(self._dtype)) else data.to(kind)
         self.axes = tuple(axes)
         waiting = []
         found = list(conditions)
@@ -196,14 +210,14 @@ class TileValue(TorchLike):
         """The same lanes in another order of dims: dim k is now `dims[k]`."""
         ndim = len(axes)
         conditions = [c.moved(dims, ndim) for c in self.conditions]
-        return TileValue(data, axes, conditions, [f.moved(dims, ndim) for f in self.fed], self.pending)
+        return TileValue(data, axes, conditions, [f.moved(dims, ndim) for f in self.fed], self.pending, self.dtype)
 
     # --- what torch tensors also say ---
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the lanes."""
-        return self.data.dtype
+        return self._dtype
 
     @property
     def device(self) -> torch.device:

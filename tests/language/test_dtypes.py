@@ -355,3 +355,29 @@ def test_an_integer_accumulator_of_floats() -> None:
     with pytest.raises(KernelError, match="depends on how rows are cut into tiles"):
         rounded(x)
     torch.testing.assert_close(number(x), torch.full((4,), 40.0))
+
+
+@pytest.mark.parametrize("tile", [7, "whole"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_are_rounded_where_they_are_stored_or_cast_and_nowhere_else(dtype: torch.dtype, tile: Any) -> None:
+    @serrate.kernel
+    def sums(jt: JaggedTensor, small: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        out = torch.empty(jt.num_rows, dtype=jt.dtype)
+        exact = torch.empty(jt.num_rows, dtype=torch.float32)
+        cast = torch.empty(jt.num_rows, dtype=torch.float32)
+        for b in hl.tile(jt.num_rows):
+            total = hl.zeros([b], dtype=jt.dtype)
+            for k in hl.tile(jt.max_length):
+                total = total + jt[b, k].sum(1)
+            out[b] = total
+            exact[b] = (total + small[b]).to(torch.float32)
+            cast[b] = (total + small[b]).to(jt.dtype).to(torch.float32)
+        return out, exact, cast
+
+    jt, small = JaggedTensor.from_lengths(torch.ones(602, dtype=dtype), [601, 1]), torch.full((2,), 0.0078125, dtype=dtype)
+    wanted = torch.tensor([601.0, 1.0])
+    for run in (sums, sums.interpreted(tile=tile)):
+        out, exact, cast = run(jt, small)
+        assert torch.equal(out, wanted.to(dtype))
+        assert torch.equal(exact, wanted + 0.0078125)
+        assert torch.equal(cast, (wanted + 0.0078125).to(dtype).float())
