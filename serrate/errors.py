@@ -69,6 +69,10 @@ class InPlaceError(SerrateError, RuntimeError):
     """A write in place, inside a `@serrate.jit` function, to something that outlives it or is known under other names."""
 
 
+class TraceAttributeError(TraceError, AttributeError):
+    """An attribute of a ragged tensor that is not known while tracing, such as its values or its lengths."""
+
+
 class GradientError(SerrateError, RuntimeError):
     """A gradient was asked of something that has none."""
 

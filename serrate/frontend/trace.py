@@ -268,8 +268,8 @@ def _pointing() -> Iterator[None]:
 
 @contextmanager
 def _standing_in() -> Iterator[None]:
-    """Within this, traced tensors pass for what they stand for."""
-    token = standing_for.set((JaggedTensor, torch.Tensor))
+    """Within this, ragged traced tensors pass for what they stand for."""
+    token = standing_for.set(JaggedTensor)
     try:
         yield
     finally:

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from serrate.errors import CallError, DtypeError, InPlaceError, RaggedSizeError, ScheduleError, ShapeError, TraceError
+from serrate.errors import (
+    CallError,
+    DtypeError,
+    InPlaceError,
+    RaggedSizeError,
+    ScheduleError,
+    ShapeError,
+    TraceAttributeError,
+    TraceError,
+)
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, as_expr
 from serrate.ir.loop_handle import LoopHandle
@@ -157,8 +166,8 @@ class Size:
         return self._of_number(other, operator.ge)
 
 
-standing_for: ContextVar[tuple[type, type] | None] = ContextVar("standing_for", default=None)
-"""While a function is traced: the classes that ragged and dense tensors of its program stand for."""
+standing_for: ContextVar[type | None] = ContextVar("standing_for", default=None)
+"""While a function is traced: the class that ragged tensors of its program stand for."""
 
 
 class TensorView(LoopHandle):
@@ -175,9 +184,12 @@ class TensorView(LoopHandle):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What `isinstance` sees: to the function that is traced, the tensor that this one stands for."""
-        kinds = standing_for.get()
-        return type(self) if kinds is None else kinds[not any(d.is_ragged for d in self.domains)]
+        """What `isinstance` sees: to the function that is traced, the ragged tensor that this one stands for.
+
+        Never torch's tensor: torch asks the same question, and reads the memory of one where the answer is yes.
+        """
+        kind = standing_for.get()
+        return kind if kind is not None and any(d.is_ragged for d in self.domains) else type(self)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -289,7 +301,12 @@ class TensorView(LoopHandle):
             return _reading(name)
         if name.endswith("_") and not name.startswith("_") and hasattr(torch.Tensor, name):
             raise InPlaceError(f"{name} in place ({user_line()}) cannot be traced; write y = y.{name[:-1]}(...), and return y")
-        raise AttributeError(f"a traced tensor has no attribute {name!r}")
+        if name.startswith("__"):
+            raise AttributeError(name)  # protocols that Python and libraries ask for
+        raise TraceAttributeError(
+            f"a traced tensor has no attribute {name!r} ({user_line()}): while tracing there are operations, and no memory, rows "
+            "or devices; read it before the call, and pass what it gives as an argument"
+        )
 
 
 _DATA = ("item", "tolist", "numpy", "unbind", "nonzero")

@@ -281,13 +281,11 @@ def test_a_tensor_that_is_made_and_then_written_to() -> None:
 # --- what a traced tensor is -----------------------------------------------------------------------------------------------
 
 
-def test_traced_tensors_are_what_they_stand_for() -> None:
+def test_traced_ragged_tensors_are_what_they_stand_for() -> None:
     kinds: list[Any] = []
 
     def function(x: Any, w: Any) -> Any:
-        total = x.sum(1)
-        for each in (x, w, total, x * w):
-            kinds.append((isinstance(each, JaggedTensor), isinstance(each, torch.Tensor), torch.is_tensor(each)))
+        kinds.extend(isinstance(each, JaggedTensor) for each in (x, w, x.sum(1), x * w))
         return x * w if isinstance(x, JaggedTensor) else -x
 
     w = torch.ones(1)
@@ -295,6 +293,24 @@ def test_traced_tensors_are_what_they_stand_for() -> None:
     traced, kinds[:] = kinds[:], []
     function(X, w)
     assert traced == kinds
+
+
+def test_traced_dense_tensors_do_not_pass_for_memory() -> None:
+    """torch's own code reads the memory of whatever passes for its tensor, and would do so here."""
+
+    def chosen(x: Any) -> Any:
+        total = x.sum(1)
+        return torch.where(total > 0, total, -1.0)
+
+    torch.testing.assert_close(jit(chosen)(X), chosen(X))
+    with pytest.raises(TraceError):
+        jit(lambda x: torch.as_tensor(x.sum(1)))(X)
+
+
+@pytest.mark.parametrize("name", ["values", "lengths", "offsets", "structure", "max_length", "device", "requires_grad"])
+def test_what_is_no_operation_is_not_known_while_tracing(name: str) -> None:
+    with pytest.raises(TraceError, match=rf"no attribute '{name}' .*test_jit_effects.py.*pass what it gives as an argument"):
+        jit(lambda x: getattr(x, name))(X)
 
 
 def test_a_traced_tensor_that_is_kept_is_refused() -> None:
