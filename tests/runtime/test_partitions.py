@@ -38,9 +38,22 @@ def test_offsets(backend: str, reader: str) -> None:
         x, offsets = f.input((None, 2), torch.float32), f.input((None,), torch.int64)
         f.output(READERS[reader](ops.as_nested(x, offsets)))
     program = f.compile(backend)
+    program(torch.ones(6, 2), torch.tensor([0, 2, 6]))
     for wrong in WRONG_OFFSETS:
         with pytest.raises(SerrateError, match="offsets"):
             program(torch.ones(6, 2), torch.tensor(wrong))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_offsets_that_were_right_for_values_of_another_size(backend: str) -> None:
+    with ir.Fusion() as f:
+        x, offsets = f.input((None, 2), torch.float32), f.input((None,), torch.int64)
+        f.output(_sum(ops.as_nested(x, offsets)))
+    program, given = f.compile(backend), torch.tensor([0, 2, 6])
+    assert program(torch.ones(6, 2), given).tolist() == [[2, 2], [4, 4]]
+    for size in (5, 7):
+        with pytest.raises(SerrateError, match="offsets"):
+            program(torch.ones(size, 2), given)
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -50,6 +63,7 @@ def test_lengths(backend: str, reader: str) -> None:
         x, lengths = f.input((None, 2), torch.float32), f.input((None,), torch.int64)
         f.output(READERS[reader](ops.as_nested(x, lengths=lengths)))
     program = f.compile(backend)
+    program(torch.ones(6, 2), torch.tensor([2, 4]))
     for wrong in ([2, 900], [2, 3], [8, -2], [-2, 8], [2**62, 6], [2**63 - 1, 7]):
         with pytest.raises(SerrateError, match="offsets"):
             program(torch.ones(6, 2), torch.tensor(wrong))
@@ -62,6 +76,7 @@ def test_starts_and_lengths(backend: str, reader: str) -> None:
         x, starts, lengths = f.input((None, 2), torch.float32), *(f.input((None,), torch.int64) for _ in range(2))
         f.output(READERS[reader](ops.as_nested(x, starts=starts, lengths=lengths)))
     program = f.compile(backend)
+    program(torch.ones(6, 2), torch.tensor([0, 3]), torch.tensor([2, 3]))
     for first, count in (([0, 3], [3, 900]), ([-1, 3], [3, 3]), ([0, 2**40], [1, 1]), ([0, 3], [4, 3]), ([0, 3], [3, 2**63 - 1])):
         with pytest.raises(SerrateError, match=r"rows|starts|lengths"):
             program(torch.ones(6, 2), torch.tensor(first), torch.tensor(count))
@@ -88,7 +103,9 @@ def test_inner_rows_of_offsets(backend: str, reader: str) -> None:
         y = ops.as_nested(ops.as_nested(x, first), second, ragged_dim=1)
         f.output(ops.sum(ops.as_flattened(y, component_dim=1, ragged_dim=2), 1) if reader == "outer" else READERS[reader](y))
     program = f.compile(backend)
-    for wrong in ([[0, 1, 900], [0, 2, 4]], [[0, 5, 2], [0, 2, 4]], [[1, 1, 2], [0, 2, 4]], [[0, -7, 2], [0, 2, 4]]):
+    program(torch.ones(6, 2), torch.tensor([0, 2, 6]), torch.tensor([[0, 1, 2], [0, 2, 4]]))
+    every = [[0, 1, 900], [0, 5, 2], [1, 1, 2], [0, -7, 2], [0, 1, 1], [0, 0, 3]]
+    for wrong in [[first, [0, 2, 4]] for first in every]:
         with pytest.raises(SerrateError, match="offsets"):
             program(torch.ones(6, 2), torch.tensor([0, 2, 6]), torch.tensor(wrong))
 
@@ -106,6 +123,7 @@ def test_every_level_of_a_chain(level: int, reader: str) -> None:
         f.output(y)
     program = f.compile("cpp")
     right = [[0, 1, 3], [0, 2, 2, 6]]
+    program(torch.ones(6, 2), *map(torch.tensor, right))
     for wrong in ([0, 1, 2], [0, 1, 900], [0, 9, 3], [1, 2, 3]) if level == 0 else ([0, 2, 2, 7], [0, 2, 1, 6], [-1, 2, 2, 6]):
         given = [*right]
         given[level] = wrong
