@@ -149,6 +149,22 @@ def test_a_component_that_is_split_and_merged_again_counts_its_rows() -> None:
             combine(wrong, r)
 
 
+def test_rows_are_not_the_components_of_others() -> None:
+    """As many positions as components, and the same identity: still positions."""
+    _, rows = partition(IterDomain(3), [0, 1, 2, 3])
+    _, others = partition(IterDomain(3), [0, 1, 2, 3])
+    with pytest.raises(StructureMismatch):
+        combine(rows, others)
+
+
+def test_the_parts_of_one_row_do_not_count_those_of_all() -> None:
+    g = IterDomain(2)
+    c, r = partition(IterDomain(9), [[0, 3, 3, 9], [0, 2, 4, 9]], under=[g])
+    with pytest.raises(StructureMismatch):
+        combine(merge(*split(c, 1)), r)
+    assert combine(merge(g, c), r).extent == 18
+
+
 def test_domains_survive_pickling() -> None:
     g = IterDomain(2)
     for pair in (

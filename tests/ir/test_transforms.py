@@ -424,6 +424,10 @@ class TestRowsWithGaps:
         assert (c.extent, r.extents, r.extent, r.start_of(2).value) == (3, (100, 150, 262), 512, 384)
         assert str(r.host_bound) == "768"
 
+    def test_rows_may_touch(self) -> None:
+        _, r = partition(IterDomain(8), [0, 3, 5], lengths=[3, 2, 3])
+        assert (r.extents, r.start_of(1).value) == ((3, 2, 3), 3)
+
     def test_combine_lays_them_back_to_back(self) -> None:
         d = IterDomain(768)
         c, r = partition(d, [0, 128, 384], lengths=[100, 150, 262])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import pytest
 import torch
 
 from serrate import ir, ops
 from serrate.errors import StructureError
+from serrate.runtime import arrays
 from tests.engine.oracle import BACKENDS, STRATEGIES
 
 
@@ -27,3 +30,27 @@ def test_offsets_that_are_written_to(backend: str, strategy: str) -> None:
     given.copy_(torch.tensor([0, 9, 3, 12]))
     with pytest.raises(StructureError, match="must not decrease"):
         program(values, given)
+
+
+def test_the_first_rows_and_more_of_them() -> None:
+    values, offsets = torch.arange(8.0), torch.tensor([0, 3, 3, 7, 8])
+    rows = [values[a:b].tolist() for a, b in itertools.pairwise(offsets.tolist())]
+    for count in (1, 3, 2, 4):
+        with ir.Fusion() as f:
+            x, given = f.input((None,), torch.float32), f.input((None,), torch.int64)
+            f.output(ops.slice(ops.as_nested(x, given), 0, 0, count))
+        assert f.evaluate(values, offsets).tolist() == rows[:count]
+
+
+def test_offsets_are_not_kept_for_ever() -> None:
+    with ir.Fusion() as f:
+        x, offsets = f.input((None,), torch.float32), f.input((None,), torch.int64)
+        f.output(ops.sum(ops.as_nested(x, offsets), 1))
+    program = f.compile("cpp")
+    given = [torch.tensor([0, k % 10, 9]) for k in range(90)]
+    seen = [weakref.ref(offsets) for offsets in given]
+    for offsets in given:
+        program(torch.ones(9), offsets)
+    del given, offsets
+    gc.collect()
+    assert sum(ref() is not None for ref in seen) <= arrays.TENSORS
