@@ -58,14 +58,16 @@ def without(value: Value, known: Guard) -> Value:
 
 
 def bounds_a_lane(guard: Less, lanes: Lanes) -> bool:
-    """Whether a condition says where one lane ends, or nothing of any: products of blocks begin at their first lane."""
+    """Whether a condition says where one lane begins or ends, or nothing of any: products of blocks take no others."""
     mine = {lane.symbol for lane in lanes} & guard.symbols
     if len(mine) > 1:
         return False
+    difference = guard.left - guard.right
+    terms = difference.terms if isinstance(difference, Sum) else ((difference, 1),)
     for lane in mine:
-        terms = guard.left.terms if isinstance(guard.left, Sum) else ((guard.left, 1),)
         factor = next((f for t, f in terms if t is lane), 0)
-        if factor < 1 or lane in (guard.left - lane * factor).symbols or lane in guard.right.symbols:
+        ends = factor > 0 and lane not in guard.right.symbols
+        if not (ends or factor < 0) or lane in (difference - lane * factor).symbols:
             return False
     return True
 

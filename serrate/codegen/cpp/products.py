@@ -5,6 +5,8 @@ In: a `Dot`. Out: a call of the prelude's product, and before it copies of opera
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from serrate.codegen.cpp.text import Text
@@ -21,23 +23,51 @@ PAIRED = 32
 def product(text: Text, node: Dot) -> None:
     """A product of blocks: operands that lie in memory in the type it is made in are used in place, others are copied."""
     rows, columns, depth = node.lanes
+    if any((text.bound(lane, g) or text.floor(lane, g)) is None for lane, g in text.on_lanes(node.lanes, node.guard)):
+        raise VerificationError(f"a product of blocks in which lanes are left out: {node}")
     bounds = text.bounds(node.lanes, node.guard)
-    if any(text.bound(lane, g) is None for lane, g in text.on_lanes(node.lanes, node.guard)):
-        raise VerificationError(f"a product of blocks whose lanes do not begin at 0: {node}")
     conditions = text.outside(node)
     text.open(f"if ({' && '.join(conditions)})" if conditions else "")
-    limits = {lane: text.fresh() for lane in node.lanes}
-    for lane in node.lanes:
-        text.put(f"const i64 {limits[lane]} = larger<i64>(0, {text.limit(lane, bounds[lane])});")
-    pairs = columns.size == PAIRED and node.local.dtype == torch.float32
+    ranges = {lane: _range(text, lane, node, bounds[lane]) for lane in node.lanes}
+    pairs = columns.size == PAIRED and node.local.dtype == torch.float32 and ranges[columns].start == "0"
     pairs = pairs and all(_is_bfloat16(v) for v in (node.left, node.right))
     kind = "bf16" if pairs else computed(node.local.dtype)
-    a, am = _operand(text, node.left, rows, depth, limits, kind)
-    b, bk = _operand(text, node.right, depth, columns, limits, kind)
-    extents = ", ".join(limits[lane] for lane in (rows, columns, depth))
+    a, am = _operand(text, node.left, rows, depth, ranges, kind)
+    b, bk = _operand(text, node.right, depth, columns, ranges, kind)
+    to = _moved(node.local.name, str(columns.size), ranges[rows], ranges[columns])
+    a, b = _moved(a, am, ranges[rows], ranges[depth]), _moved(b, bk, ranges[depth], ranges[columns])
+    extents = ", ".join(ranges[lane].count for lane in (rows, columns, depth))
     name = f"dot_pairs<{rows.size}, {depth.size}>" if pairs else f"dot<{kind}>"
-    text.put(f"{name}({node.local.name}, {columns.size}, {a}, {am}, {b}, {bk}, {extents});")
+    text.put(f"{name}({to}, {columns.size}, {a}, {am}, {b}, {bk}, {extents});")
     text.close()
+
+
+@dataclass(frozen=True)
+class _Range:
+    """The lanes of a block that are there: the first one, one past the last, and how many."""
+
+    start: str
+    end: str
+
+    @property
+    def count(self) -> str:
+        return self.end if self.start == "0" else f"{self.end} - {self.start}"
+
+
+def _range(text: Text, lane: Lane, node: Dot, bounds: list[str]) -> _Range:
+    start, end = text.start(lane, node.lanes, node.guard), text.fresh()
+    if start != "0":
+        first = text.fresh()
+        text.put(f"const i64 {first} = {start};")
+        start = first
+    text.put(f"const i64 {end} = larger<i64>({start}, {text.limit(lane, bounds)});")
+    return _Range(start, end)
+
+
+def _moved(pointer: str, stride: str, outer: _Range, inner: _Range) -> str:
+    """A pointer to a block's first lanes that are there."""
+    steps = [f"{outer.start} * {stride}"] * (outer.start != "0") + [inner.start] * (inner.start != "0")
+    return " + ".join([pointer, *steps])
 
 
 def _is_bfloat16(value: Value) -> bool:
@@ -46,7 +76,7 @@ def _is_bfloat16(value: Value) -> bool:
     return value.dtype == torch.bfloat16 and (rounded or isinstance(value, Load))
 
 
-def _operand(text: Text, value: Value, outer: Lane, inner: Lane, limits: dict[Lane, str], kind: str) -> tuple[str, str]:
+def _operand(text: Text, value: Value, outer: Lane, inner: Lane, ranges: dict[Lane, _Range], kind: str) -> tuple[str, str]:
     """A pointer to the operand and the distance of its rows; its columns are side by side."""
     if isinstance(value, Load) and ctype(value.dtype) == kind and not value.guard:
         flat = text.flat_expr(value.tensor, value.index)
@@ -64,11 +94,13 @@ def _operand(text: Text, value: Value, outer: Lane, inner: Lane, limits: dict[La
     if across is not None:
         # Its columns lie as rows do: turned, a square at a time.
         text.put(f"static thread_local {kind} {name}[{outer.size * inner.size}];")
-        text.put(f"turned({name}, {inner.size}, {across[0]}, {across[1]}, {limits[outer]}, {limits[inner]});")
+        to = _moved(name, str(inner.size), ranges[outer], ranges[inner])
+        by = _moved(*across, ranges[inner], ranges[outer])
+        text.put(f"turned({to}, {inner.size}, {by}, {across[1]}, {ranges[outer].count}, {ranges[inner].count});")
         return name, str(inner.size)
     text.put(f"static thread_local {kind} {name}[{outer.size * inner.size}];")
-    text.open(f"for (i64 {outer.symbol} = 0; {outer.symbol} < {limits[outer]}; {outer.symbol}++)")
-    text.open(f"for (i64 {inner.symbol} = 0; {inner.symbol} < {limits[inner]}; {inner.symbol}++)")
+    for lane in (outer, inner):
+        text.open(f"for (i64 {lane.symbol} = {ranges[lane].start}; {lane.symbol} < {ranges[lane].end}; {lane.symbol}++)")
     scalars = text.scalars()
     # What the copy rounds is not rounded before.
     spelled = scalars.text(value.args[0] if kind == "bf16" and isinstance(value, Call) else value)
