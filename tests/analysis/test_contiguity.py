@@ -55,6 +55,12 @@ def test_an_order_that_storage_does_not_have_is_refused() -> None:
         contiguous([c, r], strides=[5, 1])
 
 
+def test_an_extent_known_when_run_may_be_known_to_divide() -> None:
+    n = symbol("n")
+    for extent, legal in ((n * 8, True), (n * 8 + 2, False), (n * 8 + 4, True), (n * 2, None), (n * 2 * symbol("m") * 2, True)):
+        assert wide_access([IterDomain(extent)], 4).legal is legal, str(extent)
+
+
 def test_across_a_gap_the_size_must_divide_the_inner_extent() -> None:
     a, b = IterDomain(2), IterDomain(6)
     assert wide_access([a, b], 4, along=2)

@@ -5,6 +5,7 @@ In: domains and loops. Out: failures where an element is missed, repeated or rea
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -265,6 +266,26 @@ def test_a_sub_range_is_guarded_where_it_may_reach_past_the_end() -> None:
     assert [str(g.condition) for g in guards([d], loop)] == ["i0 + 8 < 10"]
     assert visits([d], loop, guards([d], loop)) == Counter([8, 9])
     assert visits([d], loop, ())[None] == 2
+
+
+def test_a_sub_range_known_when_run_is_guarded() -> None:
+    n, m = symbol("n"), symbol("m")
+    d = IterDomain(n)
+    assert [str(g.condition) for g in guards([d], [restrict(d, 0, m)])] == ["i0 < n"]
+    assert guards([d], [restrict(d, 0, n)]) == ()
+
+
+def test_every_small_split_of_an_inner_part() -> None:
+    """i = o*f + n and n = a*g + b: a position is an element iff n is one of the inner part and i one of the whole."""
+    for extent, first, second in itertools.product(range(1, 10), range(1, 7), range(1, 5)):
+        d = IterDomain(extent)
+        o, n = split(d, first)
+        loop = [o, *split(n, second)]
+        conditions = [g.condition for g in guards([d], loop)]
+        for at in itertools.product(*(range(x.extent) for x in loop)):  # type: ignore[arg-type]
+            inner = at[1] * second + at[2]
+            here = Environment(dict(zip(loop_symbols(loop), at, strict=True)))
+            assert all(c.evaluate(here) for c in conditions) == (inner < first and at[0] * first + inner < extent)
 
 
 def test_a_loop_launched_by_a_bound_is_guarded_itself() -> None:

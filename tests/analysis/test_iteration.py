@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from serrate.analysis import guards, same_iteration, split_commutes, visits
 from serrate.analysis.iteration import simplified
 from serrate.ir import IterDomain, combine, merge, partition, split
-from serrate.ir.expr import Environment, Expr, symbol
+from serrate.ir.expr import Environment, const, symbol
 from tests.analysis.chains import Chain, build, chains
 
 
@@ -103,15 +105,13 @@ def test_random_nests(first: Chain, second: Chain, seed: int) -> None:
 
 
 q, r, n, k = symbol("q", 0, 9), symbol("r", 0, 2), symbol("n", 0, 3), symbol("k", 1, 5)
-atoms = st.sampled_from([q, r, n, k, q * 4 + n, q * 12 + n * 3 + r, q * 4 + n + 1, r - q])
-divisors = st.sampled_from([k * 4, k * 12, k, 2 + k * 0, k * 3 * k, 6 + k * 0])
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.tuples(atoms, divisors, st.booleans(), atoms), st.lists(st.integers(0, 99), min_size=4, max_size=4))
-def test_simplified_means_the_same(parts: tuple[Expr, Expr, bool, Expr], numbers: list[int]) -> None:
-    top, divisor, floor, more = parts
-    expr = (top // divisor if floor else top % divisor) * 3 + more
-    values = dict(zip((q, r, n, k), (numbers[0] % 10, numbers[1] % 3, numbers[2] % 4, numbers[3] % 5 + 1), strict=True))
-    environment = Environment(values)
-    assert simplified(expr).evaluate(environment) == expr.evaluate(environment)
+def test_simplified_means_the_same_for_all_values() -> None:
+    values = torch.cartesian_prod(*(torch.arange(s.bounds[0], s.bounds[1] + 1) for s in (q, r, n, k)))  # type: ignore[operator]
+    environment = Environment(dict(zip((q, r, n, k), values.unbind(1), strict=True)))
+    tops = [q, r, n, k, q * 4 + n, q * 12 + n * 3 + r, q * 4 + n + 1, q * 4 + n + r, r - q]
+    for top, divisor in itertools.product(tops, [k * 4, k * 12, k, const(2), k * 3 * k, const(6), const(8)]):
+        for expr in (top // divisor, top % divisor * 3 + n):
+            got, want = (torch.as_tensor(e.evaluate(environment)).expand(len(values)) for e in (simplified(expr), expr))
+            assert torch.equal(got, want), f"{expr} is not {simplified(expr)}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from serrate import JaggedTensor, jit, ops, settings
-from serrate.errors import CallError, GradientError, ShapeError, TraceError
+from serrate.errors import CallError, GradientError, ShapeError, StructureError, TraceError
 
 LENGTHS = [3, 0, 5, 2]
 GLOBAL, FACTOR = torch.full((4,), 2.0), 3.0
@@ -369,3 +370,19 @@ def test_zeros_of_both_signs_are_different_numbers_outside() -> None:
     assert not scaled(jt).values.signbit().any()
     scale = -0.0
     assert scaled(jt).values.signbit().all()
+
+
+def test_offsets_that_are_written_to_are_read_again() -> None:
+    values, offsets = torch.arange(12.0), torch.tensor([0, 2, 2, 12])
+    jt = JaggedTensor.from_csr(values, offsets)
+    both = jit(lambda x: (x * 2, x.sum(1)))
+    for boundaries in ([0, 2, 2, 12], [0, 5, 6, 12], [0, 0, 12, 12]):
+        offsets.copy_(torch.tensor(boundaries))
+        rows = [values[a:b] for a, b in itertools.pairwise(boundaries)]
+        doubled, totals = both(jt)
+        assert doubled.tolist() == (jt + jt).tolist() == [(row * 2).tolist() for row in rows]
+        assert totals.tolist() == jt.sum(1).tolist() == [row.sum().item() for row in rows]
+    offsets.copy_(torch.tensor([0, 9, 3, 12]))
+    for call in (both, lambda x: x.sum(1)):
+        with pytest.raises(StructureError, match="must not decrease"):
+            call(jt)

@@ -5,12 +5,14 @@ In: naive programs of small fusions. Out: failures that show the phase as text.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from serrate import ops
 from serrate.errors import DomainError, ScheduleError
-from serrate.ir import Fusion
+from serrate.ir import Fusion, TensorView
 from serrate.ir.tile import TileProgram
 from serrate.lower.stages import stages
 from serrate.schedule.plan import Plan, Recorder, Step
@@ -89,6 +91,70 @@ def test_delay() -> None:
             after(Step("delay", ("T6", second)))
     moved = after(Step("inline", ("T4",)), Step("delay", ("T3", "T5")))
     assert [p.name for p in moved.phases] == ["T3", "T5", "T6"]
+
+
+def rows(operation: Callable[[TensorView], TensorView]) -> TileProgram:
+    """The program of one operation on rows."""
+    with Fusion("f") as f:
+        x, offsets = f.input((None, 4), torch.float32), f.input((None,), torch.int64)
+        f.output(operation(ops.as_nested(x, offsets)))
+    return stages(f)[0]
+
+
+def refused(made: TileProgram, step: Step) -> str:
+    with pytest.raises(ScheduleError) as error:
+        Plan("test", (step,)).apply(made)
+    return str(error.value)
+
+
+def test_fuse() -> None:
+    fused = after(Step("fuse", ("T4", "T5", 2)))
+    assert [p.name for p in fused.phases] == ["T3", "T5", "T6"]
+    assert loops(fused, "T5")[:2] == ["serial i.c0{n1 - 1}", "serial i.d1{4}"]
+    assert refused(program(), Step("fuse", ("T3", "T5", 1))) == "fuse: T3 and T5 are not neighbours"
+    assert refused(program(), Step("fuse", ("T3", "T4", 2))) == "fuse: T3 and T4 do not share their outermost 2 loops"
+
+
+def test_loops_that_run_in_different_ways_are_not_fused() -> None:
+    for kind in ("grid", "lanes"):
+        domain = "c0" if kind == "grid" else "d1"
+        made = after(Step("reorder", ("T4", domain, "d1" if domain == "c0" else "c0")), Step("mark", ("T4", domain, kind)))
+        made = Plan("test", (Step("reorder", ("T5", domain, "d1" if domain == "c0" else "c0")),)).apply(made)
+        assert refused(made, Step("fuse", ("T4", "T5", 1))) == "fuse: T4 and T5 do not share their outermost 1 loops"
+
+
+def test_a_reader_does_not_share_the_loop_that_is_reduced() -> None:
+    made = rows(lambda y: y - ops.sum(y, 1, keepdim=True))
+    first, second = (phase.name for phase in made.phases)
+    assert "is complete only after all of r0" in refused(made, Step("fuse", (first, second, 2)))
+    lanes = (Step("mark", (first, "d1", "lanes")), Step("mark", (second, "d1", "lanes")))
+    Plan("test", (*lanes, Step("fuse", (first, second, 1)))).apply(made)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_a_reader_of_other_places_does_not_share_loops(dim: int) -> None:
+    made = rows(lambda y: ops.flip(ops.relu(y), dim))
+    first, second = (phase.name for phase in made.phases)
+    assert loops(made, first) == loops(made, second)
+    for depth in (1, 2, 3):
+        assert "is read at another place than it is written at" in refused(made, Step("fuse", (first, second, depth)))
+
+
+def test_a_scan_begins_anew_in_every_row() -> None:
+    made = rows(lambda y: ops.cumsum(y, 1))
+    assert "begins anew in every row" in refused(made, Step("combine", (made.phases[0].name, "c0", "r0")))
+    along = rows(lambda y: ops.cumsum(y, 2))
+    Plan("test", (Step("combine", (along.phases[0].name, "c0", "r0")),)).apply(along)
+
+
+def test_only_what_is_reduced_is_factored() -> None:
+    for kept in (("c0",), ("r0", "c0"), ("c0", "r0"), ("d1",)):
+        assert refused(program(), Step("rfactor", ("T3", *kept))) == f"phase T3: {', '.join(kept)} is not reduced there"
+    assert (
+        refused(program(), Step("rfactor", ("T4", "c0"))) == "phase T4 is not a reduction of values; there is nothing to factor"
+    )
+    made = after(Step("split", ("T3", "r0", 2)), Step("rfactor", ("T3", "r0o")))
+    assert loops(made, "T3")[:2] == ["serial i.c0{n1 - 1}", "serial ragged.r0o{(T1[c + 1] - T1[c] + 1) // 2}"]
 
 
 def test_allocate() -> None:
