@@ -34,6 +34,14 @@ def test_memory_that_is_gone_is_used_again() -> None:
     assert _empty(8).data_ptr() == place
 
 
+def test_memory_is_used_by_one_at_a_time() -> None:
+    for _ in range(3):
+        one, other = _empty(8).fill_(1), _empty(8).fill_(2)
+        assert one.data_ptr() != other.data_ptr() and one.eq(1).all()
+        del one, other
+    assert memory.kept() == 16 * MIB
+
+
 def test_what_was_used_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "LIMIT", 20 * MIB)
     held = {size: _empty(size) for size in (4, 8, 16)}

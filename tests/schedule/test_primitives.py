@@ -140,6 +140,13 @@ def test_a_reader_of_other_places_does_not_share_loops(dim: int) -> None:
         assert "is read at another place than it is written at" in refused(made, Step("fuse", (first, second, depth)))
 
 
+def test_a_reader_through_a_view_does_not_share_loops() -> None:
+    with Fusion("f") as f:
+        f.output(ops.flip(ops.unflatten(ops.relu(f.input((None, 6), torch.float32)), 1, (2, 3)), 2))
+    (made,) = stages(f)
+    assert refused(made, Step("fuse", ("T1", "T3", 1))) == "fuse: T1 is read through a view; it must be complete first"
+
+
 def test_a_scan_begins_anew_in_every_row() -> None:
     made = rows(lambda y: ops.cumsum(y, 1))
     assert "begins anew in every row" in refused(made, Step("combine", (made.phases[0].name, "c0", "r0")))
