@@ -18,8 +18,8 @@ Why this is enough: `bytecode` gives chains, which are followed exactly, and the
 anything else. What a chain ends at may be used in any way, so all those names are followed from it, all items of a container, and
 the code of functions and methods, until nothing new is found. Two ways to one object are two reads, and that they lead to one
 object is checked too. Numbers, strings and the like are compared by value and type, functions by their code, defaults and
-closures, other objects by class and attributes, and what cannot be looked into by identity. The code of torch, of Python's
-library and of this package does not change; it is not followed.
+closures, other objects by class and attributes, and what cannot be looked into by identity. The code of Python's library, of
+installed packages and of this one does not change; it is not followed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ import itertools
 import os
 import random
 import sys
+import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -51,6 +53,8 @@ LIMIT = 20_000
 """How many reads are followed; a function that has more is refused."""
 MISSING = object()
 """Where there is nothing."""
+INSTALLED = tuple({Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")})
+"""Where packages are installed."""
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.Size, range, slice)
 """What cannot change, and is compared by value."""
@@ -188,9 +192,12 @@ def _is_filled(cell: types.CellType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_library(module: str) -> bool:
-    """Whether a module is torch's, Python's or our own: its code and classes stay as they are."""
+    """Whether a module is Python's, our own, or one of an installed package: its code and classes stay as they are."""
     package = module.partition(".")[0]
-    return package in ("torch", "serrate") or (package in sys.stdlib_module_names and package != "__main__")
+    if package in ("torch", "serrate") or (package in sys.stdlib_module_names and package != "__main__"):
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and any(Path(file).is_relative_to(folder) for folder in INSTALLED)
 
 
 def _has_stable_code(thing: Any) -> bool:

@@ -118,13 +118,17 @@ def most_of(offsets: Array, count: Expr) -> Expr:
 def inside(program: LoopProgram, limits: Limits) -> LoopProgram:
     """Clamps what is read from arrays that callers hold, and guards accesses that could still leave their tensors."""
     rows = [_row_of(t) for t in program.scratch if t.role is Role.PRIVATE]
-    steps = {
-        e.array: longest(row.length, row.component.extent_expr)
-        for row in rows
-        for e in row.length.walk()
-        if isinstance(e, Element) and is_held(e.array)
-    }
+    steps: dict[Array, Expr] = {}
+    for row in rows:
+        # Where rows end is an element of its own only where lengths are, or differences of neighbours. The rows of groups, and
+        # others whose length is computed, are kept inside by guards.
+        held = {e.array for e in row.length.walk() if isinstance(e, Element) and is_held(e.array)}
+        steps |= {a: longest(row.length, row.component.extent_expr) for a in held if row.length in _plain_lengths(a)}
     return replace(program, kernels=tuple(replace(k, body=kept_inside(k.body, limits, steps)) for k in program.kernels))
+
+
+def _plain_lengths(array: Array) -> tuple[Expr, ...]:
+    return array[COORDINATE], array[COORDINATE + 1] - array[COORDINATE]
 
 
 def kept_inside(body: tuple[Node, ...], limits: Limits, steps: Limits = MappingProxyType({})) -> tuple[Node, ...]:

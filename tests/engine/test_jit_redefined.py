@@ -23,6 +23,7 @@ from torch import nn
 
 from serrate import JaggedTensor, jit, settings
 from serrate.errors import TraceError
+from serrate.frontend.dependencies import snapshot
 
 X = JaggedTensor.from_lengths(torch.arange(6.0) + 1, [2, 0, 3, 1])
 
@@ -585,3 +586,18 @@ def test_what_cannot_be_followed_is_refused() -> None:
         jit(lambda x: x * next(numbers))(X)
     with pytest.raises(TraceError, match="eval"):
         jit(lambda x: x * eval("2"))(X)
+
+
+def test_code_of_installed_packages_is_not_followed() -> None:
+    """An assertion that pytest has rewritten reaches all tests of the session through pytest's own modules."""
+
+    def twice(rows: Any) -> Any:
+        assert rows.size(0) == 2
+        with pytest.raises(ValueError):
+            raise ValueError
+        return rows * 2
+
+    taken, _ = snapshot(twice)
+    assert len(taken.ways) < 40
+    jt = JaggedTensor.from_lengths(torch.ones(3, 1), [1, 2])
+    assert jit(twice)(jt).values.tolist() == [[2.0]] * 3
