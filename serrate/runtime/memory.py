@@ -46,7 +46,11 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     # Rounded up so that results of similar size share memory.
     step = 1 << max((count * dtype.itemsize).bit_length() - 4, 21)
     size = -(-count * dtype.itemsize // step) * step
-    block = _take(size)
+    try:
+        block = _take(size)
+    except (OSError, OverflowError):
+        # Torch says what is wrong with a size that there is no memory for.
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
     view = memoryview(block)
     # The tensor holds the view; once both are gone the block is free again.
     weakref.finalize(view, _give_back, block).atexit = False

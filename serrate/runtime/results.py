@@ -168,10 +168,10 @@ def _key(dims: tuple[int, ...], depths: tuple[int, ...], sizes: tuple[int, ...])
 def remember_structure(jt: JaggedTensor) -> None:
     """Lets results over the same offsets carry the very structure of an argument; offsets of its levels are not checked again.
 
-    Offsets that were written to since are checked like any others.
+    Offsets that were written to since, or that nobody has looked at, are checked like any others.
     """
     structure = jt.structure
-    if not all(rows.untouched() for rows in structure.rows):
+    if not all(rows.verified() for rows in structure.rows):
         return
     if structure.format == "csr":
         sizes = tuple(jt.values.shape[dim] for dim in structure.dims)

@@ -98,6 +98,7 @@ class Building:
             when = moment(validate, offsets[0])
         if when is not Moment.NOW:
             rows = Rows(chain_from_offsets(offsets, total))
+            rows.checked = False
             known = _noted(rows, offsets, 1, None, total, max_length, min_length, when)
             if when is Moment.LATER:
                 lengths = check_offsets_later(offsets, total, known)
@@ -143,6 +144,7 @@ class Building:
             check_dim(dim)
         if when is not Moment.NOW:
             rows = Rows(chain_from_lengths(lengths, total))
+            rows.checked = False
             known = _noted(rows, lengths, 0, None, total, max_length, min_length, when)
             if when is Moment.LATER:
                 check_lengths_later(lengths, total, known)
@@ -186,6 +188,7 @@ class Building:
             check_starts(starts, rows.sizes(), extent, moment(validate, starts))
         gaps = Rows(rows.offsets, starts=starts.contiguous(), room=room, host=tuple(rows._host.values()))
         gaps._facts.update(rows._facts)
+        gaps.checked = rows.checked
         if extent is not None:
             gaps.note("within", 0, extent)
         return cls((gaps,), packed._dims)
@@ -255,6 +258,7 @@ class Building:
             columns = columns.to(rows.offsets[0].dtype) if fits else columns
         offsets = rows.offsets if columns.dtype is rows.offsets[0].dtype else tuple(o.long() for o in rows.offsets)
         wide = Rows(offsets, columns=columns, packed=packed, starts=rows.starts, room=rows.room)
+        wide.checked = rows.checked and when is Moment.NOW
         wide._facts.update((fact, known) for fact, known in rows._facts.items() if fact[0] != "within")
         if max_length is not None:
             wide.note("max", wide.depth, max_length)

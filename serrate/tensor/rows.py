@@ -44,6 +44,7 @@ class Rows:
         "_rewritten",
         "_same",
         "_versions",
+        "checked",
         "depth",
         "offsets",
         "packed",
@@ -61,6 +62,8 @@ class Rows:
     """Whether columns lie inside the rows, and not in the next dim."""
     room: int | None
     """The positions that every row has in padded storage; None elsewhere."""
+    checked: bool
+    """False where the caller asked for numbers not to be looked at, or not yet."""
 
     def __init__(
         self,
@@ -83,6 +86,7 @@ class Rows:
         self._same: object | None = None
         self._versions = self.versions()
         self._rewritten = False
+        self.checked = True
 
     @property
     def levels(self) -> int:
@@ -193,6 +197,15 @@ class Rows:
     def untouched(self) -> bool:
         """Whether nothing was written into these tensors since the rows were made and checked."""
         return self._is_current() and not self._rewritten
+
+    def verified(self) -> bool:
+        """Whether numbers on the host are known to be right: measured when the rows were made, and not written to since.
+
+        Programs rest on that, so what is not verified they check before their first run.
+        """
+        if not self.untouched() or not on_host(self.offsets[0]):
+            return self.untouched()
+        return self.checked and all(("min", level) in self._facts for level in range(self.depth))
 
     def num_rows(self, level: int) -> int:
         """How many rows a level has; never needs a host copy."""
@@ -444,10 +457,14 @@ def owners_and_places(lengths: Tensor, total: int) -> tuple[Tensor, Tensor]:
     >>> owners_and_places(torch.tensor([2, 0, 1]), 3)
     (tensor([0, 0, 2]), tensor([0, 1, 0]))
     """
+    ends = running_sum(lengths)
+    if lengths.numel():
+        # Torch writes past its result if the lengths are not what `total` says; they may have changed since that was counted.
+        ends = ends.clamp_(0, total).cummax(0).values
+        ends[-1] = total
     # With output_size torch need not read the lengths on the host to size the result.
-    owner = torch.repeat_interleave(lengths, output_size=total).long()
-    first = running_sum(lengths)[:-1]
-    return owner, torch.arange(total, device=lengths.device) - first.index_select(0, owner)
+    owner = torch.repeat_interleave(ends.diff(), output_size=total if lengths.numel() else 0)
+    return owner, torch.arange(len(owner), device=lengths.device) - ends[:-1].index_select(0, owner)
 
 
 def running_sum(lengths: Tensor) -> Tensor:

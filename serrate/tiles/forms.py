@@ -133,7 +133,7 @@ def remembered(structure: Structure, values: torch.Tensor) -> Remembered:
     if found is None or found.reference() is not structure or found.stale():
         tensors = tuple(t for r in structure.rows for t in (*r.offsets, r.starts) if t is not None and not t.is_inference())
         versions = [t._version for t in tensors]
-        if not all(r.untouched() for r in structure.rows):
+        if not all(r.verified() for r in structure.rows):
             structure.check_rows(values)
         rows = tuple(
             (r.form, tuple(each.dtype for each in r.offsets), None if r.starts is None else r.starts.dtype)
