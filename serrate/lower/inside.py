@@ -45,6 +45,7 @@ from serrate.ir.loops import (
     For,
     Guard,
     If,
+    Lanes,
     Load,
     LoopProgram,
     Node,
@@ -308,9 +309,9 @@ def _statement(node: Node, facts: _Facts) -> Node:
         if not isinstance(v, Load):
             return None
         missing = _open(v.tensor, v.index, here.and_(*v.guard))
-        # Products run over blocks from their first lane on: what is not there is read as 0.
-        before = isinstance(node, Dot) and any(g.left is const(-1) for g in missing)
-        if (v.guard or before) and missing:
+        # Products take whole blocks, from their first lane on to the last: what is not there is read as 0.
+        within = isinstance(node, Dot) and not all(_ends_lanes(g, node.lanes) for g in missing)
+        if (v.guard or within) and missing:
             return load(v.tensor, v.index, (*v.guard, *missing), v.other)
         more.update(dict.fromkeys(missing))
         return None
@@ -320,6 +321,13 @@ def _statement(node: Node, facts: _Facts) -> Node:
     else:
         node = replace(node, value=rewrite(node.value, change))
     return replace(node, guard=(*node.guard, *more)) if more else node
+
+
+def _ends_lanes(condition: Less, lanes: Lanes) -> bool:
+    """Whether a condition is an upper bound of lanes, the same for all of them."""
+    symbols = {lane.symbol for lane in lanes}
+    terms = _terms(condition.left - condition.right)
+    return all(factor > 0 if term in symbols else not term.symbols & symbols for term, factor in terms)
 
 
 def _open(tensor: Tensor, index: Sequence[Expr], facts: _Facts) -> Guard:

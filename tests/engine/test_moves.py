@@ -141,12 +141,11 @@ def test_small_ones_are_torchs() -> None:
     assert moves.back_to_back(torch.arange(10), 0, torch.tensor([7, 0]), torch.tensor([2, 3]), 5) is None
 
 
-def test_runs_outside_are_not_read(taken: list[bool]) -> None:
-    """Offsets that nobody has checked: torch complains, and compiled code touches nothing."""
-    broken = JaggedTensor.from_csr(torch.arange(3), torch.tensor([0, 2, 1000]), validate=False)
-    with pytest.raises((IndexError, RuntimeError)):
-        broken.to_padded()
-    assert True not in taken
+def test_runs_outside_are_not_read() -> None:
+    """Offsets that nobody was asked to check: what lies outside is 0, and no memory there is touched."""
+    broken = JaggedTensor.from_csr(torch.arange(1, 4), torch.tensor([0, 2, 1000]), validate=False)
+    padded = broken.to_padded()
+    assert padded.shape == (2, 998) and padded[:, :2].tolist() == [[1, 2], [3, 0]] and int(padded.sum()) == 6
 
 
 def test_without_a_compiler(taken: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:

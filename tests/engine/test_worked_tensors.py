@@ -632,7 +632,13 @@ class TestCat:
         args = X, OFFSETS, self.OTHER, self.OTHER_OFFSETS
         message = r"cat of .*, dim 1, which is not joined: the rows differ: lengths \[3, 5, 2\] and \[1, 0, 5\]"
         refused(StructureMismatch, message, self.joined(2), *args)
-        refused(ShapeError, "cat: the numbers of rows differ: 3 and 1", self.joined(1), *args[:3], torch.tensor([0, 6]))
+        refused(
+            ShapeError,
+            "cat of .*, dim 0, which is not joined: the sizes differ: 3 and 1",
+            self.joined(1),
+            *args[:3],
+            torch.tensor([0, 6]),
+        )
         message = "cat of .* and .*: tensors must have as many dims, ragged ones in the same places"
         refused(ShapeError, message, lambda x, o, y: ops.cat([nested(x, o), y], 1), X, OFFSETS, numbers(3, 2, 4))
         refused(ShapeError, "cat: needs at least one tensor", lambda x: ops.cat([]), X)
