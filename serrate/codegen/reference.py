@@ -182,14 +182,16 @@ class _Interpreter:
         value = self.value(node.value, node.lanes, exists).expand(shape).to(carry.dtype)
         value = torch.where(exists, value, torch.full((), identity, dtype=carry.dtype, device=self.device))
         if node.axis is None:
-            self.locals[node.carry.name] = self.locals[node.local.name] = combine(carry, value)
+            self.locals[node.carry.name] = combine(carry, value)
+            self.locals[node.local.name] = self.locals[node.carry.name].to(carried_dtype(node.local.dtype))
             return
         dim = node.lanes.index(node.axis)
         out = torch.empty_like(value)
         for k in range(node.axis.size):
             carry = combine(carry, value.select(dim, k))
             out.select(dim, k).copy_(carry)
-        self.locals[node.carry.name], self.locals[node.local.name] = carry, out
+        # What is carried may be wider.
+        self.locals[node.carry.name], self.locals[node.local.name] = carry, out.to(carried_dtype(node.local.dtype))
 
     def evaluate(self, expr: Expr, lanes: Lanes) -> Any:
         symbols = _Symbols(self, lanes)

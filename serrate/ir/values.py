@@ -369,7 +369,8 @@ def rewrite(value: Value, change: Callable[[Value], Value | None], memo: dict[in
         new = changed
         if isinstance(value, Call):
             args = tuple(rewrite(a, change, memo) for a in value.args)
-            new = value if args == value.args else call(value.function, *args, dtype=value.dtype)
+            # Not `call`: a backend may have functions of its own.
+            new = value if args == value.args else intern(Call, value.dtype, value.function, args)
     memo[id(value)] = new
     return new
 

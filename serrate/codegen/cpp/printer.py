@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from serrate.codegen.cpp.depth import shallow
 from serrate.codegen.cpp.guess import guess
 from serrate.codegen.cpp.pieces import Cut, cut_of, moves
 from serrate.codegen.cpp.products import product
@@ -51,6 +52,7 @@ from serrate.ir.loops import (
 )
 from serrate.ir.tile import GRID
 from serrate.ir.values import Role, Tensor, carried_dtype
+from serrate.lower.long_sums import blocked
 from serrate.lower.pipeline import array_names
 
 COMBINE = {
@@ -88,7 +90,7 @@ def block_size(local: Local) -> int:
 
 def print_cpp(program: LoopProgram, wide: frozenset[Array] = frozenset()) -> Source:
     """The program in C++; `wide` names the arrays that hold int64 (others hold int32)."""
-    return _Printer(guess(program), wide).source()
+    return _Printer(blocked(shallow(guess(program))), wide).source()
 
 
 class _Printer(Text):

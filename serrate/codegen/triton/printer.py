@@ -52,6 +52,7 @@ from serrate.ir.loops import (
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import GRID
 from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
+from serrate.lower.long_sums import grouped
 from serrate.lower.pipeline import array_names
 
 TYPES: dict[torch.dtype, str] = {
@@ -196,7 +197,7 @@ class Source:
 
 def print_triton(program: LoopProgram, *, interpreted: bool = False) -> Source:
     """The program as a Triton module. The interpreter multiplies sixteen-bit blocks wrongly, so it gets float32 ones."""
-    parts, launches = [], []
+    program, parts, launches = grouped(program), [], []
     for kernel in program.kernels:
         text, launch = _Printer(program, kernel, interpreted).run()
         parts.append(text)
@@ -575,16 +576,21 @@ class _Printer:
         mask = self._mask(node.guard, lanes, set(lanes))
         if mask:
             text = f"tl.where({mask}, {text}, {_number(reduction(node.operator).identity(0, node.carry.dtype))})"
+        # What is carried may be wider than the block; products lose more in each step than sums, and are scanned as wide.
+        own, wide = (TYPES[carried_dtype(each.dtype)] for each in (node.local, node.carry))
+        kind = wide if node.operator == "prod" else own
+        narrow = "" if own == wide else f".to({own})"
         block = self.fresh()
-        self.put(f"{block} = {text}.to({TYPES[carried_dtype(node.carry.dtype)]})")
+        self.put(f"{block} = {text}.to({kind})")
         if node.axis is None:
             self.put(f"{carry} = {COMBINE[node.operator].format(carry, block)}")
-            self.put(f"{local} = {carry}")
+            self.put(f"{local} = {carry}{narrow}")
         else:
             axis = lanes.index(node.axis)
             scanned = f"tl.associative_scan({block}, {axis}, {SCANNED[node.operator]})"
             before = self.spread(carry, node.carry.lanes, lanes)
-            self.put(f"{local} = {COMBINE[node.operator].format(before, scanned)}")
+            before = before if kind == wide else f"{before}.to({kind})"
+            self.put(f"{local} = ({COMBINE[node.operator].format(before, scanned)}){narrow}")
             self.put(f"{carry} = {COMBINE[node.operator].format(carry, REDUCERS[node.operator].format(block, axis))}")
         self._forget(local)
         self._forget(carry)

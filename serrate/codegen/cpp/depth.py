@@ -1,0 +1,111 @@
+"""Deep blocks: statements that add many positions of a lane to the same elements, one by one, as a loop over shorter ones.
+
+In: a loop program. Out: the same, in which no statement adds more than `STEPS` positions to an element, so that `lower/long_sums`
+can empty it in between:
+
+    [r:4096, d:64] t sum= x[r, d]   ->   serial m < 32:  [r:128, d:64] t sum= x[m*128 + r, d]
+
+An innermost lane is summed many positions side by side, and is not deep. Statements that share a nest of loops stay together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from serrate.codegen.cpp.statements import joins, locals_of
+from serrate.ir.expr import Expr, Less, Sum, Symbol, ceildiv, const, minimum, symbol
+from serrate.ir.loops import (
+    Assign,
+    Bind,
+    Block,
+    Dot,
+    Existing,
+    For,
+    Guard,
+    Lane,
+    Lanes,
+    LoopProgram,
+    Node,
+    Prefetch,
+    Reduce,
+    Running,
+    Write,
+    bodies,
+    nodes,
+    values_of,
+    with_bodies,
+)
+from serrate.ir.tile import SERIAL
+from serrate.lower.long_sums import STEPS
+from serrate.lower.pipeline import substituted
+
+
+def shallow(program: LoopProgram) -> LoopProgram:
+    """The program without deep blocks."""
+    return replace(program, kernels=tuple(replace(k, body=_body(k.body, _named(k.body))) for k in program.kernels))
+
+
+def _named(body: tuple[Node, ...]) -> dict[Symbol, Lanes]:
+    """Names of indices that have lanes: they are spelled out elsewhere, and their lanes stay as they are."""
+    return {n.symbol: n.lanes for n in nodes(body) if isinstance(n, Bind) and n.lanes}
+
+
+def _body(body: tuple[Node, ...], named: dict[Symbol, Lanes]) -> tuple[Node, ...]:
+    out: list[Node] = []
+    group: list[Block] = []
+    for node in (*body, None):
+        if isinstance(node, Assign | Reduce | Dot | Running | Write | Prefetch) and (not group or joins(group, node)):
+            group.append(node)
+            continue
+        out += _cut(group, named)
+        group = []
+        if isinstance(node, Assign | Reduce | Dot | Running | Write | Prefetch):
+            group.append(node)
+        elif node is not None:
+            out.append(with_bodies(node, tuple(_body(part, named) for part in bodies(node))) if bodies(node) else node)
+    return tuple(out)
+
+
+def _cut(group: Sequence[Block], named: dict[Symbol, Lanes]) -> Sequence[Node]:
+    """Statements of one nest as a loop, if one of them is deep."""
+    deep = next((lane for node in group for lane in _deep_lanes(node)), None)
+    kept = {own for node in group for local in locals_of(node) for own in local.lanes}
+    counted = {own for n in group for value in values_of(n) for v in value.walk() if isinstance(v, Existing) for own in v.lanes}
+    fixed = kept | counted | {own for lanes in named.values() for own in lanes}
+    if deep is None or deep in fixed or any(isinstance(node, Running | Dot) for node in group):
+        return group
+    lanes = group[0].lanes
+    short = Lane(symbol(f"{deep.symbol.name}_step", 0, STEPS - 1), STEPS)
+    step = symbol(f"{deep.symbol.name}_block", 0, -(-deep.size // STEPS) - 1)
+    place = step * STEPS + short.symbol
+    inside = () if deep.size % STEPS == 0 else (Less(place, const(deep.size)),)
+    extent = ceildiv(_end(group[0].guard, deep, {*named, *(lane.symbol for lane in lanes)}), STEPS)
+    changed = tuple(short if lane == deep else lane for lane in lanes)
+    body = tuple(_shorter(substituted(node, {deep.symbol: place}), changed, inside) for node in group)
+    return (For(step, extent, SERIAL, body, extent),)
+
+
+def _shorter(node: Node, lanes: Lanes, inside: Guard) -> Node:
+    assert isinstance(node, Assign | Reduce | Write | Prefetch), node
+    return replace(node, lanes=lanes, guard=(*node.guard, *inside))
+
+
+def _end(guard: Guard, lane: Lane, varying: set[Symbol]) -> Expr:
+    """Where a lane ends, so that short rows take no empty steps: at its size, or at a bound that no other lane has a part in."""
+    end: Expr = const(lane.size)
+    for condition in guard:
+        terms = condition.left.terms if isinstance(condition.left, Sum) else ((condition.left, 1),)
+        others = condition.left - lane.symbol
+        if (lane.symbol, 1) in terms and not (others.symbols | condition.right.symbols) & varying:
+            end = minimum(end, condition.right - others)
+    return end
+
+
+def _deep_lanes(node: Block) -> list[Lane]:
+    """Lanes of which a statement adds many positions to each element, the innermost lane being of those elements."""
+    if not isinstance(node, Reduce) or node.operator != "sum" or not node.local.dtype.is_floating_point:
+        return []
+    if not node.lanes or node.lanes[-1] not in node.local.lanes:
+        return []
+    return [lane for lane in node.lanes if lane.size > 2 * STEPS and lane not in node.local.lanes]

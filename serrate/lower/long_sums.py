@@ -1,0 +1,290 @@
+"""Long sums and scans in two levels: what a serial loop adds to is emptied into a wider block every few hundred additions.
+
+In: a loop program. Out: the same, whose float sums are as exact as blocked ones, however long the loops are.
+
+    t = 0                                t = 0
+    serial k < n:                        serial g < ceil(n / 128):
+      t sum= x[k]            ->            if 0 < g:  wide sum= t;  t = 0
+                                           serial w < min(128, n - g*128):
+                                             k := g*128 + w
+                                             t sum= x[k]
+                                         if something was emptied:  t = wide + t
+
+A running sum is rounded at its own size with every addition, so its error grows with their number; here it grows with the few
+hundred that a block gets. `wide` is float64. A loop that ends before a block is full does nothing more than before.
+A scan that sums keeps what it has emptied beside its carry, and adds it to every position. Products lose as much at any size, so
+scans that multiply carry float64. Triton has no branches on indices: there a group is summed into a block of its own, in the same
+dtype, and every scan carries float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from serrate.ir.expr import Less, ceildiv, const, minimum, symbol
+from serrate.ir.loops import (
+    Assign,
+    Bind,
+    Declare,
+    Dot,
+    For,
+    Guard,
+    Held,
+    If,
+    Local,
+    LoopProgram,
+    Node,
+    Reduce,
+    Running,
+    bodies,
+    held,
+    nodes,
+    values_of,
+    with_bodies,
+)
+from serrate.ir.tile import SERIAL
+from serrate.ir.values import Constant, Value, call, carried_dtype, constant
+
+STEPS = 128
+"""Additions to an element between two times that it is emptied."""
+DEPTH = 1024
+"""The same for matrix products, whose blocks are larger; libraries sum about as many at once."""
+ABREAST = 32
+"""Positions of the innermost lane that are summed side by side."""
+OUTER = 8
+"""Positions of a loop around the one that sums, after which a block is emptied whatever the inner one did."""
+GROUP = 64
+"""Positions of a loop that are summed into a block of their own, each of them the sum of many lanes."""
+
+Change = Callable[[For, Sequence[Local], str], tuple[Node, ...]]
+"""What becomes of a loop that adds to blocks; names of several loops of one body end differently."""
+
+
+def blocked(program: LoopProgram) -> LoopProgram:
+    """The program with long sums and scans in two levels."""
+    changed = (_carrying_wide(_body(k.body, _emptying), ("prod",)) for k in program.kernels)
+    return replace(program, kernels=tuple(replace(k, body=body) for k, body in zip(program.kernels, changed, strict=True)))
+
+
+def grouped(program: LoopProgram) -> LoopProgram:
+    """The same without branches; matrix products are left to the units that make them."""
+    changed = (_carrying_wide(_body(k.body, _in_parts), ("sum", "prod")) for k in program.kernels)
+    return replace(program, kernels=tuple(replace(k, body=body) for k, body in zip(program.kernels, changed, strict=True)))
+
+
+def _body(body: tuple[Node, ...], change: Change) -> tuple[Node, ...]:
+    """Statements whose loops add to blocks that begin here, those loops changed."""
+    body = tuple(with_bodies(n, tuple(_body(part, change) for part in bodies(n))) if bodies(n) else n for n in body)
+    begun = dict.fromkeys(n.local for n in body if isinstance(n, Declare | Assign) and _begins(n))
+    sums = [local for local in begun if local.dtype.is_floating_point and _only_summed(local, body)]
+    out: list[Node] = []
+    loops = 0
+    for node in body:
+        own = [local for local in sums if isinstance(node, For) and any(_writes(n, local) for n in nodes((node,)))]
+        out += change(node, own, f"{loops or ''}") if own and isinstance(node, For) else (node,)
+        loops += bool(own)
+    return tuple(out)
+
+
+def _begins(node: Declare | Assign) -> bool:
+    return isinstance(node, Declare) or (not node.guard and isinstance(node.value, Constant))
+
+
+def _writes(node: Node, local: Local) -> bool:
+    if isinstance(node, Running) and node.carry == local:
+        return True
+    return isinstance(node, Assign | Reduce | Dot | Running) and node.local == local
+
+
+def _adds(node: Node, local: Local) -> bool:
+    """Whether a statement adds to a block, or carries it from one position of a running sum to the next."""
+    if isinstance(node, Dot):
+        return True
+    carried = isinstance(node, Running) and node.carry == local
+    return isinstance(node, Reduce | Running) and node.operator == "sum" and (carried or isinstance(node, Reduce))
+
+
+def _only_summed(local: Local, body: tuple[Node, ...]) -> bool:
+    """Whether every loop of a body that writes a block adds to it, under nothing but loops and conditions, and never reads it."""
+    for node in body:
+        inside = list(nodes((node,)))
+        writers = [n for n in inside if _writes(n, local)]
+        if not writers or not bodies(node):
+            continue
+        read = any(v.local == local for n in inside for value in values_of(n) for v in value.walk() if isinstance(v, Held))
+        around = [n for n in inside if any(_writes(x, local) for part in bodies(n) for x in nodes(part))]
+        serial = all(isinstance(n, If) or (isinstance(n, For) and n.kind is SERIAL) for n in around)
+        if read or not serial or not isinstance(node, For) or not all(_adds(n, local) for n in writers):
+            return False
+        if any(isinstance(n, Declare) and n.local == local for n in inside):
+            return False
+        if any(isinstance(n, Running) for n in writers) and (len(writers) > 1 or writers[0] not in node.body):
+            return False
+    return True
+
+
+def _loops_inside(loop: For, locals_: Sequence[Local]) -> list[For]:
+    """The loops of a loop's body that add to blocks."""
+    return [n for n in loop.body if isinstance(n, For) and any(_writes(x, local) for x in nodes(n.body) for local in locals_)]
+
+
+def _direct(body: tuple[Node, ...], local: Local) -> Iterator[Reduce | Dot | Running]:
+    """The statements of a loop that add to a block once in each of its positions."""
+    for node in body:
+        if isinstance(node, Reduce | Dot | Running) and _writes(node, local):
+            yield node
+        elif isinstance(node, If):
+            for part in bodies(node):
+                yield from _direct(part, local)
+
+
+def _period(loop: For, local: Local) -> int:
+    """How many positions of a loop fill a block."""
+    found = list(_direct(loop.body, local))
+    products = [n.lanes[-1].size for n in found if isinstance(n, Dot)]
+    if products:
+        return max(DEPTH // max(products), 1)
+    return max(STEPS // max(sum(_depth(n) for n in found if not isinstance(n, Dot)), 1), 1)
+
+
+def _depth(node: Reduce | Running) -> int:
+    """How many positions a statement adds to one element, one after the other."""
+    if isinstance(node, Running):
+        return 1 if node.axis is None else node.axis.size
+    depth = 1
+    for lane in node.lanes:
+        depth *= 1 if lane in node.local.lanes else lane.size
+    side_by_side = bool(node.lanes) and node.lanes[-1] not in node.local.lanes
+    return -(-depth // ABREAST) if side_by_side else depth
+
+
+def _in_groups(loop: For, size: int, before: tuple[Node, ...], after: tuple[Node, ...] = ()) -> For:
+    """A loop as one over groups of its positions, with statements before and after each group."""
+    group, within = symbol(f"{loop.symbol.name}_group", 0), symbol(f"{loop.symbol.name}_within", 0, size - 1)
+    extent = minimum(const(size), loop.extent - group * size)
+    inner = For(within, extent, SERIAL, (Bind(loop.symbol, group * size + within, (), ()), *loop.body), extent)
+    groups = ceildiv(loop.extent, size)
+    return For(group, groups, SERIAL, (*before, inner, *after), groups)
+
+
+def _short(loop: For, period: int) -> bool:
+    """Whether a loop is known to end before a block is full."""
+    most = loop.extent.bounds[1]
+    return most is not None and most <= period
+
+
+# --- emptied into a wider block ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Emptying:
+    """How a block is emptied, and what must be there before and happen after the loop that does it."""
+
+    before: tuple[Node, ...]
+    empty: tuple[Node, ...]
+    after: tuple[Node, ...]
+
+
+def _emptying(loop: For, locals_: Sequence[Local], suffix: str) -> tuple[Node, ...]:
+    """A loop that empties the blocks it adds to."""
+    if not _loops_inside(loop, locals_) and _short(loop, min(_period(loop, local) for local in locals_)):
+        return (loop,)
+    ways: dict[Local, _Emptying] = {}
+    for local in locals_:
+        scan = next((n for n in loop.body if isinstance(n, Running) and n.carry == local), None)
+        if scan is None:
+            ways[local] = _of_sum(local, suffix)
+        else:
+            ways[local], own = _of_scan(scan, suffix)
+            at = loop.body.index(scan) + 1
+            loop = replace(loop, body=(*loop.body[:at], own, *loop.body[at:]))
+    loop = _emptied(loop, ways)
+    return (*(n for way in ways.values() for n in way.before), loop, *(n for way in ways.values() for n in way.after))
+
+
+def _emptied(loop: For, ways: dict[Local, _Emptying]) -> For:
+    """A loop that empties blocks as often as it fills them, and so do those inside it."""
+    own = {local: way for local, way in ways.items() if any(_writes(n, local) for n in nodes(loop.body))}
+    empty = tuple(n for way in own.values() for n in way.empty)
+    inner = _loops_inside(loop, [*own])
+    if inner:
+        body = tuple(_emptied(n, own) if n in inner and isinstance(n, For) else n for n in loop.body)
+        full: Guard = (Less(const(0), loop.symbol), Less(loop.symbol % OUTER, const(1)))
+        return replace(loop, body=(If(full, empty, ()), *body))
+    period = min(_period(loop, local) for local in own)
+    if period == 1:
+        return replace(loop, body=(If((Less(const(0), loop.symbol),), empty, ()), *loop.body))
+    made = _in_groups(loop, period, ())
+    return replace(made, body=(If((Less(const(0), made.symbol),), empty, ()), *made.body))
+
+
+def _of_sum(local: Local, suffix: str) -> _Emptying:
+    """What was emptied first need not be added to anything; nothing is added to what was never emptied."""
+    wide = Local(f"{local.name}_wide{suffix}", torch.float64, local.lanes)
+    emptied = Local(f"{local.name}_emptied{suffix}", torch.int64, ())
+    happened = symbol(emptied.name, None, None)
+    content, dtype = _as(held(local), torch.float64), carried_dtype(local.dtype)
+    first, more = Assign(local.lanes, (), wide, content), Reduce(local.lanes, (), wide, "sum", content)
+    empty: tuple[Node, ...] = (
+        If((Less(happened, const(1)),), (first,), (more,)),
+        Assign((), (), emptied, constant(1, torch.int64)),
+        Assign(local.lanes, (), local, constant(0.0, dtype)),
+    )
+    total = _as(call("add", held(wide), content, dtype=torch.float64), dtype)
+    after = If((Less(const(0), happened),), (Assign(local.lanes, (), local, total),), ())
+    return _Emptying((Declare(wide, None), Declare(emptied, 0)), empty, (after,))
+
+
+def _of_scan(scan: Running, suffix: str) -> tuple[_Emptying, Assign]:
+    """What was emptied lies beside the carry, in `base`, and is added to every position of the scan."""
+    carry, dtype = scan.carry, carried_dtype(scan.carry.dtype)
+    wide = Local(f"{carry.name}_wide{suffix}", torch.float64, carry.lanes)
+    base = Local(f"{carry.name}_base{suffix}", dtype, carry.lanes)
+    empty: tuple[Node, ...] = (
+        Reduce(carry.lanes, (), wide, "sum", _as(held(carry), torch.float64)),
+        Assign(carry.lanes, (), base, _as(held(wide), dtype)),
+        Assign(carry.lanes, (), carry, constant(0.0, dtype)),
+    )
+    own = Assign(scan.lanes, scan.guard, scan.local, call("add", held(base), held(scan.local), dtype=scan.local.dtype))
+    return _Emptying((Declare(wide, 0.0), Declare(base, 0.0)), empty, ()), own
+
+
+def _as(value: Value, dtype: torch.dtype) -> Value:
+    return value if value.dtype == dtype else call("cast", value, dtype=dtype)
+
+
+# --- groups without branches ---------------------------------------------------------------------------------------------
+
+
+def _in_parts(loop: For, locals_: Sequence[Local], suffix: str) -> tuple[Node, ...]:
+    """A loop over groups, each summed into a block of its own."""
+    own = [local for local in locals_ if all(isinstance(n, Reduce) for n in nodes(loop.body) if _writes(n, local))]
+    own = [local for local in own if not _loops_inside(loop, [local]) and list(_direct(loop.body, local))]
+    if not own or _short(loop, GROUP):
+        return (loop,)
+    parts = {local: Local(f"{local.name}_part{suffix}", local.dtype, local.lanes) for local in own}
+    body = tuple(replace(n, local=parts[n.local]) if isinstance(n, Reduce) and n.local in parts else n for n in loop.body)
+    begin = tuple(Declare(part, 0.0) for part in parts.values())
+    end = tuple(Reduce(local.lanes, (), local, "sum", held(part)) for local, part in parts.items())
+    return (_in_groups(replace(loop, body=body), GROUP, begin, end),)
+
+
+def _carrying_wide(body: tuple[Node, ...], operators: Sequence[str]) -> tuple[Node, ...]:
+    """Scans whose carry is float64."""
+    wide = {
+        n.carry: replace(n.carry, dtype=torch.float64)
+        for n in nodes(body)
+        if isinstance(n, Running) and n.operator in operators and n.carry.dtype == torch.float32
+    }
+
+    def change(node: Node) -> Node:
+        if isinstance(node, Declare) and node.local in wide:
+            return replace(node, local=wide[node.local])
+        if isinstance(node, Running) and node.carry in wide:
+            return replace(node, carry=wide[node.carry])
+        return with_bodies(node, tuple(tuple(map(change, part)) for part in bodies(node))) if bodies(node) else node
+
+    return tuple(map(change, body))
