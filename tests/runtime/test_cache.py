@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ from serrate import ir, ops, settings
 from serrate.cli.cache import Entry, entries, remove
 from serrate.engine import Compiled, prebuild
 from serrate.errors import CacheError, CacheWarning, CompilerError, CompilerMissing
-from serrate.runtime import cache, compiler
+from serrate.runtime import cache, cache_folder, compiler
 from serrate.runtime.cache_folder import leftovers
 from serrate.runtime.compiler import Compiler, find_compiler
 
@@ -61,6 +65,30 @@ def test_a_built_program_is_found_again(private_cache: Path, compilations: list[
     monkeypatch.setattr(cache, "_loaded", {})
     assert torch.equal(program(3.0)(*ARGS), first)
     assert len(compilations) == 1
+
+
+def test_a_program_is_known_by_all_it_is_built_from(private_cache: Path, compilations: list[Path]) -> None:
+    """Another prelude, another text, another flag of the compiler: each has a library of its own, in memory and on disk."""
+    text = 'extern "C" void told(void* const* to, const long long*) { *(int*)to[0] = PRELUDE + FLAG + 1; }'
+    wanted = {}
+    for (prelude, flag), other in itertools.product(itertools.product((10, 20), (100, 200)), ("1", "2")):
+        unit = cache.Unit("told", text.replace("+ 1", f"+ {other}"))
+        wanted[(unit, f"enum {{ PRELUDE = {prelude} }};\n", find_compiler((f"-DFLAG={flag}",)))] = prelude + flag + int(other)
+    for _ in range(2):
+        for (unit, prelude_, with_flag), number in wanted.items():
+            (function,) = cache.functions([unit], prelude_, with_flag)
+            found = torch.zeros(1, dtype=torch.int32)
+            function((ctypes.c_void_p * 1)(found.data_ptr()), None)
+            assert found.item() == number
+        cache._loaded.clear()
+    assert len(compilations) == len(wanted)
+
+
+@pytest.mark.parametrize("part", ["command", "version", "native", "features", "extra"])
+def test_another_compiler_has_libraries_of_its_own(part: str) -> None:
+    one = Compiler(("g++",), "1.0", "-march=native", "avx")
+    other = replace(one, **{part: ("clang++",) if part in ("command", "extra") else "another"})
+    assert cache.Unit("f", "text").digest("prelude", one) != cache.Unit("f", "text").digest("prelude", other)
 
 
 def test_a_damaged_library_is_an_error_not_a_miss(
@@ -224,6 +252,16 @@ def test_leftovers_of_interrupted_builds_are_swept_out_by_the_next(private_cache
     program(16.0)(*ARGS)
     assert not killed.exists() and not (programs / "failed-old.cpp").exists()
     assert (programs / "failed-new.cpp").exists(), "somebody may still want to read it"
+
+
+def test_a_build_in_progress_is_not_a_leftover(tmp_path: Path) -> None:
+    with cache_folder.building(tmp_path) as work:
+        (work / "program.cpp").touch()
+        assert leftovers(tmp_path) == []
+        interrupted = tmp_path / f"{cache_folder.BUILDING}interrupted"
+        shutil.copytree(work, interrupted)
+        assert leftovers(tmp_path) == [interrupted]
+    assert not work.exists()
 
 
 def test_a_compiler_command_of_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
