@@ -7,6 +7,8 @@ substitution or identity disagree; sympy is the second opinion.
 from __future__ import annotations
 
 import gc
+import itertools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -419,3 +421,22 @@ def test_symbols_keep_their_bounds() -> None:
     assert symbol("i", 0, 4) is symbol("i", 0, 4)
     assert isinstance(symbol("i"), Symbol)
     assert symbol("i").name == "i"
+
+
+BOUNDS = ((None, None), (0, None), (-3, None), (2, None), (None, 3), (None, -1), (-3, 2), (1, 4), (0, 0))
+
+
+@pytest.mark.parametrize("of", [minimum, maximum, operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod])
+def test_values_lie_within_bounds_that_are_known_in_part(of: Callable[[Expr, Expr], Expr]) -> None:
+    values = range(-6, 7)
+    for own, other in itertools.product(BOUNDS, BOUNDS):
+        a, b = symbol("a", *own), symbol("b", *other)
+        expr = of(a, b)
+        low, high = expr.bounds
+        for x, y in itertools.product(values, values):
+            inside = all((lo is None or lo <= v) and (hi is None or v <= hi) for v, (lo, hi) in ((x, own), (y, other)))
+            if inside and (y > 0 or of not in (operator.floordiv, operator.mod)):
+                found = expr.evaluate(Environment({a: x, b: y}))
+                assert (low is None or low <= found) and (high is None or found <= high), (
+                    f"{expr} of {x} in {own}, {y} in {other}"
+                )
