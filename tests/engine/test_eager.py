@@ -522,3 +522,20 @@ def test_every_spelling_answers_or_says_why() -> None:
             getattr(jt, name)() if callable(getattr(jt, name)) else None
         except (SerrateError, TypeError) as error:
             assert isinstance(error, SerrateError) or f"{name}()" in str(error), name
+
+
+def test_memory_of_another_shape_is_refused_and_not_written() -> None:
+    jt = JaggedTensor.from_lengths(torch.ones(3, 2), [2, 1])
+    for shape in ((4,), (2, 1, 2), (1, 2, 2), (2, 3), (0,)):
+        memory = torch.full(shape, 7.0)
+        with pytest.raises(StructureMismatch, match="the result has shape"):
+            torch.sum(jt, 1, out=memory)
+        assert memory.eq(7).all()
+
+
+def test_a_product_into_its_own_operand() -> None:
+    jt = JaggedTensor.from_lengths(torch.arange(18.0).reshape(6, 3), [4, 0, 2])
+    weight = torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, 0.0], [3.0, 1.0, 0.0]])
+    want = jt.values.clone() @ weight
+    assert torch.matmul(jt, weight, out=jt) is jt
+    assert torch.equal(jt.values, want)

@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from serrate import JaggedTensor, jit, ops, settings
+from serrate import JaggedTensor, Structure, calls, jit, ops, settings
 from serrate.errors import CallError, GradientError, ShapeError, StructureError, TraceError
+from serrate.runtime.launch import ReferenceExecutable
 
 LENGTHS = [3, 0, 5, 2]
 GLOBAL, FACTOR = torch.full((4,), 2.0), 3.0
@@ -386,3 +387,54 @@ def test_offsets_that_are_written_to_are_read_again() -> None:
     for call in (both, lambda x: x.sum(1)):
         with pytest.raises(StructureError, match="must not decrease"):
             call(jt)
+
+
+def test_zeros_of_both_signs_are_different_arguments() -> None:
+    jt = JaggedTensor.from_lengths(torch.ones(3), [2, 1])
+    scaled = jit(lambda x, scale: x * scale)
+    for _ in range(2):
+        assert not scaled(jt, 0.0).values.signbit().any()
+        assert scaled(jt, -0.0).values.signbit().all()
+
+
+def test_dense_arguments_of_other_dtypes() -> None:
+    jt = JaggedTensor.from_lengths(torch.arange(3.0), [2, 1])
+    added = jit(lambda x, y: x + y)
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.bool, torch.float32):
+        by = torch.tensor([[1], [2]]).to(dtype)
+        want = jt.values + by.flatten()[[0, 0, 1]]
+        got = added(jt, by).values
+        assert got.dtype == want.dtype and torch.equal(got, want)
+
+
+def test_kinds_of_arguments_are_not_kept_for_ever() -> None:
+    jt = JaggedTensor.from_lengths(torch.ones(3), [2, 1])
+    scaled = jit(lambda x, scale: x * scale)
+    for k in (*range(calls.KINDS + 10), 0):
+        assert scaled(jt, k).tolist() == [[k, k], [k]]
+    assert all(len(state.kinds) <= calls.KINDS and len(state.ready) <= calls.READY for state in scaled._states)
+
+
+def test_a_backend_that_is_asked_for_between_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    jt = JaggedTensor.from_lengths(torch.ones(3), [2, 1])
+    total = jit(lambda x: x.sum(1))
+    ran: list[str] = []
+    run = ReferenceExecutable.__call__
+    monkeypatch.setattr(ReferenceExecutable, "__call__", lambda self, *args: (ran.append("reference"), run(self, *args))[1])
+    for backend, times in (("reference", 1), ("cpp", 1), ("reference", 2)):
+        monkeypatch.setenv("SERRATE_BACKEND", backend)
+        settings.reload()
+        assert total(jt).tolist() == [2, 1]
+        assert len(ran) == times
+
+
+def test_rows_that_are_equal_and_told_in_different_ways() -> None:
+    """By offsets, and by where each starts: they share no tensors, although they are the same rows in the same places."""
+    values = torch.arange(7.0)
+    one = JaggedTensor(values, Structure.from_offsets(torch.tensor([0, 3, 3, 7])))
+    other = JaggedTensor(values * 10, Structure.from_starts(torch.tensor([0, 3, 3]), torch.tensor([3, 0, 4])))
+    assert one.structure == other.structure
+    added = jit(lambda x, y: x + y)
+    for a, b in ((one, other), (other, one), (one, one), (other, other)):
+        want = a.values + b.values
+        assert added(a, b).tolist() == [want[:3].tolist(), [], want[3:].tolist()]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from serrate import JaggedTensor, errors, jit
+from serrate import JaggedTensor, Structure, errors, jit, ops
+from serrate.errors import StructureMismatch
 
 ROWS = [2, 0, 1]
 
@@ -112,3 +113,24 @@ def test_the_largest_size_of_nothing_is_0() -> None:
     x = JaggedTensor.from_lengths(torch.tensor([[1.0, -2.0], [3.0, -4.0], [5.0, 6.0]]), ROWS)
     for got in both(lambda x: torch.norm(x, torch.inf, 1), x):
         assert torch.equal(got, torch.tensor([[3.0, 4.0], [0.0, 0.0], [5.0, 6.0]]))
+
+
+BOX = Structure.from_lengths(torch.tensor([3, 0, 2, 1])).with_columns(torch.tensor([2, 5, 4, 0]))
+PARTS = Structure.from_offsets(torch.tensor([[0, 3, 3], [0, 5, 7]]))
+
+
+@pytest.mark.parametrize(
+    ("structure", "size", "function"),
+    [
+        (BOX, 14, lambda x: x + x.transpose(1, 2)),
+        (BOX, 14, lambda x: x + ops.slice(x, 1, 1)),
+        (BOX, 14, lambda x: x + ops.slice(x, 2, 1)),
+        (BOX, 14, lambda x: torch.where(x > 0, ops.pad(x, 1, 0, 1), x)),
+        (PARTS, 10, lambda x: x + ops.slice(x, 2, 1)),
+        (PARTS, 10, lambda x: ops.pad(x, 2, 1, 0) * x),
+    ],
+)
+def test_rows_of_one_structure_and_other_lengths_do_not_meet(structure: Structure, size: int, function: object) -> None:
+    jt = JaggedTensor(torch.arange(float(size)), structure)
+    with pytest.raises(StructureMismatch, match="the rows differ"):
+        jit(function)(jt)

@@ -189,6 +189,19 @@ def test_results_that_are_read_too(dtype: torch.dtype, backend: str) -> None:
 
 
 @sixteen
+def test_a_result_that_is_rounded_is_read_unrounded(dtype: torch.dtype, backend: str) -> None:
+    """The first integer that a dtype has not: rounded where it is handed out, and exact for whoever computes with it."""
+    whole = 2 / torch.finfo(dtype).eps
+    a = JaggedTensor.from_lengths(torch.full((5,), whole).to(dtype), [2, 0, 3])
+    one = a.with_values(torch.ones(5).to(dtype))
+    odd = {"sum": lambda a, b: a + b, "difference": lambda a, b: b - (-a)}
+    for name, function in odd.items():
+        found, rest = jit(lambda a, b, f=function: (e := f(a, b), e - a))(a, one)
+        assert found.values.tolist() == [whole] * 5, name
+        assert rest.values.tolist() == [1] * 5, name
+
+
+@sixteen
 def test_differences_of_what_is_equal_are_zero(dtype: torch.dtype, backend: str) -> None:
     a = rows([1] * 6, 3, dtype=dtype)
     for name, f in {

@@ -5,6 +5,7 @@ In: scheduled programs. Out: failures that name the pass's promise that was brok
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from serrate import ir, ops
@@ -16,6 +17,7 @@ from serrate.lower.pipeline import lower
 from serrate.lower.stages import stages
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import GPU
+from tests.engine.oracle import BACKENDS
 
 
 def test_a_table_of_owners_is_as_long_as_the_grid_that_reads_it() -> None:
@@ -38,3 +40,12 @@ def test_a_table_of_owners_is_as_long_as_the_grid_that_reads_it() -> None:
                 sizes.append(array.recipe.size)
                 assert array.recipe.size in bounds.values()
     assert len(set(sizes)) == 2, "the product and what is done to each element cut rows differently"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_offsets_may_be_indices_too(backend: str) -> None:
+    with ir.Fusion() as f:
+        x, offsets, table = f.input((None,), torch.float32), f.input((None,), torch.int64), f.input((7,), torch.float32)
+        f.output(ops.sum(ops.as_nested(x, offsets), 1), ops.index(table, offsets))
+    totals, picked = f.compile(backend)(torch.arange(6.0), torch.tensor([0, 2, 2, 6]), torch.arange(7.0) * 10)
+    assert totals.tolist() == [1, 0, 14] and picked.tolist() == [0, 20, 20, 60]

@@ -288,3 +288,21 @@ def test_inner_offsets_and_starts_written_in_place_are_read_again() -> None:
     starts[1] = 10
     with pytest.raises(ShapeError, match="the rows reach position 15"):
         gaps.check_values(torch.zeros(13))
+
+
+def test_dims_move_up_where_columns_are_packed() -> None:
+    """Columns of the next dim take two dims of the values, and one when they are packed."""
+    box = Structure.from_lengths(torch.tensor([2, 1])).with_columns(torch.tensor([3, 1]), packed=False)
+    both = Structure.independent(box, Structure.from_offsets(torch.tensor([0, 1, 4]), dim=2))
+    packed = both.back_to_back()
+    assert (both.dims, packed.dims) == ((0, 2), (0, 1))
+    assert [rows.takes for rows in packed.rows] == [1, 1] and packed.total_elements() == 7 * 4
+
+
+def test_rows_with_gaps_are_checked_against_every_values() -> None:
+    structure = Structure.from_starts(torch.tensor([0, 8]), torch.tensor([3, 2]))
+    for size in (20, 10, 12):
+        structure.check_values(torch.zeros(size))
+    for size in (9, 0):
+        with pytest.raises(ShapeError, match="the rows reach position 10"):
+            structure.check_values(torch.zeros(size))
