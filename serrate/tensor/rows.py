@@ -461,7 +461,7 @@ def owners_and_places(lengths: Tensor, total: int) -> tuple[Tensor, Tensor]:
     if lengths.numel():
         # Torch writes past its result if the lengths are not what `total` says; they may have changed since that was counted.
         ends = ends.clamp_(0, total).cummax(0).values
-        ends[-1] = total
+        ends[-1:].fill_(total)
     # With output_size torch need not read the lengths on the host to size the result.
     owner = torch.repeat_interleave(ends.diff(), output_size=total if lengths.numel() else 0)
     return owner, torch.arange(len(owner), device=lengths.device) - ends[:-1].index_select(0, owner)
