@@ -23,8 +23,10 @@ def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tu
     """The result's domains and the index at which each view is read."""
     rank = max(view.ndim for view in views)
     result: list[IterDomain] = []
+    # Ragged dims and what counts their rows must be of one operand, where one has them all.
+    ordered = sorted(views, key=lambda view: -len([d for d in view.domains if d.is_ragged]))
     for dim in range(rank):
-        found = [view.domains[dim - rank] for view in views if rank - dim <= view.ndim]
+        found = [view.domains[dim - rank] for view in ordered if rank - dim <= view.ndim]
         ragged = [d for d in found if d.is_ragged]
         counting = [d for d in found if d.pairing is not None]
         wide = [d for d in found if d.extent != 1]
@@ -46,7 +48,25 @@ def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tu
                 later = f"{operation} of {_operands(views, later=True)}, dim {dim}"
                 match(fusion, f"{operation} of {_operands(views)}, dim {dim}", chosen, other, later)
         result.append(chosen)
+    result = [_counted_here(fusion, dim - rank, result, ordered) for dim in range(rank)]
     return tuple(result), [index_into(view, result) for view in views]
+
+
+def _counted_here(fusion: Fusion, dim: int, result: Sequence[IterDomain], views: Sequence[TensorView]) -> IterDomain:
+    """A dim of a result; ragged ones of one operand may be counted by the components of another, which are as many."""
+    rows = result[dim]
+    if not isinstance(rows, RaggedIterDomain) or any(d.uid == rows.component.uid for d in result):
+        return rows
+    owner = next(view for view in views if -dim <= view.ndim and view.domains[dim] is rows)
+    place = next((k - owner.ndim for k, d in enumerate(owner.domains) if d.uid == rows.component.uid), None)
+    return rows if place is None else under(result[place], rows, fusion.fresh("r"))
+
+
+def under(component: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIterDomain:
+    """Rows of the same lengths, counted by another component domain of as many components."""
+    return RaggedIterDomain(
+        rows.extent_expr, name=name, pairing=rows.pairing, component=component, length=rows.length, bound=rows.bound
+    )
 
 
 def _operands(views: Sequence[TensorView], *, later: bool = False) -> str:

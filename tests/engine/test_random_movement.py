@@ -20,7 +20,7 @@ from serrate import ir
 from serrate.frontend import ops
 from serrate.ir.view import TensorView
 from tests.engine.oracle import FULL, STRATEGIES, compare, one_thread
-from tests.engine.test_random_programs import OPTIONS
+from tests.oracle.programs import OPTIONS
 
 WIDTH = 2
 UNARY: dict[str, Any] = {

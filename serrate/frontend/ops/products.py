@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from serrate.errors import DtypeError, ShapeError
-from serrate.frontend.broadcast import match
+from serrate.frontend.broadcast import match, under
 from serrate.frontend.ops.common import NoOperand, require_equal
 from serrate.frontend.ops.elementwise import add, as_dtype, typed
 from serrate.frontend.shapes import both, shown
@@ -107,13 +107,6 @@ def _beside(x: TensorView, w: TensorView, j: IterDomain) -> IterDomain:
     rows = next((d for d in x.domains[-2:] if isinstance(d, RaggedIterDomain)), None)
     owner = leading[place] if place is not None else j.component if rows is None else rows.component
     return j if j.component.uid == owner.uid else under(owner, j, x.fusion.fresh("r"))
-
-
-def under(component: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIterDomain:
-    """Rows of the same lengths, counted by another component domain of as many components."""
-    return RaggedIterDomain(
-        rows.extent_expr, name=name, pairing=rows.pairing, component=component, length=rows.length, bound=rows.bound
-    )
 
 
 def _component(x: TensorView) -> IterDomain:
