@@ -118,22 +118,21 @@ def most_of(offsets: Array, count: Expr) -> Expr:
 
 def inside(program: LoopProgram, limits: Limits) -> LoopProgram:
     """Clamps what is read from arrays that callers hold, and guards accesses that could still leave their tensors."""
-    rows = [_row_of(t) for t in program.scratch if t.role is Role.PRIVATE]
-    steps: dict[Array, Expr] = {}
-    for row in rows:
+    limits, steps = dict(limits), {}
+    for row in [_row_of(t) for t in program.scratch if t.role is Role.PRIVATE]:
         # Where rows end is an element of its own only where lengths are, or differences of neighbours. The rows of groups, and
         # others whose length is computed, are kept inside by guards.
-        held = {e.array for e in row.length.walk() if isinstance(e, Element) and is_held(e.array)}
-        steps |= {a: longest(row.length, row.component.extent_expr) for a in held if row.length in _plain_lengths(a)}
+        most = longest(row.length, row.component.extent_expr)
+        for array in {e.array for e in row.length.walk() if isinstance(e, Element) and is_held(e.array)}:
+            if row.length is array[COORDINATE]:
+                limits[array] = minimum(limits[array], most)
+            elif row.length is array[COORDINATE + 1] - array[COORDINATE]:
+                steps[array] = most
     return replace(program, kernels=tuple(replace(k, body=kept_inside(k.body, limits, steps)) for k in program.kernels))
 
 
-def _plain_lengths(array: Array) -> tuple[Expr, ...]:
-    return array[COORDINATE], array[COORDINATE + 1] - array[COORDINATE]
-
-
 def kept_inside(body: tuple[Node, ...], limits: Limits, steps: Limits = MappingProxyType({})) -> tuple[Node, ...]:
-    """One kernel; `steps` say how long rows are at most of which a worker keeps one in private memory."""
+    """One kernel; `steps` say how far apart offsets are at most, of rows of which a worker keeps one in private memory."""
     used = {e for node in nodes(body) for x in expressions_of(node) for e in x.walk()}
     for e in used:
         if isinstance(e, Element) and is_held(e.array) and not e.array.signed and e.array not in limits:
@@ -166,10 +165,8 @@ class _Clamps:
         if step is None:
             return limit
         before = element(e.array, e.index - 1)
-        if before in self.used:
-            # The end of a row of which one is kept in private memory.
-            return minimum(limit, self(before) + step)
-        return limit if any(element(e.array, e.index + 1) is other for other in self.used) else minimum(limit, step)
+        # Of two neighbours, the second is the end of a row; what stands alone may be where any row begins.
+        return minimum(limit, self(before) + step) if before in self.used else limit
 
 
 # --- facts -------------------------------------------------------------------------------------------------------------

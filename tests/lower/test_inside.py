@@ -271,3 +271,18 @@ def test_facts() -> None:
     in_parts = inside._Facts(()).and_(Less(r, (n + 7) // 8))
     assert in_parts.prove((n + 7) // 8 - 1 - r) and in_parts.prove(n + 7 - 8 * r - 8)
     assert not in_parts.prove(n - 1 - 8 * r - 7)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_rows_in_private_memory_say_nothing_about_where_groups_begin(backend: str) -> None:
+    """Softmax keeps a row in private memory; another result reads the groups of rows by the same offsets."""
+    values = torch.randn(12, 3, dtype=torch.float64)
+    x = JaggedTensor.from_csr(values, (torch.tensor([0, 1, 1, 4]), torch.tensor([0, 3, 3, 10, 12])))
+
+    def program(x: Any) -> Any:
+        return torch.logsumexp(x, (0, 1, 2)), x.argmin(3), torch.softmax(x, 2)
+
+    total, places, weights = jit(program, backend=backend, strategy="maskless")(x)
+    torch.testing.assert_close(total, values.logsumexp(0))
+    assert torch.equal(places.values, values.argmin(1))
+    torch.testing.assert_close(weights.values, torch.cat([part.softmax(0) for part in values.split([3, 0, 7, 2])]))
