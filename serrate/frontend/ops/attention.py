@@ -10,12 +10,12 @@ from math import sqrt
 import torch
 
 from serrate.errors import DtypeError, ShapeError
-from serrate.frontend.broadcast import match
+from serrate.frontend.broadcast import match, under
 from serrate.frontend.ops.common import Number, floating, require_equal
 from serrate.frontend.ops.elementwise import mul, typed
 from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.normalise import softmax
-from serrate.frontend.ops.products import operand, under
+from serrate.frontend.ops.products import operand
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain
