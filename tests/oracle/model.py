@@ -268,6 +268,9 @@ def taken(x: Lists, key: tuple[Any, ...]) -> Any:
     shape: list[int | None] = []
     sizes = list(x.shape)
     for each in key:
+        if each is None:
+            shape.append(1)
+            continue
         size = sizes.pop(0)
         if isinstance(each, list):
             shape.append(len(each))

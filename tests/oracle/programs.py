@@ -288,8 +288,18 @@ LINES = (
     "torch.cumsum({a}, {d})",
     "torch.cumprod(torch.tanh({a}), {d})",
     "torch.cummax({a}, {d}).values",
+    "torch.flip({a}, ({d},))",
+    "torch.sort({a}, {d}).values",
 )
-WHOLE_LINES = ("torch.cumsum({a}, {d})", "torch.cummax({a}, {d}).values", "torch.cummin({a}, {d}).indices")
+WHOLE_LINES = (
+    "torch.cumsum({a}, {d})",
+    "torch.cummax({a}, {d}).values",
+    "torch.cummin({a}, {d}).indices",
+    "torch.flip({a}, ({d},))",
+    "torch.sort({a}, {d}).values",
+)
+PRODUCTS = ("torch.matmul({a}, {b}.transpose(1, 2))", "torch.matmul({a}.transpose(1, 2), {b})")
+PARTS = ("{a}[..., :1]", "{a}[..., -1]", "{a}[:, 1:]", "{a}[:, :2]", "{a}[:, -2:]", "{a}[1:]", "{a}[:1]", "{a}[..., None]")
 PLACE = ("{a}.argmax({d})", "{a}.argmin({d})")
 
 
@@ -317,6 +327,9 @@ class Example:
 
     def wanted(self) -> Any:
         return self.function(*(a.model for a in self.arguments))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
 
     def __repr__(self) -> str:
         """A file to run."""
@@ -377,6 +390,10 @@ def examples(draw: st.DrawFn) -> Example:
         elif kind == "line":
             dim = draw(st.sampled_from(composition.lines))
             add(draw(st.sampled_from(WHOLE_LINES if whole else LINES)).format(a=a, d=dim), dims)
+        elif full == "BrD" and draw(st.booleans()):
+            b = draw(st.sampled_from([name for name, others in nodes if others == full]))
+            body.append(f"v{len(body)} = " + draw(st.sampled_from(PRODUCTS + PARTS)).format(a=a, b=b))
+            finals.append(f"v{len(body) - 1}")
         else:
             over = draw(st.sampled_from(composition.reduce + composition.across))
             choices = WHOLE_LAST if whole else LAST
@@ -408,6 +425,8 @@ def every(composition: Composition, whole: bool) -> Example:
         texts += [text.format(a="x", d=over[0]) for text in PLACE if len(over) == 1]
     for dim in composition.lines:
         texts += [text.format(a="x", d=dim) for text in (WHOLE_LINES if whole else LINES)]
+    if composition.dims == "BrD":
+        texts += [text.format(a="x", b="y") for text in (PARTS if whole else PARTS + PRODUCTS)]
     body = tuple(f"v{k} = {text}" for k, text in enumerate(texts))
     return Example(composition, (x, y), body, tuple(f"v{k}" for k in range(len(texts))))
 

@@ -107,6 +107,7 @@ SPECIAL: dict[tuple[str, str], str] = {
     ("ceil", "integer"): "{0}",
     ("pow", "integer"): "sr_whole_power({0}, {1})",
     ("tanh", "double"): "sr_tanh_double({0})",
+    ("sqrt", "double"): "tl.sqrt({0})",
     ("fmod", "single"): "sr_rest({0}, {1}).to(tl.float32)",
 }
 """Where a function is written differently for integers or for float64."""
