@@ -9,13 +9,14 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full sanitize bench lint clean check-python check-compiler
+.PHONY: help demo test test-full sanitize mutate bench lint clean check-python check-compiler
 
 help:
 	@echo "make demo       install into $(VENV) and run the demonstration"
 	@echo "make test       format check, lint, types, then the whole test suite"
 	@echo "make test-full  the same, with slow tests and more examples per property"
 	@echo "make sanitize   the tests that build generated C++ with sanitizers"
+	@echo "make mutate     break the compiler in a hundred places, one at a time, and see that a test fails"
 	@echo "make bench      the benchmarks"
 	@echo "make lint       format check, lint and types only"
 	@echo "make clean      remove build outputs and caches; $(VENV) stays"
@@ -41,6 +42,9 @@ test-full: check-compiler lint
 
 sanitize: check-compiler $(VENV)/.stamp-test
 	@SERRATE_TEST_FULL=1 $(BIN)/python -m pytest tests -m sanitize
+
+mutate: check-compiler $(VENV)/.stamp-test
+	@$(BIN)/python -m tests.mutation.run
 
 bench: check-compiler $(VENV)/.stamp-bench
 	@$(BIN)/serrate bench cpu memory calls construction

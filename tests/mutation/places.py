@@ -1,0 +1,702 @@
+"""One-line mistakes that a test must notice, across the compiler.
+
+In: nothing. Out: `MUTATIONS`: a piece of the source, the same piece made wrong, and the tests that should fail then. Each stands
+for a mistake that a person could make: a bound off by one, a dropped guard, a wrong identity, a lost part of a key, stale data.
+Changes that only cost speed have no place here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`before`, which stands once in the file at `path`, becomes `after`; one of `tests` (files or pytest ids) must fail."""
+
+    path: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+def _cases(names: str, *files: str) -> tuple[str, ...]:
+    """The tests of some files (of the operators, if none is named) whose names pytest's `-k` finds by an expression."""
+    return (*(files or (OPS,)), "-k", names)
+
+
+def _of(path: str, tests: tuple[str, ...], *changes: tuple[str, str] | tuple[str, str, tuple[str, ...]]) -> list[Mutation]:
+    """Mutations of one file; a change may name tests of its own."""
+    return [Mutation(path, before, after, own[0] if own else tests) for before, after, *own in changes]
+
+
+OPS, ACROSS, MOVES = "tests/engine/test_ops.py", "tests/engine/test_across.py", "tests/engine/test_movement.py"
+COMPOSED = "tests/engine/test_compositions.py"
+WORKED = ("tests/ir/test_worked_domains.py", "tests/ir/test_transforms.py", "tests/ir/test_ragged.py")
+GUARDS = ("tests/analysis/test_worked_guards.py", "tests/analysis/test_guards.py")
+BY_HAND = ("tests/schedule/test_by_hand.py",)
+JIT = ("tests/engine/test_jit.py", "tests/engine/test_jit_effects.py")
+EAGER = ("tests/engine/test_eager.py",)
+STRUCTURE = ("tests/tensor/test_structure.py", "tests/tensor/test_jagged.py")
+
+IR = [
+    *_of(
+        "serrate/ir/expr.py",
+        ("tests/ir/test_expr.py",),
+        ("if array.data[first + k] <= position)", "if array.data[first + k] < position)"),
+        ("return (low, high) if factor >= 0 else (high, low)", "return (low, high)"),
+        ("return (as_expr(a) + b - 1) // b", "return as_expr(a) // b + 1", WORKED),
+        ("return whole + low // divisor\n", "return whole\n"),
+        ("bounds = (_known(max, lows), _each(max, highs))", "bounds = (_known(max, lows), _known(max, highs))"),
+        ("_floordiv(a.left, const(a.right.value * divisor))", "_floordiv(a.left, const(a.right.value + divisor))"),
+        ("right, left = right - left.constant,", "right, left = right + left.constant,"),
+        ("return high is not None and high < 0", "return high is not None and high <= 0", ("tests/ir/test_expr.py", *GUARDS)),
+    ),
+    *_of(
+        "serrate/ir/transforms.py",
+        WORKED,
+        (
+            "return (outer * self.outputs[1].extent_at(known) + inner,)",
+            "return (outer * self.outputs[0].extent_at(known) + inner,)",
+        ),
+        ("output = domain.with_rows(maximum(extent, 0), name", "output = domain.with_rows(extent, name"),
+        ("end = minimum(high, domain.row_length) if domain.is_ragged else high", "end = high"),
+    ),
+    *_of(
+        "serrate/ir/partition.py",
+        WORKED,
+        (
+            "return self.lengths is None and self.group is None",
+            "return self.lengths is None",
+            ("tests/runtime/test_partitions.py",),
+        ),
+        ("place = COORDINATE + COORDINATE // divisor(count)", "place = COORDINATE"),
+        (
+            "boundaries = count if self.lengths is None else maximum(count - 1, 0)",
+            "boundaries = count",
+            ("tests/analysis/test_indices.py", *GUARDS),
+        ),
+        ("and start + length > starts[k + 1]:", "and start + length >= starts[k + 1]:"),
+        ("if total is not None and start + length > total:", "if total is not None and start > total:"),
+    ),
+    *_of(
+        "serrate/ir/ragged_transforms.py",
+        ("tests/ir/test_pairing.py", *WORKED),
+        (
+            "paired = component.pairing == ragged.pairing and component.extent == ragged.component.extent",
+            "paired = component.pairing == ragged.pairing",
+        ),
+        (
+            "return (owner - first, position - self.offsets[owner])",
+            "return (owner, position - self.offsets[owner])",
+            ("tests/analysis/test_indices.py", *GUARDS),
+        ),
+        ("old = (COORDINATE % size) * parts + COORDINATE // size", "old = (COORDINATE // size) * parts + COORDINATE % size"),
+        ("if not paired or isinstance(component, RaggedIterDomain):", "if not paired:"),
+        ("if a.component.uid != b.component.uid:", "if a.component.extent != b.component.extent:"),
+    ),
+    *_of(
+        "serrate/ir/reductions.py",
+        _cases("all_rows or arg or amax_rows", OPS, ACROSS),
+        ('return self.name == "all"', 'return self.name == "any"'),
+        ("return not lowest", "return lowest", _cases("amax_rows or amin_rows")),
+        ("return torch.iinfo(torch.int64).max", "return 0"),
+    ),
+    *_of(
+        "serrate/ir/values.py",
+        ("tests/engine/test_elementwise.py", *EAGER),
+        ("number = (int(number) - low) % 2 ** (8 * dtype.itemsize) + low", "number = int(number) % 2 ** (8 * dtype.itemsize)"),
+        (
+            "return intern(Constant, dtype, number, repr(number))",
+            'return intern(Constant, dtype, number, "")',
+            ("tests/ir/test_fusion.py", *JIT, *EAGER),
+        ),
+        (
+            "if dtype in (torch.bfloat16, torch.float16) else dtype",
+            "if dtype in (torch.bfloat16,) else dtype",
+            ("tests/engine/test_rounding.py",),
+        ),
+    ),
+]
+
+ANALYSIS = [
+    *_of(
+        "serrate/analysis/guards.py",
+        GUARDS,
+        ("if Less(limit - 1, size).proven:", "if Less(limit - 2, size).proven:"),
+        (
+            'yield Need(source, "rows are shorter than what covers them")',
+            'yield Need(source, "rows are shorter than what covers them", lower=True)',
+        ),
+        ("if not _at_least(0 - transform.right, 0):", "if not _at_least(transform.right, 0):"),
+        (
+            "return (wanted | path.read) & {d.uid for d in path.domains} <= inside",
+            "return wanted & {d.uid for d in path.domains} <= inside",
+        ),
+        ("if last.bounds[1] is None or last.bounds[1] > 0:", "if last.bounds[1] is not None and last.bounds[1] > 0:"),
+        ("if width.value != 0 and (not isinstance(transform, Product) or _at_least(width, 1)):", "if width.value != 0:"),
+    ),
+    *_of(
+        "serrate/analysis/indices.py",
+        ("tests/analysis/test_indices.py", "tests/ir/test_pairing.py", *GUARDS),
+        ("for domain, same in ((one, other), (other, one)):", "for domain, same in ((one, other),):"),
+        (
+            "for domain in transform.beside:\n                    self._derive(domain)",
+            "for domain in ():\n                    self._derive(domain)",
+        ),
+    ),
+    *_of(
+        "serrate/analysis/iteration.py",
+        ("tests/analysis/test_iteration.py",),
+        ("low >= 0 and high < factor:", "low >= 0 and high <= factor:"),
+        ("if any(e.value not in (None, 0) for e in apart):", "if any(e.value is None for e in apart):"),
+    ),
+    *_of(
+        "serrate/analysis/vectors.py",
+        ("tests/analysis/test_vectors.py",),
+        ("if not rows or any(length % size for length in rows):", "if rows and any(length % size for length in rows):"),
+    ),
+    *_of(
+        "serrate/analysis/contiguity.py",
+        ("tests/analysis/test_contiguity.py",),
+        ("return value.constant % size == 0", "return True"),
+    ),
+]
+
+SCHEDULE = [
+    *_of(
+        "serrate/schedule/primitives.py",
+        ("tests/schedule/test_primitives.py",),
+        (
+            "if wanted is GRID and not _known(leaf.index).knows(loops[k][0]):",
+            "if wanted is GRID and not _known(leaf.index).knows(loops[0][0]):",
+        ),
+        ("any(d.uid == loops[k + 1][0].uid for d in leaf.over)", "any(d.uid == loops[k][0].uid for d in leaf.over)"),
+        (
+            "met = {t.memory for t in a.writes | a.reads} & between.writes | a.writes & {t.memory for t in between.reads}",
+            "met = {t.memory for t in a.writes | a.reads} & between.writes",
+        ),
+        ("if left.domain.uid != right.domain.uid or left.kind is not right.kind:", "if left.domain.uid != right.domain.uid:"),
+        ("if _places(other) != _places(index):", "if len(_places(other)) != len(_places(index)):"),
+        ("if mine and made is not None and made.inputs[0].extent_expr is like.extent_expr:", "if mine and made is not None:"),
+        ("if any(known.knows(d) for d in chosen):", "if all(known.knows(d) for d in chosen):"),
+        (
+            "if any(r.memory is tensor and r is not tensor for r in b.reads):",
+            "if any(r is tensor and r.base is not None for r in b.reads):",
+        ),
+    ),
+    *_of(
+        "serrate/schedule/strategies/persistent_dynamic.py",
+        _cases("(cumsum_rows or sum_rows or softmax_rows) and persistent", OPS, ACROSS),
+        ("return None if isinstance(shape.leaf, Scan) else shape.own_rows[0]", "return shape.own_rows[0]"),
+    ),
+    *_of(
+        "serrate/schedule/strategies/maskless.py",
+        _cases("softmax and maskless"),
+        ("if t in p.writes | p.reads) > 1 for t in private)", "if t in p.writes | p.reads) > 2 for t in private)"),
+    ),
+    *_of(
+        "serrate/schedule/strategies/masked.py",
+        _cases("products_of_heads and masked", "tests/engine/test_row_by_row.py"),
+        ("for rows in shape.own_rows:", "for rows in shape.own_rows[:1]:"),
+    ),
+    *_of(
+        "serrate/schedule/prepare.py",
+        _cases("sum_groups or matmul or sum_positions or sum_square"),
+        ("if not _kept(phase, component):\n        return True", "if _kept(phase, component):\n        return True"),
+    ),
+    *_of(
+        "serrate/schedule/by_hand.py",
+        BY_HAND,
+        ("3 if kind is LANES else 2 if domain.uid in over else 1", "3 if kind is LANES else 1"),
+        ("if order[:depth] != shared:", "if order[:1] != shared[:1]:"),
+        (
+            "if kind is LANES and target.power_of_two and extent is not None",
+            "if kind is LANES and not target.power_of_two and extent is not None",
+        ),
+    ),
+    *_of(
+        "serrate/schedule/heuristic.py",
+        ("tests/schedule/test_heuristic.py",),
+        ("> LONG_BYTES and rows.longest * SHARES > rows.total", "> LONG_BYTES or rows.longest * SHARES > rows.total"),
+    ),
+]
+
+LOWER = [
+    *_of(
+        "serrate/lower/pipeline.py",
+        (*BY_HAND, OPS, "-k", "sum_rows or by_hand"),
+        ("return ceildiv(guard.right - rest, factor) if", "return (guard.right - rest) // factor if"),
+        (
+            "and e.first.value == 0 and e.position in grids",
+            "and e.position in grids",
+            ("tests/lower/test_pipeline.py", "tests/codegen/test_expressions.py"),
+        ),
+        (
+            'return {a: f"{name}_index" if a.signed and not a.local else name',
+            "return {a: name",
+            ("tests/lower/test_pipeline.py",),
+        ),
+    ),
+    *_of(
+        "serrate/lower/blocks.py",
+        _cases("var_rows or layer_norm_rows or softmax or two_outputs or intermediate"),
+        (
+            "found += [Less(const(-1), e), Less(e, extent_of(domain, indices))]",
+            "found += [Less(e, extent_of(domain, indices))]",
+            _cases("gather or index or select or pad", MOVES),
+        ),
+        (
+            "self.shared = {t.memory for p in outside for t in p.reads}",
+            "self.shared = {t for p in outside for t in p.reads}",
+            ("tests/lower/test_naive.py",),
+        ),
+        ("0, None if high is None else max(high - 1, 0))", "0, None if high is None else max(high - 2, 0))"),
+    ),
+    *_of(
+        "serrate/lower/reductions.py",
+        _cases("var or arg or logsumexp_rows or softmax_rows", OPS, ACROSS),
+        (
+            'weight = call("mul", count, _share(count, seen, dtype), dtype=dtype)',
+            'weight = call("mul", seen, _share(count, seen, dtype), dtype=dtype)',
+        ),
+        (
+            'nearer = call("minimum", held(place), held(first), dtype=torch.int64)',
+            'nearer = call("maximum", held(place), held(first), dtype=torch.int64)',
+        ),
+        (
+            'better = call("logical_or", better, news, dtype=torch.bool)',
+            'better = call("logical_or", better, _nan(held(seen)), dtype=torch.bool)',
+        ),
+        (
+            'power = call("where", same, one, power, dtype=dtype)\n',
+            "pass\n",
+            _cases("several_infinities", "tests/engine/test_row_by_row.py"),
+        ),
+        (
+            'delta = call("sub", held(near), held(mean), dtype=dtype)',
+            'delta = call("sub", held(mean), held(mean), dtype=dtype)',
+            _cases("var_rows or var_both"),
+        ),
+    ),
+    *_of(
+        "serrate/lower/stages.py",
+        ("tests/engine/test_routing.py",),
+        ("number = max(number, before + (alone or complete))", "number = max(number, before + complete)"),
+        ("number = max(number, made[name][0] + 1)", "number = max(number, made[name][0])"),
+    ),
+    *_of(
+        "serrate/lower/rounding.py",
+        ("tests/engine/test_rounding.py",),
+        (
+            'EXACT = frozenset(("neg", "abs",',
+            'EXACT = frozenset(("add", "neg", "abs",',
+            _cases("read_unrounded", "tests/engine/test_rounding.py"),
+        ),
+    ),
+    *_of(
+        "serrate/lower/naive.py",
+        _cases("flat or transpose or nested", MOVES),
+        (
+            "and (_descends(own, domain) or _descends(domain, own)):",
+            "and _descends(domain, own):",
+            ("tests/lower/test_naive.py",),
+        ),
+    ),
+]
+
+CPP = [
+    *_of(
+        "serrate/codegen/cpp/prelude.h",
+        ("tests/codegen/test_rows_without_features.py",),
+        (
+            "if ((i64)offsets[middle + 1] <= position) low",
+            "if ((i64)offsets[middle + 1] < position) low",
+            ("tests/codegen/test_expressions.py",),
+        ),
+        (
+            "return (T)(a / b - (a % b != 0 && (a < 0) != (b < 0)));",
+            "return (T)(a / b - ((a < 0) != (b < 0)));",
+            ("tests/engine/test_elementwise.py",),
+        ),
+        ("<= (i32)as_bits(12583039.0f + 23.0f))", "<= (i32)as_bits(12583039.0f + 230.0f))", ("tests/engine/test_guess.py",)),
+        ("if (d != next) flush();", "if (d == next) flush();"),
+        ("T g = x > m ? x : m; return x != x ? x : g;", "return x > m ? x : m;"),
+        (
+            "return low < count ? low : larger(count - 1, (i64)0);",
+            "return low;",
+            ("tests/codegen/test_expressions.py", "tests/codegen/test_sanitize.py"),
+        ),
+    ),
+    *_of(
+        "serrate/codegen/cpp/printer.py",
+        ("tests/codegen/test_rows_without_features.py",),
+        (
+            'mine = f"{tensor.name}_all + omp_get_thread_num() * {tensor.name}_size"',
+            'mine = f"{tensor.name}_all"',
+            ("tests/engine/test_determinism.py",),
+        ),
+        ('self.open("if (k < (int)(count - done))")', 'self.open("if (k <= (int)(count - done))")'),
+    ),
+    *_of(
+        "serrate/codegen/cpp/streams.py",
+        _cases("past_the_cache"),
+        (
+            "if to - start != by - by.substitute(at) or (filled is not None and fill is None):",
+            "if filled is not None and fill is None:",
+            _cases("cpp and (slice or flip or transpose or select)", MOVES),
+        ),
+    ),
+    *_of(
+        "serrate/codegen/cpp/statements.py",
+        _cases("cpp and (var or layer_norm or softmax or arg)"),
+        (
+            "if earlier.local in read or written == earlier.local:",
+            "if written == earlier.local:",
+            ("tests/language/test_rules.py",),
+        ),
+        (
+            "if isinstance(earlier, Write) and earlier.tensor in loaded:",
+            "if isinstance(earlier, Write) and earlier.tensor not in loaded:",
+            ("tests/language/test_rules.py",),
+        ),
+        ("if node.local in locals_of(earlier) - own:", "if node.local in own:", ("tests/language/test_rules.py",)),
+    ),
+    *_of(
+        "serrate/codegen/cpp/values.py",
+        ("tests/engine/test_elementwise.py", "tests/oracle/test_dtypes.py"),
+        ('return f"({arg} != 0)"', 'return f"((i64){arg} != 0)"'),
+    ),
+    *_of(
+        "serrate/codegen/cpp/pieces.py",
+        _cases("cpp and (pad or cat or gather)", MOVES),
+        (
+            "return Cut(along[0], bounds, tuple(g for g in conditions if g not in bounds), inside, outside)",
+            "return Cut(along[0], bounds, (), inside, outside)",
+            ("tests/engine/test_padding.py",),
+        ),
+    ),
+    *_of(
+        "serrate/codegen/cpp/guess.py",
+        ("tests/engine/test_guess.py",),
+        ("exact = (_reset(start), maxima, _reset(zero),", "exact = (_reset(start), maxima,"),
+    ),
+    *_of(
+        "serrate/codegen/cpp/text.py",
+        ("tests/codegen/test_expressions.py", *BY_HAND),
+        ("return self.index(rest // -factor + 1)", "return self.index(rest // -factor)"),
+        ("room if factor == 1 else (room + factor - 1) // factor)", "room if factor == 1 else room // factor)"),
+    ),
+    *_of(
+        "serrate/codegen/expressions.py",
+        ("tests/codegen/test_expressions.py",),
+        ("return e.bounds[0] is None or e.bounds[0] < 0", "return e.bounds[0] is not None and e.bounds[0] < 0"),
+    ),
+]
+
+OTHER_BACKENDS = [
+    *_of(
+        "serrate/codegen/triton/printer.py",
+        _cases("triton and (sum_rows or softmax_rows or var_rows or amax_rows)"),
+        ("beyond = [loop for loop in loops if loop.bound is not loop.extent]", "beyond: list[For] = []"),
+        ('text = f"tl.where({mask}, {text}, {identity})"', "pass"),
+    ),
+    *_of(
+        "serrate/codegen/reference.py",
+        _cases("reference and (gather or index or select)", MOVES),
+        (
+            "value = torch.where(exists, value, torch.full((), identity, dtype=local.dtype, device=self.device))",
+            "pass",
+            _cases("reference and (sum_rows or amax_rows)"),
+        ),
+    ),
+]
+
+RUNTIME = [
+    *_of(
+        "serrate/runtime/bind.py",
+        ("tests/runtime/test_partitions.py",),
+        ("if grad and arg.requires_grad:", "if grad and arg.requires_grad and k == 0:", ("tests/engine/test_errors.py", *JIT)),
+        ("rows[:, -1] != ends\n", "rows[:, -1] > ends\n"),
+        ("rows[:, 1:] < rows[:, :-1],", "rows[:, 1:] < 0,"),
+        (
+            "return {*arrays_of(_domains(fusion)), *(array for array in checked if not array.signed)}",
+            "return {*arrays_of(_domains(fusion))}",
+        ),
+        ('return ("structure", size)', 'return ("structure",)', ("tests/runtime/test_partitions.py", *JIT)),
+        ("if reach < longest:", "if reach < longest - 1:", ("tests/engine/test_padding.py::test_mistakes",)),
+    ),
+    *_of(
+        "serrate/runtime/arrays.py",
+        ("tests/runtime/test_arrays.py",),
+        ("if found is not None and found.versions == versions:", "if found is not None:"),
+        (
+            "remember(owners, (array, numbers), lambda",
+            "remember(owners, (array.name, numbers), lambda",
+            _cases("cat or slice or index", MOVES),
+        ),
+        (
+            "torch.searchsorted(offsets, positions, right=True)",
+            "torch.searchsorted(offsets, positions, right=False)",
+            _cases("triton and persistent and (sum_rows or softmax_rows)"),
+        ),
+        ("(key, *map(id, owners[1:]))", "(key,)", _cases("rows_of_its_argument", COMPOSED)),
+        ("while len(_memory) > TENSORS:", "while len(_memory) > TENSORS + 1_000_000:"),
+    ),
+    *_of(
+        "serrate/runtime/results.py",
+        ("tests/engine/test_jit.py", COMPOSED + "::test_elementwise"),
+        ('return ("structure", dims, depths, sizes)', 'return ("structure", depths, sizes)'),
+        ("if not all(rows.verified() for rows in structure.rows):", "if not structure.rows:"),
+    ),
+    *_of(
+        "serrate/runtime/memory.py",
+        ("tests/runtime/test_memory.py",),
+        ("return _free.pop(k)", "return _free[k]"),
+        ("del _free[0]", "del _free[-1]"),
+    ),
+    *_of(
+        "serrate/runtime/launch.py",
+        _cases("chosen_plan or softmax_rows"),
+        ("if kept is None or kept.numel() < count:", "if kept is None:"),
+        (
+            "return -(-max(like.numel(), 1) * like.itemsize // 64) * 64 // like.itemsize",
+            "return max(like.numel(), 1) * like.itemsize // 64 * 64 // like.itemsize",
+            ("tests/engine/test_determinism.py",),
+        ),
+    ),
+    *_of(
+        "serrate/runtime/cache.py",
+        ("tests/runtime/test_cache.py",),
+        ('"\\0".join((compiler.key, prelude, self.text))', '"\\0".join((prelude, self.text))'),
+        ('"\\0".join((compiler.key, prelude, self.text))', '"\\0".join((compiler.key, self.text))'),
+        ("if hashlib.sha256(library).hexdigest() != wanted:", "if not wanted:"),
+    ),
+    *_of(
+        "serrate/runtime/cache_folder.py",
+        ("tests/runtime/test_cache.py",),
+        ("if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):", "if status.st_mode & stat.S_IWOTH:"),
+        ("path.mkdir(mode=0o700, exist_ok=True)", "path.mkdir(exist_ok=True)"),
+        ("abandoned = _is_free(path / _BUILD_LOCK)", "abandoned = True"),
+    ),
+    *_of(
+        "serrate/runtime/indices.py",
+        ("tests/engine/test_indices_out_of_range.py",),
+        ("return (k, *_first(row))", "return (0, *_first(row))"),
+    ),
+    *_of(
+        "serrate/runtime/library.py",
+        _cases("reference and (group_by or no_group)", "tests/engine/test_routing.py"),
+        ("(keys < 0) | (keys >= count), count, keys)", "keys >= count, count, keys)"),
+    ),
+]
+
+FRONTEND = [
+    *_of(
+        "serrate/frontend/ops/reductions.py",
+        _cases("var_rows or arg", OPS, ACROSS),
+        ("result = div(squares, maximum(sub(count, correction), 0.0))", "result = div(squares, sub(count, correction))"),
+        ("torch.iinfo(torch.int64).max), -1, place)", "torch.iinfo(torch.int64).max), 0, place)"),
+    ),
+    *_of(
+        "serrate/frontend/ops/reducing.py",
+        ("tests/engine/test_levels.py",),
+        ("if gone and gone != counts:", "if gone and gone[0] != counts[0]:"),
+    ),
+    *_of(
+        "serrate/frontend/ops/sorting.py",
+        _cases("sorted or best", "tests/engine/test_row_by_row.py"),
+        ("first = min(owners, default=dim)", "first = max(owners, default=dim)"),
+    ),
+    *_of(
+        "serrate/frontend/ops/normalise.py",
+        _cases("infinities and softmax"),
+        (
+            "scale = keep(x, add(reciprocal(total), _undefined(largest)), dims, True)",
+            "scale = keep(x, reciprocal(total), dims, True)",
+        ),
+        ("scale = keep(x, add(log(total), _undefined(largest)), dims, True)", "scale = keep(x, log(total), dims, True)"),
+    ),
+    *_of(
+        "serrate/frontend/ops/padding.py",
+        ("tests/engine/test_padding.py",),
+        (
+            'return 0 if repr(number) in ("0", "0.0", "False") else number',
+            'return 0 if repr(number) in ("0", "0.0", "-0.0", "False") else number',
+        ),
+    ),
+    *_of(
+        "serrate/frontend/ops/movement.py",
+        _cases("index or slice or cat", MOVES),
+        (
+            "expr = expr + minimum(maximum(expr * -1, 0), 1) * from_end",
+            "expr = expr + maximum(expr * -1, 0) * from_end",
+            ("tests/engine/test_movement.py", "tests/engine/test_indices_out_of_range.py"),
+        ),
+        (
+            "exists = minimum(maximum(picked + 1, 0), 1) * minimum(maximum(rows_there - picked, 0), 1)",
+            "exists = minimum(maximum(picked + 1, 0), 1)",
+        ),
+        ('truth("ge", at, computed(size))', 'truth("gt", at, computed(size))', ("tests/engine/test_indices_out_of_range.py",)),
+        ("return minimum(const(position), length) if position >= 0", "return const(position) if position >= 0"),
+        ("ends = [_total(sizes[: k + 1]) for k in range(len(sizes))]", "ends = [_total(sizes[:k]) for k in range(len(sizes))]"),
+    ),
+    *_of(
+        "serrate/frontend/ops/losses.py",
+        _cases("cross_entropy", "tests/engine/test_row_by_row.py"),
+        (
+            "share = where(counted, cast(index(weight, target), logits.dtype), 0.0)",
+            "share = cast(index(weight, target), logits.dtype)",
+        ),
+    ),
+    *_of(
+        "serrate/frontend/ops/attention.py",
+        _cases("attention_is_torch", *EAGER),
+        (
+            'seen = call("le", position(keys), position(queries), dtype=torch.bool)',
+            'seen = call("lt", position(keys), position(queries), dtype=torch.bool)',
+        ),
+    ),
+    *_of(
+        "serrate/frontend/trace.py",
+        JIT,
+        (
+            "(kind is float and (value == 0 or value != value))",
+            "(kind is float and value != value)",
+            ("tests/engine/test_jit.py",),
+        ),
+        ("key.append((leaf.dtype, leaf.ndim))", "key.append((leaf.ndim,))", ("tests/engine/test_jit.py",)),
+        (
+            "key: list[Any] = [torch.get_default_dtype(), autocast.state(), static_of(args",
+            "key: list[Any] = [torch.get_default_dtype(), static_of(args",
+            ("tests/engine/test_autocast.py",),
+        ),
+        ("place = (id(leaf), version(leaf))", "place = (id(leaf), 0)"),
+        (
+            "return told[0] == told[1] and a.structure.known_equal(b.structure)",
+            "return a.structure.known_equal(b.structure)",
+            ("tests/engine/test_jit.py",),
+        ),
+    ),
+    *_of(
+        "serrate/frontend/broadcast.py",
+        ("tests/engine/test_operands.py", "tests/engine/test_errors.py"),
+        (
+            "if chosen.pairing == other.pairing and chosen.length is other.length:",
+            "if chosen.pairing == other.pairing:",
+            ("tests/engine/test_operands.py",),
+        ),
+        ('fusion.checks.append(AtLeastLongest(other.extent_expr, chosen, f"{later}: the dense operand"))', "pass"),
+    ),
+    *_of(
+        "serrate/frontend/dependencies.py",
+        ("tests/engine/test_jit_redefined.py",),
+        (
+            "if type(a) is float or type(a) is complex:\n        return repr(a) != repr(b)",
+            "if type(a) is complex:\n        return repr(a) != repr(b)",
+            ("tests/engine/test_jit.py",),
+        ),
+        ('self._check(f"{expression} is not {known}", way)', "pass"),
+    ),
+    *_of(
+        "serrate/frontend/specialise.py",
+        ("tests/engine/test_specialisation.py",),
+        ("return size > 1 or place in self._ragged", "return size > 0 or place in self._ragged"),
+    ),
+    *_of(
+        "serrate/frontend/autocast.py",
+        ("tests/engine/test_autocast.py",),
+        ("eligible = value.dtype.is_floating_point and value.dtype != torch.float64", "eligible = value.dtype.is_floating_point"),
+    ),
+]
+
+CALLS = [
+    *_of(
+        "serrate/calls.py",
+        JIT,
+        (
+            "torch.get_default_dtype(), autocast.state(), settings.current().backend]",
+            "torch.get_default_dtype(), autocast.state()]",
+            ("tests/engine/test_jit.py",),
+        ),
+        (
+            "[torch.get_num_threads(), torch.get_default_dtype(), autocast.state(), settings",
+            "[torch.get_num_threads(), torch.get_default_dtype(), settings",
+            ("tests/engine/test_autocast.py",),
+        ),
+        ("key += rows.versions()", "pass"),
+        ("results[k] = results[k].clone()", "pass"),
+        ("while len(self.kinds) > KINDS:", "while len(self.kinds) > KINDS + 1_000_000:", ("tests/engine/test_jit.py",)),
+    ),
+    *_of(
+        "serrate/engine.py",
+        (*JIT, "tests/engine/test_specialisation.py"),
+        ("key = (self._number, call.numbers, call.device,", "key = (self._number, call.device,"),
+        ("key = (self._number, call.numbers, call.device,", "key = (call.numbers, call.device,"),
+        ("if k in given and given[k].dtype == dtype else", "if k in given else", EAGER),
+        ("if t.shape == r.shape}", "if t.numel()}", EAGER),
+    ),
+    *_of(
+        "serrate/eager.py",
+        EAGER,
+        ("return self.program.fn in ELEMENTWISE", "return True"),
+        ("there = tensor.data_ptr() == memory.data_ptr() and tensor.shape", "there = tensor.shape"),
+        ("torch.autograd.graph.increment_version(memory)", "pass"),
+        ("if not torch.can_cast(result.dtype, out.dtype):", "if not torch.can_cast(out.dtype, result.dtype):"),
+    ),
+]
+
+TENSOR = [
+    *_of(
+        "serrate/tensor/structure.py",
+        STRUCTURE,
+        ("if self._extents is not None and all(rows.untouched() for rows in self._rows):", "if self._extents is not None:"),
+        ("gone += rows.takes - 1", "gone += rows.takes"),
+        ("return rows.total(own, why) / room if room else 1.0", "return rows.total(own, why) / room if room else 0.0"),
+    ),
+    *_of(
+        "serrate/tensor/rows.py",
+        (*STRUCTURE, "tests/tensor/indexing/test_indexing.py"),
+        ("return self._facts.get((name, level)) if self._is_current() else None", "return self._facts.get((name, level))"),
+        (
+            "self._versions, self._rewritten, self._same = versions, True, None",
+            "self._versions, self._rewritten = versions, True",
+        ),
+        ("starts = self.starts[start:stop] - first", "starts = self.starts[start:stop]"),
+        ("if level < self.depth - 1:", "if level < self.depth:"),
+        ("return self._is_current() and not self._rewritten", "return self._is_current()", (*STRUCTURE, *JIT)),
+    ),
+    *_of(
+        "serrate/tensor/checks/validate.py",
+        ("tests/tensor/checks/test_validate.py", "tests/tensor/checks/test_deferred.py"),
+        ("(extent is not None and end > extent) or (between", "(extent is not None and end > extent + 1) or (between"),
+        ("or count * longest > LARGEST[torch.int64]:", "or longest > LARGEST[torch.int64]:"),
+        (
+            'check_extreme("min_length", self.shortest[level], "shortest", shortest)',
+            'check_extreme("min_length", self.shortest[level], "shortest", longest)',
+        ),
+        (
+            "if first or shortest < 0 or (wanted is not None and end != wanted) or (least and least[0] < 0):",
+            "if first or (wanted is not None and end != wanted) or (least and least[0] < 0):",
+        ),
+    ),
+    *_of(
+        "serrate/tensor/checks/extents.py",
+        ("tests/tensor/checks/test_validate.py", *STRUCTURE),
+        (
+            'within = rows.known("within", 0)\n    if within is not None and within <= count:',
+            'within = rows.known("within", 0)\n    if within is not None:',
+        ),
+    ),
+    *_of(
+        "serrate/tensor/indexing/slicing.py",
+        ("tests/tensor/indexing/test_indexing.py",),
+        ("(0, lengths) if forward else (-1, lengths - 1)", "(0, lengths) if forward else (0, lengths - 1)"),
+        ("return not (start is not None and start < 0 and stop is not None and stop >= 0)", "return True"),
+    ),
+]
+
+MUTATIONS: tuple[Mutation, ...] = (
+    *(*IR, *ANALYSIS, *SCHEDULE, *LOWER, *CPP, *OTHER_BACKENDS),
+    *(*RUNTIME, *FRONTEND, *CALLS, *TENSOR),
+)
