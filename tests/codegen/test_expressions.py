@@ -126,6 +126,16 @@ def test_inner_positions_before_the_first(inner: ParallelType, backend: str) -> 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("inner", [SERIAL, LANES])
+@pytest.mark.parametrize("size", [7, 8, 13, 14])
+def test_outer_parts_inside_inner_ones(size: int, inner: ParallelType, backend: str) -> None:
+    """A step of the innermost loop is several positions, and the end lies between two steps."""
+    a, b = IterDomain(3, name="a"), IterDomain(size, name="b")
+    outer, rest = split(b, 4, inner=False)
+    assert run([a, rest, outer], [a, b], [a, b], backend, inner) == torch.arange(1.0, 1 + 3 * size).reshape(3, size).tolist()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_swizzled(backend: str) -> None:
     a, b = IterDomain(2, name="a"), IterDomain(4, name="b")
     x = swizzle(a, b)[1]

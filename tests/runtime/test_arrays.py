@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from serrate import ir, ops
+from serrate import JaggedTensor, Structure, ir, jit, ops
 from serrate.errors import StructureError
 from serrate.runtime import arrays
 from tests.engine.oracle import BACKENDS, STRATEGIES
@@ -54,3 +54,15 @@ def test_offsets_are_not_kept_for_ever() -> None:
     del given, offsets
     gc.collect()
     assert sum(ref() is not None for ref in seen) <= arrays.TENSORS
+
+
+def test_the_same_rows_beside_other_columns() -> None:
+    """What is remembered for two tensors of offsets is not what was for the first of them and another."""
+    values, rows = torch.arange(16.0).reshape(4, 4), torch.tensor([0, 1, 4])
+    double = jit(lambda x: x * 2)
+    for boundaries in ([0, 1, 4], [0, 3, 4], [0, 2, 4]):
+        columns = Structure.from_offsets(torch.tensor(boundaries), dim=1)
+        got = double(JaggedTensor(values, Structure.independent(Structure.from_offsets(rows), columns)))
+        for k, (a, b) in enumerate(itertools.pairwise(rows.tolist())):
+            wanted = [[row[c:d].tolist() for c, d in itertools.pairwise(boundaries)] for row in values[a:b] * 2]
+            assert got[k].tolist() == wanted
