@@ -16,7 +16,7 @@ help:
 	@echo "make test       format check, lint, types, then the whole test suite"
 	@echo "make test-full  the same, with slow tests and more examples per property"
 	@echo "make sanitize   the tests that build generated C++ with sanitizers"
-	@echo "make mutate     break the compiler in a hundred places, one at a time, and see that a test fails"
+	@echo "make mutate     break the compiler one line at a time and see that a test fails"
 	@echo "make bench      the benchmarks"
 	@echo "make lint       format check, lint and types only"
 	@echo "make clean      remove build outputs and caches; $(VENV) stays"
