@@ -6,7 +6,7 @@ In: the environment (`SERRATE_TEST_FULL`, `SERRATE_CACHE_DIR`). Out: settings ma
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,6 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no GPU"))
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """What a test wrote into the environment is gone when its fixtures are; so is what serrate had read of it."""
+    yield
+    settings.reload()
+
+
 @pytest.fixture
 def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache folder of the test's own, not made yet, in force until the test ends."""
@@ -53,4 +60,3 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
         patch.setenv("SERRATE_CACHE_DIR", str(folder))
         settings.reload()
         yield folder
-    settings.reload()

@@ -23,15 +23,28 @@ def require_inside(fusion: Fusion, args: Sequence[torch.Tensor], found: Sequence
     """Raises if a check has found something: at once on a CPU, on a device at a later call."""
     for check, one in zip(fusion.index_checks, found, strict=True):
         if not on_host(one):
-            later([one.reshape(())], functools.partial(_require_nothing, check))
+            forms = [(arg.shape, arg.dtype) for arg in args]
+            later([one.reshape(())], functools.partial(_require_nothing, fusion, check, forms))
         elif one.item() != NOTHING:
             raise _outside(fusion, check, args)
 
 
-def _require_nothing(check: IndicesInside, numbers: list[int]) -> None:
-    if numbers[0] != NOTHING:
-        size = None if check.extent is None else check.extent.value
-        raise IndexOutOfRange(f"{check.what}: index {numbers[0]} is out of range{_limit(check, size)}")
+def _require_nothing(
+    fusion: Fusion, check: IndicesInside, forms: Sequence[tuple[torch.Size, torch.dtype]], numbers: list[int]
+) -> None:
+    """What is told late names the index and the limit; the arguments themselves are gone, their shapes are not."""
+    if numbers[0] == NOTHING:
+        return
+    shapes = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in forms]
+    raise IndexOutOfRange(f"{check.what}: index {numbers[0]} is out of range{_limit(check, _size(fusion, check, shapes))}")
+
+
+def _size(fusion: Fusion, check: IndicesInside, args: Sequence[torch.Tensor]) -> int | None:
+    """How many positions there are to index; None where rows decide it, or offsets on another device would have to be read."""
+    if check.extent is None or (check.extent.arrays and any(arg.is_meta for arg in args)):
+        return None
+    binder = Binder(fusion)
+    return binder.extent(binder.bind(args), check.extent)
 
 
 def _limit(check: IndicesInside, size: int | None) -> str:
@@ -49,8 +62,7 @@ def _outside(fusion: Fusion, check: IndicesInside, args: Sequence[torch.Tensor])
     indices, outside = again.evaluate(*args)
     place = _first(outside)
     value = functools.reduce(lambda x, k: x[k], place, indices)
-    binder = Binder(again)
-    size = None if check.extent is None else binder.extent(binder.bind(args), check.extent)
+    size = _size(fusion, check, args)
     at = "".join(f"[{k}]" for k in place)
     return IndexOutOfRange(f"{check.what}: index{at} = {int(value)} is out of range{_limit(check, size)}")
 

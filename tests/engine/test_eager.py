@@ -29,7 +29,6 @@ def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setenv("SERRATE_BACKEND", "reference")
         settings.reload()
         yield
-    settings.reload()
 
 
 def rows(dtype: torch.dtype = torch.float32, features: tuple[int, ...] = (4,)) -> JaggedTensor:

@@ -164,8 +164,18 @@ def test_on_a_device_it_is_raised_at_a_later_call(monkeypatch: pytest.MonkeyPatc
     F.embedding(J(T([1, 2, 3]), [2, 1]), TABLE)
     serrate.wait_for_checks()
     F.embedding(J(T([1, 12, 3]), [2, 1]), TABLE)
-    with pytest.raises(IndexOutOfRange, match=r"embedding: index 12 is out of range: there are 10 positions \(found late"):
+    with pytest.raises(IndexOutOfRange, match=r"embedding: index 12 is out of range: there are 10 positions \(found late") as it:
         serrate.wait_for_checks()
+    assert f"the call at {__file__}:" in str(it.value)
+
+
+def test_told_late_the_limit_is_that_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where programs read the size of the table at every call, because it has changed often."""
+    monkeypatch.setattr(indices, "on_host", lambda _: False)
+    for size in range(11, 22):
+        F.embedding(J(T([1, 2, size]), [2, 1]), torch.zeros(size, 4))
+        with pytest.raises(IndexOutOfRange, match=f"index {size} is out of range: there are {size} positions"):
+            serrate.wait_for_checks()
 
 
 def test_a_clone_checks_as_well() -> None:

@@ -31,7 +31,6 @@ def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setenv("SERRATE_BACKEND", "reference")
         settings.reload()
         yield
-    settings.reload()
 
 
 def rows(lengths: list[int] = LENGTHS, dtype: torch.dtype = torch.float32, width: int = 4) -> JaggedTensor:

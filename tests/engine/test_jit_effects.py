@@ -27,7 +27,6 @@ def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setenv("SERRATE_BACKEND", "reference")
         settings.reload()
         yield
-    settings.reload()
 
 
 # --- random numbers --------------------------------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setenv("SERRATE_BACKEND", "reference")
         settings.reload()
         yield
-    settings.reload()
 
 
 def check(jitted: Callable[..., Any], plain: Callable[..., Any], *more: Any) -> None:

@@ -32,7 +32,6 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         patch.setenv("SERRATE_BACKEND", request.param)
         settings.reload()
         yield request.param
-    settings.reload()
 
 
 def near(found: Any, wanted: torch.Tensor | float, limit: float = 2e-6) -> None:

@@ -25,7 +25,6 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         patch.setenv("SERRATE_BACKEND", request.param)
         settings.reload()
         yield request.param
-    settings.reload()
 
 
 def rows(lengths: list[int], *width: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> JaggedTensor:

@@ -425,7 +425,6 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         patch.setenv("SERRATE_BACKEND", "reference")
         settings.reload()
         yield found
-    settings.reload()
 
 
 @pytest.mark.parametrize("name", NUMBERS)

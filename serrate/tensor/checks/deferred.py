@@ -152,14 +152,14 @@ def _sent(packed: Tensor) -> tuple[Tensor, Any]:
 
 
 def _place_of_user() -> tuple[str, int]:
-    """File and line of the innermost caller outside this package; no frame is kept."""
+    """File and line of the innermost caller outside this package and torch; no frame is kept."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 
 
-_PACKAGE = str(Path(_place_of_user.__code__.co_filename).parents[2]) + os.sep
+_OURS = tuple(str(folder) + os.sep for folder in (Path(__file__).parents[2], Path(torch.__file__).parent))
 
 
 def _forget() -> None:
