@@ -20,8 +20,8 @@ ORDER = (
     "settings",
     "ir",
     "tensor",
-    "interpret",
     "frontend",
+    "interpret",
     "analysis",
     "schedule",
     "lower",
@@ -38,6 +38,16 @@ ORDER = (
     "eager",
     "cli",
 )
+
+APART = {
+    # The oracle of the compiler: of it, it sees neither what a kernel becomes nor how that is run.
+    "interpret": ("errors", "tensor", "frontend.kernel"),
+    "frontend.kernel": ("errors", "tensor", "ir"),
+}
+"""What some parts use beside themselves, where that is less than the order allows."""
+
+ORACLE_IS_USED_BY = ("kernels",)
+"""Who chooses between interpreting and compiling; nobody else knows that there is an interpreter."""
 
 FREE = ("", "language")
 """The public faces, `serrate` itself and `serrate.language`: they gather names from everywhere, and only `cli` uses them."""
@@ -61,8 +71,8 @@ def unit_of(path: Path, package: Path = PACKAGE) -> str:
     return "" if parts == ("__init__",) else parts[0]
 
 
-def imported_units(path: Path, package: Path = PACKAGE) -> Iterator[tuple[int, str]]:
-    """Line and unit of every import of serrate in a file, wherever it stands: inside functions and type checks too."""
+def imported(path: Path, package: Path = PACKAGE) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Line and path inside serrate of every import in a file, wherever it stands: inside functions and type checks too."""
     here = ("serrate", *path.relative_to(package).parent.parts)
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
@@ -75,7 +85,12 @@ def imported_units(path: Path, package: Path = PACKAGE) -> Iterator[tuple[int, s
             continue
         for target in targets:
             if target[0] == "serrate":
-                yield node.lineno, _unit(target[1:], package)
+                yield node.lineno, target[1:]
+
+
+def imported_units(path: Path, package: Path = PACKAGE) -> Iterator[tuple[int, str]]:
+    """Line and unit of every import of serrate in a file."""
+    return ((line, _unit(target, package)) for line, target in imported(path, package))
 
 
 def _unit(parts: tuple[str, ...], package: Path) -> str:
@@ -102,6 +117,23 @@ def test_every_unit_has_a_place_in_the_order() -> None:
 
 def test_imports_go_one_way() -> None:
     assert [violation for path in modules() for violation in violations(path)] == []
+
+
+@pytest.mark.parametrize("part", APART)
+def test_parts_that_stand_apart(part: str) -> None:
+    allowed = [tuple(name.split(".")) for name in (part, *APART[part])]
+    beyond = [
+        f"{path}:{line}: {part} imports serrate.{'.'.join(target)}"
+        for path in sorted((PACKAGE / Path(*part.split("."))).rglob("*.py"))
+        for line, target in imported(path)
+        if not any(target[: len(name)] == name for name in allowed)
+    ]
+    assert beyond == []
+
+
+def test_the_compiler_does_not_know_its_oracle() -> None:
+    users = {unit_of(path) for path in modules() for _, unit in imported_units(path) if unit == "interpret"}
+    assert users == {"interpret", *ORACLE_IS_USED_BY}
 
 
 def test_no_star_imports() -> None:

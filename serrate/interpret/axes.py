@@ -35,18 +35,6 @@ class Axis:
         return self.what
 
 
-class BlockSize(int):
-    """A block size that knows the axis its lanes belong to: what `hl.register_block_size` and `tile.block_size` give."""
-
-    axis: Axis
-    tile: Any
-
-    def __new__(cls, size: int, axis: Axis, tile: Any = None) -> BlockSize:
-        made = super().__new__(cls, size)
-        made.axis, made.tile = axis, tile
-        return made
-
-
 @dataclass(frozen=True, eq=False)
 class Condition:
     """Lanes exist where `mask` is true."""

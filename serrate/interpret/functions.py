@@ -15,50 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from serrate.frontend.kernel.machine import refuse
+from serrate.frontend.kernel.values import Lanes
+from serrate.frontend.kernel.vocabulary import ELEMENTWISE, instead, name_of, regroup
 from serrate.interpret import reducing
 from serrate.interpret.axes import Axis, Condition, Fed, fixed, meet
-from serrate.interpret.run import refuse
-from serrate.interpret.values import SIXTEEN, Lanes, TileValue, value_of
+from serrate.interpret.values import SIXTEEN, TileValue, value_of
 
-# fmt: off
-ELEMENTWISE = frozenset(
-    [
-        "abs", "absolute", "acos", "add", "asin", "atan", "atan2", "bitwise_and", "bitwise_left_shift", "bitwise_not",
-        "bitwise_or", "bitwise_right_shift", "bitwise_xor", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos",
-        "cosh", "div", "divide", "elu", "eq", "erf", "erfc", "exp", "exp2", "expm1", "float_power", "floor",
-        "floor_divide", "fmod", "ge", "gelu", "gt", "hardtanh", "isfinite", "isinf", "isnan", "le", "leaky_relu", "lerp",
-        "log", "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor",
-        "log_sigmoid", "lt", "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "ne", "neg", "negative", "pow",
-        "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt", "rsub", "selu", "sigmoid", "sign", "silu", "sin",
-        "sinh", "softplus", "softsign", "special_expit", "sqrt", "square", "sub", "subtract", "tan", "tanh", "to",
-        "true_divide", "trunc", "type_as", "where", "xlogy", "float", "double", "half", "bfloat16", "int", "long",
-        "short", "bool", "clone", "contiguous", "detach", "masked_fill",
-    ]
-)
-# fmt: on
 CASTS = frozenset(["to", "type_as", "half", "bfloat16"])
 DIVIDING = frozenset(["floor_divide", "remainder", "fmod", "div", "divide"])
-ALIASES = {
-    "__and__": "bitwise_and",
-    "__or__": "bitwise_or",
-    "__xor__": "bitwise_xor",
-    "__invert__": "bitwise_not",
-    "__rsub__": "rsub",
-}
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """The name that a torch function, method or operator goes by here.
-
-    >>> name_of(torch.Tensor.__and__), name_of(torch.exp)
-    ('bitwise_and', 'exp')
-    """
-    name = getattr(function, "__name__", repr(function))
-    if name in ALIASES:
-        return ALIASES[name]
-    if name.startswith("__") and name not in ("__getitem__", "__setitem__"):
-        return name.strip("_")
-    return name
 
 
 def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -69,7 +34,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
             return elementwise(function, name, args, kwargs)
         found = SHAPING.get(name) or reducing.FUNCTIONS.get(name)
         if found is None:
-            refuse(f"{name} is not part of the tile language: {_instead(name)}")
+            refuse(f"{name} is not part of the tile language: {instead(name)}")
         if "axis" in kwargs:
             kwargs["dim"] = kwargs.pop("axis")
         try:
@@ -78,21 +43,6 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
             if "argument" in str(error) and type(error) is TypeError:
                 refuse(f"{name}: {error}")
             raise
-
-
-def _instead(name: str) -> str:
-    """What to write for a function that tiles do not take."""
-    if name.endswith("_"):
-        return f"values of a tile do not change in place, so write x = x.{name[:-1]}(...)"
-    known = {
-        "einsum": "use @, permute and sum",
-        "cat": "store each part to a tensor made before the loop",
-        "stack": "store each part to a tensor made before the loop",
-        "var": "use (x - x.mean(dim, keepdim=True)).square().mean(dim)",
-        "std": "use (x - x.mean(dim, keepdim=True)).square().mean(dim).sqrt()",
-        "norm": "use x.square().sum(dim).sqrt()",
-    }
-    return known.get(name, "call it on whole tensors before or after the loops, or write it with sums, maxima and torch.where")
 
 
 def elementwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -296,39 +246,6 @@ def _reshape(x: TileValue, *sizes: Any) -> TileValue:
         return Condition(mask, dims, (*c.key, "reshaped", tuple(data.shape)), c.born, c.row, c.keep)
 
     return TileValue(data, axes, [moved(c) for c in x.conditions], [Fed(full(f.mask), f.time) for f in x.fed], x.pending, x.dtype)
-
-
-def regroup(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Which dims of a shape become which dims of another: the smallest runs that hold equally many elements.
-
-    >>> regroup([2, 3, 8], [2, 3, 4, 2])
-    [([0], [0]), ([1], [1]), ([2], [2, 3])]
-    >>> regroup([2, 3], [6])
-    [([0, 1], [0])]
-    """
-
-    def size(dims: list[int], shape: Sequence[int]) -> int:
-        return math.prod(shape[d] for d in dims)
-
-    if 0 in old and list(old) != list(new):
-        return [(list(range(len(old))), list(range(len(new))))]
-    groups: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        left, right = [i] if i < len(old) else [], [j] if j < len(new) else []
-        # A dim of size 1 that has no partner comes or goes alone.
-        if left and right and 1 in (old[i], new[j]) and old[i] != new[j]:
-            left, right = ([], right) if new[j] == 1 else (left, [])
-        i, j = i + len(left), j + len(right)
-        while size(left, old) != size(right, new):
-            if size(left, old) < size(right, new):
-                left.append(i)
-                i += 1
-            else:
-                right.append(j)
-                j += 1
-        groups.append((left, right))
-    return groups
 
 
 def _flatten(x: TileValue, start_dim: int = 0, end_dim: int = -1) -> TileValue:

@@ -15,14 +15,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from serrate.errors import DeviceError, GradientError, KernelError
+from serrate.frontend.kernel.machine import TORCH, current, running
+from serrate.frontend.kernel.values import Lanes
 from serrate.interpret.functions import getitem
 from serrate.interpret.loops import Loop
 from serrate.interpret.machine import Interpreting
 from serrate.interpret.memory import load, store
 from serrate.interpret.races import Writes
-from serrate.interpret.run import TORCH, current, running
 from serrate.interpret.source import Source, noted
-from serrate.interpret.values import Lanes, TileValue
+from serrate.interpret.values import TileValue
 from serrate.tensor import JaggedTensor
 
 PACKAGE = str(Path(__file__).parent.parent)

@@ -23,8 +23,9 @@ from typing import Any
 
 import torch
 
-from serrate.interpret.axes import Axis, BlockSize, Condition, Fed, Pending
-from serrate.interpret.run import Run, current, refuse, user_frame
+from serrate.frontend.kernel.machine import BlockSize, current, refuse, user_frame
+from serrate.interpret.axes import Axis, Condition, Fed, Pending
+from serrate.interpret.run import Run
 from serrate.interpret.values import Tile, TileValue, Unusable, value_of
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from serrate.frontend.kernel.machine import BlockSize, user_frame
 from serrate.interpret import functions, loops, memory, reducing
-from serrate.interpret.axes import Axis, BlockSize, fixed
-from serrate.interpret.run import Run, user_frame
+from serrate.interpret.axes import Axis, fixed
+from serrate.interpret.run import Run
 from serrate.interpret.values import Tile, TileValue, value_of
 
 

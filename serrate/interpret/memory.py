@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from serrate.errors import KernelIndexError
+from serrate.frontend.kernel.machine import current, refuse
+from serrate.frontend.kernel.vocabulary import expand_keys
 from serrate.interpret.axes import Condition
 from serrate.interpret.functions import joint_dims
-from serrate.interpret.placing import Placed, computed, expand_keys, place
-from serrate.interpret.run import current, refuse
+from serrate.interpret.placing import Placed, computed, place
 from serrate.interpret.values import Tile, TileValue, value_of
 from serrate.tensor import JaggedTensor
 

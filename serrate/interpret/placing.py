@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from serrate.frontend.kernel.machine import refuse
+from serrate.frontend.kernel.values import Lanes
 from serrate.interpret.axes import Axis, Condition, Fed, Pending, fixed, spread
-from serrate.interpret.run import refuse
-from serrate.interpret.values import Lanes, Tile, TileValue, value_of
+from serrate.interpret.values import Tile, TileValue, value_of
 
 
 @dataclass
@@ -57,17 +58,6 @@ class Placed:
         for condition in whole.conditions:
             mask = mask & condition.mask
         return mask
-
-
-def expand_keys(key: Any, count: int) -> list[Any]:
-    """The keys of an index, one for each of `count` dims and further Nones; an ellipsis and missing ones become slices."""
-    keys = list(key) if isinstance(key, (tuple, list)) else [key]
-    used = sum(k is not None and k is not Ellipsis for k in keys)
-    if used > count:
-        refuse(f"{used} indices for {count} dims")
-    at = next((n for n, k in enumerate(keys) if k is Ellipsis), len(keys))
-    keys[at : at + 1] = [slice(None)] * (count - used)
-    return keys
 
 
 def place(keys: Sequence[Any], extents: Sequence[int], broadcast: Sequence[bool] = ()) -> Placed:

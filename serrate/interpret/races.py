@@ -11,7 +11,7 @@ from types import CodeType
 from torch import Tensor
 
 from serrate.errors import RaceError
-from serrate.interpret.run import current, line_at, user_frame
+from serrate.frontend.kernel.machine import current, line_at, user_frame
 
 
 class Writes:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from serrate.frontend.kernel.machine import current, refuse
+from serrate.frontend.kernel.vocabulary import product_dtype
 from serrate.interpret.axes import Condition, Fed, meet
-from serrate.interpret.run import current, refuse
 from serrate.interpret.values import SIXTEEN, TileValue, held_in, value_of
-from serrate.ir.values import carried_dtype
 
 Dims = int | Sequence[int] | None
 Picked = namedtuple("Picked", "values indices")
@@ -226,16 +226,6 @@ def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: boo
 
 
 # --- products ---
-
-
-def product_dtype(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    """What a product of two dtypes is carried in. They must be one, as in torch; but what was computed from sixteen bits is
-    float32, and meets them again."""
-    if torch.bool in (a, b):
-        refuse("a product takes numbers, got bools: convert them first, with .to(torch.float32)")
-    if a != b and {a, b} not in ({torch.float32, torch.float16}, {torch.float32, torch.bfloat16}):
-        refuse(f"a product of {a} and {b}: both must have one dtype; convert one of them, with .to(...)")
-    return carried_dtype(a if a == b else torch.float32) if a.is_floating_point else torch.int64
 
 
 def matmul(a: TileValue, b: TileValue, out_dtype: torch.dtype | None = None) -> TileValue:

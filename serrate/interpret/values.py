@@ -10,15 +10,16 @@ in between (rule 8).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from serrate.interpret.axes import Axis, BlockSize, Condition, Fed, Pending, fixed, joined, spread
-from serrate.interpret.run import current, refuse
-from serrate.tensor.indexing.lanes import LaneKey
+from serrate.frontend.kernel import values
+from serrate.frontend.kernel.machine import BlockSize, current, refuse
+from serrate.frontend.kernel.values import Lanes, called
+from serrate.interpret.axes import Axis, Condition, Fed, Pending, fixed, joined, spread
 
 SIXTEEN = (torch.float16, torch.bfloat16)
 
@@ -30,114 +31,6 @@ def held_in(dtype: torch.dtype) -> torch.dtype:
     (torch.float32, torch.int32)
     """
     return torch.float32 if dtype in SIXTEEN else dtype
-
-
-def _binary(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    return lambda self, other: _call(function, self, other), lambda self, other: _call(function, other, self)
-
-
-def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return current(getattr(function, "__name__", "a function of tiles")).call(function, args, kwargs)
-
-
-class Lanes(LaneKey):
-    """Operators, methods and indexing, for tiles and for values."""
-
-    def __index__(self) -> int:
-        refuse("a tile is not one number: use tile.begin, tile.index or tile.id")
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        return _call(function, *args, **(kwargs or {}))
-
-    __add__, __radd__ = _binary(torch.add)
-    __sub__, __rsub__ = _binary(torch.sub)
-    __mul__, __rmul__ = _binary(torch.mul)
-    __truediv__, __rtruediv__ = _binary(torch.true_divide)
-    __floordiv__, __rfloordiv__ = _binary(torch.floor_divide)
-    __mod__, __rmod__ = _binary(torch.remainder)
-    __pow__, __rpow__ = _binary(torch.pow)
-    __and__, __rand__ = _binary(torch.bitwise_and)
-    __or__, __ror__ = _binary(torch.bitwise_or)
-    __xor__, __rxor__ = _binary(torch.bitwise_xor)
-    __lshift__, __rlshift__ = _binary(torch.bitwise_left_shift)
-    __rshift__, __rrshift__ = _binary(torch.bitwise_right_shift)
-    __matmul__, __rmatmul__ = _binary(torch.matmul)
-    __lt__, _ = _binary(torch.lt)
-    __le__, _ = _binary(torch.le)
-    __gt__, _ = _binary(torch.gt)
-    __ge__, _ = _binary(torch.ge)
-    __hash__ = object.__hash__
-
-    def __neg__(self) -> Any:
-        return _call(torch.neg, self)
-
-    def __abs__(self) -> Any:
-        return _call(torch.abs, self)
-
-    def __invert__(self) -> Any:
-        return _call(torch.bitwise_not, self)
-
-    def read_rows(self, jt: Any, key: Any) -> Any:
-        return current("an index by tiles").load(jt, key)
-
-    def write_rows(self, jt: Any, key: Any, x: Any) -> None:
-        current("a store by tiles").store(jt, key, x)
-
-
-class TorchLike(Lanes):
-    """What values and tensors have of torch's tensors, beside operators."""
-
-    __slots__ = ()
-    shape: Any
-    ndim: Any
-
-    def dim(self) -> int:
-        """The number of dims."""
-        return self.ndim  # type: ignore[no-any-return]
-
-    def size(self, dim: int | None = None) -> Any:
-        """The number of lanes of a dim, or of all."""
-        return self.shape if dim is None else self.shape[dim]
-
-    @property
-    def T(self) -> Any:
-        """The two dims exchanged."""
-        return _call(torch.t, self)
-
-    @property
-    def mT(self) -> Any:
-        """The last two dims exchanged."""
-        return _call(torch.transpose, self, -2, -1)
-
-    def __eq__(self, other: object) -> Any:
-        return _call(torch.eq, self, other)
-
-    def __ne__(self, other: object) -> Any:
-        return _call(torch.ne, self, other)
-
-    __hash__ = object.__hash__
-
-    def __getitem__(self, key: Any) -> Any:
-        return _call(torch.Tensor.__getitem__, self, key)
-
-    def __setitem__(self, key: Any, x: Any) -> None:
-        refuse("a value of a tile cannot be written in part: use torch.where, or store to a tensor of the host")
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(torch.Tensor, name, None)
-        if method is None or name.startswith("__"):
-            raise AttributeError(f"a value of a tile has no attribute {name!r}")
-        return lambda *args, **kwargs: _call(method, self, *args, **kwargs)
-
-    def __iter__(self) -> Any:
-        refuse("lanes of a tile are not run over one by one: use a loop over hl.tile(..., block_size=1) or hl.grid")
 
 
 class Unusable(Lanes):
@@ -162,8 +55,8 @@ class Unusable(Lanes):
     __hash__ = object.__hash__
 
 
-class TileValue(TorchLike):
-    """A value of a device loop. Users get them from loads, and from torch's functions on them."""
+class TileValue(values.TileValue):
+    """A value of a device loop, with a number in every lane."""
 
     __slots__ = ("_dtype", "axes", "conditions", "data", "fed", "pending")
 
@@ -268,8 +161,8 @@ class TileValue(TorchLike):
         return f"TileValue({self.data!r}, over {list(self.axes)}, where {self.exists().tolist()})"
 
 
-class Tile(Lanes):
-    """One block of positions of a loop: `begin` up to `end`, in `block_size` lanes."""
+class Tile(values.Tile):
+    """One block of positions of a loop, which are numbers."""
 
     __slots__ = ("_count", "_device", "_pending", "axis", "begin", "block_size", "born", "end", "id")
 
@@ -311,7 +204,7 @@ class Tile(Lanes):
         return TileValue(data, [self.axis], conditions, (), self._pending)
 
     def __eq__(self, other: object) -> Any:
-        return self is other if isinstance(other, Tile) else _call(torch.eq, self, other)
+        return self is other if isinstance(other, Tile) else called(torch.eq, self, other)
 
     __hash__ = object.__hash__
 

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from serrate.interpret.run import current, refuse
-from serrate.interpret.values import Tile, TileValue
+from serrate.frontend.kernel.machine import current, refuse
+from serrate.frontend.kernel.values import Tile, TileValue
 from serrate.tensor import JaggedTensor
 
 __all__ = [

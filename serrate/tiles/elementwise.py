@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from serrate.errors import SerrateError
+from serrate.frontend.kernel.machine import refuse
+from serrate.frontend.kernel.vocabulary import instead
 from serrate.frontend.ops.common import Lifted
-from serrate.interpret.functions import _instead
-from serrate.interpret.run import refuse
 from serrate.ir.expr import Expr, maximum, minimum
 from serrate.ir.fusion import Fusion
 from serrate.ir.kernel import Axis
@@ -128,7 +128,7 @@ def pointwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwar
     """What the front end makes of an elementwise function, for one element."""
     operation = TensorView.operators.get(function) or TensorView.operators.get(name) or MORE.get(name)
     if operation is None:
-        refuse(f"{name} is not part of the tile language: {_instead(name)}")
+        refuse(f"{name} is not part of the tile language: {instead(name)}")
     values: dict[Any, Value] = {}
     dtypes = [a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Traced) and a.ndim]
     floating = any(d.is_floating_point for d in dtypes)

@@ -17,8 +17,8 @@ import torch
 
 from serrate.errors import DeviceError, GradientError, KernelError
 from serrate.frontend.dependencies import PLAIN, snapshot
+from serrate.frontend.kernel.machine import BlockSize
 from serrate.frontend.trace import described
-from serrate.interpret.axes import BlockSize
 from serrate.ir.expr import Symbol
 from serrate.ir.values import Tensor
 from serrate.tensor import JaggedTensor

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from serrate.interpret.functions import ELEMENTWISE, _instead, name_of
-from serrate.interpret.run import refuse
+from serrate.frontend.kernel.machine import refuse
+from serrate.frontend.kernel.vocabulary import ELEMENTWISE, instead, name_of
 from serrate.ir.expr import Less, const
 from serrate.ir.loops import Number
 from serrate.ir.values import Call, Constant, Value, constant
@@ -36,7 +36,7 @@ def dispatch(trace: Trace, function: Callable[..., Any], args: Sequence[Any], kw
         return elementwise(trace, function, name, args, kwargs)
     found = FUNCTIONS.get(name)
     if found is None:
-        refuse(f"{name} is not part of the tile language: {_instead(name)}")
+        refuse(f"{name} is not part of the tile language: {instead(name)}")
     if "axis" in kwargs:
         kwargs["dim"] = kwargs.pop("axis")
     try:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serrate.interpret.axes import BlockSize
+from serrate.frontend.kernel.machine import BlockSize
 from serrate.runtime.launch import CppExecutable, last_level_cache, row_size
 from serrate.tensor import JaggedTensor
 from serrate.tiles.forms import (

@@ -19,9 +19,7 @@ import torch
 from serrate import settings
 from serrate.codegen.cpp.printer import block_size
 from serrate.errors import KernelError, StrategyError
-from serrate.interpret.axes import Axis as NamedBlock
-from serrate.interpret.axes import BlockSize
-from serrate.interpret.run import Run, current, refuse, running, user_frame
+from serrate.frontend.kernel.machine import BlockSize, BlockSizes, NamedBlock, current, refuse, running, user_frame
 from serrate.ir.expr import const
 from serrate.ir.kernel import Axis, Carry, KernelProgram
 from serrate.ir.loops import Declare, Load, LoopProgram, Write, load, nodes, number, values_of
@@ -364,15 +362,11 @@ def proxied(trace: Trace, name: str, value: Any, env: Env) -> Any:
     return value
 
 
-class Host(Run):
+class Host(BlockSizes):
     """The machine behind `serrate.language` outside of device loops."""
 
-    block = DEFAULT_BLOCK
-    depth = 0
-
     def __init__(self, blocks: tuple[int | None, ...]) -> None:
-        # One is made at every call, and has no loops: what only these need is left out.
-        self.blocks, self.sites, self.taken = blocks, {}, 0
+        super().__init__(blocks, DEFAULT_BLOCK)
         self.first: dict[int, int] = {}
         """How many block sizes there were before each device loop."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from serrate.interpret.run import refuse
+from serrate.frontend.kernel.machine import refuse
 from serrate.ir.expr import Expr, Less, Sum, Symbol, const
 from serrate.ir.kernel import Axis, Carry, Statement, Tiles
 from serrate.ir.loops import Assign, Declare, If, Local, While, held, number

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serrate.interpret.placing import expand_keys
-from serrate.interpret.run import refuse
-from serrate.interpret.values import TorchLike
+from serrate.frontend.kernel.machine import refuse
+from serrate.frontend.kernel.values import TorchLike
+from serrate.frontend.kernel.vocabulary import expand_keys
 from serrate.ir.expr import Array, Expr, Less, const
 from serrate.ir.kernel import Axis
 from serrate.ir.loops import Write, load, number

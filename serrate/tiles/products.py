@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serrate.interpret.reducing import product_dtype
-from serrate.interpret.run import refuse
+from serrate.frontend.kernel.machine import refuse
+from serrate.frontend.kernel.vocabulary import product_dtype
 from serrate.ir.expr import Less
 from serrate.ir.loops import Dot, held
 from serrate.ir.values import carried_dtype

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from serrate.errors import RaceError
-from serrate.interpret.run import refuse
+from serrate.frontend.kernel.machine import refuse
 from serrate.ir.expr import Element, Expr, Less, Maximum, Minimum, Symbol
 from serrate.ir.kernel import Axis
 from serrate.ir.loops import Load, Number

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serrate.interpret.run import refuse
+from serrate.frontend.kernel.machine import refuse
 from serrate.ir.expr import Expr, const
 from serrate.ir.kernel import Axis
 from serrate.ir.loops import Reduce, Running, existing, held, number

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serrate.interpret.run import refuse
+from serrate.frontend.kernel.machine import refuse
 from serrate.ir.kernel import Along
 from serrate.ir.loops import Assign, held, number
 from serrate.ir.values import Value, call, constant

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from serrate.interpret.functions import regroup
-from serrate.interpret.run import refuse
-from serrate.interpret.values import Lanes
+from serrate.frontend.kernel.machine import refuse
+from serrate.frontend.kernel.values import Lanes
+from serrate.frontend.kernel.vocabulary import regroup
 from serrate.ir.expr import Expr, Less, const
 from serrate.ir.kernel import Axis
 from serrate.ir.loops import Held, rewrite_value

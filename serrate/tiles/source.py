@@ -19,7 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from serrate.errors import KernelError
-from serrate.interpret.source import LOCALS, _exposed, _inner, _statements, _targets, carried_names, parsed
+from serrate.frontend.kernel.source import (
+    LOCALS,
+    carried_names,
+    every_statement,
+    names_written,
+    parsed,
+    read_first,
+    rebuilt,
+    with_defaults,
+)
 
 LAUNCH = "__serrate_launch__"
 TRACE = "__serrate_trace__"
@@ -54,8 +63,8 @@ def split(function: types.FunctionType) -> Split:
     """Takes a kernel's function apart."""
     tree, offset, _ = parsed(function)
     local = {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
-    for statement in _statements(tree.body):
-        local |= _targets(statement)
+    for statement in every_statement(tree.body):
+        local |= names_written(statement)
     finder = _Finder(function, local)
     tree.body = finder.statements(tree.body)
     _refuse_results(tree, finder)
@@ -63,14 +72,14 @@ def split(function: types.FunctionType) -> Split:
         ast.increment_lineno(found, offset)
     ast.increment_lineno(tree, offset)
     loops = tuple(_device(function, *each) for each in finder.found)
-    return Split(lambda launch: _built(function, tree, {LAUNCH: launch}), loops)
+    return Split(lambda launch: with_defaults(rebuilt(function, tree, {LAUNCH: launch}), function), loops)
 
 
 def _refuse_results(tree: ast.FunctionDef, finder: _Finder) -> None:
     """What a device loop sets is not there behind it, unless Python sets it too."""
     own = {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
-    for statement in _statements(tree.body):
-        own |= _targets(statement)
+    for statement in every_statement(tree.body):
+        own |= names_written(statement)
     ours = {id(part) for launch in finder.launches for part in ast.walk(launch)}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load) or id(node) in ours:
@@ -116,7 +125,7 @@ class _Finder:
         return None
 
     def _launch(self, loop: ast.For) -> ast.stmt:
-        written = {n for s in _statements([loop]) for n in _targets(s)}
+        written = {n for s in every_statement([loop]) for n in names_written(s)}
         bound = {
             n.id
             for comp in ast.walk(loop)
@@ -126,7 +135,7 @@ class _Finder:
             if isinstance(n, ast.Name)
         }
         read = sorted({n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} - bound)
-        exposed, _ = _exposed([loop], set())
+        exposed, _ = read_first([loop], set())
         names = tuple(n for n in read if n in self.local and n in exposed)
         others = tuple(n for n in read if n not in self.local)
         # What the loop only writes does not exist before it.
@@ -167,34 +176,13 @@ def _device(function: types.FunctionType, loop: ast.For, names: tuple[str, ...],
             ast.copy_location(part, loop)
     made = ast.FunctionDef(name=function.__name__, args=arguments, body=[*unset, *body], decorator_list=[])
     ast.copy_location(made, loop)
-    return DeviceLoop(names, others, lambda machine: _built(function, made, {TRACE: machine}), loop.lineno)
 
+    def make(machine: Any) -> Callable[..., Any]:
+        built = rebuilt(function, made, {TRACE: machine, UNSET: _UNSET})
+        built.__kwdefaults__ = dict.fromkeys(every, _UNSET)
+        return built
 
-def _built(function: types.FunctionType, tree: ast.FunctionDef, given: dict[str, Any]) -> Callable[..., Any]:
-    """A function of this tree with the original's globals, cells and defaults, and some names of ours."""
-    given = {**given, LOCALS: locals, UNSET: _UNSET}
-    free = function.__code__.co_freevars
-    own = {a.arg for a in tree.args.kwonlyargs}
-    names = [*(n for n in free if n not in own), *given]
-    outer = ast.FunctionDef(
-        name="__serrate_outer__",
-        args=ast.arguments(posonlyargs=[], args=[ast.arg(n) for n in names], kwonlyargs=[], kw_defaults=[], defaults=[]),
-        body=[tree],
-        decorator_list=[],
-    )
-    module = ast.fix_missing_locations(ast.Module([outer], []))
-    code = _inner(_inner(compile(module, function.__code__.co_filename, "exec"), outer.name), function.__name__)
-    cells = dict(zip(free, function.__closure__ or (), strict=True)) | {n: types.CellType(x) for n, x in given.items()}
-    host = LAUNCH in given
-    made = types.FunctionType(
-        code,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__ if host else None,
-        tuple(cells[n] for n in code.co_freevars),
-    )
-    made.__kwdefaults__ = function.__kwdefaults__ if host else dict.fromkeys(own, _UNSET)
-    return made
+    return DeviceLoop(names, others, make, loop.lineno)
 
 
 class _Notes:
@@ -207,7 +195,7 @@ class _Notes:
         """The statements with notes; `live` are the names that are read behind them."""
         out: list[ast.stmt] = []
         for k, s in enumerate(body):
-            exposed, written = _exposed(body[k + 1 :], set())
+            exposed, written = read_first(body[k + 1 :], set())
             behind = frozenset(exposed | (live - written))
             if isinstance(s, (ast.For, ast.While)):
                 out += self._loop(s, behind)
@@ -230,11 +218,11 @@ class _Notes:
     def _loop(self, node: ast.For | ast.While, live: frozenset[str]) -> list[ast.stmt]:
         carried = carried_names(node)
         # What a loop leaves behind is carried too, though no iteration reads it.
-        written = {n: s for s in _statements(node.body) for n in _targets(s)}
+        written = {n: s for s in every_statement(node.body) for n in names_written(s)}
         left = {n: s for n, s in sorted(written.items()) if n in live and n not in carried}
         carried |= left
         loop = self._name()
-        again, _ = _exposed(node.body, set())
+        again, _ = read_first(node.body, set())
         node.body = self.statements(node.body, live | frozenset(again))
         targets = [n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)] if isinstance(node, ast.For) else []
 
@@ -257,7 +245,7 @@ class _Notes:
 
     def _branch(self, node: ast.If, live: frozenset[str]) -> list[ast.stmt]:
         name = self._name()
-        written = sorted({n for part in (node.body, node.orelse) for s in _statements(part) for n in _targets(s)})
+        written = sorted({n for part in (node.body, node.orelse) for s in every_statement(part) for n in names_written(s)})
         begin = _like(f"{name} = {TRACE}.branch(0)", node)
         first = begin[0]
         assert isinstance(first, ast.Assign) and isinstance(first.value, ast.Call)

@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 
-from serrate.interpret.axes import Axis as NamedBlock
-from serrate.interpret.axes import BlockSize
-from serrate.interpret.run import refuse, running, user_frame
+from serrate.frontend.kernel.machine import BlockSize, NamedBlock, refuse, running, user_frame
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Less, Symbol, const, symbol
 from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles, statements

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serrate.interpret.run import current, refuse
-from serrate.interpret.values import Lanes, TorchLike
+from serrate.frontend.kernel.machine import current, refuse
+from serrate.frontend.kernel.values import Tile, TileValue, TorchLike
 from serrate.ir.expr import Element, Expr, Less, Symbol, as_expr, const
 from serrate.ir.kernel import Axis
 from serrate.ir.loops import Existing, Held, Lane, Load, Local, Number, existing, held, load, number
@@ -57,7 +57,7 @@ class Fed:
         return existing(tuple(a.block_lane for a in self.over), self.guard, torch.int64)
 
 
-class Traced(TorchLike):
+class Traced(TileValue):
     """A value of a device loop: one number for every lane of its axes."""
 
     __slots__ = ("axes", "conditions", "fed", "value")
@@ -177,7 +177,7 @@ class OpenSize(Traced):
         self.axis = axis
 
 
-class TracedTile(Lanes):
+class TracedTile(Tile):
     """One block of positions of a loop, whichever it is."""
 
     __slots__ = ("axis", "conditions")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import serrate
 import serrate.language as hl
-from serrate.interpret.functions import ELEMENTWISE, regroup
+from serrate.frontend.kernel.vocabulary import ELEMENTWISE, regroup
 from tests.language.kinds import TILES, ran
 
 X, Y = torch.linspace(0.1, 2.9, 12).view(4, 3), torch.linspace(-1.5, 1.5, 12).view(4, 3)

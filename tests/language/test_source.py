@@ -15,7 +15,7 @@ import torch
 import serrate
 import serrate.language as hl
 from serrate.errors import KernelError
-from serrate.interpret.source import carried_names
+from serrate.frontend.kernel.source import carried_names
 from tests.language.kinds import TILES, ran
 
 SCALE = 3.0
@@ -185,3 +185,17 @@ def test_carried_names(body: str, carried: list[str]) -> None:
     loop = ast.parse(f"for i in r:\n{lines}").body[0]
     assert isinstance(loop, ast.For)
     assert list(carried_names(loop)) == carried
+
+
+def test_what_a_kernel_meets_is_of_the_language_whoever_runs_it() -> None:
+    @serrate.kernel
+    def kinds(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            value = x[tile]
+            met = isinstance(tile, hl.Tile) and isinstance(value, hl.TileValue) and not isinstance(tile, hl.TileValue)
+            out[tile] = value * 2 if met else value
+        return out
+
+    for tile in TILES:
+        assert ran(kinds, tile)(torch.arange(3.0)).tolist() == [0.0, 2.0, 4.0]

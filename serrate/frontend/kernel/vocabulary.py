@@ -1,0 +1,122 @@
+"""What a kernel may say: torch's functions by name, and the forms of its indices, shapes and products.
+
+In: what the user wrote. Out: the same in one form, or a refusal with the user's line. No values are looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from serrate.frontend.kernel.machine import refuse
+from serrate.ir.values import carried_dtype
+
+# fmt: off
+ELEMENTWISE = frozenset(
+    [
+        "abs", "absolute", "acos", "add", "asin", "atan", "atan2", "bitwise_and", "bitwise_left_shift", "bitwise_not",
+        "bitwise_or", "bitwise_right_shift", "bitwise_xor", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos",
+        "cosh", "div", "divide", "elu", "eq", "erf", "erfc", "exp", "exp2", "expm1", "float_power", "floor",
+        "floor_divide", "fmod", "ge", "gelu", "gt", "hardtanh", "isfinite", "isinf", "isnan", "le", "leaky_relu", "lerp",
+        "log", "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor",
+        "log_sigmoid", "lt", "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "ne", "neg", "negative", "pow",
+        "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt", "rsub", "selu", "sigmoid", "sign", "silu", "sin",
+        "sinh", "softplus", "softsign", "special_expit", "sqrt", "square", "sub", "subtract", "tan", "tanh", "to",
+        "true_divide", "trunc", "type_as", "where", "xlogy", "float", "double", "half", "bfloat16", "int", "long",
+        "short", "bool", "clone", "contiguous", "detach", "masked_fill",
+    ]
+)
+# fmt: on
+ALIASES = {
+    "__and__": "bitwise_and",
+    "__or__": "bitwise_or",
+    "__xor__": "bitwise_xor",
+    "__invert__": "bitwise_not",
+    "__rsub__": "rsub",
+}
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name that a torch function, method or operator goes by here.
+
+    >>> name_of(torch.Tensor.__and__), name_of(torch.exp)
+    ('bitwise_and', 'exp')
+    """
+    name = getattr(function, "__name__", repr(function))
+    if name in ALIASES:
+        return ALIASES[name]
+    if name.startswith("__") and name not in ("__getitem__", "__setitem__"):
+        return name.strip("_")
+    return name
+
+
+def instead(name: str) -> str:
+    """What to write for a function that tiles do not take."""
+    if name.endswith("_"):
+        return f"values of a tile do not change in place, so write x = x.{name[:-1]}(...)"
+    known = {
+        "einsum": "use @, permute and sum",
+        "cat": "store each part to a tensor made before the loop",
+        "stack": "store each part to a tensor made before the loop",
+        "var": "use (x - x.mean(dim, keepdim=True)).square().mean(dim)",
+        "std": "use (x - x.mean(dim, keepdim=True)).square().mean(dim).sqrt()",
+        "norm": "use x.square().sum(dim).sqrt()",
+    }
+    return known.get(name, "call it on whole tensors before or after the loops, or write it with sums, maxima and torch.where")
+
+
+def expand_keys(key: Any, count: int) -> list[Any]:
+    """The keys of an index, one for each of `count` dims and further Nones; an ellipsis and missing ones become slices."""
+    keys = list(key) if isinstance(key, (tuple, list)) else [key]
+    used = sum(k is not None and k is not Ellipsis for k in keys)
+    if used > count:
+        refuse(f"{used} indices for {count} dims")
+    at = next((n for n, k in enumerate(keys) if k is Ellipsis), len(keys))
+    keys[at : at + 1] = [slice(None)] * (count - used)
+    return keys
+
+
+def regroup(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Which dims of a shape become which dims of another: the smallest runs that hold equally many elements.
+
+    >>> regroup([2, 3, 8], [2, 3, 4, 2])
+    [([0], [0]), ([1], [1]), ([2], [2, 3])]
+    >>> regroup([2, 3], [6])
+    [([0, 1], [0])]
+    """
+
+    def size(dims: list[int], shape: Sequence[int]) -> int:
+        return math.prod(shape[d] for d in dims)
+
+    if 0 in old and list(old) != list(new):
+        return [(list(range(len(old))), list(range(len(new))))]
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        left, right = [i] if i < len(old) else [], [j] if j < len(new) else []
+        # A dim of size 1 that has no partner comes or goes alone.
+        if left and right and 1 in (old[i], new[j]) and old[i] != new[j]:
+            left, right = ([], right) if new[j] == 1 else (left, [])
+        i, j = i + len(left), j + len(right)
+        while size(left, old) != size(right, new):
+            if size(left, old) < size(right, new):
+                left.append(i)
+                i += 1
+            else:
+                right.append(j)
+                j += 1
+        groups.append((left, right))
+    return groups
+
+
+def product_dtype(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """What a product of two dtypes is carried in. They must be one, as in torch; but what was computed from sixteen bits is
+    float32, and meets them again."""
+    if torch.bool in (a, b):
+        refuse("a product takes numbers, got bools: convert them first, with .to(torch.float32)")
+    if a != b and {a, b} not in ({torch.float32, torch.float16}, {torch.float32, torch.bfloat16}):
+        refuse(f"a product of {a} and {b}: both must have one dtype; convert one of them, with .to(...)")
+    return carried_dtype(a if a == b else torch.float32) if a.is_floating_point else torch.int64
