@@ -317,6 +317,8 @@ def constant(number: float | int | bool, dtype: torch.dtype) -> Value:
         # What the dtype cannot hold wraps, as a tensor of it would.
         low = torch.iinfo(dtype).min
         number = (int(number) - low) % 2 ** (8 * dtype.itemsize) + low
+    elif isinstance(number, int) and not -(2**63) <= number < 2**63:
+        number = float(number)  # no backend has an integer for it
     # The text tells 1 from 1.0 and True, 0.0 from -0.0, and lets nan be found again.
     return intern(Constant, dtype, number, repr(number))
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from serrate import JaggedTensor, Structure, errors, jit, ops
+from serrate import JaggedTensor, Structure, errors, jit, ops, settings
 from serrate.errors import StructureMismatch
+from tests.engine.oracle import BACKENDS
 
 ROWS = [2, 0, 1]
 
@@ -53,6 +54,36 @@ def test_integers_of_more_than_64_bits(number: int) -> None:
         for run in (call, jit(call)):
             with pytest.raises(errors.DtypeError, match=f"at most 64 bits, got {number}"):
                 run(ragged(torch.int64))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_floats_meet_integers_of_more_than_64_bits_as_floats(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERRATE_BACKEND", backend)
+    settings.reload()
+    number, plain = 2**70 + 1, torch.tensor([1.0, 2.0, 3.0])
+    for got in both(
+        lambda x: (x * number, number - x, x < number, x.clamp(-number, number), torch.where(x > 1, x, number)), ragged()
+    ):
+        wanted = (plain * 2.0**70, 2.0**70 - plain, plain > 0, plain, torch.tensor([2.0**70, 2.0, 3.0]))
+        assert all(torch.equal(g.values, w) for g, w in zip(got, wanted, strict=True))
+    for run in (lambda x: x + 10**400, jit(lambda x: x < 10**400)):
+        with pytest.raises(errors.DtypeError, match="a number of 1329 bits is larger than any"):
+            run(ragged())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [(torch.int32, 2**40), (torch.int64, 2**70), (torch.uint8, -1000), (torch.float16, 70000.0), (torch.int32, float("inf"))],
+    ids=str,
+)
+def test_a_fill_that_the_dtype_cannot_hold(dtype: torch.dtype, number: float) -> None:
+    plain = torch.tensor([1, 2, 3]).to(dtype)
+    with pytest.raises((RuntimeError, OverflowError)):
+        torch.full_like(plain, number)
+    with pytest.raises(errors.DtypeError, match="cannot be held by values of"):
+        jit(lambda x: torch.full_like(x, number))(ragged(dtype))
+    for fill in (2.5, True, 7):
+        assert torch.equal(jit(lambda x, f=fill: torch.full_like(x, f))(ragged(dtype)).values, torch.full_like(plain, fill))
 
 
 def test_truths_are_not_divided() -> None:

@@ -5,6 +5,7 @@ In: operands of any operation. Out: their fusion, normalised dims, and the check
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +57,8 @@ def stand_in(operand: Operand) -> Any:
         return torch.ones((2,) * operand.ndim, dtype=operand.dtype, device="cpu")
     if isinstance(operand, complex | str) or not hasattr(operand, "__float__") or getattr(operand, "ndim", None):
         raise NoOperand(f"ragged tensors meet tensors and real numbers, got {described(operand)}")
+    if isinstance(operand, int) and abs(operand) > sys.float_info.max:
+        raise DtypeError(f"a number of {operand.bit_length()} bits is larger than any that a dtype can hold")
     # Integers that torch cannot hold, or cannot divide by, promote as others do.
     odd = isinstance(operand, int) and not isinstance(operand, bool) and (operand == 0 or not fits(operand, torch.int64))
     return 1 if odd else operand

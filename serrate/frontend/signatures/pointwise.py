@@ -268,7 +268,12 @@ def type_as(input: TensorView, other: TensorView) -> TensorView:
 def full_like(input: TensorView, fill_value: Number, *, dtype: torch.dtype | None = None, **options: Any) -> TensorView:
     _plain("full_like", options)
     wanted = dtype or input.dtype
-    return pulled(input.fusion, wanted, input.domains, constant(fill_value, wanted))
+    try:
+        held = torch.full((2,), fill_value, dtype=wanted, device="cpu")[0].item()  # one element alone is not looked at
+    except (RuntimeError, OverflowError):
+        message = f"full_like: {fill_value} cannot be held by values of {wanted}: give another number, or another dtype"
+        raise DtypeError(message) from None
+    return pulled(input.fusion, wanted, input.domains, constant(held, wanted))
 
 
 def zeros_like(input: TensorView, *, dtype: torch.dtype | None = None, **options: Any) -> TensorView:
