@@ -24,6 +24,8 @@ from serrate.interpret.values import SIXTEEN, TileValue, value_of
 
 CASTS = frozenset(["to", "type_as", "half", "bfloat16"])
 DIVIDING = frozenset(["floor_divide", "remainder", "fmod", "div", "divide"])
+ROUNDING = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "pow", "remainder", "fmod"])
+"""Functions in which torch rounds a number to the sixteen bits of the values it meets."""
 
 
 def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -59,9 +61,12 @@ def elementwise(function: Callable[..., Any], name: str, args: Sequence[Any], kw
         exists = (whole.exists() if given else torch.tensor(True, device="cpu")).broadcast_to(shape)
         divisor = torch.as_tensor(raw[1], device="cpu")
         raw[1] = torch.where(exists, divisor, torch.ones((), dtype=divisor.dtype, device="cpu"))
+    sixteen = any(v.dtype in SIXTEEN for v in given)
     try:
+        if sixteen and name in ROUNDING and not named:
+            raw = [_held(x, torch.result_type(*_rounded(args, raw))) for x in raw]
         data, dtype = function(*raw, **named), None
-        if any(v.dtype in SIXTEEN for v in given):
+        if sixteen:
             # torch says which dtype the result has, and whether this is a cast.
             rounded = function(*_rounded(args, raw), **dict(zip(named, _rounded(kwargs.values(), named.values()), strict=True)))
             dtype = rounded.dtype
@@ -76,6 +81,13 @@ def elementwise(function: Callable[..., Any], name: str, args: Sequence[Any], kw
 def _rounded(args: Iterable[Any], raw: Iterable[Any]) -> list[Any]:
     """The operands as torch would have them."""
     return [x.to(value_of(a).dtype) if isinstance(a, (Lanes, Tensor)) else x for a, x in zip(args, raw, strict=True)]
+
+
+def _held(x: Any, dtype: torch.dtype) -> Any:
+    """A number, or a value without dims, as a sixteen-bit dtype holds it."""
+    if dtype not in SIXTEEN or isinstance(x, bool) or (isinstance(x, Tensor) and x.dim()):
+        return x
+    return torch.as_tensor(x, dtype=torch.float32, device="cpu").to(dtype).float()
 
 
 def _to_a_dtype(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -238,6 +238,45 @@ def test_explicit_casts_round(dtype: torch.dtype, backend: str) -> None:
     assert torch.equal(rounded[0].values.to(dtype).float(), rounded[1].values)
 
 
+MEETING: dict[str, Callable[..., Any]] = {
+    "lt": lambda x, n: x < n,
+    "le": lambda x, n: x <= n,
+    "gt": lambda x, n: n < x,
+    "eq": lambda x, n: x == n,
+    "ne": lambda x, n: n != x,
+    "remainder": lambda x, n: x % n,
+    "fmod": torch.fmod,
+    "pow": torch.pow,
+}
+
+
+@sixteen
+@pytest.mark.parametrize("number", [0.1, -0.3, 257, 3001])
+def test_numbers_are_rounded_where_torch_rounds_them(dtype: torch.dtype, number: float, backend: str) -> None:
+    """Beside the number as the dtype holds it; between it and the number itself there is nothing else to tell them apart."""
+    if (backend, dtype) in TRUNCATED:
+        pytest.skip("Triton's interpreter does not round to bfloat16, it truncates")
+    own = torch.tensor([number]).to(dtype)
+    a = JaggedTensor.from_lengths(torch.cat([own, own * 1.01, own * 0.99, own / 2, -own / 8]), [2, 0, 3])
+
+    def meet(a: Any, number: Any) -> list[Any]:
+        return [meeting(a, number) for meeting in MEETING.values()]
+
+    found = jit(meet)(a, number)
+    # Numbers that a program reads from memory, and tensors without dims, are rounded like those in its code.
+    read = jit(meet)(a, torch.tensor(number, dtype=torch.float32))
+    for name, one, other in zip(MEETING, found, read, strict=True):
+        wanted = MEETING[name](a.values, number)
+        if name == "pow":
+            close(one, wanted, dtype)
+            continue
+        assert torch.equal(one.values, wanted), name
+        assert torch.equal(other.values, wanted), name
+    if backend == "cpp":
+        for name in ("lt", "eq"):
+            assert torch.equal(MEETING[name](a, number).values, MEETING[name](a.values, number)), name
+
+
 @sixteen
 def test_numbers_between_stages_are_not_rounded(dtype: torch.dtype, backend: str) -> None:
     """A sort needs its input complete, so that what it sorts goes through memory."""

@@ -381,3 +381,20 @@ def test_sixteen_bits_are_rounded_where_they_are_stored_or_cast_and_nowhere_else
         assert torch.equal(out, wanted.to(dtype))
         assert torch.equal(exact, wanted + 0.0078125)
         assert torch.equal(cast, (wanted + 0.0078125).to(dtype).float())
+
+
+@serrate.kernel
+def against(x: torch.Tensor, given: float) -> torch.Tensor:
+    out = torch.empty([x.size(0), 4], dtype=torch.bool)
+    for t in hl.tile(x.size(0)):
+        v = x[t]
+        out[t, 0], out[t, 1], out[t, 2], out[t, 3] = v == 0.1, v > 0.1, v == given, given < v
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("tile", WAYS, ids=str)
+def test_numbers_are_rounded_where_they_are_compared(dtype: torch.dtype, tile: Any) -> None:
+    x = torch.tensor([0.1, 0.1001, 0.0999, -0.1, 0.3, 0.2999, 0.3001]).to(dtype)
+    wanted = torch.stack([x == 0.1, x > 0.1, x == 0.3, x > 0.3], 1)
+    assert torch.equal(ran(against, tile)(x, 0.3), wanted)

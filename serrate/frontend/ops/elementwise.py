@@ -43,6 +43,18 @@ def number(name: str, given: Number | Size, dtype: torch.dtype) -> Value:
     return constant(given, dtype)
 
 
+def held(operand: Operand | Size, dtype: torch.dtype) -> Operand:
+    """A number, also one in a tensor without dims, rounded to a sixteen-bit `dtype`: comparisons, powers and remainders take it
+    like that in torch. In sums, products and quotients it is as exact as the arithmetic."""
+    if carried_dtype(dtype) == dtype or isinstance(operand, bool):
+        return operand
+    if isinstance(operand, TensorView | Size):
+        known = isinstance(operand, TensorView) and (operand.ndim or operand.dtype == dtype)
+        return operand if known else elementwise("cast", dtype, operand)
+    # By way of float32, as torch does it; what is larger than the dtype's numbers is infinite.
+    return torch.tensor(float(operand), dtype=torch.float32, device="cpu").to(dtype).item()
+
+
 def as_dtype(value: Value, dtype: torch.dtype) -> Value:
     same = carried_dtype(value.dtype) == carried_dtype(dtype)
     return value if same else call("cast", value, dtype=dtype)
@@ -77,7 +89,10 @@ def _binary(name: str, torch_function: Callable[..., Any]) -> Callable[[Operand,
         if is_number(a) and is_number(b):
             return _of_numbers(name, torch_function, a, b)
         dtype = torch_dtype(torch_function, a, b)
-        return elementwise(name, dtype, a, b, compute=torch_dtype(torch.result_type, a, b) if comparison else dtype)
+        compute = torch_dtype(torch.result_type, a, b) if comparison else dtype
+        if comparison or name == "pow":
+            a, b = held(a, compute), held(b, compute)
+        return elementwise(name, dtype, a, b, compute=compute)
 
     operation.__name__ = operation.__qualname__ = name
     operation.__doc__ = f"`torch.{torch_function.__name__}`, elementwise with broadcasting."
@@ -174,7 +189,7 @@ def floor_divide(a: Operand, b: Operand) -> TensorView:
     if not dtype.is_floating_point:
         return elementwise("floordiv", dtype, a, b, compute=dtype)
     a, b = brought(a, dtype), brought(b, dtype)
-    rest = fmod(a, b)
+    rest = elementwise("fmod", dtype, a, b, compute=dtype)
     whole = div(sub(a, rest), b)
     whole = where(_crosses(rest, b), sub(whole, 1.0), whole)
     low = floor(whole)
@@ -189,7 +204,7 @@ def fmod(a: Operand, b: Operand) -> TensorView:
     """`torch.fmod`: what is left of a division rounded towards 0; has the sign of `a`."""
     dtype = torch_dtype(torch.remainder, a, b)
     if dtype.is_floating_point:
-        return elementwise("fmod", dtype, a, b, compute=dtype)
+        return elementwise("fmod", dtype, held(a, dtype), held(b, dtype), compute=dtype)
     a, b = brought(a, dtype), brought(b, dtype)
     rest = remainder(a, b)
     below = lt(a, 0) if isinstance(a, TensorView) else a < 0
@@ -201,7 +216,7 @@ def remainder(a: Operand, b: Operand) -> TensorView:
     dtype = torch_dtype(torch.remainder, a, b)
     if not dtype.is_floating_point:
         return elementwise("rem", dtype, a, b, compute=dtype)
-    a, b = brought(a, dtype), brought(b, dtype)
+    a, b = brought(held(a, dtype), dtype), brought(held(b, dtype), dtype)
     rest = fmod(a, b)
     return where(_crosses(rest, b), add(rest, b), rest)
 
