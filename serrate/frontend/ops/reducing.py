@@ -5,8 +5,6 @@ In: a `TensorView`, dims and a reduction's name. Out: one view for each state. `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from serrate.errors import ShapeError
@@ -157,23 +155,16 @@ def keep(x: TensorView, reduced: TensorView, dims: tuple[int, ...], keepdim: boo
 def count(x: TensorView, dims: tuple[int, ...], like: TensorView, dtype: torch.dtype) -> TensorView:
     """How many elements a reduction over `dims` counts, as a tensor over `like`'s domains."""
     fusion = x.fusion
-    over = collapse([x.domains[d] for d in dims])
-    if crosses_rows(x, dims) or _counts_by_rows(x, over):
+    if crosses_rows(x, dims):
         # Across rows, only those count that reach so far.
         ones = where(eq(x, x), 1.0, 1.0)
         return reduced("sum", ones, dims, dtype, dtype)[0]
     value = constant(1.0, dtype)
-    # A ragged dim and its component, both reduced, count the elements of all rows.
-    for domain in over:
+    # A ragged dim and its component, both reduced, count the elements of all rows; what is left does not depend on each other.
+    for domain in collapse([x.domains[d] for d in dims]):
         value = call("mul", value, call("cast", extent(domain), dtype=dtype), dtype=dtype)
     out = fusion.tensor(dtype, like.domains)
     return fusion.define([out], like.domains, Store(out, like.domains, value))[0]
-
-
-def _counts_by_rows(x: TensorView, over: Sequence[IterDomain]) -> bool:
-    """Whether the length of a row that is reduced depends on another dim that is reduced: then lengths do not multiply."""
-    gone = {d.uid for d in over}
-    return any(isinstance(d, RaggedIterDomain) and d.component.uid in gone for d in over)
 
 
 def crosses_rows(x: TensorView, dims: tuple[int, ...]) -> bool:
