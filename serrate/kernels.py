@@ -73,6 +73,9 @@ class Config:
                 raise CallError(f"block sizes are whole numbers from 1, or None: got {size!r}")
         for name in others.keys() - _KNOWN:
             raise CallError(f"Config has no {name}: {choices(name, ('block_sizes', 'strategy', 'jagged_strategy', *_KNOWN))}")
+        lanes = others.get("lanes", {})
+        if not isinstance(lanes, Mapping) or any(not isinstance(n, int) or n < 1 for n in lanes.values()):
+            raise CallError(f"lanes are whole numbers from 1 by the names of axes: got {lanes!r}")
         object.__setattr__(self, "block_sizes", tuple(block_sizes))
         object.__setattr__(self, "strategy", _strategy(strategy, jagged_strategy))
         object.__setattr__(self, "others", others)

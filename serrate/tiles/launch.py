@@ -8,6 +8,7 @@ needs them when it is compiled: then there is a program for each. Calls like one
 
 from __future__ import annotations
 
+import functools
 import logging
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ import torch
 
 from serrate import settings
 from serrate.codegen.cpp.printer import block_size
-from serrate.errors import KernelError, StrategyError
+from serrate.errors import CallError, KernelError, StrategyError, choices
 from serrate.frontend.kernel.machine import BlockSize, BlockSizes, NamedBlock, current, refuse, running, user_frame
 from serrate.ir.expr import const
 from serrate.ir.kernel import Axis, Carry, KernelProgram
@@ -180,8 +181,17 @@ class Form:
 class Site:
     """One device loop of a kernel, and every program made of it so far."""
 
-    def __init__(self, name: str, function: types.FunctionType, loop: DeviceLoop, options: Options) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: types.FunctionType,
+        loop: DeviceLoop,
+        options: Options,
+        traced: Callable[[Site, KernelProgram], None],
+    ) -> None:
         self.name, self.function, self.loop, self.options = name, function, loop, options
+        self._report = traced
+        """Told of every program before it is built."""
         self.variants: dict[Any, Variant] = {}
         self.changing: set[Path] = set()
         """Sizes that were seen to change, and integers that were a number of rows or a length when first seen."""
@@ -240,6 +250,7 @@ class Site:
 
     def _make(self, env: Env, sizes: dict[Path, int], form: Form) -> Variant:
         program, trace = self._traced(env, sizes, form)
+        self._report(self, program)
         program = below_their_maximum(program)
         made = self._built(program, trace, env, self.options)
         doubtful = unproven(program)
@@ -415,7 +426,9 @@ class CompiledKernel:
             self._parts = split(function)
             self._host = self._parts.host(self._launch)
         self._function, self._options = function, options
-        self.sites = [Site(function.__name__, function, loop, options) for loop in self._parts.loops]
+        self.sites = [self._made(number, options) for number in range(len(self._parts.loops))]
+        self._axes: dict[int, frozenset[str]] = {}
+        """The names of axes of the device loops that were traced."""
         self._later_sites: dict[tuple[int, int], Site] = {}
         """Device loops before which a call has asked for block sizes: these take the next ones of the configuration."""
 
@@ -439,9 +452,31 @@ class CompiledKernel:
             return self.sites[number]
         if (number, first) not in self._later_sites:
             options = replace(self._options, blocks=self._options.blocks[first:])
-            made = Site(self._function.__name__, self._function, self._parts.loops[number], options)
-            self._later_sites.setdefault((number, first), made)
+            self._later_sites.setdefault((number, first), self._made(number, options))
         return self._later_sites[number, first]
+
+    def _made(self, number: int, options: Options) -> Site:
+        told = functools.partial(self._require_used, number)
+        return Site(self._function.__name__, self._function, self._parts.loops[number], options, told)
+
+    def _require_used(self, number: int, site: Site, program: KernelProgram) -> None:
+        """Raises for lanes of axes that no device loop has, and for more block sizes than all of them take.
+
+        Which these are is known when every loop was traced; a loop that is never reached may have any.
+        """
+        self._axes[number] = frozenset(axis.name for axis in program.axes)
+        if len(self._axes) < len(self.sites):
+            return
+        names = ("chunk", *sorted(frozenset[str]().union(*self._axes.values())))
+        for name in sorted(self._options.lanes.keys() - names):
+            raise CallError(f"lanes: {self._function.__name__} has no axis {name!r}: {choices(name, names)}")
+        host: Host = current("a kernel")
+        taken, given = host.taken + (0 if number in host.first else site.open_blocks), len(self._options.blocks)
+        if len(host.first.keys() | {number}) == len(self.sites) and taken < given:
+            raise CallError(
+                f"block_sizes: {self._function.__name__} leaves {taken} open, got {given}; they are for the dims of hl.tile that "
+                "have no block_size, and for hl.register_block_size"
+            )
 
     def variants(self, *args: Any, **kwargs: Any) -> list[Variant]:
         """The programs that run for these arguments; none is run."""

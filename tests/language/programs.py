@@ -6,6 +6,7 @@ it with. What a program means never depends on a tile: a loop whose carried valu
 
 from __future__ import annotations
 
+import functools
 import linecache
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,8 +50,20 @@ class Program:
         return space["program"]
 
     def kernel(self, plan: dict[str, Any] | None = None) -> Any:
-        """The kernel, under a plan."""
-        return serrate.kernel(self.function, **(plan or {}))
+        """The kernel, under as much of a plan as it has axes and block sizes for."""
+        plan = dict(plan or {})
+        if "config" in plan:
+            plan["config"] = serrate.Config(block_sizes=plan["config"].block_sizes[: self._known[1]])
+        if "lanes" in plan:
+            plan["lanes"] = {name: n for name, n in plan["lanes"].items() if name in self._known[0]}
+        return serrate.kernel(self.function, **plan)
+
+    @functools.cached_property
+    def _known(self) -> tuple[set[str], int]:
+        """The names of axes, and how many block sizes are open."""
+        traced = serrate.kernel(self.function).on("reference")
+        names = {name for variant in traced.variants(*self.arguments()) for name in variant.plan.names}
+        return names | {"chunk"}, sum(site.open_blocks for site in traced.sites)
 
 
 class Scope:
@@ -421,7 +434,7 @@ def write(random: Random, kind: str | None = None) -> Program:
     levels = [[random.randrange(4) for _ in range(random.randrange(5))] for _ in range(3)]
     seed = random.randrange(1000)
     plans: list[dict[str, Any]] = [{"strategy": s} for s in ("maskless", "masked", "persistent_dynamic")]
-    names = ("b", "t", "m", "u", "k", "q", "g", "s", "w", "t2", "t3", "w2", "m2")
+    names = ("b", "t", "m", "u", "k", "q", "g", "s", "w", "t_2", "t_3", "w_2", "m_2")
     for _ in range(2):
         plans.append({"lanes": {name: random.choice(SIZES) for name in names}})
     plans.append({"strategy": "persistent_dynamic", "lanes": {"chunk": random.choice((1, 2, 3))}})

@@ -14,7 +14,7 @@ import torch
 import serrate
 import serrate.language as hl
 from serrate import Config, JaggedTensor
-from serrate.errors import KernelError
+from serrate.errors import CallError, KernelError
 from serrate.kernels import Kernel
 
 # --- which entry of a configuration ----------------------------------------------------------------------------------------
@@ -101,11 +101,41 @@ def repeated() -> torch.Tensor:
 def test_block_sizes_of_a_configuration_are_taken_in_the_order_in_which_they_are_asked_for(
     kernel: Kernel, wanted: list[int]
 ) -> None:
-    made = Kernel(kernel.fn, Config(block_sizes=[4, 8, 2, 16, 32]))
+    taken = [4, 8, 2, 16, 32][: len({*wanted})]
+    made = Kernel(kernel.fn, Config(block_sizes=taken))
     for _ in range(2):
         assert made().tolist() == wanted
     assert made.interpreted()().tolist() == wanted
     assert len(made.on("cpp").variants()) == made.explain().count("maskless")
+    surplus = Kernel(kernel.fn, Config(block_sizes=[*taken, None]))
+    for _ in range(2):
+        with pytest.raises(CallError, match=f"block_sizes: .* leaves {len(taken)} open, got {len(taken) + 1}"):
+            surplus()
+
+
+def test_lanes_of_axes_that_a_kernel_does_not_have() -> None:
+    """Of a kernel with several device loops, each may have some of them."""
+
+    @serrate.kernel
+    def two(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(2)
+        for rows in hl.tile(x.size(0)):
+            hl.atomic_add(out, [0], x[rows].sum())
+        for columns in hl.tile(y.size(0)):
+            hl.atomic_add(out, [1], y[columns].sum())
+        return out
+
+    given = torch.arange(5.0), torch.arange(7.0)
+    for lanes in ({}, {"rows": 2}, {"columns": 3, "rows": 1}, {"chunk": 4}):
+        assert serrate.kernel(two.fn, lanes=lanes)(*given).tolist() == [10, 21], lanes
+    for _ in range(2):
+        with pytest.raises(
+            CallError, match=r"lanes: two has no axis 'colums': did you mean 'columns'\? There are chunk, columns, rows"
+        ):
+            serrate.kernel(two.fn, lanes={"rows": 2, "colums": 3})(*given)
+    for lanes in ({"rows": 0}, {"rows": 2.0}, 4):
+        with pytest.raises(CallError, match="lanes are whole numbers from 1 by the names of axes"):
+            Config(lanes=lanes)
 
 
 # --- large blocks ------------------------------------------------------------------------------------------------------------
