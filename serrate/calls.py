@@ -23,7 +23,6 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from serrate import settings
 from serrate.engine import Compiled
@@ -40,7 +39,7 @@ from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor
 from serrate.tensor.hints import NO_HINTS
 from serrate.tensor.jagged import trusted
-from serrate.tensor.torch_private import in_dual_level
+from serrate.tensor.torch_private import has_tangent, in_dual_level
 
 READY = 32
 """How many prepared calls are remembered for one function; the oldest goes first. Each keeps its structures alive."""
@@ -377,7 +376,7 @@ def _and_outside(key: Key, outside: Sequence[Any], leaves: list[Any]) -> Key:
 def _refuse_tangents(leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         tensor = leaf.values if isinstance(leaf, JaggedTensor) else leaf
-        if forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+        if has_tangent(tensor):
             raise GradientError(
                 "compiled programs have no forward-mode gradients, and a tensor here has a tangent; call it with "
                 "forward_ad.unpack_dual(x).primal"

@@ -25,6 +25,7 @@ from serrate.interpret.races import Writes
 from serrate.interpret.source import Source, noted
 from serrate.interpret.values import TileValue
 from serrate.tensor import JaggedTensor
+from serrate.tensor.torch_private import has_tangent
 
 PACKAGE = str(Path(__file__).parent.parent)
 
@@ -94,3 +95,5 @@ def _check(x: torch.Tensor | JaggedTensor) -> None:
         )
     if x.requires_grad and torch.is_grad_enabled():
         raise GradientError("a kernel has no gradient: call it under torch.no_grad(), or with detached tensors")
+    if has_tangent(x.values if isinstance(x, JaggedTensor) else x):
+        raise GradientError("a kernel has no forward-mode gradient, and an argument has a tangent: call it with detached tensors")

@@ -70,6 +70,17 @@ def in_dual_level() -> bool:
     return forward_ad._current_level >= 0
 
 
+def has_tangent(tensor: Tensor) -> bool:
+    """Whether a tensor has a tangent, for a gradient in forward mode.
+
+    >>> with torch.autograd.forward_ad.dual_level():
+    ...     x = torch.autograd.forward_ad.make_dual(torch.ones(2), torch.ones(2))
+    ...     has_tangent(x), has_tangent(x.detach())
+    (True, False)
+    """
+    return in_dual_level() and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+
+
 def version(tensor: Tensor) -> int:
     """How often a tensor was written to: nothing public tells. One made in inference mode does not count, and has 0.
 

@@ -23,7 +23,7 @@ from serrate.ir.expr import Symbol
 from serrate.ir.values import Tensor
 from serrate.tensor import JaggedTensor
 from serrate.tensor.structure import Structure
-from serrate.tensor.torch_private import version
+from serrate.tensor.torch_private import has_tangent, version
 from serrate.tiles.memory import first_of
 from serrate.tiles.trace import Trace
 
@@ -329,6 +329,8 @@ def check(x: torch.Tensor | JaggedTensor) -> None:
         raise DeviceError(f"compiled kernels run on a CPU, and an argument is on {x.device}: move it with .cpu()")
     if x.requires_grad and torch.is_grad_enabled():
         raise GradientError("a kernel has no gradient: call it under torch.no_grad(), or with detached tensors")
+    if has_tangent(x.values if isinstance(x, JaggedTensor) else x):
+        raise GradientError("a kernel has no forward-mode gradient, and an argument has a tangent: call it with detached tensors")
     if isinstance(x, JaggedTensor):
         # Its values may have been resized.
         x.structure.check_values(x.values)

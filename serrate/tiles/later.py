@@ -34,6 +34,7 @@ import torch
 from serrate.frontend.kernel.machine import BlockSize
 from serrate.runtime.launch import CppExecutable, last_level_cache, row_size
 from serrate.tensor import JaggedTensor
+from serrate.tensor.torch_private import in_dual_level
 from serrate.tiles.forms import (
     CONTAINERS,
     NUMBERS,
@@ -162,7 +163,7 @@ class Layout:
     def _call(self) -> Callable[..., Any]:
         code = self._code
         code.names |= {"structures": structures, "remembered": remembered, "ready": self.ready, "grad": torch.is_grad_enabled}
-        code.names["key_of"] = key_of
+        code.names |= {"key_of": key_of, "in_dual_level": in_dual_level}
         body = [f"    {line}" for line in code.lines]
         recorded = " or ".join(f"{each}.requires_grad" for each in self._tensors)
         code.lines = [
@@ -173,7 +174,7 @@ class Layout:
             "    run = ready.get(key)",
             UNFIT,
             "if run is None: return False",
-            *([f"if ({recorded}) and grad(): return False"] if recorded else []),
+            *([f"if (({recorded}) and grad()) or in_dual_level(): return False"] if recorded else []),
             f"run({self.arguments})",
             "return True",
         ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import serrate
 import serrate.language as hl
@@ -216,6 +217,27 @@ def test_gradients_are_not_dropped_silently() -> None:
     x = torch.zeros(3, requires_grad=True)
     with pytest.raises(GradientError, match="no gradient"):
         branch_on_lanes(x)
+
+
+def test_tangents_are_not_dropped_silently() -> None:
+    @serrate.kernel
+    def scaled(x: torch.Tensor, jt: JaggedTensor, pair: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for t in hl.tile(x.size(0)):
+            out[t] = x[t] * jt.values[t] * pair[0][t]
+        return out
+
+    x, jt = torch.ones(3), JaggedTensor.from_lengths(torch.ones(3), [2, 1])
+    scaled(x, jt, (x,))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x)
+        for run in (scaled, scaled.on("reference"), scaled.interpreted()):
+            assert torch.equal(run(x, jt, (x,)), x), "no tangents, no matter"
+            for given in ((dual, jt, (x,)), (x, jt.with_values(dual), (x,)), (x, jt, (dual,))):
+                if run is scaled or given[2][0] is x:
+                    with pytest.raises(GradientError, match="no forward-mode gradient, and an argument has a tangent"):
+                        run(*given)
+            assert torch.equal(run(dual.detach(), jt, (x,)), x)
 
 
 def test_a_tile_is_not_a_result() -> None:
