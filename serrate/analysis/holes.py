@@ -14,8 +14,8 @@ A reader is a statement with the loops around it. What the holes hold matters to
 
 Then either the reader masks holes, or they hold something that, accumulated, changes nothing: an identity. For a plain
 read that is the identity of the reduction (0 for a sum, 1 for a product, -inf for a maximum); for softmax it is -inf,
-because e^(-inf - maximum) = 0 adds nothing to the total; for the moments of welford there is none, because every value
-that is seen is counted. Through elementwise functions the value is found by trying: what gives the identity when the
+because e^(-inf - maximum) = 0 adds nothing to the total; for moments and for places of extrema there is none, because
+everything that is seen counts. Through elementwise functions the value is found by trying: what gives the identity when the
 function is applied to it. A product with something else is 0 only if that is finite, which is known where that is a plain
 read at the same index: it is outside too, so it reads 0 if it is guarded; and if it is stored with holes, this very reader
 wants 0 in them, or else masks the whole statement. One value serves all readers or none: when two need different ones,
@@ -37,7 +37,6 @@ from serrate.analysis.memory import allocation
 from serrate.ir import Fusion, TensorView
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import symbol
-from serrate.ir.reductions import Reduction
 from serrate.ir.tile import Accumulate, Leaf, Library, Loop, TileProgram, walk
 from serrate.ir.values import Call, Constant, Read, Role, Tensor, Value
 
@@ -200,22 +199,13 @@ def _inside(loops: tuple[IterDomain, ...], tensor: Tensor, guarded: Collection[i
 # --- which value changes nothing -------------------------------------------------------------------------------------------
 
 
-def neutral(reduction: Reduction, dtype: torch.dtype) -> Number | None:
-    """A value that, lifted and combined, leaves every state as it is; None where there is none."""
-    if reduction.name == "welford":
-        return None
-    if reduction.name in ("softmax", "softmax_max"):
-        return -math.inf
-    return reduction.identity(0, dtype)
-
-
 def _fill(leaf: Accumulate, tensor: Tensor, holes: set[int]) -> Number | None:
     """What the tensor's holes must hold so that the accumulation of a hole changes nothing."""
     if leaf.merge:
         # Whole states are combined: an empty one in every place, each tensor holding its own part of it.
         states = [k for k, value in enumerate(leaf.values) if _is_read(value, tensor)]
         return leaf.reduction.identity(states[0], tensor.dtype) if len(states) == 1 else None
-    wanted = neutral(leaf.reduction, leaf.targets[0].dtype)
+    wanted = leaf.reduction.neutral(leaf.targets[0].dtype)
     if wanted is None:
         return None
     for tried in dict.fromkeys((wanted, 0.0, 1.0, -math.inf, math.inf)):

@@ -1,70 +1,464 @@
-"""Reductions: associative combinations that may be cut into tiles and between workers, and finished in order.
+"""Reductions: associative combinations, which may be cut into tiles and between workers and finished in order.
 
-In: a name. Out: a `Reduction`, which says what state it carries and what an empty one holds. A value `x` is lifted to a
-state first (`softmax`: x -> (max x, sum 1)); states are combined. Because lifting and combining are all that a reduction
-is, one Accumulate statement serves a whole row, a tile of it, and the ordered finish of partial results.
+In: functions on values. Out: a `Reduction`: its states, `lift` (an element as states) and `combine` (two runs of elements, one
+right after the other, as one). That is all a reduction is: one Accumulate statement then serves a whole row, a tile of it, and
+the ordered finish of partial results. Both functions give values, so they can be evaluated, printed and differentiated.
 
-| reduction | state               | lift(x)   | combine                                                          |
-| sum, prod | total               | x         | +, *                                                             |
-| max, min  | extremum            | x         | max, min; NaN wins                                               |
-| any, all  | bool                | x != 0    | or, and                                                          |
-| softmax   | maximum, total      | (x, 1)    | M = max(m1, m2); t1*e^(m1-M) + t2*e^(m2-M)                       |
-| softmax_max  the maximum alone, as softmax starts it                                                    |
-| argmax, argmin | extremum, place | (x, place) | the better extremum; the smaller place where both are equal     |
-| welford   | count, mean, square | (1, x, 0) | n = n1+n2; d = m2-m1; m1 + d*n2/n; s1 + s2 + d*d*n1*n2/n         |
+    >>> print(WELFORD.text)
+    lift(x) = 1.0, x, 0.0
+    combine((count1, mean1, square1), (count2, mean2, square2)):
+      count = add(count1, count2)
+      mean = add(mean1, mul(sub(mean2, mean1), div(count2, maximum(add(count1, count2), 1.0))))
+      square = add(square1, add(square2,
+        mul(square(sub(mean2, mean1)), mul(count1, div(count2, maximum(add(count1, count2), 1.0))))))
+
+Laws that lowering relies on: combine is associative, and the identity is neutral on both sides. Elements are combined in their
+order unless a definition says that it is `commutative`. Stages never ask for a reduction by name. Where one is better off with
+more than its two functions, its definition has it: `in_block`, `two_pass`, `neutral_value`, `State.free`.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from serrate.errors import DtypeError
+from serrate.ir.values import Call, Constant, Value, argument, call, carried_dtype, constant
+
+Number = float | int | bool
+States = tuple[Value, ...]
+OPERATORS: dict[str, str] = {
+    "add": "sum",
+    "mul": "prod",
+    "maximum": "max",
+    "minimum": "min",
+    "logical_or": "any",
+    "logical_and": "all",
+}
+"""Functions of two values that every backend applies to a whole block, and what that is called."""
+
+
+@dataclass(frozen=True)
+class State:
+    """One of the numbers that a reduction carries."""
+
+    name: str
+    identity: Callable[[torch.dtype], Number]
+    """What it is of no elements."""
+    free: bool = False
+    """Whether combining with no elements does not look at it. It then begins as that of the first element, where it is as large
+    as the data are: what is summed relative to it stays small."""
+
+
+class Block(Protocol):
+    """A block of elements, lifted, about to be combined into the states that a loop carries. States are told by number."""
+
+    def reduced(self, state: int, operator: str, value: Value) -> Value:
+        """`value` of all elements, combined by a block operator from the identity of `state` on, as one value of its kind."""
+
+    def once(self, state: int, value: Value) -> Value:
+        """`value`, worked out once for the block; of the kind of `state`."""
+
+    def update(self, states: States) -> None:
+        """All states become these, at once."""
+
+    def into(self, state: int, operator: str, value: Value) -> None:
+        """`value` of all elements is combined into a state by a block operator."""
+
+
+@dataclass(frozen=True)
+class TwoPass:
+    """The same states by simpler reductions: the first of them alone, and then the others relative to it."""
+
+    first: Reduction
+    second: Reduction
+    terms: Callable[[States, Value], States]
+    """What `second` takes for each of the other states, from an element's states and the complete first one."""
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One row of the table above."""
+    """One kind of reduction. `lift` and `combine` define it; everything after them is optional."""
 
     name: str
-    states: tuple[str, ...]
-    lifted: tuple[float | None, ...]
-    """What each state is after lifting values: None for a value itself (in their order), else a constant."""
+    states: tuple[State, ...]
+    lift: Callable[..., States]
+    """The states of one element, from its values."""
+    combine: Callable[[States, States], States]
+    """The states of elements, from those of the first of them and those of the rest."""
+    commutative: bool = False
+    """Whether the order of elements does not matter, but for rounding: then lanes may take every n-th element."""
+    in_block: Callable[[Block, States, States], None] | None = None
+    """How a whole block is combined into the carried states, with a few block operators. Takes the carried and the new states."""
+    two_pass: TwoPass | None = None
+    neutral_value: Callable[[torch.dtype], Number] | None = None
+    """The value of an element that changes nothing, where that is not the identity itself."""
 
     def __str__(self) -> str:
         return self.name
 
-    def identity(self, state: int, dtype: torch.dtype) -> float | int | bool:
-        """What an empty state holds."""
-        if self.name in ("sum", "welford") or self.states[state] == "total":
-            return 0 if not dtype.is_floating_point else 0.0
-        if self.states[state] == "place":
-            # Behind every place there is, so that any place is before it.
-            return torch.iinfo(torch.int64).max
-        if self.name == "prod":
-            return 1 if not dtype.is_floating_point else 1.0
-        if self.name in ("any", "all"):
-            return self.name == "all"
-        if self.name in ("softmax", "softmax_max"):
-            # Finite, so that e^(maximum - maximum) is 1 and not NaN when nothing was seen yet.
-            return torch.finfo(dtype).min
-        lowest = self.name in ("max", "argmax")
-        if dtype.is_floating_point:
-            return float("-inf") if lowest else float("inf")
-        if dtype == torch.bool:
-            return not lowest
-        info = torch.iinfo(dtype)
-        return info.min if lowest else info.max
+    def identity(self, state: int, dtype: torch.dtype) -> Number:
+        """What a state is of no elements."""
+        return self.states[state].identity(dtype)
+
+    def lifted(self, values: Sequence[Value]) -> States:
+        """The states of one element, one for each that is declared."""
+        states = self.lift(*values)
+        if len(states) != len(self.states):
+            raise DtypeError(f"{self}: lift gives {len(states)} states of {len(values)} values; declared are {self._names('')}")
+        return states
+
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether the state of an element is the element itself, so that results may be reduced again like elements."""
+        x = argument("x", torch.float32)
+        return len(self.states) == 1 and self.lift(x) == (x,)
+
+    @functools.cached_property
+    def operator(self) -> str | None:
+        """The block operator that combines the only state, if that is all there is to it."""
+        if len(self.states) > 1:
+            return None
+        a, b = argument("a", torch.float32), argument("b", torch.float32)
+        (combined,) = self.combine((a,), (b,))
+        return OPERATORS.get(combined.function) if isinstance(combined, Call) and combined.args == (a, b) else None
+
+    def neutral(self, dtype: torch.dtype) -> Number | None:
+        """The value of an element that changes nothing; None where there is none, or none is known."""
+        if self.neutral_value is not None:
+            return self.neutral_value(dtype)
+        return self.identity(0, dtype) if self.is_plain else None
+
+    @property
+    def text(self) -> str:
+        """Both functions as they are written, of arguments called after the states."""
+        dtype = torch.float32
+        values = [argument(name, dtype) for name in ("x", *(f"w{k}" for k in range(1, 9)))]
+        count = next(n for n in range(1, 9) if _takes(self, values[:n]))
+        a, b = (tuple(argument(f"{s.name}{k}", dtype) for s in self.states) for k in (1, 2))
+        lines = [f"lift({', '.join(map(str, values[:count]))}) = {', '.join(map(str, self.lift(*values[:count])))}"]
+        lines.append(f"combine(({self._names('1')}), ({self._names('2')})):")
+        lines += (f"  {s.name} = {v}" for s, v in zip(self.states, self.combine(a, b), strict=True))
+        return "\n".join(lines)
+
+    def _names(self, suffix: str) -> str:
+        return ", ".join(f"{s.name}{suffix}" for s in self.states)
+
+
+def _takes(kind: Reduction, values: Sequence[Value]) -> bool:
+    """Whether lift takes as many values."""
+    try:
+        return len(kind.lift(*values)) == len(kind.states)
+    except (TypeError, ValueError):
+        return False
+
+
+# --- identities ----------------------------------------------------------------------------------------------------------
+
+
+def _zero(dtype: torch.dtype) -> Number:
+    return 0.0 if dtype.is_floating_point else 0
+
+
+def _one(dtype: torch.dtype) -> Number:
+    return 1.0 if dtype.is_floating_point else 1
+
+
+def _false(dtype: torch.dtype) -> Number:
+    return False
+
+
+def _true(dtype: torch.dtype) -> Number:
+    return True
+
+
+def _lowest(dtype: torch.dtype) -> Number:
+    if dtype.is_floating_point:
+        return -math.inf
+    return False if dtype == torch.bool else torch.iinfo(dtype).min
+
+
+def _highest(dtype: torch.dtype) -> Number:
+    if dtype.is_floating_point:
+        return math.inf
+    return True if dtype == torch.bool else torch.iinfo(dtype).max
+
+
+def _lowest_finite(dtype: torch.dtype) -> Number:
+    """Finite, so that e^(maximum - maximum) is 1 and not NaN when nothing was seen yet."""
+    return torch.finfo(dtype).min
+
+
+NO_PLACE = torch.iinfo(torch.int64).max
+"""Past every place there is, so that any place is before it."""
+
+
+def _no_place(dtype: torch.dtype) -> Number:
+    return NO_PLACE
+
+
+# --- values, each of the dtype of the first operand ------------------------------------------------------------------------
+
+
+def _call(function: str, *args: Value) -> Value:
+    return call(function, *args, dtype=args[0].dtype)
+
+
+def _is(function: str, *args: Value) -> Value:
+    return call(function, *args, dtype=torch.bool)
+
+
+def _where(test: Value, a: Value, b: Value) -> Value:
+    return call("where", test, a, b, dtype=a.dtype)
+
+
+def _add(a: Value, b: Value) -> Value:
+    return a if _is_number(b, 0) else _call("add", a, b)
+
+
+def _mul(a: Value, b: Value) -> Value:
+    return b if _is_number(a, 1) else a if _is_number(b, 1) else _call("mul", a, b)
+
+
+def _is_number(value: Value, number: Number) -> bool:
+    return isinstance(value, Constant) and value.number == number
+
+
+# --- one state, one operator -------------------------------------------------------------------------------------------------
+
+
+def _itself(x: Value) -> States:
+    return (x,)
+
+
+@dataclass(frozen=True)
+class _Operator:
+    """Combines one state by a function of two values."""
+
+    function: str
+
+    def __call__(self, a: States, b: States) -> States:
+        return (_call(self.function, a[0], b[0]),)
+
+
+def _simple(function: str, identity: Callable[[torch.dtype], Number]) -> Reduction:
+    name = OPERATORS[function]
+    return Reduction(name, (State(name, identity),), _itself, _Operator(function), commutative=True)
+
+
+SUM = _simple("add", _zero)
+PROD = _simple("mul", _one)
+MAX = _simple("maximum", _lowest)
+"""NaN wins, as in torch: so the backends' maximum and minimum have it."""
+MIN = _simple("minimum", _highest)
+ANY = _simple("logical_or", _false)
+ALL = _simple("logical_and", _true)
+
+
+# --- statistics of a softmax -------------------------------------------------------------------------------------------------
+
+
+def _minus_infinity(dtype: torch.dtype) -> Number:
+    return -math.inf
+
+
+SOFTMAX_MAX = Reduction(
+    "softmax_max",
+    (State("maximum", _lowest_finite),),
+    _itself,
+    _Operator("maximum"),
+    commutative=True,
+    neutral_value=_minus_infinity,
+)
+"""The maximum alone, as softmax begins it: a row of only -inf comes out the same in one pass and in two."""
+
+
+def _weighed(x: Value, *weights: Value) -> States:
+    return (x, *(weights or (constant(1.0, carried_dtype(x.dtype)),)))
+
+
+def _rescaled(a: States, b: States) -> States:
+    """M = max(m1, m2);  t1*e^(m1 - M) + t2*e^(m2 - M).  One of the powers is 1, so there is a single exponential."""
+    (m1, *totals1), (m2, *totals2) = a, b
+    apart = call("abs", call("sub", m2, m1, dtype=m1.dtype), dtype=m1.dtype)
+    power = _where(_is("eq", m2, m1), constant(1.0, m1.dtype), _call("exp", _call("neg", apart)))
+    grows = _is("gt", m2, m1)
+    totals = (
+        _where(grows, _call("add", _mul(t1, power), t2), _call("add", t1, _mul(power, t2)))
+        for t1, t2 in zip(totals1, totals2, strict=True)
+    )
+    return (_call("maximum", m1, m2), *totals)
+
+
+def _rescaled_once(block: Block, carried: States, new: States) -> None:
+    """The block's maximum first: totals are rescaled once, and every element adds its power relative to the new maximum."""
+    (m, *totals), (x, *weights) = carried, new
+    grown = _call("maximum", m, block.reduced(0, "max", x))
+    scale = _call("exp_diff", m, grown)
+    block.update((grown, *(_call("mul", t, scale) for t in totals)))
+    for k, weight in enumerate(weights, 1):
+        block.into(k, "sum", _mul(weight, call("exp_diff", x, m, dtype=m.dtype)))
+
+
+def _powers(new: States, maximum: Value) -> States:
+    x, *weights = new
+    return tuple(_mul(w, call("exp_diff", x, maximum, dtype=maximum.dtype)) for w in weights)
+
+
+@functools.cache
+def softmax(totals: int = 1) -> Reduction:
+    """The maximum, and totals of weights times e^(x - maximum): of attention, the weights are 1 and the columns of the values.
+
+    Takes x and a weight for each total; of x alone, one total of weights 1.
+    """
+    names = ["total"] if totals == 1 else [f"total{k}_" for k in range(totals)]
+    return Reduction(
+        "softmax",
+        (State("maximum", _lowest_finite), *(State(name, _zero) for name in names)),
+        _weighed,
+        _rescaled,
+        commutative=True,
+        in_block=_rescaled_once,
+        two_pass=TwoPass(SOFTMAX_MAX, SUM, _powers),
+        neutral_value=_minus_infinity,
+    )
+
+
+SOFTMAX = softmax()
+
+
+# --- extrema and where they are ------------------------------------------------------------------------------------------------
+
+
+def _placed(x: Value, place: Value) -> States:
+    return x, place
+
+
+def _nan(x: Value) -> Value:
+    return _is("isnan", x)
+
+
+def _same(a: Value, b: Value) -> Value:
+    """Whether two values are equal, NaN equal to NaN."""
+    same = _is("eq", a, b)
+    return _is("logical_or", same, _is("logical_and", _nan(a), _nan(b))) if a.dtype.is_floating_point else same
+
+
+@dataclass(frozen=True)
+class _Better:
+    """The better extremum; of equal ones the first place. NaN is better than any number."""
+
+    function: str
+    above: str
+
+    def __call__(self, a: States, b: States) -> States:
+        (best, place), (seen, first) = a, b
+        better = _is(self.above, seen, best)
+        if best.dtype.is_floating_point:
+            news = _is("logical_and", _nan(seen), _is("logical_not", _nan(best)))
+            better = _is("logical_or", better, news)
+        kept = _where(_same(seen, best), _call("minimum", place, first), place)
+        return call(self.function, best, seen, dtype=best.dtype), _where(better, first, kept)
+
+
+@dataclass(frozen=True)
+class _FirstBest:
+    """The block's extremum, and then the first place that holds it."""
+
+    better: _Better
+
+    def __call__(self, block: Block, carried: States, new: States) -> None:
+        x, at = new
+        seen = block.reduced(0, OPERATORS[self.better.function], x)
+        first = block.reduced(1, "min", _where(_same(x, seen), at, constant(NO_PLACE, torch.int64)))
+        block.update(self.better(carried, (seen, first)))
+
+
+def _arg(name: str, better: _Better, identity: Callable[[torch.dtype], Number]) -> Reduction:
+    states = (State("extremum", identity), State("place", _no_place))
+    return Reduction(name, states, _placed, better, commutative=True, in_block=_FirstBest(better))
+
+
+ARGMAX = _arg("argmax", _Better("maximum", "gt"), _lowest)
+ARGMIN = _arg("argmin", _Better("minimum", "lt"), _highest)
+
+
+# --- moments -------------------------------------------------------------------------------------------------------------------
+
+COUNT, MEAN, SQUARE = range(3)
+
+
+def _counted(x: Value) -> States:
+    dtype = carried_dtype(x.dtype)
+    return constant(1.0, dtype), x, constant(0.0, dtype)
+
+
+def _merged(a: States, b: States) -> States:
+    """n = n1 + n2;  d = m2 - m1;  m1 + d*n2/n;  s1 + s2 + d*d*n1*n2/n"""
+    return _grown(a, b[COUNT], call("sub", b[MEAN], a[MEAN], dtype=a[MEAN].dtype), b[SQUARE])
+
+
+def _grown(states: States, seen: Value, delta: Value, within: Value) -> States:
+    """The moments together with those of `seen` more elements, whose mean is further by `delta`."""
+    count, mean, square = states
+    total = _call("add", count, seen)
+    share = call("div", seen, _call("maximum", total, constant(1.0, count.dtype)), dtype=count.dtype)
+    between = _call("mul", _call("square", delta), _call("mul", count, share))
+    more = between if _is_number(within, 0) else _call("add", within, between)
+    return total, _call("add", mean, _call("mul", delta, share)), _call("add", square, more)
+
+
+def _moments_in_block(block: Block, carried: States, new: States) -> None:
+    if isinstance(new[COUNT], Constant):
+        _of_elements(block, carried, new)
+    else:
+        _of_parts(block, carried, new)
+
+
+def _of_elements(block: Block, carried: States, new: States) -> None:
+    """Sums of (x - mean) and of its square, relative to the mean so far, which is one of the data or near them: the squares
+    can not cancel, because the part of them that a far-off first element brings is really there."""
+    one, x, _ = new
+    away = call("sub", x, carried[MEAN], dtype=carried[MEAN].dtype)
+    seen = block.reduced(COUNT, "sum", one)
+    near, squares = block.reduced(MEAN, "sum", away), block.reduced(SQUARE, "sum", _call("square", away))
+    delta = _call("div", near, _at_least_one(seen))
+    # Rounding can leave a tiny negative rest where all elements are equal.
+    within = _call("maximum", _call("sub", squares, _call("mul", delta, near)), constant(0.0, near.dtype))
+    block.update(_grown(carried, seen, delta, within))
+
+
+def _of_parts(block: Block, carried: States, new: States) -> None:
+    """The mean of all parts first, then squares within and between the parts: no difference of large numbers."""
+    n, m, s = new
+    seen = block.reduced(COUNT, "sum", n)
+    average = block.once(MEAN, _call("div", block.reduced(MEAN, "sum", _call("mul", n, m)), _at_least_one(seen)))
+    away = _call("square", _call("sub", m, average))
+    within = block.reduced(SQUARE, "sum", _call("add", s, _call("mul", n, away)))
+    block.update(_grown(carried, seen, _call("sub", average, carried[MEAN]), within))
+
+
+def _at_least_one(count: Value) -> Value:
+    return _call("maximum", count, constant(1.0, count.dtype))
+
+
+WELFORD = Reduction(
+    "welford",
+    (State("count", _zero), State("mean", _zero, free=True), State("square", _zero)),
+    _counted,
+    _merged,
+    commutative=True,
+    in_block=_moments_in_block,
+)
 
 
 REDUCTIONS: dict[str, Reduction] = {
-    **{name: Reduction(name, (state,), (None,)) for name, state in [("sum", "sum"), ("prod", "prod"), ("max", "max")]},
-    **{name: Reduction(name, (name,), (None,)) for name in ("min", "any", "all")},
-    **{name: Reduction(name, ("extremum", "place"), (None, None)) for name in ("argmax", "argmin")},
-    "softmax_max": Reduction("softmax_max", ("maximum",), (None,)),
-    "softmax": Reduction("softmax", ("maximum", "total"), (None, 1.0)),
-    "welford": Reduction("welford", ("count", "mean", "square"), (1.0, None, 0.0)),
+    r.name: r for r in (SUM, PROD, MAX, MIN, ANY, ALL, ARGMAX, ARGMIN, SOFTMAX_MAX, SOFTMAX, WELFORD)
 }
 
 

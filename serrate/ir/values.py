@@ -6,6 +6,7 @@ In: tensors, domains, constants. Out: interned nodes, equal iff they are the sam
         | Position(domain)     the index itself
         | Extent(domain)       how many positions the domain has; of a ragged one, in the row at hand
         | Computed(place)      an expression over indices and integers, as a number
+        | Argument(name)       a value not known yet: what a function on values is applied to, so that it can be looked at
     index ::= one entry for each dim of the tensor: a domain, None for a broadcast dim, or (in reads) a Place, an expression
               over indices and over integers read elsewhere; it may lie outside the tensor, and the element is then 0, or the
               read's `other`
@@ -269,6 +270,20 @@ class Computed(Value):
         return f"({self.place})"
 
 
+class Argument(Value):
+    """A value that is not known yet, by name: a function on values is a value of its arguments."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (argument, (self.name, self.dtype))
+
+    @property
+    def name(self) -> str:
+        return cast(str, self._key[1])
+
+    def __str__(self) -> str:
+        return self.name
+
+
 def shown(value: Value) -> str:
     """The value as text. A value too large to read as one tree names what it shares: `add(v0, v0) where v0 = ...`."""
     names: dict[int, str] = {}
@@ -353,6 +368,11 @@ def extent(domain: IterDomain) -> Value:
 def computed(place: Place) -> Value:
     """A place as an int64."""
     return intern(Computed, torch.int64, place)
+
+
+def argument(name: str, dtype: torch.dtype) -> Value:
+    """A value that is not known yet."""
+    return intern(Argument, dtype, name)
 
 
 def rewrite(value: Value, change: Callable[[Value], Value | None], memo: dict[int, Value] | None = None) -> Value:

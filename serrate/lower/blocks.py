@@ -209,20 +209,21 @@ class _PhaseLowering:
         states = self._states(leaf, loops)
         out: list[Node] = [Declare(s, leaf.reduction.identity(k, s.dtype)) for k, s in enumerate(states)]
         self.known.update(states)
-        if isinstance(leaf, Accumulate) and leaf.reduction.name == "welford" and not leaf.merge:
-            out += self._first_value(leaf, states[1], loops)
+        for k, state in enumerate(leaf.reduction.states):
+            if state.free and isinstance(leaf, Accumulate) and not leaf.merge:
+                out += self._first_value(leaf, k, states[k], loops)
         return out
 
-    def _first_value(self, leaf: Accumulate, mean: Local, loops: tuple[Loop, ...]) -> list[Node]:
-        """The mean of nothing may be anything: starting it at the row's first element keeps sums of squares small."""
+    def _first_value(self, leaf: Accumulate, state: int, local: Local, loops: tuple[Loop, ...]) -> list[Node]:
+        """A state of nothing that may be anything begins as that of the row's first element."""
         scope = _Scope(loops)
         kept = {loop.domain.uid for loop in self._kept(leaf.index, loops)}
         reduced = [loop for loop in loops if loop.domain.uid not in kept and not _once(loop)]
         start = {loop_symbol(loop): const(0) for loop in reduced}
-        value = self._value(leaf.values[0], scope)
+        value = self._value(leaf.reduction.lifted(leaf.values)[state], scope)
         blocks_read = [v.local for v in value.walk() if isinstance(v, Held)]
-        if any(set(local.lanes) - set(mean.lanes) or local not in self.known for local in blocks_read):
-            # A block of the row itself has no first element out here; a mean that starts at 0 is right too.
+        if any(set(read.lanes) - set(local.lanes) or read not in self.known for read in blocks_read):
+            # A block of the row itself has no first element out here; to begin with the identity is right too.
             return []
         # A serial loop that does not run at all has no first element, and nothing that could be asked about it.
         runs = tuple(Less(const(0), self._for(loop, loops, ()).extent) for loop in reduced if loop.kind is not LANES)
@@ -231,7 +232,7 @@ class _PhaseLowering:
             return []
         value = rewrite_value(value, start)
         guard = runs + tuple(g.substitute(start) for g in scope.guard())
-        return [Assign(mean.lanes, tuple(g for g in guard if not g.proven), mean, value)]
+        return [Assign(local.lanes, tuple(g for g in guard if not g.proven), local, value)]
 
     def _publish(self, leaf: Carrying, loops: tuple[Loop, ...]) -> list[Node]:
         """Writes states that others read to memory."""
@@ -276,10 +277,12 @@ class _PhaseLowering:
             raise ScheduleError(f"phase {self.phase.name}: `{leaf}` runs over one lane, not {', '.join(map(str, along))}")
         axis = along[0] if along else None
         value = self._value(leaf.values[0], scope)
-        identity = leaf.reduction.identity(0, local.dtype)
+        operator, identity = leaf.reduction.operator, leaf.reduction.identity(0, local.dtype)
+        if operator is None:
+            raise ScheduleError(f"phase {self.phase.name}: `{leaf}` has no block operator, and scans have nothing else")
         out: list[Node] = [
             Declare(local, identity),
-            Running(scope.lanes, scope.guard(), local, carry, axis, leaf.reduction.name, value),
+            Running(scope.lanes, scope.guard(), local, carry, axis, operator, value),
         ]
         if self.stores(target):
             out.append(Write(scope.lanes, scope.guard(), target, self._place(target, leaf.place, scope), held(local)))

@@ -1,20 +1,24 @@
 """Expansion of reductions into block operations: one tile of values is reduced and combined with what is carried.
 
-In: a reduction, its states as private blocks, the tile's values and the lanes they vary over. Out: block statements that
-use only sum, prod, max, min, any and all, which every backend has. Each compound reduction is written once, for whole
-states; lifting a plain value is the special case where some states are constants.
+In: a reduction, its states as private blocks, the tile's values and the lanes they vary over. Out: block statements. No
+reduction is known here; which of these serves one follows from its definition:
+
+    one state and an operator    Reduce, or Dot where what is summed are the products of a matrix product
+    no lanes are reduced         combine, lane by lane
+    in_block                     what the definition makes of a whole block
+    otherwise                    combine, position after position of the reduced lanes, in order: they become loops
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-import torch
-
-from serrate.ir.expr import Less, Symbol
-from serrate.ir.loops import Assign, Declare, Dot, Guard, Held, Lanes, Load, Local, Node, Reduce, existing, held
-from serrate.ir.reductions import Reduction, reduction
-from serrate.ir.values import Call, Constant, Value, call, constant
+from serrate.ir.expr import Less, Symbol, const
+from serrate.ir.loops import Assign, Declare, Dot, For, Guard, Held, Lanes, Load, Local, Node, Reduce, existing, held
+from serrate.ir.reductions import Reduction, States
+from serrate.ir.tile import SERIAL
+from serrate.ir.values import Call, Constant, Value, rewrite
 
 
 @dataclass(frozen=True)
@@ -32,63 +36,107 @@ class Tile:
 
 
 def expand(kind: Reduction, states: tuple[Local, ...], values: tuple[Value, ...], tile: Tile, *, merge: bool) -> list[Node]:
-    """Block statements that combine `values` into `states` over the lanes the states do not have."""
-    given = iter(values)
-    whole = tuple(next(given) if merge or c is None else constant(c, s.dtype) for c, s in zip(kind.lifted, states, strict=True))
-    if kind.name in ("argmax", "argmin"):
-        return _arg_extremum(kind.name.removeprefix("arg"), states, whole, tile)
-    if kind.name == "softmax":
-        return _softmax(states, whole, tile)
-    if kind.name == "welford":
-        return _shifted_moments(states, values[0], tile) if not merge else _merged_moments(states, whole, tile)
-    product = as_dot(kind, states[0], whole[0], tile)
-    operator = "max" if kind.name == "softmax_max" else kind.name
-    return [product or Reduce(tile.lanes, tile.guard, states[0], operator, whole[0])]
+    """Block statements that combine `values` (whole states where `merge`) into `states` over the lanes the states do not have."""
+    new = values if merge else kind.lifted(values)
+    if kind.operator is not None:
+        product = as_dot(kind, states[0], new[0], tile)
+        return [product or Reduce(tile.lanes, tile.guard, states[0], kind.operator, new[0])]
+    carried = tuple(map(held, states))
+    if not tile.reduced:
+        return assigned(states, kind.combine(carried, new), tile.lanes, tile.guard)
+    if kind.in_block is None:
+        return in_order(states, kind.combine(carried, new), tile)
+    block = _Block(kind, states, tile)
+    kind.in_block(block, carried, new)
+    return [*block.declared, *block.nodes]
 
 
-def _arg_extremum(operator: str, states: tuple[Local, ...], whole: tuple[Value, ...], tile: Tile) -> list[Node]:
-    """The tile's extremum, and the first place that holds it; then the better of it and what is carried."""
-    (best, place), (x, at), dtype = states, whole, states[0].dtype
-    seen, first = _named(best, "tile"), _named(place, "tile")
-    none = constant(_NO_PLACE, torch.int64)
-    kind = reduction(operator)
-    holds = call("where", _same(x, held(seen)), at, none, dtype=torch.int64)
-    better = call("gt" if operator == "max" else "lt", held(seen), held(best), dtype=torch.bool)
-    if dtype.is_floating_point:
-        # NaN is better than any number.
-        news = call("logical_and", _nan(held(seen)), call("logical_not", _nan(held(best)), dtype=torch.bool), dtype=torch.bool)
-        better = call("logical_or", better, news, dtype=torch.bool)
-    nearer = call("minimum", held(place), held(first), dtype=torch.int64)
-    kept = call("where", _same(held(seen), held(best)), nearer, held(place), dtype=torch.int64)
-    extremum = call("maximum" if operator == "max" else "minimum", held(best), held(seen), dtype=dtype)
-    return [
-        Declare(seen, kind.identity(0, dtype)),
-        Declare(first, _NO_PLACE),
-        Reduce(tile.lanes, tile.guard, seen, operator, x),
-        Reduce(tile.lanes, tile.guard, first, "min", holds),
-        Assign(tile.kept, tile.kept_guard, place, call("where", better, held(first), kept, dtype=torch.int64)),
-        Assign(tile.kept, tile.kept_guard, best, extremum),
-    ]
+def in_order(states: Sequence[Local], values: States, tile: Tile) -> list[Node]:
+    """The states take these values once for every position of the reduced lanes, from the first to the last."""
+    body = assigned(states, values, tile.kept, tile.guard)
+    for lane in reversed(tile.reduced):
+        body = [For(lane.symbol, const(lane.size), SERIAL, tuple(body), const(lane.size))]
+    return body
 
 
-_NO_PLACE = torch.iinfo(torch.int64).max
+def assigned(states: Sequence[Local], values: States, lanes: Lanes, guard: Guard) -> list[Node]:
+    """Statements after which all states hold these values, which read what the states held before."""
+    out: list[Node] = []
+    pending = dict(zip(states, values, strict=True))
+    while pending:
+        free = next((s for s in pending if not any(_reads(v, s) for other, v in pending.items() if other is not s)), None)
+        if free is None:
+            # Around in a circle: what the others need of one is kept aside.
+            free = next(iter(pending))
+            before = Local(f"{free.name}_before", free.dtype, free.lanes)
+            out += [Declare(before, None), Assign(lanes, guard, before, held(free))]
+            pending = {s: v if s is free else _reading(v, free, before) for s, v in pending.items()}
+        value = pending.pop(free)
+        if value is not held(free):
+            out.append(Assign(lanes, guard, free, value))
+    return out
 
 
-def _nan(x: Value) -> Value:
-    return call("isnan", x, dtype=torch.bool)
+def _reads(value: Value, local: Local) -> bool:
+    return any(v is held(local) for v in value.walk())
 
 
-def _same(a: Value, b: Value) -> Value:
-    """Whether two values are equal, NaN equal to NaN."""
-    same = call("eq", a, b, dtype=torch.bool)
-    if not a.dtype.is_floating_point:
-        return same
-    return call("logical_or", same, call("logical_and", _nan(a), _nan(b), dtype=torch.bool), dtype=torch.bool)
+def _reading(value: Value, old: Local, new: Local) -> Value:
+    return rewrite(value, lambda v: held(new) if v is held(old) else None)
+
+
+@dataclass(eq=False)
+class _Block:
+    """The block of a tile, for a definition to take: what it asks for becomes statements."""
+
+    kind: Reduction
+    states: tuple[Local, ...]
+    tile: Tile
+    declared: list[Node] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+
+    def reduced(self, state: int, operator: str, value: Value) -> Value:
+        local = self._like(state)
+        if operator == "sum" and isinstance(value, Constant) and value.number == 1 and self._bounded():
+            # The elements that exist are counted by where they end.
+            return existing(self.tile.reduced, self._own_guard(), local.dtype)
+        self.declared.append(Declare(local, self.kind.identity(state, local.dtype)))
+        self.nodes.append(Reduce(self.tile.lanes, self.tile.guard, local, operator, value))
+        return held(local)
+
+    def once(self, state: int, value: Value) -> Value:
+        local = self._like(state)
+        self.declared.append(Declare(local, self.kind.identity(state, local.dtype)))
+        self.nodes.append(Assign(self.tile.kept, self.tile.kept_guard, local, value))
+        return held(local)
+
+    def update(self, states: States) -> None:
+        self.nodes += assigned(self.states, states, self.tile.kept, self.tile.kept_guard)
+
+    def into(self, state: int, operator: str, value: Value) -> None:
+        self.nodes.append(Reduce(self.tile.lanes, self.tile.guard, self.states[state], operator, value))
+
+    def _like(self, state: int) -> Local:
+        like, names = self.states[state], {n.local.name for n in self.declared if isinstance(n, Declare)}
+        name = next(n for n in (f"{like.name}_tile{k or ''}" for k in range(len(names) + 1)) if n not in names)
+        return Local(name, like.dtype, like.lanes)
+
+    def _own_guard(self) -> Guard:
+        return tuple(g for g in self.tile.guard if g not in self.tile.kept_guard)
+
+    def _bounded(self) -> bool:
+        """Whether guards say how far the reduced lanes go, and nothing else about them."""
+        reduced = [lane.symbol for lane in self.tile.reduced]
+        return all(_is_bound(g, symbol) for g in self._own_guard() for symbol in reduced if symbol in g.symbols)
+
+
+def _is_bound(condition: Less, symbol: Symbol) -> bool:
+    return symbol not in condition.right.symbols and symbol not in (condition.left - symbol).symbols
 
 
 def as_dot(kind: Reduction, local: Local, value: Value, tile: Tile) -> Dot | None:
     """The reduction as a matrix product, if it is one: a product of two blocks that share exactly the reduced lane."""
-    if kind.name != "sum" or len(tile.reduced) != 1 or len(tile.kept) != 2:
+    if kind.operator != "sum" or len(tile.reduced) != 1 or len(tile.kept) != 2:
         return None
     if not (isinstance(value, Call) and value.function == "mul"):
         return None
@@ -110,134 +158,3 @@ def lanes_of(value: Value, lanes: Lanes) -> set[object]:
             symbols = frozenset().union(*(e.symbols for e in node.index)) if node.index else frozenset()
             found.update(lane for lane in lanes if lane.symbol in symbols)
     return found
-
-
-def _named(like: Local, suffix: str) -> Local:
-    return Local(f"{like.name}_{suffix}", like.dtype, like.lanes)
-
-
-def _softmax(states: tuple[Local, ...], whole: tuple[Value, ...], tile: Tile) -> list[Node]:
-    """m' = max(m, tile);  t = t*e^(m - m') + sum of tile totals*e^(tile maxima - m')."""
-    (largest, total), (x, weight), dtype = states, whole, states[0].dtype
-    lifted = isinstance(weight, Constant)
-    if lifted and not tile.reduced:
-        return _softmax_lane_by_lane(states, x, tile)
-    seen = _named(largest, "tile")
-    grown = call("maximum", held(largest), held(seen), dtype=dtype)
-    scale = call("exp_diff", held(largest), grown, dtype=dtype)
-    power = call("exp_diff", x, held(largest), dtype=dtype)
-    return [
-        Declare(seen, torch.finfo(dtype).min),
-        Reduce(tile.lanes, tile.guard, seen, "max", x),
-        Assign(tile.kept, tile.kept_guard, total, call("mul", held(total), scale, dtype=dtype)),
-        Assign(tile.kept, tile.kept_guard, largest, grown),
-        Reduce(tile.lanes, tile.guard, total, "sum", power if lifted else call("mul", weight, power, dtype=dtype)),
-    ]
-
-
-def _softmax_lane_by_lane(states: tuple[Local, ...], x: Value, tile: Tile) -> list[Node]:
-    """One value for each lane: a single exponential, of the distance to the maximum so far, serves both ways.
-
-    e = e^-|x - m|;  t = t*e + 1 if x is the new maximum, else t + e
-    """
-    (largest, total), dtype = states, states[0].dtype
-    m, t, one = held(largest), held(total), constant(1.0, dtype)
-    distance = call("abs", call("sub", x, m, dtype=dtype), dtype=dtype)
-    power = call("exp", call("neg", distance, dtype=dtype), dtype=dtype)
-    same = call("eq", x, m, dtype=torch.bool)
-    power = call("where", same, one, power, dtype=dtype)
-    above = call("add", call("mul", t, power, dtype=dtype), one, dtype=dtype)
-    below = call("add", t, power, dtype=dtype)
-    grows = call("gt", x, m, dtype=torch.bool)
-    return [
-        Assign(tile.lanes, tile.guard, total, call("where", grows, above, below, dtype=dtype)),
-        Assign(tile.lanes, tile.guard, largest, call("maximum", m, x, dtype=dtype)),
-    ]
-
-
-def _shifted_moments(states: tuple[Local, ...], x: Value, tile: Tile) -> list[Node]:
-    """Sums of (x - mean) and of its square, relative to the mean so far; then the parallel-variance update.
-
-    The mean so far starts as the row's first element (see `first_value`). It is one of the data, so the squares can not
-    cancel: the part of them that a far-off first element brings is really there.
-    """
-    count, mean, square = states
-    dtype = mean.dtype
-    near, near2 = _named(mean, "near"), _named(square, "near")
-    shifted = call("sub", x, held(mean), dtype=dtype)
-    counted, seen = _counted(tile, _named(count, "seen"))
-    delta = call("div", held(near), call("maximum", seen, constant(1.0, dtype), dtype=dtype), dtype=dtype)
-    return [
-        *counted,
-        Declare(near, 0.0),
-        Declare(near2, 0.0),
-        Reduce(tile.lanes, tile.guard, near, "sum", shifted),
-        Reduce(tile.lanes, tile.guard, near2, "sum", call("square", shifted, dtype=dtype)),
-        Assign(
-            tile.kept,
-            tile.kept_guard,
-            square,
-            _grown_square(held(count), held(square), seen, delta, held(near), held(near2), dtype),
-        ),
-        Assign(tile.kept, tile.kept_guard, mean, _grown_mean(held(count), held(mean), seen, delta, dtype)),
-        Assign(tile.kept, tile.kept_guard, count, call("add", held(count), seen, dtype=dtype)),
-    ]
-
-
-def _counted(tile: Tile, local: Local) -> tuple[list[Node], Value]:
-    """How many elements of the tile exist: worked out where guards are bounds of the reduced lanes, else counted."""
-    own = tuple(g for g in tile.guard if g not in tile.kept_guard)
-    if all(_is_bound(g, lane.symbol) for g in own for lane in tile.reduced if lane.symbol in g.symbols):
-        return [], existing(tile.reduced, own, local.dtype)
-    return [Declare(local, 0.0), Reduce(tile.lanes, tile.guard, local, "sum", constant(1.0, local.dtype))], held(local)
-
-
-def _is_bound(condition: Less, symbol: Symbol) -> bool:
-    """Whether a condition says how far a lane may go, and nothing else about it."""
-    return symbol not in condition.right.symbols and symbol not in (condition.left - symbol).symbols
-
-
-def _share(count: Value, seen: Value, dtype: torch.dtype) -> Value:
-    """seen / (count + seen), 0 when both are 0."""
-    total = call("maximum", call("add", count, seen, dtype=dtype), constant(1.0, dtype), dtype=dtype)
-    return call("div", seen, total, dtype=dtype)
-
-
-def _grown_mean(count: Value, mean: Value, seen: Value, delta: Value, dtype: torch.dtype) -> Value:
-    return call("add", mean, call("mul", delta, _share(count, seen, dtype), dtype=dtype), dtype=dtype)
-
-
-def _grown_square(count: Value, square: Value, seen: Value, delta: Value, near: Value, near2: Value, dtype: torch.dtype) -> Value:
-    within = call("sub", near2, call("mul", delta, near, dtype=dtype), dtype=dtype)
-    weight = call("mul", count, _share(count, seen, dtype), dtype=dtype)
-    between = call("mul", call("square", delta, dtype=dtype), weight, dtype=dtype)
-    # Rounding can leave a tiny negative rest where all elements are equal.
-    total = call("add", call("maximum", within, constant(0.0, dtype), dtype=dtype), between, dtype=dtype)
-    return call("add", square, total, dtype=dtype)
-
-
-def _merged_moments(states: tuple[Local, ...], whole: tuple[Value, ...], tile: Tile) -> list[Node]:
-    """The mean of the parts first, then squares within and between the parts: no difference of large numbers."""
-    count, mean, square = states
-    dtype = mean.dtype
-    n, m, s = whole
-    seen, near, near2 = _named(count, "parts"), _named(mean, "parts"), _named(square, "parts")
-    average = call("div", held(near), call("maximum", held(seen), constant(1.0, dtype), dtype=dtype), dtype=dtype)
-    away = call("square", call("sub", m, held(near), dtype=dtype), dtype=dtype)
-    spread = call("add", s, call("mul", n, away, dtype=dtype), dtype=dtype)
-    delta = call("sub", held(near), held(mean), dtype=dtype)
-    weight = call("mul", held(count), _share(held(count), held(seen), dtype), dtype=dtype)
-    between = call("mul", call("square", delta, dtype=dtype), weight, dtype=dtype)
-    squares = call("add", held(square), call("add", held(near2), between, dtype=dtype), dtype=dtype)
-    return [
-        Declare(seen, 0.0),
-        Declare(near, 0.0),
-        Declare(near2, 0.0),
-        Reduce(tile.lanes, tile.guard, seen, "sum", n),
-        Reduce(tile.lanes, tile.guard, near, "sum", call("mul", n, m, dtype=dtype)),
-        Assign(tile.kept, tile.kept_guard, near, average),
-        Reduce(tile.lanes, tile.guard, near2, "sum", spread),
-        Assign(tile.kept, tile.kept_guard, square, squares),
-        Assign(tile.kept, tile.kept_guard, mean, _grown_mean(held(count), held(mean), held(seen), delta, dtype)),
-        Assign(tile.kept, tile.kept_guard, count, call("add", held(count), held(seen), dtype=dtype)),
-    ]

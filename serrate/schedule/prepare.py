@@ -56,7 +56,7 @@ class Shape:
     @property
     def is_product(self) -> bool:
         """Whether this is a matrix product: a sum over one regular dim of products of two reads that share it."""
-        if not isinstance(self.leaf, Accumulate) or self.leaf.reduction.name != "sum" or self.leaf.merge:
+        if not isinstance(self.leaf, Accumulate) or self.leaf.reduction.operator != "sum" or self.leaf.merge:
             return False
         value = self.leaf.values[0]
         inner = [d for d in self.regular if d.uid in self.reduced]

@@ -20,7 +20,6 @@ from serrate.ir.partition import Partition
 from serrate.ir.partition import partition as make_partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.recipes import GroupMaximum
-from serrate.ir.reductions import reduction
 from serrate.ir.rewrites import map_values
 from serrate.ir.storage import storage_of
 from serrate.ir.tile import (
@@ -41,7 +40,7 @@ from serrate.ir.tile import (
     walk,
     written_at,
 )
-from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, call, read, reindex
+from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, read, reindex
 
 Loops = tuple[tuple[IterDomain, ParallelType], ...]
 
@@ -285,16 +284,17 @@ def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
 
 
 def two_pass(program: TileProgram, phase: str) -> TileProgram:
-    """(m, t) softmax= x   ->   m max= x;  t sum= e^(x - m)"""
+    """(m, t) softmax= x   ->   m softmax_max= x;  t sum= e^(x - m)   (for reductions whose definition has such a form)"""
     loops, leaf = _loops(program, phase)
-    if not isinstance(leaf, Accumulate) or leaf.reduction.name != "softmax" or leaf.merge:
-        raise ScheduleError(f"phase {phase} does not compute softmax statistics")
-    x, (largest, total) = leaf.values[0], leaf.targets
-    power = call("exp_diff", x, read(largest, leaf.index), dtype=largest.dtype)
-    # The maximum starts as softmax statistics do, so that a row of only -inf comes out the same in both forms.
-    maximum = replace(leaf, targets=(largest,), reduction=reduction("softmax_max"))
-    summed = replace(leaf, targets=(total,), reduction=reduction("sum"), values=(power,))
-    return _swap(program, phase, Phase(largest.name, nest(loops, maximum)), Phase(total.name, nest(loops, summed)))
+    passes = leaf.reduction.two_pass if isinstance(leaf, Accumulate) else None
+    if not isinstance(leaf, Accumulate) or passes is None or leaf.merge:
+        raise ScheduleError(f"phase {phase} does not reduce values in a way that has two passes")
+    first, *others = leaf.targets
+    lifted = leaf.reduction.lifted(leaf.values)
+    terms = passes.terms(lifted, read(first, leaf.index))
+    statements = [replace(leaf, targets=(first,), reduction=passes.first, values=lifted[:1])]
+    statements += (replace(leaf, targets=(t,), reduction=passes.second, values=(v,)) for t, v in zip(others, terms, strict=True))
+    return _swap(program, phase, *(Phase(s.targets[0].name, nest(loops, s)) for s in statements))
 
 
 def keep(program: TileProgram, phase: str) -> TileProgram:
@@ -303,7 +303,7 @@ def keep(program: TileProgram, phase: str) -> TileProgram:
     e is a row long and private to a worker. Refused where nobody needs what is summed again.
     """
     loops, leaf = _loops(program, phase)
-    if not isinstance(leaf, Accumulate) or leaf.reduction.name != "sum" or leaf.merge:
+    if not isinstance(leaf, Accumulate) or leaf.reduction.operator != "sum" or leaf.merge:
         raise ScheduleError(f"phase {phase} is not a sum of values; there is nothing to keep")
     rows = [d for d, _ in loops if isinstance(d, RaggedIterDomain)]
     if len(rows) != 1:

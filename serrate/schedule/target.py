@@ -18,9 +18,9 @@ class Target:
     widest: int
     """The most lanes one dim may have."""
     block: int
-    """Elements of a block that moments are taken of at once."""
-    softmax_block: int
-    """Elements of a block that softmax statistics are taken of at once; it is read twice, so it must stay close."""
+    """Elements of a block that is reduced at once where that takes more than one operator: each block has work of its own."""
+    near_block: int
+    """Elements of a block that several statements of a kernel read, so that it must stay close."""
     simple_block: int
     """Elements of a block that is summed (or the like) at once; 0 where a plain loop over the row is best."""
     store_bytes: int
@@ -51,7 +51,7 @@ CPU = Target(
     power_of_two=False,
     widest=1024,
     block=2048,
-    softmax_block=1024,
+    near_block=1024,
     simple_block=0,
     store_bytes=512,
     chunk=131072,
@@ -69,7 +69,7 @@ GPU = Target(
     power_of_two=True,
     widest=1024,
     block=2048,
-    softmax_block=2048,
+    near_block=2048,
     simple_block=8192,
     store_bytes=8192,
     chunk=131072,

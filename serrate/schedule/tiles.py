@@ -165,7 +165,7 @@ def _rest(program: KernelProgram, chosen: dict[Axis, int], target: Target) -> No
         for other, lanes in chosen.items():
             widest *= lanes if lanes and other.position in _companions(program, axis) else 1
         size = _stored_size(program, axis)
-        room = target.softmax_block if size is None else target.store_bytes // size
+        room = target.near_block if size is None else target.store_bytes // size
         chosen[axis] = _at_most(axis, LONG if _only_summed(program, axis) else max(1, room // widest))
 
 

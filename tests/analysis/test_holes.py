@@ -27,8 +27,9 @@ def blocked(dtype: torch.dtype = torch.float32, role: Role = Role.SCRATCH) -> Te
 
 def total(name: str, how: str, value: Value, over: tuple[IterDomain, ...] = (D,), index: tuple[IterDomain, ...] = ()) -> Leaf:
     kind = reduction(how)
+    values = (value, constant(0, torch.int64)) if how.startswith("arg") else (value,)
     targets = tuple(Tensor(f"{name}{s}" if k else name, value.dtype, index, index) for k, s in enumerate(kind.states))
-    return Accumulate(targets, index, kind, (value,), over)
+    return Accumulate(targets, index, kind, values, over)
 
 
 def program(*leaves: Leaf, loops: tuple[IterDomain, ...] | None = None) -> TileProgram:
@@ -65,7 +66,8 @@ def test_every_reduction_is_decided() -> None:
     for how in REDUCTIONS:
         found = correctness(program(total("y", how, read(x, (D,)))), x)
         assert found.why
-        assert (found.kind is STRONG) is (how != "welford")
+        # Places are counted too, and so is whatever moments see.
+        assert (found.kind is STRONG) is (how not in ("welford", "argmax", "argmin"))
 
 
 def test_moments_count_whatever_they_see() -> None:

@@ -97,10 +97,23 @@ IR = [
     ),
     *_of(
         "serrate/ir/reductions.py",
-        _cases("all_rows or arg or amax_rows", OPS, ACROSS),
-        ('return self.name == "all"', 'return self.name == "any"'),
-        ("return not lowest", "return lowest", _cases("amax_rows or amin_rows")),
-        ("return torch.iinfo(torch.int64).max", "return 0"),
+        _cases("var or arg or logsumexp_rows or softmax_rows or all_rows or amax_rows", OPS, ACROSS),
+        ('ALL = _simple("logical_and", _true)', 'ALL = _simple("logical_and", _false)'),
+        (
+            "return False if dtype == torch.bool else torch.iinfo(dtype).min",
+            "return True if dtype == torch.bool else torch.iinfo(dtype).min",
+            _cases("amax_rows or amin_rows"),
+        ),
+        ("    return NO_PLACE", "    return 0"),
+        ('_call("mul", count, share)', '_call("mul", seen, share)'),
+        ('_call("minimum", place, first)', '_call("maximum", place, first)'),
+        ('better = _is("logical_or", better, news)', 'better = _is("logical_or", better, _nan(seen))'),
+        (
+            'power = _where(_is("eq", m2, m1), constant(1.0, m1.dtype), _call("exp", _call("neg", apart)))',
+            'power = _call("exp", _call("neg", apart))',
+            _cases("several_infinities", "tests/engine/test_row_by_row.py"),
+        ),
+        ('_call("sub", average, carried[MEAN])', '_call("sub", average, average)', _cases("var_rows or var_both")),
     ),
     *_of(
         "serrate/ir/values.py",
@@ -247,32 +260,6 @@ LOWER = [
             _cases("gather or index or select or pad", MOVES),
         ),
         ("0, None if high is None else max(high - 1, 0))", "0, None if high is None else max(high - 2, 0))"),
-    ),
-    *_of(
-        "serrate/lower/reductions.py",
-        _cases("var or arg or logsumexp_rows or softmax_rows", OPS, ACROSS),
-        (
-            'weight = call("mul", count, _share(count, seen, dtype), dtype=dtype)',
-            'weight = call("mul", seen, _share(count, seen, dtype), dtype=dtype)',
-        ),
-        (
-            'nearer = call("minimum", held(place), held(first), dtype=torch.int64)',
-            'nearer = call("maximum", held(place), held(first), dtype=torch.int64)',
-        ),
-        (
-            'better = call("logical_or", better, news, dtype=torch.bool)',
-            'better = call("logical_or", better, _nan(held(seen)), dtype=torch.bool)',
-        ),
-        (
-            'power = call("where", same, one, power, dtype=dtype)\n',
-            "pass\n",
-            _cases("several_infinities", "tests/engine/test_row_by_row.py"),
-        ),
-        (
-            'delta = call("sub", held(near), held(mean), dtype=dtype)',
-            'delta = call("sub", held(mean), held(mean), dtype=dtype)',
-            _cases("var_rows or var_both"),
-        ),
     ),
     *_of(
         "serrate/lower/stages.py",
@@ -485,7 +472,7 @@ FRONTEND = [
         "serrate/frontend/ops/reductions.py",
         _cases("var_rows or arg", OPS, ACROSS),
         ("result = div(squares, maximum(sub(count, correction), 0.0))", "result = div(squares, sub(count, correction))"),
-        ("torch.iinfo(torch.int64).max), -1, place)", "torch.iinfo(torch.int64).max), 0, place)"),
+        ("NO_PLACE), -1, place)", "NO_PLACE), 0, place)"),
     ),
     *_of(
         "serrate/frontend/ops/reducing.py",

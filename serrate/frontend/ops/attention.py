@@ -19,7 +19,7 @@ from serrate.frontend.ops.products import operand
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.reductions import reduction
+from serrate.ir.reductions import SUM
 from serrate.ir.tile import Accumulate
 from serrate.ir.values import call, carried_dtype, constant, position
 from serrate.ir.view import TensorView
@@ -63,7 +63,7 @@ def attention(
     read = operand(mul(typed(query, state), scale), query.domains, dtype)
     product = call("mul", read, operand(key, (*leading, keys, features)), dtype=state)
     targets = (fusion.tensor(state, rows),)
-    scores = fusion.define(targets, (*rows, features), Accumulate(targets, rows, reduction("sum"), (product,), (features,)))[0]
+    scores = fusion.define(targets, (*rows, features), Accumulate(targets, rows, SUM, (product,), (features,)))[0]
     if is_causal:
         seen = call("le", position(keys), position(queries), dtype=torch.bool)
         masked = call("where", seen, scores.at(rows), constant(float("-inf"), state), dtype=state)
@@ -73,7 +73,7 @@ def attention(
     kept: tuple[IterDomain, ...] = (*leading, queries, width_of_values)
     term = call("mul", operand(weights, rows, dtype), operand(value, (*leading, keys, width_of_values)), dtype=state)
     targets = (fusion.tensor(state, kept),)
-    found = fusion.define(targets, (*kept, keys), Accumulate(targets, kept, reduction("sum"), (term,), (keys,)))[0]
+    found = fusion.define(targets, (*kept, keys), Accumulate(targets, kept, SUM, (term,), (keys,)))[0]
     return typed(found, dtype)
 
 

@@ -11,6 +11,7 @@ from serrate.frontend.ops.common import Dims, Operand, dims_of, floating
 from serrate.frontend.ops.elementwise import add, cast, div, elementwise, log, mul, reciprocal, rsqrt, square, sub, typed
 from serrate.frontend.ops.reducing import count, keep, reduced
 from serrate.frontend.ops.reductions import moments
+from serrate.ir.reductions import SOFTMAX, SUM
 from serrate.ir.values import carried_dtype
 from serrate.ir.view import TensorView
 
@@ -18,7 +19,7 @@ from serrate.ir.view import TensorView
 def softmax_states(x: TensorView, dim: Dims) -> tuple[tuple[int, ...], TensorView, TensorView]:
     dims = dims_of("softmax", x, dim)
     state = carried_dtype(floating("softmax", x))
-    largest, total = reduced("softmax", x, dims, state, state)
+    largest, total = reduced(SOFTMAX, x, dims, state, state)
     return dims, largest, total
 
 
@@ -69,6 +70,6 @@ def layer_norm(
 def rms_norm(x: TensorView, dim: Dims = -1, weight: TensorView | None = None, eps: float | None = None) -> TensorView:
     """Divides by the root of the mean square over `dim`, then scales."""
     dims, state = dims_of("rms_norm", x, dim), carried_dtype(floating("rms_norm", x))
-    total = reduced("sum", square(typed(x, state)), dims, state, state)[0]
+    total = reduced(SUM, square(typed(x, state)), dims, state, state)[0]
     scale = rsqrt(add(div(total, count(x, dims, total, state)), torch.finfo(x.dtype).eps if eps is None else eps))
     return _affine(x, mul(x, keep(x, scale, dims, True)), weight, None)

@@ -14,7 +14,7 @@ from serrate.frontend.ops.elementwise import add, as_dtype, typed
 from serrate.frontend.shapes import both, shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.reductions import reduction
+from serrate.ir.reductions import SUM
 from serrate.ir.tile import Accumulate
 from serrate.ir.values import Places, Role, Value, call, carried_dtype
 from serrate.ir.view import TensorView
@@ -72,7 +72,7 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
     kept = (*x.domains[:-1], j)
     state = fusion.tensor(carried, kept)
     product = call("mul", as_dtype(operand(x, x.domains), carried), as_dtype(operand(w, index), carried), dtype=carried)
-    out = fusion.define([state], (*kept, k), Accumulate((state,), kept, reduction("sum"), (product,), (k,)))[0]
+    out = fusion.define([state], (*kept, k), Accumulate((state,), kept, SUM, (product,), (k,)))[0]
     return typed(out, dtype)
 
 
@@ -130,7 +130,7 @@ def linear(x: TensorView, weight: TensorView, bias: TensorView | None = None) ->
     state = fusion.tensor(carried, kept)
     sides = operand(x, x.domains), operand(weight, (j, k))
     product = call("mul", *(as_dtype(side, carried) for side in sides), dtype=carried)
-    out = fusion.define([state], (*kept, k), Accumulate((state,), kept, reduction("sum"), (product,), (k,)))[0]
+    out = fusion.define([state], (*kept, k), Accumulate((state,), kept, SUM, (product,), (k,)))[0]
     return typed(out if bias is None else add(out, bias), dtype)
 
 

@@ -1,6 +1,6 @@
 """How a reduction is recorded: what is left of a tensor's dims, over which domains it runs, how many elements it counts.
 
-In: a `TensorView`, dims and a reduction's name. Out: one view for each state. `reductions` and `normalise` are built on this.
+In: a `TensorView`, dims and a reduction. Out: one view for each state. `reductions` and `normalise` are built on this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from serrate.ir.expr import Array, symbol
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import cover
 from serrate.ir.recipes import Largest
-from serrate.ir.reductions import reduction
+from serrate.ir.reductions import SUM, Reduction
 from serrate.ir.storage import collapse
 from serrate.ir.tile import Accumulate, Store
 from serrate.ir.transforms import Merge
@@ -26,21 +26,21 @@ from serrate.ir.view import TensorView
 
 
 def reduced(
-    name: str, x: TensorView, dims: tuple[int, ...], dtype: torch.dtype, state: torch.dtype, *extra: Value
+    kind: Reduction, x: TensorView, dims: tuple[int, ...], dtype: torch.dtype, state: torch.dtype, *extra: Value
 ) -> tuple[TensorView, ...]:
     """Records a reduction of `x`; gives one view for each state, over the dims that are left.
 
-    `extra` are the values of further states, each with a dtype of its own.
+    `extra` are further values of an element, each with a dtype of its own.
     """
-    fusion, kind = x.fusion, reduction(name)
-    _check_rows_are_owned(name, x, dims, several=len(kind.states) > 1)
+    fusion = x.fusion
+    _check_rows_are_owned(kind, x, dims)
     x, dims = (x, dims) if extra else _all_at_once(x, dims)
     x, dims = _flat(x, dims)
     inside = _inside_kept(x, dims)
     if inside:
         # Words are summed first, then sentences across documents.
-        inner = reduced(name, x, inside, state, state)[0]
-        return reduced(name, inner, tuple(d - len([k for k in inside if k < d]) for d in dims if d not in inside), dtype, state)
+        inner = reduced(kind, x, inside, state, state)[0]
+        return reduced(kind, inner, tuple(d - len([k for k in inside if k < d]) for d in dims if d not in inside), dtype, state)
     over = tuple(x.domains[d] for d in dims)
     kept = tuple(_across(d, over) for k, d in enumerate(x.domains) if k not in dims)
     value = x.at(x.domains)
@@ -73,23 +73,23 @@ def _flat(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, tuple[int, 
     return x, dims
 
 
-def _check_rows_are_owned(name: str, x: TensorView, dims: tuple[int, ...], *, several: bool) -> None:
+def _check_rows_are_owned(kind: Reduction, x: TensorView, dims: tuple[int, ...]) -> None:
     """Raises where some of the dims that count rows are reduced and the rows are kept: rows of different lengths have no sum.
 
-    Only all of them together have, position by position. What has `several` states is reduced in one step or not at all.
+    Only all of them together have, position by position. What gives no elements again is reduced in one step or not at all.
     """
     for k in range(x.ndim):
         counts = [] if k in dims else counting(x, k)
         gone = [d for d in counts if d in dims]
         if gone and gone != counts:
             raise ShapeError(
-                f"{name}: dim {gone[-1]} of {shown(x)} counts the rows of dim {k}, which differ in length, so there is no {name} "
+                f"{kind}: dim {gone[-1]} of {shown(x)} counts the rows of dim {k}, which differ in length, so there is no {kind} "
                 f"of them; reduce dim {k} as well, or, position by position, dims {tuple(counts)} together"
             )
         inner = counted(x, k) if gone else []
-        if inner and several:
+        if inner and not kind.is_plain:
             raise ShapeError(
-                f"{name}: dims {dims} of {shown(x)} cannot be reduced in one step, with dim {k} between them kept; reduce dim "
+                f"{kind}: dims {dims} of {shown(x)} cannot be reduced in one step, with dim {k} between them kept; reduce dim "
                 f"{inner[-1]} first"
             )
 
@@ -158,7 +158,7 @@ def count(x: TensorView, dims: tuple[int, ...], like: TensorView, dtype: torch.d
     if crosses_rows(x, dims):
         # Across rows, only those count that reach so far.
         ones = where(eq(x, x), 1.0, 1.0)
-        return reduced("sum", ones, dims, dtype, dtype)[0]
+        return reduced(SUM, ones, dims, dtype, dtype)[0]
     value = constant(1.0, dtype)
     # A ragged dim and its component, both reduced, count the elements of all rows; what is left does not depend on each other.
     for domain in collapse([x.domains[d] for d in dims]):

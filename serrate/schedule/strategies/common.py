@@ -89,10 +89,11 @@ def row_block(shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
     """How many positions of a row one block holds. Phases that keep rows agree on it, so that they can be fused."""
     across = width(shape, target)
     if isinstance(shape.leaf, Accumulate) and shape.reduces_rows:
-        blocks = {"softmax": target.softmax_block, "welford": target.block}
-        size = blocks.get(shape.leaf.reduction.name, target.simple_block) // across
-        # Without blocks of its own a reduction is a plain loop over the row.
-        size = size or (1 if shape.leaf.reduction.name in blocks else LONG)
+        if shape.leaf.reduction.operator is None:
+            size = target.block // across
+        else:
+            # Without blocks of its own a reduction is a plain loop over the row.
+            size = target.simple_block // across or LONG
     elif isinstance(shape.leaf, Store) and shape.leaf.tensor.role is Role.PRIVATE:
         size = LONG
     else:
