@@ -17,14 +17,13 @@ import torch
 
 from serrate.codegen import reference
 from serrate.codegen.cpp import printer as cpp
+from serrate.codegen.cpp.names import PRELUDE
 from serrate.ir.expr import Array
 from serrate.ir.loops import LoopProgram
 from serrate.ir.values import Role
 from serrate.lower.long_sums import blocked
 from serrate.runtime import cache
 from serrate.runtime.compiler import Compiler, find_compiler
-
-PRELUDE = (Path(cpp.__file__).parent / "prelude.h").read_text()
 
 Tensors = Sequence[torch.Tensor]
 Numbers = Sequence[int]

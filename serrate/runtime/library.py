@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from serrate.codegen.cpp import printer as cpp
+from serrate.codegen.cpp.names import PRELUDE
 from serrate.codegen.cpp.values import CTYPES
 from serrate.errors import VerificationError
 from serrate.runtime import cache
 from serrate.runtime.compiler import find_compiler
-from serrate.runtime.launch import PRELUDE
 
 
 def group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ class TritonExecutable:
                 launch.kernel[(programs,)](*args, *(symbols[k] for k in launch.symbols), **launch.options)
 
     def _ready(self, launch: Launch) -> _Ready:
-        program = self.program
+        program = self._printed.program
         # A product and a sum are two roundings, as in torch; where one is better, the code asks for it.
         options = {"num_warps": self.warps, "enable_fp_fusion": False, **({"num_stages": STAGES} if launch.has_dot else {})}
         return _Ready(

@@ -19,7 +19,6 @@ from serrate.ir.expr import Array, Expr, Less, Symbol, const, symbol
 from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles, statements
 from serrate.ir.loops import Assign, Declare, Dot, Held, If, Local, Reduce, Running, While, Write, held, number, values_of
 from serrate.ir.values import Role, Tensor, Value, constant
-from serrate.runtime.launch import PRELUDE
 from serrate.tiles import functions, memory, products, reducing
 from serrate.tiles.elementwise import cast
 from serrate.tiles.loops import Again, Branch, Known, Range, TracedLoop
@@ -34,30 +33,11 @@ from serrate.tiles.values import (
     symbols_of,
 )
 
-RESERVED = frozenset(
-    name
-    for found in re.findall(r"(\w+)[(<]|(?:struct|using|define|class) (\w+)|typedef .* (\w+);", PRELUDE)
-    for name in found
-    if name
-) | frozenset(
-    (  # noqa: SIM905  a list of words reads better without quotes
-        "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl "
-        "concept const consteval constexpr constinit const_cast continue co_await co_return co_yield decltype default delete do "
-        "double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable namespace "
-        "new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires return "
-        "short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try typedef "
-        "typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq main std linux unix "
-        "given pointer threads stream positions position end done count run k"
-    ).split()
-)
-"""C++ keywords, and names that generated code has for itself."""
-GENERATED = re.compile(r"(v|t|extent|derived|launched)\d+|owner_\w*")
-"""Names that the compiler makes."""
 FAMILY = (
-    "", "o", "i", "_again", "_all", "_at", "_back", "_before", "_begin", "_carry", "_end", "_heap", "_here", "_high", "_id",
-    "_index", "_kept", "_lane", "_lanes", "_row", "_run", "_size", "_stage", "_stream", "_tile",
+    "", "o", "i", "_again", "_back", "_base", "_before", "_begin", "_carry", "_emptied", "_end", "_group", "_id", "_index",
+    "_kept", "_lane", "_lanes", "_part", "_row", "_run", "_tile", "_wide", "_within",
 )  # fmt: skip
-"""What the compiler appends to a name: whoever has one has all of these."""
+"""What the compiler appends to a name to name another thing: whoever has one has all of these."""
 LONGEST = 40
 """Characters of a name in generated code."""
 
@@ -92,7 +72,7 @@ class Trace:
         self._written: dict[Tensor, None] = {}
         self._read: set[str] = set()
         # `piece` is the axis of a list of pieces.
-        self._used = {*RESERVED, *(f"piece{end}" for end in FAMILY)}
+        self._used = {f"piece{end}" for end in FAMILY}
         self._computed: dict[str, Traced] = {}
         self.loaded: set[tuple[str, Expr]] = set()
         """Which elements of which tensors of one dim were read."""
@@ -104,10 +84,10 @@ class Trace:
     def name_for(self, wish: str) -> str:
         """A name that nothing has yet: the one wished for, or with a number."""
         wish = re.sub(r"[^A-Za-z0-9]+", "_", wish).strip("_")[:LONGEST]
-        if not wish.isidentifier() or GENERATED.fullmatch(wish):
+        if not wish.isidentifier():
             wish = f"x_{wish}".rstrip("_")
-        # A number must not make it one of the compiler's names, nor be read as part of another number.
-        joint = "_" if wish[-1].isdigit() or GENERATED.fullmatch(f"{wish}1") else ""
+        # A number must not be read as part of another.
+        joint = "_" if wish[-1].isdigit() else ""
         found, k = wish, 1
         while not self._used.isdisjoint(found + end for end in FAMILY):
             k += 1

@@ -98,7 +98,7 @@ def test_names_that_generated_code_uses(strategy: str) -> None:
 
 @pytest.mark.slow
 def test_names_of_the_prelude() -> None:
-    from serrate.runtime.launch import PRELUDE
+    from serrate.codegen.cpp.names import PRELUDE
 
     words = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", re.sub(r"//.*", "", PRELUDE)))
     check([w for w in words if not keyword.iskeyword(w) and w not in ("torch", "hl")])

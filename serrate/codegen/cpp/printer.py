@@ -7,19 +7,21 @@ lanes share one nest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from serrate.codegen.cpp.depth import shallow
 from serrate.codegen.cpp.guess import guess
+from serrate.codegen.cpp.names import RESERVED
 from serrate.codegen.cpp.pieces import Cut, cut_of, moves
 from serrate.codegen.cpp.products import product
 from serrate.codegen.cpp.statements import accumulated, along, clause, identity, joins, locals_of, size_of, unrounded, wraps
 from serrate.codegen.cpp.streams import Stage, block_bytes, moved, stage_of
 from serrate.codegen.cpp.text import Text
 from serrate.codegen.cpp.values import computed, ctype, number
+from serrate.codegen.names import identifier, renamed, spellings
 from serrate.errors import VerificationError
 from serrate.ir.expr import Array, Element, Expr, Search, const
 from serrate.ir.loops import (
@@ -90,12 +92,14 @@ def block_size(local: Local) -> int:
 
 def print_cpp(program: LoopProgram, wide: frozenset[Array] = frozenset()) -> Source:
     """The program in C++; `wide` names the arrays that hold int64 (others hold int32)."""
-    return _Printer(blocked(shallow(guess(program))), wide).source()
+    new = spellings(program, RESERVED)
+    return _Printer(blocked(shallow(guess(renamed(program, new)))), wide, new).source()
 
 
 class _Printer(Text):
-    def __init__(self, program: LoopProgram, wide: frozenset[Array]) -> None:
-        super().__init__({a: name if a.local else f"{name}_at" for a, name in array_names(program).items()})
+    def __init__(self, program: LoopProgram, wide: frozenset[Array], new: Mapping[str, str]) -> None:
+        names = array_names(program).items()
+        super().__init__({a: new.get(name, name) if a.local else f"{name}_at" for a, name in names})
         self.program = program
         self.wide = wide
         self.private = tuple(t for t in program.scratch if t.role is Role.PRIVATE)
@@ -107,7 +111,8 @@ class _Printer(Text):
         program = self.program
         for line in program.header:
             self.put(f"// {line}")
-        self.put(f'extern "C" void {program.name}(void* const* pointer, const i64* given) {{')
+        name = identifier(program.name)
+        self.put(f'extern "C" void {name}(void* const* pointer, const i64* given) {{')
         self.indent = 1
         self._arguments()
         for kernel in program.kernels:
@@ -115,7 +120,7 @@ class _Printer(Text):
         self.indent = 0
         self.put("}")
         text = "\n".join(self.lines) + "\n"
-        return Source(program.name, text)
+        return Source(name, text)
 
     def _arguments(self) -> None:
         used = self._used_tensors()

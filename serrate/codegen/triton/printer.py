@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from serrate.codegen.expressions import Spelling, written
+from serrate.codegen.names import Reserved, identifier, renamed, spellings
 from serrate.errors import DtypeError, VerificationError
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
 from serrate.ir.loops import (
@@ -147,8 +148,12 @@ REDUCERS = {
 PRELUDE = (Path(__file__).parent / "prelude.txt").read_text()
 """What generated modules begin with: imports, then functions that some of them call. Their names begin with `HELPER`."""
 HELPER = "sr_"
-TAKEN = frozenset((*keyword.kwlist, *dir(builtins), "tl", "triton"))
-"""Names that the functions of a module may not have, because its code means something else by them."""
+RESERVED = Reserved(
+    frozenset((*keyword.kwlist, *dir(builtins), "tl", "triton", "position")),
+    re.compile(rf"v\d+|{HELPER}\w*|__\w*"),
+    ("_at", "_now"),
+)
+"""Names that nothing of a program may have, because the code of a module means something else by them."""
 
 
 @functools.cache
@@ -172,8 +177,8 @@ def _beginning(code: str) -> str:
 
 def _function_name(name: str) -> str:
     """What the function of a kernel is called: as the kernel, unless a helper or Python itself might be called so."""
-    plain = re.sub(r"\W", "_", name, flags=re.ASCII)
-    return plain if plain.isidentifier() and plain not in TAKEN and not plain.startswith(HELPER) else f"program_{plain}"
+    plain = identifier(name)
+    return f"program_{plain}" if RESERVED.keeps(plain, ()) else plain
 
 
 @dataclass(frozen=True)
@@ -190,22 +195,23 @@ class Launch:
 
 @dataclass(frozen=True)
 class Source:
-    """A module's text and its launches, in order."""
+    """A module's text and its launches, in order; `program` has the tensors and symbols by the names that they have there."""
 
+    program: LoopProgram
     text: str
     launches: tuple[Launch, ...]
 
 
 def print_triton(program: LoopProgram, *, interpreted: bool = False) -> Source:
     """The program as a Triton module. The interpreter multiplies sixteen-bit blocks wrongly, so it gets float32 ones."""
-    program, parts, launches = grouped(program), [], []
+    program, parts, launches = grouped(renamed(program, spellings(program, RESERVED))), [], []
     for kernel in program.kernels:
         text, launch = _Printer(program, kernel, interpreted).run()
         parts.append(text)
         launches.append(launch)
     header = "".join(f"# {line}\n" for line in program.header)
     code = "\n\n".join(parts)
-    return Source(f"{header}{_beginning(code)}\n\n\n{code}", tuple(launches))
+    return Source(program, f"{header}{_beginning(code)}\n\n\n{code}", tuple(launches))
 
 
 def _clamped(text: str, e: Element, go: Callable[[Expr], str]) -> str:
