@@ -136,6 +136,12 @@ def test_the_compiler_does_not_know_its_oracle() -> None:
     assert users == {"interpret", *ORACLE_IS_USED_BY}
 
 
+def test_front_ends_know_no_backend() -> None:
+    ends = ("frontend", "tiles", "language", "kernels", "calls", "eager")
+    own = [path for path in modules() if unit_of(path) in ends]
+    assert [f"{path}:{line}" for path in own for line, unit in imported_units(path) if unit == "codegen"] == []
+
+
 def test_no_star_imports() -> None:
     stars = [
         f"{path}:{node.lineno}"

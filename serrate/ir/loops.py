@@ -21,6 +21,7 @@ A guard is an ordered conjunction; it says in which lanes the statement's elemen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -55,6 +56,11 @@ class Local:
     name: str
     dtype: torch.dtype
     lanes: Lanes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes, in the dtype it is computed in."""
+        return math.prod(lane.size for lane in self.lanes) * carried_dtype(self.dtype).itemsize
 
     def __str__(self) -> str:
         return f"{self.name}<{', '.join(map(str, self.lanes))}>"

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from serrate import settings
-from serrate.codegen.cpp.printer import block_size
 from serrate.errors import CallError, KernelError, StrategyError, choices
 from serrate.frontend.kernel.machine import BlockSize, BlockSizes, NamedBlock, current, refuse, running, user_frame
 from serrate.ir.expr import const
@@ -86,7 +85,7 @@ def _require_room(loops: LoopProgram) -> None:
     """Raises for a program whose private blocks are larger than a thread should have memory for."""
     for kernel in loops.kernels:
         blocks = [n.local for n in nodes(kernel.body) if isinstance(n, Declare) and n.local.lanes]
-        total, largest = sum(map(block_size, blocks)), max(blocks, key=block_size, default=None)
+        total, largest = sum(b.nbytes for b in blocks), max(blocks, key=lambda b: b.nbytes, default=None)
         if largest is not None and total > ROOM:
             lanes = " x ".join(str(lane.size) for lane in largest.lanes)
             raise KernelError(

@@ -53,7 +53,7 @@ from serrate.ir.loops import (
     values_of,
 )
 from serrate.ir.tile import GRID
-from serrate.ir.values import Role, Tensor, carried_dtype
+from serrate.ir.values import Role, Tensor
 from serrate.lower.long_sums import blocked
 from serrate.lower.pipeline import array_names
 
@@ -83,11 +83,6 @@ class Source:
 
 LARGE, STACK = 1 << 16, 1 << 18
 """Bytes of the largest block, and of all blocks together, that lie on the stack of a thread."""
-
-
-def block_size(local: Local) -> int:
-    """Bytes of a private block."""
-    return size_of(local.lanes) * carried_dtype(local.dtype).itemsize
 
 
 def print_cpp(program: LoopProgram, wide: frozenset[Array] = frozenset()) -> Source:
@@ -174,11 +169,13 @@ class _Printer(Text):
 
     def _large_blocks(self, body: Sequence[Node]) -> None:
         """Allocates the blocks that a stack has no room for, once for each thread."""
-        blocks = sorted((n.local for n in nodes(tuple(body)) if isinstance(n, Declare) and n.local.lanes), key=block_size)
+        blocks = sorted(
+            (n.local for n in nodes(tuple(body)) if isinstance(n, Declare) and n.local.lanes), key=lambda local: local.nbytes
+        )
         total, self.large = 0, {}
         for local in blocks:
-            total += block_size(local)
-            if block_size(local) > LARGE or total > STACK:
+            total += local.nbytes
+            if local.nbytes > LARGE or total > STACK:
                 self.large[local.name] = local
         for name, local in self.large.items():
             self.put(f"Heap<{computed(local.dtype)}> {name}_heap({size_of(local.lanes)});")
