@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from textwrap import indent
 
 import pytest
 import torch
 
 from serrate import analysis, ir, ops
 from serrate.ir.drawing import Drawing
+from serrate.ir.reductions import REDUCTIONS
 from serrate.lower.stages import stages
 from tests.pages import DOCS, check_dumps, check_picture
 
@@ -51,7 +53,8 @@ PICTURES = {"guards": guards, "tiles": tiles, "softmax": softmax}
 
 def test_ir_page_shows_real_stages() -> None:
     shown = (f"stage {k}\n" + str(stage).rstrip("\n").replace("\n\n", "\n") for k, stage in enumerate(stages(routed())))
-    check_dumps(PAGE, {"stages": "\n".join(shown) + "\n"})
+    reductions = "\n".join(f"{kind}\n" + indent(kind.text, "  ") for kind in REDUCTIONS.values())
+    check_dumps(PAGE, {"stages": "\n".join(shown) + "\n", "reductions": reductions + "\n"})
 
 
 @pytest.mark.parametrize("name", PICTURES)

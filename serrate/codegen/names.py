@@ -18,8 +18,8 @@ from serrate.ir.loops import (
     Bind,
     Block,
     Declare,
-    Dot,
     Existing,
+    Fold,
     For,
     Held,
     If,
@@ -31,7 +31,6 @@ from serrate.ir.loops import (
     Node,
     Number,
     Prefetch,
-    Reduce,
     Running,
     While,
     Write,
@@ -40,6 +39,7 @@ from serrate.ir.loops import (
     expressions_of,
     held,
     load,
+    map_values,
     nodes,
     number,
     values_of,
@@ -206,6 +206,8 @@ class _Renaming:
     def _block(self, node: Block) -> Node:
         if isinstance(node, Write | Prefetch):
             node = replace(node, tensor=self.tensors[node.tensor], index=tuple(map(self.expr, node.index)))
+        elif isinstance(node, Fold):
+            node = replace(node, locals=tuple(map(self.local, node.locals)))
         else:
             node = replace(node, local=self.local(node.local))
         if isinstance(node, Running):
@@ -213,8 +215,4 @@ class _Renaming:
             node = replace(node, carry=self.local(node.carry), axis=axis)
         if isinstance(node, Assign):
             node = replace(node, rests=tuple(tuple(g.substitute(self.symbols) for g in part) for part in node.rests))
-        if isinstance(node, Dot):
-            return replace(node, left=self.value(node.left), right=self.value(node.right))
-        if isinstance(node, Assign | Reduce | Running | Write):
-            return replace(node, value=self.value(node.value))
-        return node
+        return map_values(node, self.value)

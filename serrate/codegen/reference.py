@@ -20,6 +20,7 @@ from serrate.ir.loops import (
     Declare,
     Dot,
     Existing,
+    Fold,
     For,
     Guard,
     Held,
@@ -39,6 +40,7 @@ from serrate.ir.loops import (
 )
 from serrate.ir.reductions import reduction
 from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
+from serrate.lower.reductions import steps
 
 _SAME_NAME = (
     "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu erf atan floor ceil square isnan add sub mul maximum minimum "
@@ -121,6 +123,8 @@ class _Interpreter:
                 while self._holds(node.guard):
                     self.run(node.body)
                     self.run(node.test)
+            elif isinstance(node, Fold):
+                self.run(tuple(steps(node)))
             elif not isinstance(node, Prefetch):
                 assert not isinstance(node, Attempt), "attempts are of the backend that makes them"
                 self.block(node)

@@ -8,6 +8,7 @@ In: a scheduled tile program. Out: kernels of loops and block operations on lane
                 | Declare(local, number)                   a private block (carried values live in these)
                 | Assign(lanes, guard, local, value)       local = value, lane by lane
                 | Reduce(lanes, guard, local, operator, value)   local = local op value over the lanes it does not have
+                | Fold(lanes, guard, locals, reduction, values)  likewise by any combine of whole states, in order
                 | Dot(lanes, guard, local, left, right)    local += left @ right over the last lane
                 | Running(lanes, guard, local, carry, axis, operator, value)   local = carry op values up to each position
                 | Write(lanes, guard, tensor, index, value)
@@ -22,14 +23,15 @@ A guard is an ordered conjunction; it says in which lanes the statement's elemen
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 
 from serrate.ir.domains import ParallelType
 from serrate.ir.expr import Array, Expr, Less, Symbol, const
+from serrate.ir.reductions import Reduction
 from serrate.ir.values import Call, Tensor, Value, carried_dtype, intern, rewrite
 
 Guard = tuple[Less, ...]
@@ -199,6 +201,18 @@ class Reduce:
 
 
 @dataclass(frozen=True, eq=False)
+class Fold:
+    """`locals = combine(locals, values)`, position after position of the lanes that the locals do not have; holes do not
+    count."""
+
+    lanes: Lanes
+    guard: Guard
+    locals: tuple[Local, ...]
+    reduction: Reduction
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Dot:
     """`local[m, n] += sum over k of left[m, k] * right[k, n]`; `lanes` are (m, n, k)."""
 
@@ -278,7 +292,8 @@ class While:
     body: tuple[Node, ...]
 
 
-Block = Assign | Reduce | Dot | Running | Write | Prefetch
+Block = Assign | Reduce | Fold | Dot | Running | Write | Prefetch
+BlockT = TypeVar("BlockT", bound=Block)
 Node = For | Bind | Declare | Attempt | If | While | Block
 
 
@@ -356,7 +371,27 @@ def values_of(node: Node) -> tuple[Value, ...]:
     """The values a statement computes."""
     if isinstance(node, Assign | Reduce | Running | Write):
         return (node.value,)
+    if isinstance(node, Fold):
+        return node.values
     return (node.left, node.right) if isinstance(node, Dot) else ()
+
+
+def written_by(node: Node) -> tuple[Local, ...]:
+    """The private blocks that a statement itself changes."""
+    if isinstance(node, Fold):
+        return node.locals
+    if isinstance(node, Running):
+        return node.local, node.carry
+    return (node.local,) if isinstance(node, Assign | Reduce | Dot) else ()
+
+
+def map_values(node: BlockT, change: Callable[[Value], Value]) -> BlockT:
+    """The statement with other values, those that `values_of` gives."""
+    if isinstance(node, Dot):
+        return replace(node, left=change(node.left), right=change(node.right))
+    if isinstance(node, Fold):
+        return replace(node, values=tuple(map(change, node.values)))
+    return node if isinstance(node, Prefetch) else replace(node, value=change(node.value))
 
 
 def factors_of(node: Node) -> tuple[Value, Value] | None:
@@ -376,7 +411,7 @@ def expressions_of(node: Node) -> Iterator[Expr]:
         yield node.extent
     elif isinstance(node, Bind):
         yield node.expr
-    if isinstance(node, Assign | Reduce | Dot | Running | Write | Prefetch | If | While):
+    if isinstance(node, Block | If | While):
         for condition in node.guard:
             yield condition.left
             yield condition.right
@@ -462,5 +497,8 @@ def _line(node: Node) -> str:
         return f"{lanes}{node.local.name} += {node.left} @ {node.right}{where}"
     if isinstance(node, Running):
         return f"{lanes}{node.local.name}, {node.carry.name} running {node.operator}= {node.value}{where}"
+    if isinstance(node, Fold):
+        names, values = ", ".join(x.name for x in node.locals), ", ".join(map(str, node.values))
+        return f"{lanes}{names} {node.reduction}= {values}{where}"
     operator = f"{node.operator}" if isinstance(node, Reduce) else ""
     return f"{lanes}{node.local.name} {operator}= {node.value}{where}"

@@ -6,11 +6,11 @@ the ordered finish of partial results. Both functions give values, so they can b
 
     >>> print(WELFORD.text)
     lift(x) = 1.0, x, 0.0
-    combine((count1, mean1, square1), (count2, mean2, square2)):
-      count = add(count1, count2)
-      mean = add(mean1, mul(sub(mean2, mean1), div(count2, maximum(add(count1, count2), 1.0))))
-      square = add(square1, add(square2,
-        mul(square(sub(mean2, mean1)), mul(count1, div(count2, maximum(add(count1, count2), 1.0))))))
+    combine(a, b):
+      count = add(a.count, b.count)
+      mean = add(a.mean, mul(sub(b.mean, a.mean), div(b.count, maximum(add(a.count, b.count), 1.0))))
+      square = add(a.square, add(b.square,
+        mul(square(sub(b.mean, a.mean)), mul(a.count, div(b.count, maximum(add(a.count, b.count), 1.0))))))
 
 Laws that lowering relies on: combine is associative, and the identity is neutral on both sides. Elements are combined in their
 order unless a definition says that it is `commutative`. Stages never ask for a reduction by name. Where one is better off with
@@ -20,6 +20,7 @@ more than its two functions, its definition has it: `in_block`, `two_pass`, `neu
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -110,7 +111,8 @@ class Reduction:
         """The states of one element, one for each that is declared."""
         states = self.lift(*values)
         if len(states) != len(self.states):
-            raise DtypeError(f"{self}: lift gives {len(states)} states of {len(values)} values; declared are {self._names('')}")
+            names = ", ".join(s.name for s in self.states)
+            raise DtypeError(f"{self}: lift gives {len(states)} states of {len(values)} values; declared are {names}")
         return states
 
     @functools.cached_property
@@ -128,6 +130,11 @@ class Reduction:
         (combined,) = self.combine((a,), (b,))
         return OPERATORS.get(combined.function) if isinstance(combined, Call) and combined.args == (a, b) else None
 
+    @property
+    def folds(self) -> bool:
+        """Whether a block is combined element by element, because nothing better is known."""
+        return self.operator is None and self.in_block is None
+
     def neutral(self, dtype: torch.dtype) -> Number | None:
         """The value of an element that changes nothing; None where there is none, or none is known."""
         if self.neutral_value is not None:
@@ -138,24 +145,17 @@ class Reduction:
     def text(self) -> str:
         """Both functions as they are written, of arguments called after the states."""
         dtype = torch.float32
-        values = [argument(name, dtype) for name in ("x", *(f"w{k}" for k in range(1, 9)))]
-        count = next(n for n in range(1, 9) if _takes(self, values[:n]))
-        a, b = (tuple(argument(f"{s.name}{k}", dtype) for s in self.states) for k in (1, 2))
-        lines = [f"lift({', '.join(map(str, values[:count]))}) = {', '.join(map(str, self.lift(*values[:count])))}"]
-        lines.append(f"combine(({self._names('1')}), ({self._names('2')})):")
+        taken = inspect.signature(self.lift).parameters.values()
+        names = [p.name for p in taken if p.kind is not p.VAR_POSITIONAL]
+        more = next((p.name for p in taken if p.kind is p.VAR_POSITIONAL), "")
+        while more and len(self.lift(*(argument(name, dtype) for name in names))) < len(self.states):
+            names.append(f"{more}{len(names)}")
+        values = [argument(name, dtype) for name in names]
+        a, b = (tuple(argument(f"{side}.{s.name}", dtype) for s in self.states) for side in "ab")
+        lines = [f"lift({', '.join(names)}) = {', '.join(map(str, self.lift(*values)))}"]
+        lines.append("combine(a, b):")
         lines += (f"  {s.name} = {v}" for s, v in zip(self.states, self.combine(a, b), strict=True))
         return "\n".join(lines)
-
-    def _names(self, suffix: str) -> str:
-        return ", ".join(f"{s.name}{suffix}" for s in self.states)
-
-
-def _takes(kind: Reduction, values: Sequence[Value]) -> bool:
-    """Whether lift takes as many values."""
-    try:
-        return len(kind.lift(*values)) == len(kind.states)
-    except (TypeError, ValueError):
-        return False
 
 
 # --- identities ----------------------------------------------------------------------------------------------------------
@@ -278,8 +278,8 @@ SOFTMAX_MAX = Reduction(
 """The maximum alone, as softmax begins it: a row of only -inf comes out the same in one pass and in two."""
 
 
-def _weighed(x: Value, *weights: Value) -> States:
-    return (x, *(weights or (constant(1.0, carried_dtype(x.dtype)),)))
+def _weighed(x: Value, *weight: Value) -> States:
+    return (x, *(weight or (constant(1.0, carried_dtype(x.dtype)),)))
 
 
 def _rescaled(a: States, b: States) -> States:
@@ -311,12 +311,12 @@ def _powers(new: States, maximum: Value) -> States:
 
 
 @functools.cache
-def softmax(totals: int = 1) -> Reduction:
+def softmax(totals: int) -> Reduction:
     """The maximum, and totals of weights times e^(x - maximum): of attention, the weights are 1 and the columns of the values.
 
     Takes x and a weight for each total; of x alone, one total of weights 1.
     """
-    names = ["total"] if totals == 1 else [f"total{k}_" for k in range(totals)]
+    names = ["total"] if totals == 1 else [f"total{k}" for k in range(1, totals + 1)]
     return Reduction(
         "softmax",
         (State("maximum", _lowest_finite), *(State(name, _zero) for name in names)),
@@ -329,7 +329,7 @@ def softmax(totals: int = 1) -> Reduction:
     )
 
 
-SOFTMAX = softmax()
+SOFTMAX = softmax(1)
 
 
 # --- extrema and where they are ------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ from serrate.ir.loops import (
     existing,
     expressions_of,
     load,
+    map_values,
     nodes,
     number,
     with_bodies,
@@ -313,10 +314,7 @@ def _statement(node: Node, facts: _Facts) -> Node:
         more.update(dict.fromkeys(missing))
         return None
 
-    if isinstance(node, Dot):
-        node = replace(node, left=rewrite(node.left, change), right=rewrite(node.right, change))
-    else:
-        node = replace(node, value=rewrite(node.value, change))
+    node = map_values(node, lambda v: rewrite(v, change))
     return replace(node, guard=(*node.guard, *more)) if more else node
 
 
@@ -388,6 +386,4 @@ def _changed(node: Node, change: Callable[[Expr], Expr]) -> Node:
     node = replace(node, guard=guard(node.guard))
     if isinstance(node, Write | Prefetch):
         node = replace(node, index=tuple(map(change, node.index)))
-    if isinstance(node, Dot):
-        return replace(node, left=rewrite(node.left, value), right=rewrite(node.right, value))
-    return node if isinstance(node, Prefetch) else replace(node, value=rewrite(node.value, value))
+    return map_values(node, lambda v: rewrite(v, value))

@@ -44,6 +44,7 @@ from serrate.ir.loops import (
     nodes,
     values_of,
     with_bodies,
+    written_by,
 )
 from serrate.ir.tile import SERIAL
 from serrate.ir.values import Constant, Value, call, carried_dtype, constant
@@ -94,9 +95,7 @@ def _begins(node: Declare | Assign) -> bool:
 
 
 def _writes(node: Node, local: Local) -> bool:
-    if isinstance(node, Running) and node.carry == local:
-        return True
-    return isinstance(node, Assign | Reduce | Dot | Running) and node.local == local
+    return local in written_by(node)
 
 
 def _adds(node: Node, local: Local) -> bool:

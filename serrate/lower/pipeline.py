@@ -3,6 +3,7 @@
 In: a scheduled `TileProgram`. Out: a `LoopProgram`. One function, passes in order, checked in between:
 
     blocks    domains -> index expressions and guards, lanes -> blocks, private scratch -> blocks
+    in_order  (where lanes are loops anyway) folds of lanes become loops
     tighten   serial loops end where guards say nothing exists any more
     tabulate  (where a target wants it) the component that owns a grid position comes from a table
     launch    (likewise) a grid that only lengths bound is launched by a number of its own
@@ -28,6 +29,7 @@ from serrate.ir.loops import (
     Declare,
     Dot,
     Existing,
+    Fold,
     For,
     Guard,
     If,
@@ -43,22 +45,35 @@ from serrate.ir.loops import (
     Write,
     bodies,
     expressions_of,
+    map_values,
     nodes,
     rewrite_value,
     values_of,
+    written_by,
 )
 from serrate.ir.recipes import Owners
 from serrate.ir.tile import GRID, TileProgram, verify
 from serrate.lower.blocks import blocks
 from serrate.lower.inside import inside, limits_of
+from serrate.lower.reductions import in_order
 
 
-def lower(program: TileProgram, name: str, header: tuple[str, ...] = (), *, tables: bool = False) -> LoopProgram:
-    """The loop program of a scheduled tile program; with `tables`, owners of grid positions are looked up."""
+def lower(
+    program: TileProgram, name: str, header: tuple[str, ...] = (), *, tables: bool = False, folds: bool = False
+) -> LoopProgram:
+    """The loop program of a scheduled tile program; with `tables`, owners of grid positions are looked up; with `folds`, lanes
+    are combined across by any function."""
     verify(program)
     loops = blocks(program, name, header)
     keep_inside = functools.partial(inside, limits=limits_of(program))
-    for each in (tighten, *((tabulate, launch) if tables else ()), keep_inside, name_indices, collect):
+    for each in (
+        *(() if folds else (in_order,)),
+        tighten,
+        *((tabulate, launch) if tables else ()),
+        keep_inside,
+        name_indices,
+        collect,
+    ):
         loops = each(loops)
         check(loops, complete=each is collect)
     return loops
@@ -85,8 +100,8 @@ def check(program: LoopProgram, *, complete: bool) -> None:
                 if not node.local.lanes:
                     # A number of the program's own may be an index.
                     known_here.update((symbol(node.local.name, None, None), symbol(node.local.name)))
-            elif isinstance(node, Assign | Reduce | Dot | Running) and node.local.name not in locals_:
-                raise VerificationError(f"{program.name}: {node.local.name} is used before it is declared")
+            elif undeclared := [x.name for x in written_by(node) if x.name not in locals_]:
+                raise VerificationError(f"{program.name}: {undeclared[0]} is used before it is declared")
             elif isinstance(node, For):
                 walk(node.body, frozenset(known_here | {node.symbol}), set(locals_))
             else:
@@ -133,7 +148,7 @@ def _guard_bound(loop: For, *, alone: bool) -> Expr | None:
 
     With `alone`, only guards that loops and lanes further inside have no part in.
     """
-    statements = [n for n in nodes(loop.body) if isinstance(n, Assign | Reduce | Dot | Running | Write)]
+    statements = [n for n in nodes(loop.body) if isinstance(n, Assign | Reduce | Fold | Dot | Running | Write)]
     inner = {n.symbol for n in nodes(loop.body) if isinstance(n, For)} | {lane.symbol for s in statements for lane in s.lanes}
     # Statements on kept lanes only (rescaling) carry no row guard of their own and rest with their row.
     guarded = [s for s in statements if any(loop.symbol in g.symbols for g in s.guard)]
@@ -316,9 +331,7 @@ def substituted(node: Node, named: dict[Expr, Expr]) -> Node:
     guard = tuple(g.substitute(named) for g in node.guard)
     if isinstance(node, Prefetch):
         return replace(node, guard=guard, index=tuple(e.substitute(named) for e in node.index))
-    if isinstance(node, Dot):
-        return replace(node, guard=guard, left=rewrite_value(node.left, named), right=rewrite_value(node.right, named))
-    node = replace(node, guard=guard, value=rewrite_value(node.value, named))
+    node = map_values(replace(node, guard=guard), lambda v: rewrite_value(v, named))
     return replace(node, index=tuple(e.substitute(named) for e in node.index)) if isinstance(node, Write) else node
 
 

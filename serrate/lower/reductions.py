@@ -6,16 +6,34 @@ reduction is known here; which of these serves one follows from its definition:
     one state and an operator    Reduce, or Dot where what is summed are the products of a matrix product
     no lanes are reduced         combine, lane by lane
     in_block                     what the definition makes of a whole block
-    otherwise                    combine, position after position of the reduced lanes, in order: they become loops
+    otherwise                    Fold: combine, position after position, in order
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from serrate.ir.expr import Less, Symbol, const
-from serrate.ir.loops import Assign, Declare, Dot, For, Guard, Held, Lanes, Load, Local, Node, Reduce, existing, held
+from serrate.ir.loops import (
+    Assign,
+    Declare,
+    Dot,
+    Fold,
+    For,
+    Guard,
+    Held,
+    Lanes,
+    Load,
+    Local,
+    LoopProgram,
+    Node,
+    Reduce,
+    bodies,
+    existing,
+    held,
+    with_bodies,
+)
 from serrate.ir.reductions import Reduction, States
 from serrate.ir.tile import SERIAL
 from serrate.ir.values import Call, Constant, Value, rewrite
@@ -45,17 +63,35 @@ def expand(kind: Reduction, states: tuple[Local, ...], values: tuple[Value, ...]
     if not tile.reduced:
         return assigned(states, kind.combine(carried, new), tile.lanes, tile.guard)
     if kind.in_block is None:
-        return in_order(states, kind.combine(carried, new), tile)
+        return [Fold(tile.lanes, tile.guard, states, kind, new)]
     block = _Block(kind, states, tile)
     kind.in_block(block, carried, new)
     return [*block.declared, *block.nodes]
 
 
-def in_order(states: Sequence[Local], values: States, tile: Tile) -> list[Node]:
-    """The states take these values once for every position of the reduced lanes, from the first to the last."""
-    body = assigned(states, values, tile.kept, tile.guard)
-    for lane in reversed(tile.reduced):
-        body = [For(lane.symbol, const(lane.size), SERIAL, tuple(body), const(lane.size))]
+def in_order(program: LoopProgram) -> LoopProgram:
+    """The program with folds as loops over the lanes they reduce, from the first position to the last."""
+    return replace(program, kernels=tuple(replace(k, body=_unfolded(k.body)) for k in program.kernels))
+
+
+def _unfolded(body: tuple[Node, ...]) -> tuple[Node, ...]:
+    out: list[Node] = []
+    for node in body:
+        if isinstance(node, Fold):
+            out += steps(node)
+        else:
+            out.append(with_bodies(node, tuple(map(_unfolded, bodies(node)))) if bodies(node) else node)
+    return tuple(out)
+
+
+def steps(fold: Fold) -> list[Node]:
+    """A fold as loops."""
+    kept = fold.locals[0].lanes
+    combined = fold.reduction.combine(tuple(map(held, fold.locals)), fold.values)
+    body = assigned(fold.locals, combined, tuple(lane for lane in fold.lanes if lane in kept), fold.guard)
+    for lane in reversed(fold.lanes):
+        if lane not in kept:
+            body = [For(lane.symbol, const(lane.size), SERIAL, tuple(body), const(lane.size))]
     return body
 
 

@@ -179,6 +179,8 @@ def swizzle(program: TileProgram, phase: str, domain: str, by: str) -> TileProgr
     reduced = (not known.knows(axis), not known.knows(loops[k][0]))
     check_swizzle(f"phase {phase}", axis, loops[k][0], by_is_reduced=reduced[0], is_reduced=reduced[1])
     check_no_rows("swizzle", f"phase {phase}", [d for d, _ in loops], loops[k][0])
+    if goes_in_order(leaf) and reduced[1]:
+        raise ScheduleError(f"phase {phase}: `{leaf}` goes from element to element, so {domain} cannot be in another order")
     made = transforms.swizzle(axis, loops[k][0])[1]
     return _relooped(program, phase, lambda old: (*old[:k], (made, old[k][1]), *old[k + 1 :]))
 
@@ -203,15 +205,31 @@ def cover(program: TileProgram, phase: str, ragged: str, group: str, size: int) 
 
 def reorder(program: TileProgram, phase: str, *order: str) -> TileProgram:
     """for a: for b: s   ->   for b: for a: s.  Names all loops, outermost first."""
+    leaf = _loops(program, phase)[1]
 
     def change(loops: Loops) -> Loops:
         if sorted(order) != sorted(d.name for d, _ in loops):
             raise ScheduleError(f"phase {phase}: reorder must name {', '.join(d.name for d, _ in loops)}, got {', '.join(order)}")
         new = tuple(loops[_position(loops, phase, name)] for name in order)
         check_order("reorder", f"phase {phase}", [d for d, _ in new])
+        if goes_in_order(leaf) and _reduced(new, leaf) != _reduced(loops, leaf):
+            raise ScheduleError(
+                f"phase {phase}: `{leaf}` goes from element to element, so {', '.join(order)} cannot be its loops"
+            )
         return new
 
     return _relooped(program, phase, change)
+
+
+def goes_in_order(leaf: Leaf) -> bool:
+    """Whether a statement depends on the order of the loops that it reduces: all scans, and reductions that do not commute."""
+    return isinstance(leaf, Scan) or (isinstance(leaf, Accumulate) and not leaf.reduction.commutative)
+
+
+def _reduced(loops: Loops, leaf: Leaf) -> list[int]:
+    """The loops that a statement reduces, outermost first, by uid."""
+    known = _known(leaf.index)
+    return [d.uid for d, _ in loops if not known.knows(d)]
 
 
 def mark(program: TileProgram, phase: str, domain: str, kind: str) -> TileProgram:
@@ -271,6 +289,10 @@ def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
     known = _known(leaf.index)
     if any(known.knows(d) for d in chosen):
         raise ScheduleError(f"phase {phase}: {', '.join(kept)} is not reduced there")
+    if goes_in_order(leaf) and _reduced(loops, leaf)[: len(chosen)] != [d.uid for d in chosen]:
+        raise ScheduleError(
+            f"phase {phase}: `{leaf}` combines in order, and {', '.join(kept)} is not the outermost loop it reduces"
+        )
     picked = {d.uid for d in chosen}
     logical = tuple(d for d, _ in loops if d.uid in picked or known.knows(d))
     suffix = "_".join(kept)

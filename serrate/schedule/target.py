@@ -43,6 +43,8 @@ class Target:
     """Warps of a program, where there are such."""
     tables: bool
     """Whether the component that owns a part is looked up in a table rather than searched for by every worker."""
+    folds: bool
+    """Whether lanes of a block are combined across by any function. Where lanes are loops anyway, that is a loop too."""
 
 
 # 512 bytes of output at a time: while more of them wait to be stored, nothing that comes behind them can be read.
@@ -63,6 +65,7 @@ CPU = Target(
     factors_blocks=False,
     warps=1,
     tables=False,
+    folds=False,
 )
 GPU = Target(
     name="gpu",
@@ -81,6 +84,7 @@ GPU = Target(
     factors_blocks=True,
     warps=4,
     tables=True,
+    folds=True,
 )
 
 

@@ -114,6 +114,7 @@ IR = [
             _cases("several_infinities", "tests/engine/test_row_by_row.py"),
         ),
         ('_call("sub", average, carried[MEAN])', '_call("sub", average, average)', _cases("var_rows or var_both")),
+        ("commutative: bool = False", "commutative: bool = True", ("tests/engine/test_own_reductions.py",)),
     ),
     *_of(
         "serrate/ir/values.py",
@@ -260,6 +261,12 @@ LOWER = [
             _cases("gather or index or select or pad", MOVES),
         ),
         ("0, None if high is None else max(high - 1, 0))", "0, None if high is None else max(high - 2, 0))"),
+    ),
+    *_of(
+        "serrate/lower/reductions.py",
+        ("tests/engine/test_own_reductions.py",),
+        ("v if s is free else _reading(v, free, before)", "v"),
+        ("for lane in reversed(fold.lanes):", "for lane in fold.lanes:"),
     ),
     *_of(
         "serrate/lower/stages.py",

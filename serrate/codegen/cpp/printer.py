@@ -31,6 +31,7 @@ from serrate.ir.loops import (
     Block,
     Declare,
     Dot,
+    Fold,
     For,
     Guard,
     If,
@@ -467,7 +468,7 @@ class _Printer(Text):
         for node in group:
             if isinstance(node, Prefetch):
                 continue
-            assert not isinstance(node, Dot)
+            assert not isinstance(node, Dot | Fold)
             if isinstance(node, Write) and moves(node) and not node.add:
                 source, (to, place) = node.value, self._target(node, staged)
                 assert isinstance(source, Load)

@@ -28,6 +28,7 @@ from serrate.ir.loops import (
     Declare,
     Dot,
     Existing,
+    Fold,
     For,
     Guard,
     Held,
@@ -36,6 +37,7 @@ from serrate.ir.loops import (
     Lane,
     Lanes,
     Load,
+    Local,
     LoopProgram,
     Node,
     Number,
@@ -47,10 +49,12 @@ from serrate.ir.loops import (
     expressions_of,
     factors_of,
     flat_index,
+    held,
     nodes,
     values_of,
+    written_by,
 )
-from serrate.ir.reductions import reduction
+from serrate.ir.reductions import Reduction, reduction
 from serrate.ir.tile import GRID
 from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
 from serrate.lower.long_sums import grouped
@@ -205,12 +209,13 @@ class Source:
 def print_triton(program: LoopProgram, *, interpreted: bool = False) -> Source:
     """The program as a Triton module. The interpreter multiplies sixteen-bit blocks wrongly, so it gets float32 ones."""
     program, parts, launches = grouped(renamed(program, spellings(program, RESERVED))), [], []
+    combiners: Combiners = {}
     for kernel in program.kernels:
-        text, launch = _Printer(program, kernel, interpreted).run()
+        text, launch = _Printer(program, kernel, interpreted, combiners).run()
         parts.append(text)
         launches.append(launch)
     header = "".join(f"# {line}\n" for line in program.header)
-    code = "\n\n".join(parts)
+    code = "\n\n".join([*(text for _, text in combiners.values()), *parts])
     return Source(program, f"{header}{_beginning(code)}\n\n\n{code}", tuple(launches))
 
 
@@ -219,9 +224,13 @@ def _clamped(text: str, e: Element, go: Callable[[Expr], str]) -> str:
     return text if e.most is None else f"tl.maximum(tl.minimum({text}, {go(e.most)}), 0)"
 
 
+Combiners = dict[tuple[Reduction, tuple[torch.dtype, ...]], tuple[str, str]]
+"""Functions that combine states, for each reduction and the dtypes of its states: name and text."""
+
+
 class _Printer:
-    def __init__(self, program: LoopProgram, kernel: Kernel, interpreted: bool) -> None:
-        self.program, self.kernel, self.interpreted = program, kernel, interpreted
+    def __init__(self, program: LoopProgram, kernel: Kernel, interpreted: bool, combiners: Combiners) -> None:
+        self.program, self.kernel, self.interpreted, self.combiners = program, kernel, interpreted, combiners
         self.names: dict[Array, str] = {a: f"{name}_at" for a, name in array_names(program).items()}
         self.lines: list[str] = []
         self.indent = 1
@@ -385,7 +394,7 @@ class _Printer:
                 raise VerificationError("the triton backend has no branches on numbers of the device")
             self._block(node)
 
-    def _block(self, node: Assign | Reduce | Dot | Running | Write) -> None:
+    def _block(self, node: Assign | Reduce | Fold | Dot | Running | Write) -> None:
         """A block operation; conditions that no lane takes part in decide whether it happens at all."""
         plain = [g for g in node.guard if not self.lanes_in(g.left) | self.lanes_in(g.right)]
         if plain:
@@ -395,12 +404,12 @@ class _Printer:
             self._operation(replace(node, guard=tuple(g for g in node.guard if g not in plain)))
             self.shared = outer
             self.indent -= 1
-            if not isinstance(node, Write):
-                self._forget(node.local.name)
+            for local in written_by(node):
+                self._forget(local.name)
         else:
             self._operation(node)
 
-    def _operation(self, node: Assign | Reduce | Dot | Running | Write) -> None:
+    def _operation(self, node: Assign | Reduce | Fold | Dot | Running | Write) -> None:
         if isinstance(node, Write):
             self._write(node)
         elif isinstance(node, Assign):
@@ -410,6 +419,8 @@ class _Printer:
             self._forget(node.local.name)
         elif isinstance(node, Reduce):
             self._reduce(node)
+        elif isinstance(node, Fold):
+            self._fold(node)
         elif isinstance(node, Running):
             self._running(node)
         else:
@@ -575,6 +586,51 @@ class _Printer:
             text = REDUCERS[node.operator].format(text, k)
         self.put(f"{local.name} = {COMBINE[node.operator].format(local.name, text)}")
         self._forget(local.name)
+
+    def _fold(self, node: Fold) -> None:
+        """All lanes of a block combined across, then with what is carried. `tl.reduce` takes lanes in any order; a scan does not,
+        and its last position is the whole block."""
+        mask = self._mask(node.guard, node.lanes, set(node.lanes))
+        combine = self._combiner(node.reduction, tuple(carried_dtype(x.dtype) for x in node.locals))
+        blocks = [self.fresh() for _ in node.locals]
+        for k, (block, local, value) in enumerate(zip(blocks, node.locals, node.values, strict=True)):
+            dtype = TYPES[carried_dtype(local.dtype)]
+            if isinstance(value, Constant):
+                text = f"tl.full({_shape(node.lanes)}, {_number(value.number)}, {dtype})"
+            else:
+                text = f"{self._full(value, node.lanes, node.guard)}.to({dtype})"
+            nothing = _number(node.reduction.identity(k, local.dtype))
+            self.put(f"{block} = {f'tl.where({mask}, {text}, {nothing})' if mask else text}")
+        every = ", ".join(blocks)
+        for axis in reversed([k for k, lane in enumerate(node.lanes) if lane not in node.locals[0].lanes]):
+            if node.reduction.commutative:
+                self.put(f"{every} = tl.reduce(({every}), {axis}, {combine})")
+                continue
+            self.put(f"{every} = tl.associative_scan(({every}), {axis}, {combine})")
+            lane = node.lanes[axis]
+            left = (*node.lanes[: axis + 1], *(other for other in node.lanes[axis + 1 :] if other in node.locals[0].lanes))
+            last = f"{self.spread(self.variables[lane.symbol], (lane,), left)} == {lane.size - 1}"
+            for block, local in zip(blocks, node.locals, strict=True):
+                whole = f"tl.sum(tl.where({last}, {block}, 0), {axis})"
+                self.put(f"{block} = {whole}.to({TYPES[carried_dtype(local.dtype)]})")
+        states = ", ".join(local.name for local in node.locals)
+        self.put(f"{states} = {combine}({states}, {every})")
+        for local in node.locals:
+            self._forget(local.name)
+
+    def _combiner(self, kind: Reduction, dtypes: tuple[torch.dtype, ...]) -> str:
+        """The function that combines two states, which is printed once."""
+        if (kind, dtypes) not in self.combiners:
+            name = f"{HELPER}combine{len(self.combiners)}"
+            a, b = ([Local(f"{side}{k}", dtype, ()) for k, dtype in enumerate(dtypes)] for side in "ab")
+            outer, self.lines, shared, self.shared, indent, self.indent = self.lines, [], self.shared, {}, self.indent, 1
+            combined = kind.combine(tuple(map(held, a)), tuple(map(held, b)))
+            results = ", ".join(self.value(v, (), ()) for v in combined)
+            self.put(f"return {results}")
+            head = f"@triton.jit\ndef {name}({', '.join(local.name for local in (*a, *b))}):\n"
+            self.combiners[kind, dtypes] = name, head + "\n".join(self.lines) + "\n"
+            self.lines, self.shared, self.indent = outer, shared, indent
+        return self.combiners[kind, dtypes][0]
 
     def _running(self, node: Running) -> None:
         """A scan of the block, combined with what is carried; the carry grows by the block's total."""

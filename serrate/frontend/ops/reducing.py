@@ -34,7 +34,7 @@ def reduced(
     """
     fusion = x.fusion
     _check_rows_are_owned(kind, x, dims)
-    x, dims = (x, dims) if extra else _all_at_once(x, dims)
+    x, dims = _all_at_once(x, dims) if kind.commutative and not extra else (x, dims)
     x, dims = _flat(x, dims)
     inside = _inside_kept(x, dims)
     if inside:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Protocol
 
 from serrate.ir.domains import IterDomain
@@ -14,6 +15,7 @@ from serrate.ir.tile import Accumulate, Scan, Store, TileProgram, chain
 from serrate.ir.values import Place, Role
 from serrate.schedule.plan import Recorder
 from serrate.schedule.prepare import Shape, describe, reduced_loops
+from serrate.schedule.primitives import goes_in_order
 from serrate.schedule.target import Target, power_of_two_at_least
 
 LONG = 4096
@@ -106,6 +108,7 @@ def row_block(shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
 
 def finish_loops(recorder: Recorder, phase: str, order: list[str], grid: list[str], lanes: list[str]) -> None:
     """Puts the loops of a phase in order and marks them."""
+    order, lanes = _as_elements_go(recorder, phase, order, lanes)
     if loop_names(recorder, phase) != order:
         recorder.do("reorder", phase, *order)
     for name in order:
@@ -113,6 +116,23 @@ def finish_loops(recorder: Recorder, phase: str, order: list[str], grid: list[st
             recorder.do("mark", phase, name, "grid")
         elif name in lanes:
             recorder.do("mark", phase, name, "lanes")
+
+
+def _as_elements_go(recorder: Recorder, phase: str, order: list[str], lanes: list[str]) -> tuple[list[str], list[str]]:
+    """The order, and the lanes, where a statement needs its elements in order: the loops that it reduces stay as they are, and
+    of them only the innermost can be lanes."""
+    found = chain(next(p for p in recorder.program.phases if p.name == phase))
+    assert found is not None
+    domains = [loop.domain for loop in found[0]]
+    if not goes_in_order(found[1]):
+        return order, lanes
+    gone = reduced_loops(found[1], domains)
+    reduced = [d.name for d in domains if d.uid in gone]
+    last = {*takewhile(lanes.__contains__, reversed(reduced))}
+    lanes = [name for name in lanes if name not in reduced or name in last]
+    order = [*(n for n in order if n not in lanes), *(n for n in order if n in lanes)]
+    in_order = iter(reduced)
+    return [next(in_order) if name in reduced else name for name in order], lanes
 
 
 def schedule_regular(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], target: Target) -> None:
@@ -341,7 +361,7 @@ def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLo
         return
     first, last = [n for n in reduced if n in outside], [n for n in reduced if n not in outside]
     order = [*grid, *kept, *first, *serial, *last, *own, *lanes]
-    if not target.factors_blocks or isinstance(shape.leaf, Scan) or (isinstance(shape.leaf, Accumulate) and shape.leaf.merge):
+    if not target.factors_blocks or goes_in_order(shape.leaf) or (isinstance(shape.leaf, Accumulate) and shape.leaf.merge):
         finish_loops(recorder, phase, order, grid, [*own, *lanes])
         return
     # Every lane reduces what it sees; lanes are combined once, behind the loop over the row.

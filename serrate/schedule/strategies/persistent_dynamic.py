@@ -29,6 +29,9 @@ from serrate.schedule.target import Target
 LINE = 512
 """About how long a line of a rectangle is, where parts are made of whole lines."""
 
+FOLDED = 64
+"""Elements of partial results that are combined at once by a fold, which takes the longer the more lanes it has."""
+
 
 def persistent_dynamic(
     program: TileProgram, target: Target, tile: int | None = None, chunk: int | None = None, warps: int | None = None
@@ -125,6 +128,8 @@ class PartsOfRows:
         row, parts = shape.component.name, shape.ragged.name
         serial = parts
         if target.finish > 1:
-            recorder.do("split", shape.phase, parts, block_size(None, max(target.finish // width(shape, target), 1), target))
+            folds = isinstance(shape.leaf, Accumulate) and shape.leaf.reduction.folds
+            size = (min(target.finish, FOLDED) if folds else target.finish) // width(shape, target)
+            recorder.do("split", shape.phase, parts, block_size(None, max(size, 1), target))
             serial, lanes = f"{parts}o", [f"{parts}i", *lanes]
         finish_loops(recorder, shape.phase, [row, *kept, serial, *reduced, *lanes], [row], lanes)
