@@ -36,6 +36,14 @@ hypothesis.settings.register_profile("full", max_examples=200, deadline=None)
 hypothesis.settings.load_profile("full" if FULL else "fast")
 
 
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("SERRATE_")}
+
+
+SETTINGS = _settings()
+"""What is set from outside, and above."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips, with the reason, what this machine or this kind of run does not do."""
     for item in items:
@@ -49,7 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_teardown() -> Generator[None]:
     """What a test wrote into the environment is gone when its fixtures are; so is what serrate had read of it."""
     yield
+    left = _settings()
+    for name in left.keys() | SETTINGS.keys():
+        os.environ.pop(name, None)
+    os.environ.update(SETTINGS)
     settings.reload()
+    assert left == SETTINGS, "the test left other settings in the environment than it found"
 
 
 @pytest.fixture

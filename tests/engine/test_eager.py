@@ -7,7 +7,7 @@ tested elsewhere; here the reference backend shows what each spelling means, and
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,12 +23,10 @@ Function = Callable[..., Any]
 
 
 @pytest.fixture
-def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is built: each case is one more program."""
-    with monkeypatch.context() as patch:
-        patch.setenv("SERRATE_BACKEND", "reference")
-        settings.reload()
-        yield
+    monkeypatch.setenv("SERRATE_BACKEND", "reference")
+    settings.reload()
 
 
 def rows(dtype: torch.dtype = torch.float32, features: tuple[int, ...] = (4,)) -> JaggedTensor:

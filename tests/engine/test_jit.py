@@ -10,7 +10,7 @@ import functools
 import gc
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,11 +26,9 @@ GLOBAL, FACTOR = torch.full((4,), 2.0), 3.0
 
 
 @pytest.fixture(autouse=True)
-def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setenv("SERRATE_BACKEND", "reference")
-        settings.reload()
-        yield
+def reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERRATE_BACKEND", "reference")
+    settings.reload()
 
 
 def rows(lengths: list[int] = LENGTHS, dtype: torch.dtype = torch.float32, width: int = 4) -> JaggedTensor:

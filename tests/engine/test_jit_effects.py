@@ -6,7 +6,7 @@ In: functions with effects. Out: failures where an effect is frozen, lost or lea
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,9 @@ X = JaggedTensor.from_lengths(torch.arange(6.0) + 1, LENGTHS)
 
 
 @pytest.fixture(autouse=True)
-def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setenv("SERRATE_BACKEND", "reference")
-        settings.reload()
-        yield
+def reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERRATE_BACKEND", "reference")
+    settings.reload()
 
 
 # --- random numbers --------------------------------------------------------------------------------------------------------

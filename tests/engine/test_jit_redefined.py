@@ -13,7 +13,7 @@ import os
 import sys
 import types
 from collections import UserDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,11 +29,9 @@ X = JaggedTensor.from_lengths(torch.arange(6.0) + 1, [2, 0, 3, 1])
 
 
 @pytest.fixture(autouse=True)
-def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setenv("SERRATE_BACKEND", "reference")
-        settings.reload()
-        yield
+def reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERRATE_BACKEND", "reference")
+    settings.reload()
 
 
 def check(jitted: Callable[..., Any], plain: Callable[..., Any], *more: Any) -> None:

@@ -27,11 +27,10 @@ def threads() -> Iterator[None]:
 
 
 @pytest.fixture(params=["cpp", "reference", "triton"])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with monkeypatch.context() as patch:
-        patch.setenv("SERRATE_BACKEND", request.param)
-        settings.reload()
-        yield request.param
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("SERRATE_BACKEND", request.param)
+    settings.reload()
+    return request.param
 
 
 def near(found: Any, wanted: torch.Tensor | float, limit: float = 2e-6) -> None:

@@ -5,7 +5,7 @@ In: small programs whose results are known to the last bit. Out: failures agains
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,11 +20,10 @@ LENGTHS = [1, 0, 5, 1, 40, 2, 1, 97]
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with monkeypatch.context() as patch:
-        patch.setenv("SERRATE_BACKEND", request.param)
-        settings.reload()
-        yield request.param
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("SERRATE_BACKEND", request.param)
+    settings.reload()
+    return request.param
 
 
 def rows(lengths: list[int], *width: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> JaggedTensor:

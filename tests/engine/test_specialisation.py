@@ -7,7 +7,7 @@ number of programs that were built.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain, pairwise
 from typing import Any
 
@@ -416,15 +416,14 @@ OF_INTEGERS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.fixture
-def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows at every trace. What is traced runs on the reference."""
     found: list[int] = []
     traced = calls.trace
-    with monkeypatch.context() as patch:
-        patch.setattr(calls, "trace", lambda *args: found.append(1) or traced(*args))
-        patch.setenv("SERRATE_BACKEND", "reference")
-        settings.reload()
-        yield found
+    monkeypatch.setattr(calls, "trace", lambda *args: found.append(1) or traced(*args))
+    monkeypatch.setenv("SERRATE_BACKEND", "reference")
+    settings.reload()
+    return found
 
 
 @pytest.mark.parametrize("name", NUMBERS)
