@@ -25,11 +25,13 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from serrate import settings  # noqa: E402
+from tests import triton_interpreter  # noqa: E402
 
 # serrate may have been imported by a plugin before the variable was set.
 settings.reload()
 # The test workers already share the cores.
 torch.set_num_threads(2)
+triton_interpreter.install()
 
 hypothesis.settings.register_profile("fast", max_examples=25, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("full", max_examples=200, deadline=None)
