@@ -164,8 +164,9 @@ class _Interpreter:
         elif isinstance(node, Running):
             self.running(node, exists, shape)
         elif isinstance(node, Dot):
-            left = self.value(node.left, node.lanes, exists).expand(shape)
-            right = self.value(node.right, node.lanes, exists).expand(shape)
+            # Every lane of an operand: the product says which of them count, and an operand has fewer lanes than the product.
+            every = torch.ones([1] * len(shape), dtype=torch.bool, device=self.device)
+            left, right = self.value(node.left, node.lanes, every), self.value(node.right, node.lanes, every)
             zero = torch.zeros((), dtype=local.dtype, device=self.device)
             product = torch.where(exists, left.to(local.dtype) * right.to(local.dtype), zero)
             self.locals[node.local.name] = local + product.sum(-1)
