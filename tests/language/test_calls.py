@@ -29,6 +29,7 @@ from serrate.errors import DeviceError, GradientError, KernelError, ShapeError, 
 from serrate.kernels import STRATEGIES, Config, Kernel
 from serrate.tiles.forms import structures
 from serrate.tiles.launch import Site
+from tests.conftest import FULL
 
 SCALE: Any = 2.0
 WEIGHTS: Any = torch.ones(3)
@@ -96,7 +97,7 @@ def test_new_lengths_make_no_program_and_take_the_short_way(
             sequences=3 + n % 5,
             length=4 + n % 13,
         )
-        for n in range(50)
+        for n in range(50 if FULL else 12)
     ]
     kernel = None
     for n, sizes in enumerate(chosen):
