@@ -10,6 +10,7 @@ from serrate import moves as _installs_movers  # noqa: F401
 from serrate.calls import jit
 from serrate.frontend import ops
 from serrate.kernels import Config, Kernel, kernel
+from serrate.modes import batch_invariant
 from serrate.tensor import (
     JaggedTensor,
     Structure,
@@ -30,6 +31,7 @@ __all__ = [
     "Kernel",
     "Structure",
     "analysis",
+    "batch_invariant",
     "cat",
     "collate",
     "errors",

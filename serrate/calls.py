@@ -33,6 +33,7 @@ from serrate.frontend.leaves import Leaves, leaves_of
 from serrate.frontend.specialise import Specialised, changing
 from serrate.frontend.trace import BY_VALUE, Key, Trace, described, inputs_of, kind_of, static_of, trace
 from serrate.ir.view import TensorView
+from serrate.modes import is_batch_invariant
 from serrate.runtime.locks import making
 from serrate.runtime.results import remember_structure
 from serrate.schedule.plan import Plan
@@ -352,6 +353,7 @@ def _exact(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any], ob
     known by what can be read of it; without `objects` everything is known by its value."""
     grad = torch.is_grad_enabled()
     key: list[Any] = [torch.get_num_threads(), torch.get_default_dtype(), autocast.state(), settings.current().backend]
+    key.append(is_batch_invariant())
     for value in args:
         _describe(value, key, leaves, objects, grad)
     for name, value in kwargs.items():

@@ -27,6 +27,7 @@ from serrate.ir.tile import TileProgram
 from serrate.ir.values import Read, Role, Tensor
 from serrate.lower.pipeline import lower
 from serrate.lower.stages import arrays_of, stages
+from serrate.modes import is_batch_invariant
 from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, Call
@@ -35,7 +36,7 @@ from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutabl
 from serrate.runtime.locks import making
 from serrate.runtime.results import Result, groups, result
 from serrate.schedule.by_hand import by_hand
-from serrate.schedule.heuristic import Rows, choose
+from serrate.schedule.heuristic import Rows, choose, invariant
 from serrate.schedule.plan import Plan
 from serrate.schedule.prepare import RowFacts, row_facts
 from serrate.schedule.strategies import STRATEGIES, check, plan
@@ -139,7 +140,7 @@ class Kernels:
         """What is known of calls with these offsets and extents."""
         if call.computed:
             return self._prepare(call)
-        key = (self._number, call.numbers, call.device, self.owner.backend or settings.current().backend)
+        key = (self._number, call.numbers, call.device, self.owner.backend or settings.current().backend, is_batch_invariant())
         owners = tuple(call.args[k] for k in self.owner.binder.offsets)
         if owners:
             return remembered(owners, key, lambda: self._prepare(call))
@@ -216,6 +217,9 @@ class Kernels:
 
     def _choice(self, call: Call, backend: str) -> tuple[str, dict[str, Any]]:
         owner = self.owner
+        if is_batch_invariant():
+            named = "by_hand" if owner.hand else owner.strategy
+            return invariant(named, owner.options, BACKENDS[backend], self.naive.name)
         if owner.strategy is not None or owner.hand is not None:
             return owner.strategy or "by_hand", owner.options
         target, facts = BACKENDS[backend], self._facts

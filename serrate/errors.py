@@ -57,6 +57,10 @@ class StrategyError(SerrateError, ValueError):
     """A strategy that is unknown, or that does not apply to a program."""
 
 
+class InvarianceError(SerrateError, RuntimeError):
+    """Something that is not computed for each row alone, under `serrate.batch_invariant()`."""
+
+
 class VerificationError(SerrateError, AssertionError):
     """A pass left a program that is not legal after its stage: a bug in serrate, not in the user's program."""
 

@@ -19,6 +19,9 @@ from serrate.engine import default_backend
 from serrate.errors import BackendError, CallError, IgnoredWarning, StrategyError, choices
 from serrate.interpret.interpreter import interpret, prepare
 from serrate.interpret.source import Source
+from serrate.modes import is_batch_invariant
+from serrate.schedule.heuristic import invariant
+from serrate.schedule.target import CPU
 from serrate.tiles.launch import CompiledKernel, Options, Variant
 
 CPU_DEVICE = torch.device("cpu")
@@ -113,9 +116,9 @@ class Kernel:
         self.config = config
         self.asked = dict(asked)
         """What else the decorator was given."""
-        self._compiled: dict[str, CompiledKernel] = {}
-        self._now: tuple[settings.Settings | None, CompiledKernel | None] = (None, None)
-        """The settings at the last call, and what calls go to under them; None for the interpreter."""
+        self._compiled: dict[tuple[str, bool], CompiledKernel] = {}
+        self._now: tuple[settings.Settings | None, bool, CompiledKernel | None] = (None, False, None)
+        """The settings and the mode at the last call, and what calls go to under them; None for the interpreter."""
 
     @functools.cached_property
     def _source(self) -> Source:
@@ -128,15 +131,18 @@ class Kernel:
                 f"kernels run on a CPU so far, not on {backend}" if backend == "triton" else f"no backend is called {backend!r}"
             )
             raise BackendError(f"{known}: {choices(backend, BACKENDS)}")
-        if backend not in self._compiled:
+        alone = is_batch_invariant()
+        if (backend, alone) not in self._compiled:
             for name, value in self._without_effect().items():
                 _warn_once(f"{name}={value!r} has no effect on a kernel that runs on a CPU")
             others = {k: v for k, v in self.config.others.items() if k == "lanes"}
-            static = self.asked.get("static_shapes")
-            options = Options(self.config.strategy, backend, self.config.block_sizes, static_shapes=static, **others)
+            strategy, static = self.config.strategy, self.asked.get("static_shapes")
+            if alone:
+                strategy, _ = invariant(strategy, {}, CPU, self.fn.__name__)
+            options = Options(strategy, backend, self.config.block_sizes, static_shapes=static, alone=alone, **others)
             # Of threads that come at once, all get that of the first.
-            self._compiled.setdefault(backend, CompiledKernel(self.fn, options))
-        return self._compiled[backend]
+            self._compiled.setdefault((backend, alone), CompiledKernel(self.fn, options))
+        return self._compiled[backend, alone]
 
     def _without_effect(self) -> dict[str, Any]:
         """What was asked for that does nothing on a CPU."""
@@ -145,16 +151,16 @@ class Kernel:
         return {n: x for n, x in asked.items() if n not in ("lanes", "static_shapes") and (n not in usual or usual[n] != x)}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        read, compiled = self._now
-        if read is not settings.current():
-            read, compiled = self._now = self._chosen()
+        read, alone, compiled = self._now
+        if read is not settings.current() or alone is not is_batch_invariant():
+            _, _, compiled = self._now = self._chosen()
         if compiled is None:
             return interpret(self._source, args, kwargs, block_sizes=self.config.block_sizes, check=True)
         return compiled(*args, **kwargs)
 
-    def _chosen(self) -> tuple[settings.Settings, CompiledKernel | None]:
+    def _chosen(self) -> tuple[settings.Settings, bool, CompiledKernel | None]:
         now = settings.current()
-        return now, None if now.check else self.on(default_backend(CPU_DEVICE))
+        return now, is_batch_invariant(), None if now.check else self.on(default_backend(CPU_DEVICE))
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The code that runs for these arguments; nothing is run.

@@ -21,6 +21,7 @@ from serrate.ir.expr import Array
 from serrate.ir.fusion import Fusion
 from serrate.ir.partition import partition
 from serrate.ir.view import TensorView
+from serrate.schedule.heuristic import SHARES
 from serrate.tensor import moving
 from serrate.tensor.moving import BITS
 
@@ -76,8 +77,8 @@ def _longest(size: int, starts: Tensor, lengths: Tensor, total: int | None) -> i
 
 
 def _whole(longest: int, total: int) -> str | None:
-    """The strategy for runs none of which is a thread's share; None where the heuristic shall look, which takes longer."""
-    return "maskless" if longest * 8 * torch.get_num_threads() < total else None
+    """The strategy for runs none of which is a large share of all; None where the heuristic shall look, which takes longer."""
+    return "maskless" if longest * SHARES < total else None
 
 
 def _sides(values: Tensor, dim: int) -> tuple[bool, int]:

@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "serrate"
 ORDER = (
     "errors",
     "settings",
+    "modes",
     "ir",
     "tensor",
     "frontend",

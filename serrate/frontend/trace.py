@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from serrate import modes
 from serrate.errors import DtypeError, SerrateError, TraceError
 from serrate.frontend import autocast, ops, torch_names
 from serrate.frontend.capture import captured, capturing
@@ -231,7 +232,7 @@ def trace(
         known.append((leaf, view(leaf)))
         return known[-1][1]
 
-    with fusion, _pointing():
+    with fusion, modes.tracing(), _pointing():
         # In the order of `leaves_of`, which is the order of the fusion's inputs.
         given, named = mapped(tuple(args), view), mapped(dict(kwargs), view)
         known += [(leaf, view(leaf)) for leaf in outside]

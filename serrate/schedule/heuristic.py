@@ -14,7 +14,9 @@ exponential and bimodal lengths have one of 0.1, and run as fast whole as in par
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from serrate.errors import InvarianceError
 from serrate.schedule.target import Target
 
 
@@ -68,6 +70,28 @@ def choose(rows: Rows | None, target: Target, workers: int = 1, *, product: bool
     if not product and rows.density is not None and rows.density >= DENSE and row_bytes <= target.short_bytes:
         return "masked", {}
     return "maskless", {"keep_rows": row_bytes <= KEPT_BYTES} if target.keeps_rows else {}
+
+
+ALONE = ("maskless", "persistent_dynamic")
+"""Strategies whose workers compute a row, or a part of one that its own length tells, without a look at other rows."""
+
+
+def invariant(named: str | None, options: dict[str, Any], target: Target, name: str) -> tuple[str, dict[str, Any]]:
+    """The strategy under which a row's bits follow from that row alone: the one that is named if it is such, else whole rows.
+
+    >>> from serrate.schedule.target import CPU
+    >>> invariant(None, {}, CPU, "softmax")
+    ('maskless', {'keep_rows': False})
+    """
+    if named is None:
+        # Whether rows are kept would be for the longest of them to say.
+        return "maskless", {"keep_rows": False} if target.keeps_rows else {}
+    if named not in ALONE:
+        raise InvarianceError(
+            f"{name}: {named} may compute several rows together, so that the bits of one depend on the others; under "
+            f"serrate.batch_invariant() name no strategy, or one of {', '.join(ALONE)}"
+        )
+    return named, options
 
 
 def _waits(rows: Rows, target: Target, workers: int) -> bool:

@@ -220,6 +220,17 @@ def describe(env: Env) -> tuple[Any, dict[Path, int]]:
     return tuple(form), sizes
 
 
+def widths(env: Env) -> set[Path]:
+    """The sizes of dims of ragged tensors that no row has a part in: they are the same in every batch."""
+    found: set[Path] = set()
+    for name, value in env.items():
+        if isinstance(value, JaggedTensor):
+            structure = value.structure
+            taken = {d for dim, rows in zip(structure.dims, structure.rows, strict=True) for d in range(dim, dim + rows.takes)}
+            found |= {(name, "values", "shape", k) for k in range(1, value.values.dim()) if k not in taken}
+    return found
+
+
 def single(x: torch.Tensor) -> tuple[bool, ...]:
     """Which dims have size 1: a tile that reads one reads its one element in every lane, so programs are made for it."""
     return tuple(size == 1 for size in x.shape)

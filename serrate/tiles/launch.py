@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from serrate import settings
-from serrate.errors import CallError, KernelError, StrategyError, choices
+from serrate.errors import CallError, InvarianceError, KernelError, StrategyError, choices
 from serrate.frontend.kernel.machine import BlockSize, BlockSizes, NamedBlock, current, refuse, running, user_frame
 from serrate.ir.expr import const
-from serrate.ir.kernel import Axis, Carry, KernelProgram
+from serrate.ir.kernel import Axis, Carry, KernelProgram, statements
 from serrate.ir.loops import Declare, Load, LoopProgram, Write, load, nodes, number, values_of
 from serrate.ir.values import Role
 from serrate.lower.tiles import lower_kernel
@@ -48,6 +48,7 @@ from serrate.tiles.forms import (
     number_at,
     refuse_shared,
     single,
+    widths,
 )
 from serrate.tiles.later import Later
 from serrate.tiles.loops import Again, Known
@@ -75,6 +76,9 @@ class Options:
     """Lanes of axes by name, where a plan is tried that no strategy makes."""
     static_shapes: bool | None = None
     """Whether all sizes are compiled in (True), none that can be given (False), or those that were not seen to change (None)."""
+    alone: bool = False
+    """Whether the bits of a row must follow from that row alone: of all sizes only widths of ragged tensors are compiled in,
+    because others may be those of the batch, and additions in no fixed order are refused."""
 
 
 ROOM = 1 << 28
@@ -91,6 +95,16 @@ def _require_room(loops: LoopProgram) -> None:
             raise KernelError(
                 f"the values of one tile take {total >> 20} MiB in each thread, and may take {ROOM >> 20}: "
                 f"{largest.name} alone has {lanes} lanes. Choose smaller block sizes, or put another loop over tiles around it"
+            )
+
+
+def _require_order(name: str, program: KernelProgram) -> None:
+    """Raises for atomic additions whose order shows in the result."""
+    for node in statements(program.body):
+        if isinstance(node, Write) and node.add and node.tensor.dtype.is_floating_point:
+            raise InvarianceError(
+                f"{name}: hl.atomic_add to {node.tensor.name} ({node.tensor.dtype}) adds in an order that varies by run, "
+                "and serrate.batch_invariant() promises the same bits: carry the sum in a loop, or add integers"
             )
 
 
@@ -227,12 +241,14 @@ class Site:
             counts = counts_of(env)
             self.changing |= {path for path in new if sizes[path] in counts and self.options.static_shapes is not True}
             self._decided |= new
-        if self.options.static_shapes is False:
+        if self.options.alone:
+            self.changing |= sizes.keys() - form.static - widths(env)
+        elif self.options.static_shapes is False:
             self.changing |= {path for path in sizes if path not in form.static}
         found = self.variants.get((described, self._compiled_in(form, sizes, env)))
         if found is None:
             # Sizes that differ from an earlier call of the same form are not compiled in any more, unless they must be.
-            for other in form.seen if self.options.static_shapes is None else ():
+            for other in form.seen if self.options.static_shapes is None and not self.options.alone else ():
                 self.changing |= {p for p, v in sizes.items() if other[p] != v and p not in form.static}
             form.seen.append(sizes)
             found = self.variants.get((described, self._compiled_in(form, sizes, env)))
@@ -250,6 +266,8 @@ class Site:
     def _make(self, env: Env, sizes: dict[Path, int], form: Form) -> Variant:
         program, trace = self._traced(env, sizes, form)
         self._report(self, program)
+        if self.options.alone:
+            _require_order(self.name, program)
         program = below_their_maximum(program)
         made = self._built(program, trace, env, self.options)
         doubtful = unproven(program)

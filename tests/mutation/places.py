@@ -37,6 +37,7 @@ GUARDS = ("tests/analysis/test_worked_guards.py", "tests/analysis/test_guards.py
 BY_HAND = ("tests/schedule/test_by_hand.py",)
 JIT = ("tests/engine/test_jit.py", "tests/engine/test_jit_effects.py")
 EAGER = ("tests/engine/test_eager.py",)
+INVARIANCE = ("tests/engine/test_batch_invariance.py",)
 STRUCTURE = ("tests/tensor/test_structure.py", "tests/tensor/test_jagged.py")
 
 IR = [
@@ -607,6 +608,7 @@ CALLS = [
             "[torch.get_num_threads(), torch.get_default_dtype(), settings",
             ("tests/engine/test_autocast.py",),
         ),
+        ("key.append(is_batch_invariant())", "pass", INVARIANCE),
         ("key += rows.versions()", "pass"),
         ("results[k] = results[k].clone()", "pass"),
         ("while len(self.kinds) > KINDS:", "while len(self.kinds) > KINDS + 1_000_000:", ("tests/engine/test_jit.py",)),
@@ -616,8 +618,20 @@ CALLS = [
         (*JIT, "tests/engine/test_specialisation.py"),
         ("key = (self._number, call.numbers, call.device,", "key = (self._number, call.device,"),
         ("key = (self._number, call.numbers, call.device,", "key = (call.numbers, call.device,"),
+        ("settings.current().backend, is_batch_invariant())", "settings.current().backend)", INVARIANCE),
+        ("        if is_batch_invariant():\n", "        if False:\n", INVARIANCE),
         ("if k in given and given[k].dtype == dtype else", "if k in given else", EAGER),
         ("if t.shape == r.shape}", "if t.numel()}", EAGER),
+    ),
+    *_of(
+        "serrate/kernels.py",
+        INVARIANCE,
+        ("if read is not settings.current() or alone is not is_batch_invariant():", "if read is not settings.current():"),
+    ),
+    *_of(
+        "serrate/tiles/launch.py",
+        INVARIANCE,
+        ("self.changing |= sizes.keys() - form.static - widths(env)", "pass"),
     ),
     *_of(
         "serrate/eager.py",
