@@ -21,12 +21,12 @@ from serrate.interpret.interpreter import interpret, prepare
 from serrate.interpret.source import Source
 from serrate.modes import is_batch_invariant
 from serrate.schedule.heuristic import invariant
+from serrate.schedule.strategies import STRATEGIES
 from serrate.schedule.target import CPU
 from serrate.tiles.launch import CompiledKernel, Options, Variant
 
 CPU_DEVICE = torch.device("cpu")
 
-STRATEGIES = ("maskless", "masked", "persistent_dynamic")
 EFFORTS = ("none", "quick", "full")
 BACKENDS = ("cpp", "reference")
 FOR_GPUS = (
@@ -92,7 +92,7 @@ def _strategy(strategy: str | None, jagged_strategy: str | None) -> str | None:
         raise CallError(f"strategy= and jagged_strategy= are the same, but got {strategy!r} and {jagged_strategy!r}")
     found = strategy if strategy is not None else jagged_strategy
     if found is not None and found not in STRATEGIES:
-        raise StrategyError(f"unknown strategy {found!r}: {choices(found, STRATEGIES)}")
+        raise StrategyError(f"unknown strategy {found!r}: {choices(found, tuple(STRATEGIES))}")
     return found
 
 

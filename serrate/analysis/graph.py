@@ -360,7 +360,7 @@ def _gathered(source: Fusion | TileProgram | Iterable[IterDomain]) -> _Program:
         statements = [s for phase in source.phases for s, _ in walk(phase.body)]
         domains = [s.domain for s in statements if isinstance(s, Loop)]
         domains += [d for tensor in (*source.inputs, *source.outputs) for d in _of_tensor(tensor)]
-        found = _Program(domains, [s for s in statements if not isinstance(s, Loop)])
+        found = _Program(domains, [s for s in statements if isinstance(s, Leaf)])
     else:
         return _Program(list(source), [])
     for leaf in found.leaves:

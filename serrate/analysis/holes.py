@@ -37,7 +37,7 @@ from serrate.analysis.memory import allocation
 from serrate.ir import Fusion, TensorView
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import symbol
-from serrate.ir.tile import Accumulate, Leaf, Library, Loop, TileProgram, walk
+from serrate.ir.tile import Accumulate, Leaf, Library, TileProgram, walk
 from serrate.ir.values import Call, Constant, Read, Role, Tensor, Value
 
 Number = float | int | bool
@@ -145,7 +145,7 @@ def _statements(source: Fusion | TileProgram) -> Iterator[tuple[str, Leaf, tuple
         return
     for phase in source.phases:
         for statement, loops in walk(phase.body):
-            if not isinstance(statement, Loop):
+            if isinstance(statement, Leaf):
                 yield statement.targets[0].name, statement, tuple(loop.domain for loop in loops)
 
 

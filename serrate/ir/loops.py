@@ -23,7 +23,7 @@ A guard is an ordered conjunction; it says in which lanes the statement's elemen
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
@@ -443,6 +443,44 @@ def rewrite_value(value: Value, expression: dict[Expr, Expr]) -> Value:
         return None
 
     return rewrite(value, change)
+
+
+def renamed_value(value: Value, swap: Mapping[Expr, Expr], lanes: Mapping[Symbol, Symbol]) -> Value:
+    """A value with index expressions replaced, and private blocks read along other lanes."""
+
+    def moved(lane: Lane) -> Lane:
+        return Lane(lanes.get(lane.symbol, lane.symbol), lane.size)
+
+    def change(v: Value) -> Value | None:
+        if isinstance(v, Load):
+            guard = tuple(g.substitute(swap) for g in v.guard)
+            return load(v.tensor, tuple(e.substitute(swap) for e in v.index), guard, v.other)
+        if isinstance(v, Number):
+            return number(v.expr.substitute(swap), v.dtype)
+        if isinstance(v, Existing):
+            return existing(tuple(map(moved, v.lanes)), tuple(g.substitute(swap) for g in v.guard), v.dtype)
+        if isinstance(v, Held):
+            return held(Local(v.local.name, v.local.dtype, tuple(map(moved, v.local.lanes))))
+        return None
+
+    return rewrite(value, change)
+
+
+def symbols_of(value: Value) -> frozenset[Symbol]:
+    """The positions and numbers that a value depends on."""
+    found: set[Symbol] = set()
+    for v in value.walk():
+        if isinstance(v, Load):
+            found.update(s for e in v.index for s in e.symbols)
+            found.update(s for g in v.guard for s in g.symbols)
+        elif isinstance(v, Number):
+            found.update(v.expr.symbols)
+        elif isinstance(v, Held):
+            found.update(lane.symbol for lane in v.local.lanes)
+        elif isinstance(v, Existing):
+            own = {lane.symbol for lane in v.lanes}
+            found.update(s for g in v.guard for s in g.symbols if s not in own)
+    return frozenset(found)
 
 
 def text(program: LoopProgram) -> str:

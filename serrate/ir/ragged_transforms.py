@@ -9,6 +9,7 @@ In: ragged domains and their components. Out: new domains whose `definition` is 
 |   of an inner pair (C under G, R) -> ragged under G: the ragged domain it came from                        |
 | spread           | (C, R) -> I          | c = search(starts, i), r = rest | positions of the rows, and gaps |
 | cover            | R -> longer rows     | r = r' (guard r < length[c])  | the longest of a group      |
+| within_row       | I -> R, no longer    | i = r                         | lengths                     |
 | product          | (R1, R2) -> ragged   | a = m // len2, b = m % len2   | len1*len2, row by row       |
 | regroup          | (G, R[g][c]) -> R'   | g = search in row c, r = rest | sum over g, for each c      |
 """
@@ -125,6 +126,10 @@ class Spread(Transform):
 
 class Cover(Shift):
     """R -> the longest row of a group, as a regular domain."""
+
+
+class WithinRow(Shift):
+    """I -> R, the positions of a domain that a row has too: where nothing is done past the ends of rows."""
 
 
 class Product(Merge):
@@ -298,6 +303,21 @@ def cover(ragged: IterDomain, bound: Expr | int, group: IterDomain | None = None
         return finish(Cover((ragged,), (), const(0)), (output,))
 
     return once(ragged, ("cover", length, None if group is None else group.uid), make)[0]
+
+
+def within_row(component: IterDomain, whole: IterDomain, length: Expr) -> RaggedIterDomain:
+    """I -> its first positions, as many as the row of a component has; `length` is an expression in COORDINATE.
+
+    >>> str(within_row(IterDomain(3, name="c"), IterDomain(9, name="k"), Array("n")[COORDINATE]))
+    'ragged.kr{n[c]}'
+    """
+    plain("within_row", component), plain("within_row", whole)
+
+    def make() -> Outputs:
+        row = RaggedIterDomain(total_of(component, length), name=f"{whole.name}r", component=component, length=length)
+        return finish(WithinRow((whole,), (), const(0)), (row,))
+
+    return cast(RaggedIterDomain, once(whole, ("within_row", component.uid, length), make)[0])
 
 
 def _longest(ragged: RaggedIterDomain) -> int | None:

@@ -23,7 +23,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -330,6 +330,12 @@ def softmax(totals: int) -> Reduction:
 
 
 SOFTMAX = softmax(1)
+
+
+@functools.cache
+def rescaled(totals: int) -> Reduction:
+    """The same as a loop writes it that carries them: its maximum begins at -inf, so of a row of only -inf it is -inf."""
+    return replace(softmax(totals), name="rescaled sums", states=(*MAX.states, *softmax(totals).states[1:]))
 
 
 # --- extrema and where they are ------------------------------------------------------------------------------------------------

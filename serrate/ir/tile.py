@@ -1,11 +1,11 @@
-"""TileProgram: phases of loops over domains, with two kinds of statement. What schedules rewrite.
+"""TileProgram: phases of loops over domains. What schedules rewrite, whether a fusion or a kernel was written.
 
-In: a fusion lowered op by op, or a parsed kernel. Out: the same program with other loops. Statements name *logical*
-domains only and never change under a schedule; loops run over whatever domains a schedule has made of them, and analysis
-connects the two.
+In: a fusion lowered op by op, or a traced kernel. Out: the same program with other loops. Statements name *logical* domains
+only and never change under a schedule; loops run over whatever domains a schedule has made of them, and analysis connects the
+two.
 
     program   ::= phase*                          phases run one after the other, each one launch
-    phase     ::= name, statement*
+    phase     ::= name, statement*, lanes
     statement ::= Loop(domain, kind, statement*)  kind: grid (spread over workers), serial, lanes (one block)
                 | Store(tensor, index, value)     tensor[index] = value
                 | Accumulate(targets, index, reduction, values, over)
@@ -13,16 +13,45 @@ connects the two.
                                                   whole states when `merge`, else plain values to lift
                 | Scan(targets, index, place, reduction, values, over)
                                                   like Accumulate, and targets[place] = what was combined so far
-Lanes loops are innermost: a statement under lanes loops is one operation on a block with those lanes.
+                | a block statement               of loop programs: private blocks assigned in order, stores at computed indices,
+                                                  atomic adds. Its lanes are axes; what loops have left of these, it does at once
+                | If | While                      as in loop programs
+                | Along(axis, reverse, statement*)   for every lane of a tile, in order
+    axis      ::= a domain that block statements are written in: its position and what the user may ask of its tile are symbols
+
+Fusions are written in Store, Accumulate and Scan: the elements that exist follow from the domains. Kernels are written in block
+statements, in their own order, with the conditions under which lanes exist.
+Lanes loops are innermost: a statement under lanes loops is one operation on a block with those lanes. The lanes of block
+statements differ from one statement to the next, so a lanes loop around several of them is not written: it is one of the `lanes`
+of the phase.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 from serrate.errors import VerificationError
 from serrate.ir.domains import IterDomain, ParallelType
+from serrate.ir.expr import Array, Bounds, Expr, Symbol, symbol
+from serrate.ir.loops import (
+    Bind,
+    Block,
+    Declare,
+    If,
+    Lane,
+    Load,
+    Local,
+    Node,
+    While,
+    Write,
+    _line,
+    bodies,
+    values_of,
+    with_bodies,
+)
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import Reduction
 from serrate.ir.values import Index, Read, Role, Tensor, Value
@@ -87,11 +116,120 @@ class Scan:
 
 
 @dataclass(frozen=True, eq=False)
+class Axis:
+    """A domain that block statements are written in, and the symbols they write it with.
+
+    A position counts from `begin`, the index of the domain from 0. Which tile a position is in, where that begins and how many
+    lanes it has is known when a schedule has split the domain; only the user's own `tile.begin`, `tile.end`, `tile.id` and
+    `tile.block_size` ever ask.
+    """
+
+    name: str
+    begin: Expr
+    end: Expr
+    block: int | None
+    """How many lanes the user fixed its tiles to."""
+    what: str
+    """What messages call it."""
+    site: object = None
+    """Where in the source it stands; block sizes of a configuration go by that."""
+    looped: bool = True
+    """Whether a loop runs over it; else all its positions are lanes, and their number is known."""
+    least: int = 1
+    """The fewest lanes a schedule may choose."""
+    alias_of: Axis | None = None
+    """The axis whose lanes these are again: a value that has two dims of one tile has them over an axis and an alias."""
+    given: IterDomain | None = None
+    """The domain, where a schedule has made it: what statements say of a list of parts."""
+
+    @functools.cached_property
+    def domain(self) -> IterDomain:
+        """What loops run over."""
+        return self.given or IterDomain(self.end - self.begin, name=self.name)
+
+    @property
+    def original(self) -> Axis:
+        """The axis itself, or the one that it is an alias of."""
+        return self.alias_of or self
+
+    @property
+    def position(self) -> Symbol:
+        """The index along it."""
+        return symbol(self.name, *self._span)
+
+    @property
+    def _span(self) -> Bounds:
+        high = self.end.bounds[1]
+        return self.begin.bounds[0], None if high is None else high - 1
+
+    @property
+    def lane(self) -> Symbol:
+        """Which lane of its tile a position is."""
+        return symbol(f"{self.name}_lane")
+
+    @property
+    def lanes(self) -> Symbol:
+        """How many lanes its tiles have."""
+        return symbol(f"{self.name}_lanes", 1)
+
+    @property
+    def number(self) -> Symbol:
+        """Which tile it is."""
+        return symbol(f"{self.name}_id")
+
+    @property
+    def first(self) -> Symbol:
+        """Where the tile begins."""
+        return symbol(f"{self.name}_begin", self._span[0])
+
+    @property
+    def last(self) -> Symbol:
+        """Where the tile ends: after `lanes` positions, or at the end of the axis."""
+        low, high = self._span
+        return symbol(f"{self.name}_end", low, None if high is None else high + 1)
+
+    @property
+    def block_lane(self) -> Lane:
+        """The axis as a lane of a statement; its size is not known yet."""
+        return Lane(self.position, 0)
+
+    @property
+    def size(self) -> int | None:
+        """The number of positions, where it is known."""
+        return (self.end - self.begin).value
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True)
+class Carry:
+    """Private blocks that a loop carries: the states of a reduction, or one block that is updated in a way of its own."""
+
+    locals: tuple[Local, ...]
+    reduction: Reduction | None
+
+    def __str__(self) -> str:
+        return ", ".join(local.name for local in self.locals)
+
+
+@dataclass(frozen=True, eq=False)
 class Loop:
-    """`body` for every position of `domain`."""
+    """`body` for every position of `domain`; `carried` are the private blocks that go from one to the next."""
 
     domain: IterDomain
     kind: ParallelType
+    body: tuple[Statement, ...]
+    carried: tuple[Carry, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Along:
+    """`body` for every lane of an axis, one after the other, from the first or from the last; private blocks of that axis are
+    read and written at that lane."""
+
+    axis: Axis
+    reverse: bool
     body: tuple[Statement, ...]
 
 
@@ -111,8 +249,8 @@ class Library:
         return f"{targets} = {self.function}({', '.join([*map(str, self.values), *map(str, self.options)])})"
 
 
-Statement = Loop | Store | Accumulate | Scan
 Leaf = Store | Accumulate | Scan
+Statement = Loop | Along | If | While | Leaf | Bind | Declare | Block
 
 
 def written_at(leaf: Leaf) -> Index:
@@ -126,18 +264,29 @@ class Phase:
 
     name: str
     body: tuple[Statement, ...]
+    lanes: tuple[IterDomain, ...] = ()
+    """Domains that block statements have as lanes: what is left of an axis inside the loops over its tiles."""
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
-        return tuple(s for s, _ in walk(self.body) if not isinstance(s, Loop))
+        """The statements that name domains."""
+        return tuple(s for s in statements(self.body) if isinstance(s, Leaf))
 
     @property
     def writes(self) -> frozenset[Tensor]:
-        return frozenset(t for leaf in self.leaves for t in leaf.targets)
+        stored = (s.tensor for s in statements(self.body) if isinstance(s, Write))
+        return frozenset((*(t for leaf in self.leaves for t in leaf.targets), *stored))
 
     @property
     def reads(self) -> frozenset[Tensor]:
-        return frozenset(r.tensor for leaf in self.leaves for v in leaf.values for r in v.reads)
+        values = (v for s in statements(self.body) if isinstance(s, Block) for value in values_of(s) for v in value.walk())
+        loaded = (v.tensor for v in values if isinstance(v, Load))
+        return frozenset((*(r.tensor for leaf in self.leaves for v in leaf.values for r in v.reads), *loaded))
+
+    @property
+    def is_blocks(self) -> bool:
+        """Whether it is written in block statements."""
+        return any(isinstance(s, Block | Declare) for s in statements(self.body))
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +297,14 @@ class TileProgram:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     phases: tuple[Phase, ...]
+    axes: tuple[Axis, ...] = ()
+    """Those of block statements, in the order in which they were made: an axis may begin and end by earlier ones."""
+    counts: tuple[tuple[Array, Expr], ...] = ()
+    """Of how many components arrays describe the rows, where axes run over these."""
+    limits: tuple[tuple[Array, Expr], ...] = ()
+    """What the elements of such arrays are at most: the positions or rows that there are."""
+    notes: tuple[str, ...] = field(default=())
+    """What is carried around each loop, and as what it was recognised."""
 
     def __str__(self) -> str:
         return text(self)
@@ -157,25 +314,59 @@ class TileProgram:
         """Tensors that are neither inputs nor outputs, in the order they are written."""
         seen: dict[Tensor, None] = {}
         for phase in self.phases:
-            for leaf in phase.leaves:
-                seen.update((t, None) for t in leaf.targets if t.role is Role.SCRATCH)
+            for s in statements(phase.body):
+                targets = s.targets if isinstance(s, Leaf) else (s.tensor,) if isinstance(s, Write) else ()
+                seen.update((t, None) for t in targets if t.role is Role.SCRATCH)
         return tuple(seen)
+
+    def axis_of(self, domain: IterDomain) -> Axis | None:
+        """The axis that a domain is, or is a part of."""
+        behind, pending = {domain.uid}, [domain]
+        while pending:
+            made = pending.pop().definition
+            pending += made.inputs if made is not None else ()
+            behind |= {d.uid for d in made.inputs} if made is not None else set()
+        return next((a for a in self.axes if a.looped and a.alias_of is None and a.domain.uid in behind), None)
 
     def with_phases(self, phases: tuple[Phase, ...]) -> TileProgram:
         return replace(self, phases=phases)
+
+
+def inner(node: Statement) -> tuple[tuple[Statement, ...], ...]:
+    """The statements inside a statement: of a loop one list, of a choice two."""
+    if isinstance(node, Loop | Along):
+        return (node.body,)
+    return () if isinstance(node, Leaf) else cast(tuple[tuple[Statement, ...], ...], bodies(node))
+
+
+def with_inner(node: Statement, new: tuple[tuple[Statement, ...], ...]) -> Statement:
+    """The statement with others inside it, as many lists as `inner` gives."""
+    if isinstance(node, Loop | Along):
+        return replace(node, body=new[0])
+    return node if isinstance(node, Leaf) else cast(Statement, with_bodies(node, cast(tuple[tuple[Node, ...], ...], new)))
+
+
+def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    """Every statement, outer ones first."""
+    for node in body:
+        yield node
+        for part in inner(node):
+            yield from statements(part)
 
 
 def walk(body: tuple[Statement, ...], outer: tuple[Loop, ...] = ()) -> Iterator[tuple[Statement, tuple[Loop, ...]]]:
     """Every statement with the loops around it, outermost first."""
     for statement in body:
         yield statement, outer
-        if isinstance(statement, Loop):
-            yield from walk(statement.body, (*outer, statement))
+        for part in inner(statement):
+            yield from walk(part, (*outer, statement) if isinstance(statement, Loop) else outer)
 
 
 def map_leaves(body: tuple[Statement, ...], change: Callable[[Leaf], Leaf]) -> tuple[Statement, ...]:
     """The same loops with every leaf replaced."""
-    return tuple(replace(s, body=map_leaves(s.body, change)) if isinstance(s, Loop) else change(s) for s in body)
+    return tuple(
+        change(s) if isinstance(s, Leaf) else with_inner(s, tuple(map_leaves(part, change) for part in inner(s))) for s in body
+    )
 
 
 def nest(loops: tuple[tuple[IterDomain, ParallelType], ...], leaf: Leaf) -> tuple[Statement, ...]:
@@ -187,13 +378,13 @@ def nest(loops: tuple[tuple[IterDomain, ParallelType], ...], leaf: Leaf) -> tupl
 
 
 def chain(phase: Phase) -> tuple[tuple[Loop, ...], Leaf] | None:
-    """The loops and the statement of a phase that is a perfect nest, else None."""
+    """The loops and the statement of a phase that is a perfect nest around one statement on domains, else None."""
     loops: list[Loop] = []
     body = phase.body
     while len(body) == 1 and isinstance(body[0], Loop):
         loops.append(body[0])
         body = body[0].body
-    if len(body) != 1 or isinstance(body[0], Loop):
+    if len(body) != 1 or not isinstance(body[0], Leaf):
         return None
     return tuple(loops), body[0]
 
@@ -203,7 +394,7 @@ def verify(program: TileProgram) -> None:
     written: set[Tensor] = set()
     for phase in program.phases:
         for leaf, loops in walk(phase.body):
-            if isinstance(leaf, Loop):
+            if inner(leaf):
                 continue
             kinds = [loop.kind for loop in loops]
             ranks = {GRID: 0, SERIAL: 1, LANES: 2}
@@ -218,6 +409,9 @@ def verify(program: TileProgram) -> None:
                     later.kind is LANES and later.domain.uid == domain.component.uid for later in loops[:k]
                 ):
                     raise VerificationError(f"phase {phase.name}: the extent of {domain} depends on a lane")
+            if not isinstance(leaf, Leaf):
+                written.update((leaf.tensor,) if isinstance(leaf, Write) else ())
+                continue
             for value in leaf.values:
                 for element in value.reads:
                     if element.tensor.role is not Role.INPUT and element.tensor.memory not in written:
@@ -241,19 +435,37 @@ def text(program: TileProgram) -> str:
     lines = [f"program {program.name}"]
     lines += [f"  input  {t}" for t in program.inputs]
     lines += [f"  output {t}" for t in program.outputs]
+    lines += [f"  carried {note}" for note in program.notes]
+    begins = {a.domain.uid: a.begin for a in program.axes if a.looped and a.begin.value != 0}
     for phase in program.phases:
-        lines.append(f"  phase {phase.name}:")
-        _statements(phase.body, "    ", lines)
+        lanes = f" with lanes {', '.join(map(str, phase.lanes))}" if phase.lanes else ""
+        lines.append(f"  phase {phase.name}{lanes}:")
+        _statements(phase.body, "    ", lines, begins)
     return "\n".join(lines) + "\n"
 
 
-def _statements(body: tuple[Statement, ...], indent: str, lines: list[str]) -> None:
+def _statements(body: tuple[Statement, ...], indent: str, lines: list[str], begins: dict[int, Expr]) -> None:
     for statement in body:
+        parts = inner(statement)
         if isinstance(statement, Loop):
-            lines.append(f"{indent}{statement.kind.value} {statement.domain}:")
-            _statements(statement.body, indent + "  ", lines)
-        else:
+            begin = begins.get(statement.domain.uid)
+            lines.append(f"{indent}{statement.kind.value} {statement.domain}{'' if begin is None else f' from {begin}'}:")
+        elif isinstance(statement, Along):
+            lines.append(f"{indent}along {statement.axis.name}{' backwards' if statement.reverse else ''}:")
+        elif isinstance(statement, If):
+            lines.append(f"{indent}if {' and '.join(map(str, statement.guard))}:")
+        elif isinstance(statement, While):
+            lines.append(f"{indent}loop:")
+        elif isinstance(statement, Leaf):
             lines.append(f"{indent}{statement}")
+        else:
+            lines.append(indent + _line(statement).replace(":0", ""))
+        for k, part in enumerate(parts):
+            if k and isinstance(statement, While):
+                lines.append(f"{indent}  leave unless {' and '.join(map(str, statement.guard))}")
+            elif k and part:
+                lines.append(f"{indent}else:")
+            _statements(part, indent + "  ", lines, begins)
 
 
 __all__ = [
@@ -261,6 +473,9 @@ __all__ = [
     "LANES",
     "SERIAL",
     "Accumulate",
+    "Along",
+    "Axis",
+    "Carry",
     "Leaf",
     "Library",
     "Loop",
@@ -271,10 +486,13 @@ __all__ = [
     "Store",
     "TileProgram",
     "chain",
+    "inner",
     "map_leaves",
     "nest",
+    "statements",
     "text",
     "verify",
     "walk",
+    "with_inner",
     "written_at",
 ]

@@ -126,7 +126,7 @@ class _PhaseLowering:
         self.private: dict[Tensor, Local] = {}
         """Blocks of what this phase both writes and reads; `fuse` has made sure that one position does both."""
         for leaf, loops in walk(phase.body):
-            if not isinstance(leaf, Loop):
+            if isinstance(leaf, Leaf):
                 lanes = self._index_lanes(written_at(leaf), loops)
                 held_here = [t for t in leaf.targets if t in phase.reads and t.role is not Role.PRIVATE]
                 self.private.update((t, self._local(t, lanes)) for t in held_here)
@@ -166,6 +166,7 @@ class _PhaseLowering:
             elif isinstance(statement, Loop):
                 out += self._body(statement.body, (*outer, statement))
             else:
+                assert isinstance(statement, Leaf), statement
                 out += self._leaf(statement, _Scope(outer))
             for leaf, loops in begun:
                 out += self._publish(leaf, loops)

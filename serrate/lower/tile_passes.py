@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, ceildiv, const, minimum, symbol
-from serrate.ir.kernel import KernelProgram
 from serrate.ir.loops import (
     Assign,
     Bind,
@@ -462,8 +461,8 @@ LONGEST = 60
 class Names:
     """New names for things of a loop program, different from all that it has."""
 
-    def __init__(self, program: KernelProgram, body: tuple[Node, ...]) -> None:
-        self._taken = {t.name for t in (*program.inputs, *program.outputs, *program.scratch)}
+    def __init__(self, tensors: Iterable[Tensor], body: tuple[Node, ...]) -> None:
+        self._taken = {t.name for t in tensors}
         for node in nodes(body):
             self._taken |= {s.name for e in expressions_of(node) for s in e.symbols}
             self._taken |= {lane.symbol.name for lane in getattr(node, "lanes", ())}

@@ -5,7 +5,7 @@ In: a tile program and steps. Out: the scheduled program, and the frozen list of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serrate.errors import ScheduleError
 from serrate.ir.tile import TileProgram
@@ -35,6 +35,12 @@ class Plan:
     steps: tuple[Step, ...]
     warps: int = 4
     """How many warps a GPU program runs with; nothing to a CPU."""
+    reasons: tuple[str, ...] = ()
+    """What is worth knowing about how it came about."""
+
+    def because(self, reason: str) -> Plan:
+        """The plan with a line that says why."""
+        return replace(self, reasons=(*self.reasons, reason))
 
     def apply(self, program: TileProgram) -> TileProgram:
         """The program after all steps."""
@@ -47,6 +53,11 @@ class Plan:
     def __str__(self) -> str:
         return f"{self.strategy}: {'; '.join(map(str, self.steps))}"
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The plan as people read it, a step on each line."""
+        return (self.strategy, *(f"  {step}" for step in self.steps), *(f"  # {reason}" for reason in self.reasons))
+
 
 class Recorder:
     """Applies primitives one by one and remembers them; how strategies write plans."""
@@ -54,6 +65,7 @@ class Recorder:
     def __init__(self, program: TileProgram) -> None:
         self.program = program
         self.steps: list[Step] = []
+        self.reasons: list[str] = []
 
     def do(self, primitive: str, *args: str | int) -> None:
         """Applies a primitive, or raises and changes nothing."""
@@ -68,5 +80,14 @@ class Recorder:
             return False
         return True
 
+    def restart(self, program: TileProgram) -> None:
+        """Begins again from the program as it was."""
+        self.program = program
+        self.steps.clear()
+
+    def because(self, reason: str) -> None:
+        """Notes what is worth knowing about the steps."""
+        self.reasons.append(reason)
+
     def plan(self, strategy: str, warps: int = 4) -> Plan:
-        return Plan(strategy, tuple(self.steps), warps)
+        return Plan(strategy, tuple(self.steps), warps, tuple(self.reasons))

@@ -122,7 +122,12 @@ def reduced_loops(leaf: Leaf, domains: list[IterDomain]) -> frozenset[int]:
 
 
 def prepare(recorder: Recorder) -> None:
-    """Inlines elementwise results, then flattens nested levels to one (component, ragged) pair for each phase."""
+    """Inlines elementwise results, then flattens nested levels to one (component, ragged) pair for each phase.
+
+    A kernel is as its user has written it.
+    """
+    if recorder.program.axes:
+        return
     inline_elementwise(recorder)
     flatten_levels(recorder)
     flatten_rows(recorder)

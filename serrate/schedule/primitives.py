@@ -1,8 +1,8 @@
 """Schedule primitives: each rewrites a tile program into one that means the same.
 
 In: a program and the names of phases and domains. Out: a new program. Every primitive has three parts in this order:
-check the arguments, prove the rewrite legal (or raise `ScheduleError` saying why it is not), rewrite. Primitives that
-change loops work on phases that are still perfect nests; `fuse` comes last.
+check the arguments, prove the rewrite legal (or raise `ScheduleError` saying why it is not), rewrite. A phase of a fusion is
+a perfect nest until `fuse` joins it to another; a phase of block statements is a tree, whose loops are told apart by name.
 """
 
 from __future__ import annotations
@@ -35,12 +35,17 @@ from serrate.ir.tile import (
     Store,
     TileProgram,
     chain,
+    inner,
     map_leaves,
     nest,
+    statements,
     walk,
+    with_inner,
     written_at,
 )
 from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, read, reindex
+from serrate.schedule import cutting, statistics
+from serrate.schedule.sharing import shared
 
 Loops = tuple[tuple[IterDomain, ParallelType], ...]
 
@@ -79,8 +84,46 @@ def _position(loops: Loops, phase: str, domain: str) -> int:
     raise ScheduleError(f"phase {phase} has no loop over {domain!r}; it loops over {', '.join(d.name for d, _ in loops)}")
 
 
+def _loop_replaced(
+    program: TileProgram, name: str, domain: str, change: Callable[[Loop], tuple[Statement, ...]], *lanes: IterDomain
+) -> TileProgram:
+    """The program with one loop of a phase of block statements replaced, wherever in the tree it is; lanes may be added."""
+    phase, found = find(program, name), 0
+
+    def rewritten(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        nonlocal found
+        out: list[Statement] = []
+        for node in body:
+            if isinstance(node, Loop) and node.domain.name == domain:
+                found += 1
+                out += change(node)
+            else:
+                out.append(with_inner(node, tuple(rewritten(part) for part in inner(node))))
+        return tuple(out)
+
+    new = replace(phase, body=rewritten(phase.body), lanes=(*phase.lanes, *lanes))
+    if found != 1:
+        loops = ", ".join(n.domain.name for n in statements(phase.body) if isinstance(n, Loop))
+        raise ScheduleError(f"phase {name} has {found or 'no'} loops over {domain!r}; it loops over {loops}")
+    return _swap(program, name, new)
+
+
+def _loop_of(phase: Phase, domain: str) -> Loop:
+    """The loop of a phase of block statements that runs over the domain of that name."""
+    found = [n for n in statements(phase.body) if isinstance(n, Loop) and n.domain.name == domain]
+    if len(found) != 1:
+        loops = ", ".join(n.domain.name for n in statements(phase.body) if isinstance(n, Loop))
+        raise ScheduleError(f"phase {phase.name} has {len(found) or 'no'} loops over {domain!r}; it loops over {loops}")
+    return found[0]
+
+
 def split(program: TileProgram, phase: str, domain: str, factor: int, inner: int = 1) -> TileProgram:
-    """for r: s   ->   for ro: for ri in factor: s   (without `inner`, the factor is the outer extent)"""
+    """for r: s   ->   for ro: for ri in factor: s   (without `inner`, the factor is the outer extent)
+
+    Block statements over an axis are done tile by tile: the size that the user gave tiles is a multiple of no other.
+    """
+    if find(program, phase).is_blocks:
+        return _split_blocks(program, phase, domain, factor)
 
     def change(loops: Loops) -> Loops:
         k = _position(loops, phase, domain)
@@ -88,6 +131,18 @@ def split(program: TileProgram, phase: str, domain: str, factor: int, inner: int
         return (*loops[:k], (outer, loops[k][1]), (rest, loops[k][1]), *loops[k + 1 :])
 
     return _relooped(program, phase, change)
+
+
+def _split_blocks(program: TileProgram, name: str, domain: str, factor: int) -> TileProgram:
+    axis = program.axis_of(_loop_of(find(program, name), domain).domain)
+    if axis is not None and axis.block is not None and factor % axis.block:
+        raise ScheduleError(f"phase {name}: tiles of {axis} have {axis.block} lanes, so {factor} positions are not whole tiles")
+
+    def change(loop: Loop) -> tuple[Statement, ...]:
+        outer, rest = transforms.split(loop.domain, factor)
+        return (Loop(outer, loop.kind, (Loop(rest, loop.kind, loop.body, loop.carried),), loop.carried),)
+
+    return _loop_replaced(program, name, domain, change)
 
 
 def merge(program: TileProgram, phase: str, outer: str, inner: str) -> TileProgram:
@@ -151,6 +206,9 @@ def _partitioned(program: TileProgram, offsets: Tensor, like: IterDomain) -> boo
 def combine(program: TileProgram, phase: str, component: str, ragged: str) -> TileProgram:
     """for c: for r[c]: s   ->   for i: s   (c and r are found again from i, by search where they are needed)"""
 
+    if find(program, phase).is_blocks:
+        return _combine_blocks(program, phase, component, ragged)
+
     def change(loops: Loops) -> Loops:
         k = _neighbours(loops, phase, "combine", component, ragged)
         leaf = _loops(program, phase)[1]
@@ -159,6 +217,33 @@ def combine(program: TileProgram, phase: str, component: str, ragged: str) -> Ti
         return (*loops[:k], (ragged_transforms.combine(loops[k][0], loops[k + 1][0]), loops[k][1]), *loops[k + 2 :])
 
     return _relooped(program, phase, change)
+
+
+def _combine_blocks(program: TileProgram, name: str, component: str, ragged: str) -> TileProgram:
+    """The same for two loops of programs, which run in any order: others may stand between them."""
+    phase = find(program, name)
+    pair = [_loop_of(phase, each) for each in (component, ragged)]
+    if any(loop.kind is not GRID for loop in pair):
+        raise ScheduleError(f"phase {name}: {component} and {ragged} are not both loops of programs; cut the row instead")
+    return _swap(program, name, replace(phase, body=cutting.list_tiles(phase, *pair)))
+
+
+def ragged(program: TileProgram, phase: str, loop: str) -> TileProgram:
+    """for k < n: s where k < length[c]   ->   for r[c]: s   (where nothing in the loop goes on past the row)"""
+    found = find(program, phase)
+    return _loop_replaced(program, phase, loop, lambda node: (cutting.ragged(program, found, node),))
+
+
+def fork(program: TileProgram, phase: str, loop: str, size: int) -> TileProgram:
+    """for c: for r[c]: s   ->   for c: if length[c] <= size: for r'[c]: s  else: for r[c]: s"""
+    found = find(program, phase)
+    return cutting.forked(program, found, _loop_of(found, loop), size)
+
+
+def cut(program: TileProgram, phase: str, loop: str, size: int) -> TileProgram:
+    """for c: for r[c]: t += x   ->   for (c, o): p[c, o] += x over parts of `size`;  for c: for o[c]: t += p[c, o]"""
+    found = find(program, phase)
+    return cutting.Cut(program, found, _loop_of(found, loop), size).program_cut()
 
 
 def resize(program: TileProgram, phase: str, domain: str, left: int, right: int) -> TileProgram:
@@ -239,6 +324,8 @@ def mark(program: TileProgram, phase: str, domain: str, kind: str) -> TileProgra
     result; `rfactor` gives each its own.
     """
     wanted = ParallelType(kind)
+    if find(program, phase).is_blocks:
+        return _mark_blocks(program, phase, domain, wanted)
     _, leaf = _loops(program, phase)
 
     def change(loops: Loops) -> Loops:
@@ -250,6 +337,30 @@ def mark(program: TileProgram, phase: str, domain: str, kind: str) -> TileProgra
         return (*loops[:k], (loops[k][0], wanted), *loops[k + 1 :])
 
     return _relooped(program, phase, change)
+
+
+def _mark_blocks(program: TileProgram, name: str, domain: str, wanted: ParallelType) -> TileProgram:
+    """for i: (a; b)   ->   a in lanes i;  b in lanes i.  A tile is a block to each statement: that is what a kernel means."""
+    loop = _loop_of(find(program, name), domain)
+    axis, size = program.axis_of(loop.domain), loop.domain.extent_expr.value
+    if wanted is SERIAL and loop.kind is GRID:
+        # One worker takes these programs, one after the other.
+        return _loop_replaced(program, name, domain, lambda found: (replace(found, kind=SERIAL),))
+    if wanted is not LANES:
+        raise ScheduleError(
+            f"phase {name}: a kernel says itself which of its loops are programs; {domain} cannot be {wanted.value}"
+        )
+    if axis is None or loop.domain.is_ragged or size is None:
+        raise ScheduleError(f"phase {name}: {loop.domain} cannot be lanes: its extent is not known; split it first")
+    if axis.block not in (None, size):
+        raise ScheduleError(f"phase {name}: tiles of {axis} have {axis.block} lanes, not {size}")
+    return _loop_replaced(program, name, domain, lambda found: found.body, loop.domain)
+
+
+def share(program: TileProgram, phase: str) -> TileProgram:
+    """a = f(x);  b = g(f(x))   ->   t = f(x);  a = t;  b = g(t)   for costly f, and f that many lanes would repeat"""
+    found = find(program, phase)
+    return _swap(program, phase, replace(found, body=shared(program, found.body)))
 
 
 def inline(program: TileProgram, tensor: str) -> TileProgram:
@@ -305,8 +416,13 @@ def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
     return _swap(program, phase, Phase(partial[0].name, nest(loops, first)), Phase(phase, nest(finish, second)))
 
 
-def two_pass(program: TileProgram, phase: str) -> TileProgram:
-    """(m, t) softmax= x   ->   m softmax_max= x;  t sum= e^(x - m)   (for reductions whose definition has such a form)"""
+def two_pass(program: TileProgram, phase: str, loop: str = "") -> TileProgram:
+    """(m, t) softmax= x   ->   m softmax_max= x;  t sum= e^(x - m)   (of block statements, those of one loop)"""
+    if find(program, phase).is_blocks:
+        found = statistics.two_pass(program, find(program, phase), loop)
+        if found is None:
+            raise ScheduleError(f"phase {phase}: the loop over {loop} does not carry softmax statistics alone")
+        return found
     loops, leaf = _loops(program, phase)
     passes = leaf.reduction.two_pass if isinstance(leaf, Accumulate) else None
     if not isinstance(leaf, Accumulate) or passes is None or leaf.merge:
@@ -314,16 +430,21 @@ def two_pass(program: TileProgram, phase: str) -> TileProgram:
     first, *others = leaf.targets
     lifted = leaf.reduction.lifted(leaf.values)
     terms = passes.terms(lifted, read(first, leaf.index))
-    statements = [replace(leaf, targets=(first,), reduction=passes.first, values=lifted[:1])]
-    statements += (replace(leaf, targets=(t,), reduction=passes.second, values=(v,)) for t, v in zip(others, terms, strict=True))
-    return _swap(program, phase, *(Phase(s.targets[0].name, nest(loops, s)) for s in statements))
+    made = [replace(leaf, targets=(first,), reduction=passes.first, values=lifted[:1])]
+    made += (replace(leaf, targets=(t,), reduction=passes.second, values=(v,)) for t, v in zip(others, terms, strict=True))
+    return _swap(program, phase, *(Phase(s.targets[0].name, nest(loops, s)) for s in made))
 
 
-def keep(program: TileProgram, phase: str) -> TileProgram:
+def keep(program: TileProgram, phase: str, loop: str = "") -> TileProgram:
     """t sum= f(x);  ... f(x)   ->   e = f(x);  t sum= f(x);  ... e   (the first two are fused, so f is computed once)
 
     e is a row long and private to a worker. Refused where nobody needs what is summed again.
     """
+    if find(program, phase).is_blocks:
+        found = statistics.keep(program, find(program, phase), loop)
+        if found is None:
+            raise ScheduleError(f"phase {phase}: nothing behind the loop over {loop} needs what it sums")
+        return found
     loops, leaf = _loops(program, phase)
     if not isinstance(leaf, Accumulate) or leaf.reduction.operator != "sum" or leaf.merge:
         raise ScheduleError(f"phase {phase} is not a sum of values; there is nothing to keep")
@@ -454,13 +575,11 @@ def _merged(a: tuple[Statement, ...], b: tuple[Statement, ...], depth: int) -> t
 
 def _check_private(tensor: Tensor, a: Phase, b: Phase, loops: list[Loop]) -> None:
     """Each position of the shared loops must read only what the same position wrote, and all of it in one block."""
-    writers = [
-        (written_at(leaf), around) for leaf, around in walk(a.body) if not isinstance(leaf, Loop) and tensor in leaf.targets
-    ]
+    writers = [(written_at(leaf), around) for leaf, around in walk(a.body) if isinstance(leaf, Leaf) and tensor in leaf.targets]
     readers = [
         (element.index, around)
         for leaf, around in walk(b.body)
-        if not isinstance(leaf, Loop)
+        if isinstance(leaf, Leaf)
         for value in leaf.values
         for element in value.reads
         if element.tensor is tensor
@@ -504,7 +623,7 @@ def _places(index: Places) -> tuple[object, ...]:
 PRIMITIVES: dict[str, Callable[..., TileProgram]] = {
     f.__name__: f
     for f in (
-        *(split, merge, partition, combine, resize, swizzle, cover, reorder),
-        *(mark, inline, rfactor, two_pass, keep, delay, allocate, fuse),
+        *(split, merge, partition, combine, ragged, fork, cut, resize, swizzle, cover, reorder),
+        *(mark, inline, share, rfactor, two_pass, keep, delay, allocate, fuse),
     )
 }

@@ -1,7 +1,7 @@
-"""Tile kernels, compiled: the device loops of a function become a kernel program.
+"""Tile kernels, compiled: the device loops of a function become a tile program.
 
-In: a function with loops over tiles, and its arguments. Out: a `KernelProgram` (`ir/kernel.py`), made by running the function's
-own loops once with symbolic tiles; `schedule/tiles.py` chooses their sizes, `lower/tiles.py` makes a loop program of it.
+In: a function with loops over tiles, and its arguments. Out: a `TileProgram` (`ir/tile.py`), made by running the function's
+own loops once with symbolic tiles. From there on it is a program like any other: a strategy makes a plan of steps for it.
 
     source.py       the function: what stays Python, and one function for each device loop
     trace.py        one run with symbols: the machine behind `serrate.language`
@@ -9,7 +9,6 @@ own loops once with symbolic tiles; `schedule/tiles.py` chooses their sizes, `lo
     values.py       what names stand for in it: tiles, values of tiles, tensors
     memory.py       loads and stores
     functions.py    torch's functions on values, by name; elementwise.py, shaping.py, reducing.py, scans.py, products.py, more.py
-    statistics.py   running maxima and sums in two passes; tidy.py has what is worked out once, and where it is needed
     proof.py        whether the size of a tile is the compiler's to choose
     launch.py       calls: which program serves which arguments; forms.py, derived.py and later.py say how it gets them
 """

@@ -20,12 +20,14 @@ from typing import Any
 import torch
 
 from serrate.ir.expr import Expr
-from serrate.ir.kernel import Along, Statement, Tiles, statements
-from serrate.ir.loops import Assign, Declare, Dot, Held, Lane, Local, Reduce, held, values_of
+from serrate.ir.loops import Assign, Declare, Dot, Held, Lane, Local, Reduce, held, renamed_value, values_of
+from serrate.ir.reductions import MAX, OPERATORS, REDUCTIONS, rescaled
+from serrate.ir.tile import Along, Carry, Leaf, Loop, Statement, statements
 from serrate.ir.values import Call, Value, call, carried_dtype, constant
-from serrate.tiles.values import Fed, Traced, renamed_value
+from serrate.tiles.values import Fed, Traced
 
-COMBINES = {"add": "sum", "maximum": "max", "minimum": "min", "mul": "prod", "logical_or": "any", "logical_and": "all"}
+RESCALED = "rescaled sum"
+COMBINES = {function: REDUCTIONS[name] for function, name in OPERATORS.items()}
 
 
 @dataclass(eq=False)
@@ -37,7 +39,7 @@ class Carried:
     value: Traced
     now: tuple[Fed, ...]
     kind: str | None = None
-    """The reduction it was recognised as."""
+    """What it was recognised as, in words."""
     top: Local | None = None
     """The maximum that a rescaled sum goes by."""
 
@@ -60,6 +62,19 @@ def finish(body: list[Statement], carried: Sequence[Carried], reductions: dict[s
     return (*rest, *_ordered(actions))
 
 
+def carries(carried: Sequence[Carried]) -> tuple[Carry, ...]:
+    """What a loop carries, as reductions: sums that are rescaled by a maximum belong to it."""
+    sums = {c.local: [s for s in carried if s.kind == RESCALED and s.top == c.local] for c in carried if c.kind == MAX.name}
+    found: list[Carry] = []
+    for each in carried:
+        own = sums.get(each.local, [])
+        if own:
+            found.append(Carry((each.local, *(s.local for s in own)), rescaled(len(own))))
+        elif each.kind != RESCALED or each.top not in sums:
+            found.append(Carry((each.local,), None if each.kind in (None, RESCALED) else REDUCTIONS[str(each.kind)]))
+    return tuple(found)
+
+
 @dataclass(eq=False)
 class _Action:
     """Statements that bring one carried value up to date, and those they take the place of."""
@@ -75,7 +90,7 @@ class _Action:
 
 
 def _values(node: Statement) -> tuple[Value, ...]:
-    return () if isinstance(node, Declare | Tiles | Along) else values_of(node)
+    return () if isinstance(node, Declare | Loop | Along | Leaf) else values_of(node)
 
 
 def _uses(body: Sequence[Statement], carried: Sequence[Carried]) -> dict[str, int]:
@@ -118,7 +133,7 @@ def _split(each: Carried, reductions: dict[str, str]) -> tuple[str, Value, Held]
         own = isinstance(new, Held) and new.local.name != each.local.name
         if not own or not isinstance(new, Held) or _mentions(base, new.local):
             continue
-        if reductions.get(new.local.name) == COMBINES[operator] and _mentions(base, each.local):
+        if reductions.get(new.local.name) == COMBINES[operator].name and _mentions(base, each.local):
             return operator, base, new
     return None
 
@@ -134,9 +149,9 @@ def _kind(each: Carried, carried: Sequence[Carried], reductions: dict[str, str])
         return None
     operator, base, _ = split
     if isinstance(base, Held):
-        return COMBINES[operator]
+        return COMBINES[operator].name
     if operator == "add" and _rescales(base, each, carried):
-        return "rescaled sum"
+        return RESCALED
     return None
 
 

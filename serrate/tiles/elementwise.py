@@ -18,9 +18,8 @@ from serrate.frontend.kernel.vocabulary import instead
 from serrate.frontend.ops.common import Lifted
 from serrate.ir.expr import Expr, maximum, minimum
 from serrate.ir.fusion import Fusion
-from serrate.ir.kernel import Axis
 from serrate.ir.loops import Load, number
-from serrate.ir.tile import Store
+from serrate.ir.tile import Axis, Store
 from serrate.ir.values import Constant, Read, Value, call, carried_dtype, constant, rewrite
 from serrate.ir.view import TensorView
 from serrate.tiles.more import MORE

@@ -21,6 +21,8 @@ from serrate.frontend.kernel.machine import BlockSize
 from serrate.frontend.trace import described
 from serrate.ir.expr import Symbol
 from serrate.ir.values import Tensor
+from serrate.schedule.heuristic import Rows, choose
+from serrate.schedule.target import CPU
 from serrate.tensor import JaggedTensor
 from serrate.tensor.structure import Structure
 from serrate.tensor.torch_private import has_tangent, version
@@ -139,7 +141,7 @@ def remembered(structure: Structure, values: torch.Tensor) -> Remembered:
             (r.form, tuple(each.dtype for each in r.offsets), None if r.starts is None else r.starts.dtype)
             for r in structure.rows
         )
-        number = _forms.setdefault((rows, structure.dims, lopsided(structure)), next(_numbers))
+        number = _forms.setdefault((rows, structure.dims, strategy_for(structure)), next(_numbers))
         reference = weakref.ref(structure, lambda _: structures.pop(place, None))
         found = structures[place] = Remembered(reference, number, tuple(map(id, structure.rows)), tensors, versions)
     return found
@@ -155,16 +157,17 @@ def least(structure: Structure) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-LONG = 8192
-"""Positions from which on a row is worth being cut."""
+POSITION_BYTES = 64
+"""What a position of a row is taken to hold: one structure serves tensors of different widths, by one program."""
 
 
-def lopsided(structure: Structure) -> bool:
-    """Whether one row is so long that a worker who has it is still busy when all others are done."""
+def strategy_for(structure: Structure) -> str:
+    """The strategy when nobody names one, by the lengths of rows."""
     if structure.levels != 1:
-        return False
-    longest = structure.max_length(why="how rows are shared out")
-    return longest >= LONG and 4 * longest > structure.total_elements(why="how rows are shared out")
+        return "maskless"
+    why = "how rows are shared out"
+    total, longest = structure.total_elements(why=why), structure.max_length(why=why)
+    return choose(Rows(structure.num_rows(), total, longest, POSITION_BYTES), CPU)[0]
 
 
 # --- forms ---------------------------------------------------------------------------------------------------------------

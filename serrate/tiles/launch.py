@@ -21,15 +21,16 @@ from serrate import settings
 from serrate.errors import CallError, InvarianceError, KernelError, StrategyError, choices
 from serrate.frontend.kernel.machine import BlockSize, BlockSizes, NamedBlock, current, refuse, running, user_frame
 from serrate.ir.expr import const
-from serrate.ir.kernel import Axis, Carry, KernelProgram, statements
 from serrate.ir.loops import Declare, Load, LoopProgram, Write, load, nodes, number, values_of
+from serrate.ir.tile import Axis, Carry, TileProgram, statements
 from serrate.ir.values import Role
 from serrate.lower.tiles import lower_kernel
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, bound
 from serrate.runtime.locks import making
-from serrate.schedule.chunks import scheduled
+from serrate.schedule.plan import Plan
+from serrate.schedule.statistics import below_their_maximum
+from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU
-from serrate.schedule.tiles import TilePlan
 from serrate.tensor import JaggedTensor
 from serrate.tiles.derived import Derived
 from serrate.tiles.forms import (
@@ -44,10 +45,10 @@ from serrate.tiles.forms import (
     counts_of,
     describe,
     flattened,
-    lopsided,
     number_at,
     refuse_shared,
     single,
+    strategy_for,
     widths,
 )
 from serrate.tiles.later import Later
@@ -55,8 +56,6 @@ from serrate.tiles.loops import Again, Known
 from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.proof import agree, at_random, backend_to_try, refusal, tiles_to_try, unproven
 from serrate.tiles.source import DeviceLoop, outside, split
-from serrate.tiles.statistics import below_their_maximum, fits, in_two_passes
-from serrate.tiles.tidy import tidy
 from serrate.tiles.trace import DEFAULT_BLOCK, Trace
 from serrate.tiles.values import Traced
 
@@ -98,9 +97,9 @@ def _require_room(loops: LoopProgram) -> None:
             )
 
 
-def _require_order(name: str, program: KernelProgram) -> None:
+def _require_order(name: str, program: TileProgram) -> None:
     """Raises for atomic additions whose order shows in the result."""
-    for node in statements(program.body):
+    for node in (n for phase in program.phases for n in statements(phase.body)):
         if isinstance(node, Write) and node.add and node.tensor.dtype.is_floating_point:
             raise InvarianceError(
                 f"{name}: hl.atomic_add to {node.tensor.name} ({node.tensor.dtype}) adds in an order that varies by run, "
@@ -120,8 +119,8 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
 class Variant:
     """A program for one form of what a loop uses, and what it is given."""
 
-    program: KernelProgram
-    plan: TilePlan
+    program: TileProgram
+    plan: Plan
     executable: Executable
     tensors: list[Given]
     arrays: list[Given]
@@ -130,7 +129,7 @@ class Variant:
 
     def explained(self) -> str:
         """The plan, and what every loop carries."""
-        return "\n".join([str(self.plan), *(f"  {each}" for each in self.program.carried)])
+        return "\n".join([*self.plan.lines, *(f"  {each}" for each in self.program.notes)])
 
     def __call__(self, env: Env) -> None:
         """Runs it."""
@@ -200,7 +199,7 @@ class Site:
         function: types.FunctionType,
         loop: DeviceLoop,
         options: Options,
-        traced: Callable[[Site, KernelProgram], None],
+        traced: Callable[[Site, TileProgram], None],
     ) -> None:
         self.name, self.function, self.loop, self.options = name, function, loop, options
         self._report = traced
@@ -273,11 +272,11 @@ class Site:
         doubtful = unproven(program)
         if doubtful:
             self._try(program, trace, env, doubtful)
-            names = ", ".join(dict.fromkeys(c.local.name for _, c in doubtful))
-            made.plan = replace(made.plan, reasons=(*made.plan.reasons, f"the tiles around {names}: tested, not proven"))
+            names = ", ".join(dict.fromkeys(str(c) for _, c in doubtful))
+            made.plan = made.plan.because(f"the tiles around {names}: tested, not proven")
         return made
 
-    def _try(self, program: KernelProgram, trace: Trace, env: Env, doubtful: Sequence[tuple[Axis, Carry]]) -> None:
+    def _try(self, program: TileProgram, trace: Trace, env: Env, doubtful: Sequence[tuple[Axis, Carry]]) -> None:
         """Raises unless the size of a tile is not part of what the program means."""
         tiles = tiles_to_try(env)
         found = []
@@ -289,24 +288,20 @@ class Site:
         if not agree(found):
             raise refusal(doubtful, tiles)
 
-    def _built(self, program: KernelProgram, trace: Trace, env: Env, options: Options, *, cut: bool = False) -> Variant:
+    def _built(self, program: TileProgram, trace: Trace, env: Env, options: Options, *, cut: bool = False) -> Variant:
         """A program under a strategy, built; `cut` asks for one that has something to share out."""
         strategy = options.strategy or "maskless"
-        if options.strategy is None and any(isinstance(x, JaggedTensor) and lopsided(x.structure) for x in env.values()):
+        wanted = {strategy_for(x.structure) for x in env.values() if isinstance(x, JaggedTensor)}
+        if options.strategy is None and "persistent_dynamic" in wanted:
             try:
                 return self._built(program, trace, env, replace(options, strategy="persistent_dynamic"), cut=True)
             except StrategyError as error:
                 log.debug("%s: one row has most of the work, and stays whole: %s", self.name, error)
-        as_written, program = program, tidy(in_two_passes(program) if strategy == "maskless" else program)
-        chosen, phases, lanes = scheduled(program, strategy, CPU, options.lanes)
-        if not fits(program, lanes):
-            # A row is near for a second pass only where a worker has one at a time.
-            program = tidy(as_written)
-            chosen, phases, lanes = scheduled(program, strategy, CPU, options.lanes)
-        if cut and phases[0] is program:
+        chosen = plan(program, strategy, CPU, options.lanes)
+        if cut and not any(step.primitive in ("cut", "combine") for step in chosen.steps):
             raise StrategyError(chosen.reasons[-1])
-        header = (f"{self.name}: {chosen}".split("\n")[0], *str(chosen).split("\n")[1:])
-        loops = lower_kernel(phases, lanes, header)
+        first, *rest = chosen.lines
+        loops = lower_kernel(chosen.apply(program), (f"{self.name}: {first}", *rest))
         _require_room(loops)
         executable: Executable
         ways = Ways(trace)
@@ -323,7 +318,7 @@ class Site:
         tensors = [ways.tensor(t) for t in (*loops.inputs, *loops.outputs)] + [derived.scratch(t) for t in loops.scratch]
         return Variant(program, chosen, executable, tensors, arrays, [ways.number(s) for s in loops.symbols], outputs)
 
-    def _traced(self, env: Env, sizes: dict[Path, int], form: Form) -> tuple[KernelProgram, Trace]:
+    def _traced(self, env: Env, sizes: dict[Path, int], form: Form) -> tuple[TileProgram, Trace]:
         # What loops carry is found anew for every program: it may be another dtype.
         known = Known()
         known.static = form.static
@@ -476,7 +471,7 @@ class CompiledKernel:
         told = functools.partial(self._require_used, number)
         return Site(self._function.__name__, self._function, self._parts.loops[number], options, told)
 
-    def _require_used(self, number: int, site: Site, program: KernelProgram) -> None:
+    def _require_used(self, number: int, site: Site, program: TileProgram) -> None:
         """Raises for lanes of axes that no device loop has, and for more block sizes than all of them take.
 
         Which these are is known when every loop was traced; a loop that is never reached may have any.

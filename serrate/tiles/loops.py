@@ -1,6 +1,6 @@
 """Loops and branches of a traced function: what they run over, what they carry, and both sides of an `if`.
 
-In: notes that `source.py` has put into the function. Out: statements of a kernel program. A loop over tiles is run through once,
+In: notes that `source.py` has put into the function. Out: statements of a tile program. A loop over tiles is run through once,
 with symbols; plain Python loops and branches run as they are.
 """
 
@@ -13,10 +13,11 @@ import torch
 
 from serrate.frontend.kernel.machine import refuse
 from serrate.ir.expr import Expr, Less, Sum, Symbol, const
-from serrate.ir.kernel import Axis, Carry, Statement, Tiles
 from serrate.ir.loops import Assign, Declare, If, Local, While, held, number
+from serrate.ir.tile import GRID, SERIAL, Axis, Loop, Statement
 from serrate.ir.values import Constant, Value, call, constant
 from serrate.tiles.carried import Carried, finish
+from serrate.tiles.carried import carries as carries_of
 from serrate.tiles.elementwise import cast, joint, kept_as
 from serrate.tiles.values import Condition, Fed, Traced, TracedTensor, TracedTile, as_traced, shown_axes
 
@@ -302,8 +303,10 @@ class TracedLoop:
             trace.block.append(While(tuple(self.test[0]), self.test[1], body))  # type: ignore[arg-type]
         elif self.axes:
             trace.axes_open = trace.axes_open[: -len(self.axes)]
-            carries = tuple(Carry(c.local, c.kind, c.top) for c in carried)
-            trace.block.append(Tiles(tuple(self.axes), parallel, body, carries))
+            carries = carries_of(carried)
+            for axis in reversed(self.axes):
+                body = (Loop(axis.domain, GRID if parallel else SERIAL, body, carries),)
+            trace.block += body
         else:
             trace.block += body
 

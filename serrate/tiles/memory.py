@@ -17,8 +17,8 @@ from serrate.frontend.kernel.machine import refuse
 from serrate.frontend.kernel.values import TorchLike
 from serrate.frontend.kernel.vocabulary import expand_keys
 from serrate.ir.expr import Array, Expr, Less, const
-from serrate.ir.kernel import Axis
 from serrate.ir.loops import Write, load, number
+from serrate.ir.tile import Axis
 from serrate.ir.values import Tensor, call, constant
 from serrate.lower.inside import most_of
 from serrate.tensor import JaggedTensor

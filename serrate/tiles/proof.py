@@ -1,6 +1,6 @@
 """Whether the size of a tile is the compiler's to choose (rule 6).
 
-In: a kernel program. Out: the carried values of which that is not known from what they are; and what to try such a program on.
+In: the program of a kernel. Out: the carried values of which that is not known from what they are; and what to try it on.
 
 A recognised reduction is the same however a row is cut into tiles. Any other carried value is tried: with tiles of one position,
 of three, and of the whole row, on random numbers. Where they agree, that is tested and not proven; where they do not, the user
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from serrate.errors import KernelError
-from serrate.ir.kernel import Axis, Carry, KernelProgram, Tiles, statements
+from serrate.ir.tile import SERIAL, Axis, Carry, Loop, TileProgram, statements
 from serrate.tensor import JaggedTensor
 
 WHOLE = 512
@@ -24,14 +24,15 @@ FEW = 1 << 11
 """Elements up to which programs are tried on the reference backend, which has nothing to build."""
 
 
-def unproven(program: KernelProgram) -> list[tuple[Axis, Carry]]:
+def unproven(program: TileProgram) -> list[tuple[Axis, Carry]]:
     """Carried values that may depend on the size of a tile that nobody has fixed."""
-    found = []
-    for node in statements(program.body):
-        if isinstance(node, Tiles) and not node.parallel:
-            open_ = [a for a in node.axes if a.block is None]
-            found += [(open_[0], carry) for carry in node.carried if open_ and carry.kind is None]
-    return found
+    found: dict[Carry, Axis] = {}
+    for node in (n for phase in program.phases for n in statements(phase.body)):
+        if isinstance(node, Loop) and node.kind is SERIAL:
+            axis = program.axis_of(node.domain)
+            if axis is not None and axis.block is None:
+                found |= {carry: axis for carry in node.carried if carry.reduction is None and carry not in found}
+    return [(axis, carry) for carry, axis in found.items()]
 
 
 def tiles_to_try(env: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -81,10 +82,10 @@ def agree(results: Sequence[Sequence[torch.Tensor]]) -> bool:
 def refusal(values: Sequence[tuple[Axis, Carry]], tiles: Sequence[int]) -> KernelError:
     """The error for values that depend on the size of a tile."""
     (axis, carry), *_ = values
-    names = ", ".join(dict.fromkeys(c.local.name for _, c in values))
+    names = ", ".join(dict.fromkeys(str(c) for _, c in values))
     return KernelError(
         f"{names}, carried around {axis}, depends on how rows are cut into tiles: it is no reduction that is known (sum, prod, "
         "max, min, any, all, products, statistics rescaled by a maximum), and tiles of "
         f"{', '.join(map(str, tiles))} positions give different results. Fix the tile, as in hl.tile(..., block_size=16), or "
-        f"write {carry.local.name} as a reduction"
+        f"write {carry} as a reduction"
     )

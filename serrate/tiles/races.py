@@ -20,11 +20,11 @@ import torch
 from serrate.errors import RaceError
 from serrate.frontend.kernel.machine import refuse
 from serrate.ir.expr import Element, Expr, Less, Maximum, Minimum, Symbol
-from serrate.ir.kernel import Axis
-from serrate.ir.loops import Load, Number
+from serrate.ir.loops import Load, Number, symbols_of
+from serrate.ir.tile import Axis
 from serrate.ir.values import Call, Constant, Value, call
 from serrate.tiles.functions import conjunction
-from serrate.tiles.values import Traced, symbols_of
+from serrate.tiles.values import Traced
 
 if TYPE_CHECKING:
     from serrate.tiles.memory import Target

@@ -13,9 +13,9 @@ import torch
 
 from serrate.frontend.kernel.machine import refuse
 from serrate.ir.expr import Expr, const
-from serrate.ir.kernel import Axis
 from serrate.ir.loops import Reduce, Running, existing, held, number
 from serrate.ir.reductions import reduction
+from serrate.ir.tile import Axis
 from serrate.ir.values import Value, call, constant
 from serrate.tiles.elementwise import cast
 from serrate.tiles.shaping import squeeze

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from serrate.frontend.kernel.machine import refuse
-from serrate.ir.kernel import Along
 from serrate.ir.loops import Assign, held, number
+from serrate.ir.tile import Along
 from serrate.ir.values import Value, call, constant
 from serrate.tiles.elementwise import joint, kept_as
 from serrate.tiles.reducing import dims_of, fed_over

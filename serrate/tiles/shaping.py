@@ -17,8 +17,8 @@ from serrate.frontend.kernel.machine import refuse
 from serrate.frontend.kernel.values import Lanes
 from serrate.frontend.kernel.vocabulary import regroup
 from serrate.ir.expr import Expr, Less, const
-from serrate.ir.kernel import Axis
 from serrate.ir.loops import Held, rewrite_value
+from serrate.ir.tile import Axis
 from serrate.ir.values import constant
 from serrate.tiles.values import Condition, Fed, LanesOf, OpenSize, Traced, TracedTile, plain
 

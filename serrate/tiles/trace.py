@@ -1,7 +1,7 @@
 """One run of a device loop with symbols: every loop once, every branch both ways.
 
 In: the loop as a function of what it uses, with notes at its loops and branches (`source.py`); what it uses, as traced objects.
-Out: a `KernelProgram`. `Trace` is the machine behind `serrate.language` while that runs.
+Out: a `TileProgram` of one phase. `Trace` is the machine behind `serrate.language` while that runs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,23 @@ import torch
 from serrate.frontend.kernel.machine import BlockSize, NamedBlock, refuse, running, user_frame
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Less, Symbol, const, symbol
-from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles, statements
-from serrate.ir.loops import Assign, Declare, Dot, Held, If, Local, Reduce, Running, While, Write, held, number, values_of
+from serrate.ir.loops import (
+    Assign,
+    Declare,
+    Dot,
+    Held,
+    If,
+    Local,
+    Reduce,
+    Running,
+    While,
+    Write,
+    held,
+    number,
+    symbols_of,
+    values_of,
+)
+from serrate.ir.tile import Along, Axis, Loop, Phase, Statement, TileProgram, statements
 from serrate.ir.values import Role, Tensor, Value, constant
 from serrate.tiles import functions, memory, products, reducing
 from serrate.tiles.elementwise import cast
@@ -30,12 +45,13 @@ from serrate.tiles.values import (
     TracedTensor,
     TracedTile,
     as_traced,
-    symbols_of,
 )
 
+_PARTS = ("", "o", "i", "r", "ro", "ri", "rio", "rii")
 FAMILY = (
-    "", "o", "i", "_again", "_back", "_base", "_before", "_begin", "_carry", "_emptied", "_end", "_group", "_id", "_index",
-    "_kept", "_lane", "_lanes", "_part", "_row", "_run", "_tile", "_wide", "_within",
+    *(f"{copy}{part}" for copy in ("", "_again", "_short", "_short_again") for part in _PARTS),
+    "_back", "_base", "_before", "_begin", "_carry", "_emptied", "_end", "_group", "_id", "_index", "_kept", "_lane", "_lanes",
+    "_part", "_row", "_run", "_tile", "_wide", "_within",
 )  # fmt: skip
 """What the compiler appends to a name to name another thing: whoever has one has all of these."""
 LONGEST = 40
@@ -71,8 +87,7 @@ class Trace:
         """Which sizes are compiled in: their number, or None for one that the program is given."""
         self._written: dict[Tensor, None] = {}
         self._read: set[str] = set()
-        # `piece` is the axis of a list of pieces.
-        self._used = {f"piece{end}" for end in FAMILY}
+        self._used: set[str] = set()
         self._computed: dict[str, Traced] = {}
         self.loaded: set[tuple[str, Expr]] = set()
         """Which elements of which tensors of one dim were read."""
@@ -453,22 +468,23 @@ class Trace:
 
     # --- the whole ---
 
-    def run(self, function: Callable[..., Any], env: dict[str, Any]) -> KernelProgram:
+    def run(self, function: Callable[..., Any], env: dict[str, Any]) -> TileProgram:
         """The program of a device loop."""
         with running(self):
             function(**env)
         written = {t: replace(t, role=Role.OUTPUT) for t in self._written}
         inputs = tuple(t.tensor for t in self.tensors.values() if t.tensor not in written)
         body = tuple(_retargeted(n, written) for n in self.block)
-        return KernelProgram(
-            re.sub(r"[^A-Za-z0-9_]", "_", self.name),
-            body,
-            tuple(self.axes),
+        name = re.sub(r"[^A-Za-z0-9_]", "_", self.name)
+        return TileProgram(
+            name,
             inputs,
             tuple(written.values()),
-            tuple((a, self.counted.get(a)) for a in self.described.values()),
+            (Phase(name, body),),
+            tuple(self.axes),
+            tuple((a, self.counted[a]) for a in self.described.values() if a in self.counted),
+            tuple(self.limits.items()),
             tuple(self.notes),
-            limits=tuple(self.limits.items()),
         )
 
 
@@ -480,7 +496,7 @@ def _retargeted(node: Any, written: dict[Tensor, Tensor]) -> Any:
     def change(v: Value) -> Value | None:
         return load(written[v.tensor], v.index, v.guard, v.other) if isinstance(v, Load) and v.tensor in written else None
 
-    if isinstance(node, Tiles | Along):
+    if isinstance(node, Loop | Along):
         return replace(node, body=tuple(_retargeted(n, written) for n in node.body))
     if isinstance(node, If | While):
         return with_bodies(node, tuple(tuple(_retargeted(n, written) for n in part) for part in bodies(node)))

@@ -15,10 +15,10 @@ import torch
 
 from serrate.frontend.kernel.machine import current, refuse
 from serrate.frontend.kernel.values import Tile, TileValue, TorchLike
-from serrate.ir.expr import Element, Expr, Less, Symbol, as_expr, const
-from serrate.ir.kernel import Axis
-from serrate.ir.loops import Existing, Held, Lane, Load, Local, Number, existing, held, load, number
-from serrate.ir.values import Constant, Tensor, Value, constant, rewrite
+from serrate.ir.expr import Element, Expr, Less, as_expr, const
+from serrate.ir.loops import Number, existing, number, renamed_value
+from serrate.ir.tile import Axis
+from serrate.ir.values import Constant, Tensor, Value, constant
 
 if TYPE_CHECKING:
     from serrate.tiles.trace import Trace
@@ -322,41 +322,3 @@ def _swaps(names: Mapping[Axis, Axis]) -> dict[Expr, Expr]:
         at: Expr = new.lane if new.looped and not old.looped else new.position
         found |= {old.position: at, old.lane: new.lane, old.lanes: new.lanes}
     return found
-
-
-def renamed_value(value: Value, swap: Mapping[Expr, Expr], lanes: Mapping[Symbol, Symbol]) -> Value:
-    """A value with index expressions replaced, and private blocks read along other lanes."""
-
-    def moved(lane: Lane) -> Lane:
-        return Lane(lanes.get(lane.symbol, lane.symbol), lane.size)
-
-    def change(v: Value) -> Value | None:
-        if isinstance(v, Load):
-            guard = tuple(g.substitute(swap) for g in v.guard)
-            return load(v.tensor, tuple(e.substitute(swap) for e in v.index), guard, v.other)
-        if isinstance(v, Number):
-            return number(v.expr.substitute(swap), v.dtype)
-        if isinstance(v, Existing):
-            return existing(tuple(map(moved, v.lanes)), tuple(g.substitute(swap) for g in v.guard), v.dtype)
-        if isinstance(v, Held):
-            return held(Local(v.local.name, v.local.dtype, tuple(map(moved, v.local.lanes))))
-        return None
-
-    return rewrite(value, change)
-
-
-def symbols_of(value: Value) -> frozenset[Symbol]:
-    """The positions and numbers that a value depends on."""
-    found: set[Symbol] = set()
-    for v in value.walk():
-        if isinstance(v, Load):
-            found.update(s for e in v.index for s in e.symbols)
-            found.update(s for g in v.guard for s in g.symbols)
-        elif isinstance(v, Number):
-            found.update(v.expr.symbols)
-        elif isinstance(v, Held):
-            found.update(lane.symbol for lane in v.local.lanes)
-        elif isinstance(v, Existing):
-            own = {lane.symbol for lane in v.lanes}
-            found.update(s for g in v.guard for s in g.symbols if s not in own)
-    return frozenset(found)

@@ -62,7 +62,7 @@ class Program:
     def _known(self) -> tuple[set[str], int]:
         """The names of axes, and how many block sizes are open."""
         traced = serrate.kernel(self.function).on("reference")
-        names = {name for variant in traced.variants(*self.arguments()) for name in variant.plan.names}
+        names = {name for variant in traced.variants(*self.arguments()) for name in (a.name for a in variant.program.axes)}
         return names | {"chunk"}, sum(site.open_blocks for site in traced.sites)
 
 

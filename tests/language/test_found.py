@@ -434,7 +434,7 @@ def softmax(jt: JaggedTensor) -> JaggedTensor:
     return out
 
 
-@pytest.mark.parametrize("lanes", [{"b": 4}, {"b": 2, "t": 2, "t_2": 2}, {"b": 4, "t": 1, "t_2": 1}], ids=str)
+@pytest.mark.parametrize("lanes", [{"b": 4}, {"b": 2, "t": 2, "t2": 2}, {"b": 4, "t": 1, "t2": 1}], ids=str)
 def test_powers_of_rows_side_by_side(backend: str, lanes: dict[str, int]) -> None:
     same(softmax, backend, lambda: (ragged([3, 2, 0, 5]),), lanes=lanes)
 

@@ -79,14 +79,14 @@ def test_several_rows_at_a_time_stay_whole_where_one_is_long() -> None:
 def test_explain_says_that_rows_are_cut_only_where_they_are() -> None:
     jt = ragged(SHORT)
     cut = sums(None, "persistent_dynamic")
-    assert "rows are cut" in cut.explain(jt) and "cut rows" in cut.explain(jt) and "piece" in cut.source(jt)
+    assert "are cut into parts" in cut.explain(jt) and "cut k tr" in cut.explain(jt) and "_kept" in cut.source(jt)
     tiles = doubled(None, "persistent_dynamic")
-    assert "programs are the tiles of" in tiles.explain(jt) and "cut" not in tiles.explain(jt) and "piece" in tiles.source(jt)
+    assert "programs are the tiles of" in tiles.explain(jt) and "cut" not in tiles.explain(jt) and "_kept" not in tiles.source(jt)
 
 
-def test_explain_says_that_rows_stay_whole() -> None:
-    @serrate.kernel(strategy="persistent_dynamic")
-    def nested(jt: JaggedTensor) -> torch.Tensor:
+def nested(strategy: str | None) -> Any:
+    @serrate.kernel(strategy=strategy)
+    def k(jt: JaggedTensor) -> torch.Tensor:
         out = torch.zeros(jt.num_rows)
         for b in hl.tile(jt.num_rows):
             acc = hl.zeros([b])
@@ -96,6 +96,34 @@ def test_explain_says_that_rows_stay_whole() -> None:
             out[b] = acc
         return out
 
+    return k
+
+
+def halved(strategy: str | None) -> Any:
+    @serrate.kernel(strategy=strategy)
+    def k(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.zeros(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            acc = hl.zeros([b])
+            for _ in hl.grid(2):
+                for t in hl.tile(jt.max_length):
+                    acc = acc + jt[b, t].sum(1)
+                acc = acc * 0.5
+            out[b] = acc
+        return out
+
+    return k
+
+
+@pytest.mark.parametrize(("made", "factor"), [(nested, 2.0), (halved, 0.75)])
+@pytest.mark.parametrize("lengths", [SHORT, LOPSIDED], ids=["short", "lopsided"])
+def test_rows_are_cut_inside_other_loops(made: Any, factor: float, lengths: list[int]) -> None:
+    jt, found = ragged(lengths), serrate.kernel(made(None).fn, strategy="persistent_dynamic", lanes={"chunk": 64})
+    torch.testing.assert_close(found(jt), torch.stack([factor * r.sum() for r in jt.unbind()]), rtol=1e-3, atol=1e-3)
+    assert "are cut into parts" in found.explain(jt) and "_kept" in found.source(jt)
+
+
+def test_explain_says_that_rows_stay_whole() -> None:
     @serrate.kernel(strategy="persistent_dynamic")
     def dense(jt: JaggedTensor) -> torch.Tensor:
         out = torch.zeros(jt.num_rows)
@@ -104,24 +132,31 @@ def test_explain_says_that_rows_stay_whole() -> None:
         return out
 
     jt = ragged(SHORT)
-    torch.testing.assert_close(nested(jt), torch.stack([2 * r.sum() for r in jt.unbind()]))
-    for kernel in (nested, dense):
-        text = kernel.explain(jt)
-        assert "rows stay whole" in text and "cut" not in text and "piece" not in kernel.source(jt)
+    text = dense.explain(jt)
+    assert "rows stay whole" in text and "cut" not in text and "_kept" not in dense.source(jt)
 
 
-def test_a_lopsided_batch_is_cut_only_where_that_changes_something() -> None:
+def test_rows_stay_whole_where_they_need_what_a_loop_around_them_carries() -> None:
     @serrate.kernel
-    def nested(jt: JaggedTensor) -> torch.Tensor:
+    def k(jt: JaggedTensor) -> torch.Tensor:
         out = torch.zeros(jt.num_rows)
         for b in hl.tile(jt.num_rows):
-            acc = hl.zeros([b])
+            acc, scale = hl.zeros([b]), hl.full([b], 1.0, torch.float32)
             for _ in hl.grid(2):
                 for t in hl.tile(jt.max_length):
-                    acc = acc + jt[b, t].sum(1)
+                    acc = acc + (jt[b, t] * scale[:, None]).sum(1)
+                scale = scale * 0.5
             out[b] = acc
         return out
 
     jt = ragged(LOPSIDED)
-    assert nested.explain(jt).startswith("maskless")
-    assert sums(None, None).explain(jt).startswith("persistent_dynamic")
+    torch.testing.assert_close(k(jt), torch.stack([1.5 * r.sum() for r in jt.unbind()]), rtol=1e-3, atol=1e-3)
+    assert k.explain(jt).startswith("maskless")
+    with pytest.raises(StrategyError, match="needs scale, which a loop around it carries"):
+        serrate.kernel(k.fn, strategy="persistent_dynamic")(jt)
+
+
+def test_a_lopsided_batch_is_cut() -> None:
+    jt = ragged(LOPSIDED)
+    for made in (sums(None, None), nested(None)):
+        assert made.explain(jt).startswith("persistent_dynamic")

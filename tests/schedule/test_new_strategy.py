@@ -6,19 +6,22 @@ the first bad coordinate and both values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pytest
 import torch
 
+import serrate
+import serrate.language as hl
 from serrate import JaggedTensor, jit
 from serrate.errors import StrategyError
-from serrate.ir.tile import TileProgram
+from serrate.ir.tile import Loop, TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, prepare
 from serrate.schedule.strategies import STRATEGIES
 from serrate.schedule.strategies.common import Pieces, schedule, schedule_product, warps_for
+from serrate.schedule.strategies.kernels import whole_rows
 from serrate.schedule.target import Target
 from tests.engine.across_cases import SCANS
 from tests.engine.cases import CASES, NESTED_CASES
@@ -29,11 +32,13 @@ from tests.engine.oracle import BACKENDS, ONE_LEVEL, TWO_LEVELS
 # --- the strategy --------------------------------------------------------------------------------------------------------
 
 
-def blocked(program: TileProgram, target: Target, tile: int | None = None, rows: int = 3) -> Plan:
+def blocked(
+    program: TileProgram, target: Target, tile: int | None = None, rows: int = 3, lanes: Mapping[str, int] | None = None
+) -> Plan:
     """for c: for r[c]: s  ->  grid co: serial ci: serial ro: lanes ri: s      (`rows` components are one worker's)"""
     recorder = Recorder(program)
     prepare(recorder)
-    schedule(recorder, target, NeighbouringRows(tile, rows))
+    schedule(recorder, target, NeighbouringRows(tile, rows), lanes)
     return recorder.plan("blocked", warps_for(program, target))
 
 
@@ -65,6 +70,14 @@ class NeighbouringRows:
 
     def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> Pieces:
         return ((shape.phase, block),)
+
+    def kernel(self, recorder: Recorder, target: Target, lanes: Mapping[str, int]) -> None:
+        whole_rows(recorder, target, lanes, 1, near=False)
+        phase = recorder.program.phases[0]
+        assert isinstance(phase.body[0], Loop)
+        programs = phase.body[0].domain.name
+        recorder.do("split", phase.name, programs, self.size)
+        recorder.do("mark", phase.name, f"{programs}i", "serial")
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +114,28 @@ def test_scans(name: str) -> None:
 @pytest.mark.parametrize("name", ["gather_positions", "slice_positions_1_minus_1"])
 def test_movement(name: str) -> None:
     run(MOVEMENT[name], "cpp", "blocked", (), torch.float32, (5,), ONE_LEVEL, 1)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize("lengths", [[2, 0, 3, 1], [], [0], [5] * 7, [1, 700, 0, 3, 1]])
+def test_kernels_run_under_it(backend: str, lengths: list[int]) -> None:
+    @serrate.kernel(strategy="blocked")
+    def softmax(x: JaggedTensor) -> JaggedTensor:
+        out = torch.empty_like(x)
+        for b in hl.tile(x.num_rows):
+            top, total = hl.full([b], float("-inf"), torch.float32), hl.zeros([b])
+            for k in hl.tile(x.max_length):
+                new = torch.maximum(top, x[b, k].amax(1))
+                total = total * torch.exp(top - new) + torch.exp(x[b, k] - new[:, None]).sum(1)
+                top = new
+            for k in hl.tile(x.max_length):
+                out[b, k] = torch.exp(x[b, k] - top[:, None]) / total[:, None]
+        return out
+
+    x = JaggedTensor.from_lengths(torch.randn(sum(lengths)), lengths)
+    for got, row in zip(softmax.on(backend)(x).unbind(), x.unbind(), strict=True):
+        torch.testing.assert_close(got, row.softmax(0))
+    assert "serial" in softmax.on(backend).variants(x)[0].explained()
 
 
 def test_it_is_a_strategy_like_any_other() -> None:

@@ -25,7 +25,7 @@ def check(strategy: str, sizes: Mapping[str, object]) -> None:
     """Raises unless the strategy exists and takes these options."""
     if strategy not in STRATEGIES:
         raise StrategyError(f"no strategy is called {strategy!r}; there are {', '.join(STRATEGIES)}")
-    taken = [name for name in inspect.signature(STRATEGIES[strategy]).parameters if name not in ("program", "target")]
+    taken = [name for name in inspect.signature(STRATEGIES[strategy]).parameters if name not in ("program", "target", "lanes")]
     for name, size in sizes.items():
         if name not in taken:
             raise StrategyError(f"{strategy} takes {', '.join(taken)}; got {name}")
@@ -33,7 +33,7 @@ def check(strategy: str, sizes: Mapping[str, object]) -> None:
             raise StrategyError(f"{strategy}: {name} must be at least 1, got {size!r}")
 
 
-def plan(program: TileProgram, strategy: str, target: Target, **sizes: int) -> Plan:
-    """The plan that a strategy makes for a program on a target."""
+def plan(program: TileProgram, strategy: str, target: Target, lanes: Mapping[str, int] | None = None, **sizes: int) -> Plan:
+    """The plan that a strategy makes for a program on a target; `lanes` of a kernel's axes, by name."""
     check(strategy, sizes)
-    return STRATEGIES[strategy](program, target, **sizes)
+    return STRATEGIES[strategy](program, target, **sizes, **({"lanes": lanes} if program.axes else {}))

@@ -16,6 +16,7 @@ from serrate.ir.values import Place, Role
 from serrate.schedule.plan import Recorder
 from serrate.schedule.prepare import Shape, describe, reduced_loops
 from serrate.schedule.primitives import goes_in_order
+from serrate.schedule.strategies.kernels import Lanes
 from serrate.schedule.target import Target, power_of_two_at_least
 
 LONG = 4096
@@ -74,10 +75,14 @@ def block_size(asked: int | None, usual: int, target: Target) -> int:
     return power_of_two_at_least(size) if target.power_of_two else size
 
 
+def shapes(program: TileProgram) -> list[Shape]:
+    """What the phases of a fusion are; those of a kernel are of no such kind."""
+    return [] if program.axes else [describe(program, p.name) for p in program.phases]
+
+
 def warps_for(program: TileProgram, target: Target) -> int:
     """More warps where each lane carries much (several states, blocks of matrix products), so that registers suffice."""
-    shapes = [describe(program, p.name) for p in program.phases]
-    heavy = any(isinstance(s.leaf, Accumulate) and (len(s.leaf.targets) > 1 or s.is_product) for s in shapes)
+    heavy = any(isinstance(s.leaf, Accumulate) and (len(s.leaf.targets) > 1 or s.is_product) for s in shapes(program))
     return 2 * target.warps if heavy else target.warps
 
 
@@ -290,12 +295,18 @@ class RowLoops(Protocol):
     def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> Pieces:
         """Cuts rows into parts, if the strategy does; gives the phases to go on with, and their blocks."""
 
+    def kernel(self, recorder: Recorder, target: Target, lanes: Lanes) -> None:
+        """Arranges the loops of a kernel, which are fused and in order already; `lanes` are sizes of tiles that are asked for."""
 
-def schedule(recorder: Recorder, target: Target, rows: RowLoops) -> None:
+
+def schedule(recorder: Recorder, target: Target, rows: RowLoops, lanes: Lanes | None = None) -> None:
     """Arranges the loops of all phases, then fuses what runs alike."""
-    shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
-    for shape in shapes:
-        _schedule_phase(recorder, shape, shapes, target, rows)
+    if recorder.program.axes:
+        rows.kernel(recorder, target, lanes or {})
+        return
+    found = shapes(recorder.program)
+    for shape in found:
+        _schedule_phase(recorder, shape, found, target, rows)
     fuse_neighbours(recorder)
 
 

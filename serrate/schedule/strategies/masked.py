@@ -11,17 +11,23 @@ from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, prepare
 from serrate.schedule.strategies.common import Pieces, block_size, schedule, schedule_product, warps_for
+from serrate.schedule.strategies.kernels import Lanes, whole_rows
 from serrate.schedule.strategies.maskless import WholeRows
 from serrate.schedule.target import Target
 
 
 def masked(
-    program: TileProgram, target: Target, tile: int | None = None, rows: int | None = None, warps: int | None = None
+    program: TileProgram,
+    target: Target,
+    tile: int | None = None,
+    rows: int | None = None,
+    warps: int | None = None,
+    lanes: Lanes | None = None,
 ) -> Plan:
     """A plan with groups of `rows` rows on the grid, each row one lane."""
     recorder = Recorder(program)
     prepare(recorder)
-    schedule(recorder, target, GroupedRows(tile, block_size(rows, target.rows_together, target)))
+    schedule(recorder, target, GroupedRows(tile, block_size(rows, target.rows_together, target)), lanes)
     return recorder.plan("masked", warps or warps_for(program, target))
 
 
@@ -59,3 +65,6 @@ class GroupedRows:
 
     def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> Pieces:
         return ((shape.phase, block),)
+
+    def kernel(self, recorder: Recorder, target: Target, lanes: Lanes) -> None:
+        whole_rows(recorder, target, lanes, self.size, near=False)

@@ -12,20 +12,26 @@ from serrate.ir.values import Role
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
 from serrate.schedule.strategies.common import Pieces, schedule, schedule_product, warps_for
+from serrate.schedule.strategies.kernels import Lanes, whole_rows
 from serrate.schedule.target import Target
 
 
 def maskless(
-    program: TileProgram, target: Target, tile: int | None = None, keep_rows: bool | None = None, warps: int | None = None
+    program: TileProgram,
+    target: Target,
+    tile: int | None = None,
+    keep_rows: bool | None = None,
+    warps: int | None = None,
+    lanes: Lanes | None = None,
 ) -> Plan:
-    """A plan with rows on the grid; `tile` overrides how many positions of a row are one block."""
+    """A plan with rows on the grid; `tile` overrides how many positions of a row are one block, `lanes` the tiles of a kernel."""
     recorder = Recorder(program)
     prepare(recorder)
     keep = target.keeps_rows if keep_rows is None else keep_rows
-    if target.keeps_rows or keep:
+    if (target.keeps_rows or keep) and not program.axes:
         _in_two_passes(recorder, keep)
-    schedule(recorder, target, WholeRows(tile))
-    if keep and _shares_rows(recorder.program):
+    schedule(recorder, target, WholeRows(tile), lanes)
+    if keep and not program.axes and _shares_rows(recorder.program):
         return maskless(program, target, tile, keep_rows=False, warps=warps)
     return recorder.plan("maskless", warps or warps_for(program, target))
 
@@ -53,6 +59,9 @@ class WholeRows:
 
     def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> Pieces:
         return ((shape.phase, block),)
+
+    def kernel(self, recorder: Recorder, target: Target, lanes: Lanes) -> None:
+        whole_rows(recorder, target, lanes, 1, near=target.keeps_rows)
 
 
 def _shares_rows(program: TileProgram) -> bool:

@@ -21,9 +21,11 @@ from serrate.schedule.strategies.common import (
     loop_names,
     schedule,
     schedule_product,
+    shapes,
     warps_for,
     width,
 )
+from serrate.schedule.strategies.kernels import Lanes, parts_of_rows
 from serrate.schedule.target import Target
 
 LINE = 512
@@ -34,16 +36,21 @@ FOLDED = 64
 
 
 def persistent_dynamic(
-    program: TileProgram, target: Target, tile: int | None = None, chunk: int | None = None, warps: int | None = None
+    program: TileProgram,
+    target: Target,
+    tile: int | None = None,
+    chunk: int | None = None,
+    warps: int | None = None,
+    lanes: Lanes | None = None,
 ) -> Plan:
     """A plan with parts of rows on the grid; `chunk` positions are one part, `tile` of them one block."""
     recorder = Recorder(program)
     prepare(recorder)
-    across = max((width(describe(recorder.program, p.name), target) for p in recorder.program.phases), default=1)
+    across = max((width(s, target) for s in shapes(recorder.program)), default=1)
     part = block_size(chunk, max(target.chunk // across, 1), target)
     # Parts are short enough that large blocks would leave most of their lanes without work.
     simple_block = target.block if target.simple_block else 0
-    schedule(recorder, replace(target, simple_block=simple_block), PartsOfRows(tile, part))
+    schedule(recorder, replace(target, simple_block=simple_block), PartsOfRows(tile, part, chunk), lanes)
     return recorder.plan("persistent_dynamic", warps or warps_for(program, target))
 
 
@@ -64,6 +71,8 @@ class PartsOfRows:
 
     tile: int | None
     part: int
+    asked: int | None
+    """The size of a part, if the caller said so."""
 
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         assert shape.component is not None
@@ -85,6 +94,9 @@ class PartsOfRows:
             # What is read twice is the part, which is near enough, so blocks of it need not be.
             return tuple((part, block if self.tile else size) for part in parts)
         return ((parts[0], block),)
+
+    def kernel(self, recorder: Recorder, target: Target, lanes: Lanes) -> None:
+        parts_of_rows(recorder, target, lanes, self.asked)
 
     @property
     def _lines(self) -> int:

@@ -1,6 +1,6 @@
-"""What is worked out once: parts of values that several statements share, or that many lanes would repeat.
+"""The primitive `share`: parts of values that several block statements need, or that many lanes would repeat, worked out once.
 
-In: a kernel program as traced. Out: the same, in which such parts are private blocks of their own.
+In: a phase of block statements. Out: the same, in which such parts are private blocks of their own.
 
 A part with fewer axes than its statement would be computed again in every lane that it does not depend on; a costly part that
 several statements need would be computed again in each. Neither is moved across a statement that changes what it is made of.
@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from serrate.ir.expr import Element
-from serrate.ir.kernel import Along, Axis, KernelProgram, Statement, Tiles, inner, statements, with_inner
 from serrate.ir.loops import (
     Assign,
     Declare,
@@ -28,27 +27,39 @@ from serrate.ir.loops import (
     Running,
     While,
     Write,
+    expressions_of,
     held,
+    symbols_of,
     values_of,
 )
+from serrate.ir.tile import SERIAL, Along, Axis, Leaf, Loop, Statement, TileProgram, inner, statements, with_inner
 from serrate.ir.values import Call, Constant, Role, Value, call, rewrite
-from serrate.tiles.values import symbols_of
 
 COSTLY = frozenset("exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff exp_below".split())  # noqa: SIM905
 
 
-def tidy(program: KernelProgram) -> KernelProgram:
-    """The program with shared parts worked out once."""
-    worker = _Tidy(program)
-    return replace(program, body=worker.body(program.body))
+def shared(program: TileProgram, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """The statements of a phase with shared parts worked out once."""
+    return _Sharing(program, body).body(body)
 
 
-class _Tidy:
-    def __init__(self, program: KernelProgram) -> None:
+def names_in(program: TileProgram, body: tuple[Statement, ...]) -> set[str]:
+    """Every name that statements, axes and tensors have: what is made must be called something else."""
+    found = {t.name for t in (*program.inputs, *program.outputs, *program.scratch)} | {a.name for a in program.axes}
+    exprs = [e for a in program.axes for e in (a.begin, a.end)]
+    for node in statements(body):
+        found |= {node.local.name} if isinstance(node, Declare) else set()
+        exprs += [] if isinstance(node, Loop | Along | Leaf) else expressions_of(node)
+    return found | {s.name for e in exprs for s in e.symbols}
+
+
+class _Sharing:
+    def __init__(self, program: TileProgram, body: tuple[Statement, ...]) -> None:
+        self.program = program
         self.axes = {a.position: a for a in program.axes} | {a.lane: a for a in program.axes}
-        self.used = {n.local.name for n in statements(program.body) if isinstance(n, Declare)}
+        self.used = names_in(program, body)
         self.count = 0
-        self.summed = {n.local.name for n in statements(program.body) if isinstance(n, Dot)}
+        self.summed = {n.local.name for n in statements(body) if isinstance(n, Dot)}
         self.made: set[str] = set()
         """Private blocks that hold parts."""
 
@@ -57,9 +68,9 @@ class _Tidy:
         kept: dict[Value, Local] = {}
         counts = self._counts(body)
         for node in body:
-            if isinstance(node, Tiles | Along | If | While):
+            if isinstance(node, Loop | Along | If | While):
                 node = with_inner(node, tuple(self.body(part) for part in inner(node)))
-                if isinstance(node, Tiles) and not node.parallel:
+                if isinstance(node, Loop) and node.kind is SERIAL:
                     node, fixed = self._outward(node)
                     out += fixed
             elif isinstance(node, Assign | Reduce | Dot | Running | Write):
@@ -68,9 +79,10 @@ class _Tidy:
             out.append(node)
         return tuple(out)
 
-    def _outward(self, loop: Tiles) -> tuple[Tiles, list[Statement]]:
+    def _outward(self, loop: Loop) -> tuple[Loop, list[Statement]]:
         """A loop without the parts that are the same in all its tiles, and these."""
-        axes = {a for a in self.axes.values() if a.original in loop.axes} | {*loop.axes}
+        axis = self.program.axis_of(loop.domain)
+        axes = {a for a in self.axes.values() if a.original is axis}
         own = {s for a in axes for s in (a.position, a.lane, a.number, a.first, a.last)}
         changed = {n.local.name for n in statements(loop.body) if isinstance(n, Assign | Reduce | Dot | Running)}
         tensors = {n.tensor for n in statements(loop.body) if isinstance(n, Write)}

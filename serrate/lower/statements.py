@@ -1,0 +1,285 @@
+"""From scheduled phases of block statements to loops: axes become loop indices and lanes.
+
+In: a phase whose loops a schedule has split. Out: statements of a loop program. The indices of the loops around a statement, and
+its lanes, give the position along every axis; everything a statement says in positions is rewritten in those. Conditions that
+hold, and those that loops see to, are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from serrate.analysis.indices import Indices
+from serrate.ir.domains import IterDomain
+from serrate.ir.expr import Element, Expr, Less, Sum, Symbol, const, minimum, symbol
+from serrate.ir.loops import (
+    Assign,
+    Bind,
+    Declare,
+    Dot,
+    Existing,
+    For,
+    Guard,
+    Held,
+    If,
+    Lane,
+    Lanes,
+    Load,
+    Local,
+    Node,
+    Number,
+    Reduce,
+    Running,
+    While,
+    Write,
+    existing,
+    flat_index,
+    held,
+    load,
+    number,
+    with_bodies,
+)
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import Combine
+from serrate.ir.tile import GRID, SERIAL, Along, Axis, Leaf, Loop, Phase, Statement, TileProgram, inner
+from serrate.ir.values import Tensor, Value, call, rewrite
+from serrate.lower.tile_passes import bounds_a_lane, without
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """Where a statement stands: the indices that loops have, what axes are in them, and conditions that need no asking."""
+
+    indices: tuple[tuple[IterDomain, Expr], ...]
+    swap: dict[Expr, Expr]
+    known: frozenset[Less]
+    entered: frozenset[Axis]
+
+
+class BlockStatements:
+    """The statements of one phase, with axes replaced by loop indices and lanes."""
+
+    def __init__(self, program: TileProgram, phase: Phase) -> None:
+        self.program, self.phase = program, phase
+        self.lane: dict[Axis, Lane | None] = {}
+        self.lane_domains: list[tuple[IterDomain, Expr]] = []
+        self.at = {a.position: a for a in program.axes}
+        parts = {axis: d for d in phase.lanes if (axis := program.axis_of(d)) is not None}
+        for axis in program.axes:
+            part = parts.get(axis.original) if axis.looped else axis.domain
+            size = 1 if part is None else part.extent_expr.value
+            assert size is not None, axis
+            name = axis.name if not axis.looped else f"{axis.name}i"
+            self.lane[axis] = Lane(symbol(name, 0, size - 1), size) if size > 1 else None
+            if axis.alias_of is None and part is not None:
+                lane = self.lane[axis]
+                self.lane_domains.append((part, const(0) if lane is None else lane.symbol))
+
+    def run(self) -> tuple[Node, ...]:
+        """The statements of a loop program."""
+        return self._body(self.phase.body, self._entered(_Scope((), {}, frozenset(), frozenset())))
+
+    def _body(self, body: Sequence[Statement], scope: _Scope) -> tuple[Node, ...]:
+        return tuple(made for node in body for made in self._node(node, scope))
+
+    # --- loops ---
+
+    def _entered(self, scope: _Scope, *more: tuple[IterDomain, Expr]) -> _Scope:
+        """The scope inside a loop, or with the indices of several domains known."""
+        indices = (*scope.indices, *more)
+        known = Indices((*indices, *self.lane_domains))
+        swap, held_, entered = dict(scope.swap), set(scope.known), set(scope.entered)
+        looped = {domain.uid for domain, _ in indices}
+        for axis in self.program.axes:
+            if axis not in entered and known.knows(axis.original.domain):
+                entered.add(axis)
+                inside = self._enter(axis, known.of(axis.original.domain), swap)
+                if self.lane[axis] is None and axis.domain.uid in looped:
+                    # A loop over the axis itself stays inside it.
+                    held_.add(inside)
+        return _Scope(indices, swap, frozenset(held_), frozenset(entered))
+
+    def _enter(self, axis: Axis, index: Expr, swap: dict[Expr, Expr]) -> Less:
+        """What an axis is where its index is known, into `swap`; gives the condition that a tile begins inside the axis."""
+        lane, own = self.lane[axis], self.lane[axis.original]
+        i: Expr = const(0) if lane is None else lane.symbol
+        before = index if own is None else index.substitute({own.symbol: const(0)})
+        begin, end = (_numbers(e.substitute(swap)) for e in (axis.begin, axis.end))
+        size = 1 if lane is None else lane.size
+        first = begin + (before if axis.looped else const(0))
+        swap |= {
+            axis.position: first + i,
+            axis.lane: i,
+            axis.lanes: const(size),
+            axis.number: before // size if axis.looped else const(0),
+            axis.first: first,
+            axis.last: minimum(first + size, end) if size > 1 else first + 1,
+        }
+        return Less(first, end)
+
+    def _loop(self, loop: Loop, scope: _Scope) -> tuple[Node, ...]:
+        domain = loop.domain
+        made, extent, bound = domain.definition, domain.extent_expr, domain.host_bound
+        if isinstance(domain, RaggedIterDomain):
+            extent = bound = domain.length_of(Indices(scope.indices).of(domain.component))
+        extent, bound = (_numbers(e.substitute(scope.swap)) for e in (extent, bound))
+        if extent.value == 1:
+            return self._body(loop.body, self._entered(scope, (domain, const(0))))
+        high = extent.bounds[1]
+        index = symbol(domain.name, 0, None if high is None else max(high - 1, 0))
+        binds: list[Node] = []
+        more: list[tuple[IterDomain, Expr]] = [(domain, index)]
+        if isinstance(made, Combine):
+            # The row that a part is of, and which part of it, have names.
+            for source, e in zip(made.inputs, made.to_inputs({domain.uid: index}), strict=True):
+                name = symbol(source.name, 0)
+                e = e.substitute({binds[0].expr: binds[0].symbol}) if binds and isinstance(binds[0], Bind) else e
+                binds.append(Bind(name, e, (), ()))
+                more.append((source, name))
+        body = (*binds, *self._body(loop.body, self._entered(scope, *more)))
+        return (For(index, extent, loop.kind, body, bound if loop.kind is GRID else extent),)
+
+    def _along(self, node: Along, scope: _Scope) -> tuple[Node, ...]:
+        lane = self.lane[node.axis]
+        body = self._body(node.body, scope)
+        if lane is None:
+            return body
+        extent = const(lane.size)
+        if not node.reverse:
+            return (For(lane.symbol, extent, SERIAL, body, extent),)
+        back = symbol(f"{lane.symbol.name}_back", 0, lane.size - 1)
+        return (For(back, extent, SERIAL, (Bind(lane.symbol, const(lane.size - 1) - back, (), ()), *body), extent),)
+
+    # --- statements ---
+
+    def _node(self, node: Statement, scope: _Scope) -> tuple[Node, ...]:
+        assert not isinstance(node, Leaf)
+        if isinstance(node, Loop):
+            return self._loop(node, scope)
+        if isinstance(node, Along):
+            return self._along(node, scope)
+        if isinstance(node, If | While):
+            guard = self._guard(node.guard, scope)
+            parts = tuple(self._body(part, scope) for part in inner(node))
+            return (with_bodies(replace(node, guard=guard), parts),)
+        if isinstance(node, Declare):
+            return (Declare(self._local(node.local), node.number),)
+        if isinstance(node, Bind):
+            return (replace(node, expr=self._expr(node.expr, scope)),)
+        return (self._block(node, scope),)
+
+    def _block(self, node: Any, scope: _Scope) -> Node:
+        guard = self._guard(node.guard, scope)
+        lanes = self._lanes(node.lanes)
+        if isinstance(node, Dot):
+            return self._dot(node, lanes, guard, scope)
+        value = self._value(node.value, guard, scope)
+        if isinstance(node, Write):
+            index = tuple(self._expr(e, scope) for e in node.index)
+            return Write(_inward(lanes, value, (node.tensor, index)), guard, node.tensor, index, value, node.add)
+        local = self._local(node.local)
+        if isinstance(node, Running):
+            axis = self.lane[self.at[node.axis.symbol]] if node.axis is not None else None
+            return Running(lanes, guard, local, self._local(node.carry), axis, node.operator, value)
+        if isinstance(node, Reduce):
+            if node.operator == "sum" and isinstance(value, Load):
+                # What is not there is 0, and adds nothing.
+                guard = (*guard, *value.guard)
+                value = without(value, guard)
+            return Reduce(_inward(lanes, value), guard, local, node.operator, value)
+        assert isinstance(node, Assign)
+        return Assign(lanes, guard, local, value, tuple(self._guard(g, scope) for g in node.rests))
+
+    def _dot(self, node: Dot, lanes: Lanes, guard: Guard, scope: _Scope) -> Node:
+        local = self._local(node.local)
+        left, right = (self._value(v, guard, scope) for v in (node.left, node.right))
+        block = len(lanes) == 3 and local.lanes == lanes[:2] and lanes[2] not in local.lanes and _spans(left, right, lanes)
+        if block and all(bounds_a_lane(g, lanes) for g in guard):
+            # What is not there is 0, and adds nothing.
+            more = [g for v in (left, right) if isinstance(v, Load) for g in v.guard if bounds_a_lane(g, lanes)]
+            guard = tuple(dict.fromkeys((*guard, *more)))
+            left, right = (without(v, guard) for v in (left, right))
+            return Dot(lanes, guard, local, left, right)
+        wide = [v if v.dtype == local.dtype else call("cast", v, dtype=local.dtype) for v in (left, right)]
+        value = call("mul", *wide, dtype=local.dtype)
+        return Reduce(_inward(lanes, value), guard, local, "sum", value)
+
+    # --- parts ---
+
+    def _lanes(self, lanes: Lanes) -> Lanes:
+        found = (self.lane[self.at[lane.symbol]] for lane in lanes)
+        return tuple(lane for lane in found if lane is not None)
+
+    def _local(self, local: Local) -> Local:
+        return Local(local.name, local.dtype, self._lanes(local.lanes))
+
+    def _expr(self, expr: Expr, scope: _Scope) -> Expr:
+        return _numbers(expr.substitute(scope.swap))
+
+    def _guard(self, guard: Guard, scope: _Scope) -> Guard:
+        found = (Less(self._expr(g.left, scope), self._expr(g.right, scope)) for g in guard)
+        return tuple(dict.fromkeys(g for g in found if not g.proven and g not in scope.known))
+
+    def _value(self, value: Value, known: Guard, scope: _Scope) -> Value:
+        """A value in lanes; reads do not ask what the statement asks already."""
+
+        def change(v: Value) -> Value | None:
+            if isinstance(v, Load):
+                guard = tuple(g for g in self._guard(v.guard, scope) if g not in known)
+                return load(v.tensor, tuple(self._expr(e, scope) for e in v.index), guard, v.other)
+            if isinstance(v, Number):
+                return number(self._expr(v.expr, scope), v.dtype)
+            if isinstance(v, Existing):
+                return existing(self._lanes(v.lanes), self._guard(v.guard, scope), v.dtype)
+            if isinstance(v, Held):
+                return held(self._local(v.local))
+            return None
+
+        return rewrite(value, change)
+
+
+def _numbers(expr: Expr) -> Expr:
+    """An expression in which a private block of one index is a number of that name."""
+    single = {e: symbol(e.array.name, None, None) for e in expr.walk() if isinstance(e, Element) and _is_number(e)}
+    return expr.substitute(single) if single else expr  # type: ignore[arg-type]
+
+
+def _is_number(e: Element) -> bool:
+    return e.array.local and e.index.value == 0
+
+
+def _spans(left: Value, right: Value, lanes: Lanes) -> bool:
+    """Whether the operands are blocks of rows by depth and of depth by columns."""
+    rows, columns, depth = (lane.symbol for lane in lanes)
+    mine, theirs = _symbols(left), _symbols(right)
+    return {rows, depth} <= mine and columns not in mine and {columns, depth} <= theirs and rows not in theirs
+
+
+def _symbols(value: Value) -> set[Symbol]:
+    found: set[Symbol] = set()
+    for v in value.walk():
+        if isinstance(v, Load):
+            found |= {s for e in v.index for s in e.symbols}
+        elif isinstance(v, Number):
+            found |= v.expr.symbols
+        elif isinstance(v, Held):
+            found |= {lane.symbol for lane in v.local.lanes}
+    return found
+
+
+def _inward(lanes: Lanes, value: Value, target: tuple[Tensor, tuple[Expr, ...]] | None = None) -> Lanes:
+    """The lanes with the one along which memory runs innermost."""
+    if len(lanes) < 2:
+        return lanes
+    accesses = [(v.tensor, v.index) for v in value.walk() if isinstance(v, Load)]
+    accesses += [target] if target is not None else []
+    score = dict.fromkeys(lanes, 0)
+    for tensor, index in accesses:
+        flat = flat_index(index, [d.extent_expr for d in tensor.storage])
+        terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
+        for lane in lanes:
+            score[lane] += terms.get(lane.symbol) == 1
+    last = max(lanes, key=lambda lane: (score[lane], lanes.index(lane)))
+    return (*(lane for lane in lanes if lane != last), last)

@@ -1,0 +1,453 @@
+"""The primitives `ragged`, `fork` and `cut` on loops of block statements: rows are shared out in parts.
+
+In: a loop over positions of which only those of a row do anything. Out: the same over the row; or two phases, the first over a
+list of parts of all rows, the second over the rows.
+
+    ragged   for c: for k < n: s where k < length[c]   ->   for c: for r[c]: s
+    fork     for c: for r[c]: s                        ->   for c: if length[c] <= N: for r'[c]: s  else: for r[c]: s
+    cut      for c: (a; for r[c]: t += x; b)           ->   for (c, o): (a; for q: t += x; p[c, o] = t);
+                                                            for c: (a; for o[c]: t += p[c, o]; b)
+
+A loop that carries something is cut only if that is a reduction: a part begins with nothing, and whatever comes behind the loop
+first combines what the parts of its row have kept, in order, so that the bits do not depend on who worked on what. Where a phase
+was forked, a row that is one part is finished by whoever has that part; only longer rows leave anything for a second phase.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from serrate.errors import ScheduleError
+from serrate.ir import ragged_transforms, transforms
+from serrate.ir.domains import COORDINATE, IterDomain
+from serrate.ir.expr import Element, Expr, Less, Symbol, const, maximum
+from serrate.ir.loops import (
+    Assign,
+    Bind,
+    Declare,
+    Dot,
+    Existing,
+    Guard,
+    Held,
+    If,
+    Lane,
+    Lanes,
+    Load,
+    Local,
+    Number,
+    Reduce,
+    Running,
+    While,
+    Write,
+    existing,
+    expressions_of,
+    held,
+    load,
+    number,
+    values_of,
+)
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.tile import (
+    GRID,
+    SERIAL,
+    Along,
+    Axis,
+    Carry,
+    Leaf,
+    Loop,
+    Phase,
+    Statement,
+    TileProgram,
+    inner,
+    statements,
+    with_inner,
+)
+from serrate.ir.values import Role, Tensor, Value, call, carried_dtype, constant, rewrite
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that loops of a phase run along: which axis counts them, which axes run along them, and their length."""
+
+    component: Axis
+    along: tuple[Axis, ...]
+    length: Expr
+    """In the position of the component."""
+
+
+def rows_of(program: TileProgram, phase: Phase) -> list[Rows]:
+    """The rows that the conditions of a phase are about, those first that come first."""
+    counts = dict(program.counts)
+    axes = {a.position: a for a in program.axes if a.looped and a.alias_of is None}
+    programs = [n.domain.uid for n in statements(phase.body) if isinstance(n, Loop) and n.kind is GRID]
+    found: dict[tuple[Axis, Expr], list[Axis]] = {}
+    for node in statements(phase.body):
+        for guard in getattr(node, "guard", ()):
+            if isinstance(guard.left, Symbol) and guard.left in axes and guard.right.arrays:
+                owners = [axes[s] for s in guard.right.symbols if s in axes]
+                if len(owners) == 1 and owners[0].domain.uid in programs and guard.right.symbols == {owners[0].position}:
+                    found.setdefault((owners[0], guard.right), []).append(axes[guard.left])
+    return [
+        Rows(component, tuple(dict.fromkeys(along)), length)
+        for (component, length), along in found.items()
+        if component.begin.value == 0 and all(counts.get(a) is component.domain.extent_expr for a in length.arrays)
+    ]
+
+
+def ragged(program: TileProgram, phase: Phase, loop: Loop) -> Loop:
+    """The loop over the positions of its row alone; raises where something in it goes on past the row."""
+    axis = program.axis_of(loop.domain)
+    rows = next((r for r in rows_of(program, phase) if axis in r.along), None)
+    if axis is None or rows is None or axis.domain is not loop.domain:
+        raise ScheduleError(f"phase {phase.name}: nothing in the loop over {loop.domain.name} asks whether a row is that long")
+    _check_ends(rows, axis, loop)
+    length = maximum(rows.length - axis.begin, 0) if axis.begin.value != 0 else rows.length
+    length = length.substitute({rows.component.position: COORDINATE})
+    return replace(loop, domain=ragged_transforms.within_row(rows.component.domain, axis.domain, length))
+
+
+def _check_ends(rows: Rows, axis: Axis, loop: Loop) -> None:
+    """Raises unless nothing is stored or carried past the row."""
+    within = Less(axis.position, rows.length)
+    own = {n.local.name for n in statements(loop.body) if isinstance(n, Declare)}
+    for node in statements(loop.body):
+        if isinstance(node, Write) and within not in node.guard:
+            raise ScheduleError(f"the loop over {axis} stores past the ends of rows")
+        if isinstance(node, Reduce | Dot | Running | Assign) and node.local.name not in own:
+            fed = node.rests if isinstance(node, Assign) else (node.guard,)
+            if not fed or not all(within in each for each in fed):
+                raise ScheduleError(f"{node.local.name} goes on past the ends of rows")
+
+
+def list_tiles(phase: Phase, component: Loop, tiles: Loop) -> tuple[Statement, ...]:
+    """for c: for o[c]: s   ->   for t: s   where all these loops are programs, in any order."""
+    pair = ragged_transforms.combine(component.domain, tiles.domain)
+
+    def changed(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        out: list[Statement] = []
+        for node in body:
+            if isinstance(node, Loop) and node.domain is tiles.domain:
+                out += changed(node.body)
+            elif isinstance(node, Loop) and node.domain is component.domain:
+                out.append(replace(node, domain=pair, body=changed(node.body)))
+            else:
+                out.append(node)
+        return tuple(out)
+
+    return changed(phase.body)
+
+
+def forked(program: TileProgram, phase: Phase, loop: Loop, size: int) -> TileProgram:
+    """Rows of at most `size` positions apart from longer ones, so that each kind can have loops of its own."""
+    if not isinstance(loop.domain, RaggedIterDomain):
+        raise ScheduleError(f"phase {phase.name}: {loop.domain} is not ragged; all its rows are alike")
+    component = next(a for a in program.axes if a.domain.uid == loop.domain.component.uid)
+    length = loop.domain.length.substitute({COORDINATE: component.position})
+    copy = _Copy(program, phase)
+
+    def changed(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        if len(body) == 1 and isinstance(body[0], Loop) and body[0].kind is GRID:
+            return (replace(body[0], body=changed(body[0].body)),)
+        return (If((Less(length, const(size + 1)),), copy.body(body), body),)  # type: ignore[arg-type]
+
+    new = replace(phase, body=changed(phase.body))
+    phases = tuple(new if p is phase else p for p in program.phases)
+    return replace(program, phases=phases, axes=(*program.axes, *copy.axes.values()))
+
+
+class _Copy:
+    """Statements of a phase once more, over axes and private blocks of their own."""
+
+    def __init__(self, program: TileProgram, phase: Phase) -> None:
+        own = [n for n in statements(phase.body) if isinstance(n, Loop) and n.kind is not GRID]
+        looped = {a for n in own if (a := program.axis_of(n.domain)) is not None}
+        declared = [n.local.name for n in statements(phase.body) if isinstance(n, Declare)]
+        names = {*declared, *(a.name for a in program.axes)}
+        ending = "_short"
+        while any(f"{name}{ending}" in names for name in names):
+            ending += "_"
+        self.axes: dict[Axis, Axis] = {}
+        self.swap: dict[Expr, Expr] = {}
+        self.lanes: dict[Symbol, Symbol] = {}
+        self.locals = {name: f"{name}{ending}" for name in declared}
+        for axis in (a for a in program.axes if a.original in looped):
+            begin, end = (self.expr(e) for e in (axis.begin, axis.end))
+            alias = None if axis.alias_of is None else self.axes[axis.alias_of]
+            new = replace(axis, name=f"{axis.name}{ending}", begin=begin, end=end, alias_of=alias)
+            self.axes[axis] = new
+            self.lanes[axis.position] = new.position
+            for name in ("position", "lane", "lanes", "number", "first", "last"):
+                self.swap[getattr(axis, name)] = getattr(new, name)
+
+    def body(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """The statements of a body, copied."""
+        return tuple(map(self._node, body))
+
+    def expr(self, expr: Expr) -> Expr:
+        """An expression in the axes and private blocks of the copy."""
+        known = dict(self.swap)
+        for e in reversed(list(expr.walk())):
+            if isinstance(e, Element) and e.array.local and e.array.name in self.locals:
+                known[e] = replace(e.array, name=self.locals[e.array.name])[e.index.substitute(known)]
+        return expr.substitute(known)
+
+    def _node(self, node: Any) -> Any:
+        if isinstance(node, Loop):
+            carried = tuple(map(self._carry, node.carried))
+            return replace(node, domain=self._domain(node.domain), body=self.body(node.body), carried=carried)
+        if isinstance(node, Along):
+            return replace(node, axis=self.axes.get(node.axis, node.axis), body=self.body(node.body))
+        if isinstance(node, If | While):
+            node = replace(node, guard=self._guard(node.guard))
+            return with_inner(node, tuple(self.body(part) for part in inner(node)))
+        if isinstance(node, Declare):
+            return replace(node, local=self._local(node.local))
+        if isinstance(node, Bind):
+            return replace(node, expr=self.expr(node.expr))
+        node = replace(node, lanes=self._lanes(node.lanes), guard=self._guard(node.guard))
+        if isinstance(node, Dot):
+            return replace(node, local=self._local(node.local), left=self._value(node.left), right=self._value(node.right))
+        node = replace(node, value=self._value(node.value))
+        if isinstance(node, Write):
+            return replace(node, index=tuple(map(self.expr, node.index)))
+        node = replace(node, local=self._local(node.local))
+        if isinstance(node, Running):
+            along = None if node.axis is None else self._lanes((node.axis,))[0]
+            return replace(node, carry=self._local(node.carry), axis=along)
+        return replace(node, rests=tuple(map(self._guard, node.rests))) if isinstance(node, Assign) else node
+
+    def _domain(self, domain: IterDomain) -> IterDomain:
+        """What a loop of the copy runs over: its axis, as far as the row has positions."""
+        own = {old.domain.uid: new.domain for old, new in self.axes.items()}
+        if isinstance(domain, RaggedIterDomain) and isinstance(domain.definition, ragged_transforms.WithinRow):
+            return ragged_transforms.within_row(domain.component, own[domain.definition.inputs[0].uid], domain.length)
+        return own[domain.uid]
+
+    def _carry(self, carry: Carry) -> Carry:
+        return replace(carry, locals=tuple(map(self._local, carry.locals)))
+
+    def _lanes(self, lanes: Lanes) -> Lanes:
+        return tuple(Lane(self.lanes.get(lane.symbol, lane.symbol), lane.size) for lane in lanes)
+
+    def _local(self, local: Local) -> Local:
+        return Local(self.locals.get(local.name, local.name), local.dtype, self._lanes(local.lanes))
+
+    def _guard(self, guard: Guard) -> Guard:
+        return tuple(Less(self.expr(g.left), self.expr(g.right)) for g in guard)
+
+    def _value(self, value: Value) -> Value:
+        def change(v: Value) -> Value | None:
+            if isinstance(v, Load):
+                return load(v.tensor, tuple(map(self.expr, v.index)), self._guard(v.guard), v.other)
+            if isinstance(v, Number):
+                return number(self.expr(v.expr), v.dtype)
+            if isinstance(v, Existing):
+                return existing(self._lanes(v.lanes), self._guard(v.guard), v.dtype)
+            return held(self._local(v.local)) if isinstance(v, Held) else None
+
+        return rewrite(value, change)
+
+
+class Cut:
+    """A phase whose loop over rows is cut: the phase over parts, and the one over rows, if anything is left to do in it."""
+
+    def __init__(self, program: TileProgram, phase: Phase, loop: Loop, size: int) -> None:
+        self.program, self.phase, self.loop, self.size = program, phase, loop, size
+        if not isinstance(loop.domain, RaggedIterDomain):
+            raise ScheduleError(f"phase {phase.name}: {loop.domain} is not ragged; nothing to cut")
+        self.axis = program.axis_of(loop.domain)
+        self.component = next(a for a in program.axes if a.domain.uid == loop.domain.component.uid)
+        self.path = _path(phase.body, loop)
+        self.carried = [local for carry in loop.carried for local in carry.locals]
+        self._check()
+        self.parts, self.rest = transforms.split(loop.domain, size)
+        self.list = ragged_transforms.combine(loop.domain.component, self.parts)
+        self.number = Axis(f"{self.list.name}_part", const(0), self.list.extent_expr, 1, "the list of parts", given=self.list)
+        self.scratch = {local.name: self._memory(local) for local in self.carried}
+
+    def _check(self) -> None:
+        for carry in self.loop.carried:
+            if carry.reduction is None:
+                raise ScheduleError(
+                    f"{carry}, carried around {self.axis}, is no reduction that parts of a row can be combined of"
+                )
+        if any(a.alias_of is self.axis for a in self.program.axes):
+            raise ScheduleError(f"{self.axis} stands in two dims of one value, so that its tiles cannot be shared out")
+        needed = self._needed()
+        if needed:
+            raise ScheduleError(f"the loop over {self.axis} needs {needed}, which a loop around it carries")
+
+    def _needed(self) -> str:
+        """A value that the loop needs and a loop around it carries: parts begin before it is there."""
+        around = (c for outer in self.path if outer.kind is not GRID for c in outer.carried)
+        names = {local.name for carry in around for local in carry.locals}
+        own = {local.name for local in self.carried}
+        changed = True
+        while changed:
+            found = {_target(n) for outer in self.path for n in statements(outer.body) if _reads(n) & names} - own - {""}
+            changed, names = not found <= names, names | found
+        read = {name for n in statements(self.loop.body) for name in _reads(n)}
+        return ", ".join(sorted((read & names) - own))
+
+    @property
+    def _inside(self) -> list[Axis]:
+        """The axes of serial loops around the one that is cut."""
+        found = (self.program.axis_of(loop.domain) for loop in self.path if loop.kind is not GRID)
+        return [a for a in found if a is not None]
+
+    def program_cut(self) -> TileProgram:
+        """The phase over parts, and the phase over rows, if that stores anything, in the place of the phase."""
+        parts = replace(self.phase, name=f"{self.phase.name}_{self.loop.domain.name}", body=self._of_parts(self.phase.body))
+        rows = replace(self.phase, body=self._of_rows(self.phase.body))
+        new = (parts, rows) if any(isinstance(n, Write) for n in statements(rows.body)) else (parts,)
+        phases = [p for each in self.program.phases for p in (new if each is self.phase else (each,))]
+        return replace(self.program, phases=tuple(phases), axes=(*self.program.axes, self.number))
+
+    def _of_parts(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """What leads to the loop, without stores; a part of the loop; and what the part has found."""
+        out: list[Statement] = []
+        for node in body:
+            if node is self.loop:
+                out += [node for carry in self.loop.carried for node in _begun(carry)]
+                out.append(replace(self.loop, domain=self.rest))
+                out += map(self._keep, self.carried)
+                break
+            if isinstance(node, Loop) and node in self.path:
+                part = node.domain.uid == self.component.domain.uid
+                out.append(replace(node, domain=self.list if part else node.domain, body=self._of_parts(node.body)))
+                break
+            if self._forks(node):
+                # A row that is one part is finished here, unless an earlier phase has done it. An empty one has no part.
+                short = tuple(n for n in inner(node)[0] if not (isinstance(n, If) and n.guard == (self._empty,)))
+                out.append(with_inner(node, (short, self._of_parts(inner(node)[1]))))
+                break
+            out += _without_stores(node)
+        return tuple(out)
+
+    def _forks(self, node: Statement) -> bool:
+        """Whether a statement tells short rows from the longer ones that are cut."""
+        return isinstance(node, If) and any(n is self.loop for n in statements(inner(node)[1]))
+
+    @property
+    def _empty(self) -> Less:
+        assert isinstance(self.loop.domain, RaggedIterDomain)
+        return Less(self.loop.domain.length.substitute({COORDINATE: self.component.position}), const(1))
+
+    def _of_rows(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """Everything, where the loop combines what its parts have found."""
+        out: list[Statement] = []
+        for node in body:
+            if node is self.loop:
+                out += [Loop(self.parts, SERIAL, self._combined())] if self.loop.carried else []
+            elif isinstance(node, Loop) and node in self.path:
+                out.append(replace(node, body=self._of_rows(node.body)))
+            elif self._forks(node):
+                short, long = inner(node)
+                if not any(isinstance(n, If) and n.guard == (self._empty,) for n in short):
+                    # Of short rows, those without positions are left.
+                    short = tuple(kept for n in short for kept in self._without_rows(n))
+                    stores = any(isinstance(n, Write) for n in statements(short))
+                    short = (If((self._empty,), short, ()),) if stores else ()  # type: ignore[arg-type]
+                out.append(with_inner(node, (short, self._of_rows(long))))
+            else:
+                out.append(node)
+        return tuple(out)
+
+    def _without_rows(self, node: Statement) -> list[Statement]:
+        """A statement for rows that have no positions."""
+        domain = node.domain if isinstance(node, Loop) else None
+        if isinstance(domain, RaggedIterDomain) and domain.component.uid == self.component.domain.uid:
+            return []
+        return [with_inner(node, tuple(tuple(kept for n in part for kept in self._without_rows(n)) for part in inner(node)))]
+
+    # --- what parts keep ---
+
+    def _memory(self, local: Local) -> tuple[Tensor, list[Axis]]:
+        """The memory for what parts keep of a private block: the part, the loops around, then the axes of the block."""
+        by_position = {a.position: a for a in self.program.axes}
+        axes = [by_position[lane.symbol] for lane in local.lanes if by_position[lane.symbol] is not self.component]
+        name = f"{local.name}_kept"
+        dims = [IterDomain(self.list.extent_expr, name=f"{name}_0")]
+        around = [a for a in self._inside if a not in axes]
+        dims += [IterDomain(a.end - a.begin, name=f"{name}_{k + 1}") for k, a in enumerate((*around, *axes))]
+        return Tensor(name, carried_dtype(local.dtype), tuple(dims), tuple(dims), Role.SCRATCH), axes
+
+    def _place(self, axes: Sequence[Axis]) -> tuple[tuple[Expr, ...], tuple[Less, ...]]:
+        """Where a part keeps what it has found, and in which lanes there is something: a tile of a loop around has one place."""
+        around = [a for a in self._inside if a not in axes]
+        index = (self.number.position, *(a.first - a.begin for a in around), *(a.position - a.begin for a in axes))
+        return index, tuple(Less(a.position, a.end) for a in axes if a.looped)
+
+    def _keep(self, local: Local) -> Statement:
+        tensor, axes = self.scratch[local.name]
+        index, guard = self._place(axes)
+        return Write(local.lanes, guard, tensor, index, _cast(held(local), tensor.dtype))
+
+    def _combined(self) -> tuple[Statement, ...]:
+        """One part after the other, combined into what is carried."""
+        body: list[Statement] = []
+        for carry in self.loop.carried:
+            assert carry.reduction is not None
+            dtype = functools.reduce(torch.promote_types, (self.scratch[local.name][0].dtype for local in carry.locals))
+            mine = tuple(_cast(held(local), dtype) for local in carry.locals)
+            new = carry.reduction.combine(mine, tuple(self._part(local, dtype) for local in carry.locals))
+            # States are made of those before them, so that the last one changes first.
+            for local, value in reversed(list(zip(carry.locals, new, strict=True))):
+                body.append(Assign(local.lanes, (), local, _cast(value, local.dtype)))
+        return tuple(body)
+
+    def _part(self, local: Local, dtype: torch.dtype) -> Value:
+        tensor, axes = self.scratch[local.name]
+        index, guard = self._place(axes)
+        return _cast(load(tensor, index, guard), dtype)
+
+
+def _path(body: tuple[Statement, ...], wanted: Loop) -> tuple[Loop, ...]:
+    """The loops around a loop; raises where something else is around it too."""
+    for node in body:
+        if node is wanted:
+            return ()
+        if any(n is wanted for part in inner(node) for n in statements(part)):
+            if isinstance(node, If) and len(node.guard) == 1 and node.guard[0].right.value is not None:
+                return _path(inner(node)[1], wanted)
+            if not isinstance(node, Loop):
+                raise ScheduleError(f"the loop over {wanted.domain.name} is inside a branch, and its rows stay whole")
+            return (node, *_path(node.body, wanted))
+    raise AssertionError(wanted)
+
+
+def _target(node: Statement) -> str:
+    return node.local.name if isinstance(node, Assign | Reduce | Dot | Running) else ""
+
+
+def _reads(node: Statement) -> set[str]:
+    """The private blocks that a statement reads, as values and as indices."""
+    if isinstance(node, Loop | Along | Leaf | Declare):
+        return set()
+    held_ = {v.local.name for value in values_of(node) for v in value.walk() if isinstance(v, Held)}
+    return held_ | {e.array.name for x in expressions_of(node) for e in x.walk() if isinstance(e, Element) and e.array.local}
+
+
+def _cast(value: Value, dtype: torch.dtype) -> Value:
+    return value if value.dtype == dtype else call("cast", value, dtype=dtype)
+
+
+def _begun(carry: Carry) -> Iterator[Statement]:
+    """What a part begins with: nothing."""
+    assert carry.reduction is not None
+    for k, local in enumerate(carry.locals):
+        yield Assign(local.lanes, (), local, constant(carry.reduction.identity(k, local.dtype), local.dtype))
+
+
+def _without_stores(node: Statement) -> list[Statement]:
+    """A statement without what it stores."""
+    if isinstance(node, Write) and node.tensor.role is not Role.PRIVATE:
+        return []
+    if inner(node):
+        return [with_inner(node, tuple(tuple(kept for n in part for kept in _without_stores(n)) for part in inner(node)))]
+    return [node]

@@ -1,0 +1,179 @@
+"""Sizes of tiles: how many lanes every axis of a phase of block statements gets.
+
+In: the program, how many rows a strategy takes side by side, a target. Out: lanes by the names of axes; `tiled` makes them so, by
+`split` and `mark`. An axis whose tile the user fixed keeps it. The choice never changes what a kernel means (rule 6): where that
+is not shown, the program was refused before, with the carried value to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from serrate.ir.domains import IterDomain
+from serrate.ir.expr import Element, Expr, Sum, Symbol
+from serrate.ir.loops import Block, Dot, Load, Reduce, Write, expressions_of, flat_index, values_of
+from serrate.ir.ragged_transforms import Combine
+from serrate.ir.tile import GRID, Along, Axis, Loop, Phase, Statement, TileProgram, statements
+from serrate.ir.transforms import Split
+from serrate.ir.values import Role
+from serrate.schedule.plan import Recorder
+from serrate.schedule.target import Target
+
+LONG = 4096
+"""Lanes of an axis that costs nothing but time: a tile of it is never kept."""
+
+
+def tiled(recorder: Recorder, phase: str, lanes: Mapping[str, int]) -> None:
+    """Splits the loops of a phase into tiles of these sizes, by the names of axes, and makes tiles lanes."""
+    body = next(p for p in recorder.program.phases if p.name == phase).body
+    for loop in (n for n in statements(body) if isinstance(n, Loop)):
+        axis, name = recorder.program.axis_of(loop.domain), loop.domain.name
+        if axis is not None and lanes.get(axis.name, 1) > 1 and not _counts_tiles(loop.domain):
+            recorder.do("split", phase, name, lanes[axis.name])
+            recorder.do("mark", phase, f"{name}i", "lanes")
+
+
+def _counts_tiles(domain: IterDomain) -> bool:
+    """Whether positions of a domain are tiles or parts already."""
+    made = domain.definition
+    return isinstance(made, Combine) or (isinstance(made, Split) and domain is made.outputs[0])
+
+
+def sizes(program: TileProgram, rows: int, target: Target, asked: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Lanes of every axis, `rows` of those that count rows; `asked` are others, for axes that the user left open."""
+    (phase,) = program.phases
+    facts = Facts(program, phase)
+    chosen: dict[Axis, int] = {}
+    for axis in program.axes:
+        chosen[axis] = _fixed(axis) or 0
+    for axis in program.axes:
+        if not chosen[axis] and axis.position in facts.components:
+            chosen[axis] = rows
+    _products(program.axes, chosen, facts, target)
+    _vectors(program, phase, chosen, facts, target)
+    _rest(program, phase, chosen, target)
+    found = {a.name: max(chosen[a], a.least) for a in program.axes}
+    return {
+        a.name: (asked or {}).get(a.name, found[a.name]) if a.looped and a.block is None else found[a.name] for a in program.axes
+    }
+
+
+class Facts:
+    """What a program does with its axes."""
+
+    def __init__(self, program: TileProgram, phase: Phase) -> None:
+        self.components: set[Symbol] = set()
+        self.along: set[Symbol] = set()
+        self.rows: set[Symbol] = set()
+        self.columns: set[Symbol] = set()
+        self.depths: set[Symbol] = set()
+        self.computed: set[Symbol] = set()
+        """Axes that have an index of their own in every lane."""
+        owners = {a.lane: a.position for a in program.axes}
+        exprs: list[Expr] = [e for a in program.axes if a.looped for e in (a.begin, a.end)]
+        for node in statements(phase.body):
+            exprs += [] if isinstance(node, Loop | Along) else expressions_of(node)  # type: ignore[arg-type]
+            self._memory(node)
+            if isinstance(node, Dot) and len(node.lanes) >= 3:
+                *_, rows, columns, depth = (lane.symbol for lane in node.lanes)
+                self.rows.add(rows)
+                self.columns.add(columns)
+                self.depths.add(depth)
+        for expr in exprs:
+            for e in expr.walk():
+                if isinstance(e, Element) and not e.array.local:
+                    self.components |= e.index.symbols
+                elif isinstance(e, Element):
+                    self.computed |= {owners.get(s, s) for s in e.index.symbols}
+        # Rows that are found by offsets of the user's own: the lanes of a product may be gathered side by side, others not.
+        self.components |= self.computed - self.rows - self.columns - self.depths
+
+    def _memory(self, node: Statement) -> None:
+        """Along which axes memory runs."""
+        if not isinstance(node, Block):
+            return
+        accesses = [(v.tensor, v.index) for value in values_of(node) for v in value.walk() if isinstance(v, Load)]
+        accesses += [(node.tensor, node.index)] if isinstance(node, Write) else []
+        for tensor, index in accesses:
+            flat = flat_index(index, [d.extent_expr for d in tensor.storage])
+            terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
+            self.along |= {term for term, factor in terms.items() if factor == 1 and isinstance(term, Symbol)}
+
+
+def _fixed(axis: Axis) -> int | None:
+    if not axis.looped:
+        return axis.size
+    return axis.block
+
+
+def _products(axes: Sequence[Axis], chosen: dict[Axis, int], facts: Facts, target: Target) -> None:
+    """Blocks of matrix products; an axis that is summed over in one and a column of another has room in both."""
+    rows, columns, depth = target.matmul
+    for axis in axes:
+        at = axis.position
+        if chosen[axis]:
+            continue
+        if at in facts.depths and (at in facts.columns or at in facts.rows):
+            chosen[axis] = rows
+        elif at in facts.depths:
+            chosen[axis] = _at_most(axis, depth)
+        elif at in facts.columns:
+            chosen[axis] = columns
+        elif at in facts.rows:
+            chosen[axis] = rows
+
+
+def _vectors(program: TileProgram, phase: Phase, chosen: dict[Axis, int], facts: Facts, target: Target) -> None:
+    """The axis along which memory runs: whole where it is short, and as much as is stored at once where it is only stored."""
+    for axis in program.axes:
+        if not chosen[axis] and axis.position in facts.along:
+            size = _stored_size(phase, axis)
+            chosen[axis] = _at_most(axis, target.widest if size is None else 2 * target.store_bytes // size)
+
+
+def _stored_size(phase: Phase, axis: Axis) -> int | None:
+    """The bytes of an element where an axis occurs in stores only; None where something is reduced over it, or kept."""
+    found = [n for n in statements(phase.body) if axis.position in {lane.symbol for lane in getattr(n, "lanes", ())}]
+    sizes = [n.tensor.dtype.itemsize for n in found if isinstance(n, Write)]
+    return max(sizes) if sizes and len(sizes) == len(found) else None
+
+
+def _rest(program: TileProgram, phase: Phase, chosen: dict[Axis, int], target: Target) -> None:
+    """Other axes share what a block has room for; independent programs take one position each."""
+    loops = [n for n in statements(phase.body) if isinstance(n, Loop) and n.kind is GRID]
+    parallel = {a for n in loops if (a := program.axis_of(n.domain)) is not None}
+    for axis in program.axes:
+        if chosen[axis]:
+            continue
+        if axis in parallel:
+            chosen[axis] = 1
+            continue
+        widest = 1
+        for other, lanes in chosen.items():
+            widest *= lanes if lanes and other.position in _companions(phase, axis) else 1
+        size = _stored_size(phase, axis)
+        room = target.near_block if size is None else target.store_bytes // size
+        chosen[axis] = _at_most(axis, LONG if _only_summed(phase, axis) else max(1, room // widest))
+
+
+def _only_summed(phase: Phase, axis: Axis) -> bool:
+    """Whether one statement reduces over an axis and no other has it: nothing of a tile is needed twice."""
+    found = [n for n in statements(phase.body) if axis.position in {lane.symbol for lane in getattr(n, "lanes", ())}]
+    rows = [n for n in found if isinstance(n, Write) and n.tensor.role is Role.PRIVATE]
+    sums = [n for n in found if isinstance(n, Reduce) and axis.position not in {a.symbol for a in n.local.lanes}]
+    return len(sums) == 1 and len(rows) + 1 == len(found)
+
+
+def _companions(phase: Phase, axis: Axis) -> set[Symbol]:
+    """Axes that occur in one statement with another."""
+    found: set[Symbol] = set()
+    for node in statements(phase.body):
+        lanes = {lane.symbol for lane in getattr(node, "lanes", ())}
+        if axis.position in lanes:
+            found |= lanes - {axis.position}
+    return found
+
+
+def _at_most(axis: Axis, limit: int) -> int:
+    size = axis.size
+    return limit if size is None else max(1, min(size, limit))
