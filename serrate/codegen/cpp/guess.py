@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from serrate.codegen.cpp.statements import MAX_NUMBER
 from serrate.ir.expr import Less, const
 from serrate.ir.loops import (
     Assign,
@@ -89,7 +90,7 @@ def _attempt(body: Sequence[Node], exactness: str) -> Attempt | None:
     high = Local(f"{shift.name}_high", torch.int32, shift.lanes)
     quick = (
         start,
-        *_changed(maxima, lambda n: (replace(n, guard=(*n.guard, Less(head.symbol, const(HEAD))), operator="softmax_max"),)),
+        *_changed(maxima, lambda n: (replace(n, guard=(*n.guard, Less(head.symbol, const(HEAD))), operator=MAX_NUMBER),)),
         zero,
         Declare(high, 0),
         *_changed(sums, lambda n: _quickly(n, high, exactness)),

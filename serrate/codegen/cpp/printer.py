@@ -17,7 +17,18 @@ from serrate.codegen.cpp.guess import guess
 from serrate.codegen.cpp.names import RESERVED
 from serrate.codegen.cpp.pieces import Cut, cut_of, moves
 from serrate.codegen.cpp.products import product
-from serrate.codegen.cpp.statements import accumulated, along, clause, identity, joins, locals_of, size_of, unrounded, wraps
+from serrate.codegen.cpp.statements import (
+    MAX_NUMBER,
+    accumulated,
+    along,
+    clause,
+    identity,
+    joins,
+    locals_of,
+    size_of,
+    unrounded,
+    wraps,
+)
 from serrate.codegen.cpp.streams import Stage, block_bytes, moved, stage_of
 from serrate.codegen.cpp.text import Text
 from serrate.codegen.cpp.values import computed, ctype, number
@@ -63,7 +74,7 @@ COMBINE = {
     "prod": "{0} *= {1}",
     "max": "{0} = max_nan({0}, {1})",
     "min": "{0} = min_nan({0}, {1})",
-    "softmax_max": "{0} = {1} > {0} ? {1} : {0}",
+    MAX_NUMBER: "{0} = {1} > {0} ? {1} : {0}",
     "any": "{0} = {0} || {1}",
     "all": "{0} = {0} && {1}",
 }

@@ -16,7 +16,9 @@ from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import reduction
 from serrate.ir.values import Call, Tensor, Value
 
-CLAUSES = {"sum": "+", "prod": "*", "max": "max_nan", "min": "min_nan", "softmax_max": "max", "any": "||", "all": "&&"}
+MAX_NUMBER = "max_number"
+"""An operator of this backend's own: the largest of finite numbers, whatever else there is."""
+CLAUSES = {"sum": "+", "prod": "*", "max": "max_nan", "min": "min_nan", MAX_NUMBER: "max", "any": "||", "all": "&&"}
 
 
 def along(flat: Expr, lane: Lane) -> Expr | None:
@@ -60,6 +62,8 @@ def accumulated(node: Reduce) -> str:
 
 def identity(node: Reduce) -> float | int | bool:
     """What a reduction begins with."""
+    if node.operator == MAX_NUMBER:
+        return torch.finfo(node.local.dtype).min
     return reduction(node.operator).identity(0, node.local.dtype)
 
 

@@ -71,7 +71,7 @@ def _shares_rows(program: TileProgram) -> bool:
 
 
 def _in_two_passes(recorder: Recorder, keep: bool) -> None:
-    """What has a form of two passes, in two passes; where a later phase needs the same terms they may be kept, not computed again."""
+    """Reductions in two passes where their definition has such a form; terms that a later phase needs again may be kept."""
     for phase in [p.name for p in recorder.program.phases]:
         shape = describe(recorder.program, phase)
         if shape.reduces_rows and not any(d.uid in shape.reduced for d in shape.regular) and recorder.attempt("two_pass", phase):
