@@ -256,7 +256,7 @@ def _end(loop: For) -> tuple[list[Node], Expr | None, Guard]:
             name = f"longest_{loop.symbol}"
             local = Local(name, torch.int64, ())
             own = {a.symbol for a in along}
-            far = lanes.keys() - own | {loop.symbol}
+            far = lanes.keys() - own | inner | {loop.symbol}
             asked = tuple(
                 g for g in guarded[0].guard if g.symbols & own and not g.symbols & far and not _names(g.left, g.right) & written
             )

@@ -7,6 +7,7 @@ it with. What a program means never depends on a tile: a loop whose carried valu
 from __future__ import annotations
 
 import functools
+import itertools
 import linecache
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,16 +55,16 @@ class Program:
         plan = dict(plan or {})
         if "config" in plan:
             plan["config"] = serrate.Config(block_sizes=plan["config"].block_sizes[: self._known[1]])
-        if "lanes" in plan:
-            plan["lanes"] = {name: n for name, n in plan["lanes"].items() if name in self._known[0]}
+        if "sizes" in plan:
+            plan["lanes"] = dict(zip(self._known[0], itertools.cycle(plan.pop("sizes"))))
         return serrate.kernel(self.function, **plan)
 
     @functools.cached_property
-    def _known(self) -> tuple[set[str], int]:
+    def _known(self) -> tuple[list[str], int]:
         """The names of axes, and how many block sizes are open."""
         traced = serrate.kernel(self.function).on("reference")
-        names = {name for variant in traced.variants(*self.arguments()) for name in (a.name for a in variant.program.axes)}
-        return names | {"chunk"}, sum(site.open_blocks for site in traced.sites)
+        names = dict.fromkeys(axis.name for variant in traced.variants(*self.arguments()) for axis in variant.program.axes)
+        return list(names), sum(site.open_blocks for site in traced.sites)
 
 
 class Scope:
@@ -434,9 +435,8 @@ def write(random: Random, kind: str | None = None) -> Program:
     levels = [[random.randrange(4) for _ in range(random.randrange(5))] for _ in range(3)]
     seed = random.randrange(1000)
     plans: list[dict[str, Any]] = [{"strategy": s} for s in ("maskless", "masked", "persistent_dynamic")]
-    names = ("b", "t", "m", "u", "k", "q", "g", "s", "w", "t_2", "t_3", "w_2", "m_2")
     for _ in range(2):
-        plans.append({"lanes": {name: random.choice(SIZES) for name in names}})
+        plans.append({"sizes": [random.choice(SIZES) for _ in range(13)]})
     plans.append({"strategy": "persistent_dynamic", "lanes": {"chunk": random.choice((1, 2, 3))}})
     plans.append({"config": serrate.Config(block_sizes=[random.choice((None, *SIZES)) for _ in range(4)])})
     return Program(text, lambda: arguments(lengths[0], lengths[1], levels, seed), plans)

@@ -444,3 +444,21 @@ def test_powers_under_every_strategy(backend: str, strategy: str) -> None:
     jt = ragged([3, 0, 70, 2, 1, 9])
     wanted = torch.cat([row.softmax(0) for row in jt.unbind()])
     torch.testing.assert_close(serrate.kernel(softmax.fn, strategy=strategy).on(backend)(jt).values, wanted)
+
+
+@pytest.mark.parametrize("lanes", [{"b": 4, "t": 4, "m": 1}, {"b": 4, "t": 1, "m": 1}, {"b": 2, "t": 1, "m": 4}], ids=str)
+def test_rectangles_side_by_side_one_column_at_a_time(backend: str, lanes: dict[str, int]) -> None:
+    """Rows end where the longest of them ends; how many columns each has is known only inside the loop over columns."""
+
+    @serrate.kernel
+    def k(wide: JaggedTensor, n: int) -> torch.Tensor:
+        out = torch.zeros(wide.num_rows)
+        for b in hl.tile(wide.num_rows):
+            total = hl.zeros([b])
+            for t, m in hl.tile([n, 4]):
+                total = total + wide[b, t, m].sum(2).sum(1)
+            out[b] = total
+        return out
+
+    structure = Structure.from_lengths(torch.tensor([3, 0, 2])).with_columns(torch.tensor([2, 4, 3]))
+    same(k, backend, lambda: (JaggedTensor(torch.arange(12.0), structure), 4), lanes=lanes)
