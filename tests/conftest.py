@@ -6,7 +6,7 @@ In: the environment (`SERRATE_TEST_FULL`, `SERRATE_CACHE_DIR`). Out: settings ma
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,10 +68,9 @@ def pytest_runtest_teardown() -> Generator[None]:
 
 
 @pytest.fixture
-def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own, not made yet, in force until the test ends."""
     folder = tmp_path / "cache"
-    with monkeypatch.context() as patch:
-        patch.setenv("SERRATE_CACHE_DIR", str(folder))
-        settings.reload()
-        yield folder
+    monkeypatch.setenv("SERRATE_CACHE_DIR", str(folder))
+    settings.reload()
+    return folder

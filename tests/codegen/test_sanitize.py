@@ -85,7 +85,7 @@ def _library(compiler: str, name: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-CHUNK = 8
+CHUNK = 8 if FULL else 20
 """Points of one process: starting it costs as much as building two programs."""
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from serrate.errors import DtypeError
-from serrate.ir.reductions import REDUCTIONS, SOFTMAX, SUM, WELFORD, Reduction, reduction, rescaled, softmax
+from serrate.ir.reductions import REDUCTIONS, SOFTMAX, SUM, WELFORD, Reduction, reduction, softmax
 from serrate.ir.values import Argument, Call, Constant, Value, argument
 
 Numbers = tuple[float, ...]
@@ -73,7 +73,7 @@ def same(a: Numbers, b: Numbers) -> bool:
     )
 
 
-KINDS = {**REDUCTIONS, "softmax of two totals": softmax(2), "rescaled sums": rescaled(1)}
+KINDS = {**REDUCTIONS, "softmax of two totals": softmax(2)}
 ELEMENTS = (1.5, -2.0, 1.5, 0.0, 3.25, -math.inf)
 
 

@@ -18,13 +18,13 @@ pytestmark = pytest.mark.sanitize
 MODULE = "tests.language.sanitized"
 SAMPLE = ("jagged_dense_add@masked", "jagged_softmax@maskless", "moe_matmul@persistent_dynamic")
 """Examples of the short run: a dense tail, two passes, gathers and scatters."""
-ALL = [f"{name}@{strategy}" for name in NAMES for strategy in ("maskless", "masked", "persistent_dynamic")]
+ALL = [(f"{name}@{strategy}",) for name in NAMES for strategy in ("maskless", "masked", "persistent_dynamic")]
 SEEDS = range(12 if FULL else 1)
 
 
-@pytest.mark.parametrize("name", ALL if FULL else SAMPLE)
-def test_examples(name: str) -> None:
-    done = run_sanitized(name, module=MODULE)
+@pytest.mark.parametrize("names", ALL if FULL else [SAMPLE], ids=", ".join)
+def test_examples(names: tuple[str, ...]) -> None:
+    done = run_sanitized(*names, module=MODULE)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
