@@ -55,7 +55,7 @@ def build(program: TileProgram, chosen: Plan, name: str, backend: str, is_wide: 
     """The compiler in one function: schedule, lower, print, build. `is_wide` tells which arrays hold int64."""
     scheduled = chosen.apply(program)
     header = (f"{name}: {chosen.strategy}", *(f"  {step}" for step in chosen.steps))
-    loops = lower(scheduled, name, header, tables=BACKENDS[backend].tables, folds=BACKENDS[backend].folds)
+    loops = lower(scheduled, name, header, BACKENDS[backend])
     if backend == "reference":
         return ReferenceExecutable(loops)
     if backend == "cpp":

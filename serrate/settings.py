@@ -11,7 +11,7 @@ from pathlib import Path
 
 from serrate.errors import SettingError, choices
 
-LOGS = ("plan", "source")
+LOGS = ("plan", "passes", "source")
 BACKENDS = ("reference", "cpp", "triton")
 
 
@@ -28,7 +28,7 @@ class Settings:
     """`SERRATE_CACHE_DIR`: where built programs are kept. Does not change generated code."""
 
     log: frozenset[str]
-    """`SERRATE_LOG`: comma-separated names of what to print (`plan`, `source`). Does not change generated code."""
+    """`SERRATE_LOG`: comma-separated names of what to print (`plan`, `passes`, `source`). Does not change generated code."""
 
     backend: str | None
     """`SERRATE_BACKEND`: `reference`, `cpp` or `triton` instead of the device's default. Chooses which code is generated."""

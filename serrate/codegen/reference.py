@@ -6,6 +6,7 @@ grid and serial loops are Python loops. Nothing is skipped for speed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 from serrate.errors import VerificationError
 from serrate.ir.expr import Array, Environment, Expr, Symbol
 from serrate.ir.loops import (
+    MAX_NUMBER,
     Assign,
-    Attempt,
     Bind,
     Declare,
     Dot,
@@ -37,8 +38,8 @@ from serrate.ir.loops import (
     Running,
     While,
     Write,
+    identity_of,
 )
-from serrate.ir.reductions import reduction
 from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
 from serrate.lower.reductions import steps
 
@@ -60,6 +61,10 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
     "exp_below": lambda x, m: torch.exp(x - m),
+    "exp_near": lambda x, m: torch.exp(x - m),
+    "exp_rough": lambda x, m: torch.exp(x - m),
+    "height": lambda x, m: torch.nan_to_num((x - m) * math.log2(math.e), 2.0**30, 2.0**30, -(2.0**30)).clamp(-(2**30), 2**30),
+    "too_high": lambda height, m: (height > 23) | ~torch.isfinite(m),
     "exp_diff": lambda x, m: torch.where(x == m, torch.ones_like(x - m), torch.exp(x - m)),
 }
 
@@ -67,10 +72,16 @@ REDUCERS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tenso
     "sum": (lambda x, dims: x.sum(dims) if dims else x, torch.add),
     "prod": (lambda x, dims: _each_dim(torch.prod, x, dims), torch.mul),
     "max": (lambda x, dims: torch.amax(x, dims) if dims else x, torch.maximum),
+    MAX_NUMBER: (lambda x, dims: torch.amax(_no_nan(x), dims) if dims else _no_nan(x), torch.fmax),
     "min": (lambda x, dims: torch.amin(x, dims) if dims else x, torch.minimum),
     "any": (lambda x, dims: _each_dim(torch.any, x, dims), torch.logical_or),
     "all": (lambda x, dims: _each_dim(torch.all, x, dims), torch.logical_and),
 }
+
+
+def _no_nan(x: torch.Tensor) -> torch.Tensor:
+    """Of numbers of which NaN is none of the largest."""
+    return x.nan_to_num(-math.inf, math.inf, -math.inf)
 
 
 def _each_dim(function: Callable[..., torch.Tensor], x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
@@ -126,7 +137,6 @@ class _Interpreter:
             elif isinstance(node, Fold):
                 self.run(tuple(steps(node)))
             elif not isinstance(node, Prefetch):
-                assert not isinstance(node, Attempt), "attempts are of the backend that makes them"
                 self.block(node)
 
     def _at(self, local: Local, lanes: Lanes) -> tuple[torch.Tensor, list[Lane]]:
@@ -172,7 +182,7 @@ class _Interpreter:
             self.locals[node.local.name] = local + product.sum(-1)
         else:
             whole, combine = REDUCERS[node.operator]
-            identity = reduction(node.operator).identity(0, local.dtype)
+            identity = identity_of(node.operator, local.dtype)
             value = self.value(node.value, node.lanes, exists).expand(shape).to(local.dtype)
             value = torch.where(exists, value, torch.full((), identity, dtype=local.dtype, device=self.device))
             dims = tuple(k for k, lane in enumerate(node.lanes) if lane not in node.local.lanes)
@@ -183,7 +193,7 @@ class _Interpreter:
     def running(self, node: Running, exists: torch.Tensor, shape: list[int]) -> None:
         _, combine = REDUCERS[node.operator]
         carry = self.locals[node.carry.name]
-        identity = reduction(node.operator).identity(0, carry.dtype)
+        identity = identity_of(node.operator, carry.dtype)
         value = self.value(node.value, node.lanes, exists).expand(shape).to(carry.dtype)
         value = torch.where(exists, value, torch.full((), identity, dtype=carry.dtype, device=self.device))
         if node.axis is None:

@@ -15,7 +15,6 @@ In: a scheduled tile program. Out: kernels of loops and block operations on lane
                 | Prefetch(lanes, guard, tensor, index)    a hint that these elements are needed soon
                 | If(guard, then, other)                   on numbers that all lanes share
                 | While(test, guard, body)                 `test`, then `body` as long as the guard holds
-                | Attempt(quick, failed, exact)            a short way, and the right one where that did not serve
     value     ::= Constant | Call | Load(tensor, index) | Held(local) | Number(expression) | Existing(lanes, guard)
 A guard is an ordered conjunction; it says in which lanes the statement's elements exist. Loads are made only there.
 """
@@ -31,7 +30,7 @@ import torch
 
 from serrate.ir.domains import ParallelType
 from serrate.ir.expr import Array, Expr, Less, Symbol, const
-from serrate.ir.reductions import Reduction
+from serrate.ir.reductions import Reduction, reduction
 from serrate.ir.values import Call, Tensor, Value, carried_dtype, intern, rewrite
 
 Guard = tuple[Less, ...]
@@ -263,18 +262,6 @@ class Prefetch:
 
 
 @dataclass(frozen=True, eq=False)
-class Attempt:
-    """`quick`, a short way that is right unless `failed` says otherwise of the blocks it left; `exact` then, in the same blocks.
-
-    Made by a backend for itself, when everything else is done.
-    """
-
-    quick: tuple[Node, ...]
-    failed: tuple[str, tuple[Local, ...]]
-    exact: tuple[Node, ...]
-
-
-@dataclass(frozen=True, eq=False)
 class If:
     """`then` where the guard holds, else `other`."""
 
@@ -294,7 +281,7 @@ class While:
 
 Block = Assign | Reduce | Fold | Dot | Running | Write | Prefetch
 BlockT = TypeVar("BlockT", bound=Block)
-Node = For | Bind | Declare | Attempt | If | While | Block
+Node = For | Bind | Declare | If | While | Block
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,6 +306,10 @@ class LoopProgram:
     header: tuple[str, ...] = ()
     launched: tuple[tuple[Symbol, Expr], ...] = ()
     """Symbols that stand for how often a grid is launched where only lengths tell; the caller works them out."""
+    limits: tuple[tuple[Array, Expr], ...] = ()
+    """What the elements of arrays are at most: the positions or rows that there are."""
+    counts: tuple[tuple[Array, Expr | None], ...] = ()
+    """Arrays that describe rows, and of how many, where that is one number: they are read only at rows that there are."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -327,6 +318,15 @@ class LoopProgram:
 
     def __str__(self) -> str:
         return text(self)
+
+
+MAX_NUMBER = "max_number"
+"""An operator beside those of `ir/reductions.py`: the largest of finite numbers, whatever else there is."""
+
+
+def identity_of(operator: str, dtype: torch.dtype) -> float | int | bool:
+    """What a reduction of a block by an operator begins with."""
+    return torch.finfo(dtype).min if operator == MAX_NUMBER else reduction(operator).identity(0, dtype)
 
 
 def flat_index(index: Sequence[Expr], sizes: Sequence[Expr]) -> Expr:
@@ -349,8 +349,6 @@ def bodies(node: Node) -> tuple[tuple[Node, ...], ...]:
     """The statements inside a statement: of a loop one list, of a choice two."""
     if isinstance(node, For):
         return (node.body,)
-    if isinstance(node, Attempt):
-        return (node.quick, node.exact)
     if isinstance(node, If):
         return (node.then, node.other)
     return (node.test, node.body) if isinstance(node, While) else ()
@@ -360,8 +358,6 @@ def with_bodies(node: Node, new: tuple[tuple[Node, ...], ...]) -> Node:
     """The statement with others inside it, as many lists as `bodies` gives."""
     if isinstance(node, For):
         return replace(node, body=new[0])
-    if isinstance(node, Attempt):
-        return replace(node, quick=new[0], exact=new[1])
     if isinstance(node, If):
         return replace(node, then=new[0], other=new[1])
     return replace(node, test=new[0], body=new[1]) if isinstance(node, While) else node
@@ -392,6 +388,12 @@ def map_values(node: BlockT, change: Callable[[Value], Value]) -> BlockT:
     if isinstance(node, Fold):
         return replace(node, values=tuple(map(change, node.values)))
     return node if isinstance(node, Prefetch) else replace(node, value=change(node.value))
+
+
+def lanes_in(node: Node) -> list[Lane]:
+    """The lanes of a statement, and those that it counts."""
+    counted = [lane for value in values_of(node) for v in value.walk() if isinstance(v, Existing) for lane in v.lanes]
+    return [*getattr(node, "lanes", ()), *counted]
 
 
 def factors_of(node: Node) -> tuple[Value, Value] | None:
@@ -500,10 +502,6 @@ def _lines(body: tuple[Node, ...], indent: str, lines: list[str]) -> None:
         if isinstance(node, For):
             lines.append(f"{indent}{node.kind.value} {node.symbol} < {node.extent}:")
             _lines(node.body, indent + "  ", lines)
-        elif isinstance(node, Attempt):
-            _lines(node.quick, indent, lines)
-            lines.append(f"{indent}if {node.failed[0]}({', '.join(local.name for local in node.failed[1])}):")
-            _lines(node.exact, indent + "  ", lines)
         elif isinstance(node, If):
             lines.append(f"{indent}if {' and '.join(map(str, node.guard))}:")
             _lines(node.then, indent + "  ", lines)
@@ -524,7 +522,7 @@ def _line(node: Node) -> str:
         return f"{node.symbol} := {node.expr}"
     if isinstance(node, Declare):
         return f"{node.local}" if node.number is None else f"{node.local} = {node.number}"
-    assert not isinstance(node, For | Attempt | If | While)
+    assert not isinstance(node, For | If | While)
     lanes = f"[{', '.join(map(str, node.lanes))}] " if node.lanes else ""
     where = "  where " + " and ".join(map(str, node.guard)) if node.guard else ""
     if isinstance(node, Write):

@@ -1,6 +1,6 @@
 """From scheduled tile programs to loop programs: domains become index expressions, lanes become blocks.
 
-In: a scheduled `TileProgram`. Out: a `LoopProgram` before naming and tightening (`pipeline` runs those next). For every
+In: a scheduled `TileProgram`. Out: a `LoopProgram` before any pass (`pipeline` runs those next). For every
 statement the indices of its loops give the index of every access; the guards of those loops say where it exists. A
 scratch tensor that only one position of the kept loops writes and reads becomes a private block.
 """
@@ -8,7 +8,7 @@ scratch tensor that only one position of the kept loops writes and reads becomes
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from serrate.analysis.guards import condition, needed
@@ -29,7 +29,6 @@ from serrate.ir.loops import (
     Local,
     LoopProgram,
     Node,
-    Prefetch,
     Running,
     Write,
     flat_index,
@@ -65,7 +64,8 @@ def blocks(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProg
     lowered = [_PhaseLowering(program, phase, k) for k, phase in enumerate(program.phases)]
     kernels = tuple(Kernel(f"{name}_{k}" if len(lowered) > 1 else name, p.run()) for k, p in enumerate(lowered))
     scratch = tuple(t for t in program.scratch if any(p.stores(t) for p in lowered))
-    private = tuple({t: None for p in program.phases for t in p.writes if t.role is Role.PRIVATE})
+    found = {t for p in program.phases for t in p.writes if t.role is Role.PRIVATE}
+    private = tuple(sorted(found, key=lambda t: t.name))
     return LoopProgram(name, kernels, program.inputs, program.outputs, scratch + private, (), (), header)
 
 
@@ -259,14 +259,16 @@ class _PhaseLowering:
                     return out
                 value = held(local)
             write = Write(scope.lanes, scope.guard(), leaf.tensor, self._place(leaf.tensor, leaf.index, scope), value)
-            return [*out, *self._next_row(leaf.tensor, value, scope), write]
+            return [*out, write]
         if isinstance(leaf, Scan):
             return self._scan(leaf, scope)
         kept_loops = tuple(self._kept(leaf.index, scope.loops))
         states = self._states(leaf, scope.loops)
         tile = Tile(scope.lanes, scope.guard(), states[0].lanes, _Scope(kept_loops).guard())
         values = tuple(self._value(v, scope) for v in leaf.values)
-        return expand(leaf.reduction, states, values, tile, merge=leaf.merge)
+        made = expand(leaf.reduction, states, values, tile, merge=leaf.merge)
+        # Where a tile has nothing, states stay as they are.
+        return [replace(n, rests=(tile.guard,)) if isinstance(n, Assign) else n for n in made]
 
     def _scan(self, leaf: Scan, scope: _Scope) -> list[Node]:
         """A block of running values, and the block in memory."""
@@ -288,17 +290,6 @@ class _PhaseLowering:
         if self.stores(target):
             out.append(Write(scope.lanes, scope.guard(), target, self._place(target, leaf.place, scope), held(local)))
         return out
-
-    def _next_row(self, tensor: Tensor, value: Value, scope: _Scope) -> list[Node]:
-        """While a row is worked on in private, what it was computed from is fetched for the next row, right behind it."""
-        if tensor.role is not Role.PRIVATE:
-            return []
-        ragged = next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
-        length = extent_of(ragged, scope.indices)
-        within = scope.indices.of(ragged).symbols
-        found = [v for v in value.walk() if isinstance(v, Load) and v.tensor.role is Role.INPUT and v.index]
-        moving = [v for v in found if v.index[0].symbols & within]
-        return [Prefetch(scope.lanes, scope.guard(), v.tensor, (v.index[0] + length, *v.index[1:])) for v in moving]
 
     def _value(self, value: Value, scope: _Scope) -> Value:
         indices = scope.indices

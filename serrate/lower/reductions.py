@@ -12,9 +12,9 @@ reduction is known here; which of these serves one follows from its definition:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from serrate.ir.expr import Less, Symbol, const
+from serrate.ir.expr import const
 from serrate.ir.loops import (
     Assign,
     Declare,
@@ -26,15 +26,13 @@ from serrate.ir.loops import (
     Lanes,
     Load,
     Local,
-    LoopProgram,
     Node,
     Reduce,
-    bodies,
     existing,
     held,
-    with_bodies,
 )
 from serrate.ir.reductions import Reduction, States
+from serrate.ir.solve import end_of
 from serrate.ir.tile import SERIAL
 from serrate.ir.values import Call, Constant, Value, rewrite
 
@@ -67,21 +65,6 @@ def expand(kind: Reduction, states: tuple[Local, ...], values: tuple[Value, ...]
     block = _Block(kind, states, tile)
     kind.in_block(block, carried, new)
     return [*block.declared, *block.nodes]
-
-
-def in_order(program: LoopProgram) -> LoopProgram:
-    """The program with folds as loops over the lanes they reduce, from the first position to the last."""
-    return replace(program, kernels=tuple(replace(k, body=_unfolded(k.body)) for k in program.kernels))
-
-
-def _unfolded(body: tuple[Node, ...]) -> tuple[Node, ...]:
-    out: list[Node] = []
-    for node in body:
-        if isinstance(node, Fold):
-            out += steps(node)
-        else:
-            out.append(with_bodies(node, tuple(map(_unfolded, bodies(node)))) if bodies(node) else node)
-    return tuple(out)
 
 
 def steps(fold: Fold) -> list[Node]:
@@ -163,11 +146,7 @@ class _Block:
     def _bounded(self) -> bool:
         """Whether guards say how far the reduced lanes go, and nothing else about them."""
         reduced = [lane.symbol for lane in self.tile.reduced]
-        return all(_is_bound(g, symbol) for g in self._own_guard() for symbol in reduced if symbol in g.symbols)
-
-
-def _is_bound(condition: Less, symbol: Symbol) -> bool:
-    return symbol not in condition.right.symbols and symbol not in (condition.left - symbol).symbols
+        return all(end_of(g, symbol) is not None for g in self._own_guard() for symbol in reduced if symbol in g.symbols)
 
 
 def as_dot(kind: Reduction, local: Local, value: Value, tile: Tile) -> Dot | None:

@@ -24,10 +24,12 @@ from serrate.ir.loops import (
     Guard,
     Held,
     If,
+    Kernel,
     Lane,
     Lanes,
     Load,
     Local,
+    LoopProgram,
     Node,
     Number,
     Reduce,
@@ -38,14 +40,17 @@ from serrate.ir.loops import (
     flat_index,
     held,
     load,
+    nodes,
     number,
     with_bodies,
 )
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import Combine
+from serrate.ir.recipes import RunningSum
 from serrate.ir.tile import GRID, SERIAL, Along, Axis, Leaf, Loop, Phase, Statement, TileProgram, inner
-from serrate.ir.values import Tensor, Value, call, rewrite
-from serrate.lower.tile_passes import bounds_a_lane, without
+from serrate.ir.values import Role, Tensor, Value, call, rewrite
+from serrate.lower.passes.common import found_in, without
+from serrate.lower.passes.narrow import bounds_a_lane
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,21 @@ class _Scope:
     swap: dict[Expr, Expr]
     known: frozenset[Less]
     entered: frozenset[Axis]
+
+
+def block_statements(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProgram:
+    """The loop program of a scheduled tile program of block statements; phases that store nothing are left out."""
+    kernels: list[Kernel] = []
+    for phase in program.phases:
+        body = BlockStatements(program, phase).run()
+        if any(isinstance(n, Write) for n in nodes(body)):
+            kernels.append(Kernel(name if not kernels else f"{name}_{len(kernels)}", body))
+    private = sorted({t for p in program.phases for t in p.writes if t.role is Role.PRIVATE}, key=lambda t: t.name)
+    # A row that a statement asks for may not be there: where nothing says how many there are, it is read where it is asked for.
+    read = (e.array for k in kernels for e in found_in(k.body) if isinstance(e, Element) and not e.array.local)
+    counts = {a: a.recipe.count if isinstance(a.recipe, RunningSum) else None for a in read} | dict(program.counts)
+    loops = LoopProgram(name, tuple(kernels), program.inputs, program.outputs, (*program.scratch, *private), (), (), header)
+    return replace(loops, limits=program.limits, counts=tuple(counts.items()))
 
 
 class BlockStatements:
@@ -200,7 +220,7 @@ class BlockStatements:
             # What is not there is 0, and adds nothing.
             more = [g for v in (left, right) if isinstance(v, Load) for g in v.guard if bounds_a_lane(g, lanes)]
             guard = tuple(dict.fromkeys((*guard, *more)))
-            left, right = (without(v, guard) for v in (left, right))
+            left, right = (without(v, guard) if isinstance(v, Load) else v for v in (left, right))
             return Dot(lanes, guard, local, left, right)
         wide = [v if v.dtype == local.dtype else call("cast", v, dtype=local.dtype) for v in (left, right)]
         value = call("mul", *wide, dtype=local.dtype)

@@ -21,7 +21,6 @@ from serrate.codegen.cpp.names import PRELUDE
 from serrate.ir.expr import Array
 from serrate.ir.loops import LoopProgram
 from serrate.ir.values import Role
-from serrate.lower.long_sums import blocked
 from serrate.runtime import cache
 from serrate.runtime.compiler import Compiler, find_compiler
 
@@ -49,8 +48,8 @@ class ReferenceExecutable:
     """Runs a loop program with torch."""
 
     def __init__(self, program: LoopProgram) -> None:
-        self.program = blocked(program)
-        self.source = str(self.program)
+        self.program = program
+        self.source = str(program)
 
     def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None:
         program = self.program

@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from serrate.analysis.guards import guards, loop_symbols
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain, ParallelType
-from serrate.ir.expr import Expr, Sum, const
+from serrate.ir.expr import Expr, const
 from serrate.ir.hand import Hand, LoopState
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.solve import end_of
 from serrate.ir.tile import GRID, LANES, SERIAL, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.transforms import picks
 from serrate.ir.values import Extent, Read, Role
@@ -142,14 +143,11 @@ def _check_rows_end(phase: Phase) -> None:
     for guard in guards((), loops):
         rows = next((d for d in ragged if picks(guard.domain, d.component)), None)
         condition = guard.condition.substitute(once)
-        index = condition.left
         last = next((s for s in reversed(symbols) if s in condition.symbols), None)
         # Lanes are masked one by one.
         if rows is None or last is None or condition.proven or kinds[symbols.index(last)] is LANES:
             continue
-        terms = index.terms if isinstance(index, Sum) else ((index, 1),)
-        factor = next((f for t, f in terms if t is last), 0)
-        if factor < 1 or last in (index - last * factor).symbols:
+        if end_of(condition, last) is None:
             inner = loops[symbols.index(last)].name
             raise ScheduleError(
                 f"{phase.name}: the loop over {inner} cannot end where the components of {rows.name} do ({condition}, with "

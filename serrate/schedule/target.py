@@ -45,6 +45,12 @@ class Target:
     """Whether the component that owns a part is looked up in a table rather than searched for by every worker."""
     folds: bool
     """Whether lanes of a block are combined across by any function. Where lanes are loops anyway, that is a loop too."""
+    branches: bool
+    """Whether a worker may do different things depending on a number that it works out."""
+    lanes_in_order: bool
+    """Whether the lanes of a block are a nest of loops, of which only the innermost is done many positions at once."""
+    guesses_maxima: bool
+    """Whether a pass over a row for its maximum is worth guessing it instead."""
 
 
 # 512 bytes of output at a time: while more of them wait to be stored, nothing that comes behind them can be read.
@@ -66,6 +72,9 @@ CPU = Target(
     warps=1,
     tables=False,
     folds=False,
+    branches=True,
+    lanes_in_order=True,
+    guesses_maxima=True,
 )
 GPU = Target(
     name="gpu",
@@ -85,6 +94,9 @@ GPU = Target(
     warps=4,
     tables=True,
     folds=True,
+    branches=False,
+    lanes_in_order=False,
+    guesses_maxima=False,
 )
 
 

@@ -13,6 +13,7 @@ import logging
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from serrate.ir.expr import const
 from serrate.ir.loops import Declare, Load, LoopProgram, Write, load, nodes, number, values_of
 from serrate.ir.tile import Axis, Carry, TileProgram, statements
 from serrate.ir.values import Role
-from serrate.lower.tiles import lower_kernel
+from serrate.lower.pipeline import lower
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, bound
 from serrate.runtime.locks import making
 from serrate.schedule.plan import Plan
@@ -87,8 +88,9 @@ ROOM = 1 << 28
 def _require_room(loops: LoopProgram) -> None:
     """Raises for a program whose private blocks are larger than a thread should have memory for."""
     for kernel in loops.kernels:
-        blocks = [n.local for n in nodes(kernel.body) if isinstance(n, Declare) and n.local.lanes]
-        total, largest = sum(b.nbytes for b in blocks), max(blocks, key=lambda b: b.nbytes, default=None)
+        blocks = {n.local.name: n.local for n in nodes(kernel.body) if isinstance(n, Declare) and n.local.lanes}.values()
+        # The first with the most elements is one of the user's; passes may have put wider ones beside it.
+        total, largest = sum(b.nbytes for b in blocks), max(blocks, key=lambda b: prod(n.size for n in b.lanes), default=None)
         if largest is not None and total > ROOM:
             lanes = " x ".join(str(lane.size) for lane in largest.lanes)
             raise KernelError(
@@ -301,7 +303,7 @@ class Site:
         if cut and not any(step.primitive in ("cut", "combine") for step in chosen.steps):
             raise StrategyError(chosen.reasons[-1])
         first, *rest = chosen.lines
-        loops = lower_kernel(chosen.apply(program), (f"{self.name}: {first}", *rest))
+        loops = lower(chosen.apply(program), program.name, (f"{self.name}: {first}", *rest), CPU)
         _require_room(loops)
         executable: Executable
         ways = Ways(trace)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from serrate.frontend.kernel.machine import refuse
-from serrate.ir.expr import Expr, Less, Sum, Symbol, const
+from serrate.ir.expr import Expr, Less, Symbol, const
 from serrate.ir.loops import Assign, Declare, If, Local, While, held, number
+from serrate.ir.solve import loosest
 from serrate.ir.tile import GRID, SERIAL, Axis, Loop, Statement
 from serrate.ir.values import Constant, Value, call, constant
 from serrate.tiles.carried import Carried, finish
@@ -412,11 +413,7 @@ class Branch:
 
 def _holds_first(condition: Less, axis: Axis) -> bool:
     """Whether a condition holds at the first position of an axis if it holds at any."""
-    difference = condition.left - condition.right
-    terms = difference.terms if isinstance(difference, Sum) else ((difference, 1),)
-    factor = next((f for t, f in terms if t is axis.position), 0)
-    rest = difference - axis.position * factor
-    return factor >= 0 and not {axis.position, axis.lane} & rest.symbols
+    return axis.lane not in condition.symbols and loosest(condition, (axis.position,)) is not None
 
 
 _MISSING = object()

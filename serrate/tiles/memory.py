@@ -20,7 +20,7 @@ from serrate.ir.expr import Array, Expr, Less, const
 from serrate.ir.loops import Write, load, number
 from serrate.ir.tile import Axis
 from serrate.ir.values import Tensor, call, constant
-from serrate.lower.inside import most_of
+from serrate.lower.limits import most_of
 from serrate.tensor import JaggedTensor
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Dim

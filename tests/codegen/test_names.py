@@ -56,7 +56,7 @@ def test_everything_in_a_program_may_have_any_name(backend: str, first: int) -> 
         f.output(ops.softmax(ops.as_nested(x, offsets), dim=1))
     (naive,) = stages(f)
     target = GPU if backend == "triton" else CPU
-    loops = lower(plan(naive, "maskless", target, tile=4, keep_rows=False).apply(naive), "softmax", tables=backend == "triton")
+    loops = lower(plan(naive, "maskless", target, tile=4, keep_rows=False).apply(naive), "softmax", (), target)
     # A given word meets another part of the program each time.
     names = sorted(set(names_of(loops)))
     odd = renamed(loops, dict(zip(names, WORDS[first:] + WORDS[:first], strict=False)))

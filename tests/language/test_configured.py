@@ -72,7 +72,7 @@ def test_a_backend_of_the_environment_that_kernels_do_not_have_is_refused(monkey
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("SERRATE_LOG", "nonsense", "SERRATE_LOG=nonsense is nothing that can be printed: there are plan, source"),
+        ("SERRATE_LOG", "nonsense", "SERRATE_LOG=nonsense is nothing that can be printed: there are plan, passes, source"),
         ("SERRATE_LOG", "plan,sorce", "SERRATE_LOG=sorce is nothing that can be printed: did you mean 'source'"),
         ("SERRATE_BACKEND", "cppp", "SERRATE_BACKEND=cppp is not a backend: did you mean 'cpp'"),
         ("SERRATE_CHECK", "maybe", "SERRATE_CHECK=maybe is neither 0 nor 1"),

@@ -22,7 +22,9 @@ from serrate import JaggedTensor, engine, ir, jit, ops
 from serrate.codegen import reference
 from serrate.ir.expr import Array, Expr, Less, symbol
 from serrate.ir.loops import Assign, Dot, For, Lanes, Load, LoopProgram, Node, Reduce, Running, Write
-from serrate.lower import inside, pipeline
+from serrate.lower import pipeline
+from serrate.lower.facts import Facts
+from serrate.lower.limits import is_held
 from serrate.runtime.launch import CppExecutable
 from serrate.schedule.target import CPU, GPU
 from tests.engine import composed
@@ -86,13 +88,13 @@ def changed(array: Tensor, random: Random) -> Tensor:
 
 def run_changed(program: LoopProgram, tensors: Any, arrays: Any, symbols: Any) -> None:
     """Runs a program with other numbers in the arrays that callers hold."""
-    if not any(inside.is_held(a) for a in program.arrays):
+    if not any(is_held(a) for a in program.arrays):
         return
     own = {t: torch.zeros(x.shape, dtype=x.dtype) for t, x in zip(program.tensors, tensors, strict=True)}
     random = Random(str(program))
     for _ in range(TIMES):
         held = zip(program.arrays, arrays, strict=True)
-        given = {a: changed(x, random) if inside.is_held(a) and not a.signed else x for a, x in held}
+        given = {a: changed(x, random) if is_held(a) and not a.signed else x for a, x in held}
         for kernel in program.kernels:
             Strict(own, given, dict(zip(program.symbols, symbols, strict=True))).run(kernel.body)
 
@@ -157,7 +159,7 @@ def test_compositions(part: int) -> None:
 
 def test_what_the_pass_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the test above finds accesses outside."""
-    monkeypatch.setattr(pipeline, "inside", lambda program, limits: program)
+    monkeypatch.setattr(pipeline, "inside", lambda program: program)
     found = 0
     for name in ("sum_rows", "softmax_rows", "add_dense"):
         case = CASES[name]
@@ -264,11 +266,11 @@ def test_facts() -> None:
     offsets = Array("offsets")
     clamped = [ir.expr.element(offsets, c + k, n) for k in range(2)]
     length = clamped[1] - clamped[0]
-    facts = inside._Facts(()).and_(Less(tile + r * 8, length))
+    facts = Facts(()).and_(Less(tile + r * 8, length))
     assert facts.prove(n - 1 - (clamped[0] + tile + r * 8))
     assert not facts.prove(n - 2 - (clamped[0] + tile + r * 8))
-    assert not inside._Facts(()).and_(Less(r, offsets[c + 1] - offsets[c])).prove(n - 1 - (offsets[c] + r))
-    in_parts = inside._Facts(()).and_(Less(r, (n + 7) // 8))
+    assert not Facts(()).and_(Less(r, offsets[c + 1] - offsets[c])).prove(n - 1 - (offsets[c] + r))
+    in_parts = Facts(()).and_(Less(r, (n + 7) // 8))
     assert in_parts.prove((n + 7) // 8 - 1 - r) and in_parts.prove(n + 7 - 8 * r - 8)
     assert not in_parts.prove(n - 1 - 8 * r - 7)
 

@@ -30,7 +30,7 @@ def test_a_table_of_owners_is_as_long_as_the_grid_that_reads_it() -> None:
     (program,) = stages(f)
     assert isinstance(program, TileProgram)
     chosen = plan(program, "persistent_dynamic", GPU)
-    lowered = lower(chosen.apply(program), "f", tables=True)
+    lowered = lower(chosen.apply(program), "f", (), GPU)
     sizes = []
     for kernel in lowered.kernels:
         every = list(nodes(kernel.body))

@@ -15,8 +15,9 @@ import serrate.language as hl
 from serrate import JaggedTensor
 from serrate.errors import ScheduleError
 from serrate.ir.tile import Loop, TileProgram, statements
-from serrate.lower.tiles import lower_kernel
+from serrate.lower.pipeline import lower
 from serrate.schedule.plan import Plan, Recorder, Step
+from serrate.schedule.target import CPU
 
 LENGTHS = [3, 0, 11, 1, 7]
 
@@ -121,7 +122,7 @@ def test_a_cut_leaves_parts_and_then_rows() -> None:
     assert first == ["bkro", "k_shortr", "j_short", "kri"]
     # Of short rows only empty ones are left, which sum nothing.
     assert second == ["b", "j_short", "kro", "j"]
-    assert "kept" in str(lower_kernel(found))
+    assert "kept" in str(lower(found, "centred", (), CPU))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 64])

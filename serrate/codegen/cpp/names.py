@@ -33,5 +33,5 @@ RESERVED = Reserved(
         if name
     },
     re.compile(r"(v|extent)\d+(_stage)?|__\w*|_[A-Z]\w*"),
-    ("_all", "_at", "_block", "_heap", "_here", "_high", "_size", "_step", "_stream"),
+    ("_all", "_at", "_heap", "_here", "_size", "_stream"),
 )

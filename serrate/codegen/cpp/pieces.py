@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from serrate.ir.expr import Expr, Less, Sum
+from serrate.ir.expr import Expr, Less
 from serrate.ir.loops import Block, Guard, Lane, Load, Number, Write, load
+from serrate.ir.solve import end_of
 from serrate.ir.values import Call, Value, constant, rewrite
 
 
@@ -38,7 +39,7 @@ def cut_of(group: Sequence[Block], spelled: Callable[[Expr], Expr]) -> Cut | Non
     conditions = [Less(spelled(g.left), spelled(g.right)) for g in guards.pop()]
     bounds = tuple(g for g in conditions if g.symbols & {lane.symbol for lane in lanes})
     along = [lane for lane in lanes if any(lane.symbol in g.symbols for g in bounds)] or [lanes[0]]
-    if len(along) > 1 or not all(_grows(along[0], g) for g in bounds):
+    if len(along) > 1 or any(end_of(g, along[0].symbol) is None for g in bounds):
         return None
     # Where it is cut is found before the loops, so the lane's own range must not depend on the lanes around it.
     around = {lane.symbol for lane in lanes[: lanes.index(along[0])]}
@@ -50,13 +51,6 @@ def cut_of(group: Sequence[Block], spelled: Callable[[Expr], Expr]) -> Cut | Non
     inside = tuple(replace(node, value=rewrite(node.value, there)) for node in writes)
     outside = tuple(replace(node, value=rewrite(node.value, absent)) for node in writes)
     return Cut(along[0], bounds, tuple(g for g in conditions if g not in bounds), inside, outside)
-
-
-def _grows(lane: Lane, condition: Less) -> bool:
-    """Whether a condition holds up to some position of the lane and at none behind it."""
-    terms = condition.left.terms if isinstance(condition.left, Sum) else ((condition.left, 1),)
-    factor = next((f for t, f in terms if t is lane.symbol), 0)
-    return factor > 0 and lane.symbol not in (condition.left - lane.symbol * factor).symbols | condition.right.symbols
 
 
 def replace_reads(

@@ -190,15 +190,11 @@ static inline f32 fn_exp_rough(f32 x, f32 m) {
   p = fused(p, r, 1.0f);
   return p * as_float(as_bits(t) << 23);
 }
-// An integer that grows with x - m, from which `too_high` sees later whether some x was more than 16 above m, or m not finite:
+// An integer that grows with x - m, from which `fn_too_high` sees later whether some x was more than 16 above m, or m not finite:
 // integers have a maximum of one instruction.
 static inline i32 fn_height(f32 x, f32 m) { return (i32)as_bits(fused(x - m, 1.44269504f, 12583039.0f)); }
-static inline bool too_high(const i32* height, const f32* shift, int count) {
-  int near = 1;
-#pragma omp simd reduction(& : near)
-  for (int k = 0; k < count; k++)
-    near &= (height[k] <= (i32)as_bits(12583039.0f + 23.0f)) & (__builtin_fabsf(shift[k]) <= 3.40282347e38f);
-  return !near;
+static inline i32 fn_too_high(i32 height, f32 m) {
+  return !((height <= (i32)as_bits(12583039.0f + 23.0f)) & (__builtin_fabsf(m) <= 3.40282347e38f));
 }
 // And 1 where both are equal, even if infinite.
 static inline f32 fn_exp_below(f32 x, f32 m) { return fn_exp_near(x, m); }

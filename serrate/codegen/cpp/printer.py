@@ -12,23 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from serrate.codegen.cpp.depth import shallow
-from serrate.codegen.cpp.guess import guess
 from serrate.codegen.cpp.names import RESERVED
 from serrate.codegen.cpp.pieces import Cut, cut_of, moves
 from serrate.codegen.cpp.products import product
-from serrate.codegen.cpp.statements import (
-    MAX_NUMBER,
-    accumulated,
-    along,
-    clause,
-    identity,
-    joins,
-    locals_of,
-    size_of,
-    unrounded,
-    wraps,
-)
+from serrate.codegen.cpp.statements import accumulated, along, clause, identity, size_of, unrounded, wraps
 from serrate.codegen.cpp.streams import Stage, block_bytes, moved, stage_of
 from serrate.codegen.cpp.text import Text
 from serrate.codegen.cpp.values import computed, ctype, number
@@ -36,8 +23,8 @@ from serrate.codegen.names import identifier, renamed, spellings
 from serrate.errors import VerificationError
 from serrate.ir.expr import Array, Element, Expr, Search, const
 from serrate.ir.loops import (
+    MAX_NUMBER,
     Assign,
-    Attempt,
     Bind,
     Block,
     Declare,
@@ -66,8 +53,8 @@ from serrate.ir.loops import (
 )
 from serrate.ir.tile import GRID
 from serrate.ir.values import Role, Tensor
-from serrate.lower.long_sums import blocked
-from serrate.lower.pipeline import array_names
+from serrate.lower.names import array_names
+from serrate.lower.nests import joins, locals_of
 
 COMBINE = {
     "sum": "{0} += {1}",
@@ -100,7 +87,7 @@ LARGE, STACK = 1 << 16, 1 << 18
 def print_cpp(program: LoopProgram, wide: frozenset[Array] = frozenset()) -> Source:
     """The program in C++; `wide` names the arrays that hold int64 (others hold int32)."""
     new = spellings(program, RESERVED)
-    return _Printer(blocked(shallow(guess(renamed(program, new)))), wide, new).source()
+    return _Printer(renamed(program, new), wide, new).source()
 
 
 class _Printer(Text):
@@ -284,8 +271,6 @@ class _Printer(Text):
             self.open(f"for (i64 {node.symbol} = 0, end = {self.index(node.extent)}; {node.symbol} < end; {node.symbol}++)")
             self._nodes(node.body)
             self.close()
-        elif isinstance(node, Attempt):
-            self._attempt(node)
         elif isinstance(node, Declare):
             self._declare(node)
         elif isinstance(node, If):
@@ -298,14 +283,6 @@ class _Printer(Text):
             self.close()
         else:
             raise VerificationError(f"the cpp backend cannot print {node}")
-
-    def _attempt(self, node: Attempt) -> None:
-        self._nodes(node.quick)
-        test, blocks = node.failed
-        pointers = ", ".join(local.name if local.lanes else f"&{local.name}" for local in blocks)
-        self.open(f"if ({test}({pointers}, {size_of(blocks[0].lanes)}))")
-        self._nodes(node.exact)
-        self.close()
 
     def _all(self, guard: Guard) -> str:
         return " && ".join(f"{self.index(g.left)} < {self.index(g.right)}" for g in guard) or "true"

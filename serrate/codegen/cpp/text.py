@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from serrate.codegen.cpp.pieces import Cut
 from serrate.codegen.cpp.statements import owns
 from serrate.codegen.cpp.values import Scalars, computed, index_text, number
-from serrate.ir.expr import Expr, Less, Sum, Symbol, const
+from serrate.ir.expr import Expr, Less, Symbol, const
 from serrate.ir.loops import Bind, Block, Existing, Guard, Lane, Lanes, Load, Local, Write, flat_index
+from serrate.ir.solve import end_of, start_of
 from serrate.ir.values import Role, Tensor
 
 
@@ -147,24 +148,13 @@ class Text:
 
     def bound(self, lane: Lane, condition: Less) -> str | None:
         """Where a condition on a lane stops to hold; None if it is not one that holds up to a place."""
-        terms = condition.left.terms if isinstance(condition.left, Sum) else ((condition.left, 1),)
-        factor = next((f for t, f in terms if t is lane.symbol), 0)
-        rest = condition.left - lane.symbol * factor
-        if factor < 1 or lane.symbol in rest.symbols or lane.symbol in condition.right.symbols:
-            return None
-        room = condition.right - rest
-        return self.index(room if factor == 1 else (room + factor - 1) // factor)
+        end = end_of(condition, lane.symbol)
+        return None if end is None else self.index(end)
 
     def floor(self, lane: Lane, condition: Less) -> str | None:
         """Where a condition on a lane begins to hold; None if it is not one that holds from a place on."""
-        difference = condition.left - condition.right
-        terms = difference.terms if isinstance(difference, Sum) else ((difference, 1),)
-        factor = next((f for t, f in terms if t is lane.symbol), 0)
-        rest = difference - lane.symbol * factor
-        if factor >= 0 or lane.symbol in rest.symbols:
-            return None
-        # rest - lane * size < 0: from the first lane above rest / size.
-        return self.index(rest // -factor + 1)
+        start = start_of(condition, lane.symbol)
+        return None if start is None else self.index(start)
 
     def start(self, lane: Lane, lanes: Lanes, guard: Guard) -> str:
         """Where the loop over a lane begins: at 0, or where the last of some conditions begins to hold."""

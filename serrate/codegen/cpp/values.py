@@ -59,7 +59,7 @@ FUNCTIONS: dict[str, str] = {
     "pow": "fn_pow({0}, {1})",
     "exp_diff": "fn_exp_diff({0}, {1})",
     "exp_below": "fn_exp_below({0}, {1})",
-    **{n: f"fn_{n}({{0}}, {{1}})" for n in ("exp_near", "exp_rough", "height")},
+    **{n: f"fn_{n}({{0}}, {{1}})" for n in ("exp_near", "exp_rough", "height", "too_high")},
     "fmod": "fn_fmod({0}, {1})",
     "bitand": "({0} & {1})",
     "bitor": "({0} | {1})",

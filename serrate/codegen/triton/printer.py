@@ -23,7 +23,6 @@ from serrate.errors import DtypeError, VerificationError
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
 from serrate.ir.loops import (
     Assign,
-    Attempt,
     Bind,
     Declare,
     Dot,
@@ -55,10 +54,10 @@ from serrate.ir.loops import (
     written_by,
 )
 from serrate.ir.reductions import Reduction, reduction
+from serrate.ir.solve import end_of
 from serrate.ir.tile import GRID
 from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
-from serrate.lower.long_sums import grouped
-from serrate.lower.pipeline import array_names
+from serrate.lower.names import array_names
 
 TYPES: dict[torch.dtype, str] = {
     torch.float32: "tl.float32",
@@ -208,7 +207,7 @@ class Source:
 
 def print_triton(program: LoopProgram, *, interpreted: bool = False) -> Source:
     """The program as a Triton module. The interpreter multiplies sixteen-bit blocks wrongly, so it gets float32 ones."""
-    program, parts, launches = grouped(renamed(program, spellings(program, RESERVED))), [], []
+    program, parts, launches = renamed(program, spellings(program, RESERVED)), [], []
     combiners: Combiners = {}
     for kernel in program.kernels:
         text, launch = _Printer(program, kernel, interpreted, combiners).run()
@@ -389,7 +388,6 @@ class _Printer:
                 self.put(f"{node.local.name} = tl.full([], {number}, {kind})")
             self._forget(node.local.name)
         elif not isinstance(node, Prefetch):
-            assert not isinstance(node, Attempt), "attempts are of the backend that makes them"
             if isinstance(node, If | While):
                 raise VerificationError("the triton backend has no branches on numbers of the device")
             self._block(node)
@@ -684,10 +682,10 @@ class _Printer:
 
 def _room(lane: Lane, condition: Less) -> Expr:
     """How many positions of a lane a condition leaves."""
-    rest = condition.left - lane.symbol
-    if lane.symbol in rest.symbols or lane.symbol in condition.right.symbols:
+    end = end_of(condition, lane.symbol)
+    if end is None:
         raise VerificationError(f"the guard {condition} does not bound the lane {lane}")
-    return condition.right - rest
+    return end
 
 
 def _counted(node: Node) -> tuple[Lane, ...]:

@@ -1,7 +1,7 @@
-"""Deep blocks: statements that add many positions of a lane to the same elements, one by one, as a loop over shorter ones.
+"""Strip-mine: statements that add many positions of a lane to the same elements, one by one, become a loop over shorter ones.
 
-In: a loop program. Out: the same, in which no statement adds more than `STEPS` positions to an element, so that `lower/long_sums`
-can empty it in between:
+In: a loop program. Out: the same, in which no statement adds more than `STEPS` positions to an element, so that `long_sums` can
+empty it in between:
 
     [r:4096, d:64] t sum= x[r, d]   ->   serial m < 32:  [r:128, d:64] t sum= x[m*128 + r, d]
 
@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from serrate.codegen.cpp.statements import joins, locals_of
-from serrate.ir.expr import Expr, Less, Sum, Symbol, ceildiv, const, minimum, symbol
+from serrate.ir.expr import Expr, Less, Symbol, ceildiv, const, minimum, symbol
 from serrate.ir.loops import (
     Assign,
     Bind,
@@ -31,43 +30,45 @@ from serrate.ir.loops import (
     Reduce,
     Running,
     Write,
-    bodies,
     nodes,
     values_of,
-    with_bodies,
 )
+from serrate.ir.solve import end_of
 from serrate.ir.tile import SERIAL
-from serrate.lower.long_sums import STEPS
-from serrate.lower.pipeline import substituted
+from serrate.lower.names import Names
+from serrate.lower.nests import joins, locals_of
+from serrate.lower.passes.common import Body, inward, kept, per_kernel, substituted
+from serrate.lower.passes.long_sums import STEPS
 
 
-def shallow(program: LoopProgram) -> LoopProgram:
+def strip_mine(program: LoopProgram) -> LoopProgram:
     """The program without deep blocks."""
-    return replace(program, kernels=tuple(replace(k, body=_body(k.body, _named(k.body))) for k in program.kernels))
+    names = Names(program)
+    return per_kernel(program, lambda k: _body(k.body, _named(k.body), names))
 
 
-def _named(body: tuple[Node, ...]) -> dict[Symbol, Lanes]:
+def _named(body: Body) -> dict[Symbol, Lanes]:
     """Names of indices that have lanes: they are spelled out elsewhere, and their lanes stay as they are."""
     return {n.symbol: n.lanes for n in nodes(body) if isinstance(n, Bind) and n.lanes}
 
 
-def _body(body: tuple[Node, ...], named: dict[Symbol, Lanes]) -> tuple[Node, ...]:
+def _body(body: Body, named: dict[Symbol, Lanes], names: Names) -> Body:
     out: list[Node] = []
     group: list[Block] = []
     for node in (*body, None):
         if isinstance(node, Assign | Reduce | Dot | Running | Write | Prefetch) and (not group or joins(group, node)):
             group.append(node)
             continue
-        out += _cut(group, named)
+        out += _cut(group, named, names)
         group = []
         if isinstance(node, Assign | Reduce | Dot | Running | Write | Prefetch):
             group.append(node)
         elif node is not None:
-            out.append(with_bodies(node, tuple(_body(part, named) for part in bodies(node))) if bodies(node) else node)
-    return tuple(out)
+            out.append(inward(node, lambda part: _body(part, named, names)))
+    return kept(body, out)
 
 
-def _cut(group: Sequence[Block], named: dict[Symbol, Lanes]) -> Sequence[Node]:
+def _cut(group: Sequence[Block], named: dict[Symbol, Lanes], names: Names) -> Sequence[Node]:
     """Statements of one nest as a loop, if one of them is deep."""
     deep = next((lane for node in group for lane in _deep_lanes(node)), None)
     kept = {own for node in group for local in locals_of(node) for own in local.lanes}
@@ -76,13 +77,13 @@ def _cut(group: Sequence[Block], named: dict[Symbol, Lanes]) -> Sequence[Node]:
     if deep is None or deep in fixed or any(isinstance(node, Running | Dot) for node in group):
         return group
     lanes = group[0].lanes
-    short = Lane(symbol(f"{deep.symbol.name}_step", 0, STEPS - 1), STEPS)
-    step = symbol(f"{deep.symbol.name}_block", 0, -(-deep.size // STEPS) - 1)
+    short = Lane(symbol(names.of((deep, "step"), f"{deep.symbol.name}_step"), 0, STEPS - 1), STEPS)
+    step = symbol(names.of((deep, "block"), f"{deep.symbol.name}_block"), 0, -(-deep.size // STEPS) - 1)
     place = step * STEPS + short.symbol
     inside = () if deep.size % STEPS == 0 else (Less(place, const(deep.size)),)
     extent = ceildiv(_end(group[0].guard, deep, {*named, *(lane.symbol for lane in lanes)}), STEPS)
     changed = tuple(short if lane == deep else lane for lane in lanes)
-    body = tuple(_shorter(substituted(node, {deep.symbol: place}), changed, inside) for node in group)
+    body = tuple(_shorter(node, changed, inside) for node in substituted(tuple(group), {deep.symbol: place}))
     return (For(step, extent, SERIAL, body, extent),)
 
 
@@ -95,10 +96,9 @@ def _end(guard: Guard, lane: Lane, varying: set[Symbol]) -> Expr:
     """Where a lane ends, so that short rows take no empty steps: at its size, or at a bound that no other lane has a part in."""
     end: Expr = const(lane.size)
     for condition in guard:
-        terms = condition.left.terms if isinstance(condition.left, Sum) else ((condition.left, 1),)
-        others = condition.left - lane.symbol
-        if (lane.symbol, 1) in terms and not (others.symbols | condition.right.symbols) & varying:
-            end = minimum(end, condition.right - others)
+        found = end_of(condition, lane.symbol)
+        if found is not None and not found.symbols & varying:
+            end = minimum(end, found)
     return end
 
 

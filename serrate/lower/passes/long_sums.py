@@ -1,6 +1,6 @@
-"""Long sums and scans in two levels: what a serial loop adds to is emptied into a wider block every few hundred additions.
+"""Long sums: what a serial loop adds to for long is emptied into a wider block every few hundred additions.
 
-In: a loop program. Out: the same, whose float sums are as exact as blocked ones, however long the loops are.
+In: a loop program. Out: the same, whose float sums and scans are as exact as blocked ones, however long the loops are.
 
     t = 0                                t = 0
     serial k < n:                        serial g < ceil(n / 128):
@@ -13,12 +13,13 @@ In: a loop program. Out: the same, whose float sums are as exact as blocked ones
 A running sum is rounded at its own size with every addition, so its error grows with their number; here it grows with the few
 hundred that a block gets. `wide` is float64. A loop that ends before a block is full does nothing more than before.
 A scan that sums keeps what it has emptied beside its carry, and adds it to every position. Products lose as much at any size, so
-scans that multiply carry float64. Triton has no branches on indices: there a group is summed into a block of its own, in the same
-dtype, and every scan carries float64.
+scans that multiply carry float64. Where the target has no branches, a group is summed into a block of its own, in the same dtype,
+and every scan carries float64; matrix products are left to the units that make them.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -43,11 +44,12 @@ from serrate.ir.loops import (
     held,
     nodes,
     values_of,
-    with_bodies,
     written_by,
 )
 from serrate.ir.tile import SERIAL
 from serrate.ir.values import Constant, Value, call, carried_dtype, constant
+from serrate.lower.names import Names
+from serrate.lower.passes.common import Body, inward, kept, per_kernel
 
 STEPS = 128
 """Additions to an element between two times that it is emptied."""
@@ -64,21 +66,16 @@ Change = Callable[[For, Sequence[Local], str], tuple[Node, ...]]
 """What becomes of a loop that adds to blocks; names of several loops of one body end differently."""
 
 
-def blocked(program: LoopProgram) -> LoopProgram:
+def long_sums(program: LoopProgram, *, branches: bool) -> LoopProgram:
     """The program with long sums and scans in two levels."""
-    changed = (_carrying_wide(_body(k.body, _emptying), ("prod",)) for k in program.kernels)
-    return replace(program, kernels=tuple(replace(k, body=body) for k, body in zip(program.kernels, changed, strict=True)))
+    names = Names(program)
+    change, wide = (_emptying, ("prod",)) if branches else (_in_parts, ("sum", "prod"))
+    return per_kernel(program, lambda k: _carrying_wide(_body(k.body, functools.partial(change, names)), wide))
 
 
-def grouped(program: LoopProgram) -> LoopProgram:
-    """The same without branches; matrix products are left to the units that make them."""
-    changed = (_carrying_wide(_body(k.body, _in_parts), ("sum", "prod")) for k in program.kernels)
-    return replace(program, kernels=tuple(replace(k, body=body) for k, body in zip(program.kernels, changed, strict=True)))
-
-
-def _body(body: tuple[Node, ...], change: Change) -> tuple[Node, ...]:
+def _body(body: Body, change: Change) -> Body:
     """Statements whose loops add to blocks that begin here, those loops changed."""
-    body = tuple(with_bodies(n, tuple(_body(part, change) for part in bodies(n))) if bodies(n) else n for n in body)
+    body = kept(body, (inward(n, lambda part: _body(part, change)) for n in body))
     begun = dict.fromkeys(n.local for n in body if isinstance(n, Declare | Assign) and _begins(n))
     sums = [local for local in begun if local.dtype.is_floating_point and _only_summed(local, body)]
     out: list[Node] = []
@@ -87,7 +84,7 @@ def _body(body: tuple[Node, ...], change: Change) -> tuple[Node, ...]:
         own = [local for local in sums if isinstance(node, For) and any(_writes(n, local) for n in nodes((node,)))]
         out += change(node, own, f"{loops or ''}") if own and isinstance(node, For) else (node,)
         loops += bool(own)
-    return tuple(out)
+    return kept(body, out)
 
 
 def _begins(node: Declare | Assign) -> bool:
@@ -111,7 +108,7 @@ def _only_summed(local: Local, body: tuple[Node, ...]) -> bool:
     for node in body:
         inside = list(nodes((node,)))
         writers = [n for n in inside if _writes(n, local)]
-        if not writers or not bodies(node):
+        if not writers or not bodies(node) or _begins_anew(node, local):
             continue
         read = any(v.local == local for n in inside for value in values_of(n) for v in value.walk() if isinstance(v, Held))
         around = [n for n in inside if any(_writes(x, local) for part in bodies(n) for x in nodes(part))]
@@ -123,6 +120,14 @@ def _only_summed(local: Local, body: tuple[Node, ...]) -> bool:
         if any(isinstance(n, Running) for n in writers) and (len(writers) > 1 or writers[0] not in node.body):
             return False
     return True
+
+
+def _begins_anew(node: Node, local: Local) -> bool:
+    """Whether a branch has nothing to do with what a block held before: wherever it writes the block, it begins with it."""
+    if not isinstance(node, If):
+        return False
+    writers = [next((n for n in part if any(_writes(x, local) for x in nodes((n,)))), None) for part in bodies(node)]
+    return all(n is None or (isinstance(n, Assign) and n.local == local and _begins(n)) for n in writers)
 
 
 def _loops_inside(loop: For, locals_: Sequence[Local]) -> list[For]:
@@ -160,9 +165,10 @@ def _depth(node: Reduce | Running) -> int:
     return -(-depth // ABREAST) if side_by_side else depth
 
 
-def _in_groups(loop: For, size: int, before: tuple[Node, ...], after: tuple[Node, ...] = ()) -> For:
+def _in_groups(names: Names, loop: For, size: int, before: tuple[Node, ...], after: tuple[Node, ...] = ()) -> For:
     """A loop as one over groups of its positions, with statements before and after each group."""
-    group, within = symbol(f"{loop.symbol.name}_group", 0), symbol(f"{loop.symbol.name}_within", 0, size - 1)
+    group = symbol(names.of((loop.symbol, "group"), f"{loop.symbol.name}_group"), 0)
+    within = symbol(names.of((loop.symbol, "within"), f"{loop.symbol.name}_within"), 0, size - 1)
     extent = minimum(const(size), loop.extent - group * size)
     inner = For(within, extent, SERIAL, (Bind(loop.symbol, group * size + within, (), ()), *loop.body), extent)
     groups = ceildiv(loop.extent, size)
@@ -187,7 +193,7 @@ class _Emptying:
     after: tuple[Node, ...]
 
 
-def _emptying(loop: For, locals_: Sequence[Local], suffix: str) -> tuple[Node, ...]:
+def _emptying(names: Names, loop: For, locals_: Sequence[Local], suffix: str) -> tuple[Node, ...]:
     """A loop that empties the blocks it adds to."""
     if not _loops_inside(loop, locals_) and _short(loop, min(_period(loop, local) for local in locals_)):
         return (loop,)
@@ -195,35 +201,35 @@ def _emptying(loop: For, locals_: Sequence[Local], suffix: str) -> tuple[Node, .
     for local in locals_:
         scan = next((n for n in loop.body if isinstance(n, Running) and n.carry == local), None)
         if scan is None:
-            ways[local] = _of_sum(local, suffix)
+            ways[local] = _of_sum(names, local, suffix)
         else:
-            ways[local], own = _of_scan(scan, suffix)
+            ways[local], own = _of_scan(names, scan, suffix)
             at = loop.body.index(scan) + 1
             loop = replace(loop, body=(*loop.body[:at], own, *loop.body[at:]))
-    loop = _emptied(loop, ways)
+    loop = _emptied(names, loop, ways)
     return (*(n for way in ways.values() for n in way.before), loop, *(n for way in ways.values() for n in way.after))
 
 
-def _emptied(loop: For, ways: dict[Local, _Emptying]) -> For:
+def _emptied(names: Names, loop: For, ways: dict[Local, _Emptying]) -> For:
     """A loop that empties blocks as often as it fills them, and so do those inside it."""
     own = {local: way for local, way in ways.items() if any(_writes(n, local) for n in nodes(loop.body))}
     empty = tuple(n for way in own.values() for n in way.empty)
     inner = _loops_inside(loop, [*own])
     if inner:
-        body = tuple(_emptied(n, own) if n in inner and isinstance(n, For) else n for n in loop.body)
+        body = tuple(_emptied(names, n, own) if n in inner and isinstance(n, For) else n for n in loop.body)
         full: Guard = (Less(const(0), loop.symbol), Less(loop.symbol % OUTER, const(1)))
         return replace(loop, body=(If(full, empty, ()), *body))
     period = min(_period(loop, local) for local in own)
     if period == 1:
         return replace(loop, body=(If((Less(const(0), loop.symbol),), empty, ()), *loop.body))
-    made = _in_groups(loop, period, ())
+    made = _in_groups(names, loop, period, ())
     return replace(made, body=(If((Less(const(0), made.symbol),), empty, ()), *made.body))
 
 
-def _of_sum(local: Local, suffix: str) -> _Emptying:
+def _of_sum(names: Names, local: Local, suffix: str) -> _Emptying:
     """What was emptied first need not be added to anything; nothing is added to what was never emptied."""
-    wide = Local(f"{local.name}_wide{suffix}", torch.float64, local.lanes)
-    emptied = Local(f"{local.name}_emptied{suffix}", torch.int64, ())
+    wide = Local(_name(names, local, f"wide{suffix}"), torch.float64, local.lanes)
+    emptied = Local(_name(names, local, f"emptied{suffix}"), torch.int64, ())
     happened = symbol(emptied.name, None, None)
     content, dtype = _as(held(local), torch.float64), carried_dtype(local.dtype)
     first, more = Assign(local.lanes, (), wide, content), Reduce(local.lanes, (), wide, "sum", content)
@@ -237,11 +243,11 @@ def _of_sum(local: Local, suffix: str) -> _Emptying:
     return _Emptying((Declare(wide, None), Declare(emptied, 0)), empty, (after,))
 
 
-def _of_scan(scan: Running, suffix: str) -> tuple[_Emptying, Assign]:
+def _of_scan(names: Names, scan: Running, suffix: str) -> tuple[_Emptying, Assign]:
     """What was emptied lies beside the carry, in `base`, and is added to every position of the scan."""
     carry, dtype = scan.carry, carried_dtype(scan.carry.dtype)
-    wide = Local(f"{carry.name}_wide{suffix}", torch.float64, carry.lanes)
-    base = Local(f"{carry.name}_base{suffix}", dtype, carry.lanes)
+    wide = Local(_name(names, carry, f"wide{suffix}"), torch.float64, carry.lanes)
+    base = Local(_name(names, carry, f"base{suffix}"), dtype, carry.lanes)
     empty: tuple[Node, ...] = (
         Reduce(carry.lanes, (), wide, "sum", _as(held(carry), torch.float64)),
         Assign(carry.lanes, (), base, _as(held(wide), dtype)),
@@ -251,6 +257,10 @@ def _of_scan(scan: Running, suffix: str) -> tuple[_Emptying, Assign]:
     return _Emptying((Declare(wide, 0.0), Declare(base, 0.0)), empty, ()), own
 
 
+def _name(names: Names, local: Local, ending: str) -> str:
+    return names.of((local, ending), f"{local.name}_{ending}")
+
+
 def _as(value: Value, dtype: torch.dtype) -> Value:
     return value if value.dtype == dtype else call("cast", value, dtype=dtype)
 
@@ -258,20 +268,20 @@ def _as(value: Value, dtype: torch.dtype) -> Value:
 # --- groups without branches ---------------------------------------------------------------------------------------------
 
 
-def _in_parts(loop: For, locals_: Sequence[Local], suffix: str) -> tuple[Node, ...]:
+def _in_parts(names: Names, loop: For, locals_: Sequence[Local], suffix: str) -> tuple[Node, ...]:
     """A loop over groups, each summed into a block of its own."""
     own = [local for local in locals_ if all(isinstance(n, Reduce) for n in nodes(loop.body) if _writes(n, local))]
     own = [local for local in own if not _loops_inside(loop, [local]) and list(_direct(loop.body, local))]
     if not own or _short(loop, GROUP):
         return (loop,)
-    parts = {local: Local(f"{local.name}_part{suffix}", local.dtype, local.lanes) for local in own}
+    parts = {local: Local(_name(names, local, f"part{suffix}"), local.dtype, local.lanes) for local in own}
     body = tuple(replace(n, local=parts[n.local]) if isinstance(n, Reduce) and n.local in parts else n for n in loop.body)
     begin = tuple(Declare(part, 0.0) for part in parts.values())
     end = tuple(Reduce(local.lanes, (), local, "sum", held(part)) for local, part in parts.items())
-    return (_in_groups(replace(loop, body=body), GROUP, begin, end),)
+    return (_in_groups(names, replace(loop, body=body), GROUP, begin, end),)
 
 
-def _carrying_wide(body: tuple[Node, ...], operators: Sequence[str]) -> tuple[Node, ...]:
+def _carrying_wide(body: Body, operators: Sequence[str]) -> Body:
     """Scans whose carry is float64."""
     wide = {
         n.carry: replace(n.carry, dtype=torch.float64)
@@ -284,6 +294,6 @@ def _carrying_wide(body: tuple[Node, ...], operators: Sequence[str]) -> tuple[No
             return replace(node, local=wide[node.local])
         if isinstance(node, Running) and node.carry in wide:
             return replace(node, carry=wide[node.carry])
-        return with_bodies(node, tuple(tuple(map(change, part)) for part in bodies(node))) if bodies(node) else node
+        return inward(node, lambda part: kept(part, map(change, part)))
 
-    return tuple(map(change, body))
+    return kept(body, map(change, body)) if wide else body

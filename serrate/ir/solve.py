@@ -1,0 +1,72 @@
+"""Conditions solved for a symbol: where along a loop or a lane they hold.
+
+In: a condition `left < right` and a symbol. Out: the position at which it ends to hold, or begins to, as an expression without
+that symbol. Whatever turns a guard into the bound of a loop asks here.
+
+With left - right = f*s + rest, where `rest` does not mention s, the condition is f*s + rest < 0:
+
+    f > 0:   it holds exactly for s < ceil(-rest / f)
+    f < 0:   it holds exactly for s >= floor(rest / -f) + 1
+    f = 0, or s inside something else (a division, an array's index): neither
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from serrate.ir.expr import Expr, Less, Sum, Symbol, ceildiv, const
+
+
+def terms_of(e: Expr) -> tuple[tuple[Expr, int], ...]:
+    """The terms of a linear combination with their factors, its constant left out."""
+    if isinstance(e, Sum):
+        return e.terms
+    return () if e.value is not None else ((e, 1),)
+
+
+def factor_of(e: Expr, wanted: Symbol) -> int:
+    """By how much an expression grows with a symbol; 0 where that is not one number."""
+    factor = next((f for term, f in terms_of(e) if term is wanted), 0)
+    return 0 if factor and wanted in (e - wanted * factor).symbols else factor
+
+
+def end_of(condition: Less, wanted: Symbol) -> Expr | None:
+    """The first value for which the condition does not hold any more: it holds exactly for `wanted < end`. None if there is none.
+
+    >>> from serrate.ir.expr import symbol
+    >>> print(end_of(Less(symbol("o") * 8 + symbol("i"), symbol("n")), symbol("o")))
+    (n - i + 7) // 8
+    """
+    difference = condition.left - condition.right
+    factor = factor_of(difference, wanted)
+    return ceildiv(wanted * factor - difference, factor) if factor > 0 else None
+
+
+def start_of(condition: Less, wanted: Symbol) -> Expr | None:
+    """The first value for which the condition holds: it holds exactly for `start <= wanted`. None if there is none.
+
+    >>> from serrate.ir.expr import symbol
+    >>> print(start_of(Less(symbol("n"), symbol("i") * 2), symbol("i")))
+    n // 2 + 1
+    """
+    difference = condition.left - condition.right
+    factor = factor_of(difference, wanted)
+    return (difference - wanted * factor) // -factor + 1 if factor < 0 else None
+
+
+def loosest(condition: Less, others: Collection[Symbol]) -> Less | None:
+    """The condition that holds wherever this one does for some of the `others`, all of them not negative: it has none of them.
+    None unless it is hardest to meet the larger each of them is.
+
+    >>> from serrate.ir.expr import symbol
+    >>> print(loosest(Less(symbol("o") * 8 + symbol("i"), symbol("n")), [symbol("i")]))
+    o*8 < n
+    """
+    mine = [s for s in condition.symbols if s in others]
+    if not mine:
+        return condition
+    difference = condition.left - condition.right
+    if any(factor_of(difference, s) <= 0 for s in mine):
+        return None
+    zero: dict[Expr, Expr] = {s: const(0) for s in mine}
+    return Less(condition.left.substitute(zero), condition.right.substitute(zero))

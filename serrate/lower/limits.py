@@ -1,0 +1,59 @@
+"""Limits: what the numbers in a program's arrays are at most, which the extents that rows lie in say.
+
+In: a scheduled tile program. Out: a limit for each array that a caller holds. `passes/inside.py` clamps what is read to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from serrate.ir.domains import COORDINATE
+from serrate.ir.expr import Array, Element, Expr, const, minimum
+from serrate.ir.partition import Partition
+from serrate.ir.ragged import RaggedIterDomain, longest
+from serrate.ir.ragged_transforms import Spread
+from serrate.ir.tile import Loop, TileProgram, walk
+from serrate.ir.traversal import traverse
+
+Limits = Mapping[Array, Expr]
+"""What elements of arrays are at most."""
+
+
+def is_held(array: Array) -> bool:
+    """Whether an array lies in memory that a caller holds, and may change at any time."""
+    return array.recipe is None and array.data is None and not array.local
+
+
+def limits_of(program: TileProgram) -> dict[Array, Expr]:
+    """What the offsets, starts and lengths of rows are at most: the extent that rows lie in."""
+    tensors = {*program.inputs, *program.outputs, *(t for phase in program.phases for t in phase.reads | phase.writes)}
+    domains = [d for t in tensors for d in (*t.logical, *t.storage)]
+    domains += [s.domain for phase in program.phases for s, _ in walk(phase.body) if isinstance(s, Loop)]
+    behind = {node: None for domain in domains for node in traverse(domain)}
+    found: dict[Array, Expr] = {}
+    for node in behind:
+        if isinstance(node, Partition | Spread):
+            whole = node.inputs[0] if isinstance(node, Partition) else node.outputs[0]
+            arrays = (node.starts, node.lengths) if isinstance(node, Partition) else (node.starts,)
+            for array in arrays:
+                if array is not None and is_held(array):
+                    found[array] = minimum(found.get(array, settled(whole.extent_expr)), settled(whole.extent_expr))
+    for node in behind:
+        if isinstance(node, RaggedIterDomain):
+            # Rows without a common place, such as those of rectangles: what they ended at when they were checked.
+            for e in node.length.walk():
+                if isinstance(e, Element) and is_held(e.array) and not e.array.signed and e.array not in found:
+                    found[e.array] = most_of(e.array, node.component.extent_expr)
+    return found
+
+
+def settled(extent: Expr) -> Expr:
+    """An extent as it was when its program was prepared: memory is as large as that."""
+    read = [e for e in extent.walk() if isinstance(e, Element) and is_held(e.array)]
+    # An element of any array, at any place: the length of a row that was selected, as well as where the last one ends.
+    return extent.substitute({e: longest(e, const(1)) for e in read}) if read else extent
+
+
+def most_of(offsets: Array, count: Expr) -> Expr:
+    """The end of the last of `count` rows, as it was when the program was prepared."""
+    return longest(offsets[COORDINATE + 1], count)

@@ -1,0 +1,56 @@
+"""Names in loop programs: of the arrays that a program reads, and new ones that nothing in it has yet.
+
+In: a loop program. Out: identifiers.
+"""
+
+from __future__ import annotations
+
+from serrate.ir.expr import Array, Element, Search
+from serrate.ir.loops import Bind, Declare, For, LoopProgram, expressions_of, nodes
+
+LONGEST = 60
+"""Characters of a name that is made of others."""
+
+
+def array_names(program: LoopProgram) -> dict[Array, str]:
+    """An identifier for every array the program reads: its own name for an argument, else `derived0`, `derived1`, ..."""
+    found: dict[Array, None] = {}
+    for kernel in program.kernels:
+        for node in nodes(kernel.body):
+            for expr in expressions_of(node):
+                for inner in expr.walk():
+                    if isinstance(inner, Element | Search):
+                        found[inner.array] = None
+    # Strides may be lengths too: of a tensor whose inner dim is as long as the longest row.
+    strides = (d.extent_expr for tensor in program.tensors for d in tensor.storage[1:])
+    found.update((e.array, None) for extent in strides for e in extent.walk() if isinstance(e, Element | Search))
+    derived = (f"derived{k}" for k in range(len(found)))
+    names = {a: a.name if a.recipe is None and a.data is None else next(derived) for a in found}
+    # One tensor may be both offsets and indices; those are arrays of their own, because indices may be negative.
+    return {a: f"{name}_index" if a.signed and not a.local else name for a, name in names.items()}
+
+
+class Names:
+    """New names for things of a loop program, different from all that it has."""
+
+    def __init__(self, program: LoopProgram) -> None:
+        self._taken = {t.name for t in program.tensors}
+        for node in (n for k in program.kernels for n in nodes(k.body)):
+            self._taken |= {s.name for e in expressions_of(node) for s in e.symbols}
+            self._taken |= {lane.symbol.name for lane in getattr(node, "lanes", ())}
+            if isinstance(node, Declare):
+                self._taken.add(node.local.name)
+            elif isinstance(node, For | Bind):
+                self._taken.add(node.symbol.name)
+        self._made: dict[object, str] = {}
+
+    def of(self, thing: object, wish: str) -> str:
+        """The name of a thing: the one wished for, or with a number."""
+        if thing not in self._made:
+            found, k = wish[:LONGEST], 1
+            while found in self._taken:
+                k += 1
+                found = f"{wish[:LONGEST]}_{k}"
+            self._taken.add(found)
+            self._made[thing] = found
+        return self._made[thing]

@@ -1,0 +1,252 @@
+"""End loops: a loop ends where nothing in it exists any more.
+
+In: a loop program. Out: the same, with less to do:
+
+    serial r < longest:  t sum= x[r]  where r < len[c]      ->   serial r < min(longest, len[c]):  t sum= x[r]  where r < len[c]
+
+Skipping what does not exist changes nothing: a reduction does not count it, a store does not write it, and a carried value rests
+(`Assign.rests`). A loop runs on for a store that does not ask whether its row is that long, and for a carried value that
+something else still feeds. Where lanes hold rows side by side, the loop goes on as long as the longest of them, unless its
+schedule has seen to that. A grid loop ends early only by conditions of its own. What else all stores of a worker ask is asked
+once, before its body, where the target has branches; and so is what all lanes of its reads ask alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import torch
+
+from serrate.ir.expr import Element, Expr, Less, Search, Symbol, minimum, symbol
+from serrate.ir.loops import (
+    Assign,
+    Bind,
+    Declare,
+    For,
+    Guard,
+    If,
+    Lane,
+    Load,
+    Local,
+    LoopProgram,
+    Node,
+    Reduce,
+    Write,
+    bodies,
+    nodes,
+    number,
+    values_of,
+    with_bodies,
+    written_by,
+)
+from serrate.ir.solve import end_of, loosest
+from serrate.ir.tile import GRID
+from serrate.ir.values import Value
+from serrate.lower.facts import Facts
+from serrate.lower.names import Names
+from serrate.lower.passes.common import Body, Effect, changed, effects, inward, kept, names_in, per_kernel, with_values, without
+
+MOST_TESTS = 4
+"""Conditions of reads that are asked once for a whole worker: its body is there twice then."""
+
+
+def end_loops(program: LoopProgram, *, branches: bool) -> LoopProgram:
+    """Ends loops where everything inside is guarded away; with `branches`, leaves out workers that store nothing."""
+    ending = _Ending(Names(program), branches)
+    return per_kernel(program, lambda k: ending.body(k.body, Facts(())))
+
+
+class _Ending:
+    def __init__(self, names: Names, branches: bool) -> None:
+        self.names, self.branches = names, branches
+
+    def body(self, body: Body, facts: Facts) -> Body:
+        """Statements under what is known around them."""
+        out: list[Node] = []
+        for node in body:
+            if isinstance(node, For):
+                out += [self._grid(node, facts)] if node.kind is GRID else self._serial(node, facts)
+                continue
+            if isinstance(node, Bind):
+                facts = facts.named(node)
+            elif isinstance(node, If):
+                then, other = self.body(node.then, facts.and_(*node.guard)), self.body(node.other, facts)
+                node = changed(node, then=then, other=other)
+            elif bodies(node):
+                node = inward(node, lambda part, here=facts: self.body(part, here))  # type: ignore[misc]
+            out.append(node)
+        return kept(body, out)
+
+    def _grid(self, loop: For, facts: Facts) -> For:
+        found = _End(loop, self.names, alone=True)
+        extent = loop.extent if found.end is None else minimum(loop.extent, found.end)
+        facts = facts.and_(Less(loop.symbol, extent))
+        inner = settled(loop.body, found.met)
+        innermost = not any(isinstance(n, For) and n.kind is GRID for n in inner)
+        body = self._worker(inner, facts) if innermost and self.branches else self.body(inner, facts)
+        return changed(loop, extent=extent, body=body)
+
+    def _serial(self, loop: For, facts: Facts) -> tuple[Node, ...]:
+        found = _End(loop, self.names, alone=False)
+        if found.end is None:
+            return (changed(loop, body=self.body(loop.body, facts.and_(Less(loop.symbol, loop.extent)))),)
+        extent = minimum(loop.extent, found.end)
+        asked = tuple(g for g in found.asked if not facts.holds(g)) if self.branches else ()
+        inner = settled(loop.body, (*asked, *found.met))
+        body = self.body(inner, facts.and_(*asked, Less(loop.symbol, extent)))
+        made = (*found.before, replace(loop, extent=extent, bound=extent, body=body))
+        # Where a row ends is asked only of rows that there are.
+        return (If(asked, made, ()),) if asked else made
+
+    def _worker(self, body: Body, facts: Facts) -> Body:
+        """The body of a worker, left out where none of its stores has an element."""
+        writes = [n for n in nodes(body) if isinstance(n, Write)]
+        lanes = {lane.symbol for n in writes for lane in n.lanes}
+        own = _Own(body)
+        asked: list[Less] = []
+        for guard in writes[0].guard if writes else ():
+            loose = loosest(guard, lanes) if all(guard in w.guard for w in writes) else None
+            if loose is not None and not own.mentioned(loose) and not _of_an_entry(loose) and not facts.holds(loose):
+                asked.append(loose)
+        facts = facts.and_(*asked)
+        body = settled(body, asked)
+        tests = _shared_tests(body, own)
+        if tests:
+            there = self.body(settled(body, tests), facts.and_(*tests))
+            made: Body = (If(tests, there, self.body(body, facts)),)
+        else:
+            made = self.body(body, facts)
+        return (If(tuple(asked), made, ()),) if asked else made
+
+
+class _Own:
+    """What statements introduce themselves: loops, names and private blocks, none of which is there before them."""
+
+    def __init__(self, body: Body) -> None:
+        self.symbols = {n.symbol for n in nodes(body) if isinstance(n, For | Bind)}
+        self.locals = {n.local.name for n in nodes(body) if isinstance(n, Declare)}
+
+    def mentioned(self, condition: Less, but: Collection[Symbol] = ()) -> bool:
+        """Whether a condition is on something of these; `but` are allowed."""
+        return bool(condition.symbols & self.symbols - set(but) or names_in(condition.left, condition.right) & self.locals)
+
+
+class _End:
+    """Where a loop ends, if that is known: the first position from which on nothing exists.
+
+    Also the statements that find it out, what must hold before they may ask, and the conditions that are met wherever the loop
+    then runs. With `alone`, only conditions count that loops and lanes further inside have no part in.
+    """
+
+    def __init__(self, loop: For, names: Names, *, alone: bool) -> None:
+        self.loop, self.names, self.alone = loop, names, alone
+        self.end: Expr | None = None
+        self.before: list[Node] = []
+        self.met: list[Less] = []
+        self.asked: Guard = ()
+        statements = effects(loop.body)
+        self.own = _Own(loop.body)
+        self.guarded = [s for s in statements if any(loop.symbol in g.symbols for g in s.guard)]
+        # What is kept beyond an iteration goes on, unless nothing feeds it there.
+        self.lasting = [
+            s
+            for s in statements
+            if s not in self.guarded and (isinstance(s, Write) or any(x.name not in self.own.locals for x in written_by(s)))
+        ]
+        if not self.guarded or any(not isinstance(s, Assign) or not s.rests for s in self.lasting):
+            return
+        self.lanes = {lane.symbol: lane for s in statements for lane in s.lanes}
+        for guard in self._shared():
+            if not self._take(guard):
+                break
+        if self.end is not None:
+            fixed = {loop.symbol, *self.lanes}
+            self.asked = tuple(g for g in self._shared() if not g.symbols & fixed and not self.own.mentioned(g))
+
+    def _shared(self) -> list[Less]:
+        """The conditions that all statements of the loop ask."""
+        return [g for g in self.guarded[0].guard if all(g in s.guard for s in self.guarded)]
+
+    def _take(self, guard: Less) -> bool:
+        """Ends the loop where a condition cannot hold any more; whether another may be looked at."""
+        loop = self.loop.symbol
+        if loop in guard.right.symbols or not all(guard in fed for s in self.lasting for fed in getattr(s, "rests", ())):
+            return True
+        inner = {s for s in self.own.symbols if isinstance(s, Symbol)}
+        if self.alone and guard.symbols & (inner | self.lanes.keys()):
+            return True
+        along = [self.lanes[s] for s in guard.right.symbols if s in self.lanes]
+        if along:
+            if _fitted(self.loop) or self.own.mentioned(guard):
+                return True
+            limit, before = self._longest(guard.right, along)
+            guard = Less(guard.left, limit)
+        loose = loosest(guard, self.lanes.keys() | inner)
+        end = None if loose is None or self.own.mentioned(loose) else end_of(loose, loop)
+        if end is None or end is self.loop.extent:
+            return True
+        self.end = end if self.end is None else minimum(self.end, end)
+        self.met += [guard] if loose is guard else []
+        if along:
+            self.before += before
+        return not along
+
+    def _longest(self, limit: Expr, along: list[Lane]) -> tuple[Expr, list[Node]]:
+        """Rows side by side go on as long as the longest of them."""
+        local = Local(self.names.of(self.loop, f"longest_{self.loop.symbol}"), torch.int64, ())
+        own = {lane.symbol for lane in along}
+        far = self.lanes.keys() - own | {self.loop.symbol}
+        asked = tuple(g for g in self.guarded[0].guard if g.symbols & own and not g.symbols & far and not self.own.mentioned(g))
+        return symbol(local.name, 0), [Declare(local, 0), Reduce(tuple(along), asked, local, "max", number(limit))]
+
+
+def _of_an_entry(condition: Less) -> bool:
+    """Whether a condition is on an entry of a work list, found by its owner: there is something to do for every entry."""
+    return any(isinstance(e, Search) for side in (condition.left, condition.right) for e in side.walk())
+
+
+def _fitted(loop: For) -> bool:
+    """Whether a loop's extent is that of the rows it is for: it reads an array where they are."""
+    return any(isinstance(e, Element) and e.index.symbols for e in loop.extent.walk())
+
+
+def _shared_tests(body: Body, own: _Own) -> Guard:
+    """The conditions of reads that are the same in all lanes, and known before the worker begins."""
+    statements = effects(body)
+    values = [v for n in statements if n.lanes for v in values_of(n)]
+    lanes = {lane.symbol for n in statements for lane in n.lanes}
+    found = dict.fromkeys(g for value in values for v in value.walk() if isinstance(v, Load) for g in v.guard)
+    known = tuple(g for g in found if not g.symbols & lanes and not g.left.arrays | g.right.arrays and not own.mentioned(g))
+    return known if len(known) <= MOST_TESTS else ()
+
+
+def settled(body: Body, known: Collection[Less]) -> Body:
+    """Statements that do not ask what holds where they stand."""
+    if not known:
+        return body
+    out: list[Node] = []
+    for node in body:
+        if isinstance(node, Effect):
+            node = _asked_before(node, known)
+        elif isinstance(node, If):
+            guard = tuple(g for g in node.guard if g not in known)
+            parts = tuple(settled(part, known) for part in bodies(node))
+            if not guard:
+                out += parts[0]
+                continue
+            node = with_bodies(replace(node, guard=guard), parts)
+        elif bodies(node):
+            node = inward(node, lambda part: settled(part, known))
+        out.append(node)
+    return kept(body, out)
+
+
+def _asked_before(node: Effect, known: Collection[Less]) -> Effect:
+    guard = tuple(g for g in node.guard if g not in known)
+
+    def change(v: Value) -> Value | None:
+        return without(v, known) if isinstance(v, Load) and v.guard else None
+
+    node = with_values(node, change)
+    return changed(node, guard=guard)

@@ -1,0 +1,158 @@
+"""Inside: no access leaves its tensor, whatever numbers the arrays of a program hold.
+
+In: a loop program, and how large the numbers in its arrays may be. Out: the same program; elements of those arrays are clamped,
+and an access that could still leave its tensor is guarded.
+
+Offsets are checked before a program runs, but they can be written to where nobody can notice: through NumPy memory, through
+`.data`, in inference mode. So memory safety rests on nothing that a caller holds, only on what programs are given by the runtime:
+extents, and derived arrays, which lie in memory of their own. If offsets change late, rows are wrong, but never outside.
+
+    T1[c]       ->   clamp(T1[c], n0)           T1 has the offsets of rows in n0 positions
+    T2[c, r]    ->   T2[c, r] where r < n2      the length of row c was all that kept r inside
+
+Starts and ends are scalars of a row, so a clamp costs nothing in the loop over its elements, and a guard on a lane is one more
+bound of that loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from serrate.errors import VerificationError
+from serrate.ir.domains import COORDINATE
+from serrate.ir.expr import Element, Expr, Less, const, element, minimum
+from serrate.ir.loops import Bind, Dot, For, Guard, If, Load, LoopProgram, Write, bodies, load
+from serrate.ir.ragged import RaggedIterDomain, longest
+from serrate.ir.solve import loosest
+from serrate.ir.values import Role, Tensor, Value
+from serrate.lower.facts import Facts
+from serrate.lower.limits import Limits, is_held, settled
+from serrate.lower.passes.common import Body, Effect, changed, found_in, inward, kept, mapped, per_kernel, with_values
+
+
+def inside(program: LoopProgram) -> LoopProgram:
+    """Clamps what is read from arrays that callers hold, and guards accesses that could still leave their tensors."""
+    limits, steps = dict(program.limits), {}
+    private = [t for t in program.scratch if t.role is Role.PRIVATE and any(d.is_ragged for d in t.logical)]
+    for row in map(_row_of, private):
+        # Where rows end is an element of its own only where lengths are, or differences of neighbours. The rows of groups, and
+        # others whose length is computed, are kept inside by guards.
+        most = longest(row.length, row.component.extent_expr)
+        for array in {e.array for e in row.length.walk() if isinstance(e, Element) and is_held(e.array)}:
+            if row.length is array[COORDINATE]:
+                limits[array] = minimum(limits[array], most)
+            elif row.length is array[COORDINATE + 1] - array[COORDINATE]:
+                # How far apart offsets are at most, of rows of which a worker keeps one in private memory.
+                steps[array] = most
+    return per_kernel(program, lambda k: _kept_inside(k.body, limits, steps))
+
+
+def _kept_inside(body: Body, limits: Limits, steps: Limits) -> Body:
+    used = set(found_in(body))
+    for e in used:
+        if isinstance(e, Element) and is_held(e.array) and not e.array.signed and e.array not in limits:
+            raise VerificationError(f"nothing says how large {e.array} may be, so reads by it cannot be kept inside")
+    return _guarded(mapped(body, _Clamps(limits, steps, used)), Facts(()))
+
+
+def _row_of(tensor: Tensor) -> RaggedIterDomain:
+    """The rows of which a private tensor holds one."""
+    return next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
+
+
+class _Clamps:
+    """Expressions with elements clamped."""
+
+    def __init__(self, limits: Limits, steps: Limits, used: set[Expr]) -> None:
+        self.limits, self.steps, self.used = limits, steps, used
+        self.made: dict[Expr, Expr] = {}
+
+    def __call__(self, e: Expr) -> Expr:
+        if e not in self.made:
+            operands = tuple(map(self, e.operands))
+            self.made[e] = e.rebuild(operands) if operands != e.operands else e
+            if isinstance(e, Element) and e.array in self.limits:
+                self.made[e] = element(e.array, operands[0], self._most(e))
+        return self.made[e]
+
+    def _most(self, e: Element) -> Expr:
+        limit, step = self.limits[e.array], self.steps.get(e.array)
+        if step is None:
+            return limit
+        before = element(e.array, e.index - 1)
+        # Of two neighbours, the second is the end of a row; what stands alone may be where any row begins.
+        return minimum(limit, self(before) + step) if before in self.used else limit
+
+
+# --- guards ------------------------------------------------------------------------------------------------------------
+
+
+def _guarded(body: Body, facts: Facts) -> Body:
+    out = []
+    for node in body:
+        if isinstance(node, Bind):
+            facts = facts.named(node)
+        elif isinstance(node, For):
+            within = facts.and_(Less(node.symbol, node.extent))
+            node = inward(node, lambda part, within=within: _guarded(part, within))  # type: ignore[misc]
+        elif isinstance(node, If):
+            then = _guarded(node.then, facts.and_(*node.guard))
+            node = changed(node, then=then, other=_guarded(node.other, facts))
+        elif bodies(node):
+            node = inward(node, lambda part, facts=facts: _guarded(part, facts))  # type: ignore[misc]
+        elif isinstance(node, Effect):
+            node = _statement(node, facts)
+        out.append(node)
+    return kept(body, out)
+
+
+def _statement(node: Effect, facts: Facts) -> Effect:
+    """A statement that touches nothing outside. A read with a guard of its own is guarded further; others, with the statement."""
+    here = facts.and_(*node.guard)
+    more: dict[Less, None] = {}
+    if isinstance(node, Write):
+        more.update(dict.fromkeys(_open(node.tensor, node.index, here)))
+    lanes = {lane.symbol for lane in node.lanes}
+
+    def change(v: Value) -> Value | None:
+        if not isinstance(v, Load):
+            return None
+        missing = _open(v.tensor, v.index, here.and_(*v.guard))
+        # Products take whole blocks, from their first lane on to the last: what is not there is read as 0.
+        within = isinstance(node, Dot) and any(loosest(g, lanes) is None for g in missing)
+        if (v.guard or within) and missing:
+            return load(v.tensor, v.index, (*v.guard, *missing), v.other)
+        more.update(dict.fromkeys(missing))
+        return None
+
+    made = with_values(node, change)
+    return replace(made, guard=(*node.guard, *more)) if more else made
+
+
+def _open(tensor: Tensor, index: Sequence[Expr], facts: Facts) -> Guard:
+    """The conditions that keep an access inside its tensor and do not follow from what is known."""
+    found: list[Less] = []
+    for e, size in zip(index, _sizes(tensor), strict=True):
+        spelled = facts.spelled_out(e)
+        if not any(is_held(a) for x in (spelled, *_near(spelled, facts)) for a in x.arrays):
+            # Nothing that a caller holds has a part in this.
+            continue
+        if not facts.prove(spelled):
+            found.append(Less(const(-1), e))
+        if not facts.prove(facts.spelled_out(size) - spelled - 1):
+            found.append(Less(e, size))
+    return tuple(found)
+
+
+def _near(e: Expr, facts: Facts) -> Iterable[Expr]:
+    """The facts that say something about the symbols of an expression."""
+    return (fact for fact in facts.known if fact.symbols & e.symbols)
+
+
+def _sizes(tensor: Tensor) -> list[Expr]:
+    if tensor.role is not Role.PRIVATE or not any(d.is_ragged for d in tensor.logical):
+        return [settled(d.extent_expr) for d in tensor.storage]
+    row = _row_of(tensor)
+    most = longest(row.length, row.component.extent_expr)
+    return [most if d.uid == row.uid else d.extent_expr for d in tensor.logical if d.uid != row.component.uid]

@@ -1,0 +1,149 @@
+"""Narrow: no lane of a private block is computed that nobody reads.
+
+In: a loop program. Out: the same; a statement that fills a private block asks what all readers of the block ask of its lanes.
+
+    [c:8, d:64] t = exp(x[c, d])                          [c:8, d:64] t = exp(x[c, d])  where c < n
+    [c:8, d:64] y[c, d] = t  where c < n          ->      [c:8, d:64] y[c, d] = t       where c < n
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from serrate.ir.expr import Element, Expr, Less, Symbol, const
+from serrate.ir.loops import (
+    Assign,
+    Bind,
+    Declare,
+    Dot,
+    Existing,
+    Fold,
+    For,
+    Guard,
+    Held,
+    Lanes,
+    Load,
+    Local,
+    LoopProgram,
+    Node,
+    Reduce,
+    Write,
+    bodies,
+    expressions_of,
+    nodes,
+    values_of,
+)
+from serrate.ir.solve import end_of, start_of
+from serrate.ir.values import Value
+from serrate.lower.passes.common import Body, Effect, blocks_read, effects, inward, kept, per_kernel, with_values, without
+
+
+def narrow(program: LoopProgram) -> LoopProgram:
+    """Asks of every private block only the lanes that somebody reads."""
+    return per_kernel(program, lambda k: _narrowed(k.body))
+
+
+def bounds_a_lane(guard: Less, lanes: Lanes) -> bool:
+    """Whether a condition says where one lane begins or ends, or nothing of any: products of blocks take no others."""
+    mine = {lane.symbol for lane in lanes} & guard.symbols
+    return len(mine) <= 1 and all((end_of(guard, s) or start_of(guard, s)) is not None for s in mine)
+
+
+def _narrowed(body: Body) -> Body:
+    statements = effects(body)
+    needed: dict[str, frozenset[Less]] = {}
+    declared = {n.local.name: n.local for n in nodes(body) if isinstance(n, Declare) and n.local.lanes}
+    if not declared:
+        return body
+    lanes_of = {name: {lane.symbol for lane in local.lanes} for name, local in declared.items()}
+    every = {lane.symbol for s in statements for lane in s.lanes}
+    known = _known_at(body)
+    loops = {n.symbol for n in nodes(body) if isinstance(n, For | Bind)}
+    readers: dict[str, list[tuple[str, frozenset[Less], bool]]] = {name: [] for name in declared}
+    for s in statements:
+        for name in blocks_read(s) & declared.keys():
+            if _fills(s) != name:
+                readers[name].append((_fills(s), frozenset(s.guard), _reads_in_order(s, declared[name])))
+    changed = True
+    while changed:
+        changed = False
+        for name in declared:
+            found: frozenset[Less] | None = None
+            for filled, guard, in_order in readers[name]:
+                asked = guard | needed.get(filled, frozenset()) if in_order else frozenset[Less]()
+                found = asked if found is None else found & asked
+            own = lanes_of[name]
+            mine = (g for g in found or () if g.symbols & own and _about(g, own, every))
+            asked = frozenset(g for g in mine if not g.symbols & (loops - known.get(name, frozenset())))
+            if needed.get(name) != asked:
+                needed[name] = asked
+                changed = True
+    return _with_guards(body, {name: tuple(sorted(found, key=str)) for name, found in needed.items() if found})
+
+
+def _fills(node: Effect) -> str:
+    """The private block that a statement fills; nothing for one that writes to memory, or fills several."""
+    return "" if isinstance(node, Write | Fold) else node.local.name
+
+
+def _known_at(body: Body) -> dict[str, frozenset[Symbol]]:
+    """The loops around the declaration of every private block."""
+    found: dict[str, frozenset[Symbol]] = {}
+
+    def walk(part: Body, loops: frozenset[Symbol]) -> None:
+        for node in part:
+            if isinstance(node, Declare):
+                found[node.local.name] = loops
+            for inner in bodies(node):
+                walk(inner, loops | {node.symbol} if isinstance(node, For) else loops)
+
+    walk(body, frozenset())
+    return found
+
+
+def _about(condition: Less, own: set[Symbol], lanes: set[Symbol]) -> bool:
+    """Whether a condition mentions no lanes but these, and nothing that the program works out itself."""
+    local = any(isinstance(e, Element) and e.array.local for x in (condition.left, condition.right) for e in x.walk())
+    return not local and not condition.symbols & (lanes - own) and all(s.bounds[0] is not None for s in condition.symbols)
+
+
+def _reads_in_order(node: Effect, local: Local) -> bool:
+    """Whether a statement reads a block only in the lanes it is in itself, so that what it asks of them is asked of the block."""
+    parts = [v for value in values_of(node) for v in value.walk()]
+    place: Expr = const(0)
+    for lane in local.lanes:
+        place = place * lane.size + lane.symbol
+    elsewhere = any(isinstance(v, Held) and v.local.name == local.name and v.local.lanes != local.lanes for v in parts)
+    counted = [e for v in parts if isinstance(v, Existing) for g in v.guard for e in (*g.left.walk(), *g.right.walk())]
+    found = [e for x in expressions_of(node) for e in x.walk()]
+    elsewhere |= any(isinstance(e, Element) and e.array.name == local.name and e.index != place for e in found)
+    return not elsewhere and not any(isinstance(e, Element) and e.array.name == local.name for e in counted)
+
+
+def _with_guards(body: Body, needed: Mapping[str, Guard]) -> Body:
+    out: list[Node] = []
+    for node in body:
+        if bodies(node):
+            node = inward(node, lambda part: _with_guards(part, needed))
+        elif isinstance(node, Assign | Reduce | Dot) and node.local.name in needed:
+            more = tuple(g for g in needed[node.local.name] if not _is_asked(g, node.guard))
+            if isinstance(node, Dot):
+                more = tuple(g for g in more if bounds_a_lane(g, node.lanes))
+            node = _asking(node, (*node.guard, *more)) if more else node
+        out.append(node)
+    return kept(body, out)
+
+
+def _is_asked(condition: Less, guard: Guard) -> bool:
+    """Whether a guard has a condition, or one on the same position that knows more: where a row ends, of all rows the longest."""
+    return any(g == condition or (g.left is condition.left and g.right.symbols > condition.right.symbols) for g in guard)
+
+
+def _asking(node: Effect, guard: Guard) -> Effect:
+    """The statement under more conditions, which its reads need not ask again."""
+
+    def change(v: Value) -> Value | None:
+        return without(v, guard) if isinstance(v, Load) and v.guard else None
+
+    return replace(with_values(node, change), guard=guard)

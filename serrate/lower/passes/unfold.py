@@ -1,0 +1,24 @@
+"""Unfold: folds of lanes become loops, where lanes are loops anyway.
+
+In: a loop program. Out: the same without `Fold`: positions are combined one after the other, from the first to the last.
+
+    [r:8, d:4] a, b fold= x[r, d]   ->   serial r < 8:  [d:4] a, b = combine((a, b), lift(x[r, d]))
+"""
+
+from __future__ import annotations
+
+from serrate.ir.loops import Fold, LoopProgram, Node
+from serrate.lower.passes.common import Body, inward, kept, per_kernel
+from serrate.lower.reductions import steps
+
+
+def unfold(program: LoopProgram) -> LoopProgram:
+    """The program with folds as loops over the lanes they reduce."""
+    return per_kernel(program, lambda k: _unfolded(k.body))
+
+
+def _unfolded(body: Body) -> Body:
+    out: list[Node] = []
+    for node in body:
+        out += steps(node) if isinstance(node, Fold) else (inward(node, _unfolded),)
+    return kept(body, out)
