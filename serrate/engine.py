@@ -54,7 +54,7 @@ BACKENDS: dict[str, Target] = {"reference": CPU, "cpp": CPU, "triton": GPU}
 def build(program: TileProgram, chosen: Plan, name: str, backend: str, is_wide: Callable[[Array], bool]) -> Executable:
     """The compiler in one function: schedule, lower, print, build. `is_wide` tells which arrays hold int64."""
     scheduled = chosen.apply(program)
-    header = (f"{name}: {chosen.strategy}", *(f"  {step}" for step in chosen.steps))
+    header = (f"{name}: {chosen.strategy}", *chosen.lines[1:])
     loops = lower(scheduled, name, header, BACKENDS[backend])
     if backend == "reference":
         return ReferenceExecutable(loops)
@@ -169,7 +169,7 @@ class Kernels:
             tuple((k, a) for k, a in enumerate(program.arrays) if a.signed),
             tuple(self._number_of(call, program, s) for s in program.symbols),
             tuple((self._shape(call, t), t.dtype) for t in in_memory),
-            tuple(torch.empty(self._row_shape(call, t), dtype=t.dtype, device="meta") for t in private),
+            tuple(torch.empty(self._row_shape(call, t, plan_), dtype=t.dtype, device="meta") for t in private),
             owner.results(call, program) if call.computed is None else (),
         )
 
@@ -189,10 +189,12 @@ class Kernels:
         sizes = (d.extent_expr if exact and binder.ready(call, *d.extent_expr.arrays) else d.host_bound for d in tensor.storage)
         return tuple(binder.extent(call, size) for size in sizes)
 
-    def _row_shape(self, call: Call, tensor: Tensor) -> tuple[int, ...]:
+    def _row_shape(self, call: Call, tensor: Tensor, chosen: Plan) -> tuple[int, ...]:
         row = next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
         inner = [d for d in tensor.logical if d.uid not in (row.uid, row.component.uid)]
-        return (self.owner.binder.longest(call, row), *(self.owner.binder.extent(call, d.extent_expr) for d in inner))
+        longest = self.owner.binder.longest(call, row)
+        rows = longest if chosen.most is None else min(longest, chosen.most)
+        return (rows, *(self.owner.binder.extent(call, d.extent_expr) for d in inner))
 
     def _build(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
         owner = self.owner

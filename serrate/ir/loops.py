@@ -22,7 +22,7 @@ A guard is an ordered conjunction; it says in which lanes the statement's elemen
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
@@ -31,7 +31,7 @@ import torch
 from serrate.ir.domains import ParallelType
 from serrate.ir.expr import Array, Expr, Less, Symbol, const
 from serrate.ir.reductions import Reduction, reduction
-from serrate.ir.values import Call, Tensor, Value, carried_dtype, intern, rewrite
+from serrate.ir.values import Call, Tensor, Value, carried_dtype, intern
 
 Guard = tuple[Less, ...]
 
@@ -429,43 +429,6 @@ def expressions_of(node: Node) -> Iterator[Expr]:
                 for condition in inner.guard:
                     yield condition.left
                     yield condition.right
-
-
-def rewrite_value(value: Value, expression: dict[Expr, Expr]) -> Value:
-    """`value` with index expressions replaced."""
-
-    def change(v: Value) -> Value | None:
-        if isinstance(v, Load):
-            guard = tuple(g.substitute(expression) for g in v.guard)
-            return load(v.tensor, tuple(e.substitute(expression) for e in v.index), guard, v.other)
-        if isinstance(v, Number):
-            return number(v.expr.substitute(expression), v.dtype)
-        if isinstance(v, Existing):
-            return existing(v.lanes, tuple(g.substitute(expression) for g in v.guard), v.dtype)
-        return None
-
-    return rewrite(value, change)
-
-
-def renamed_value(value: Value, swap: Mapping[Expr, Expr], lanes: Mapping[Symbol, Symbol]) -> Value:
-    """A value with index expressions replaced, and private blocks read along other lanes."""
-
-    def moved(lane: Lane) -> Lane:
-        return Lane(lanes.get(lane.symbol, lane.symbol), lane.size)
-
-    def change(v: Value) -> Value | None:
-        if isinstance(v, Load):
-            guard = tuple(g.substitute(swap) for g in v.guard)
-            return load(v.tensor, tuple(e.substitute(swap) for e in v.index), guard, v.other)
-        if isinstance(v, Number):
-            return number(v.expr.substitute(swap), v.dtype)
-        if isinstance(v, Existing):
-            return existing(tuple(map(moved, v.lanes)), tuple(g.substitute(swap) for g in v.guard), v.dtype)
-        if isinstance(v, Held):
-            return held(Local(v.local.name, v.local.dtype, tuple(map(moved, v.local.lanes))))
-        return None
-
-    return rewrite(value, change)
 
 
 def symbols_of(value: Value) -> frozenset[Symbol]:

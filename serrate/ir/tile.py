@@ -16,6 +16,8 @@ two.
                 | a block statement               of loop programs: private blocks assigned in order, stores at computed indices,
                                                   atomic adds. Its lanes are axes; what loops have left of these, it does at once
                 | If | While                      as in loop programs
+                | ByLength(row, least, most, short, other)   `short` for rows of so many positions, `other` for the rest
+                | At(domain, of, statement*)      for the position of `domain` that the loop over `of` is at
                 | Along(axis, reverse, statement*)   for every lane of a tile, in order
     axis      ::= a domain that block statements are written in: its position and what the user may ask of its tile are symbols
 
@@ -221,6 +223,8 @@ class Loop:
     kind: ParallelType
     body: tuple[Statement, ...]
     carried: tuple[Carry, ...] = ()
+    index: Expr | None = None
+    """The position, where something else has determined it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,8 +253,35 @@ class Library:
         return f"{targets} = {self.function}({', '.join([*map(str, self.values), *map(str, self.options)])})"
 
 
+@dataclass(frozen=True, eq=False)
+class ByLength:
+    """`short` where the row that loops are at has `least` to `most` positions, else `other`."""
+
+    row: RaggedIterDomain
+    least: int
+    most: int
+    short: tuple[Statement, ...]
+    other: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class At:
+    """`body` for the position of `domain` that the loop over `of` is at: a row, where that loop runs over parts of rows."""
+
+    domain: IterDomain
+    of: IterDomain
+    body: tuple[Statement, ...]
+
+    def inside(self, loops: tuple[Loop, ...], index: Expr | None = None) -> tuple[Loop, ...]:
+        """The loops around its body: one over `domain` in the place of the one over `of`."""
+        own = Loop(self.domain, GRID, self.body, index=index)
+        return tuple(own if loop.domain is self.of else loop for loop in loops)
+
+
 Leaf = Store | Accumulate | Scan
-Statement = Loop | Along | If | While | Leaf | Bind | Declare | Block
+Around = Loop | Along | ByLength | At
+"""Statements around others that loop programs do not have."""
+Statement = Around | If | While | Leaf | Bind | Declare | Block
 
 
 def written_at(leaf: Leaf) -> Index:
@@ -334,15 +365,19 @@ class TileProgram:
 
 def inner(node: Statement) -> tuple[tuple[Statement, ...], ...]:
     """The statements inside a statement: of a loop one list, of a choice two."""
-    if isinstance(node, Loop | Along):
+    if isinstance(node, Loop | Along | At):
         return (node.body,)
+    if isinstance(node, ByLength):
+        return (node.short, node.other)
     return () if isinstance(node, Leaf) else cast(tuple[tuple[Statement, ...], ...], bodies(node))
 
 
 def with_inner(node: Statement, new: tuple[tuple[Statement, ...], ...]) -> Statement:
     """The statement with others inside it, as many lists as `inner` gives."""
-    if isinstance(node, Loop | Along):
+    if isinstance(node, Loop | Along | At):
         return replace(node, body=new[0])
+    if isinstance(node, ByLength):
+        return replace(node, short=new[0], other=new[1])
     return node if isinstance(node, Leaf) else cast(Statement, with_bodies(node, cast(tuple[tuple[Node, ...], ...], new)))
 
 
@@ -358,8 +393,10 @@ def walk(body: tuple[Statement, ...], outer: tuple[Loop, ...] = ()) -> Iterator[
     """Every statement with the loops around it, outermost first."""
     for statement in body:
         yield statement, outer
+        around = (*outer, statement) if isinstance(statement, Loop) else outer
+        around = statement.inside(outer) if isinstance(statement, At) else around
         for part in inner(statement):
-            yield from walk(part, (*outer, statement) if isinstance(statement, Loop) else outer)
+            yield from walk(part, around)
 
 
 def map_leaves(body: tuple[Statement, ...], change: Callable[[Leaf], Leaf]) -> tuple[Statement, ...]:
@@ -452,6 +489,10 @@ def _statements(body: tuple[Statement, ...], indent: str, lines: list[str], begi
             lines.append(f"{indent}{statement.kind.value} {statement.domain}{'' if begin is None else f' from {begin}'}:")
         elif isinstance(statement, Along):
             lines.append(f"{indent}along {statement.axis.name}{' backwards' if statement.reverse else ''}:")
+        elif isinstance(statement, ByLength):
+            lines.append(f"{indent}rows of {statement.least} to {statement.most} positions of {statement.row.name}:")
+        elif isinstance(statement, At):
+            lines.append(f"{indent}at {statement.domain}:")
         elif isinstance(statement, If):
             lines.append(f"{indent}if {' and '.join(map(str, statement.guard))}:")
         elif isinstance(statement, While):
@@ -474,7 +515,10 @@ __all__ = [
     "SERIAL",
     "Accumulate",
     "Along",
+    "Around",
+    "At",
     "Axis",
+    "ByLength",
     "Carry",
     "Leaf",
     "Library",

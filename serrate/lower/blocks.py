@@ -22,6 +22,7 @@ from serrate.ir.loops import (
     For,
     Guard,
     Held,
+    If,
     Kernel,
     Lane,
     Lanes,
@@ -35,10 +36,25 @@ from serrate.ir.loops import (
     held,
     load,
     number,
-    rewrite_value,
 )
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.tile import GRID, LANES, Accumulate, Leaf, Loop, Phase, Scan, Statement, Store, TileProgram, walk, written_at
+from serrate.ir.renaming import Swap
+from serrate.ir.tile import (
+    GRID,
+    LANES,
+    Accumulate,
+    At,
+    ByLength,
+    Leaf,
+    Loop,
+    Phase,
+    Scan,
+    Statement,
+    Store,
+    TileProgram,
+    walk,
+    written_at,
+)
 from serrate.ir.values import (
     Call,
     Computed,
@@ -101,6 +117,8 @@ def _once(loop: Loop) -> bool:
 
 def loop_symbol(loop: Loop) -> Expr:
     """The index of a loop: a symbol with its domain's name, bounded by its extent; 0 where that is all there is."""
+    if loop.index is not None:
+        return loop.index
     if _once(loop):
         return const(0)
     high = None if loop.domain.is_ragged else loop.domain.extent_expr.bounds[1]
@@ -123,6 +141,8 @@ class _PhaseLowering:
         self.program, self.phase = program, phase
         outside = [p for k, p in enumerate(program.phases) if k != number_]
         self.shared = {t.memory for p in outside for t in p.reads}
+        self.finished = False
+        """Whether a row is finished here, so that no other phase reads what is found out about it."""
         self.private: dict[Tensor, Local] = {}
         """Blocks of what this phase both writes and reads; `fuse` has made sure that one position does both."""
         for leaf, loops in walk(phase.body):
@@ -139,7 +159,8 @@ class _PhaseLowering:
 
     def stores(self, tensor: Tensor) -> bool:
         """Whether a tensor that this phase writes must be in memory: a result, or read by another phase."""
-        return tensor in self.phase.writes and (tensor.role is Role.OUTPUT or tensor in self.shared)
+        shared = tensor in self.shared and not self.finished
+        return tensor in self.phase.writes and (tensor.role is Role.OUTPUT or shared)
 
     def _index_lanes(self, index: Index, loops: tuple[Loop, ...]) -> Lanes:
         """The lanes that an index depends on."""
@@ -157,6 +178,16 @@ class _PhaseLowering:
     def _body(self, body: Sequence[Statement], outer: tuple[Loop, ...]) -> list[Node]:
         out: list[Node] = []
         for statement in body:
+            if isinstance(statement, ByLength):
+                guard = self._by_length(statement, _Scope(outer))
+                out.append(If(guard, tuple(self._body(statement.short, outer)), tuple(self._body(statement.other, outer))))
+                continue
+            if isinstance(statement, At):
+                index = _Scope(outer).indices.of(statement.domain)
+                self.finished = True
+                out += self._body(statement.body, statement.inside(outer, index))
+                self.finished = False
+                continue
             begun = [a for a in self._accumulations(statement, outer) if self._begins(a, statement, outer)]
             for leaf, loops in begun:
                 out += self._declare(leaf, loops)
@@ -171,6 +202,11 @@ class _PhaseLowering:
             for leaf, loops in begun:
                 out += self._publish(leaf, loops)
         return out
+
+    def _by_length(self, statement: ByLength, scope: _Scope) -> Guard:
+        length = extent_of(statement.row, scope.indices)
+        at_least = (Less(const(statement.least - 1), length),) if statement.least else ()
+        return (*at_least, Less(length, const(statement.most + 1)))
 
     def _for(self, loop: Loop, outer: tuple[Loop, ...], body: tuple[Node, ...]) -> For:
         domain = loop.domain
@@ -231,7 +267,7 @@ class _PhaseLowering:
         if any(_picks_row(g, start.keys()) for g in (*scope.guard(), *runs)):
             # Across rows, the first row may not be there at all, or be empty.
             return []
-        value = rewrite_value(value, start)
+        value = Swap(start).value(value)
         guard = runs + tuple(g.substitute(start) for g in scope.guard())
         return [Assign(local.lanes, tuple(g for g in guard if not g.proven), local, value)]
 

@@ -7,19 +7,17 @@ hold, and those that loops see to, are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from serrate.analysis.indices import Indices
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Element, Expr, Less, Sum, Symbol, const, minimum, symbol
 from serrate.ir.loops import (
-    Assign,
     Bind,
+    Block,
     Declare,
     Dot,
-    Existing,
     For,
     Guard,
     Held,
@@ -28,39 +26,46 @@ from serrate.ir.loops import (
     Lane,
     Lanes,
     Load,
-    Local,
     LoopProgram,
     Node,
     Number,
     Reduce,
-    Running,
     While,
     Write,
-    existing,
     flat_index,
-    held,
-    load,
+    map_values,
     nodes,
-    number,
     with_bodies,
 )
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import Combine
 from serrate.ir.recipes import RunningSum
-from serrate.ir.tile import GRID, SERIAL, Along, Axis, Leaf, Loop, Phase, Statement, TileProgram, inner
+from serrate.ir.renaming import Renaming
+from serrate.ir.tile import GRID, SERIAL, Along, At, Axis, ByLength, Leaf, Loop, Phase, Statement, TileProgram, inner
 from serrate.ir.values import Role, Tensor, Value, call, rewrite
 from serrate.lower.passes.common import found_in, without
 from serrate.lower.passes.narrow import bounds_a_lane
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _Scope(Renaming):
     """Where a statement stands: the indices that loops have, what axes are in them, and conditions that need no asking."""
 
-    indices: tuple[tuple[IterDomain, Expr], ...]
-    swap: dict[Expr, Expr]
-    known: frozenset[Less]
-    entered: frozenset[Axis]
+    lane_of: Mapping[Symbol, Lane | None]
+    """The lane that an axis is, by its position; None for one lane."""
+    indices: tuple[tuple[IterDomain, Expr], ...] = ()
+    swap: Mapping[Expr, Expr] = field(default_factory=dict)
+    known: frozenset[Less] = frozenset()
+    entered: frozenset[Axis] = frozenset()
+
+    def expr(self, expr: Expr) -> Expr:
+        return _numbers(expr.substitute(self.swap))
+
+    def lane(self, lane: Lane) -> Lane | None:
+        return self.lane_of[lane.symbol]
+
+    def guard(self, guard: Guard) -> Guard:
+        return tuple(dict.fromkeys(g for g in super().guard(guard) if not g.proven and g not in self.known))
 
 
 def block_statements(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProgram:
@@ -85,7 +90,6 @@ class BlockStatements:
         self.program, self.phase = program, phase
         self.lane: dict[Axis, Lane | None] = {}
         self.lane_domains: list[tuple[IterDomain, Expr]] = []
-        self.at = {a.position: a for a in program.axes}
         parts = {axis: d for d in phase.lanes if (axis := program.axis_of(d)) is not None}
         for axis in program.axes:
             part = parts.get(axis.original) if axis.looped else axis.domain
@@ -99,7 +103,8 @@ class BlockStatements:
 
     def run(self) -> tuple[Node, ...]:
         """The statements of a loop program."""
-        return self._body(self.phase.body, self._entered(_Scope((), {}, frozenset(), frozenset())))
+        lanes = {axis.position: lane for axis, lane in self.lane.items()}
+        return self._body(self.phase.body, self._entered(_Scope(lanes)))
 
     def _body(self, body: Sequence[Statement], scope: _Scope) -> tuple[Node, ...]:
         return tuple(made for node in body for made in self._node(node, scope))
@@ -119,7 +124,7 @@ class BlockStatements:
                 if self.lane[axis] is None and axis.domain.uid in looped:
                     # A loop over the axis itself stays inside it.
                     held_.add(inside)
-        return _Scope(indices, swap, frozenset(held_), frozenset(entered))
+        return replace(scope, indices=indices, swap=swap, known=frozenset(held_), entered=frozenset(entered))
 
     def _enter(self, axis: Axis, index: Expr, swap: dict[Expr, Expr]) -> Less:
         """What an axis is where its index is known, into `swap`; gives the condition that a tile begins inside the axis."""
@@ -175,46 +180,36 @@ class BlockStatements:
     # --- statements ---
 
     def _node(self, node: Statement, scope: _Scope) -> tuple[Node, ...]:
-        assert not isinstance(node, Leaf)
+        assert not isinstance(node, Leaf | ByLength | At)
         if isinstance(node, Loop):
             return self._loop(node, scope)
         if isinstance(node, Along):
             return self._along(node, scope)
         if isinstance(node, If | While):
-            guard = self._guard(node.guard, scope)
+            guard = scope.guard(node.guard)
             parts = tuple(self._body(part, scope) for part in inner(node))
             return (with_bodies(replace(node, guard=guard), parts),)
-        if isinstance(node, Declare):
-            return (Declare(self._local(node.local), node.number),)
-        if isinstance(node, Bind):
-            return (replace(node, expr=self._expr(node.expr, scope)),)
+        if isinstance(node, Declare | Bind):
+            return (scope.node(node),)
         return (self._block(node, scope),)
 
-    def _block(self, node: Any, scope: _Scope) -> Node:
-        guard = self._guard(node.guard, scope)
-        lanes = self._lanes(node.lanes)
-        if isinstance(node, Dot):
-            return self._dot(node, lanes, guard, scope)
-        value = self._value(node.value, guard, scope)
-        if isinstance(node, Write):
-            index = tuple(self._expr(e, scope) for e in node.index)
-            return Write(_inward(lanes, value, (node.tensor, index)), guard, node.tensor, index, value, node.add)
-        local = self._local(node.local)
-        if isinstance(node, Running):
-            axis = self.lane[self.at[node.axis.symbol]] if node.axis is not None else None
-            return Running(lanes, guard, local, self._local(node.carry), axis, node.operator, value)
-        if isinstance(node, Reduce):
-            if node.operator == "sum" and isinstance(value, Load):
-                # What is not there is 0, and adds nothing.
-                guard = (*guard, *value.guard)
-                value = without(value, guard)
-            return Reduce(_inward(lanes, value), guard, local, node.operator, value)
-        assert isinstance(node, Assign)
-        return Assign(lanes, guard, local, value, tuple(self._guard(g, scope) for g in node.rests))
+    def _block(self, node: Block, scope: _Scope) -> Node:
+        guard = scope.guard(node.guard)
+        made = map_values(scope.node(node), lambda v: _asking(v, guard))
+        if isinstance(made, Dot):
+            return self._dot(made)
+        if isinstance(made, Write):
+            return replace(made, lanes=_inward(made.lanes, made.value, (made.tensor, made.index)))
+        if not isinstance(made, Reduce):
+            return made
+        if made.operator == "sum" and isinstance(made.value, Load):
+            # What is not there is 0, and adds nothing.
+            guard = (*guard, *made.value.guard)
+            made = replace(made, guard=guard, value=without(made.value, guard))
+        return replace(made, lanes=_inward(made.lanes, made.value))
 
-    def _dot(self, node: Dot, lanes: Lanes, guard: Guard, scope: _Scope) -> Node:
-        local = self._local(node.local)
-        left, right = (self._value(v, guard, scope) for v in (node.left, node.right))
+    def _dot(self, node: Dot) -> Node:
+        lanes, guard, local, left, right = node.lanes, node.guard, node.local, node.left, node.right
         block = len(lanes) == 3 and local.lanes == lanes[:2] and lanes[2] not in local.lanes and _spans(left, right, lanes)
         if block and all(bounds_a_lane(g, lanes) for g in guard):
             # What is not there is 0, and adds nothing.
@@ -226,38 +221,10 @@ class BlockStatements:
         value = call("mul", *wide, dtype=local.dtype)
         return Reduce(_inward(lanes, value), guard, local, "sum", value)
 
-    # --- parts ---
 
-    def _lanes(self, lanes: Lanes) -> Lanes:
-        found = (self.lane[self.at[lane.symbol]] for lane in lanes)
-        return tuple(lane for lane in found if lane is not None)
-
-    def _local(self, local: Local) -> Local:
-        return Local(local.name, local.dtype, self._lanes(local.lanes))
-
-    def _expr(self, expr: Expr, scope: _Scope) -> Expr:
-        return _numbers(expr.substitute(scope.swap))
-
-    def _guard(self, guard: Guard, scope: _Scope) -> Guard:
-        found = (Less(self._expr(g.left, scope), self._expr(g.right, scope)) for g in guard)
-        return tuple(dict.fromkeys(g for g in found if not g.proven and g not in scope.known))
-
-    def _value(self, value: Value, known: Guard, scope: _Scope) -> Value:
-        """A value in lanes; reads do not ask what the statement asks already."""
-
-        def change(v: Value) -> Value | None:
-            if isinstance(v, Load):
-                guard = tuple(g for g in self._guard(v.guard, scope) if g not in known)
-                return load(v.tensor, tuple(self._expr(e, scope) for e in v.index), guard, v.other)
-            if isinstance(v, Number):
-                return number(self._expr(v.expr, scope), v.dtype)
-            if isinstance(v, Existing):
-                return existing(self._lanes(v.lanes), self._guard(v.guard, scope), v.dtype)
-            if isinstance(v, Held):
-                return held(self._local(v.local))
-            return None
-
-        return rewrite(value, change)
+def _asking(value: Value, guard: Guard) -> Value:
+    """A value whose reads do not ask what their statement asks already."""
+    return rewrite(value, lambda v: without(v, guard) if isinstance(v, Load) and v.guard else None)
 
 
 def _numbers(expr: Expr) -> Expr:

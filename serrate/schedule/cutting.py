@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -28,34 +27,28 @@ from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Element, Expr, Less, Symbol, const, maximum
 from serrate.ir.loops import (
     Assign,
-    Bind,
     Declare,
     Dot,
-    Existing,
-    Guard,
     Held,
     If,
     Lane,
-    Lanes,
-    Load,
     Local,
-    Number,
     Reduce,
     Running,
     While,
     Write,
-    existing,
     expressions_of,
     held,
     load,
-    number,
     values_of,
 )
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.renaming import Renaming
 from serrate.ir.tile import (
     GRID,
     SERIAL,
     Along,
+    Around,
     Axis,
     Carry,
     Leaf,
@@ -67,7 +60,7 @@ from serrate.ir.tile import (
     statements,
     with_inner,
 )
-from serrate.ir.values import Role, Tensor, Value, call, carried_dtype, constant, rewrite
+from serrate.ir.values import Role, Tensor, Value, call, carried_dtype, constant
 
 
 @dataclass(frozen=True)
@@ -160,7 +153,7 @@ def forked(program: TileProgram, phase: Phase, loop: Loop, size: int) -> TilePro
     return replace(program, phases=phases, axes=(*program.axes, *copy.axes.values()))
 
 
-class _Copy:
+class _Copy(Renaming):
     """Statements of a phase once more, over axes and private blocks of their own."""
 
     def __init__(self, program: TileProgram, phase: Phase) -> None:
@@ -173,53 +166,45 @@ class _Copy:
             ending += "_"
         self.axes: dict[Axis, Axis] = {}
         self.swap: dict[Expr, Expr] = {}
-        self.lanes: dict[Symbol, Symbol] = {}
-        self.locals = {name: f"{name}{ending}" for name in declared}
+        self.positions: dict[Symbol, Symbol] = {}
+        self.names = {name: f"{name}{ending}" for name in declared}
         for axis in (a for a in program.axes if a.original in looped):
             begin, end = (self.expr(e) for e in (axis.begin, axis.end))
             alias = None if axis.alias_of is None else self.axes[axis.alias_of]
             new = replace(axis, name=f"{axis.name}{ending}", begin=begin, end=end, alias_of=alias)
             self.axes[axis] = new
-            self.lanes[axis.position] = new.position
+            self.positions[axis.position] = new.position
             for name in ("position", "lane", "lanes", "number", "first", "last"):
                 self.swap[getattr(axis, name)] = getattr(new, name)
 
-    def body(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """The statements of a body, copied."""
-        return tuple(map(self._node, body))
-
     def expr(self, expr: Expr) -> Expr:
-        """An expression in the axes and private blocks of the copy."""
         known = dict(self.swap)
         for e in reversed(list(expr.walk())):
-            if isinstance(e, Element) and e.array.local and e.array.name in self.locals:
-                known[e] = replace(e.array, name=self.locals[e.array.name])[e.index.substitute(known)]
+            if isinstance(e, Element) and e.array.local and e.array.name in self.names:
+                known[e] = replace(e.array, name=self.names[e.array.name])[e.index.substitute(known)]
         return expr.substitute(known)
 
-    def _node(self, node: Any) -> Any:
+    def lane(self, lane: Lane) -> Lane:
+        return Lane(self.positions.get(lane.symbol, lane.symbol), lane.size)
+
+    def name(self, name: str) -> str:
+        return self.names.get(name, name)
+
+    def body(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """The statements of a body, copied."""
+        return tuple(map(self._copied, body))
+
+    def _copied(self, node: Statement) -> Statement:
         if isinstance(node, Loop):
-            carried = tuple(map(self._carry, node.carried))
+            carried = tuple(replace(carry, locals=tuple(map(self.local, carry.locals))) for carry in node.carried)
             return replace(node, domain=self._domain(node.domain), body=self.body(node.body), carried=carried)
         if isinstance(node, Along):
             return replace(node, axis=self.axes.get(node.axis, node.axis), body=self.body(node.body))
         if isinstance(node, If | While):
-            node = replace(node, guard=self._guard(node.guard))
+            node = replace(node, guard=self.guard(node.guard))
             return with_inner(node, tuple(self.body(part) for part in inner(node)))
-        if isinstance(node, Declare):
-            return replace(node, local=self._local(node.local))
-        if isinstance(node, Bind):
-            return replace(node, expr=self.expr(node.expr))
-        node = replace(node, lanes=self._lanes(node.lanes), guard=self._guard(node.guard))
-        if isinstance(node, Dot):
-            return replace(node, local=self._local(node.local), left=self._value(node.left), right=self._value(node.right))
-        node = replace(node, value=self._value(node.value))
-        if isinstance(node, Write):
-            return replace(node, index=tuple(map(self.expr, node.index)))
-        node = replace(node, local=self._local(node.local))
-        if isinstance(node, Running):
-            along = None if node.axis is None else self._lanes((node.axis,))[0]
-            return replace(node, carry=self._local(node.carry), axis=along)
-        return replace(node, rests=tuple(map(self._guard, node.rests))) if isinstance(node, Assign) else node
+        assert not isinstance(node, Around | Leaf)
+        return self.node(node)
 
     def _domain(self, domain: IterDomain) -> IterDomain:
         """What a loop of the copy runs over: its axis, as far as the row has positions."""
@@ -227,30 +212,6 @@ class _Copy:
         if isinstance(domain, RaggedIterDomain) and isinstance(domain.definition, ragged_transforms.WithinRow):
             return ragged_transforms.within_row(domain.component, own[domain.definition.inputs[0].uid], domain.length)
         return own[domain.uid]
-
-    def _carry(self, carry: Carry) -> Carry:
-        return replace(carry, locals=tuple(map(self._local, carry.locals)))
-
-    def _lanes(self, lanes: Lanes) -> Lanes:
-        return tuple(Lane(self.lanes.get(lane.symbol, lane.symbol), lane.size) for lane in lanes)
-
-    def _local(self, local: Local) -> Local:
-        return Local(self.locals.get(local.name, local.name), local.dtype, self._lanes(local.lanes))
-
-    def _guard(self, guard: Guard) -> Guard:
-        return tuple(Less(self.expr(g.left), self.expr(g.right)) for g in guard)
-
-    def _value(self, value: Value) -> Value:
-        def change(v: Value) -> Value | None:
-            if isinstance(v, Load):
-                return load(v.tensor, tuple(map(self.expr, v.index)), self._guard(v.guard), v.other)
-            if isinstance(v, Number):
-                return number(self.expr(v.expr), v.dtype)
-            if isinstance(v, Existing):
-                return existing(self._lanes(v.lanes), self._guard(v.guard), v.dtype)
-            return held(self._local(v.local)) if isinstance(v, Held) else None
-
-        return rewrite(value, change)
 
 
 class Cut:
@@ -427,7 +388,7 @@ def _target(node: Statement) -> str:
 
 def _reads(node: Statement) -> set[str]:
     """The private blocks that a statement reads, as values and as indices."""
-    if isinstance(node, Loop | Along | Leaf | Declare):
+    if isinstance(node, Around | Leaf | Declare):
         return set()
     held_ = {v.local.name for value in values_of(node) for v in value.walk() if isinstance(v, Held)}
     return held_ | {e.array.name for x in expressions_of(node) for e in x.walk() if isinstance(e, Element) and e.array.local}

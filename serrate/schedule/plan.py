@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from serrate.errors import ScheduleError
 from serrate.ir.tile import TileProgram
 from serrate.schedule.primitives import PRIMITIVES
+from serrate.schedule.short_rows import by_length
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Plan:
     """How many warps a GPU program runs with; nothing to a CPU."""
     reasons: tuple[str, ...] = ()
     """What is worth knowing about how it came about."""
+    short: Plan | None = None
+    """How rows are done that are one part, where longer ones are cut: by whoever has that part, from beginning to end."""
+    most: int | None = None
+    """How many positions such a row has at most."""
 
     def because(self, reason: str) -> Plan:
         """The plan with a line that says why."""
@@ -44,19 +49,22 @@ class Plan:
 
     def apply(self, program: TileProgram) -> TileProgram:
         """The program after all steps."""
+        made = program
         for step in self.steps:
             if step.primitive not in PRIMITIVES:
                 raise ScheduleError(f"no primitive is called {step.primitive!r}; there are {', '.join(PRIMITIVES)}")
-            program = PRIMITIVES[step.primitive](program, *step.args)
-        return program
+            made = PRIMITIVES[step.primitive](made, *step.args)
+        return made if self.short is None else by_length(self.short.apply(program), made)
 
     def __str__(self) -> str:
-        return f"{self.strategy}: {'; '.join(map(str, self.steps))}"
+        short = "" if self.short is None else f" | rows that are one part by {self.short}"
+        return f"{self.strategy}: {'; '.join(map(str, self.steps))}{short}"
 
     @property
     def lines(self) -> tuple[str, ...]:
         """The plan as people read it, a step on each line."""
-        return (self.strategy, *(f"  {step}" for step in self.steps), *(f"  # {reason}" for reason in self.reasons))
+        short = () if self.short is None else ("  rows that are one part:", *(f"  {line}" for line in self.short.lines))
+        return (self.strategy, *(f"  {step}" for step in self.steps), *short, *(f"  # {reason}" for reason in self.reasons))
 
 
 class Recorder:

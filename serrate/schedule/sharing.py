@@ -32,7 +32,7 @@ from serrate.ir.loops import (
     symbols_of,
     values_of,
 )
-from serrate.ir.tile import SERIAL, Along, Axis, Leaf, Loop, Statement, TileProgram, inner, statements, with_inner
+from serrate.ir.tile import SERIAL, Along, Around, Axis, Leaf, Loop, Statement, TileProgram, inner, statements, with_inner
 from serrate.ir.values import Call, Constant, Role, Value, call, rewrite
 
 COSTLY = frozenset("exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff exp_below".split())  # noqa: SIM905
@@ -49,7 +49,7 @@ def names_in(program: TileProgram, body: tuple[Statement, ...]) -> set[str]:
     exprs = [e for a in program.axes for e in (a.begin, a.end)]
     for node in statements(body):
         found |= {node.local.name} if isinstance(node, Declare) else set()
-        exprs += [] if isinstance(node, Loop | Along | Leaf) else expressions_of(node)
+        exprs += [] if isinstance(node, Around | Leaf) else expressions_of(node)
     return found | {s.name for e in exprs for s in e.symbols}
 
 

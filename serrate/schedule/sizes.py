@@ -13,7 +13,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Element, Expr, Sum, Symbol
 from serrate.ir.loops import Block, Dot, Load, Reduce, Write, expressions_of, flat_index, values_of
 from serrate.ir.ragged_transforms import Combine
-from serrate.ir.tile import GRID, Along, Axis, Loop, Phase, Statement, TileProgram, statements
+from serrate.ir.tile import GRID, Around, Axis, Leaf, Loop, Phase, Statement, TileProgram, statements
 from serrate.ir.transforms import Split
 from serrate.ir.values import Role
 from serrate.schedule.plan import Recorder
@@ -72,7 +72,7 @@ class Facts:
         owners = {a.lane: a.position for a in program.axes}
         exprs: list[Expr] = [e for a in program.axes if a.looped for e in (a.begin, a.end)]
         for node in statements(phase.body):
-            exprs += [] if isinstance(node, Loop | Along) else expressions_of(node)  # type: ignore[arg-type]
+            exprs += [] if isinstance(node, Around | Leaf) else expressions_of(node)
             self._memory(node)
             if isinstance(node, Dot) and len(node.lanes) >= 3:
                 *_, rows, columns, depth = (lane.symbol for lane in node.lanes)

@@ -20,7 +20,6 @@ from serrate.ir.loops import (
     Declare,
     Dot,
     Held,
-    Lane,
     Load,
     Local,
     Reduce,
@@ -28,10 +27,10 @@ from serrate.ir.loops import (
     expressions_of,
     held,
     load,
-    renamed_value,
 )
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import within_row
+from serrate.ir.renaming import Swap
 from serrate.ir.tile import Axis, Carry, Loop, Phase, Statement, TileProgram, inner, statements, with_inner
 from serrate.ir.values import Call, Role, Tensor, Value, call, carried_dtype, rewrite
 
@@ -139,9 +138,7 @@ def _two_loops(
 
     def moved(node: Reduce) -> Reduce:
         value = rewrite(node.value, lambda v: held(top) if v is new else None)
-        guard = tuple(g.substitute(swap) for g in node.guard)
-        own = tuple(Lane(lanes.get(lane.symbol, lane.symbol), lane.size) for lane in node.lanes)
-        return replace(node, lanes=own, guard=guard, value=renamed_value(value, swap, lanes))
+        return Swap(swap, lanes).node(replace(node, value=value))
 
     first = replace(loop, body=(replace(found[0], local=top),), carried=(Carry((top,), passes.first),))
     second = tuple(moved(each[0]) for each in summed)
@@ -188,7 +185,7 @@ def _kept(program: TileProgram, body: tuple[Statement, ...], at: int) -> tuple[S
         if not isinstance(later, Loop) or other is None or not _same_range(axis, other):
             continue
         swap = {axis.position: other.position}
-        power = renamed_value(node.value, dict[Expr, Expr](swap.items()), swap)
+        power = Swap(dict[Expr, Expr](swap.items()), swap).value(node.value)
         wanted = call("exp", call("sub", *power.args, dtype=power.dtype), dtype=power.dtype)
         users = [n for n in later.body if isinstance(n, Write) and any(v is wanted for v in n.value.walk())]
         if not users or any(not set(_conditions(node, swap)) <= set(u.guard) for u in users):

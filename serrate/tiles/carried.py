@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from serrate.ir.expr import Expr
-from serrate.ir.loops import Assign, Declare, Dot, Held, Lane, Local, Reduce, held, renamed_value, values_of
+from serrate.ir.loops import Assign, Declare, Dot, Held, Local, Reduce, held, values_of
 from serrate.ir.reductions import MAX, OPERATORS, REDUCTIONS, rescaled
-from serrate.ir.tile import Along, Carry, Leaf, Loop, Statement, statements
+from serrate.ir.renaming import Swap
+from serrate.ir.tile import Around, Carry, Leaf, Statement, statements
 from serrate.ir.values import Call, Value, call, carried_dtype, constant
 from serrate.tiles.values import Fed, Traced
 
@@ -90,7 +91,7 @@ class _Action:
 
 
 def _values(node: Statement) -> tuple[Value, ...]:
-    return () if isinstance(node, Declare | Loop | Along | Leaf) else values_of(node)
+    return () if isinstance(node, Declare | Around | Leaf) else values_of(node)
 
 
 def _uses(body: Sequence[Statement], carried: Sequence[Carried]) -> dict[str, int]:
@@ -208,12 +209,7 @@ def _into(node: Reduce | Dot, alias: Local, local: Local) -> Reduce | Dot:
     lanes = {old.symbol: new.symbol for old, new in zip(node.local.lanes, alias.lanes, strict=True) if old != new}
     if not lanes:
         return replace(node, local=local)
-    swap = dict[Expr, Expr](lanes.items())
-    moved = tuple(Lane(lanes.get(lane.symbol, lane.symbol), lane.size) for lane in node.lanes)
-    node = replace(node, lanes=moved, guard=tuple(g.substitute(swap) for g in node.guard), local=local)
-    if isinstance(node, Dot):
-        return replace(node, left=renamed_value(node.left, swap, lanes), right=renamed_value(node.right, swap, lanes))
-    return replace(node, value=renamed_value(node.value, swap, lanes))
+    return replace(Swap(dict[Expr, Expr](lanes.items()), lanes).node(node), local=local)
 
 
 def _fitting(value: Value, local: Local) -> Value:

@@ -17,7 +17,8 @@ from serrate.frontend.kernel.machine import refuse
 from serrate.frontend.kernel.values import Lanes
 from serrate.frontend.kernel.vocabulary import regroup
 from serrate.ir.expr import Expr, Less, const
-from serrate.ir.loops import Held, rewrite_value
+from serrate.ir.loops import Held
+from serrate.ir.renaming import Swap
 from serrate.ir.tile import Axis
 from serrate.ir.values import constant
 from serrate.tiles.values import Condition, Fed, LanesOf, OpenSize, Traced, TracedTile, plain
@@ -115,7 +116,7 @@ def placed(trace: Trace, x: Traced, places: dict[Axis, Expr], axes: Sequence[Axi
     swap: dict[Expr, Expr] = {a.position: e for a, e in places.items()}
     conditions = [Condition(c.holds.substitute(swap), c.row) for c in x.conditions]
     fed = [Fed(f.time, f.over, tuple(g.substitute(swap) for g in f.guard)) for f in x.fed]
-    return Traced(rewrite_value(x.value, swap), axes, conditions, fed)
+    return Traced(Swap(swap).value(x.value), axes, conditions, fed)
 
 
 def _axis_of(size: Any) -> Axis | None:

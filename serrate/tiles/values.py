@@ -16,7 +16,8 @@ import torch
 from serrate.frontend.kernel.machine import current, refuse
 from serrate.frontend.kernel.values import Tile, TileValue, TorchLike
 from serrate.ir.expr import Element, Expr, Less, as_expr, const
-from serrate.ir.loops import Number, existing, number, renamed_value
+from serrate.ir.loops import Number, existing, number
+from serrate.ir.renaming import Swap
 from serrate.ir.tile import Axis
 from serrate.ir.values import Constant, Tensor, Value, constant
 
@@ -112,7 +113,7 @@ class Traced(TileValue):
         """The same with axes replaced by others of as many lanes."""
         names = _permutation(names)
         swap = _swaps(names)
-        new = renamed_value(self.value, swap, {old.position: axis.position for old, axis in names.items()})
+        new = Swap(swap, {old.position: axis.position for old, axis in names.items()}).value(self.value)
         conditions = [Condition(c.holds.substitute(swap), c.row) for c in self.conditions]
         fed = [Fed(f.time, tuple(names.get(a, a) for a in f.over), tuple(g.substitute(swap) for g in f.guard)) for f in self.fed]
         return Traced(new, [None if a is None else names.get(a, a) for a in self.axes], conditions, fed)

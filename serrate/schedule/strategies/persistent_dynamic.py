@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from serrate.errors import ScheduleError
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Accumulate, Scan, TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
+from serrate.schedule.short_rows import by_length, longest_part
 from serrate.schedule.strategies.common import (
     Pieces,
     block_size,
@@ -26,6 +28,7 @@ from serrate.schedule.strategies.common import (
     width,
 )
 from serrate.schedule.strategies.kernels import Lanes, parts_of_rows
+from serrate.schedule.strategies.maskless import maskless
 from serrate.schedule.target import Target
 
 LINE = 512
@@ -51,7 +54,18 @@ def persistent_dynamic(
     # Parts are short enough that large blocks would leave most of their lanes without work.
     simple_block = target.block if target.simple_block else 0
     schedule(recorder, replace(target, simple_block=simple_block), PartsOfRows(tile, part, chunk), lanes)
-    return recorder.plan("persistent_dynamic", warps or warps_for(program, target))
+    plan = recorder.plan("persistent_dynamic", warps or warps_for(program, target))
+    return _with_short_rows(plan, program, target, tile) if target.keeps_rows and not program.axes else plan
+
+
+def _with_short_rows(plan: Plan, program: TileProgram, target: Target, tile: int | None) -> Plan:
+    """The plan with rows that are one part done as a whole, where all it does is done row by row."""
+    parts, short = plan.apply(program), maskless(program, target, tile)
+    try:
+        by_length(short.apply(program), parts)
+    except ScheduleError:
+        return plan
+    return replace(plan, short=short, most=longest_part(parts))
 
 
 def _cut_rows(shape: Shape) -> RaggedIterDomain | None:

@@ -1,0 +1,101 @@
+"""Rows that are one part are finished where they are read, and longer ones are cut: by their own length, in one program.
+
+In: fusions of ragged tensors whose rows are shorter and longer than a part. Out: failures that name the operation and the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serrate import ir, ops
+from serrate.ir.tile import ByLength, statements
+from serrate.schedule.plan import Plan
+from serrate.schedule.strategies import plan
+from serrate.schedule.target import CPU, GPU
+
+OPERATIONS: dict[str, tuple[Callable[[Any], Any], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "softmax": (lambda x: ops.softmax(x, 1), lambda row: row.softmax(0)),
+    "log_softmax": (lambda x: ops.log_softmax(x, 1), lambda row: row.log_softmax(0)),
+    "sum": (lambda x: ops.sum(x, 1), lambda row: row.sum(0)),
+    "amax": (lambda x: ops.amax(x, 1), lambda row: row.amax(0) if len(row) else torch.full((4,), -torch.inf)),
+    "centred": (lambda x: ops.sub(x, ops.mean(x, 1, keepdim=True)), lambda row: row - row.mean(0)),
+    "var": (lambda x: ops.var(x, 1), lambda row: row.var(0)),
+}
+
+
+def compiled(name: str, backend: str, strategy: str, **options: int) -> Any:
+    with ir.Fusion(name) as f:
+        x, offsets = f.input((None, 4), torch.float32), f.input((None,), torch.int64)
+        f.output(OPERATIONS[name][0](ops.as_nested(x, offsets)))
+    return f.compile(backend, strategy=strategy, **options)
+
+
+def arguments(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    return torch.randn(sum(lengths), 4, generator=torch.Generator().manual_seed(len(lengths))), offsets
+
+
+def by_row(result: Any) -> list[torch.Tensor]:
+    return list(result.unbind())
+
+
+PART = 64
+LENGTHS = [[3, 0, 200, 1, 64, 65, 7], [], [0, 0], [1], [500], [64, 64], [65], [0, 129, 0]]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.filterwarnings("ignore:var")
+def test_rows_of_every_length(name: str, backend: str, lengths: list[int]) -> None:
+    values, offsets = arguments(lengths)
+    run = compiled(name, backend, "persistent_dynamic", tile=8, chunk=PART)
+    got, whole = by_row(run(values, offsets)), by_row(compiled(name, backend, "maskless", tile=8)(values, offsets))
+    for one, other, row in zip(got, whole, values.split(lengths), strict=True):
+        torch.testing.assert_close(one, OPERATIONS[name][1](row), equal_nan=True)
+        if 0 < len(row) <= PART:
+            # A row that is one part is done as a whole row is, to the bit.
+            assert torch.equal(one.nan_to_num(7.5), other.nan_to_num(7.5))
+
+
+@given(lengths=st.lists(st.integers(0, 40), max_size=9), part=st.sampled_from([1, 2, 8, 16]))
+def test_any_lengths_and_parts(lengths: list[int], part: int) -> None:
+    values, offsets = arguments(lengths)
+    run = compiled("softmax", "reference", "persistent_dynamic", tile=1, chunk=part)
+    for one, row in zip(by_row(run(values, offsets)), values.split(lengths), strict=True):
+        torch.testing.assert_close(one, row.softmax(0))
+
+
+def the_plan(make: Callable[[Any], Any], target: Any = CPU) -> tuple[Plan, Any]:
+    with ir.Fusion("program") as f:
+        x, offsets = f.input((None, 4), torch.float32), f.input((None,), torch.int64)
+        f.output(make(ops.as_nested(x, offsets)))
+    naive = f.compile("reference").stages[0].naive
+    return plan(naive, "persistent_dynamic", target, chunk=PART), naive
+
+
+def test_a_plan_has_a_plan_for_short_rows_only_where_parts_leave_something() -> None:
+    chosen, naive = the_plan(lambda x: ops.softmax(x, 1))
+    assert chosen.short is not None and chosen.short.strategy == "maskless" and "rows that are one part" in str(chosen)
+    program = chosen.apply(naive)
+    forks = [n for phase in program.phases for n in statements(phase.body) if isinstance(n, ByLength)]
+    assert len(forks) == len(program.phases) and sum(bool(n.short) for n in forks) == 1
+    assert {n.most for n in forks} == {chosen.most}
+    for whole in (lambda x: ops.exp(x), lambda x: ops.sum(x, 0), lambda x: ops.sum(x, (0, 1))):
+        assert the_plan(whole)[0].short is None
+    # A GPU's program has no branch on what a row is like.
+    assert the_plan(lambda x: ops.softmax(x, 1), GPU)[0].short is None
+
+
+def test_private_rows_are_no_longer_than_a_part() -> None:
+    lengths = [5, 100_000]
+    values, offsets = arguments(lengths)
+    run = compiled("softmax", "cpp", "persistent_dynamic", tile=8, chunk=PART)
+    ready = run.stages[0].prepared(run.binder.bind((values, offsets)))
+    assert [t.shape[0] for t in ready.private] == [PART]
