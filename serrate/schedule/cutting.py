@@ -71,6 +71,14 @@ class Rows:
     along: tuple[Axis, ...]
     length: Expr
     """In the position of the component."""
+    count: Expr
+    """How many rows there are; the loop over components may have been told another number."""
+
+    @property
+    def counted(self) -> IterDomain:
+        """The positions of the component that are rows."""
+        whole = self.component.domain
+        return whole if self.count is whole.extent_expr else transforms.restrict(whole, 0, self.count)
 
 
 def rows_of(program: TileProgram, phase: Phase) -> list[Rows]:
@@ -85,11 +93,13 @@ def rows_of(program: TileProgram, phase: Phase) -> list[Rows]:
                 owners = [axes[s] for s in guard.right.symbols if s in axes]
                 if len(owners) == 1 and owners[0].domain.uid in programs and guard.right.symbols == {owners[0].position}:
                     found.setdefault((owners[0], guard.right), []).append(axes[guard.left])
-    return [
-        Rows(component, tuple(dict.fromkeys(along)), length)
-        for (component, length), along in found.items()
-        if component.begin.value == 0 and all(counts.get(a) is component.domain.extent_expr for a in length.arrays)
-    ]
+    rows: list[Rows] = []
+    for (component, length), along in found.items():
+        known = {counts.get(a) for a in length.arrays}
+        count = known.pop()
+        if not known and count is not None and component.begin.value == 0:
+            rows.append(Rows(component, tuple(dict.fromkeys(along)), length, count))
+    return rows
 
 
 def ragged(program: TileProgram, phase: Phase, loop: Loop) -> Loop:
@@ -101,7 +111,7 @@ def ragged(program: TileProgram, phase: Phase, loop: Loop) -> Loop:
     _check_ends(rows, axis, loop)
     length = maximum(rows.length - axis.begin, 0) if axis.begin.value != 0 else rows.length
     length = length.substitute({rows.component.position: COORDINATE})
-    return replace(loop, domain=ragged_transforms.within_row(rows.component.domain, axis.domain, length))
+    return replace(loop, domain=ragged_transforms.within_row(rows.counted, axis.domain, length))
 
 
 def _check_ends(rows: Rows, axis: Axis, loop: Loop) -> None:
@@ -117,9 +127,12 @@ def _check_ends(rows: Rows, axis: Axis, loop: Loop) -> None:
                 raise ScheduleError(f"{node.local.name} goes on past the ends of rows")
 
 
-def list_tiles(phase: Phase, component: Loop, tiles: Loop) -> tuple[Statement, ...]:
+def list_tiles(program: TileProgram, phase: Phase, component: Loop, tiles: Loop) -> tuple[Statement, ...]:
     """for c: for o[c]: s   ->   for t: s   where all these loops are programs, in any order."""
-    pair = ragged_transforms.combine(component.domain, tiles.domain)
+    if not isinstance(tiles.domain, RaggedIterDomain):
+        raise ScheduleError(f"phase {phase.name}: {tiles.domain} is not ragged; there is nothing to list")
+    row = tiles.domain
+    pair = ragged_transforms.combine(row.component, row)
 
     def changed(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         out: list[Statement] = []
@@ -127,7 +140,7 @@ def list_tiles(phase: Phase, component: Loop, tiles: Loop) -> tuple[Statement, .
             if isinstance(node, Loop) and node.domain is tiles.domain:
                 out += changed(node.body)
             elif isinstance(node, Loop) and node.domain is component.domain:
-                out.append(replace(node, domain=pair, body=changed(node.body)))
+                out.append(replace(node, domain=pair, body=_asked_for(_component(program, row), row, changed(node.body))))
             else:
                 out.append(node)
         return tuple(out)
@@ -139,7 +152,8 @@ def forked(program: TileProgram, phase: Phase, loop: Loop, size: int) -> TilePro
     """Rows of at most `size` positions apart from longer ones, so that each kind can have loops of its own."""
     if not isinstance(loop.domain, RaggedIterDomain):
         raise ScheduleError(f"phase {phase.name}: {loop.domain} is not ragged; all its rows are alike")
-    component = next(a for a in program.axes if a.domain.uid == loop.domain.component.uid)
+    component = _component(program, loop.domain)
+    _require_rows(component, loop.domain)
     length = loop.domain.length.substitute({COORDINATE: component.position})
     copy = _Copy(program, phase)
 
@@ -151,6 +165,26 @@ def forked(program: TileProgram, phase: Phase, loop: Loop, size: int) -> TilePro
     new = replace(phase, body=changed(phase.body))
     phases = tuple(new if p is phase else p for p in program.phases)
     return replace(program, phases=phases, axes=(*program.axes, *copy.axes.values()))
+
+
+def _component(program: TileProgram, row: RaggedIterDomain) -> Axis:
+    """The axis that counts the rows of a loop."""
+    axis = program.axis_of(row.component)
+    assert axis is not None
+    return axis
+
+
+def _asked_for(axis: Axis, row: RaggedIterDomain, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """Statements for the rows that the loop over them was told to do, where that may be fewer than there are."""
+    if axis.domain.uid == row.component.uid:
+        return body
+    return (If((Less(axis.position, axis.end),), body, ()),)  # type: ignore[arg-type]
+
+
+def _require_rows(axis: Axis, row: RaggedIterDomain) -> None:
+    """Raises where a loop over rows is told another number than there are: past the last one nothing has a length."""
+    if axis.domain.uid != row.component.uid:
+        raise ScheduleError(f"{axis} has {axis.end} positions, and there are {row.component.extent_expr} rows: loop over these")
 
 
 class _Copy(Renaming):
@@ -222,7 +256,7 @@ class Cut:
         if not isinstance(loop.domain, RaggedIterDomain):
             raise ScheduleError(f"phase {phase.name}: {loop.domain} is not ragged; nothing to cut")
         self.axis = program.axis_of(loop.domain)
-        self.component = next(a for a in program.axes if a.domain.uid == loop.domain.component.uid)
+        self.component = _component(program, loop.domain)
         self.path = _path(phase.body, loop)
         self.carried = [local for carry in loop.carried for local in carry.locals]
         self._check()
@@ -266,6 +300,9 @@ class Cut:
         parts = replace(self.phase, name=f"{self.phase.name}_{self.loop.domain.name}", body=self._of_parts(self.phase.body))
         rows = replace(self.phase, body=self._of_rows(self.phase.body))
         new = (parts, rows) if any(isinstance(n, Write) for n in statements(rows.body)) else (parts,)
+        if len(new) > 1:
+            assert isinstance(self.loop.domain, RaggedIterDomain)
+            _require_rows(self.component, self.loop.domain)
         phases = [p for each in self.program.phases for p in (new if each is self.phase else (each,))]
         return replace(self.program, phases=tuple(phases), axes=(*self.program.axes, self.number))
 
@@ -279,8 +316,12 @@ class Cut:
                 out += map(self._keep, self.carried)
                 break
             if isinstance(node, Loop) and node in self.path:
-                part = node.domain.uid == self.component.domain.uid
-                out.append(replace(node, domain=self.list if part else node.domain, body=self._of_parts(node.body)))
+                inside = self._of_parts(node.body)
+                if node.domain.uid == self.component.domain.uid:
+                    assert isinstance(self.loop.domain, RaggedIterDomain)
+                    inside = _asked_for(self.component, self.loop.domain, inside)
+                    node = replace(node, domain=self.list)
+                out.append(replace(node, body=inside))
                 break
             if self._forks(node):
                 # A row that is one part is finished here, unless an earlier phase has done it. An empty one has no part.

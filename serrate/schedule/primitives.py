@@ -225,7 +225,7 @@ def _combine_blocks(program: TileProgram, name: str, component: str, ragged: str
     pair = [_loop_of(phase, each) for each in (component, ragged)]
     if any(loop.kind is not GRID for loop in pair):
         raise ScheduleError(f"phase {name}: {component} and {ragged} are not both loops of programs; cut the row instead")
-    return _swap(program, name, replace(phase, body=cutting.list_tiles(phase, *pair)))
+    return _swap(program, name, replace(phase, body=cutting.list_tiles(program, phase, *pair)))
 
 
 def ragged(program: TileProgram, phase: str, loop: str) -> TileProgram:
@@ -346,15 +346,26 @@ def _mark_blocks(program: TileProgram, name: str, domain: str, wanted: ParallelT
     if wanted is SERIAL and loop.kind is GRID:
         # One worker takes these programs, one after the other.
         return _loop_replaced(program, name, domain, lambda found: (replace(found, kind=SERIAL),))
+    if wanted is GRID and loop is _alone(find(program, name)) and not loop.carried:
+        return _loop_replaced(program, name, domain, lambda found: (replace(found, kind=GRID),))
     if wanted is not LANES:
         raise ScheduleError(
-            f"phase {name}: a kernel says itself which of its loops are programs; {domain} cannot be {wanted.value}"
+            f"phase {name}: programs of a kernel are its outermost loops, and those alone inside them that carry nothing; "
+            f"{domain} cannot be {wanted.value}"
         )
     if axis is None or loop.domain.is_ragged or size is None:
         raise ScheduleError(f"phase {name}: {loop.domain} cannot be lanes: its extent is not known; split it first")
     if axis.block not in (None, size):
         raise ScheduleError(f"phase {name}: tiles of {axis} have {axis.block} lanes, not {size}")
     return _loop_replaced(program, name, domain, lambda found: found.body, loop.domain)
+
+
+def _alone(phase: Phase) -> Statement | None:
+    """The first statement that is no loop of programs, if it is all there is inside these."""
+    body = phase.body
+    while len(body) == 1 and isinstance(body[0], Loop) and body[0].kind is GRID:
+        body = body[0].body
+    return body[0] if len(body) == 1 else None
 
 
 def share(program: TileProgram, phase: str) -> TileProgram:

@@ -123,8 +123,9 @@ class TracedRows(TorchLike):
 
     @property
     def groups(self) -> str:
-        """What the number of outermost components goes by: rows of one level are counted once."""
-        return "num_rows" if self.like.structure.levels == 1 else "num_groups"
+        """What the number of outermost components goes by: rows of one level, and their columns, are counted once."""
+        rows = self.like.structure.rows
+        return "num_rows" if len(rows) == 1 and rows[0].depth == 1 else "num_groups"
 
     @property
     def max_length(self) -> Any:

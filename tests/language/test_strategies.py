@@ -12,6 +12,7 @@ import torch
 
 import serrate
 import serrate.language as hl
+from benchmarks.examples import EXAMPLES, QUICK, case
 from serrate import JaggedTensor
 from serrate.errors import StrategyError
 
@@ -160,3 +161,45 @@ def test_a_lopsided_batch_is_cut() -> None:
     jt = ragged(LOPSIDED)
     for made in (sums(None, None), nested(None)):
         assert made.explain(jt).startswith("persistent_dynamic")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_shared_out_in_parts(name: str) -> None:
+    """The loops are others than those of whole rows, and the results are the same."""
+    sample = case(name, "uniform", QUICK)
+    programs, results = [], []
+    for strategy, lanes in (("maskless", {}), ("persistent_dynamic", {"chunk": 4})):
+        made = serrate.kernel(sample.kernel.fn, config=sample.kernel.config, strategy=strategy, lanes=lanes).on("reference")
+        found = made(*sample.arguments)
+        results.append(found.values if isinstance(found, JaggedTensor) else found)
+        programs.append([str(kernel) for v in made.variants(*sample.arguments) for kernel in v.executable.program.kernels])
+    assert programs[0] != programs[1]
+    torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-3)
+
+
+@serrate.kernel(strategy="persistent_dynamic", lanes={"chunk": 4})
+def by_loops(x: JaggedTensor, rows: torch.Tensor) -> JaggedTensor:
+    out = torch.zeros_like(x)
+    for b in hl.grid(rows.size(0)):
+        for k in hl.tile(x.max_length):
+            out[b, k] = x[b, k] * 2
+    return out
+
+
+@serrate.kernel(strategy="persistent_dynamic", lanes={"k": 4})
+def by_programs(x: JaggedTensor, rows: torch.Tensor) -> JaggedTensor:
+    out = torch.zeros_like(x)
+    for b, k in hl.tile([rows.size(0), x.max_length]):
+        out[b, k] = x[b, k] * 2
+    return out
+
+
+@pytest.mark.parametrize("kernel", [by_loops, by_programs], ids=str)
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_an_axis_may_be_told_another_number_than_there_are_rows(kernel: Any, backend: str) -> None:
+    """Rows past the last one are not there; of a loop over fewer, only these are done."""
+    x = ragged([3, 0, 11, 1, 7])
+    for count in (0, 2, 5, 9):
+        got = kernel.on(backend)(x, torch.zeros(count)).unbind()
+        for k, (one, row) in enumerate(zip(got, x.unbind(), strict=True)):
+            assert torch.equal(one, row * 2 if k < count else row * 0)

@@ -76,7 +76,7 @@ def loops(program: TileProgram) -> list[tuple[str, list[str]]]:
     [
         ([("split", "centred", "nothing", 4)], "has no loops over 'nothing'; it loops over b, k, j"),
         ([("mark", "centred", "k", "lanes")], r"cannot be lanes: its extent is not known; split it first"),
-        ([("mark", "centred", "k", "grid")], "a kernel says itself which of its loops are programs; k cannot be grid"),
+        ([("mark", "centred", "k", "grid")], "those alone inside them that carry nothing; k cannot be grid"),
         ([("cut", "centred", "k", 8)], "is not ragged; nothing to cut"),
         ([("fork", "centred", "k", 8)], "is not ragged; all its rows are alike"),
         ([("ragged", "centred", "b")], "asks whether a row is that long"),

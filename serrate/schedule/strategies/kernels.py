@@ -7,7 +7,7 @@ fused and ordered already, so that sizes of tiles are most of a plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from serrate.errors import ScheduleError, StrategyError
 from serrate.ir.loops import Assign, Dot, Reduce, Running, Write
@@ -56,9 +56,7 @@ def parts_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int |
     (phase,) = (p.name for p in program.phases)
     rows = _shared_rows(program, program.phases[0])
     if rows is None:
-        recorder.do("share", phase)
-        tiled(recorder, phase, sizes(recorder.program, 1, target, lanes))
-        recorder.because("no store goes by the length of a row: programs are alike, and rows stay whole")
+        _share_out_evenly(recorder, phase, target, lanes, chunk)
         return
     loops = [n for n in statements(program.phases[0].body) if isinstance(n, Loop)]
     along = [loop for loop in loops if program.axis_of(loop.domain) in rows.along]
@@ -72,9 +70,10 @@ def parts_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int |
     try:
         for loop in along:
             recorder.do("ragged", phase, loop.domain.name)
-        recorder.do("fork", phase, f"{along[0].domain.name}r", size)
-        if target.keeps_rows:
-            _in_two_passes(recorder, phase, of="_short")
+        if _leaves_something(program, along):
+            recorder.do("fork", phase, f"{along[0].domain.name}r", size)
+            if target.keeps_rows:
+                _in_two_passes(recorder, phase, of="_short")
         recorder.do("share", phase)
         chosen = sizes(recorder.program, 1, target, lanes)
         _require_single(rows, chosen)
@@ -84,7 +83,33 @@ def parts_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int |
         raise StrategyError(f"persistent_dynamic cuts rows, and {error}") from None
     for each in recorder.program.phases:
         tiled(recorder, each.name, chosen)
-    recorder.because(f"rows of more than {size} positions are cut into parts of as many; others are finished where they are read")
+    short = "; others are finished where they are read" if any(s.primitive == "fork" for s in recorder.steps) else ""
+    recorder.because(f"rows of more than {size} positions are cut into parts of as many{short}")
+
+
+def _share_out_evenly(recorder: Recorder, phase: str, target: Target, lanes: Lanes, chunk: int | None) -> None:
+    """Where nothing that is stored goes by the length of a row, all rows are alike: parts of what a loop stores are programs."""
+    reason = "no store goes by the length of a row: programs are alike, and rows stay whole"
+    loop = next((n for n in statements(recorder.program.phases[0].body) if isinstance(n, Loop) and n.kind is SERIAL), None)
+    recorder.do("share", phase)
+    if loop is not None:
+        name = loop.domain.name
+        size, smaller = _part_size(recorder.program, target, lanes, chunk, [name])
+        trial = Recorder(recorder.program)
+        if trial.attempt("split", phase, name, size) and trial.attempt("mark", phase, f"{name}o", "grid"):
+            recorder.do("split", phase, name, size)
+            recorder.do("mark", phase, f"{name}o", "grid")
+            reason, lanes = f"all rows are stored as far: programs are parts of {size} positions", smaller
+    chosen = sizes(recorder.program, 1, target, lanes)
+    tiled(recorder, phase, chosen)
+    recorder.because(reason)
+
+
+def _leaves_something(program: TileProgram, loops: Sequence[Loop]) -> bool:
+    """Whether parts of rows leave anything to be done behind them: what one loop only stores is done."""
+    inside = {n for loop in loops for n in statements(loop.body)}
+    others = [n for n in statements(program.phases[0].body) if isinstance(n, Write) and n not in inside]
+    return len(loops) > 1 or bool(loops[0].carried) or bool(others)
 
 
 def _list_tiles(recorder: Recorder, phase: str, rows: Rows, target: Target, lanes: Lanes) -> None:
