@@ -6,6 +6,7 @@ In: the environment (`SERRATE_TEST_FULL`, `SERRATE_CACHE_DIR`). Out: settings ma
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Generator
 from pathlib import Path
 
@@ -49,6 +50,9 @@ SETTINGS = _settings()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips, with the reason, what this machine or this kind of run does not do."""
     for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled and not FULL and zlib.crc32(item.nodeid.encode()) % sampled.args[0]:
+            item.add_marker(pytest.mark.skip(reason="not in the sample: set SERRATE_TEST_FULL=1"))
         if item.get_closest_marker("slow") and not FULL:
             item.add_marker(pytest.mark.skip(reason="slow: set SERRATE_TEST_FULL=1"))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():

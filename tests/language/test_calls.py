@@ -80,6 +80,7 @@ def fresh(kernel: Kernel) -> Kernel:
 # --- which calls make a program ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_new_lengths_make_no_program_and_take_the_short_way(
