@@ -178,6 +178,8 @@ def _asked_for(axis: Axis, row: RaggedIterDomain, body: tuple[Statement, ...]) -
     """Statements for the rows that the loop over them was told to do, where that may be fewer than there are."""
     if axis.domain.uid == row.component.uid:
         return body
+    if len(body) == 1 and isinstance(body[0], Loop) and body[0].kind is GRID:
+        return (replace(body[0], body=_asked_for(axis, row, body[0].body)),)
     return (If((Less(axis.position, axis.end),), body, ()),)  # type: ignore[arg-type]
 
 

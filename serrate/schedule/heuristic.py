@@ -101,4 +101,4 @@ def _waits(rows: Rows, target: Target, workers: int) -> bool:
     if target.power_of_two:
         # Hundreds of workers take rows as they come: a row must be several shares long to matter.
         return rows.longest * workers > 4 * rows.total
-    return rows.longest * rows.position_bytes > LONG_BYTES and rows.longest * SHARES > rows.total
+    return rows.longest * rows.position_bytes >= LONG_BYTES and rows.longest * SHARES > rows.total

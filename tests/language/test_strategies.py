@@ -194,7 +194,26 @@ def by_programs(x: JaggedTensor, rows: torch.Tensor) -> JaggedTensor:
     return out
 
 
-@pytest.mark.parametrize("kernel", [by_loops, by_programs], ids=str)
+@serrate.kernel(strategy="persistent_dynamic", lanes={"k": 4, "m": 2})
+def by_columns(x: JaggedTensor, rows: torch.Tensor) -> JaggedTensor:
+    wide = torch.zeros(x.total_elements, 3)
+    out = x.with_values(wide)
+    for b, k, m in hl.tile([rows.size(0), x.max_length, 3]):
+        out[b, k, m] = (x[b, k] * 2)[:, :, None] + hl.zeros([b, k, m])
+    return x.with_values(wide[:, 1])
+
+
+@serrate.kernel(strategy="persistent_dynamic", lanes={"chunk": 4})
+def by_columns_and_loops(x: JaggedTensor, rows: torch.Tensor) -> JaggedTensor:
+    wide = torch.zeros(x.total_elements, 3)
+    out = x.with_values(wide)
+    for b, m in hl.tile([rows.size(0), 3]):
+        for k in hl.tile(x.max_length):
+            out[b, k, m] = (x[b, k] * 2)[:, :, None] + hl.zeros([b, k, m])
+    return x.with_values(wide[:, 1])
+
+
+@pytest.mark.parametrize("kernel", [by_loops, by_programs, by_columns, by_columns_and_loops], ids=str)
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
 def test_an_axis_may_be_told_another_number_than_there_are_rows(kernel: Any, backend: str) -> None:
     """Rows past the last one are not there; of a loop over fewer, only these are done."""

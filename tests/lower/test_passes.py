@@ -246,3 +246,23 @@ def _computed(value: Value, numbers: dict[object, torch.Tensor]) -> torch.Tensor
         return torch.tensor(value.number)
     assert isinstance(value, Call)
     return FUNCTIONS[value.function](*(_computed(a, numbers) for a in value.args))
+
+
+def test_a_block_that_is_read_along_another_lane_is_narrowed_along_the_others() -> None:
+    """A result is stored along a lane of its own; that rows end is known of it all the same, so the loop over them ends there."""
+
+    @serrate.kernel
+    def k(x: JaggedTensor, w: torch.Tensor) -> JaggedTensor:
+        out = torch.empty_like(x)
+        for b in hl.grid(x.num_rows):
+            for q in hl.tile(x.max_length):
+                acc = hl.zeros([q, 8])
+                for j in hl.tile(0, q.end):
+                    acc = acc + (x[b, q] @ x[b, j].T) @ x[b, j] @ w
+                out[b, q] = acc
+        return out
+
+    x, w = JaggedTensor.from_lengths(torch.randn(9, 8), [3, 0, 6]), torch.randn(8, 8)
+    loops = str(k.on("reference").variants(x, w)[0].executable.program)
+    end = next(line for line in loops.splitlines() if "serial qo <" in line)
+    assert "min(" in end and "_offsets0" in end, end

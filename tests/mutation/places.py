@@ -233,7 +233,7 @@ SCHEDULE = [
     *_of(
         "serrate/schedule/heuristic.py",
         ("tests/schedule/test_heuristic.py",),
-        ("> LONG_BYTES and rows.longest * SHARES > rows.total", "> LONG_BYTES or rows.longest * SHARES > rows.total"),
+        (">= LONG_BYTES and rows.longest * SHARES > rows.total", ">= LONG_BYTES or rows.longest * SHARES > rows.total"),
     ),
 ]
 

@@ -60,20 +60,20 @@ def _narrowed(body: Body) -> Body:
     every = {lane.symbol for s in statements for lane in s.lanes}
     known = _known_at(body)
     loops = {n.symbol for n in nodes(body) if isinstance(n, For | Bind)}
-    readers: dict[str, list[tuple[str, frozenset[Less], bool]]] = {name: [] for name in declared}
+    readers: dict[str, list[tuple[str, frozenset[Less], set[Symbol]]]] = {name: [] for name in declared}
     for s in statements:
         for name in blocks_read(s) & declared.keys():
             if _fills(s) != name:
-                readers[name].append((_fills(s), frozenset(s.guard), _reads_in_order(s, declared[name])))
+                readers[name].append((_fills(s), frozenset(s.guard), _read_in_place(s, declared[name])))
     changed = True
     while changed:
         changed = False
         for name in declared:
             found: frozenset[Less] | None = None
-            for filled, guard, in_order in readers[name]:
-                asked = guard | needed.get(filled, frozenset()) if in_order else frozenset[Less]()
-                found = asked if found is None else found & asked
             own = lanes_of[name]
+            for filled, guard, in_place in readers[name]:
+                asked = frozenset(g for g in guard | needed.get(filled, frozenset()) if g.symbols & own <= in_place)
+                found = asked if found is None else found & asked
             mine = (g for g in found or () if g.symbols & own and _about(g, own, every))
             asked = frozenset(g for g in mine if not g.symbols & (loops - known.get(name, frozenset())))
             if needed.get(name) != asked:
@@ -108,17 +108,25 @@ def _about(condition: Less, own: set[Symbol], lanes: set[Symbol]) -> bool:
     return not local and not condition.symbols & (lanes - own) and all(s.bounds[0] is not None for s in condition.symbols)
 
 
-def _reads_in_order(node: Effect, local: Local) -> bool:
-    """Whether a statement reads a block only in the lanes it is in itself, so that what it asks of them is asked of the block."""
+def _read_in_place(node: Effect, local: Local) -> set[Symbol]:
+    """The lanes of a block in which a statement reads it where it is itself: what it asks of them is asked of the block.
+
+    A block may be read along another lane of as many positions, or at computed places: of that lane nothing is known.
+    """
     parts = [v for value in values_of(node) for v in value.walk()]
     place: Expr = const(0)
     for lane in local.lanes:
         place = place * lane.size + lane.symbol
-    elsewhere = any(isinstance(v, Held) and v.local.name == local.name and v.local.lanes != local.lanes for v in parts)
     counted = [e for v in parts if isinstance(v, Existing) for g in v.guard for e in (*g.left.walk(), *g.right.walk())]
     found = [e for x in expressions_of(node) for e in x.walk()]
-    elsewhere |= any(isinstance(e, Element) and e.array.name == local.name and e.index != place for e in found)
-    return not elsewhere and not any(isinstance(e, Element) and e.array.name == local.name for e in counted)
+    elsewhere = any(isinstance(e, Element) and e.array.name == local.name and e.index != place for e in found)
+    if elsewhere or any(isinstance(e, Element) and e.array.name == local.name for e in counted):
+        return set()
+    lanes = {lane.symbol for lane in local.lanes}
+    for v in parts:
+        if isinstance(v, Held) and v.local.name == local.name:
+            lanes &= {a.symbol for a, b in zip(local.lanes, v.local.lanes, strict=True) if a == b}
+    return lanes
 
 
 def _with_guards(body: Body, needed: Mapping[str, Guard]) -> Body:
