@@ -446,13 +446,13 @@ def two_pass(program: TileProgram, phase: str, loop: str = "") -> TileProgram:
     return _swap(program, phase, *(Phase(s.targets[0].name, nest(loops, s)) for s in made))
 
 
-def keep(program: TileProgram, phase: str, loop: str = "") -> TileProgram:
+def keep(program: TileProgram, phase: str, loop: str = "", most: int = 0) -> TileProgram:
     """t sum= f(x);  ... f(x)   ->   e = f(x);  t sum= f(x);  ... e   (the first two are fused, so f is computed once)
 
     e is a row long and private to a worker. Refused where nobody needs what is summed again.
     """
     if find(program, phase).is_blocks:
-        found = statistics.keep(program, find(program, phase), loop)
+        found = statistics.keep(program, find(program, phase), loop, most)
         if found is None:
             raise ScheduleError(f"phase {phase}: nothing behind the loop over {loop} needs what it sums")
         return found

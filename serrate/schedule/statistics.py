@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Element, Expr, Symbol
+from serrate.ir.expr import Element, Expr, Symbol, minimum
 from serrate.ir.loops import (
     Assign,
     Declare,
@@ -152,13 +152,13 @@ def _two_loops(
     return again, (first, Loop(domain, loop.kind, second, tuple(Carry((each,), passes.second) for each in sums)))
 
 
-def keep(program: TileProgram, phase: Phase, name: str) -> TileProgram | None:
+def keep(program: TileProgram, phase: Phase, name: str, most: int = 0) -> TileProgram | None:
     """t sum= e^(x - m) over `name`; ... e^(x - m)   ->   e = e^(x - m); t sum= e; ... e   (e is a private row). None if not."""
     done: list[bool] = []
 
     def changed(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         at = next((k for k, n in enumerate(body) if isinstance(n, Loop) and n.domain.name == name), None)
-        found = None if at is None else _kept(program, body, at)
+        found = None if at is None else _kept(program, body, at, most)
         done.append(found is not None)
         return found or tuple(with_inner(node, tuple(changed(part) for part in inner(node))) for node in body)
 
@@ -166,8 +166,9 @@ def keep(program: TileProgram, phase: Phase, name: str) -> TileProgram | None:
     return program.with_phases(tuple(new if p is phase else p for p in program.phases)) if any(done) else None
 
 
-def _kept(program: TileProgram, body: tuple[Statement, ...], at: int) -> tuple[Statement, ...] | None:
-    """Powers that a loop sums and a later one over the same row needs again, in a private row."""
+def _kept(program: TileProgram, body: tuple[Statement, ...], at: int, most: int) -> tuple[Statement, ...] | None:
+    """Powers that a loop sums and a later one over the same row needs again, in a private row, of `most` positions if so many
+    are known to be enough."""
     out, loop = list(body), body[at]
     assert isinstance(loop, Loop)
     axis = program.axis_of(loop.domain)
@@ -190,7 +191,7 @@ def _kept(program: TileProgram, body: tuple[Statement, ...], at: int) -> tuple[S
         users = [n for n in later.body if isinstance(n, Write) and any(v is wanted for v in n.value.walk())]
         if not users or any(not set(_conditions(node, swap)) <= set(u.guard) for u in users):
             continue
-        row, place = _row(program, node, axis)
+        row, place = _row(program, node, axis, most)
         kept = load(row, tuple(e.substitute(dict[Expr, Expr](swap.items())) for e in place))
         out[place_of] = replace(later, body=tuple(_with_kept(n, wanted, kept) for n in later.body))
         out[at] = replace(loop, body=(Write(node.lanes, node.guard, row, place, node.value), node))
@@ -198,14 +199,15 @@ def _kept(program: TileProgram, body: tuple[Statement, ...], at: int) -> tuple[S
     return None
 
 
-def _row(program: TileProgram, node: Reduce, along: Axis) -> tuple[Tensor, tuple[Expr, ...]]:
+def _row(program: TileProgram, node: Reduce, along: Axis, most: int) -> tuple[Tensor, tuple[Expr, ...]]:
     """A private row for a block, and where in it an element of the block is."""
     by_position = {a.position: a for a in program.axes}
     axes = [by_position[lane.symbol] for lane in node.lanes]
     inside = [a for a in axes if a is along or a.looped is False or a.size is not None]
     inside.sort(key=lambda a: a is not along)
     name = f"{node.local.name}_row"
-    dims = tuple(IterDomain(a.end - a.begin, name=f"{name}_{k}") for k, a in enumerate(inside))
+    sizes = [minimum(a.end - a.begin, most) if a is along and most else a.end - a.begin for a in inside]
+    dims = tuple(IterDomain(size, name=f"{name}_{k}") for k, size in enumerate(sizes))
     row = Tensor(name, carried_dtype(node.value.dtype), dims, dims, Role.PRIVATE)
     return row, tuple(a.position - a.begin for a in inside)
 

@@ -15,6 +15,7 @@ import serrate.language as hl
 from benchmarks.examples import EXAMPLES, QUICK, case
 from serrate import JaggedTensor
 from serrate.errors import StrategyError
+from serrate.ir.values import Role
 
 SHORT, LOPSIDED = [3, 0, 7, 10], [30000, 1, 0, 2]
 
@@ -222,3 +223,28 @@ def test_an_axis_may_be_told_another_number_than_there_are_rows(kernel: Any, bac
         got = kernel.on(backend)(x, torch.zeros(count)).unbind()
         for k, (one, row) in enumerate(zip(got, x.unbind(), strict=True)):
             assert torch.equal(one, row * 2 if k < count else row * 0)
+
+
+def test_private_rows_are_no_longer_than_a_part() -> None:
+    """Rows that are kept while they are worked on are short ones; a long row needs no memory of its own in every thread."""
+
+    @serrate.kernel(strategy="persistent_dynamic", lanes={"chunk": 16})
+    def softmax(x: JaggedTensor) -> JaggedTensor:
+        out = torch.empty_like(x)
+        for b in hl.tile(x.num_rows):
+            top, total = hl.full([b], float("-inf"), torch.float32), hl.zeros([b])
+            for k in hl.tile(x.max_length):
+                new = torch.maximum(top, x[b, k].amax(1))
+                total = total * torch.exp(top - new) + torch.exp(x[b, k] - new[:, None]).sum(1)
+                top = new
+            for k in hl.tile(x.max_length):
+                out[b, k] = torch.exp(x[b, k] - top[:, None]) / total[:, None]
+        return out
+
+    for lengths in ([3, 5000, 0, 16, 17], [9, 4], [0], []):
+        x = ragged(lengths)
+        for got, row in zip(softmax(x).unbind(), x.unbind(), strict=True):
+            torch.testing.assert_close(got, row.softmax(0))
+    (variant,) = softmax.on("cpp").variants(ragged([3, 5000]))
+    rows = [t for t in variant.executable.program.scratch if t.role is Role.PRIVATE]
+    assert rows and all(str(d.extent_expr).startswith("min(16, ") for t in rows for d in t.storage)

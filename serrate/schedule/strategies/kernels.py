@@ -34,8 +34,8 @@ def whole_rows(recorder: Recorder, target: Target, lanes: Lanes, rows: int, *, n
         whole_rows(recorder, target, lanes, rows, near=False)
 
 
-def _in_two_passes(recorder: Recorder, phase: str, of: str = "") -> bool:
-    """Statistics in two passes, of loops with this in their names."""
+def _in_two_passes(recorder: Recorder, phase: str, of: str = "", most: int = 0) -> bool:
+    """Statistics in two passes, of loops with this in their names, whose rows have `most` positions if that is known."""
 
     def loops() -> list[str]:
         body = next(p for p in recorder.program.phases if p.name == phase).body
@@ -46,7 +46,7 @@ def _in_two_passes(recorder: Recorder, phase: str, of: str = "") -> bool:
     done = [name for name in before if recorder.attempt("two_pass", phase, name)]
     again = [name for name in loops() if name not in before]
     for name in again:
-        recorder.attempt("keep", phase, name)
+        recorder.attempt("keep", phase, name, *((most,) if most else ()))
     return bool(done)
 
 
@@ -73,7 +73,7 @@ def parts_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int |
         if _leaves_something(program, along):
             recorder.do("fork", phase, f"{along[0].domain.name}r", size)
             if target.keeps_rows:
-                _in_two_passes(recorder, phase, of="_short")
+                _in_two_passes(recorder, phase, of="_short", most=size)
         recorder.do("share", phase)
         chosen = sizes(recorder.program, 1, target, lanes)
         _require_single(rows, chosen)
