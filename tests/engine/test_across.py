@@ -30,7 +30,6 @@ def test_two_levels(case: str, backend: str, strategy: str, options: Options, dt
     run(NESTED_SCANS[case], backend, strategy, options, dtype, features, TWO_LEVELS, 2)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(POINT, points(SPECIAL_SCANS, "special"))
 def test_infinities_and_nan(
     case: str, backend: str, strategy: str, options: Options, dtype: torch.dtype, features: Features

@@ -52,7 +52,6 @@ def test_result_dtypes(name: str) -> None:
         assert [v.dtype for v in recorded(case, dtype, case.features[0]).outputs] == want, f"{name} of {dtype}"
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(POINT, points(SPECIALS, "special"))
 def test_infinities_and_nan(
     case: str, backend: str, strategy: str, options: Options, dtype: torch.dtype, features: Features
