@@ -47,11 +47,22 @@ SETTINGS = _settings()
 """What is set from outside, and above."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips, with the reason, what this machine or this kind of run does not do."""
+def _left_out(items: list[pytest.Item]) -> set[str]:
+    """All but one of n of the tests that are `sampled(n)`, by name; at least one runs of every first parameter, mostly a case."""
+    groups: dict[tuple[str, int], list[str]] = {}
     for item in items:
         sampled = item.get_closest_marker("sampled")
-        if sampled and not FULL and zlib.crc32(item.nodeid.encode()) % sampled.args[0]:
+        if sampled:
+            groups.setdefault((item.nodeid.partition("-")[0], sampled.args[0]), []).append(item.nodeid)
+    ranked = ((sorted(names, key=lambda name: zlib.crc32(name.encode())), n) for (_, n), names in groups.items())
+    return {name for names, n in ranked for name in names[max(1, len(names) // n) :]}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips, with the reason, what this machine or this kind of run does not do."""
+    left_out = set() if FULL else _left_out(items)
+    for item in items:
+        if item.nodeid in left_out:
             item.add_marker(pytest.mark.skip(reason="not in the sample: set SERRATE_TEST_FULL=1"))
         if item.get_closest_marker("slow") and not FULL:
             item.add_marker(pytest.mark.skip(reason="slow: set SERRATE_TEST_FULL=1"))
