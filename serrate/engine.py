@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from serrate import settings
+from serrate.draw import draw_fusion
 from serrate.errors import BackendError, CompilerMissing, StrategyError
 from serrate.ir import fusion as fusion_module
 from serrate.ir.expr import Array, Symbol
@@ -427,4 +428,4 @@ def prebuild(*calls: tuple[Compiled, tuple[Any, ...]]) -> None:
     load_together([e for e in executables if isinstance(e, CppExecutable)])
 
 
-fusion_module.install(evaluate=evaluate, compile=Compiled)
+fusion_module.install(evaluate=evaluate, compile=Compiled, draw=draw_fusion)

@@ -24,6 +24,7 @@ ORDER = (
     "frontend",
     "interpret",
     "analysis",
+    "draw",
     "schedule",
     "lower",
     "codegen",

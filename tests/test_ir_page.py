@@ -8,8 +8,8 @@ from textwrap import indent
 import pytest
 import torch
 
-from serrate import analysis, ir, ops
-from serrate.ir.drawing import Drawing
+from serrate import ir, ops
+from serrate.draw import Drawing, draw_loops
 from serrate.ir.reductions import REDUCTIONS
 from serrate.lower.stages import stages
 from tests.pages import DOCS, check_dumps, check_picture
@@ -31,13 +31,13 @@ def routed() -> ir.Fusion:
 def guards() -> Drawing:
     i = ir.IterDomain(15, name="i")
     outer, inner = ir.split(i, 6)
-    return analysis.draw([i], [*ir.split(outer, 2), *ir.split(inner, 4)])
+    return draw_loops([i], [*ir.split(outer, 2), *ir.split(inner, 4)])
 
 
 def tiles() -> Drawing:
     c, r = ir.partition(ir.IterDomain(325, name="i"), [0, 127, 127, 325], names=("c", "r"))
     tile, lane = ir.split(r, 64)
-    return analysis.draw([c, r], [*ir.split(ir.combine(c, tile), 4), lane])
+    return draw_loops([c, r], [*ir.split(ir.combine(c, tile), 4), lane])
 
 
 def softmax() -> Drawing:

@@ -1,7 +1,7 @@
 """Facts about programs that transforms and printers need: indices, guards, the domain graph, allocation, contiguity.
 
 In: domains and programs. Out: index expressions, guards, brute-force visit counts, which domains are one index, places and
-holes, what holes must hold, which accesses may be wide, drawings. What no compilation needs is loaded when it is asked for.
+holes, what holes must hold, which accesses may be wide. What no compilation needs is loaded when it is asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from serrate.analysis.vectors import check_vectorized
 if TYPE_CHECKING:
     from serrate.analysis.brute_force import visits
     from serrate.analysis.contiguity import WideAccess, contiguous, merge_groups, wide_access
-    from serrate.analysis.drawing import draw
     from serrate.analysis.graph import DomainGraph
     from serrate.analysis.holes import Correctness, CorrectnessKind, correctness
     from serrate.analysis.iteration import same_iteration, split_commutes
@@ -28,7 +27,6 @@ _HOMES = {
     **dict.fromkeys(("WideAccess", "contiguous", "merge_groups", "wide_access"), "contiguity"),
     **dict.fromkeys(("same_iteration", "split_commutes"), "iteration"),
     "DomainGraph": "graph",
-    "draw": "drawing",
     "visits": "brute_force",
 }
 
@@ -51,7 +49,6 @@ __all__ = [
     "check_vectorized",
     "contiguous",
     "correctness",
-    "draw",
     "guards",
     "merge_groups",
     "same_iteration",

@@ -19,8 +19,8 @@ from serrate import modes
 from serrate.errors import DtypeError, SerrateError, TraceError
 from serrate.frontend import autocast, ops, torch_names
 from serrate.frontend.capture import captured, capturing
-from serrate.frontend.drawing import drawing_refused
 from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped
+from serrate.frontend.random_numbers import random_numbers_refused
 from serrate.ir.expr import Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.view import TensorView, is_user_file, standing_for, user_line
@@ -237,7 +237,7 @@ def trace(
         given, named = mapped(tuple(args), view), mapped(dict(kwargs), view)
         known += [(leaf, view(leaf)) for leaf in outside]
         leaves: list[TensorView] = []
-        with drawing_refused(generators), capturing(capture), _standing_in():
+        with random_numbers_refused(generators), capturing(capture), _standing_in():
             form = _flatten(function(*given, **named), leaves, fusion)
         fusion.output(*leaves)
     own = [v for _, v in constants]

@@ -5,9 +5,6 @@ In: nothing but torch dtypes. Out: immutable nodes that every later stage reads 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from serrate.ir.domains import IterDomain, IterType, ParallelType
 from serrate.ir.fusion import Fusion
 from serrate.ir.partition import partition
@@ -17,17 +14,6 @@ from serrate.ir.tensor_domain import TensorDomain
 from serrate.ir.transforms import merge, resize, restrict, split, swizzle
 from serrate.ir.traversal import traverse
 from serrate.ir.view import TensorView
-
-if TYPE_CHECKING:
-    from serrate.ir.figures import draw, draw_fusion
-
-
-def __getattr__(name: str) -> Any:
-    """Drawing is loaded when somebody draws."""
-    if name in ("draw", "draw_fusion"):
-        return getattr(importlib.import_module("serrate.ir.figures"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 __all__ = [
     "Fusion",
@@ -39,8 +25,6 @@ __all__ = [
     "TensorView",
     "combine",
     "cover",
-    "draw",
-    "draw_fusion",
     "merge",
     "partition",
     "product",

@@ -13,7 +13,6 @@ one statement of the tile grammar with the domains it runs over; the compiler lo
 
 from __future__ import annotations
 
-import importlib
 import secrets
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
@@ -359,7 +358,7 @@ class Fusion:
 
     def draw(self) -> Any:
         """A picture of the fusion: tensors with their domains, and the operations between them."""
-        return importlib.import_module("serrate.ir.figures").draw_fusion(self)  # the layout is needed only here
+        return engine("draw")(self)
 
     def __str__(self) -> str:
         lines = [f"fusion {self.name}"]

@@ -11,12 +11,12 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from serrate import analysis, ir, ops
+from serrate import ir, ops
+from serrate.draw import Drawing, draw_domains, draw_fusion, draw_loops
+from serrate.draw.figures import label
 from serrate.errors import DomainError
-from serrate.ir import Fusion, IterDomain, IterType, combine, cover, draw, draw_fusion, merge, partition, restrict, split
+from serrate.ir import Fusion, IterDomain, IterType, combine, cover, merge, partition, restrict, split
 from serrate.ir.domains import ParallelType
-from serrate.ir.drawing import Drawing
-from serrate.ir.figures import label
 from tests.analysis.chains import Chain, build, chains
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -67,7 +67,7 @@ def rows() -> tuple[IterDomain, IterDomain, ir.RaggedIterDomain]:
 def test_domains_and_transforms_are_all_there() -> None:
     _, c, r = rows()
     o, n = split(r, 64)
-    picture = draw([combine(c, o), n])
+    picture = draw_domains([combine(c, o), n])
     check(picture)
     for text in ("i", "325", "c", "r", "[127, 0, 198]", "ro", "[2, 0, 4]", "cro", "partition", "split 64", "combine"):
         assert f">{text}<" in picture.svg
@@ -80,7 +80,7 @@ def test_logical_domains_are_above_loops_and_loops_are_in_order() -> None:
     d = IterDomain(15, name="d")
     o, n = split(d, 6)
     loops = [*split(n, 4), *split(o, 2)]
-    picture = draw(loops)
+    picture = draw_domains(loops)
     check(picture)
     found = {b.cells[0].lines[0]: picture.rectangles[b.key] for b in picture.boxes if b.cells}
     bottom = [found[loop.name] for loop in loops]
@@ -105,20 +105,20 @@ def test_labels() -> None:
 
 def test_guarded_domains_are_marked() -> None:
     d = IterDomain(6, name="d")
-    plain, marked = draw(split(d, 4)), analysis.draw([d], split(d, 4))
+    plain, marked = draw_domains(split(d, 4)), draw_loops([d], split(d, 4))
     for picture in (plain, marked):
         check(picture)
     assert "stroke-dasharray" not in plain.svg and "needs a guard" not in plain.svg
     assert ">guard<" in marked.svg and "needs a guard" in marked.svg
     assert "guard: i0*4 + i1 &lt; 6  (4 may not divide 6)" in marked.svg
     assert "dashed" in marked.dot and "dashed" not in plain.dot
-    assert "no guards are needed" in analysis.draw([d], split(d, 3)).svg
+    assert "no guards are needed" in draw_loops([d], split(d, 3)).svg
 
 
 def test_long_names_of_arrays_are_given_once() -> None:
     _, c, r = rows()
     o, n = split(r, 64)
-    picture = analysis.draw([c, r], [combine(c, o), n])
+    picture = draw_loops([c, r], [combine(c, o), n])
     check(picture)
     assert "A1 = offsets[0, 127, 127, 325]" in picture.svg
 
@@ -126,18 +126,18 @@ def test_long_names_of_arrays_are_given_once() -> None:
 def test_kinds_have_colours_and_a_legend() -> None:
     _, c, r = rows()
     others = [IterDomain(1, IterType.BROADCAST), IterDomain(9, IterType.REDUCTION), IterDomain(4).parallelize(ParallelType.LANES)]
-    picture = draw([c, r, *others])
+    picture = draw_domains([c, r, *others])
     check(picture)
     for kind in ("regular", "component", "ragged", "broadcast", "reduction"):
         assert f">{kind}<" in picture.svg
     assert ".lanes<" in picture.svg
-    assert ">ragged<" not in draw([IterDomain(4)]).svg
+    assert ">ragged<" not in draw_domains([IterDomain(4)]).svg
 
 
 def test_many_rows_are_shortened() -> None:
     offsets = list(range(0, 1001, 10))
     _, r = partition(IterDomain(1000), offsets)
-    picture = draw([r])
+    picture = draw_domains([r])
     check(picture)
     assert "[10, 10, 10, 10" in picture.svg and "… 100 rows]" in picture.svg
 
@@ -179,24 +179,24 @@ def test_the_same_program_gives_the_same_picture() -> None:
     def once() -> tuple[str, ...]:
         d = IterDomain(15, name="d")
         o, n = split(d, 6)
-        pictures = analysis.draw([d], [*split(o, 2), *split(n, 4)]), draw_fusion(softmax())
+        pictures = draw_loops([d], [*split(o, 2), *split(n, 4)]), draw_fusion(softmax())
         return tuple(text for p in pictures for text in (p.svg, p.dot))
 
     assert once() == once()
 
 
 def test_save(tmp_path: Path) -> None:
-    picture = draw(split(IterDomain(6), 4))
+    picture = draw_domains(split(IterDomain(6), 4))
     assert picture.save(tmp_path / "a.svg").read_text() == picture.svg
     assert picture.save(tmp_path / "a.dot").read_text() == picture.dot
     with pytest.raises(DomainError, match=r"ends in .svg, .dot, .gv"):
         picture.save(tmp_path / "a.png")
     with pytest.raises(DomainError, match="at least one domain"):
-        draw([])
+        draw_domains([])
 
 
 def test_text_is_escaped() -> None:
-    picture = draw([IterDomain(4, name='a<b>&"c"')], notes=["x < 3 & y"])
+    picture = draw_domains([IterDomain(4, name='a<b>&"c"')], notes=["x < 3 & y"])
     check(picture)
     assert r"a<b>&\"c\"" in picture.dot
 
@@ -207,4 +207,4 @@ def test_random_chains(chain: Chain, seed: int) -> None:
     built = build(chain, seed)
     assume(built is not None)
     assert built is not None
-    check(analysis.draw(built.logical, built.loop))
+    check(draw_loops(built.logical, built.loop))

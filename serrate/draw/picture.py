@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from serrate.draw.layout import Box, Cell, Edge, Placed, place
 from serrate.errors import DomainError
-from serrate.ir.drawing.layout import Box, Cell, Edge, Placed, place
 
 FONT_SIZE = 13.0
 CHARACTER = 8.1

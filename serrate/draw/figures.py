@@ -1,7 +1,7 @@
-"""What to draw: domains with the transforms between them, and fusions.
+"""What to draw: domains with the transforms between them, loops with their guards, and fusions.
 
-In: domains (the loops, usually) or a fusion. Out: a `Drawing`. Logical domains stand at the top, loops at the bottom, and a
-small node for each transform in between. Which domains need a guard is not known here; the caller marks them.
+In: domains (the loops, usually) or a fusion. Out: a `Drawing`. Logical domains are at the top, loops at the bottom, with a
+small node for each transform in between.
 """
 
 from __future__ import annotations
@@ -9,38 +9,37 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
+from serrate.analysis.guards import Guard, guards
+from serrate.draw.layout import Box, Cell, Edge
+from serrate.draw.picture import COLOURS, Drawing, Legend, domain_box, pill, titled_box
 from serrate.errors import DomainError
 from serrate.ir.domains import COORDINATE, IterDomain, IterType, ParallelType
-from serrate.ir.drawing import Box, Drawing, Edge, Legend
-from serrate.ir.drawing.layout import Cell
-from serrate.ir.drawing.picture import COLOURS, domain_box, pill, titled_box
 from serrate.ir.expr import Expr
+from serrate.ir.fusion import Fusion
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Accumulate, Leaf, Library, Scan
 from serrate.ir.transforms import Split, Transform
 from serrate.ir.values import Call, Read, Role, Tensor
 
-if TYPE_CHECKING:
-    from serrate.ir.fusion import Fusion
-
 LONGEST = 36
 """Extents with more characters are shortened."""
+LONG_NAME = 12
+"""Array names with more characters are shortened in guards."""
 
 
-def draw(domains: Iterable[IterDomain], guarded: Iterable[IterDomain] = (), notes: Iterable[str] = ()) -> Drawing:
+def draw_domains(domains: Iterable[IterDomain], guarded: Iterable[IterDomain] = (), notes: Iterable[str] = ()) -> Drawing:
     """A picture of `domains` and of everything they were made from; `guarded` ones are marked.
 
     >>> from serrate.ir import IterDomain, split
     >>> d = IterDomain(6, name="d")
-    >>> picture = draw(split(d, 4), guarded=[d])
+    >>> picture = draw_domains(split(d, 4), guarded=[d])
     >>> "split 4" in picture.svg, "split 4" in picture.dot
     (True, True)
     """
     loops = list({d.uid: d for d in domains}.values())
     if not loops:
-        raise DomainError("draw: expected at least one domain, got none")
+        raise DomainError("draw_domains: expected at least one domain, got none")
     marked = {d.uid for d in guarded}
     found, transforms = _closed(loops)
     owners = {d.component.uid for d in found if isinstance(d, RaggedIterDomain)}
@@ -57,6 +56,20 @@ def draw(domains: Iterable[IterDomain], guarded: Iterable[IterDomain] = (), note
         edges += [Edge(keys[d.uid], key, dashed=True) for d in transform.beside if d.uid not in inputs]
         edges += [Edge(key, keys[d.uid]) for d in transform.outputs]
     return Drawing(shown, edges, _legend(cells, notes), [keys[d.uid] for d in loops])
+
+
+def draw_loops(logical: Sequence[IterDomain], loop: Sequence[IterDomain]) -> Drawing:
+    """The transforms from `logical` domains to loops; domains whose bound the loops must check are marked.
+
+    >>> from serrate.ir import IterDomain, split
+    >>> d = IterDomain(6)
+    >>> "i0*4 + i1 &lt; 6" in draw_loops([d], split(d, 4)).svg
+    True
+    """
+    found = guards(logical, loop)
+    loops = ", ".join(f"i{k} = {d.name}" for k, d in enumerate(loop))
+    notes = [f"loops: {loops}", *_with_short_names(found)] if found else ["no guards are needed"]
+    return draw_domains([*loop, *logical], [g.domain for g in found], notes)
 
 
 def draw_fusion(fusion: Fusion) -> Drawing:
@@ -106,6 +119,17 @@ def label(transform: Transform) -> str:
     if isinstance(transform, Split) and transform.outputs[1].extent_expr is not transform.factor:
         numbers.append("outside")
     return " ".join([words, *numbers])
+
+
+def _with_short_names(found: Sequence[Guard]) -> list[str]:
+    """The guards as text. Arrays with long names (derived ones are named by their recipe) get short ones, listed below."""
+    arrays = {a.name for g in found for a in g.condition.left.arrays | g.condition.right.arrays}
+    lines = [f"guard: {g}" for g in found]
+    # A long name can contain a shorter one, so the longest goes first.
+    for k, name in enumerate(sorted((n for n in arrays if len(n) > LONG_NAME), key=lambda n: (-len(n), n))):
+        lines = [line.replace(name, f"A{k}") for line in lines]
+        lines.append(f"A{k} = {name}")
+    return lines
 
 
 def _closed(loops: Sequence[IterDomain]) -> tuple[list[IterDomain], list[Transform]]:

@@ -18,7 +18,7 @@ from serrate.errors import TraceError
 
 
 @contextmanager
-def drawing_refused(generators: Sequence[Any] = ()) -> Iterator[None]:
+def random_numbers_refused(generators: Sequence[Any] = ()) -> Iterator[None]:
     """Within this, nothing may be drawn from the shared generators and from these."""
     before = _states(generators)
     yield
