@@ -19,7 +19,7 @@ import torch
 from serrate import settings
 from serrate.draw import draw_fusion
 from serrate.errors import BackendError, CompilerMissing, StrategyError
-from serrate.ir import fusion as fusion_module
+from serrate.ir import hooks
 from serrate.ir.expr import Array, Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.loops import LoopProgram
@@ -37,7 +37,9 @@ from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutabl
 from serrate.runtime.locks import making
 from serrate.runtime.results import Result, groups, result
 from serrate.schedule.by_hand import by_hand
+from serrate.schedule.hand import schedule_of
 from serrate.schedule.heuristic import Rows, choose, invariant
+from serrate.schedule.loop_handle import LoopHandle
 from serrate.schedule.plan import Plan
 from serrate.schedule.prepare import RowFacts, row_facts
 from serrate.schedule.strategies import STRATEGIES, check, plan
@@ -267,7 +269,7 @@ class Compiled:
         self.binder = Binder(fusion)
         self.result_names = frozenset(view.tensor.memory.name for view in fusion.results)
         self.stages = tuple(Kernels(self, s) if isinstance(s, TileProgram) else s for s in stages(fusion))
-        self.hand = fusion.hand() if strategy is None else None
+        self.hand = schedule_of(fusion) if strategy is None and fusion.schedule is not None else None
         for stage in self.stages:
             if isinstance(stage, Kernels) and self.hand is not None:
                 # An illegal schedule is told here, not at the first call.
@@ -428,4 +430,4 @@ def prebuild(*calls: tuple[Compiled, tuple[Any, ...]]) -> None:
     load_together([e for e in executables if isinstance(e, CppExecutable)])
 
 
-fusion_module.install(evaluate=evaluate, compile=Compiled, draw=draw_fusion)
+hooks.install(evaluate=evaluate, compile=Compiled, draw=draw_fusion, loop_handle=LoopHandle)

@@ -14,19 +14,19 @@ one statement of the tile grammar with the domains it runs over; the compiler lo
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
-from serrate.errors import CallError, ShapeError, TraceError, VerificationError
+from serrate.errors import CallError, ShapeError, TraceError
 from serrate.ir import check
 from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Environment, Expr, Symbol, as_expr, symbol
-from serrate.ir.hand import Change, Hand, LoopState, Step
+from serrate.ir.hooks import installed
 from serrate.ir.order import in_order
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.same import structure_key
@@ -138,6 +138,21 @@ NOTHING = torch.iinfo(torch.int64).max
 Check = Equal | AtLeastLongest | Offsets | RowsOfOffsets | RowsInside | Rectangles | PositionInside
 
 
+Step = tuple[str, tuple[str | int, ...]]
+"""A schedule primitive's name and its arguments, the phase first."""
+
+
+class LoopSchedule(Protocol):
+    """What a fusion knows of the schedule that was made for it by hand; `schedule.hand` has the rest."""
+
+    @property
+    def steps(self) -> tuple[Step, ...]: ...
+
+    def is_partial(self, tensor: Tensor) -> bool: ...
+
+    def cloned(self, cloner: Cloner, kept: Container[str]) -> LoopSchedule | None: ...
+
+
 @dataclass(eq=False, repr=False)
 class Fusion:
     """A recorded program. Use as a context manager, or pass to `ops` through its tensors.
@@ -159,10 +174,8 @@ class Fusion:
     checks: list[Check] = field(default_factory=list)
     index_checks: list[IndicesInside] = field(default_factory=list)
     """The checks that the program makes itself."""
-    changes: list[Change] = field(default_factory=list)
-    """The hand schedule: every change of loops, in order."""
-    states: dict[str, LoopState] = field(default_factory=dict)
-    """The hand schedule: the loops of each tensor that has one, by the name of the tensor."""
+    schedule: LoopSchedule | None = None
+    """How loops were changed by hand; None where none were."""
     sizes: dict[Symbol, int] = field(default_factory=dict)
     """What unknown extents are in the call that is being traced: for messages, and for `fixed`."""
     device: str | None = None
@@ -332,16 +345,21 @@ class Fusion:
         new.outputs = [new.view(cloner(view.tensor)) for view in self.outputs]
         new.checks = [cloner(c) for c in self.checks]
         new.index_checks = [cloner(c) for c in self.index_checks]
-        kept = {d.statement.targets[0].name for d in definitions}
-        states = {name: s for name, s in self.states.items() if (s.origin or name) in kept}
-        new.changes = [cloner(c) for c in self.changes if c.phase in states or c.phase in kept]
-        for name, state in states.items():
-            copied = cloner(state)
-            new.states[name] = replace(copied, parallel={cloner.uids[uid]: kind for uid, kind in state.parallel.items()})
-        for tensor, view in self._views.items():
-            if self.is_partial(view.tensor) and tensor.name in states:
-                new.view(cloner(tensor))
+        if self.schedule is not None:
+            new.schedule = self.schedule.cloned(cloner, {d.statement.targets[0].name for d in definitions})
+            for tensor in self._views:
+                if new.is_partial(tensor):
+                    new.view(cloner(tensor))
         return new
+
+    def is_partial(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the partial result of a reduction that a schedule has factored: no part of the math."""
+        return self.schedule is not None and self.schedule.is_partial(tensor)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The changes of loops made by hand, as primitives with their arguments, in order."""
+        return () if self.schedule is None else self.schedule.steps
 
     def key(self) -> tuple[Hashable, ...]:
         """What is recorded, as a hashable value that does not depend on names; equal iff the fusions are."""
@@ -358,7 +376,7 @@ class Fusion:
 
     def draw(self) -> Any:
         """A picture of the fusion: tensors with their domains, and the operations between them."""
-        return engine("draw")(self)
+        return installed("draw")(self)
 
     def __str__(self) -> str:
         lines = [f"fusion {self.name}"]
@@ -383,62 +401,18 @@ class Fusion:
 
     __repr__ = __str__
 
-    # --- the hand schedule -----------------------------------------------------------------------------------------------
-
-    def loop_state(self, tensor: Tensor) -> LoopState | None:
-        """The loops that compute a tensor (of a view, the tensor it views); None for an input."""
-        memory = tensor.memory
-        if self.is_partial(memory):
-            return self.states[memory.name]
-        definition = self.definition_of(memory)
-        if definition is None:
-            return None
-        statement = definition.statement
-        name = statement.targets[0].name
-        over = statement.over if isinstance(statement, Accumulate | Scan) else ()
-        return self.states.get(name) or LoopState(name, definition.domains, over)
-
-    def is_partial(self, tensor: Tensor) -> bool:
-        """Whether a tensor is the partial result of a reduction that a schedule has factored: no part of the math."""
-        return tensor.name in self.states and self.states[tensor.name].origin is not None
-
-    def feeds(self, phase: str, other: str) -> bool:
-        """Whether the loops named `other` compute something from what those named `phase` compute."""
-        first, second = (self.states[p].origin if p in self.states else None for p in (phase, other))
-        if first is not None and first == other:
-            return True
-        sources = [t for d in self.definitions if d.statement.targets[0].name == (first or phase) for t in d.statement.targets]
-        targets = [d.statement.targets[0] for d in self.definitions if d.statement.targets[0].name == (second or other)]
-        return any(self.reaches(s, t) for s in sources for t in targets)
-
-    def keep(self, view: TensorView) -> TensorView:
-        """Gives a tensor a schedule of its own, as it is: it is then computed where it stands and not where it is read."""
-        state = self.loop_state(view.tensor)
-        assert state is not None
-        self.states[state.phase] = state
-        return view
-
-    def hand(self) -> Hand | None:
-        """The schedule made by hand so far; None where there is none."""
-        return Hand(tuple(self.changes), dict(self.states)) if self.states else None
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """The changes of loops made by hand, as primitives with their arguments, in order."""
-        return tuple(change.step for change in self.changes)
-
     # --- running -------------------------------------------------------------------------------------------------------
 
     def evaluate(self, *args: Any) -> Any:
         """Runs the program on the reference interpreter."""
-        return engine("evaluate")(self, *args)
+        return installed("evaluate")(self, *args)
 
     def compile(self, backend: str | None = None, strategy: str | None = None, **options: Any) -> Callable[..., Any]:
         """The program compiled for a backend under a strategy; both are chosen when not given.
 
         A schedule made by hand is what runs, unless a strategy is named.
         """
-        compiled: Callable[..., Any] = engine("compile")(self, backend=backend, strategy=strategy, **options)
+        compiled: Callable[..., Any] = installed("compile")(self, backend=backend, strategy=strategy, **options)
         return compiled
 
 
@@ -461,20 +435,6 @@ def _view_lines(tensors: Iterable[Tensor], shown: set[Tensor]) -> list[str]:
 def _offsets_of(domains: Iterable[IterDomain]) -> set[str]:
     """The names of the arrays that the lengths of rows in these domains come from."""
     return {node.name for domain in domains for node in traverse(domain) if isinstance(node, Array)}
-
-
-_engine: dict[str, Callable[..., Any]] = {}
-
-
-def install(**entries: Callable[..., Any]) -> None:
-    """Called once by the engine: what `Fusion.evaluate` and `Fusion.compile` do."""
-    _engine.update(entries)
-
-
-def engine(name: str) -> Callable[..., Any]:
-    if name not in _engine:
-        raise VerificationError("serrate.engine is not imported; import serrate, not serrate.ir alone, to run programs")
-    return _engine[name]
 
 
 def current_fusion() -> Fusion:

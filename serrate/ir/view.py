@@ -1,7 +1,8 @@
 """TensorView: a tensor of a fusion, what operations take and give, and the handle that schedules change loops by.
 
 In: Python operators, torch functions and methods on it. Out: operations recorded in the fusion, through the table
-`TensorView.operators` that the front end fills. Loops are in `LoopHandle`.
+`TensorView.operators` that the front end fills.
+Loops are changed by `schedule.loop_handle`, which the engine installs.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import contextlib
 import operator
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
@@ -26,10 +27,11 @@ from serrate.errors import (
     TraceAttributeError,
     TraceError,
 )
-from serrate.ir.domains import IterDomain
+from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Expr, as_expr
-from serrate.ir.loop_handle import LoopHandle
+from serrate.ir.hooks import installed
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.tensor_domain import TensorDomain
 from serrate.ir.values import Places, Role, Tensor, Value, read
 
 if TYPE_CHECKING:
@@ -170,7 +172,7 @@ standing_for: ContextVar[type | None] = ContextVar("standing_for", default=None)
 """While a function is traced: the class that ragged tensors of its program stand for."""
 
 
-class TensorView(LoopHandle):
+class TensorView:
     """A tensor of a fusion. Supports Python operators, torch functions and methods, and scheduling by hand."""
 
     __slots__ = ("fusion", "tensor")
@@ -255,6 +257,114 @@ class TensorView(LoopHandle):
             raise DtypeError(f"{name} in place ({user_line()}): the result is {result.dtype}, which {self.dtype} cannot hold")
         self.fusion.overwritten.add(self.tensor.memory)
         return result.to(self.dtype)
+
+    # --- scheduling by hand; `schedule.loop_handle` does the work -------------------------------------------------------
+
+    @property
+    def _loop_handle(self) -> Any:
+        return installed("loop_handle")(self)
+
+    @property
+    def domain(self) -> TensorDomain:
+        """Root, logical, allocation and loop domains, as the schedule has left them.
+
+        >>> from serrate import ir, ops
+        >>> with ir.Fusion() as f:
+        ...     x, offsets = f.input((10, 4), torch.float32), f.input((4,), torch.int64)
+        ...     y = ops.sum(ops.as_nested(x, offsets), 1)
+        >>> print(y.split(1, 2).parallelize(0, "block_x").domain)
+        root       [i.c0{3}, i.d1{4}]
+        logical    [i.c0{3}, i.d1{4}]
+        allocation [i.c0{3}, i.d1{4}]
+        loop       [i.c0{3}.block_x, r.ragged.r0o{(T1[c + 1] - T1[c] + 1) // 2}, r.r0i{2}, i.d1{4}]
+        """
+        domain: TensorDomain = self._loop_handle.domain
+        return domain
+
+    @property
+    def loops(self) -> tuple[IterDomain, ...]:
+        """The loop domains: what axes of the methods below count, from the end where negative."""
+        return self.domain.loop
+
+    def split(self, axis: int, factor: int, inner: bool = True) -> Self:
+        """for i: s   ->   for io: for ii in factor: s   (with `inner=False` the factor is the outer extent)
+
+        The ragged partner of a component that is split stays as it is: its length is a function of the coordinate.
+        """
+        self._loop_handle.split(axis, factor, inner)
+        return self
+
+    def merge(self, axis: int, other: int | None = None) -> Self:
+        """for a: for b: s   ->   for ab: s   (`other` is the next axis, and may be left out)"""
+        self._loop_handle.merge(axis, other)
+        return self
+
+    def reorder(self, order: Mapping[int, int] | Sequence[int]) -> Self:
+        """for a: for b: s   ->   for b: for a: s.  Either all axes in their new order, or {axis: new place} for some."""
+        self._loop_handle.reorder(order)
+        return self
+
+    def partition(self, axis: int, offsets: TensorView | Sequence[int] | torch.Tensor) -> Self:
+        """for i: s   ->   for c: for r[c]: s.  By known offsets, or by offsets that the fusion already partitions this by."""
+        self._loop_handle.partition(axis, offsets)
+        return self
+
+    def combine(self, component: int, ragged: int | None = None) -> Self:
+        """for c: for r[c]: s   ->   for i: s   (the inverse of partition; `ragged` is the next axis, and may be left out)"""
+        self._loop_handle.combine(component, ragged)
+        return self
+
+    def resize(self, axis: int, left: int, right: int) -> Self:
+        """for i in n: s   ->   for i' in left+n+right: s at i' - left   (what lies outside is guarded away)"""
+        self._loop_handle.resize(axis, left, right)
+        return self
+
+    def swizzle(self, axis: int, other: int) -> Self:
+        """for a: for b: s   ->   for a: for b': s at b' xor a   (a is at `axis`, b at `other`; extents are powers of two)"""
+        self._loop_handle.swizzle(axis, other)
+        return self
+
+    def parallelize(self, axis: int, kind: ParallelType | str) -> Self:
+        """Says how a loop runs: a `ParallelType` or its name.
+
+        On one device `grid` and `block_*` are spread over workers; `lanes`, `thread_*`, `vectorize` and `unroll` are one block.
+        """
+        self._loop_handle.parallelize(axis, kind)
+        return self
+
+    def inline_at(self, consumer: TensorView, position: int) -> Self:
+        """for c: t;  for c: y   ->   for c: (t; y):  computes this tensor inside the outermost `position` loops of `consumer`.
+
+        If this tensor has no schedule of its own it follows the changes that made those loops of the consumer. Negative
+        positions count from the end, -1 being all loops.
+        """
+        self._loop_handle.inline_at(consumer, position)
+        return self
+
+    def rfactor(self, axes: int | Sequence[int]) -> TensorView:
+        """t[c] += x over (o, n)   ->   p[c, o] += x over n;  t[c] += p[c, o] over o.  Gives p, which reduces `axes` (here n)."""
+        view: TensorView = self._loop_handle.rfactor(axes)
+        return view
+
+    def cache_before(self) -> TensorView:
+        """t = f(x)   ->   c = f(x);  t = c.  Gives c: what is computed, and then copied to this tensor."""
+        view: TensorView = self._loop_handle.cache_before()
+        return view
+
+    def cache_after(self) -> TensorView:
+        """y = f(x)   ->   c = x;  y = f(c).  Gives c: a copy of this tensor that everything reads instead."""
+        view: TensorView = self._loop_handle.cache_after()
+        return view
+
+    def set_allocation(self, domains: Sequence[IterDomain]) -> Self:
+        """Stores an intermediate over other domains: splits and merges of its memory's dims, in any order.
+
+        An indivisible split leaves places that hold no element; nothing reads them.
+        """
+        self._loop_handle.set_allocation(domains)
+        return self
+
+    # --- Python's protocols ---------------------------------------------------------------------------------------------
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise InPlaceError(

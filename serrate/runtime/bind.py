@@ -29,7 +29,6 @@ from serrate.ir.fusion import (
     RowsInside,
     RowsOfOffsets,
 )
-from serrate.ir.hand import Hand
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum
 from serrate.ir.recipes import Largest
@@ -37,6 +36,7 @@ from serrate.ir.transforms import Merge
 from serrate.ir.traversal import traverse
 from serrate.lower.stages import arrays_of
 from serrate.runtime.arrays import derive, remembered
+from serrate.schedule.hand import HandSchedule
 from serrate.tensor import Structure
 from serrate.tensor.checks.agreement import require_same_offsets
 from serrate.tensor.checks.validate import Moment, check_lengths, check_rectangles, check_starts, judged, moment
@@ -226,7 +226,7 @@ class Binder:
                 if a != b:
                     raise ShapeError(f"{check.what} differ: {a} and {b}")
 
-    def check_vectors(self, call: Call, hand: Hand) -> None:
+    def check_vectors(self, call: Call, hand: HandSchedule) -> None:
         """A loop that was vectorized by hand must be whole vectors; where only a call tells, it is asked here."""
         for state in hand.states.values():
             logical = [d for tensor in self.inputs for d in tensor.logical]

@@ -1,7 +1,7 @@
 """Schedules made by hand: the steps that `TensorView`s recorded, completed to a plan.
 
-In: a naive tile program and a `Hand`. Out: a plan called `by_hand`, of the same primitives that strategies use. What a hand
-schedule leaves open is decided here, in this order, and stands in the plan like everything else:
+In: a naive tile program and a `HandSchedule`. Out: a plan called `by_hand`, of the same primitives that strategies use. What it
+leaves open is decided here, in this order, and stands in the plan like everything else:
 
     1. elementwise results without a schedule are computed where they are read, where that is legal
     2. the recorded steps, in the order they were made
@@ -18,12 +18,12 @@ from serrate.analysis.guards import guards, loop_symbols
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Expr, const
-from serrate.ir.hand import Hand, LoopState
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.solve import end_of
 from serrate.ir.tile import GRID, LANES, SERIAL, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.transforms import picks
 from serrate.ir.values import Extent, Read, Role
+from serrate.schedule.hand import HandSchedule, LoopState
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import reduced_loops
 from serrate.schedule.target import Target, power_of_two_at_least
@@ -32,7 +32,7 @@ Kinds = Mapping[str, ParallelType]
 """How the loops of a phase run, by name."""
 
 
-def by_hand(program: TileProgram, hand: Hand, target: Target) -> Plan:
+def by_hand(program: TileProgram, hand: HandSchedule, target: Target) -> Plan:
     """The plan of a schedule made by hand."""
     recorder = Recorder(program)
     live = {phase.name for phase in program.phases}
@@ -70,7 +70,7 @@ def _loops(phase: Phase) -> tuple[IterDomain, ...]:
     return tuple(loop.domain for loop in found[0])
 
 
-def _inline_unscheduled(recorder: Recorder, hand: Hand) -> None:
+def _inline_unscheduled(recorder: Recorder, hand: HandSchedule) -> None:
     for phase in recorder.program.phases:
         leaf = phase.leaves[0]
         if phase.name not in hand.states and isinstance(leaf, Store) and leaf.tensor.role is Role.SCRATCH:
@@ -155,7 +155,7 @@ def _check_rows_end(phase: Phase) -> None:
             )
 
 
-def _move_inside(recorder: Recorder, hand: Hand) -> None:
+def _move_inside(recorder: Recorder, hand: HandSchedule) -> None:
     holds = {phase.name: phase.name for phase in recorder.program.phases}
     for phase in reversed(recorder.program.phases):
         state = hand.states.get(phase.name)

@@ -15,7 +15,6 @@ from serrate.errors import ScheduleError
 from serrate.ir import ragged_transforms, transforms
 from serrate.ir.domains import COORDINATE, IterDomain, ParallelType
 from serrate.ir.expr import Array, symbol
-from serrate.ir.hand import check_no_rows, check_order, check_resize, check_swizzle
 from serrate.ir.partition import Partition
 from serrate.ir.partition import partition as make_partition
 from serrate.ir.ragged import RaggedIterDomain
@@ -45,6 +44,7 @@ from serrate.ir.tile import (
 )
 from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, read, reindex
 from serrate.schedule import cutting, statistics
+from serrate.schedule.hand import check_no_rows, check_order, check_resize, check_swizzle
 from serrate.schedule.sharing import shared
 
 Loops = tuple[tuple[IterDomain, ParallelType], ...]

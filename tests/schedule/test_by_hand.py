@@ -37,7 +37,7 @@ def data(result: Any) -> torch.Tensor:
 
 def agrees(f: Fusion, *args: torch.Tensor, backends: tuple[str, ...] = BACKENDS) -> None:
     """The scheduled program gives what the unscheduled one does, on every backend."""
-    assert f.hand() is not None
+    assert f.schedule is not None
     wanted = data(f.evaluate(*args))
     for backend in backends:
         compiled = f.compile(backend)
@@ -473,7 +473,7 @@ def test_random_schedules_of_several_tensors_agree_or_are_refused(f: Fusion, len
         f.compile("reference")
     except ScheduleError:
         return
-    if f.hand() is not None:
+    if f.schedule is not None:
         agrees(f, values(int(offsets[-1]), 4), offsets, backends=("reference",))
 
 

@@ -1,35 +1,30 @@
-"""The scheduling half of `TensorView`: loops of a tensor, changed by hand.
+"""Schedules by hand: the work behind `TensorView.split` and its neighbours, which document each change.
 
-In: positions in the loops a tensor has now. Out: the same handle, so that calls chain; the fusion remembers the steps. The
-math never changes: `Fusion.compile` makes a plan of the steps (`schedule.by_hand`) and runs it through the same lowering as
-every strategy's plan. What is wrong in itself is refused here, at once; what is wrong for a program, when it is compiled.
-
-    y.split(1, 32).parallelize(0, "block_x").parallelize(-1, "thread_x")
+In: positions in the loops a tensor has now. Out: the fusion's schedule with one change more. The math never changes:
+`Fusion.compile` makes a plan of the changes (`by_hand`) and lowers it like every strategy's plan. What is wrong in itself is
+refused here, at once; what is wrong for a program, when it is compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
 
 import torch
 
 from serrate.errors import DomainError, ScheduleError, choices
-from serrate.ir import hand, rewrites, transforms
+from serrate.ir import transforms
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Array
-from serrate.ir.hand import Change, LoopState
 from serrate.ir.partition import Partition, partition
 from serrate.ir.ragged_transforms import combine
 from serrate.ir.storage import storage_of
 from serrate.ir.tensor_domain import TensorDomain, made_from
 from serrate.ir.tile import Accumulate
 from serrate.ir.values import Role, Tensor
-
-if TYPE_CHECKING:
-    from serrate.ir.fusion import Fusion
-    from serrate.ir.view import TensorView
+from serrate.ir.view import TensorView
+from serrate.schedule import caches, hand
+from serrate.schedule.hand import Change, LoopState, feeds, loop_state, schedule_of
 
 
 class LoopHandle:
@@ -38,64 +33,41 @@ class LoopHandle:
     A view (`as_nested` and friends) is not computed: its loops are those of the tensor it views.
     """
 
-    __slots__ = ()
-    fusion: Fusion
-    tensor: Tensor
+    __slots__ = ("fusion", "tensor", "view")
+
+    def __init__(self, view: TensorView) -> None:
+        self.view, self.fusion, self.tensor = view, view.fusion, view.tensor
 
     @property
     def domain(self) -> TensorDomain:
-        """Root, logical, allocation and loop domains, as the schedule has left them.
-
-        >>> from serrate import ir, ops
-        >>> with ir.Fusion() as f:
-        ...     x, offsets = f.input((10, 4), torch.float32), f.input((4,), torch.int64)
-        ...     y = ops.sum(ops.as_nested(x, offsets), 1)
-        >>> print(y.split(1, 2).parallelize(0, "block_x").domain)
-        root       [i.c0{3}, i.d1{4}]
-        logical    [i.c0{3}, i.d1{4}]
-        allocation [i.c0{3}, i.d1{4}]
-        loop       [i.c0{3}.block_x, r.ragged.r0o{(T1[c + 1] - T1[c] + 1) // 2}, r.r0i{2}, i.d1{4}]
-        """
         tensor, memory = self.tensor, self.tensor.memory
-        state = self.fusion.loop_state(tensor)
+        state = loop_state(self.fusion, tensor)
         if state is None:
             return TensorDomain(memory.logical, tensor.logical, memory.storage, tensor.logical)
         return TensorDomain(memory.logical, tensor.logical, state.allocation or memory.storage, state.shown)
 
-    @property
-    def loops(self) -> tuple[IterDomain, ...]:
-        """The loop domains: what axes of the methods below count."""
-        return self.domain.loop
-
     # --- loops ---------------------------------------------------------------------------------------------------------
 
-    def split(self, axis: int, factor: int, inner: bool = True) -> Self:
-        """for i: s   ->   for io: for ii in factor: s   (with `inner=False` the factor is the outer extent)
-
-        The ragged partner of a component that is split stays as it is: its length is a function of the coordinate.
-        """
+    def split(self, axis: int, factor: int, inner: bool = True) -> None:
         state, (domain,) = self._loops("split", axis)
         made = transforms.split(domain, factor, inner=inner)
-        return self._done(state, axis, Change("split", state.phase, (domain,), made, (factor, int(inner))))
+        self._done(state, axis, Change("split", state.phase, (domain,), made, (factor, int(inner))))
 
-    def merge(self, axis: int, other: int | None = None) -> Self:
-        """for a: for b: s   ->   for ab: s   (`other` is the next axis, and may be left out)"""
+    def merge(self, axis: int, other: int | None = None) -> None:
         state, (outer, inner) = self._neighbours("merge", axis, other)
         made = transforms.merge(outer, inner)
-        return self._done(state, axis, Change("merge", state.phase, (outer, inner), (made,)))
+        self._done(state, axis, Change("merge", state.phase, (outer, inner), (made,)))
 
-    def reorder(self, order: Mapping[int, int] | Sequence[int]) -> Self:
-        """for a: for b: s   ->   for b: for a: s.  Either all axes in their new order, or {axis: new place} for some."""
+    def reorder(self, order: Mapping[int, int] | Sequence[int]) -> None:
         state = self._own_state("reorder")
         places = _new_order(state, order)
         state, changes = hand.reordered(state, [state.loop[k] for k in places])
-        return self._record(state, *changes)
+        self._record(state, *changes)
 
-    def partition(self, axis: int, offsets: TensorView | Sequence[int] | torch.Tensor) -> Self:
-        """for i: s   ->   for c: for r[c]: s.  By known offsets, or by offsets that the fusion already partitions this by."""
+    def partition(self, axis: int, offsets: TensorView | Sequence[int] | torch.Tensor) -> None:
         state, (domain,) = self._loops("partition", axis)
         array: Array | Sequence[int]
-        if isinstance(offsets, LoopHandle):
+        if isinstance(offsets, TensorView):
             array, args = self._known_offsets(domain, offsets), (offsets.tensor.name,)
             made = partition(domain, array, offsets.tensor.logical[0].extent_expr - 1, program=self.fusion.identity)
         else:
@@ -105,9 +77,9 @@ class LoopHandle:
                     f"partition: {domain} of {state.phase} has an extent known only when run; {array} may not end there"
                 )
             made, args = partition(domain, array), tuple(array)
-        return self._done(state, axis, Change("partition", state.phase, (domain,), made, args))
+        self._done(state, axis, Change("partition", state.phase, (domain,), made, args))
 
-    def _known_offsets(self, domain: IterDomain, offsets: LoopHandle) -> Array:
+    def _known_offsets(self, domain: IterDomain, offsets: TensorView) -> Array:
         """Offsets are checked when the program is called only where the math uses them, and against what it partitions."""
         array = Array(offsets.tensor.name)
         for tensor in self.fusion.every_tensor():
@@ -120,34 +92,27 @@ class LoopHandle:
             f"nothing checks that it fits {domain.name}; use as_nested in the math, or known offsets"
         )
 
-    def combine(self, component: int, ragged: int | None = None) -> Self:
-        """for c: for r[c]: s   ->   for i: s   (the inverse of partition; `ragged` is the next axis, and may be left out)"""
+    def combine(self, component: int, ragged: int | None = None) -> None:
         state, (outer, inner) = self._neighbours("combine", component, ragged)
         made = combine(outer, inner)
-        return self._done(state, component, Change("combine", state.phase, (outer, inner), (made,)))
+        self._done(state, component, Change("combine", state.phase, (outer, inner), (made,)))
 
-    def resize(self, axis: int, left: int, right: int) -> Self:
-        """for i in n: s   ->   for i' in left+n+right: s at i' - left   (what lies outside is guarded away)"""
+    def resize(self, axis: int, left: int, right: int) -> None:
         state, (domain,) = self._loops("resize", axis)
         hand.check_resize(state.phase, domain, left, right)
         hand.check_no_rows("resize", state.phase, state.loop, domain)
         made = transforms.resize(domain, left, right)
-        return self._done(state, axis, Change("resize", state.phase, (domain,), (made,), (left, right)))
+        self._done(state, axis, Change("resize", state.phase, (domain,), (made,), (left, right)))
 
-    def swizzle(self, axis: int, other: int) -> Self:
-        """for a: for b: s   ->   for a: for b': s at b' xor a   (a is at `axis`, b at `other`; extents are powers of two)"""
+    def swizzle(self, axis: int, other: int) -> None:
         state, (by,) = self._loops("swizzle", axis)
         _, (domain,) = self._loops("swizzle", other)
         hand.check_swizzle(state.phase, by, domain, by_is_reduced=state.reduces(by), is_reduced=state.reduces(domain))
         hand.check_no_rows("swizzle", state.phase, state.loop, domain)
         made = transforms.swizzle(by, domain)[1]
-        return self._done(state, other, Change("swizzle", state.phase, (domain,), (made,), (by.name,)))
+        self._done(state, other, Change("swizzle", state.phase, (domain,), (made,), (by.name,)))
 
-    def parallelize(self, axis: int, kind: ParallelType | str) -> Self:
-        """Says how a loop runs: a `ParallelType` or its name.
-
-        On one device `grid` and `block_*` are spread over workers; `lanes`, `thread_*`, `vectorize` and `unroll` are one block.
-        """
+    def parallelize(self, axis: int, kind: ParallelType | str) -> None:
         state = self._own_state("parallelize")
         domain = state.loop[hand.axis_of("parallelize", state, axis)]
         try:
@@ -155,26 +120,22 @@ class LoopHandle:
         except ValueError:
             known = choices(kind, (k.value for k in ParallelType))
             raise ScheduleError(f"parallelize: {kind!r} is not how a loop can run: {known}") from None
-        return self._record(replace(state, parallel={**state.parallel, domain.uid: wanted}))
+        self._record(replace(state, parallel={**state.parallel, domain.uid: wanted}))
 
     # --- several tensors -------------------------------------------------------------------------------------------------
 
-    def inline_at(self, consumer: TensorView, position: int) -> Self:
-        """for c: t;  for c: y   ->   for c: (t; y):  computes this tensor inside the outermost `position` loops of `consumer`.
-
-        If this tensor has no schedule of its own it follows the changes that made those loops of the consumer. Negative
-        positions count from the end, -1 being all loops.
-        """
-        state, other = self._own_state("inline_at"), consumer._own_state("inline_at")
+    def inline_at(self, consumer: TensorView, position: int) -> None:
+        theirs = LoopHandle(consumer)
+        state, other = self._own_state("inline_at"), theirs._own_state("inline_at")
         depth = position + len(other.loop) + 1 if isinstance(position, int) and position < 0 else position
         if isinstance(position, bool) or not isinstance(position, int) or not 1 <= depth <= len(other.loop):
             raise ScheduleError(f"inline_at: position must name some of the loops {other}, from 1 on, got {position!r}")
-        if not self.fusion.feeds(state.phase, other.phase):
+        if not feeds(self.fusion, state.phase, other.phase):
             raise ScheduleError(f"inline_at: {other.phase} is not computed from {state.phase}")
         changes: list[Change] = []
-        if not any(c.phase == state.phase for c in self.fusion.changes):
-            theirs = [c for c in self.fusion.changes if c.phase == other.phase]
-            needed = [c for c in theirs if any(made_from(d, c.outputs) for d in other.loop[:depth])]
+        if not any(c.phase == state.phase for c in schedule_of(self.fusion).changes):
+            made = [c for c in schedule_of(self.fusion).changes if c.phase == other.phase]
+            needed = [c for c in made if any(made_from(d, c.outputs) for d in other.loop[:depth])]
             state, changes = hand.followed(state, needed)
         own = {d.uid: d for d in state.loop if not state.reduces(d)}
         for domain in other.loop[:depth]:
@@ -183,11 +144,10 @@ class LoopHandle:
         shared = [own[d.uid] for d in other.loop[:depth]]
         rest = [d for d in state.loop if all(d is not s for s in shared)]
         state, moves = hand.reordered(state, [*shared, *rest])
-        consumer._record(other)
-        return self._record(replace(state, inlined=(other.phase, depth)), *changes, *moves)
+        theirs._record(other)
+        self._record(replace(state, inlined=(other.phase, depth)), *changes, *moves)
 
     def rfactor(self, axes: int | Sequence[int]) -> TensorView:
-        """t[c] += x over (o, n)   ->   p[c, o] += x over n;  t[c] += p[c, o] over o.  Gives p, which reduces `axes` (here n)."""
         state = self._own_state("rfactor")
         places = [hand.axis_of("rfactor", state, a) for a in ([axes] if isinstance(axes, int) else axes)]
         first = [state.loop[k] for k in dict.fromkeys(places)]
@@ -209,22 +169,16 @@ class LoopHandle:
         partial_state = LoopState(partial.name, state.loop, tuple(first), state.parallel, origin=state.phase)
         self._record(replace(state, loop=kept, over=left), Change("rfactor", state.phase, left))
         view = self.fusion.view(partial)
-        view._record(partial_state)
+        LoopHandle(view)._record(partial_state)
         return view
 
     def cache_before(self) -> TensorView:
-        """t = f(x)   ->   c = f(x);  t = c.  Gives c: what is computed, and then copied to this tensor."""
-        return rewrites.cache_before(self.fusion, self.tensor)
+        return caches.cache_before(self.fusion, self.tensor)
 
     def cache_after(self) -> TensorView:
-        """y = f(x)   ->   c = x;  y = f(c).  Gives c: a copy of this tensor that everything reads instead."""
-        return rewrites.cache_after(self.fusion, self.tensor)
+        return caches.cache_after(self.fusion, self.tensor)
 
-    def set_allocation(self, domains: Sequence[IterDomain]) -> Self:
-        """Stores an intermediate over other domains: splits and merges of its memory's dims, in any order.
-
-        An indivisible split leaves places that hold no element; nothing reads them.
-        """
+    def set_allocation(self, domains: Sequence[IterDomain]) -> None:
         state, tensor = self._own_state("set_allocation"), self.tensor
         if tensor.role is Role.INPUT or any(v.tensor.memory is tensor.memory for v in self.fusion.outputs):
             what = "an input" if tensor.role is Role.INPUT else "an output"
@@ -236,12 +190,12 @@ class LoopHandle:
             raise ScheduleError(f"set_allocation: the memory of {tensor.name} is already {', '.join(map(str, state.allocation))}")
         if not all(isinstance(d, IterDomain) for d in wanted):
             raise DomainError(f"set_allocation: expected domains, got {list(domains)!r}")
-        return self._record(replace(state, allocation=wanted), *hand.allocation_steps(tensor, wanted))
+        self._record(replace(state, allocation=wanted), *hand.allocation_steps(tensor, wanted))
 
     # --- bookkeeping -----------------------------------------------------------------------------------------------------
 
     def _own_state(self, function: str) -> LoopState:
-        state = self.fusion.loop_state(self.tensor)
+        state = loop_state(self.fusion, self.tensor)
         if state is None:
             raise ScheduleError(
                 f"{function}: {self.tensor.name} is an input, which no loops compute; cache_after() gives a copy that has loops"
@@ -266,16 +220,14 @@ class LoopHandle:
             )
         return self._loops(function, axis, 2)
 
-    def _done(self, state: LoopState, axis: int, change: Change) -> Self:
+    def _done(self, state: LoopState, axis: int, change: Change) -> None:
         place = hand.axis_of(change.primitive, state, axis)
         new = hand.changed(state, place, len(change.inputs), change.outputs)
         hand.check_order(change.primitive, state.phase, new.loop)
-        return self._record(new, change)
+        self._record(new, change)
 
-    def _record(self, state: LoopState, *changes: Change) -> Self:
-        self.fusion.states[state.phase] = state
-        self.fusion.changes.extend(changes)
-        return self
+    def _record(self, state: LoopState, *changes: Change) -> None:
+        self.fusion.schedule = schedule_of(self.fusion).recorded(state, changes)
 
 
 def _new_order(state: LoopState, order: Mapping[int, int] | Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Schedules made by hand: what `TensorView.split` and friends record. Plain data; `schedule.by_hand` makes a plan of it.
+"""Schedules made by hand: what `TensorView.split` and friends record. Plain data; `by_hand` makes a plan of it.
 
 In: changes to the loops of one tensor after the other. Out: for each tensor that has a schedule, its loops now and how they
 run; and all changes in the order they were made, as `(primitive, arguments)`. Nothing here touches the math.
@@ -6,20 +6,21 @@ run; and all changes in the order they were made, as `(primitive, arguments)`. N
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from serrate.errors import ScheduleError
+from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain, ParallelType
+from serrate.ir.fusion import Fusion, Step
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tensor_domain import as_reduced, made_from, shown
+from serrate.ir.tile import Accumulate, Scan
 from serrate.ir.transforms import Merge, Split, Transform, picks
 from serrate.ir.uids import sent
 from serrate.ir.values import Tensor
-
-Step = tuple[str, tuple[str | int, ...]]
-"""A primitive's name and its arguments, the phase first."""
+from serrate.ir.view import TensorView
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,15 +79,73 @@ class LoopState:
 
 
 @dataclass(frozen=True)
-class Hand:
-    """A whole schedule, frozen: what a compiled program keeps of it."""
+class HandSchedule:
+    """A whole schedule. Immutable: a fusion that is scheduled further gets a new one, a compiled program keeps its own."""
 
-    changes: tuple[Change, ...]
-    states: Mapping[str, LoopState]
+    changes: tuple[Change, ...] = ()
+    """Every change of loops, in order."""
+    states: Mapping[str, LoopState] = field(default_factory=dict)
+    """The loops of each tensor that has a schedule, by the name of the tensor."""
 
     @property
     def steps(self) -> tuple[Step, ...]:
         return tuple(change.step for change in self.changes)
+
+    def is_partial(self, tensor: Tensor) -> bool:
+        return tensor.name in self.states and self.states[tensor.name].origin is not None
+
+    def recorded(self, state: LoopState, changes: Sequence[Change] = ()) -> HandSchedule:
+        """One tensor's loops as they are now, and the changes that made them so."""
+        return HandSchedule((*self.changes, *changes), {**self.states, state.phase: state})
+
+    def cloned(self, cloner: Cloner, kept: Container[str]) -> HandSchedule | None:
+        """The same schedule of copied tensors, as far as it is about the phases that are `kept`."""
+        states = {}
+        for name, state in self.states.items():
+            if (state.origin or name) in kept:
+                copied = cloner(state)
+                states[name] = replace(copied, parallel={cloner.uids[uid]: kind for uid, kind in state.parallel.items()})
+        changes = tuple(cloner(c) for c in self.changes if c.phase in states or c.phase in kept)
+        return HandSchedule(changes, states) if states else None
+
+
+def schedule_of(fusion: Fusion) -> HandSchedule:
+    """The schedule made by hand so far; an empty one where there is none."""
+    assert fusion.schedule is None or isinstance(fusion.schedule, HandSchedule)
+    return fusion.schedule or HandSchedule()
+
+
+def loop_state(fusion: Fusion, tensor: Tensor) -> LoopState | None:
+    """The loops that compute a tensor (of a view, the tensor it views); None for an input."""
+    memory, states = tensor.memory, schedule_of(fusion).states
+    if fusion.is_partial(memory):
+        return states[memory.name]
+    definition = fusion.definition_of(memory)
+    if definition is None:
+        return None
+    statement = definition.statement
+    name = statement.targets[0].name
+    over = statement.over if isinstance(statement, Accumulate | Scan) else ()
+    return states.get(name) or LoopState(name, definition.domains, over)
+
+
+def keep(fusion: Fusion, view: TensorView) -> TensorView:
+    """Gives a tensor a schedule of its own, as it is: it is then computed where it stands and not where it is read."""
+    state = loop_state(fusion, view.tensor)
+    assert state is not None
+    fusion.schedule = schedule_of(fusion).recorded(state)
+    return view
+
+
+def feeds(fusion: Fusion, phase: str, other: str) -> bool:
+    """Whether the loops named `other` compute something from what those named `phase` compute."""
+    states = schedule_of(fusion).states
+    first, second = (states[p].origin if p in states else None for p in (phase, other))
+    if first is not None and first == other:
+        return True
+    sources = [t for d in fusion.definitions if d.statement.targets[0].name == (first or phase) for t in d.statement.targets]
+    targets = [d.statement.targets[0] for d in fusion.definitions if d.statement.targets[0].name == (second or other)]
+    return any(fusion.reaches(s, t) for s in sources for t in targets)
 
 
 def axis_of(function: str, state: LoopState, axis: int) -> int:

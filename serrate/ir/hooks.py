@@ -1,0 +1,25 @@
+"""What later stages give to the IR: running a fusion, drawing it, changing its loops.
+
+In: functions by name, installed once by the engine. Out: the function that a method of `Fusion` or `TensorView` calls. The IR
+imports none of those stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from serrate.errors import VerificationError
+
+_installed: dict[str, Callable[..., Any]] = {}
+
+
+def install(**functions: Callable[..., Any]) -> None:
+    """Called once, by the engine."""
+    _installed.update(functions)
+
+
+def installed(name: str) -> Callable[..., Any]:
+    if name not in _installed:
+        raise VerificationError("serrate.engine is not imported; import serrate, not serrate.ir alone, to run programs")
+    return _installed[name]
