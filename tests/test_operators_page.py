@@ -25,11 +25,11 @@ def table(heading: str) -> list[list[str]]:
 
 def names() -> list[str]:
     """The words of code in the first column, without operators and options."""
-    code = [word for row in table("Names") for part in re.findall(r"`([^`]+)`", row[0]) for word in part.split()]
+    code = [word for row in table("Supported functions") for part in re.findall(r"`([^`]+)`", row[0]) for word in part.split()]
     return [word for word in code if re.fullmatch(r"(F\.)?[a-z_]\w*", word)]
 
 
-@pytest.mark.parametrize("code", [row[0].strip("`") for row in table("What meets what")])
+@pytest.mark.parametrize("code", [row[0].strip("`") for row in table("Operands")])
 def test_operands(code: str) -> None:
     jt = JaggedTensor.from_lengths(torch.rand(6, 2), [4, 0, 2])
     other: Any = eval(code, {"torch": torch, "jt": jt})

@@ -122,7 +122,7 @@ def test_host_copies_are_made_and_spared_as_the_table_says(code: str, spared: st
     elif spared.startswith("`"):
         known = {"`max_length=`": {"max_length": 4}, "`min_length=`": {"min_length": 2}}[spared.split(" ")[0]]
         names["jt"] = JaggedTensor.from_csr(names["values"], names["offsets"], validate=False, **known)
-    elif spared.startswith("an earlier look"):
+    elif spared.startswith("an earlier copy"):
         names["jt"].unbind(), names["other"].unbind()
     with no_sync(strict=True), pytest.raises(errors.SyncError) if spared.startswith("nothing") else nullcontext():
         eval(code, names)
