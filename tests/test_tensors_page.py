@@ -14,7 +14,7 @@ import torch
 
 import serrate
 from serrate import JaggedTensor, Structure, errors, no_sync
-from serrate.tensor.showing.picture import picture
+from serrate.tensor.display.picture import picture
 from tests.pages import DOCS, check_dumps, check_picture
 
 PAGE = DOCS / "tensors.md"

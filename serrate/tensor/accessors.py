@@ -10,9 +10,9 @@ from torch import Tensor
 
 from serrate.errors import ShapeError
 from serrate.tensor.hints import Hints
+from serrate.tensor.pieces import count
 from serrate.tensor.sizes import RaggedSize
 from serrate.tensor.structure import Dim, Structure
-from serrate.tensor.taking import count
 
 
 class Accessors:

@@ -12,13 +12,13 @@ import torch  # noqa: F401 -- the examples use it
 from torch import Tensor
 
 from serrate.tensor.constructors import Constructors
-from serrate.tensor.existence import mask
 from serrate.tensor.interop import arrow_lists, awkward_arrays, boundaries, keyed, numpy_arrays, torch_nested
 from serrate.tensor.interop.boundaries import CuSeqlens, GroupEnds
-from serrate.tensor.interop.copying import Copying
+from serrate.tensor.interop.common import Copying
 from serrate.tensor.interop.keyed import Keyed
 from serrate.tensor.interop.memory import parts, pinned, share, shared
 from serrate.tensor.lists import to_numbers
+from serrate.tensor.padding import mask
 
 
 class Bridges(Constructors):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, StructureError
-from serrate.tensor.chain import chain_from_lengths, chain_from_offsets
 from serrate.tensor.checks.deferred import poll
 from serrate.tensor.checks.validate import (
     LARGEST,
@@ -34,6 +33,7 @@ from serrate.tensor.checks.validate import (
     known_of,
     moment,
 )
+from serrate.tensor.offsets import chain_from_lengths, chain_from_offsets
 from serrate.tensor.rows import Rows
 from serrate.tensor.sync import host_copy, on_host
 

@@ -16,11 +16,10 @@ from serrate.tensor.accessors import Accessors
 from serrate.tensor.building import PerLevel
 from serrate.tensor.checks.validate import Validate, check_dim
 from serrate.tensor.hints import NO_HINTS, Hints
-from serrate.tensor.levels import Levels, as_tensors
 from serrate.tensor.lists import from_lists, gather_rows
+from serrate.tensor.offsets import Levels, as_tensors, offsets_of
 from serrate.tensor.padding import check_padded, unpad
 from serrate.tensor.positions import boxes
-from serrate.tensor.row_ids import offsets_of
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy, on_host
 

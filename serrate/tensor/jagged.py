@@ -12,23 +12,20 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, ShapeError
+from serrate.tensor.display.describe import Description, describe
+from serrate.tensor.display.picture import as_html
+from serrate.tensor.display.printing import preview, printed
 from serrate.tensor.elsewhere import Elsewhere
 from serrate.tensor.hints import NO_HINTS, Hints
-from serrate.tensor.indexing.lanes import lane_key
+from serrate.tensor.indexing.keys import lane_key
 from serrate.tensor.indexing.reading import getitem
 from serrate.tensor.indexing.writing import setitem
 from serrate.tensor.padding import pad
-from serrate.tensor.positions import compact, coordinates, row_ids
-from serrate.tensor.reordering import flatten, permute
+from serrate.tensor.pieces import Piece, take_all
+from serrate.tensor.positions import compact, coordinates, row_ids, tile_list, total_tiles
+from serrate.tensor.reshaping import cut_as, flatten, permute, split, unbind
 from serrate.tensor.same_rows import SameRows
-from serrate.tensor.showing.describe import Description, describe
-from serrate.tensor.showing.html import as_html
-from serrate.tensor.showing.preview import preview
-from serrate.tensor.showing.printing import printed
-from serrate.tensor.splitting import cut_as, split, unbind
 from serrate.tensor.structure import Structure
-from serrate.tensor.taking import Piece, take_all
-from serrate.tensor.tiling import tile_list, total_tiles
 
 _operators: dict[Callable[..., Any], Callable[..., Any]] = {}
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, DtypeError, ShapeError, StructureError
-from serrate.tensor.chain import chain_from_lengths
+from serrate.tensor.offsets import chain_from_lengths
+from serrate.tensor.pieces import take_all
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy
-from serrate.tensor.taking import take_all
 
 
 def gather_rows(rows: Iterable[Tensor], outer: Sequence[Sequence[int]]) -> tuple[Tensor, Structure]:

@@ -1,7 +1,6 @@
-"""Where every position of rows is: in the dim that stores it, and in the box that the same rows would be padded to.
+"""Where every position of rows is: in the dim that stores it, in the padded box of the same rows, and in tiles of one size.
 
-In: rows. Out: index tensors on their device, one element for each position (each column of each position of a rectangle),
-made once and remembered with the rows. There is no loop over rows.
+In: rows, or values with their structure. Out: int64 tensors on the device: owners, coordinates, addresses, tile lists.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from serrate.errors import StructureError
 from serrate.tensor.moving import back_to_back
 from serrate.tensor.rows import Rows, owners_and_places
 from serrate.tensor.structure import Structure
@@ -157,3 +157,32 @@ def row_ids(rows: Rows, level: int, why: str) -> Tensor:
         return row
 
     return rows.derived(("row ids", level), make)
+
+
+def total_tiles(structure: Structure, block: int) -> int:
+    """How many tiles the innermost rows have together; an empty row has none.
+
+    >>> import torch
+    >>> total_tiles(Structure.from_lengths(torch.tensor([5, 0, 2])), 2)
+    4
+    """
+    return int(tile_list(structure, block)[0].numel())
+
+
+def tile_list(structure: Structure, block: int) -> tuple[Tensor, Tensor]:
+    """The innermost row that every tile belongs to, and its first position there.
+
+    >>> import torch
+    >>> tile_list(Structure.from_lengths(torch.tensor([5, 0, 2])), 2)
+    (tensor([0, 0, 0, 2]), tensor([0, 2, 4, 0]))
+    """
+    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
+        raise StructureError(f"tiles have a whole number of positions, at least 1: got {block!r}")
+    rows, own = structure.at(-1)
+
+    def made() -> tuple[Tensor, Tensor]:
+        counts = (rows.host_lengths(own, "total_tiles").long() + block - 1) // block
+        owner, place = owners_and_places(counts, int(counts.sum()))
+        return owner.to(rows.device), (place * block).to(rows.device)
+
+    return rows.derived(("tiles", own, int(block)), made)

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from serrate.errors import DeviceError, ShapeError, StructureError
 from serrate.tensor.building import Building
-from serrate.tensor.checks.agreement import rows_agree
-from serrate.tensor.checks.extents import check_extent
+from serrate.tensor.checks.agreement import check_extent, rows_agree
 from serrate.tensor.checks.validate import check_offsets, check_values_form
 from serrate.tensor.rows import Rows
 from serrate.tensor.sync import on_host

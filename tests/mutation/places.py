@@ -685,7 +685,7 @@ TENSOR = [
         ),
     ),
     *_of(
-        "serrate/tensor/checks/extents.py",
+        "serrate/tensor/checks/agreement.py",
         ("tests/tensor/checks/test_validate.py", *STRUCTURE),
         (
             'within = rows.known("within", 0)\n    if within is not None and within <= count:',

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from serrate.frontend.kernel.machine import current, refuse
-from serrate.tensor.indexing.lanes import LaneKey
+from serrate.tensor.indexing.keys import LaneKey
 
 
 def _binary(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -108,3 +108,32 @@ def _consumes(key: Key | EllipsisType) -> int:
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+class LaneKey:
+    """A tile, or a value with an index for each of its lanes: it knows itself how lanes read and write ragged rows."""
+
+    __slots__ = ()
+
+    def read_rows(self, jt: Any, key: Any) -> Any:
+        """What `jt[key]` is."""
+        raise NotImplementedError
+
+    def write_rows(self, jt: Any, key: Any, x: Any) -> None:
+        """Does `jt[key] = x`."""
+        raise NotImplementedError
+
+
+def lane_key(key: Any) -> LaneKey | None:
+    """The first lane key of an index, or None.
+
+    >>> lane_key((0, slice(None))) is None
+    True
+    """
+    if isinstance(key, LaneKey):
+        return key
+    if type(key) is tuple:
+        for each in key:
+            if isinstance(each, LaneKey):
+                return each
+    return None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from serrate.errors import DtypeError, ShapeError, StructureMismatch
 from serrate.tensor.accessors import Accessors
-from serrate.tensor.indexing.picking import regathered
+from serrate.tensor.moving import regathered
 from serrate.tensor.positions import compacted, in_storage
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.structure import Structure

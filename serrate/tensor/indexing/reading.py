@@ -13,11 +13,10 @@ from serrate.errors import CallError, ShapeError
 from serrate.tensor.accessors import Accessors
 from serrate.tensor.indexing.keys import Key, keys_of, numbers_of
 from serrate.tensor.indexing.masking import check_mask, keep
-from serrate.tensor.indexing.selecting import select
-from serrate.tensor.indexing.slicing import pick_rows, slice_dim
+from serrate.tensor.indexing.slicing import pick_rows, select, slice_dim
+from serrate.tensor.pieces import Piece, shifted
 from serrate.tensor.positions import compact_axis
 from serrate.tensor.structure import Dim, Structure
-from serrate.tensor.taking import Piece, shifted
 
 
 def getitem(values: Tensor, structure: Structure, key: Any) -> Piece:

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DtypeError, FormatError
-from serrate.tensor.interop.arrays import array_of, offsets_of, tensor_of
-from serrate.tensor.interop.compositions import package, rows_of_one_dim
-from serrate.tensor.interop.copying import Copying
-from serrate.tensor.interop.lists_of_lists import Fixed, Lists, Node, Views, assemble, in_order, lists_of
+from serrate.tensor.interop.columnar import Fixed, Lists, Node, Views, assemble, in_order, lists_of
+from serrate.tensor.interop.common import Copying, package, rows_of_one_dim
+from serrate.tensor.interop.numpy_arrays import array_of, offsets_of, tensor_of
 from serrate.tensor.structure import Structure
 
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from serrate.errors import ShapeError, StructureError
 from serrate.tensor.checks.validate import check_form, check_values_form
-from serrate.tensor.interop.compositions import rows_of_one_level
-from serrate.tensor.interop.copying import Copying
+from serrate.tensor.interop.common import Copying, rows_of_one_level
 from serrate.tensor.positions import compacted
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import on_host

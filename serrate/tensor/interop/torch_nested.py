@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, FormatError
-from serrate.tensor.interop.compositions import rows_of_one_level
-from serrate.tensor.interop.copying import Copying
+from serrate.tensor.interop.common import Copying, rows_of_one_level
+from serrate.tensor.pieces import take_all
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
-from serrate.tensor.taking import take_all
 from serrate.tensor.torch_private import nested_view
 
 _LAYOUTS = ("jagged", "strided")

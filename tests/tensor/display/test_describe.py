@@ -20,7 +20,7 @@ from torch import Tensor
 
 from serrate.errors import SyncError
 from serrate.tensor import JaggedTensor, Structure, no_sync
-from serrate.tensor.showing.distribution import bins, fitting
+from serrate.tensor.display.describe import bins, fitting
 from tests.tensor.models import KINDS, ragged
 from tests.tensor.shown import SHOWN, unread
 

@@ -1,23 +1,25 @@
-"""torch's names for what a container does: `torch.cat([jt, jt])` is `serrate.cat([jt, jt])`, `torch.zeros_like(jt)` has its rows.
+"""torch's own names on ragged tensors: `torch.cat([jt, jt])`, `torch.zeros_like(jt)`; and torch's pytrees.
 
-In: nothing. Out: the operators, installed when this module is imported.
+In: torch functions, and trees with ragged tensors in them. Out: what the container does for each, registered on import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from serrate.errors import CallError
+from serrate.tensor.hints import Hints
 from serrate.tensor.jagged import JaggedTensor, install_operators, trusted
 from serrate.tensor.joining import cat, stack
 from serrate.tensor.positions import compact
-from serrate.tensor.reordering import moved
-from serrate.tensor.splitting import cut_as
+from serrate.tensor.reshaping import cut_as, moved
+from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy
+from serrate.tensor.torch_private import register_container
 
 
 def _tensor_split(
@@ -103,3 +105,21 @@ install_operators(
         },
     }
 )
+
+
+def _flatten(jt: JaggedTensor) -> tuple[list[Any], tuple[Structure, Hints]]:
+    return [jt.values], (jt.structure, jt.hints)
+
+
+def _unflatten(leaves: Iterable[Any], beside: tuple[Structure, Hints]) -> JaggedTensor:
+    (values,) = leaves
+    structure, hints = beside
+    if isinstance(values, Tensor):
+        return JaggedTensor(values, structure.to(values.device), hints=hints)
+    # torch fills trees with placeholders that are no tensors (specs, None for a missing gradient) and must get them back.
+    jt = JaggedTensor.__new__(JaggedTensor)
+    jt._values, jt._structure, jt._hints = values, structure, hints
+    return jt
+
+
+register_container(JaggedTensor, _flatten, _unflatten)

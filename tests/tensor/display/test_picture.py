@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serrate.tensor import JaggedTensor, Structure, no_sync
-from serrate.tensor.showing.picture import picture
+from serrate.tensor.display.picture import picture
 from tests.tensor.models import KINDS, ragged
 from tests.tensor.shown import SHOWN, unread
 
