@@ -37,11 +37,12 @@ from typing import cast
 
 from serrate.errors import VerificationError
 from serrate.ir.domains import IterDomain, ParallelType
-from serrate.ir.expr import Array, Bounds, Expr, Symbol, symbol
+from serrate.ir.expr import Array, Bounds, Expr, Less, Symbol, const, symbol
 from serrate.ir.loops import (
     Bind,
     Block,
     Declare,
+    Guard,
     If,
     Lane,
     Load,
@@ -263,6 +264,11 @@ class ByLength:
     short: tuple[Statement, ...]
     other: tuple[Statement, ...]
 
+    def guard(self, length: Expr) -> Guard:
+        """The condition for `short`, given the length of the row."""
+        at_least = (Less(const(self.least - 1), length),) if self.least else ()
+        return (*at_least, Less(length, const(self.most + 1)))
+
 
 @dataclass(frozen=True, eq=False)
 class At:
@@ -379,6 +385,11 @@ def with_inner(node: Statement, new: tuple[tuple[Statement, ...], ...]) -> State
     if isinstance(node, ByLength):
         return replace(node, short=new[0], other=new[1])
     return node if isinstance(node, Leaf) else cast(Statement, with_bodies(node, cast(tuple[tuple[Node, ...], ...], new)))
+
+
+def branch(guard: Guard, then: tuple[Statement, ...], other: tuple[Statement, ...] = ()) -> If:
+    """An `If` around statements of tile programs."""
+    return If(guard, cast(tuple[Node, ...], then), cast(tuple[Node, ...], other))
 
 
 def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
@@ -529,6 +540,7 @@ __all__ = [
     "Statement",
     "Store",
     "TileProgram",
+    "branch",
     "chain",
     "inner",
     "map_leaves",

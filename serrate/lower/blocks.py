@@ -179,7 +179,7 @@ class _PhaseLowering:
         out: list[Node] = []
         for statement in body:
             if isinstance(statement, ByLength):
-                guard = self._by_length(statement, _Scope(outer))
+                guard = statement.guard(extent_of(statement.row, _Scope(outer).indices))
                 out.append(If(guard, tuple(self._body(statement.short, outer)), tuple(self._body(statement.other, outer))))
                 continue
             if isinstance(statement, At):
@@ -202,11 +202,6 @@ class _PhaseLowering:
             for leaf, loops in begun:
                 out += self._publish(leaf, loops)
         return out
-
-    def _by_length(self, statement: ByLength, scope: _Scope) -> Guard:
-        length = extent_of(statement.row, scope.indices)
-        at_least = (Less(const(statement.least - 1), length),) if statement.least else ()
-        return (*at_least, Less(length, const(statement.most + 1)))
 
     def _for(self, loop: Loop, outer: tuple[Loop, ...], body: tuple[Node, ...]) -> For:
         domain = loop.domain

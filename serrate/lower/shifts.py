@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from serrate.ir.loops import (
     Assign,
@@ -34,6 +35,7 @@ from serrate.ir.values import Call, Constant, Role, Tensor, Value
 from serrate.lower.passes.common import names_in
 
 Degree = tuple[int, int]
+Key = TypeVar("Key", str, Tensor)
 PLAIN: Degree = (0, 0)
 COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 
@@ -73,9 +75,9 @@ class _Degrees:
             elif isinstance(node, Assign):
                 self._join(self.blocks, node.local.name, self.of(node.value))
             elif isinstance(node, Reduce | Dot):
-                product = isinstance(node, Dot)
                 value = self._product(self.of(node.left), self.of(node.right)) if isinstance(node, Dot) else self.of(node.value)
-                if value not in (PLAIN, None) and not (product or (node.operator == "sum" and value[1] == 0)):  # type: ignore[union-attr]
+                summed = isinstance(node, Dot) or (node.operator == "sum" and value is not None and value[1] == 0)
+                if value not in (PLAIN, None) and not summed:
                     raise Unknown
                 self._join(self.blocks, node.local.name, value)
             elif not isinstance(node, For | Bind | Prefetch):
@@ -88,7 +90,7 @@ class _Degrees:
         elif degree not in (PLAIN, None):
             raise Unknown
 
-    def _join(self, known: dict, key: object, degree: Degree | None) -> None:  # type: ignore[type-arg]
+    def _join(self, known: dict[Key, Degree | None], key: Key, degree: Degree | None) -> None:
         """Adds a degree to what something has: all of its elements have one."""
         have = known.get(key)
         if have is not None and degree is not None and have != degree:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 from serrate.analysis.indices import Indices
 from serrate.ir.domains import IterDomain
@@ -148,8 +149,8 @@ class BlockStatements:
         domain = loop.domain
         made, extent, bound = domain.definition, domain.extent_expr, domain.host_bound
         if isinstance(domain, RaggedIterDomain):
-            extent = bound = domain.length_of(Indices(scope.indices).of(domain.component))
-        extent, bound = (_numbers(e.substitute(scope.swap)) for e in (extent, bound))
+            extent = bound = self._length(domain, scope)
+        extent, bound = map(scope.expr, (extent, bound))
         if extent.value == 1:
             return self._body(loop.body, self._entered(scope, (domain, const(0))))
         high = extent.bounds[1]
@@ -166,6 +167,10 @@ class BlockStatements:
         body = (*binds, *self._body(loop.body, self._entered(scope, *more)))
         return (For(index, extent, loop.kind, body, bound if loop.kind is GRID else extent),)
 
+    def _length(self, row: RaggedIterDomain, scope: _Scope) -> Expr:
+        """The length of the row that the loops around are at."""
+        return row.length_of(Indices(scope.indices).of(row.component))
+
     def _along(self, node: Along, scope: _Scope) -> tuple[Node, ...]:
         lane = self.lane[node.axis]
         body = self._body(node.body, scope)
@@ -180,11 +185,14 @@ class BlockStatements:
     # --- statements ---
 
     def _node(self, node: Statement, scope: _Scope) -> tuple[Node, ...]:
-        assert not isinstance(node, Leaf | ByLength | At)
+        assert not isinstance(node, Leaf | At)
         if isinstance(node, Loop):
             return self._loop(node, scope)
         if isinstance(node, Along):
             return self._along(node, scope)
+        if isinstance(node, ByLength):
+            guard = scope.guard(node.guard(self._length(node.row, scope)))
+            return (If(guard, self._body(node.short, scope), self._body(node.other, scope)),)
         if isinstance(node, If | While):
             guard = scope.guard(node.guard)
             parts = tuple(self._body(part, scope) for part in inner(node))
@@ -229,12 +237,12 @@ def _asking(value: Value, guard: Guard) -> Value:
 
 def _numbers(expr: Expr) -> Expr:
     """An expression in which a private block of one index is a number of that name."""
-    single = {e: symbol(e.array.name, None, None) for e in expr.walk() if isinstance(e, Element) and _is_number(e)}
-    return expr.substitute(single) if single else expr  # type: ignore[arg-type]
+    single: dict[Expr, Expr] = {e: symbol(e.array.name, None, None) for e in expr.walk() if _is_number(e)}
+    return expr.substitute(single) if single else expr
 
 
-def _is_number(e: Element) -> bool:
-    return e.array.local and e.index.value == 0
+def _is_number(e: Expr) -> TypeGuard[Element]:
+    return isinstance(e, Element) and e.array.local and e.index.value == 0
 
 
 def _spans(left: Value, right: Value, lanes: Lanes) -> bool:

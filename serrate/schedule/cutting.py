@@ -50,17 +50,20 @@ from serrate.ir.tile import (
     Along,
     Around,
     Axis,
+    ByLength,
     Carry,
     Leaf,
     Loop,
     Phase,
     Statement,
     TileProgram,
+    branch,
     inner,
     statements,
     with_inner,
 )
 from serrate.ir.values import Role, Tensor, Value, call, carried_dtype, constant
+from serrate.schedule.dependences import require_independent, require_movable_ahead
 
 
 @dataclass(frozen=True)
@@ -154,13 +157,12 @@ def forked(program: TileProgram, phase: Phase, loop: Loop, size: int) -> TilePro
         raise ScheduleError(f"phase {phase.name}: {loop.domain} is not ragged; all its rows are alike")
     component = _component(program, loop.domain)
     _require_rows(component, loop.domain)
-    length = loop.domain.length.substitute({COORDINATE: component.position})
-    copy = _Copy(program, phase)
+    copy, row = _Copy(program, phase), loop.domain
 
     def changed(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         if len(body) == 1 and isinstance(body[0], Loop) and body[0].kind is GRID:
             return (replace(body[0], body=changed(body[0].body)),)
-        return (If((Less(length, const(size + 1)),), copy.body(body), body),)  # type: ignore[arg-type]
+        return (ByLength(row, 0, size, copy.body(body), body),)
 
     new = replace(phase, body=changed(phase.body))
     phases = tuple(new if p is phase else p for p in program.phases)
@@ -180,7 +182,7 @@ def _asked_for(axis: Axis, row: RaggedIterDomain, body: tuple[Statement, ...]) -
         return body
     if len(body) == 1 and isinstance(body[0], Loop) and body[0].kind is GRID:
         return (replace(body[0], body=_asked_for(axis, row, body[0].body)),)
-    return (If((Less(axis.position, axis.end),), body, ()),)  # type: ignore[arg-type]
+    return (branch((Less(axis.position, axis.end),), body),)
 
 
 def _require_rows(axis: Axis, row: RaggedIterDomain) -> None:
@@ -278,6 +280,8 @@ class Cut:
         needed = self._needed()
         if needed:
             raise ScheduleError(f"the loop over {self.axis} needs {needed}, which a loop around it carries")
+        require_independent(self.program, self.loop)
+        require_movable_ahead(self.phase, self.loop)
 
     def _needed(self) -> str:
         """A value that the loop needs and a loop around it carries: parts begin before it is there."""
@@ -325,22 +329,12 @@ class Cut:
                     node = replace(node, domain=self.list)
                 out.append(replace(node, body=inside))
                 break
-            if self._forks(node):
-                # A row that is one part is finished here, unless an earlier phase has done it. An empty one has no part.
-                short = tuple(n for n in inner(node)[0] if not (isinstance(n, If) and n.guard == (self._empty,)))
-                out.append(with_inner(node, (short, self._of_parts(inner(node)[1]))))
+            if isinstance(node, ByLength):
+                # A row that is one part is finished here, unless an earlier phase has done it.
+                out.append(replace(node, other=self._of_parts(node.other)))
                 break
             out += _without_stores(node)
         return tuple(out)
-
-    def _forks(self, node: Statement) -> bool:
-        """Whether a statement tells short rows from the longer ones that are cut."""
-        return isinstance(node, If) and any(n is self.loop for n in statements(inner(node)[1]))
-
-    @property
-    def _empty(self) -> Less:
-        assert isinstance(self.loop.domain, RaggedIterDomain)
-        return Less(self.loop.domain.length.substitute({COORDINATE: self.component.position}), const(1))
 
     def _of_rows(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         """Everything, where the loop combines what its parts have found."""
@@ -350,24 +344,12 @@ class Cut:
                 out += [Loop(self.parts, SERIAL, self._combined())] if self.loop.carried else []
             elif isinstance(node, Loop) and node in self.path:
                 out.append(replace(node, body=self._of_rows(node.body)))
-            elif self._forks(node):
-                short, long = inner(node)
-                if not any(isinstance(n, If) and n.guard == (self._empty,) for n in short):
-                    # Of short rows, those without positions are left.
-                    short = tuple(kept for n in short for kept in self._without_rows(n))
-                    stores = any(isinstance(n, Write) for n in statements(short))
-                    short = (If((self._empty,), short, ()),) if stores else ()  # type: ignore[arg-type]
-                out.append(with_inner(node, (short, self._of_rows(long))))
+            elif isinstance(node, ByLength):
+                # A row that is one part is finished; an empty row had no part.
+                out.append(replace(node, least=1, short=(), other=self._of_rows(node.other)))
             else:
                 out.append(node)
         return tuple(out)
-
-    def _without_rows(self, node: Statement) -> list[Statement]:
-        """A statement for rows that have no positions."""
-        domain = node.domain if isinstance(node, Loop) else None
-        if isinstance(domain, RaggedIterDomain) and domain.component.uid == self.component.domain.uid:
-            return []
-        return [with_inner(node, tuple(tuple(kept for n in part for kept in self._without_rows(n)) for part in inner(node)))]
 
     # --- what parts keep ---
 
@@ -378,8 +360,17 @@ class Cut:
         name = f"{local.name}_kept"
         dims = [IterDomain(self.list.extent_expr, name=f"{name}_0")]
         around = [a for a in self._inside if a not in axes]
+        for axis in (*around, *axes):
+            if not self._has_one_size(axis):
+                raise ScheduleError(f"{axis} has another size in every tile around it, so parts have no room for {local.name}")
         dims += [IterDomain(a.end - a.begin, name=f"{name}_{k + 1}") for k, a in enumerate((*around, *axes))]
         return Tensor(name, carried_dtype(local.dtype), tuple(dims), tuple(dims), Role.SCRATCH), axes
+
+    def _has_one_size(self, axis: Axis) -> bool:
+        """Whether the size of an axis is known before the phase runs."""
+        size = axis.end - axis.begin
+        moving = {s for a in self.program.axes for s in (a.position, a.lane, a.number, a.first, a.last)}
+        return not size.symbols & moving and not any(isinstance(e, Element) and e.array.local for e in size.walk())
 
     def _place(self, axes: Sequence[Axis]) -> tuple[tuple[Expr, ...], tuple[Less, ...]]:
         """Where a part keeps what it has found, and in which lanes there is something: a tile of a loop around has one place."""
@@ -417,10 +408,10 @@ def _path(body: tuple[Statement, ...], wanted: Loop) -> tuple[Loop, ...]:
         if node is wanted:
             return ()
         if any(n is wanted for part in inner(node) for n in statements(part)):
-            if isinstance(node, If) and len(node.guard) == 1 and node.guard[0].right.value is not None:
-                return _path(inner(node)[1], wanted)
+            if isinstance(node, ByLength) and any(n is wanted for n in statements(node.other)):
+                return _path(node.other, wanted)
             if not isinstance(node, Loop):
-                raise ScheduleError(f"the loop over {wanted.domain.name} is inside a branch, and its rows stay whole")
+                raise ScheduleError(f"the loop over {wanted.domain.name} is inside an `if` or `while`; its rows stay whole")
             return (node, *_path(node.body, wanted))
     raise AssertionError(wanted)
 

@@ -34,35 +34,18 @@ from serrate.ir.tile import (
     Store,
     TileProgram,
     chain,
-    inner,
     map_leaves,
     nest,
-    statements,
     walk,
-    with_inner,
     written_at,
 )
 from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, read, reindex
-from serrate.schedule import cutting, statistics
+from serrate.schedule import block_loops, cutting, statistics
+from serrate.schedule.block_loops import find, loop_named, loop_replaced, swap
 from serrate.schedule.hand import check_no_rows, check_order, check_resize, check_swizzle
 from serrate.schedule.sharing import shared
 
 Loops = tuple[tuple[IterDomain, ParallelType], ...]
-
-
-def find(program: TileProgram, name: str) -> Phase:
-    """The phase of that name."""
-    for phase in program.phases:
-        if phase.name == name:
-            return phase
-    raise ScheduleError(f"no phase is called {name!r}; there are {', '.join(p.name for p in program.phases)}")
-
-
-def _swap(program: TileProgram, name: str, *new: Phase) -> TileProgram:
-    phases: list[Phase] = []
-    for phase in program.phases:
-        phases.extend(new if phase.name == name else (phase,))
-    return program.with_phases(tuple(phases))
 
 
 def _loops(program: TileProgram, name: str) -> tuple[Loops, Leaf]:
@@ -74,7 +57,7 @@ def _loops(program: TileProgram, name: str) -> tuple[Loops, Leaf]:
 
 def _relooped(program: TileProgram, name: str, change: Callable[[Loops], Loops]) -> TileProgram:
     loops, leaf = _loops(program, name)
-    return _swap(program, name, Phase(name, nest(change(loops), leaf)))
+    return swap(program, name, Phase(name, nest(change(loops), leaf)))
 
 
 def _position(loops: Loops, phase: str, domain: str) -> int:
@@ -84,46 +67,13 @@ def _position(loops: Loops, phase: str, domain: str) -> int:
     raise ScheduleError(f"phase {phase} has no loop over {domain!r}; it loops over {', '.join(d.name for d, _ in loops)}")
 
 
-def _loop_replaced(
-    program: TileProgram, name: str, domain: str, change: Callable[[Loop], tuple[Statement, ...]], *lanes: IterDomain
-) -> TileProgram:
-    """The program with one loop of a phase of block statements replaced, wherever in the tree it is; lanes may be added."""
-    phase, found = find(program, name), 0
-
-    def rewritten(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        nonlocal found
-        out: list[Statement] = []
-        for node in body:
-            if isinstance(node, Loop) and node.domain.name == domain:
-                found += 1
-                out += change(node)
-            else:
-                out.append(with_inner(node, tuple(rewritten(part) for part in inner(node))))
-        return tuple(out)
-
-    new = replace(phase, body=rewritten(phase.body), lanes=(*phase.lanes, *lanes))
-    if found != 1:
-        loops = ", ".join(n.domain.name for n in statements(phase.body) if isinstance(n, Loop))
-        raise ScheduleError(f"phase {name} has {found or 'no'} loops over {domain!r}; it loops over {loops}")
-    return _swap(program, name, new)
-
-
-def _loop_of(phase: Phase, domain: str) -> Loop:
-    """The loop of a phase of block statements that runs over the domain of that name."""
-    found = [n for n in statements(phase.body) if isinstance(n, Loop) and n.domain.name == domain]
-    if len(found) != 1:
-        loops = ", ".join(n.domain.name for n in statements(phase.body) if isinstance(n, Loop))
-        raise ScheduleError(f"phase {phase.name} has {len(found) or 'no'} loops over {domain!r}; it loops over {loops}")
-    return found[0]
-
-
 def split(program: TileProgram, phase: str, domain: str, factor: int, inner: int = 1) -> TileProgram:
     """for r: s   ->   for ro: for ri in factor: s   (without `inner`, the factor is the outer extent)
 
     Block statements over an axis are done tile by tile: the size that the user gave tiles is a multiple of no other.
     """
     if find(program, phase).is_blocks:
-        return _split_blocks(program, phase, domain, factor)
+        return block_loops.split(program, phase, domain, factor)
 
     def change(loops: Loops) -> Loops:
         k = _position(loops, phase, domain)
@@ -131,18 +81,6 @@ def split(program: TileProgram, phase: str, domain: str, factor: int, inner: int
         return (*loops[:k], (outer, loops[k][1]), (rest, loops[k][1]), *loops[k + 1 :])
 
     return _relooped(program, phase, change)
-
-
-def _split_blocks(program: TileProgram, name: str, domain: str, factor: int) -> TileProgram:
-    axis = program.axis_of(_loop_of(find(program, name), domain).domain)
-    if axis is not None and axis.block is not None and factor % axis.block:
-        raise ScheduleError(f"phase {name}: tiles of {axis} have {axis.block} lanes, so {factor} positions are not whole tiles")
-
-    def change(loop: Loop) -> tuple[Statement, ...]:
-        outer, rest = transforms.split(loop.domain, factor)
-        return (Loop(outer, loop.kind, (Loop(rest, loop.kind, loop.body, loop.carried),), loop.carried),)
-
-    return _loop_replaced(program, name, domain, change)
 
 
 def merge(program: TileProgram, phase: str, outer: str, inner: str) -> TileProgram:
@@ -207,7 +145,7 @@ def combine(program: TileProgram, phase: str, component: str, ragged: str) -> Ti
     """for c: for r[c]: s   ->   for i: s   (c and r are found again from i, by search where they are needed)"""
 
     if find(program, phase).is_blocks:
-        return _combine_blocks(program, phase, component, ragged)
+        return block_loops.combine(program, phase, component, ragged)
 
     def change(loops: Loops) -> Loops:
         k = _neighbours(loops, phase, "combine", component, ragged)
@@ -219,31 +157,22 @@ def combine(program: TileProgram, phase: str, component: str, ragged: str) -> Ti
     return _relooped(program, phase, change)
 
 
-def _combine_blocks(program: TileProgram, name: str, component: str, ragged: str) -> TileProgram:
-    """The same for two loops of programs, which run in any order: others may stand between them."""
-    phase = find(program, name)
-    pair = [_loop_of(phase, each) for each in (component, ragged)]
-    if any(loop.kind is not GRID for loop in pair):
-        raise ScheduleError(f"phase {name}: {component} and {ragged} are not both loops of programs; cut the row instead")
-    return _swap(program, name, replace(phase, body=cutting.list_tiles(program, phase, *pair)))
-
-
 def ragged(program: TileProgram, phase: str, loop: str) -> TileProgram:
     """for k < n: s where k < length[c]   ->   for r[c]: s   (where nothing in the loop goes on past the row)"""
     found = find(program, phase)
-    return _loop_replaced(program, phase, loop, lambda node: (cutting.ragged(program, found, node),))
+    return loop_replaced(program, phase, loop, lambda node: (cutting.ragged(program, found, node),))
 
 
 def fork(program: TileProgram, phase: str, loop: str, size: int) -> TileProgram:
     """for c: for r[c]: s   ->   for c: if length[c] <= size: for r'[c]: s  else: for r[c]: s"""
     found = find(program, phase)
-    return cutting.forked(program, found, _loop_of(found, loop), size)
+    return cutting.forked(program, found, loop_named(found, loop), size)
 
 
 def cut(program: TileProgram, phase: str, loop: str, size: int) -> TileProgram:
     """for c: for r[c]: t += x   ->   for (c, o): p[c, o] += x over parts of `size`;  for c: for o[c]: t += p[c, o]"""
     found = find(program, phase)
-    return cutting.Cut(program, found, _loop_of(found, loop), size).program_cut()
+    return cutting.Cut(program, found, loop_named(found, loop), size).program_cut()
 
 
 def resize(program: TileProgram, phase: str, domain: str, left: int, right: int) -> TileProgram:
@@ -325,7 +254,7 @@ def mark(program: TileProgram, phase: str, domain: str, kind: str) -> TileProgra
     """
     wanted = ParallelType(kind)
     if find(program, phase).is_blocks:
-        return _mark_blocks(program, phase, domain, wanted)
+        return block_loops.mark(program, phase, domain, wanted)
     _, leaf = _loops(program, phase)
 
     def change(loops: Loops) -> Loops:
@@ -339,39 +268,10 @@ def mark(program: TileProgram, phase: str, domain: str, kind: str) -> TileProgra
     return _relooped(program, phase, change)
 
 
-def _mark_blocks(program: TileProgram, name: str, domain: str, wanted: ParallelType) -> TileProgram:
-    """for i: (a; b)   ->   a in lanes i;  b in lanes i.  A tile is a block to each statement: that is what a kernel means."""
-    loop = _loop_of(find(program, name), domain)
-    axis, size = program.axis_of(loop.domain), loop.domain.extent_expr.value
-    if wanted is SERIAL and loop.kind is GRID:
-        # One worker takes these programs, one after the other.
-        return _loop_replaced(program, name, domain, lambda found: (replace(found, kind=SERIAL),))
-    if wanted is GRID and loop is _alone(find(program, name)) and not loop.carried:
-        return _loop_replaced(program, name, domain, lambda found: (replace(found, kind=GRID),))
-    if wanted is not LANES:
-        raise ScheduleError(
-            f"phase {name}: programs of a kernel are its outermost loops, and those alone inside them that carry nothing; "
-            f"{domain} cannot be {wanted.value}"
-        )
-    if axis is None or loop.domain.is_ragged or size is None:
-        raise ScheduleError(f"phase {name}: {loop.domain} cannot be lanes: its extent is not known; split it first")
-    if axis.block not in (None, size):
-        raise ScheduleError(f"phase {name}: tiles of {axis} have {axis.block} lanes, not {size}")
-    return _loop_replaced(program, name, domain, lambda found: found.body, loop.domain)
-
-
-def _alone(phase: Phase) -> Statement | None:
-    """The first statement that is no loop of programs, if it is all there is inside these."""
-    body = phase.body
-    while len(body) == 1 and isinstance(body[0], Loop) and body[0].kind is GRID:
-        body = body[0].body
-    return body[0] if len(body) == 1 else None
-
-
 def share(program: TileProgram, phase: str) -> TileProgram:
     """a = f(x);  b = g(f(x))   ->   t = f(x);  a = t;  b = g(t)   for costly f, and f that many lanes would repeat"""
     found = find(program, phase)
-    return _swap(program, phase, replace(found, body=shared(program, found.body)))
+    return swap(program, phase, replace(found, body=shared(program, found.body)))
 
 
 def inline(program: TileProgram, tensor: str) -> TileProgram:
@@ -424,7 +324,7 @@ def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
     values = tuple(read(p, logical) for p in partial)
     second = Accumulate(leaf.targets, leaf.index, leaf.reduction, values, chosen, merge=True)
     finish: Loops = tuple((d, SERIAL) for d in logical)
-    return _swap(program, phase, Phase(partial[0].name, nest(loops, first)), Phase(phase, nest(finish, second)))
+    return swap(program, phase, Phase(partial[0].name, nest(loops, first)), Phase(phase, nest(finish, second)))
 
 
 def two_pass(program: TileProgram, phase: str, loop: str = "") -> TileProgram:
@@ -443,7 +343,7 @@ def two_pass(program: TileProgram, phase: str, loop: str = "") -> TileProgram:
     terms = passes.terms(lifted, read(first, leaf.index))
     made = [replace(leaf, targets=(first,), reduction=passes.first, values=lifted[:1])]
     made += (replace(leaf, targets=(t,), reduction=passes.second, values=(v,)) for t, v in zip(others, terms, strict=True))
-    return _swap(program, phase, *(Phase(s.targets[0].name, nest(loops, s)) for s in made))
+    return swap(program, phase, *(Phase(s.targets[0].name, nest(loops, s)) for s in made))
 
 
 def keep(program: TileProgram, phase: str, loop: str = "", most: int = 0) -> TileProgram:

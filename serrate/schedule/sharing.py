@@ -32,7 +32,20 @@ from serrate.ir.loops import (
     symbols_of,
     values_of,
 )
-from serrate.ir.tile import SERIAL, Along, Around, Axis, Leaf, Loop, Statement, TileProgram, inner, statements, with_inner
+from serrate.ir.tile import (
+    SERIAL,
+    Along,
+    Around,
+    Axis,
+    ByLength,
+    Leaf,
+    Loop,
+    Statement,
+    TileProgram,
+    inner,
+    statements,
+    with_inner,
+)
 from serrate.ir.values import Call, Constant, Role, Value, call, rewrite
 
 COSTLY = frozenset("exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff exp_below".split())  # noqa: SIM905
@@ -68,7 +81,7 @@ class _Sharing:
         kept: dict[Value, Local] = {}
         counts = self._counts(body)
         for node in body:
-            if isinstance(node, Loop | Along | If | While):
+            if isinstance(node, Loop | Along | ByLength | If | While):
                 node = with_inner(node, tuple(self.body(part) for part in inner(node)))
                 if isinstance(node, Loop) and node.kind is SERIAL:
                     node, fixed = self._outward(node)

@@ -13,9 +13,9 @@ import torch
 
 from serrate.frontend.kernel.machine import refuse
 from serrate.ir.expr import Expr, Less, Symbol, const
-from serrate.ir.loops import Assign, Declare, If, Local, While, held, number
+from serrate.ir.loops import Assign, Declare, Local, While, held, number
 from serrate.ir.solve import loosest
-from serrate.ir.tile import GRID, SERIAL, Axis, Loop, Statement
+from serrate.ir.tile import GRID, SERIAL, Axis, Loop, Statement, branch
 from serrate.ir.values import Constant, Value, call, constant
 from serrate.tiles.carried import Carried, finish
 from serrate.tiles.carried import carries as carries_of
@@ -367,7 +367,7 @@ class Branch:
         self.merged: dict[str, Any] = {}
         for name in {**self.sides[0], **self.sides[1]}:
             self.merged[name] = self._merge(name)
-        self.trace.block.append(If(self.guard, tuple(self.blocks[0]), tuple(self.blocks[1])))  # type: ignore[arg-type]
+        self.trace.block.append(branch(self.guard, tuple(self.blocks[0]), tuple(self.blocks[1])))
 
     def _merge(self, name: str) -> Any:
         trace = self.trace

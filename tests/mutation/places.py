@@ -180,6 +180,23 @@ ANALYSIS = [
 
 SCHEDULE = [
     *_of(
+        "serrate/schedule/dependences.py",
+        ("tests/language/test_dependences.py",),
+        ("if not any(moves.along(e) or (other.stores and moves.by_numbers(e)) for e in dims):", "if not dims:"),
+        ("if access.stores and access.tensor in needed:", "if access.stores and access.tensor is None:"),
+    ),
+    *_of(
+        "serrate/schedule/cutting.py",
+        ("tests/language/test_dependences.py", "tests/language/test_strategies.py"),
+        ("if isinstance(node, ByLength) and any(n is wanted for n in statements(node.other)):", "if len(inner(node)) == 2:"),
+        (
+            "replace(node, least=1, short=(), other=self._of_rows(node.other))",
+            "replace(node, short=(), other=self._of_rows(node.other))",
+        ),
+        ("        require_independent(self.program, self.loop)\n", ""),
+        ("        require_movable_ahead(self.phase, self.loop)\n", ""),
+    ),
+    *_of(
         "serrate/schedule/primitives.py",
         ("tests/schedule/test_primitives.py",),
         (
@@ -483,6 +500,11 @@ RUNTIME = [
 ]
 
 FRONTEND = [
+    *_of(
+        "serrate/frontend/ops/elementwise.py",
+        _cases("numbers_are_rounded and cpp", "tests/engine/test_rounding.py"),
+        ('if comparison or name == "pow":', 'if name == "pow":'),
+    ),
     *_of(
         "serrate/frontend/ops/reductions.py",
         _cases("var_rows or arg", OPS, ACROSS),

@@ -288,6 +288,11 @@ class _Printer(Text):
         return " && ".join(f"{self.index(g.left)} < {self.index(g.right)}" for g in guard) or "true"
 
     def _if(self, node: If) -> None:
+        if not node.then:
+            self.open(f"if (!({self._all(node.guard)}))")
+            self._nodes(node.other)
+            self.close()
+            return
         self.open(f"if ({self._all(node.guard)})")
         self._nodes(node.then)
         self.close()

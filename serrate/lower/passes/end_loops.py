@@ -13,6 +13,7 @@ once, before its body, where the target has branches; and so is what all lanes o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -74,7 +75,7 @@ class _Ending:
                 then, other = self.body(node.then, facts.and_(*node.guard)), self.body(node.other, facts)
                 node = changed(node, then=then, other=other)
             elif bodies(node):
-                node = inward(node, lambda part, here=facts: self.body(part, here))  # type: ignore[misc]
+                node = inward(node, functools.partial(self.body, facts=facts))
             out.append(node)
         return kept(body, out)
 

@@ -16,6 +16,7 @@ bound of that loop.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -94,13 +95,12 @@ def _guarded(body: Body, facts: Facts) -> Body:
         if isinstance(node, Bind):
             facts = facts.named(node)
         elif isinstance(node, For):
-            within = facts.and_(Less(node.symbol, node.extent))
-            node = inward(node, lambda part, within=within: _guarded(part, within))  # type: ignore[misc]
+            node = inward(node, functools.partial(_guarded, facts=facts.and_(Less(node.symbol, node.extent))))
         elif isinstance(node, If):
             then = _guarded(node.then, facts.and_(*node.guard))
             node = changed(node, then=then, other=_guarded(node.other, facts))
         elif bodies(node):
-            node = inward(node, lambda part, facts=facts: _guarded(part, facts))  # type: ignore[misc]
+            node = inward(node, functools.partial(_guarded, facts=facts))
         elif isinstance(node, Effect):
             node = _statement(node, facts)
         out.append(node)

@@ -10,10 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from serrate.errors import ScheduleError, StrategyError
+from serrate.ir.expr import Less
 from serrate.ir.loops import Assign, Dot, Reduce, Running, Write
-from serrate.ir.tile import GRID, SERIAL, Loop, Phase, TileProgram, statements
+from serrate.ir.tile import GRID, SERIAL, ByLength, Loop, Phase, TileProgram, statements
 from serrate.schedule.cutting import Rows, rows_of
 from serrate.schedule.plan import Recorder
+from serrate.schedule.block_loops import find
 from serrate.schedule.sizes import sizes, tiled
 from serrate.schedule.statistics import side_by_side
 from serrate.schedule.target import Target
@@ -34,13 +36,14 @@ def whole_rows(recorder: Recorder, target: Target, lanes: Lanes, rows: int, *, n
         whole_rows(recorder, target, lanes, rows, near=False)
 
 
-def _in_two_passes(recorder: Recorder, phase: str, of: str = "", most: int = 0) -> bool:
-    """Statistics in two passes, of loops with this in their names, whose rows have `most` positions if that is known."""
+def _in_two_passes(recorder: Recorder, phase: str, most: int = 0) -> bool:
+    """Statistics in two passes; with `most`, only of the rows that a fork has set apart as having at most so many positions."""
 
     def loops() -> list[str]:
-        body = next(p for p in recorder.program.phases if p.name == phase).body
-        found = (n for n in statements(body) if isinstance(n, Loop) and n.kind is SERIAL and n.carried)
-        return [n.domain.name for n in found if of in n.domain.name]
+        body = find(recorder.program, phase).body
+        if most:
+            body = tuple(n for fork in statements(body) if isinstance(fork, ByLength) for n in fork.short)
+        return [n.domain.name for n in statements(body) if isinstance(n, Loop) and n.kind is SERIAL and n.carried]
 
     before = loops()
     done = [name for name in before if recorder.attempt("two_pass", phase, name)]
@@ -52,6 +55,13 @@ def _in_two_passes(recorder: Recorder, phase: str, of: str = "", most: int = 0) 
 
 def parts_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int | None) -> None:
     """Rows are shared out in parts: one list of the tiles that there are, or of parts of `chunk` positions."""
+    try:
+        _parts_of_rows(recorder, target, lanes, chunk)
+    except ScheduleError as error:
+        raise StrategyError(f"persistent_dynamic cuts rows, and {error}") from None
+
+
+def _parts_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int | None) -> None:
     program = recorder.program
     (phase,) = (p.name for p in program.phases)
     rows = _shared_rows(program, program.phases[0])
@@ -67,20 +77,17 @@ def parts_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int |
         recorder.because("programs are the tiles of rows that there are")
         return
     size, lanes = _part_size(program, target, lanes, chunk, [loop.domain.name for loop in along])
-    try:
-        for loop in along:
-            recorder.do("ragged", phase, loop.domain.name)
-        if _leaves_something(program, along):
-            recorder.do("fork", phase, f"{along[0].domain.name}r", size)
-            if target.keeps_rows:
-                _in_two_passes(recorder, phase, of="_short", most=size)
-        recorder.do("share", phase)
-        chosen = sizes(recorder.program, 1, target, lanes)
-        _require_single(rows, chosen)
-        for loop in along:
-            recorder.do("cut", phase, f"{loop.domain.name}r", size)
-    except ScheduleError as error:
-        raise StrategyError(f"persistent_dynamic cuts rows, and {error}") from None
+    for loop in along:
+        recorder.do("ragged", phase, loop.domain.name)
+    if _needs_second_phase(program, along):
+        recorder.do("fork", phase, f"{along[0].domain.name}r", size)
+        if target.keeps_rows:
+            _in_two_passes(recorder, phase, most=size)
+    recorder.do("share", phase)
+    chosen = sizes(recorder.program, 1, target, lanes)
+    _require_single(rows, chosen)
+    for loop in along:
+        recorder.do("cut", phase, f"{loop.domain.name}r", size)
     for each in recorder.program.phases:
         tiled(recorder, each.name, chosen)
     short = "; others are finished where they are read" if any(s.primitive == "fork" for s in recorder.steps) else ""
@@ -105,8 +112,8 @@ def _share_out_evenly(recorder: Recorder, phase: str, target: Target, lanes: Lan
     recorder.because(reason)
 
 
-def _leaves_something(program: TileProgram, loops: Sequence[Loop]) -> bool:
-    """Whether parts of rows leave anything to be done behind them: what one loop only stores is done."""
+def _needs_second_phase(program: TileProgram, loops: Sequence[Loop]) -> bool:
+    """Whether work is left when the parts of a row are done; a single loop that carries nothing and stores leaves none."""
     inside = {n for loop in loops for n in statements(loop.body)}
     others = [n for n in statements(program.phases[0].body) if isinstance(n, Write) and n not in inside]
     return len(loops) > 1 or bool(loops[0].carried) or bool(others)
@@ -141,7 +148,7 @@ def _part_size(
     trial.do("share", program.phases[0].name)
     asked = dict(lanes)
     chosen = sizes(trial.program, 1, target, asked)
-    size = chunk or asked.get("chunk") or part_size(trial.program, chosen, target.chunk)
+    size = chunk or asked.get("chunk") or _worthwhile(trial.program, chosen, target.chunk)
     asked |= {name: size for name in loops if chosen[name] > size}
     whole = math.lcm(*(sizes(trial.program, 1, target, asked)[name] for name in loops))
     return -(-size // whole) * whole, asked
@@ -151,15 +158,15 @@ def _shared_rows(program: TileProgram, phase: Phase) -> Rows | None:
     """The rows that are shared out: the first that loops run along. Where programs do, all they store must go by them."""
     programs = {n.domain.uid for n in statements(phase.body) if isinstance(n, Loop) and n.kind is GRID}
     for rows in rows_of(program, phase):
-        own = [f"{a.position} < {rows.length}" for a in rows.along if a.domain.uid in programs]
+        own = [Less(a.position, rows.length) for a in rows.along if a.domain.uid in programs]
         stores = [n for n in statements(phase.body) if isinstance(n, Write)]
-        if not own or all(own[0] in map(str, n.guard) for n in stores):
+        if not own or all(own[0] in n.guard for n in stores):
             return rows
     return None
 
 
-def part_size(program: TileProgram, lanes: Lanes, elements: int) -> int:
-    """How many positions of a row are one part: whole tiles, with about as many elements as it takes to be worth a worker."""
+def _worthwhile(program: TileProgram, lanes: Lanes, elements: int) -> int:
+    """How many positions of a row are worth a worker: whole tiles of about `elements` elements."""
     size = 1
     for loop in (n for phase in program.phases for n in statements(phase.body)):
         axis = program.axis_of(loop.domain) if isinstance(loop, Loop) and loop.kind is SERIAL else None

@@ -1,0 +1,117 @@
+"""The primitives `split`, `combine` and `mark` on phases of block statements, and how such phases are rewritten.
+
+In: a program, the name of a phase, and the name of one of its loops. Out: a new program. Such a phase is a tree of loops around
+statements over axes; a loop is found by the name of its domain, wherever in the tree it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from serrate.errors import ScheduleError
+from serrate.ir import transforms
+from serrate.ir.domains import IterDomain, ParallelType
+from serrate.ir.tile import GRID, LANES, SERIAL, Loop, Phase, Statement, TileProgram, inner, statements, with_inner
+from serrate.schedule import cutting
+from serrate.schedule.dependences import require_independent
+
+
+def find(program: TileProgram, name: str) -> Phase:
+    """The phase of that name."""
+    for phase in program.phases:
+        if phase.name == name:
+            return phase
+    raise ScheduleError(f"no phase is called {name!r}; there are {', '.join(p.name for p in program.phases)}")
+
+
+def swap(program: TileProgram, name: str, *new: Phase) -> TileProgram:
+    """The program with other phases in the place of one."""
+    phases: list[Phase] = []
+    for phase in program.phases:
+        phases.extend(new if phase.name == name else (phase,))
+    return program.with_phases(tuple(phases))
+
+
+def loop_replaced(
+    program: TileProgram, name: str, domain: str, change: Callable[[Loop], tuple[Statement, ...]], *lanes: IterDomain
+) -> TileProgram:
+    """The program with one loop of a phase of block statements replaced, wherever in the tree it is; lanes may be added."""
+    phase, found = find(program, name), 0
+
+    def rewritten(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        nonlocal found
+        out: list[Statement] = []
+        for node in body:
+            if isinstance(node, Loop) and node.domain.name == domain:
+                found += 1
+                out += change(node)
+            else:
+                out.append(with_inner(node, tuple(rewritten(part) for part in inner(node))))
+        return tuple(out)
+
+    new = replace(phase, body=rewritten(phase.body), lanes=(*phase.lanes, *lanes))
+    if found != 1:
+        loops = ", ".join(n.domain.name for n in statements(phase.body) if isinstance(n, Loop))
+        raise ScheduleError(f"phase {name} has {found or 'no'} loops over {domain!r}; it loops over {loops}")
+    return swap(program, name, new)
+
+
+def loop_named(phase: Phase, domain: str) -> Loop:
+    """The loop of a phase of block statements that runs over the domain of that name."""
+    found = [n for n in statements(phase.body) if isinstance(n, Loop) and n.domain.name == domain]
+    if len(found) != 1:
+        loops = ", ".join(n.domain.name for n in statements(phase.body) if isinstance(n, Loop))
+        raise ScheduleError(f"phase {phase.name} has {len(found) or 'no'} loops over {domain!r}; it loops over {loops}")
+    return found[0]
+
+
+def split(program: TileProgram, name: str, domain: str, factor: int) -> TileProgram:
+    axis = program.axis_of(loop_named(find(program, name), domain).domain)
+    if axis is not None and axis.block is not None and factor % axis.block:
+        raise ScheduleError(f"phase {name}: tiles of {axis} have {axis.block} lanes, so {factor} positions are not whole tiles")
+
+    def change(loop: Loop) -> tuple[Statement, ...]:
+        outer, rest = transforms.split(loop.domain, factor)
+        return (Loop(outer, loop.kind, (Loop(rest, loop.kind, loop.body, loop.carried),), loop.carried),)
+
+    return loop_replaced(program, name, domain, change)
+
+
+def combine(program: TileProgram, name: str, component: str, ragged: str) -> TileProgram:
+    """The same for two loops of programs, which run in any order: others may stand between them."""
+    phase = find(program, name)
+    pair = [loop_named(phase, each) for each in (component, ragged)]
+    if any(loop.kind is not GRID for loop in pair):
+        raise ScheduleError(f"phase {name}: {component} and {ragged} are not both loops of programs; cut the row instead")
+    return swap(program, name, replace(phase, body=cutting.list_tiles(program, phase, *pair)))
+
+
+def mark(program: TileProgram, name: str, domain: str, wanted: ParallelType) -> TileProgram:
+    """for i: (a; b)   ->   a in lanes i;  b in lanes i.  A tile is a block to each statement: that is what a kernel means."""
+    loop = loop_named(find(program, name), domain)
+    axis, size = program.axis_of(loop.domain), loop.domain.extent_expr.value
+    if wanted is SERIAL and loop.kind is GRID:
+        # One worker takes these programs, one after the other.
+        return loop_replaced(program, name, domain, lambda found: (replace(found, kind=SERIAL),))
+    if wanted is GRID and loop is _alone(find(program, name)) and not loop.carried:
+        require_independent(program, loop)
+        return loop_replaced(program, name, domain, lambda found: (replace(found, kind=GRID),))
+    if wanted is not LANES:
+        raise ScheduleError(
+            f"phase {name}: programs of a kernel are its outermost loops, and those alone inside them that carry nothing; "
+            f"{domain} cannot be {wanted.value}"
+        )
+    if axis is None or loop.domain.is_ragged or size is None:
+        raise ScheduleError(f"phase {name}: {loop.domain} cannot be lanes: its extent is not known; split it first")
+    if axis.block not in (None, size):
+        raise ScheduleError(f"phase {name}: tiles of {axis} have {axis.block} lanes, not {size}")
+    return loop_replaced(program, name, domain, lambda found: found.body, loop.domain)
+
+
+def _alone(phase: Phase) -> Statement | None:
+    """The first statement that is no loop of programs, if it is all there is inside these."""
+    body = phase.body
+    while len(body) == 1 and isinstance(body[0], Loop) and body[0].kind is GRID:
+        body = body[0].body
+    return body[0] if len(body) == 1 else None
