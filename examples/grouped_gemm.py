@@ -1,7 +1,7 @@
-"""Groups of rows, each times a matrix: one that all share, or one for each group.
+"""Grouped matrix product: every group of rows times one shared matrix, or times its own.
 
-Run as `python examples/grouped_gemm.py`. `jagged` and `jagged_per_group` are whole kernels; `manual` and `manual_persistent`
-are the same with offsets by hand, the second with workers that stride over the tiles of each group.
+Run as `python examples/grouped_gemm.py`. `jagged` and `jagged_per_group` are the kernels; `manual` and `manual_persistent` handle
+offsets themselves, the second with persistent workers that stride over the tiles of each group.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""A ragged batch added to a dense one: dense where a row has ended.
+"""A ragged batch plus a dense one; past a row's end the result is the dense value.
 
-Run as `python examples/jagged_dense_add.py`. `jagged` is the whole kernel; `manual` is the same with offsets and masks by hand.
+Run as `python examples/jagged_dense_add.py`. `jagged` is the kernel; `manual` handles offsets and masks itself.
 """
 
 import torch

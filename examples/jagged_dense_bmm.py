@@ -1,6 +1,6 @@
-"""Every ragged row times a matrix of its own, and a bias.
+"""Every ragged row times its own matrix, plus a bias.
 
-Run as `python examples/jagged_dense_bmm.py`. `jagged` is the whole kernel; `manual` is the same with offsets and masks by hand.
+Run as `python examples/jagged_dense_bmm.py`. `jagged` is the kernel; `manual` handles offsets and masks itself.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Softmax attention over ragged sequences with running statistics, causal and not.
+"""Flash attention over ragged sequences, with an online softmax, causal or full.
 
 Run as `python examples/jagged_flash_attention.py`. Queries and keys may have different lengths.
 """
@@ -23,7 +23,7 @@ def jagged(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor, causal: bool) -> J
             if causal:
                 scores = torch.where(tile_q.index[:, None] >= tile_k.index[None, :], scores, float("-inf"))
             new_top = torch.maximum(top, scores.amax(2))
-            # A tile may lie behind the diagonal for a query that has seen nothing yet only where it does not exist.
+            # new_top is finite wherever the query exists: tile 0 always has a key that a causal query may see.
             p = torch.exp(scores - new_top[:, :, None])
             shrink = torch.exp(top - new_top)
             total = total * shrink + p.sum(2)
@@ -50,4 +50,4 @@ def check(lengths: list[int], run=lambda k: k) -> None:
 
 if __name__ == "__main__":
     check([3, 0, 17, 1])
-    print("jagged_flash_attention: causal and not, agrees with torch")
+    print("jagged_flash_attention: causal and full attention agree with torch")

@@ -1,8 +1,8 @@
-"""Causal attention with SiLU instead of softmax, over ragged sequences: two ragged axes, the diagonal included.
+"""Causal attention with SiLU instead of softmax, over ragged sequences: two ragged axes, including the diagonal.
 
-Run as `python examples/jagged_hstu_attention.py`. `jagged` is the whole kernel; `manual` is the same with offsets and masks
-by hand. Published forms write `out[tile_q.index + starts]` without a mask, past the end of a sequence and into the next one;
-these do not.
+Run as `python examples/jagged_hstu_attention.py`. `jagged` is the kernel; `manual` handles offsets and masks itself.
+Published versions store to `out[tile_q.index + starts]` without a mask, past the end of a sequence and into the next one; these
+do not.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""Layer norm of every ragged row over its positions and features together.
+"""Layer norm of every ragged row, over positions and features together.
 
-Run as `python examples/jagged_layer_norm.py`. `jagged` is the whole kernel; `manual` is the same with offsets and masks by hand.
+Run as `python examples/jagged_layer_norm.py`. `jagged` is the kernel; `manual` handles offsets and masks itself.
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""Means over ragged rows, each of which has a number of features of its own: two ragged dims.
+"""Means over ragged rows that also differ in their number of features: two ragged dims.
 
-Run as `python examples/jagged_mean.py`. The rows are rectangles, length x features, in padded storage; features that a row does
-not have are 0 in the result. `jagged` is the whole kernel; `manual` is the same with offsets, counts and masks by hand.
+Run as `python examples/jagged_mean.py`. Each row is a length x features rectangle in padded storage; features that a row does not
+have are 0 in the result. `jagged` is the kernel; `manual` handles offsets, counts and masks itself.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""Softmax over ragged rows in two passes: running statistics, then the quotients.
+"""Softmax over ragged rows in two passes: online statistics, then normalisation.
 
-Run as `python examples/jagged_softmax.py`. A row that has ended rests, so nothing guards `exp(-inf - -inf)`.
+Run as `python examples/jagged_softmax.py`. A finished row keeps its carried values, so `exp(-inf - -inf)` needs no guard.
 """
 
 import torch

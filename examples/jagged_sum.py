@@ -1,6 +1,6 @@
 """Sums over ragged rows.
 
-Run as `python examples/jagged_sum.py`. `jagged` is the whole kernel; `manual` is the same with offsets and masks by hand.
+Run as `python examples/jagged_sum.py`. `jagged` is the kernel; `manual` handles offsets and masks itself.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Tokens routed to experts, multiplied by their expert's weight, and put back in their places.
+"""Mixture of experts: route tokens to experts, multiply by the expert's weights, and restore the token order.
 
 Run as `python examples/mixture_of_experts.py`.
 """
@@ -11,7 +11,7 @@ from serrate import JaggedTensor
 
 @serrate.jit
 def expert_layer(tokens, up, down):
-    """Two matrix products with a relu between, each expert with its own weights; one launch each, no padding."""
+    """Two matrix products with a relu in between, using each expert's own weights; one launch each, no padding."""
     return torch.relu(tokens @ up) @ down
 
 

@@ -1,8 +1,7 @@
-"""Tokens sent to experts: gathered, multiplied by the matrix of their expert, and scattered back, every token exactly once.
+"""Mixture of experts: gather tokens, multiply by their expert's matrix, and scatter back, each token exactly once.
 
-Run as `python examples/moe_matmul.py`. `jagged` has the tokens of each expert as a ragged tensor of their numbers; `manual`
-is the same with offsets and masks by hand. Published forms let lanes past an expert's tokens rewrite one of another expert;
-these do not.
+Run as `python examples/moe_matmul.py`. `jagged` takes the token indices of each expert as a ragged tensor; `manual` handles
+offsets and masks itself. In published versions, lanes past an expert's tokens overwrite a token of another expert; these do not.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""One softmax, three strategies: the same program, the same numbers, three loop nests.
+"""One softmax, three strategies: the same program and the same results from three loop nests.
 
 Run as `python examples/ragged_softmax.py`; add `--source` to read the generated code.
 """
@@ -21,7 +21,7 @@ def main() -> None:
     for strategy in ("maskless", "masked", "persistent_dynamic"):
         compiled = f.compile(strategy=strategy)
         torch.testing.assert_close(compiled(values, bounds).values, wanted)
-        print(f"{strategy}: {len(compiled.plan(values, bounds).steps)} steps, right on all {len(lengths)} rows")
+        print(f"{strategy}: {len(compiled.plan(values, bounds).steps)} steps, correct on all {len(lengths)} rows")
         if "--source" in sys.argv:
             print(compiled.source(values, bounds))
 

@@ -1,7 +1,7 @@
-"""A layer of experts as one fusion: choice, grouping, products of each expert with its tokens, and the weighted way back.
+"""A mixture-of-experts layer as one fusion: top-k routing, grouping, each expert's matrix products, and the weighted sum.
 
-Who goes where is decided by the program itself, so the rows of the experts exist only inside it; nothing is padded, no token is
-dropped, and no lengths are copied to the host. Run as `python examples/routing.py`.
+The program computes the routing itself, so the experts' rows exist only inside it. Nothing is padded, no token is dropped, and no
+lengths are copied to the host. Run as `python examples/routing.py`.
 """
 
 import torch
@@ -19,11 +19,11 @@ def layer() -> ir.Fusion:
         score, expert = ops.topk(ops.matmul(tokens, router), CHOICES)  # [tokens, choices]
         gate = ops.softmax(score, 1)
 
-        offsets, order = ops.group_by(ops.flatten(expert), EXPERTS)  # choices of one expert side by side
-        rows = ops.as_nested(ops.index(tokens, order // CHOICES), offsets)  # [experts, their tokens, width]
+        offsets, order = ops.group_by(ops.flatten(expert), EXPERTS)  # group the choices by expert
+        rows = ops.as_nested(ops.index(tokens, order // CHOICES), offsets)  # [experts, tokens of each, width]
         worked = ops.matmul(ops.relu(ops.matmul(rows, up)), down)
 
-        back = ops.index(ops.as_flattened(worked), ops.invert(order))  # every choice in its old place
+        back = ops.index(ops.as_flattened(worked), ops.invert(order))  # restore the order of the choices
         weighted = ops.unflatten(back, 0, (-1, CHOICES)) * ops.unsqueeze(gate, 2)
         f.output(ops.sum(weighted, 1), offsets, order)
     return f
