@@ -5,12 +5,12 @@ In: values with offsets, lengths, padding or lists. Out: `JaggedTensor`, `Struct
 """
 
 from serrate.tensor import torch_functions as _registers_with_torch  # noqa: F401
+from serrate.tensor.base import RaggedSize
 from serrate.tensor.checks.deferred import wait_for_checks
 from serrate.tensor.interop import saving as _registers_with_pickle  # noqa: F401
 from serrate.tensor.interop.saving import load_safetensors, save_safetensors
 from serrate.tensor.jagged import JaggedTensor
 from serrate.tensor.joining import cat, collate, stack
-from serrate.tensor.sizes import RaggedSize
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import no_sync
 

@@ -1,18 +1,16 @@
-"""The ways to make a structure: from offsets, lengths, starts, several dims, columns.
+"""Rows made from what a user gives, and checked: the work behind `Structure.from_offsets` and its neighbours.
 
-In: what says where rows begin and end, as the user has it. Out: `Building`, the part of `Structure` that makes one, checked.
+In: offsets, lengths, starts or counts, and how they are to be validated. Out: `Rows` that know what the checks found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Self
 
 import torch
 from torch import Tensor
 
-from serrate.errors import CallError, DeviceError, StructureError
+from serrate.errors import DeviceError, StructureError
 from serrate.tensor.checks.deferred import poll
 from serrate.tensor.checks.validate import (
     LARGEST,
@@ -21,7 +19,6 @@ from serrate.tensor.checks.validate import (
     Moment,
     Validate,
     check_counts,
-    check_dim,
     check_extreme,
     check_form,
     check_lengths,
@@ -41,230 +38,119 @@ PerLevel = int | Sequence[int | None] | None
 """A length known to the caller: of the innermost level, or one for each level (None where it is not known)."""
 
 
-class Building:
-    """Class methods of a `Structure`."""
+def rows_from_offsets(
+    offsets: Sequence[Tensor], total: int | None, max_length: PerLevel, min_length: PerLevel, validate: Validate
+) -> tuple[Rows, int | None]:
+    """The rows of `Structure.from_offsets`, and how many positions they hold together where that is known."""
+    poll()
+    if validate is None and len(offsets) == 1 and (quick := one_level(offsets[0], total, max_length, min_length)) is not None:
+        return quick, int(quick._facts["total", 0])
+    when = Moment.NEVER
+    if validate is not False:
+        check_form("offsets", offsets, total)
+        when = moment(validate, offsets[0])
+    if when is not Moment.NOW:
+        rows = Rows(chain_from_offsets(offsets, total))
+        rows.checked = False
+        known = _noted(rows, offsets, 1, None, total, max_length, min_length, when)
+        if when is Moment.LATER:
+            lengths = check_offsets_later(offsets, total, known)
+            _keep_lengths(rows, [each if given.dim() == 1 else None for each, given in zip(lengths, offsets, strict=True)])
+        return rows, total
+    # What was asked for by name is a copy, and may be forbidden; otherwise the numbers are here.
+    host = tuple([host_copy(level, "validating offsets") for level in offsets]) if validate else offsets
+    found = check_offsets(host, total)
+    total = found[-1].end
+    chain = chain_from_offsets(offsets, total)
+    here = offsets[0].is_cpu
+    rows = Rows(chain, host=chain if here else chain_from_offsets(host, total))
+    _noted(rows, offsets, 1, found, total, max_length, min_length, when)
+    if here:
+        _keep_lengths(rows, [each.lengths for each in found])
+    return rows, total
 
-    __slots__ = ("_dims", "_extents", "_rows")
 
-    _rows: tuple[Rows, ...]
-    _dims: tuple[int, ...]
-    _extents: tuple[tuple[int, int], ...] | None
-    """Dims of the values with the extents they must have, once that is known: rows back to back hold all positions."""
+def rows_from_lengths(
+    lengths: Sequence[Tensor], total: int | None, max_length: PerLevel, min_length: PerLevel, validate: Validate
+) -> tuple[Rows, int | None]:
+    """The rows of `Structure.from_lengths`, and how many positions they hold together where that is known."""
+    poll()
+    when = Moment.NEVER
+    if validate is not False:
+        check_form("lengths", lengths)
+        when = moment(validate, lengths[0])
+    if when is not Moment.NOW:
+        rows = Rows(chain_from_lengths(lengths, total))
+        rows.checked = False
+        known = _noted(rows, lengths, 0, None, total, max_length, min_length, when)
+        if when is Moment.LATER:
+            check_lengths_later(lengths, total, known)
+        return rows, total
+    host = tuple([host_copy(level, "validating lengths") for level in lengths]) if validate else lengths
+    found = check_lengths(host, total)
+    total = found[-1].end
+    chain = chain_from_lengths(lengths, total)
+    rows = Rows(chain, host=chain if lengths[0].is_cpu else chain_from_lengths(host, total))
+    _noted(rows, lengths, 0, found, total, max_length, min_length, when)
+    return rows, total
 
-    def __init__(
-        self, rows: tuple[Rows, ...], dims: tuple[int, ...] = (0,), extents: tuple[tuple[int, int], ...] | None = None
-    ) -> None:
-        if not isinstance(rows, tuple):
-            raise CallError(
-                f"Structure(rows) takes a tuple of Rows, got {type(rows).__name__}: "
-                "use Structure.from_offsets or Structure.from_lengths"
-            )
-        self._rows = rows
-        self._dims = dims
-        self._extents = extents
 
-    @classmethod
-    def from_offsets(
-        cls,
-        *offsets: Tensor,
-        dim: int = 0,
-        total: int | None = None,
-        max_length: PerLevel = None,
-        min_length: PerLevel = None,
-        validate: Validate = None,
-    ) -> Self:
-        """A structure from row offsets, outermost level first, of dim `dim` of the values.
+def rows_from_starts(
+    starts: Tensor,
+    lengths: Sequence[Tensor],
+    extent: int | None,
+    room: int | None,
+    max_length: PerLevel,
+    min_length: PerLevel,
+    validate: Validate,
+) -> Rows:
+    """The rows of `Structure.from_starts`."""
+    if validate is not False:
+        check_form("starts", (starts,))
+    rows, _ = rows_from_lengths(lengths, None, max_length, min_length, validate)
+    if validate is not False:
+        if starts.device != rows.device:
+            raise DeviceError(f"starts are on {starts.device}, but lengths are on {rows.device}: move one of them")
+        check_starts(starts, rows.sizes(), extent, moment(validate, starts))
+    gaps = Rows(rows.offsets, starts=starts.contiguous(), room=room, host=tuple(rows._host.values()))
+    gaps._facts.update(rows._facts)
+    gaps.checked = rows.checked
+    if extent is not None:
+        gaps.note("within", 0, extent)
+    return gaps
 
-        2-D offsets `[M, K+1]` stand for two levels: M components of K parts each, every row starting at 0 and counting
-        from the start of its component. They give the same structure as the chain that says the same.
-        `total` is the number of positions the values have; it, `max_length` and `min_length` spare a host copy later.
-        Shapes and dtypes are checked at once. Numbers are, with `validate=None`, checked at once on a CPU; on a device they are
-        checked there, and a mistake is raised later (see `wait_for_checks`). `"deferred"` does that anywhere, `True` copies
-        them to the host and checks at once, `False` checks nothing.
 
-        >>> from serrate import Structure
-        >>> ranks = Structure.from_offsets(torch.tensor([[0, 50, 127], [0, 0, 0], [0, 100, 198]]), total=325)
-        >>> ranks == Structure.from_offsets(torch.tensor([0, 2, 4, 6]), torch.tensor([0, 50, 127, 127, 127, 227, 325]))
-        True
-        """
-        poll()
-        if dim:
-            check_dim(dim)
-        if validate is None and len(offsets) == 1 and (quick := one_level(offsets[0], total, max_length, min_length)) is not None:
-            return cls((quick,), (dim,), ((dim, int(quick._facts["total", 0])),))
-        when = Moment.NEVER
-        if validate is not False:
-            check_form("offsets", offsets, total)
-            when = moment(validate, offsets[0])
-        if when is not Moment.NOW:
-            rows = Rows(chain_from_offsets(offsets, total))
-            rows.checked = False
-            known = _noted(rows, offsets, 1, None, total, max_length, min_length, when)
-            if when is Moment.LATER:
-                lengths = check_offsets_later(offsets, total, known)
-                _keep_lengths(rows, [each if given.dim() == 1 else None for each, given in zip(lengths, offsets, strict=True)])
-            return cls((rows,), (dim,), None if total is None else ((dim, total),))
-        # What was asked for by name is a copy, and may be forbidden; otherwise the numbers are here.
-        host = tuple([host_copy(level, "validating offsets") for level in offsets]) if validate else offsets
-        found = check_offsets(host, total)
-        total = found[-1].end
-        chain = chain_from_offsets(offsets, total)
-        here = offsets[0].is_cpu
-        rows = Rows(chain, host=chain if here else chain_from_offsets(host, total))
-        _noted(rows, offsets, 1, found, total, max_length, min_length, when)
-        if here:
-            _keep_lengths(rows, [each.lengths for each in found])
-        return cls((rows,), (dim,), None if total is None else ((dim, total),))
-
-    @classmethod
-    def from_lengths(
-        cls,
-        *lengths: Tensor,
-        dim: int = 0,
-        total: int | None = None,
-        max_length: PerLevel = None,
-        min_length: PerLevel = None,
-        validate: Validate = None,
-    ) -> Self:
-        """A structure from the lengths of each level, outermost first; 2-D lengths `[M, K]` stand for two levels.
-
-        Offsets of int32 lengths are int32 where the total is known to fit, int64 otherwise. The other arguments are those
-        of `from_offsets`.
-
-        >>> from serrate import Structure
-        >>> Structure.from_lengths(torch.tensor([3, 0, 4])).offsets
-        (tensor([0, 3, 3, 7]),)
-        """
-        poll()
-        when = Moment.NEVER
-        if validate is not False:
-            check_form("lengths", lengths)
-            when = moment(validate, lengths[0])
-        if dim:
-            check_dim(dim)
-        if when is not Moment.NOW:
-            rows = Rows(chain_from_lengths(lengths, total))
-            rows.checked = False
-            known = _noted(rows, lengths, 0, None, total, max_length, min_length, when)
-            if when is Moment.LATER:
-                check_lengths_later(lengths, total, known)
-            return cls((rows,), (dim,), None if total is None else ((dim, total),))
-        host = tuple([host_copy(level, "validating lengths") for level in lengths]) if validate else lengths
-        found = check_lengths(host, total)
-        total = found[-1].end
-        chain = chain_from_lengths(lengths, total)
-        rows = Rows(chain, host=chain if lengths[0].is_cpu else chain_from_lengths(host, total))
-        _noted(rows, lengths, 0, found, total, max_length, min_length, when)
-        return cls((rows,), (dim,), None if total is None else ((dim, total),))
-
-    @classmethod
-    def from_starts(
-        cls,
-        starts: Tensor,
-        *lengths: Tensor,
-        dim: int = 0,
-        extent: int | None = None,
-        room: int | None = None,
-        max_length: PerLevel = None,
-        min_length: PerLevel = None,
-        validate: Validate = None,
-    ) -> Self:
-        """Rows that may leave gaps between them: where each innermost row starts, and the lengths of every level.
-
-        Rows lie in order and do not overlap. `extent` is the number of positions of the values; `room` says that the storage
-        is padded, row k starting at `k * room`.
-
-        >>> from serrate import Structure
-        >>> Structure.from_starts(torch.tensor([0, 8]), torch.tensor([3, 5]))
-        Structure(2 > 8, with gaps)
-        """
-        if validate is not False:
-            check_form("starts", (starts,))
-        packed = cls.from_lengths(*lengths, dim=dim, max_length=max_length, min_length=min_length, validate=validate)
-        rows = packed._rows[0]
-        if validate is not False:
-            if starts.device != rows.device:
-                raise DeviceError(f"starts are on {starts.device}, but lengths are on {rows.device}: move one of them")
-            check_starts(starts, rows.sizes(), extent, moment(validate, starts))
-        gaps = Rows(rows.offsets, starts=starts.contiguous(), room=room, host=tuple(rows._host.values()))
-        gaps._facts.update(rows._facts)
-        gaps.checked = rows.checked
-        if extent is not None:
-            gaps.note("within", 0, extent)
-        return cls((gaps,), packed._dims)
-
-    @classmethod
-    def independent(cls, *structures: Building) -> Self:
-        """Structures of different dims of the same values, together.
-
-        >>> from serrate import Structure
-        >>> rows = Structure.from_offsets(torch.tensor([0, 3, 8, 10]))
-        >>> Structure.independent(rows, Structure.from_offsets(torch.tensor([0, 1, 4]), dim=1))
-        Structure(3 > 10, 2 > 4 of dim 1)
-        """
-        if not structures:
-            raise StructureError("independent: give the structures of at least two dims, got none")
-        for k, structure in enumerate(structures):
-            if not isinstance(structure, Building):
-                raise CallError(f"independent: give structures; argument {k} is of type {type(structure).__name__}")
-        found = sorted(
-            ((dim, k, rows) for k, s in enumerate(structures) for dim, rows in zip(s._dims, s._rows, strict=True)),
-            key=lambda each: each[:2],
-        )
-        for (dim, k, rows), (after, j, _) in pairwise(found):
-            if after < dim + rows.takes:
-                raise StructureError(
-                    f"independent: structures {k} and {j} both partition dim {after}: give one of them another dim="
-                )
-        devices = [str(s._rows[0].device) for s in structures]
-        if len(set(devices)) > 1:
-            raise DeviceError(f"independent: the structures are on {', '.join(devices)}: move them to one device")
-        return cls(tuple(rows for _, _, rows in found), tuple(dim for dim, _, _ in found))
-
-    def with_columns(
-        self, counts: Tensor, *, packed: bool = True, max_length: int | None = None, validate: Validate = None
-    ) -> Self:
-        """The same rows, each a rectangle: `counts[k]` columns for every position of innermost row k.
-
-        `packed` rows take `lengths[k] * counts[k]` positions; otherwise the columns are the first `counts[k]` positions of
-        the next dim of the values. `max_length` is the largest count, `validate` as for `from_offsets`.
-
-        >>> from serrate import Structure
-        >>> scores = Structure.from_lengths(torch.tensor([3, 0, 2])).with_columns(torch.tensor([2, 5, 4]))
-        >>> scores, scores.total_elements()
-        (Structure(3 > 5 x columns), 14)
-        """
-        if len(self._rows) > 1 or self._rows[0].columns is not None:
-            raise StructureError(f"with_columns: {self} has other ragged dims already; begin with the rows of one dim")
-        poll()
-        rows, when = self._rows[0], Moment.NEVER
-        if validate is not False:
-            check_form("counts", (counts,))
-            if counts.device != rows.device:
-                raise DeviceError(f"counts are on {counts.device}, but the rows are on {rows.device}: move one of them")
-            number = rows.num_rows(rows.depth - 1)
-            if counts.shape != (number,):
-                raise StructureError(f"counts must have one element for each of {number} rows, got shape {tuple(counts.shape)}")
-            when = moment(validate, counts)
-            check_counts(counts, when, max_length)
-            if when is Moment.NOW and rows.readable():
-                lengths = rows.host_lengths(rows.depth - 1, "validating counts")
-                check_rectangles(lengths, host_copy(counts, "validating counts"))
-        columns = chain_from_lengths([counts], None)[0]
-        if columns.dtype is not rows.offsets[0].dtype:
-            # Small offsets only where the sum is known to fit.
-            largest = torch.iinfo(rows.offsets[0].dtype).max
-            fits = when is Moment.NOW and int(host_copy(columns[-1], "validating counts")) <= largest
-            columns = columns.to(rows.offsets[0].dtype) if fits else columns
-        offsets = rows.offsets if columns.dtype is rows.offsets[0].dtype else tuple(o.long() for o in rows.offsets)
-        wide = Rows(offsets, columns=columns, packed=packed, starts=rows.starts, room=rows.room)
-        wide.checked = rows.checked and when is Moment.NOW
-        wide._facts.update((fact, known) for fact, known in rows._facts.items() if fact[0] != "within")
-        if max_length is not None:
-            wide.note("max", wide.depth, max_length)
-        if wide.starts is not None and packed and when is not Moment.NEVER:
-            check_starts(wide.starts, wide.sizes(), None, when)
-        return type(self)((wide,), self._dims)
+def rows_with_columns(rows: Rows, counts: Tensor, packed: bool, max_length: int | None, validate: Validate) -> Rows:
+    """The rows of `Structure.with_columns`."""
+    poll()
+    when = Moment.NEVER
+    if validate is not False:
+        check_form("counts", (counts,))
+        if counts.device != rows.device:
+            raise DeviceError(f"counts are on {counts.device}, but the rows are on {rows.device}: move one of them")
+        number = rows.num_rows(rows.depth - 1)
+        if counts.shape != (number,):
+            raise StructureError(f"counts must have one element for each of {number} rows, got shape {tuple(counts.shape)}")
+        when = moment(validate, counts)
+        check_counts(counts, when, max_length)
+        if when is Moment.NOW and rows.readable():
+            lengths = rows.host_lengths(rows.depth - 1, "validating counts")
+            check_rectangles(lengths, host_copy(counts, "validating counts"))
+    columns = chain_from_lengths([counts], None)[0]
+    if columns.dtype is not rows.offsets[0].dtype:
+        # Small offsets only where the sum is known to fit.
+        largest = torch.iinfo(rows.offsets[0].dtype).max
+        fits = when is Moment.NOW and int(host_copy(columns[-1], "validating counts")) <= largest
+        columns = columns.to(rows.offsets[0].dtype) if fits else columns
+    offsets = rows.offsets if columns.dtype is rows.offsets[0].dtype else tuple(o.long() for o in rows.offsets)
+    wide = Rows(offsets, columns=columns, packed=packed, starts=rows.starts, room=rows.room)
+    wide.checked = rows.checked and when is Moment.NOW
+    wide._facts.update((fact, known) for fact, known in rows._facts.items() if fact[0] != "within")
+    if max_length is not None:
+        wide.note("max", wide.depth, max_length)
+    if wide.starts is not None and packed and when is not Moment.NEVER:
+        check_starts(wide.starts, wide.sizes(), None, when)
+    return wide
 
 
 def one_level(level: Tensor, total: int | None, max_length: PerLevel, min_length: PerLevel) -> Rows | None:

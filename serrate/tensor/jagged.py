@@ -1,30 +1,41 @@
 """`JaggedTensor`: values with the structure that says which of them belong to which row.
 
-In: values and offsets, lengths, padded values or lists of rows. Out: a ragged tensor, its rows, and its conversions.
+In: values and offsets, lengths, padded values or lists of rows. Out: a ragged tensor, its rows, and its conversions. The whole
+surface is here, one short method for each name; the work is in the modules that are imported. Shape and metadata are in `base`,
+dtypes and devices in `casts`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
 import torch
 from torch import Tensor
 
-from serrate.errors import CallError, ShapeError
+from serrate.errors import CallError, GradientError, ShapeError, StructureMismatch
+from serrate.tensor import padding
+from serrate.tensor.building import PerLevel
+from serrate.tensor.casts import Casts
+from serrate.tensor.checks.validate import Validate, check_dim
 from serrate.tensor.display.describe import Description, describe
 from serrate.tensor.display.picture import as_html
 from serrate.tensor.display.printing import preview, printed
-from serrate.tensor.elsewhere import Elsewhere
-from serrate.tensor.hints import NO_HINTS, Hints
+from serrate.tensor.foreign_names import instead_of
+from serrate.tensor.hints import AccessPattern, Distribution, Reuse, more_hints
 from serrate.tensor.indexing.keys import lane_key
 from serrate.tensor.indexing.reading import getitem
 from serrate.tensor.indexing.writing import setitem
-from serrate.tensor.padding import pad
+from serrate.tensor.interop import arrow_lists, awkward_arrays, boundaries, keyed, numpy_arrays, torch_nested
+from serrate.tensor.interop.boundaries import CuSeqlens, GroupEnds
+from serrate.tensor.interop.common import Copying
+from serrate.tensor.interop.keyed import Keyed
+from serrate.tensor.interop.memory import parts, pinned, share, shared
+from serrate.tensor.lists import from_lists, gather_rows, to_numbers
+from serrate.tensor.offsets import Levels, as_tensors, offsets_of_row_ids
 from serrate.tensor.pieces import Piece, take_all
 from serrate.tensor.positions import compact, coordinates, row_ids, tile_list, total_tiles
 from serrate.tensor.reshaping import cut_as, flatten, permute, split, unbind
-from serrate.tensor.same_rows import SameRows
 from serrate.tensor.structure import Structure
 
 _operators: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -49,7 +60,7 @@ def installed_operators() -> frozenset[Callable[..., Any]]:
     return frozenset(_operators)
 
 
-class JaggedTensor(SameRows, Elsewhere):
+class JaggedTensor(Casts):
     """Rows of different lengths, back to back in `values`; a one-level tensor of shape `[B, r0, *inner]` is
 
         rows = [values[offsets[b]:offsets[b + 1]] for b in range(B)]
@@ -67,6 +78,282 @@ class JaggedTensor(SameRows, Elsewhere):
 
     __slots__ = ()
     __array_ufunc__ = None  # numpy's numbers and arrays leave operators to ragged tensors, as they do to torch's
+
+    # --- making one ---
+
+    @classmethod
+    def from_csr(
+        cls,
+        values: Tensor,
+        offsets: Levels,
+        *,
+        dim: int = 0,
+        max_length: PerLevel = None,
+        min_length: PerLevel = None,
+        validate: Validate = None,
+    ) -> Self:
+        """Rows back to back with their offsets; nested rows with a chain of offsets, outermost first, or 2-D offsets.
+
+        `dim` is the dim of the values that is partitioned. `max_length` and `min_length` spare a host copy later; `validate`
+        is as for `Structure.from_offsets`.
+
+        >>> JaggedTensor.from_csr(torch.arange(9), (torch.tensor([0, 2, 3]), torch.tensor([0, 4, 4, 9]))).shape
+        (2, r0, r1)
+        """
+        levels = as_tensors(offsets, values)
+        if dim:
+            check_dim(dim, values)
+        structure = Structure.from_offsets(
+            *levels, dim=dim, total=values.shape[dim], max_length=max_length, min_length=min_length, validate=validate
+        )
+        # Plain numbers were checked on the CPU, and go where the values are.
+        return cls._trusted(values, structure if isinstance(offsets, Tensor) else structure.to(values.device))
+
+    @classmethod
+    def from_lengths(
+        cls,
+        values: Tensor,
+        lengths: Levels,
+        *,
+        dim: int = 0,
+        max_length: PerLevel = None,
+        min_length: PerLevel = None,
+        validate: Validate = None,
+    ) -> Self:
+        """Rows back to back with their lengths; nested rows with the lengths of each level, outermost first, or 2-D lengths.
+
+        >>> JaggedTensor.from_lengths(torch.arange(5), torch.tensor([2, 0, 3])).unbind()
+        (tensor([0, 1]), tensor([], dtype=torch.int64), tensor([2, 3, 4]))
+        """
+        levels = as_tensors(lengths, values)
+        if dim:
+            check_dim(dim, values)
+        structure = Structure.from_lengths(
+            *levels, dim=dim, total=values.shape[dim], max_length=max_length, min_length=min_length, validate=validate
+        )
+        # Plain numbers were checked on the CPU, and go where the values are.
+        return cls._trusted(values, structure if isinstance(lengths, Tensor) else structure.to(values.device))
+
+    @classmethod
+    def from_starts(
+        cls,
+        values: Tensor,
+        starts: Levels,
+        lengths: Levels,
+        *,
+        dim: int = 0,
+        max_length: PerLevel = None,
+        min_length: PerLevel = None,
+        validate: Validate = None,
+    ) -> Self:
+        """Rows that may leave gaps between them, by where each starts and how long it is; nothing is copied.
+
+        >>> JaggedTensor.from_starts(torch.arange(8), [0, 4], [3, 2]).unbind()
+        (tensor([0, 1, 2]), tensor([4, 5]))
+        """
+        first = as_tensors(starts, values)
+        if len(first) != 1:
+            raise CallError(f"starts must be one tensor, of the innermost rows; got {len(first)}")
+        if dim:
+            check_dim(dim, values)
+        structure = Structure.from_starts(
+            first[0].to(values.device),
+            *(level.to(values.device) for level in as_tensors(lengths, values)),
+            dim=dim,
+            extent=values.shape[dim],
+            max_length=max_length,
+            min_length=min_length,
+            validate=validate,
+        )
+        return cls(values, structure)
+
+    @classmethod
+    def from_row_ids(cls, values: Tensor, row_ids: Tensor | Sequence[int], num_rows: int | None = None) -> Self:
+        """Rows by the number of the row that every position is in, in order: the inverse of `row_ids`.
+
+        `num_rows` counts rows without elements at the end too; without it the last number tells, which is a host fact.
+
+        >>> JaggedTensor.from_row_ids(torch.arange(4), torch.tensor([0, 0, 2, 2]), num_rows=4).tolist()
+        [[0, 1], [], [2, 3], []]
+        """
+        (ids,) = as_tensors(row_ids, values)
+        if ids.shape[:1] != values.shape[:1]:
+            raise ShapeError(
+                f"row_ids must hold one number for each of {values.shape[0]} positions, got shape {tuple(ids.shape)}"
+            )
+        return cls.from_csr(values, offsets_of_row_ids(ids.to(values.device), num_rows))
+
+    @classmethod
+    def from_list(cls, rows: Iterable[Tensor]) -> Self:
+        """One row for each tensor; the first dim of each is ragged, the others must agree. An empty list has 0 rows.
+
+        >>> JaggedTensor.from_list([torch.zeros(3, 4), torch.zeros(1, 4)]).shape
+        (2, r0, 4)
+        """
+        return cls(*gather_rows(rows, outer=()))
+
+    @classmethod
+    def from_nested_list(
+        cls, rows: Sequence[Any], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Self:
+        """Lists of lists, to any depth, with tensors or plain numbers at the bottom; every branch has the same depth.
+
+        A list of lists of numbers has one level, a list of lists of tensors two. An empty list may stand at any depth: the
+        depth is that of the deepest list, and lists that are all empty hold numbers, so `[[], []]` has one level.
+        The dtype of numbers is the one that `torch.tensor` would choose.
+
+        >>> JaggedTensor.from_nested_list([[torch.zeros(3), torch.zeros(1)], [], [torch.zeros(2)]]).shape
+        (3, r0, r1)
+        >>> JaggedTensor.from_nested_list([[1, 2], [], [3]], dtype=torch.float32).values
+        tensor([1., 2., 3.])
+        """
+        return cls(*from_lists(rows, dtype, device))
+
+    @classmethod
+    def from_padded(
+        cls,
+        x: Tensor,
+        lengths: Levels | None = None,
+        *,
+        mask: Tensor | None = None,
+        structure: Structure | None = None,
+        total: int | None = None,
+        format: str = "csr",
+    ) -> Self:
+        """The rows of padded values `[B, L, *inner]`: the first `lengths[b]` positions of each, copied back to back.
+
+        For two levels `x` is `[G, parts, L, *inner]` with `lengths` a pair (parts of each row, length of each part) or 2-D.
+        A boolean `mask` `[B, L]` says instead which positions exist, wherever in the row they stand. A `structure` says what
+        lengths cannot: rows of several dims, rows with columns. With `format="padded"` nothing is copied: the tensor keeps
+        `x` as its values, all its padded dims as one.
+        The number of values is a host fact: on a device it takes a host copy of the lengths, unless `total` is given
+        (then the lengths are trusted).
+
+        >>> JaggedTensor.from_padded(torch.tensor([[1, 2], [3, 0]]), torch.tensor([2, 1])).values
+        tensor([1, 2, 3])
+        >>> JaggedTensor.from_padded(torch.tensor([[1, 2], [0, 3]]), mask=torch.tensor([[True, True], [False, True]])).values
+        tensor([1, 2, 3])
+        """
+        return cls(*padding.from_padded(x, lengths, mask, structure, total, format))
+
+    # --- the same rows with other values ---
+
+    def with_values(self, values: Tensor) -> Self:
+        """Other values with the same structure and hints.
+
+        >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).with_values(torch.zeros(3, 5)).shape
+        (2, r0, 5)
+        """
+        self._structure.check_values(values)
+        return type(self)._trusted(values, self._structure, self._hints)
+
+    def with_hint(
+        self,
+        *,
+        distribution: Distribution | None = None,
+        access_pattern: AccessPattern | None = None,
+        reuse: Reuse | None = None,
+        **unknown: Any,
+    ) -> Self:
+        """The same tensor with advice for the tuner, beside what was advised before; it never changes a result.
+
+        Hints are checked and kept, but no plan is chosen by them yet. They stay through whatever keeps the rows or takes a part
+        of them; `serrate.tensor.hints` has the words.
+
+        >>> JaggedTensor.from_list([torch.zeros(2)]).with_hint(distribution="uniform", reuse="high").hints
+        Hints(distribution='uniform', reuse='high')
+        """
+        told = {"distribution": distribution, "access_pattern": access_pattern, "reuse": reuse, **unknown}
+        return type(self)(self._values, self._structure, hints=more_hints(self._hints, told))
+
+    def detach(self) -> Self:
+        """The same values, cut off from the gradient's history.
+
+        >>> JaggedTensor.from_list([torch.zeros(2, requires_grad=True)]).detach().requires_grad
+        False
+        """
+        return self.with_values(self._values.detach())
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Asks for gradients of the values; the tensor itself.
+
+        >>> JaggedTensor.from_list([torch.zeros(2)]).requires_grad_().values.requires_grad
+        True
+        """
+        self._values.requires_grad_(requires_grad)
+        return self
+
+    def clone(self) -> Self:
+        """A copy of the values with the same structure, which never changes and is shared.
+
+        >>> jt = JaggedTensor.from_list([torch.zeros(2)])
+        >>> jt.clone().structure is jt.structure
+        True
+        """
+        return self.with_values(self._values.clone())
+
+    def equal(self, other: Any) -> bool:
+        """Whether another ragged tensor has the same rows and the same elements.
+
+        >>> jt = JaggedTensor.from_list([torch.tensor([1, 2])])
+        >>> jt.equal(jt.clone())
+        True
+        """
+        same: Any = torch.equal  # torch's own signature knows tensors of its own only
+        return bool(same(self, other))
+
+    def allclose(
+        self,
+        other: Any,
+        rtol: float = 1e-05,
+        atol: float = 1e-08,
+        equal_nan: bool = False,
+    ) -> bool:
+        """Whether another ragged tensor has the same rows and elements that are near.
+
+        >>> jt = JaggedTensor.from_list([torch.tensor([1.0, 2.0])])
+        >>> jt.allclose(jt.with_values(jt.values + 1e-7))
+        True
+        """
+        near: Any = torch.allclose
+        return bool(near(self, other, rtol, atol, equal_nan))
+
+    def zero_(self) -> Self:
+        """Every element 0, in place; what lies between rows is left as it is.
+
+        >>> JaggedTensor.from_list([torch.tensor([1, 2])]).zero_().values
+        tensor([0, 0])
+        """
+        return self.fill_(0)
+
+    def fill_(self, value: Any) -> Self:
+        """Every element `value`, in place; what lies between rows is left as it is.
+
+        >>> JaggedTensor.from_list([torch.tensor([1, 2])]).fill_(7).values
+        tensor([7, 7])
+        """
+        self._check_writable()
+        setitem(self._values, self._structure, ..., value)
+        return self
+
+    def copy_(self, src: Any, non_blocking: bool = False) -> Self:
+        """The elements of `src`, which has the same rows or is one tensor for all, in place.
+
+        >>> jt = JaggedTensor.from_list([torch.tensor([1, 2])])
+        >>> jt.copy_(jt.with_values(torch.tensor([3, 4]))).values
+        tensor([3, 4])
+        """
+        self._check_writable()
+        if isinstance(src, JaggedTensor):
+            if tuple(map(str, src.shape)) != tuple(map(str, self.shape)) or not src._structure.same_rows(self._structure):
+                raise StructureMismatch(f"copy_: the rows of {src._structure} are not those of {self._structure}")
+            src = src.to(self.device, self.dtype)
+        setitem(self._values, self._structure, ..., src)
+        return self
+
+    def _check_writable(self) -> None:
+        if self.requires_grad and torch.is_grad_enabled():
+            raise GradientError("what requires a gradient cannot be written to in place; do it under torch.no_grad()")
 
     # --- rows ---
 
@@ -219,7 +506,7 @@ class JaggedTensor(SameRows, Elsewhere):
         """
         return self._piece(flatten(self._values, self._structure, self._dim(start_dim), self._dim(end_dim)))
 
-    # --- conversions ---
+    # --- other storage ---
 
     def to_padded(self, fill: complex = 0, *, max_length: int | None = None) -> Tensor:
         """A tensor `[B, longest, *inner]`, or `[G, most parts, longest, *inner]` for two levels, with `fill` in the holes.
@@ -234,7 +521,7 @@ class JaggedTensor(SameRows, Elsewhere):
                 [2, 0, 0]])
         """
         if max_length is None:
-            return pad(self._values, self._structure, fill)
+            return padding.pad(self._values, self._structure, fill)
         if max_length < 0:
             raise ShapeError(f"to_padded: max_length must not be negative, got {max_length}")
         fits = self._structure.rows[-1].known("max", self._structure.rows[-1].levels - 1)
@@ -243,7 +530,16 @@ class JaggedTensor(SameRows, Elsewhere):
             if fits is not None and fits <= max_length
             else self[(slice(None),) * self.jagged_dims[-1] + (slice(max_length),)]
         )
-        return pad(kept._values, kept._structure, fill, max_length)
+        return padding.pad(kept._values, kept._structure, fill, max_length)
+
+    def mask(self) -> Tensor:
+        """Which positions of `to_padded()` exist: bool `[B, longest]`, with all dims of the padded values up to the last ragged.
+
+        >>> JaggedTensor.from_lengths(torch.zeros(3, 4), [2, 1]).mask()
+        tensor([[ True,  True],
+                [ True, False]])
+        """
+        return padding.mask(self._values, self._structure, "mask")
 
     def to_format(self, format: str) -> Any:
         """The same rows stored another way: `csr` back to back, `padded` each with the room of the longest; as a ragged tensor,
@@ -302,6 +598,267 @@ class JaggedTensor(SameRows, Elsewhere):
         """
         return describe(self.shape, self._values, self._structure)
 
+    # --- bridges to other libraries ---
+
+    # Every bridge takes `copy`: None shares the values where both formats allow and warns (`CopyWarning`) where not, False raises
+    # `CopyError` instead, True always copies. Offsets are small: shared where their form is the same, else made anew. Values that
+    # are shared are the same memory: what is written on one side is seen on the other.
+
+    @classmethod
+    def from_torch_nested(cls, nested: Tensor, *, copy: bool | None = None) -> Self:
+        """The rows of a NestedTensor, through which gradients flow.
+
+        Jagged layout: always shared. With lengths its rows have gaps; with its ragged dim k + 1 they are rows of dim k of
+        the values, and the dim that counts them comes right before the ragged one: `[B, D, r]` is `(D, B, r0)` here.
+        Strided layout: shared if it is contiguous; rows of which two dims differ have columns: `(B, r0, r1)`.
+
+        >>> nested = torch.nested.nested_tensor_from_jagged(torch.zeros(3, 4), torch.tensor([0, 2, 3]))
+        >>> JaggedTensor.from_torch_nested(nested).shape
+        (2, r0, 4)
+        """
+        return cls(*torch_nested.from_torch_nested(nested, Copying("from_torch_nested", copy)))
+
+    def to_torch_nested(self, layout: str = "jagged", *, copy: bool | None = None) -> Tensor:
+        """The same rows as a NestedTensor, through which gradients flow.
+
+        Jagged layout: always shared; rows with gaps become one with lengths. Strided layout: shared if the rows lie back to
+        back in contiguous values; it holds rows with columns too. Nested rows and rows of several dims are refused.
+
+        >>> [tuple(row.shape) for row in JaggedTensor.from_lengths(torch.zeros(3, 4), [2, 1]).to_torch_nested().unbind()]
+        [(2, 4), (1, 4)]
+        """
+        return torch_nested.to_torch_nested(self._values, self._structure, layout, Copying("to_torch_nested", copy))
+
+    @classmethod
+    def from_cu_seqlens(
+        cls,
+        values: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int | None = None,
+        *,
+        validate: bool | None = None,
+        copy: bool | None = None,
+    ) -> Self:
+        """Rows as variable-length attention kernels are told of them; values and boundaries are shared.
+
+        `max_seqlen` is an upper bound: checked where lengths can be read, elsewhere believed to be the longest length.
+
+        >>> JaggedTensor.from_cu_seqlens(torch.zeros(5, 2), torch.tensor([0, 2, 5], dtype=torch.int32), 3).shape
+        (2, r0, 2)
+        """
+        copying = Copying("from_cu_seqlens", copy)
+        return cls(*boundaries.from_cu_seqlens(values, cu_seqlens, max_seqlen, validate, copying))
+
+    def to_cu_seqlens(self, *, copy: bool | None = None) -> CuSeqlens:
+        """`(values, cu_seqlens, max_seqlen)` with int32 boundaries; rows back to back are shared, others copied.
+
+        The longest length is a host fact: on a device it takes a host copy unless it is known.
+
+        >>> JaggedTensor.from_lengths(torch.zeros(3), [2, 1]).to_cu_seqlens().cu_seqlens
+        tensor([0, 2, 3], dtype=torch.int32)
+        """
+        return boundaries.to_cu_seqlens(self._values, self._structure, Copying("to_cu_seqlens", copy))
+
+    @classmethod
+    def from_group_ends(cls, values: Tensor, ends: Tensor, *, validate: bool | None = None, copy: bool | None = None) -> Self:
+        """Groups by where each ends, as `torch.nn.functional.grouped_mm(offs=)` takes them; the values are shared.
+
+        Values behind the last end belong to no group and are left out; on a device, where that cannot be read, the last end
+        is trusted to be the number of values.
+
+        >>> JaggedTensor.from_group_ends(torch.zeros(5, 2), torch.tensor([2, 5], dtype=torch.int32)).lengths
+        tensor([2, 3], dtype=torch.int32)
+        """
+        return cls(*boundaries.from_group_ends(values, ends, validate, Copying("from_group_ends", copy)))
+
+    def to_group_ends(self, *, copy: bool | None = None) -> GroupEnds:
+        """`(values, ends)` with int32 ends; rows back to back are shared, others copied.
+
+        >>> JaggedTensor.from_lengths(torch.zeros(3), [2, 1]).to_group_ends().ends
+        tensor([2, 3], dtype=torch.int32)
+        """
+        return boundaries.to_group_ends(self._values, self._structure, Copying("to_group_ends", copy))
+
+    @overload
+    @classmethod
+    def from_keyed(
+        cls,
+        keys: Sequence[str],
+        values: Tensor,
+        lengths: Tensor,
+        *,
+        weights: None = None,
+        rows_per_key: Sequence[int] | None = None,
+        copy: bool | None = None,
+    ) -> dict[str, Self]: ...
+
+    @overload
+    @classmethod
+    def from_keyed(
+        cls,
+        keys: Sequence[str],
+        values: Tensor,
+        lengths: Tensor,
+        *,
+        weights: Tensor,
+        rows_per_key: Sequence[int] | None = None,
+        copy: bool | None = None,
+    ) -> tuple[dict[str, Self], dict[str, Self]]: ...
+
+    @classmethod
+    def from_keyed(
+        cls,
+        keys: Sequence[str],
+        values: Tensor,
+        lengths: Tensor,
+        *,
+        weights: Tensor | None = None,
+        rows_per_key: Sequence[int] | None = None,
+        copy: bool | None = None,
+    ) -> dict[str, Self] | tuple[dict[str, Self], dict[str, Self]]:
+        """A ragged tensor for every key of a KeyedJaggedTensor: lengths `[keys * B]` and values, both key by key.
+
+        With `weights` (one for every value) a pair: the values' tensors, and the weights' with the same structures. Keys with
+        different numbers of samples need `rows_per_key`. Values and weights are shared; where one key ends and the next
+        begins is a host fact.
+
+        >>> JaggedTensor.from_keyed(["ads", "clicks"], torch.arange(4), torch.tensor([1, 0, 1, 2]))["clicks"].tolist()
+        [[1], [2, 3]]
+        """
+        copying = Copying("from_keyed", copy)
+        parts = keyed.from_keyed(keys, values, lengths, rows_per_key, copying)
+        found = {key: cls(*part) for key, part in parts.items()}
+        if weights is None:
+            return found
+        weighing = keyed.from_keyed(keys, weights, lengths, rows_per_key, copying)
+        return found, {key: cls(part, found[key]._structure) for key, (part, _) in weighing.items()}
+
+    @staticmethod
+    def to_keyed(
+        tensors: Mapping[str, JaggedTensor], *, weights: Mapping[str, JaggedTensor] | None = None, copy: bool | None = None
+    ) -> Keyed:
+        """`(keys, values, lengths, offsets, weights)` as KeyedJaggedTensor takes them, from a tensor for every key.
+
+        Values are shared if they lie back to back in memory, as those of `from_keyed` do, and need no gradient.
+
+        >>> keyed = JaggedTensor.from_keyed(["ads", "clicks"], torch.arange(4), torch.tensor([1, 0, 1, 2]))
+        >>> JaggedTensor.to_keyed(keyed).offsets
+        tensor([0, 1, 1, 2, 4])
+        """
+        apart = [
+            None if each is None else {key: (jt._values, jt._structure) for key, jt in each.items()}
+            for each in (tensors, weights)
+        ]
+        return keyed.to_keyed(apart[0] or {}, apart[1], Copying("to_keyed", copy))
+
+    @classmethod
+    def from_arrow(cls, array: Any, *, copy: bool | None = None) -> Self:
+        """The rows of a pyarrow array of lists: ListArray, LargeListArray, their views and fixed sizes, nested to any depth.
+
+        Numbers are shared (and, arrow's buffers being read-only, not to be written into); bools, several chunks, and views that
+        are out of order are copied. Lists of fixed size below the last others become inner dims. Nulls are refused.
+
+        >>> import pyarrow
+        >>> JaggedTensor.from_arrow(pyarrow.array([[[1, 2], []], [], [[3]]])).shape
+        (3, r0, r1)
+        """
+        return cls(*arrow_lists.from_arrow(array, Copying("from_arrow", copy)))
+
+    def to_arrow(self, *, copy: bool | None = None) -> Any:
+        """A pyarrow array of lists: ListArray for int32 offsets, LargeListArray for int64, of fixed-size lists for inner dims.
+
+        Contiguous values are shared, bools are not. Rows with gaps become (Large)ListViewArrays, rows with columns lists of
+        lists; rows of other dims than the first are refused, and so are bfloat16 and complex values.
+
+        >>> str(JaggedTensor.from_lengths(torch.zeros(3, 2), [2, 1]).to_arrow().type)
+        'large_list<item: fixed_size_list<item: float>[2]>'
+        """
+        return arrow_lists.to_arrow(self._values, self._structure, Copying("to_arrow", copy))
+
+    @classmethod
+    def from_awkward(cls, array: Any, *, copy: bool | None = None) -> Self:
+        """The rows of an Awkward Array of lists, nested to any depth.
+
+        Numbers are shared; lists that are out of order and items behind an index are copied. Regular lists below the last
+        others become inner dims. Missing values, records, unions and strings are refused.
+
+        >>> import awkward
+        >>> JaggedTensor.from_awkward(awkward.Array([[1, 2], [], [3]])).tolist()
+        [[1, 2], [], [3]]
+        """
+        return cls(*awkward_arrays.from_awkward(array, Copying("from_awkward", copy)))
+
+    def to_awkward(self, *, copy: bool | None = None) -> Any:
+        """An Awkward Array of lists that shares the values.
+
+        Rows with gaps become a ListArray, rows with columns lists of lists; rows of other dims than the first are refused, and
+        so are bfloat16 values.
+
+        >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).to_awkward()
+        <Array [[0, 1], [2]] type='2 * var * int64'>
+        """
+        return awkward_arrays.to_awkward(self._values, self._structure, Copying("to_awkward", copy))
+
+    @classmethod
+    def from_numpy(cls, values: Any, offsets: Any = None, *, copy: bool | None = None) -> Self:
+        """The rows of one array with its offsets (a list of them for nested rows), or of arrays in a list or array of objects.
+
+        One array is shared, unless it runs backwards in memory; separate arrays are put back to back.
+
+        >>> import numpy
+        >>> JaggedTensor.from_numpy(numpy.arange(3), numpy.array([0, 2, 3])).tolist()
+        [[0, 1], [2]]
+        """
+        return cls(*numpy_arrays.from_numpy(values, offsets, Copying("from_numpy", copy)))
+
+    def to_numpy(self, *, copy: bool | None = None) -> Any:
+        """The rows as an array of objects that are arrays and share the values; nested rows are arrays of objects again.
+
+        >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).to_numpy()
+        array([array([0, 1]), array([2])], dtype=object)
+        """
+        return numpy_arrays.to_numpy(self._values, self._structure, Copying("to_numpy", copy))
+
+    def tolist(self) -> list[Any]:
+        """The rows as nested lists of plain Python numbers: the inverse of `from_nested_list`.
+
+        >>> JaggedTensor.from_lengths(torch.zeros(3, 2), [2, 1]).tolist()
+        [[[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0]]]
+        """
+        return to_numbers(self._values, self._structure, "tolist")
+
+    # --- memory ---
+
+    def share_memory_(self) -> Self:
+        """Moves values and structure into memory that other processes see; the tensor itself.
+
+        >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).share_memory_().is_shared()
+        True
+        """
+        share(self._values, self._structure)
+        return self
+
+    def is_shared(self) -> bool:
+        """Whether other processes can see values and structure.
+
+        >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).is_shared()
+        False
+        """
+        return shared(self._values, self._structure)
+
+    def pin_memory(self) -> Self:
+        """A copy whose values and structure are in page-locked memory, from which a device copies without waiting."""
+        return type(self)(*pinned(self._values, self._structure), hints=self._hints)
+
+    def is_pinned(self) -> bool:
+        """Whether values and structure are in page-locked memory.
+
+        >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).is_pinned()
+        False
+        """
+        # torch calls no empty tensor pinned.
+        return all(part.is_pinned() for part in parts(self._values, self._structure) if part.numel())
+
     # --- Python and torch ---
 
     def __iter__(self) -> Iterator[Any]:
@@ -340,6 +897,14 @@ class JaggedTensor(SameRows, Elsewhere):
         else:
             setitem(self._values, self._structure, key, x)
 
+    def __bool__(self) -> NoReturn:
+        raise CallError("a JaggedTensor is neither true nor false: ask len(jt), jt.numel(), or torch.equal(jt, other)")
+
+    if not TYPE_CHECKING:  # a type checker would take it for every attribute there could be
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"JaggedTensor has no attribute {name!r}{instead_of(name)}", name=name, obj=self)
+
     def __repr__(self) -> str:
         if not isinstance(self._values, Tensor):
             # torch's pytrees fill in placeholders, and print them.
@@ -376,12 +941,5 @@ class JaggedTensor(SameRows, Elsewhere):
         return values if structure is None else JaggedTensor(values, structure, hints=self._hints)
 
 
-def trusted(values: Tensor, structure: Structure, hints: Hints = NO_HINTS) -> JaggedTensor:
-    """A ragged tensor of values that are known to fit their structure; nothing is checked.
-
-    >>> trusted(torch.arange(3), JaggedTensor.from_lengths(torch.zeros(3), [2, 1]).structure).unbind()
-    (tensor([0, 1]), tensor([2]))
-    """
-    jt = JaggedTensor.__new__(JaggedTensor)
-    jt._values, jt._structure, jt._hints = values, structure, hints
-    return jt
+trusted = JaggedTensor._trusted
+"""A ragged tensor of values that are known to fit their structure; nothing is checked."""

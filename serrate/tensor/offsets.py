@@ -120,12 +120,12 @@ def _one_dtype(chain: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(level.to(torch.int64) for level in chain)
 
 
-def offsets_of(row_ids: Tensor, num_rows: int | None) -> Tensor:
+def offsets_of_row_ids(row_ids: Tensor, num_rows: int | None) -> Tensor:
     """Where each row starts and the last one ends; without `num_rows` the last number says how many rows there are.
 
     Numbers are looked at on a CPU only; on a device those below 0 or past the rows make offsets that do not fit the values.
 
-    >>> offsets_of(torch.tensor([0, 0, 2]), num_rows=4)
+    >>> offsets_of_row_ids(torch.tensor([0, 0, 2]), num_rows=4)
     tensor([0, 2, 2, 3, 3])
     """
     if row_ids.dtype not in (torch.int32, torch.int64):

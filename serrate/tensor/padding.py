@@ -11,12 +11,14 @@ import math
 import torch
 from torch import Tensor
 
-from serrate.errors import DtypeError, ShapeError, StructureError
+from serrate.errors import CallError, DtypeError, ShapeError, StructureError
 from serrate.tensor.moving import BITS, apart, back_to_back
+from serrate.tensor.offsets import Levels, as_tensors
 from serrate.tensor.positions import boxes, compacted, in_box
 from serrate.tensor.positions import boxes as boxes_of
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
+from serrate.tensor.sync import host_copy, on_host
 
 
 def pad(values: Tensor, structure: Structure, fill: complex, room: int | None = None) -> Tensor:
@@ -163,3 +165,71 @@ def _exists(rows: Rows, box: tuple[int, ...], why: str) -> Tensor:
     if rows.depth > 1:
         lengths = lengths.new_zeros(math.prod(box[:-1])).index_copy(0, boxes_of(rows, box[1:-1]), lengths)
     return (torch.arange(box[-1], dtype=lengths.dtype, device=rows.device) < lengths[:, None]).view(box)
+
+
+def from_padded(
+    x: Tensor,
+    lengths: Levels | None,
+    mask: Tensor | None,
+    structure: Structure | None,
+    total: int | None,
+    format: str,
+) -> tuple[Tensor, Structure]:
+    """The rows of padded values by lengths, a mask or a structure: copied back to back, or left where they are.
+
+    >>> from_padded(torch.tensor([[1, 2], [3, 0]]), [2, 1], None, None, None, "csr")
+    (tensor([1, 2, 3]), Structure(2 > 3))
+    """
+    if (lengths is not None) + (mask is not None) + (structure is not None) != 1:
+        raise CallError("from_padded: give one of lengths, mask and structure")
+    if format not in ("csr", "padded"):
+        raise CallError(f"from_padded: format={format!r} is not one of 'csr' and 'padded'")
+    if mask is not None:
+        if format == "padded":
+            raise CallError("from_padded: positions that a mask leaves out may be anywhere, so the rest must be copied")
+        return _masked(x, mask)
+    readable = True
+    if structure is None:
+        assert lengths is not None
+        tensors = as_tensors(lengths, x)
+        if tensors[0].dtype is torch.bool:
+            raise DtypeError("from_padded: lengths must be int32 or int64, got torch.bool: give a mask by its name, as mask=")
+        readable = total is None or on_host(tensors[0])
+        if readable and format == "csr" and not on_host(tensors[0]):
+            tensors = tuple(host_copy(level, "from_padded") for level in tensors)
+        structure = Structure.from_lengths(*tensors, total=total)
+    if format == "padded":
+        readable = structure.rows[0].readable()
+    structure = structure.back_to_back()
+    check_padded(x, structure, read_lengths=readable)
+    structure = structure.to(x.device)
+    if format == "padded":
+        return _in_place(x, structure)
+    return unpad(x, structure), structure
+
+
+def _masked(x: Tensor, mask: Tensor) -> tuple[Tensor, Structure]:
+    if mask.dtype is not torch.bool:
+        raise DtypeError(f"from_padded: the mask must be torch.bool, got {mask.dtype}: write mask != 0")
+    if mask.dim() < 2 or x.shape[: mask.dim()] != mask.shape:
+        raise ShapeError(f"from_padded: the mask must have the first dims of {tuple(x.shape)}, got shape {tuple(mask.shape)}")
+    lengths = mask.sum(-1)
+    parts = mask.shape[:-1]
+    flat = lengths.reshape(-1)
+    outer = [torch.full((parts[:level].numel(),), parts[level], device=x.device) for level in range(1, len(parts))]
+    where = host_copy(flat, "from_padded")
+    chain = Structure.from_lengths(*(level.cpu() for level in outer), where).to(x.device)
+    return x[mask], chain
+
+
+def _in_place(x: Tensor, structure: Structure) -> tuple[Tensor, Structure]:
+    if len(structure.rows) > 1 or structure.dims != (0,) or structure.rows[0].columns is not None:
+        raise ShapeError(f"from_padded: only the rows of dim 0 can stay padded in place, got {structure}; use format='csr'")
+    rows = structure.rows[0]
+    room = x.shape[rows.depth]
+    there = boxes(rows, tuple(x.shape[1 : rows.depth]))
+    lengths = tuple(rows.lengths(level) for level in range(rows.depth))
+    kept = Structure.from_starts(there * room, *lengths, room=room, validate=False)
+    if not x.is_contiguous():
+        raise ShapeError("from_padded: values that stay padded in place must be contiguous: call x.contiguous() first")
+    return x.flatten(0, rows.depth), kept

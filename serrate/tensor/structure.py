@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from serrate.errors import DeviceError, ShapeError, StructureError
-from serrate.tensor.building import Building
+from serrate.errors import CallError, DeviceError, ShapeError, StructureError
+from serrate.tensor.building import PerLevel, rows_from_lengths, rows_from_offsets, rows_from_starts, rows_with_columns
 from serrate.tensor.checks.agreement import check_extent, rows_agree
-from serrate.tensor.checks.validate import check_offsets, check_values_form
+from serrate.tensor.checks.validate import Validate, check_dim, check_offsets, check_values_form
 from serrate.tensor.rows import Rows
 from serrate.tensor.sync import on_host
 
@@ -53,7 +55,7 @@ def _dims_of(ndim: int, dims: tuple[int, ...], partitions: tuple[tuple[int, int,
     return (*found, *(Dim(k) for k in range(at, ndim)))
 
 
-class Structure(Building):
+class Structure:
     """Which dims of the values are partitioned into rows, and how: one `Rows` for each such dim.
 
     Structures are equal if they describe the same rows in the same places, whatever tensors say so; the hash uses shapes
@@ -64,7 +66,144 @@ class Structure(Building):
     Structure(2 > 3 > 9)
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "_dims", "_extents", "_rows")
+
+    _rows: tuple[Rows, ...]
+    _dims: tuple[int, ...]
+    _extents: tuple[tuple[int, int], ...] | None
+    """Dims of the values with the extents they must have, once that is known: rows back to back hold all positions."""
+
+    def __init__(
+        self, rows: tuple[Rows, ...], dims: tuple[int, ...] = (0,), extents: tuple[tuple[int, int], ...] | None = None
+    ) -> None:
+        if not isinstance(rows, tuple):
+            raise CallError(
+                f"Structure(rows) takes a tuple of Rows, got {type(rows).__name__}: "
+                "use Structure.from_offsets or Structure.from_lengths"
+            )
+        self._rows = rows
+        self._dims = dims
+        self._extents = extents
+
+    # --- making one ---
+
+    @classmethod
+    def from_offsets(
+        cls,
+        *offsets: Tensor,
+        dim: int = 0,
+        total: int | None = None,
+        max_length: PerLevel = None,
+        min_length: PerLevel = None,
+        validate: Validate = None,
+    ) -> Self:
+        """A structure from row offsets, outermost level first, of dim `dim` of the values.
+
+        2-D offsets `[M, K+1]` stand for two levels: M components of K parts each, every row starting at 0 and counting
+        from the start of its component. They give the same structure as the chain that says the same.
+        `total` is the number of positions the values have; it, `max_length` and `min_length` spare a host copy later.
+        Shapes and dtypes are checked at once. Numbers are, with `validate=None`, checked at once on a CPU; on a device they are
+        checked there, and a mistake is raised later (see `wait_for_checks`). `"deferred"` does that anywhere, `True` copies
+        them to the host and checks at once, `False` checks nothing.
+
+        >>> ranks = Structure.from_offsets(torch.tensor([[0, 50, 127], [0, 0, 0], [0, 100, 198]]), total=325)
+        >>> ranks == Structure.from_offsets(torch.tensor([0, 2, 4, 6]), torch.tensor([0, 50, 127, 127, 127, 227, 325]))
+        True
+        """
+        if dim:
+            check_dim(dim)
+        rows, total = rows_from_offsets(offsets, total, max_length, min_length, validate)
+        return cls((rows,), (dim,), None if total is None else ((dim, total),))
+
+    @classmethod
+    def from_lengths(
+        cls,
+        *lengths: Tensor,
+        dim: int = 0,
+        total: int | None = None,
+        max_length: PerLevel = None,
+        min_length: PerLevel = None,
+        validate: Validate = None,
+    ) -> Self:
+        """A structure from the lengths of each level, outermost first; 2-D lengths `[M, K]` stand for two levels.
+
+        Offsets of int32 lengths are int32 where the total is known to fit, int64 otherwise. The other arguments are those
+        of `from_offsets`.
+
+        >>> Structure.from_lengths(torch.tensor([3, 0, 4])).offsets
+        (tensor([0, 3, 3, 7]),)
+        """
+        if dim:
+            check_dim(dim)
+        rows, total = rows_from_lengths(lengths, total, max_length, min_length, validate)
+        return cls((rows,), (dim,), None if total is None else ((dim, total),))
+
+    @classmethod
+    def from_starts(
+        cls,
+        starts: Tensor,
+        *lengths: Tensor,
+        dim: int = 0,
+        extent: int | None = None,
+        room: int | None = None,
+        max_length: PerLevel = None,
+        min_length: PerLevel = None,
+        validate: Validate = None,
+    ) -> Self:
+        """Rows that may leave gaps between them: where each innermost row starts, and the lengths of every level.
+
+        Rows lie in order and do not overlap. `extent` is the number of positions of the values; `room` says that the storage
+        is padded, row k starting at `k * room`.
+
+        >>> Structure.from_starts(torch.tensor([0, 8]), torch.tensor([3, 5]))
+        Structure(2 > 8, with gaps)
+        """
+        if dim:
+            check_dim(dim)
+        return cls((rows_from_starts(starts, lengths, extent, room, max_length, min_length, validate),), (dim,))
+
+    @classmethod
+    def independent(cls, *structures: Structure) -> Self:
+        """Structures of different dims of the same values, together.
+
+        >>> rows = Structure.from_offsets(torch.tensor([0, 3, 8, 10]))
+        >>> Structure.independent(rows, Structure.from_offsets(torch.tensor([0, 1, 4]), dim=1))
+        Structure(3 > 10, 2 > 4 of dim 1)
+        """
+        if not structures:
+            raise StructureError("independent: give the structures of at least two dims, got none")
+        for k, structure in enumerate(structures):
+            if not isinstance(structure, Structure):
+                raise CallError(f"independent: give structures; argument {k} is of type {type(structure).__name__}")
+        found = sorted(
+            ((dim, k, rows) for k, s in enumerate(structures) for dim, rows in zip(s._dims, s._rows, strict=True)),
+            key=lambda each: each[:2],
+        )
+        for (dim, k, rows), (after, j, _) in pairwise(found):
+            if after < dim + rows.takes:
+                raise StructureError(
+                    f"independent: structures {k} and {j} both partition dim {after}: give one of them another dim="
+                )
+        devices = [str(s._rows[0].device) for s in structures]
+        if len(set(devices)) > 1:
+            raise DeviceError(f"independent: the structures are on {', '.join(devices)}: move them to one device")
+        return cls(tuple(rows for _, _, rows in found), tuple(dim for dim, _, _ in found))
+
+    def with_columns(
+        self, counts: Tensor, *, packed: bool = True, max_length: int | None = None, validate: Validate = None
+    ) -> Self:
+        """The same rows, each a rectangle: `counts[k]` columns for every position of innermost row k.
+
+        `packed` rows take `lengths[k] * counts[k]` positions; otherwise the columns are the first `counts[k]` positions of
+        the next dim of the values. `max_length` is the largest count, `validate` as for `from_offsets`.
+
+        >>> scores = Structure.from_lengths(torch.tensor([3, 0, 2])).with_columns(torch.tensor([2, 5, 4]))
+        >>> scores, scores.total_elements()
+        (Structure(3 > 5 x columns), 14)
+        """
+        if len(self._rows) > 1 or self._rows[0].columns is not None:
+            raise StructureError(f"with_columns: {self} has other ragged dims already; begin with the rows of one dim")
+        return type(self)((rows_with_columns(self._rows[0], counts, packed, max_length, validate),), self._dims)
 
     # --- what it says ---
 

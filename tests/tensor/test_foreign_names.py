@@ -11,7 +11,7 @@ import torch
 
 from serrate import JaggedTensor
 from serrate.errors import CallError, RaggedSizeError
-from serrate.tensor.elsewhere import _ELSEWHERE
+from serrate.tensor.foreign_names import _INSTEAD
 
 
 def ragged() -> JaggedTensor:
@@ -31,14 +31,14 @@ def test_names_of_torch_lead_to_the_parts(name: str) -> None:
         getattr(ragged(), name)
 
 
-@pytest.mark.parametrize("name", sorted(_ELSEWHERE))
+@pytest.mark.parametrize("name", sorted(_INSTEAD))
 def test_names_of_others_lead_to_names_here(name: str) -> None:
     jt = ragged()
     with pytest.raises(AttributeError) as caught:
         getattr(jt, name)
     assert str(caught.value).startswith(f"JaggedTensor has no attribute {name!r}: use ")
     # The first word of the advice is something that exists.
-    first = _ELSEWHERE[name].split(":")[0].split(" ")[0].rstrip(",")
+    first = _INSTEAD[name].split(":")[0].split(" ")[0].rstrip(",")
     eval(first.partition("(")[0].partition("[")[0], {"jt": jt, "torch": torch, "len": len})
 
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, RowError, ShapeError
-from serrate.tensor.accessors import Accessors
+from serrate.tensor.base import JaggedBase
 from serrate.tensor.sync import host_copy
 
-Key = int | slice | None | Tensor | Accessors
+Key = int | slice | None | Tensor | JaggedBase
 
 _TAKES = "takes ints, slices, None, ..., 1-D numbers or booleans, and ragged masks"
 
@@ -33,7 +33,7 @@ def keys_of(key: Any, ndim: int, why: str) -> list[Key]:
     found = [each if isinstance(each, EllipsisType) else _key(each, why) for each in given]
     if sum(isinstance(each, EllipsisType) for each in found) > 1:
         raise CallError(f"{why}: ... may stand once, got {sum(each is Ellipsis for each in found)}")
-    if sum(isinstance(each, Tensor | Accessors) for each in found) > 1:
+    if sum(isinstance(each, Tensor | JaggedBase) for each in found) > 1:
         raise CallError(
             f"{why}: only one tensor of numbers, booleans or a mask at a time: index again, as in jt[rows][..., columns]"
         )
@@ -73,7 +73,7 @@ def numbers_of(key: Tensor, size: int, what: str, why: str) -> Tensor:
 
 
 def _key(key: Any, why: str) -> Key:
-    if key is None or isinstance(key, slice | Accessors):
+    if key is None or isinstance(key, slice | JaggedBase):
         return key
     if isinstance(key, bool):
         raise CallError(f"{why}: a single boolean is no index; it {_TAKES}")
@@ -104,7 +104,7 @@ def _tensor(key: Any, why: str) -> Tensor:
 def _consumes(key: Key | EllipsisType) -> int:
     if key is None or isinstance(key, EllipsisType):
         return 0
-    return key.ndim if isinstance(key, Accessors) else 1
+    return key.ndim if isinstance(key, JaggedBase) else 1
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import DtypeError, ShapeError, StructureMismatch
-from serrate.tensor.accessors import Accessors
+from serrate.tensor.base import JaggedBase
 from serrate.tensor.moving import regathered
 from serrate.tensor.positions import compacted, in_storage
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
@@ -18,7 +18,7 @@ from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy
 
 
-def keep(values: Tensor, structure: Structure, axis: int, mask: Accessors, why: str) -> tuple[Tensor, Structure]:
+def keep(values: Tensor, structure: Structure, axis: int, mask: JaggedBase, why: str) -> tuple[Tensor, Structure]:
     """The positions of a partitioned dim where the mask holds True; rows get shorter, and the levels above stay.
 
     >>> from serrate.tensor import JaggedTensor
@@ -42,7 +42,7 @@ def keep(values: Tensor, structure: Structure, axis: int, mask: Accessors, why: 
     return values, structure.replace(axis, found)
 
 
-def check_mask(structure: Structure, axis: int, mask: Accessors, why: str) -> None:
+def check_mask(structure: Structure, axis: int, mask: JaggedBase, why: str) -> None:
     """Raises unless this is a boolean for every position of a partitioned dim."""
     if mask.dtype is not torch.bool:
         raise DtypeError(f"{why}: a ragged index must be a mask of torch.bool, got {mask.dtype}: write mask != 0")
@@ -59,7 +59,7 @@ def check_mask(structure: Structure, axis: int, mask: Accessors, why: str) -> No
         )
 
 
-def storage_mask(values: Tensor, structure: Structure, axis: int, mask: Accessors, why: str) -> Tensor:
+def storage_mask(values: Tensor, structure: Structure, axis: int, mask: JaggedBase, why: str) -> Tensor:
     """A ragged mask where the values of that dim are stored, with as many dims as the values.
 
     >>> from serrate.tensor import JaggedTensor
@@ -107,7 +107,7 @@ def _covered(rows: Rows, extents: torch.Size) -> Tensor:
     return torch.arange(extents[1], device=starts.device) < covered[:, None]
 
 
-def _booleans(mask: Accessors, why: str) -> Tensor:
+def _booleans(mask: JaggedBase, why: str) -> Tensor:
     return compacted(mask.values, 0, mask.structure.rows[0], why)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from serrate.errors import CallError, ShapeError
-from serrate.tensor.accessors import Accessors
+from serrate.tensor.base import JaggedBase
 from serrate.tensor.indexing.keys import Key, keys_of, numbers_of
 from serrate.tensor.indexing.masking import check_mask, keep
 from serrate.tensor.indexing.slicing import pick_rows, select, slice_dim
@@ -45,7 +45,7 @@ def follow(piece: Piece, keys: list[Key], *, in_place: bool = False) -> tuple[Pi
             piece = new_dim(values, structure, at)
             at += 1
             continue
-        if isinstance(key, Accessors):
+        if isinstance(key, JaggedBase):
             axis = axis_of_mask(values, structure, at, key, "jt[mask]")
             assert structure is not None
             check_mask(structure, axis, key, "jt[mask]")
@@ -100,7 +100,7 @@ def place_of_new_dim(values: Tensor, structure: Structure | None, at: int) -> in
     return dims[at].values_dim
 
 
-def axis_of_mask(values: Tensor, structure: Structure | None, at: int, mask: Accessors, why: str) -> int:
+def axis_of_mask(values: Tensor, structure: Structure | None, at: int, mask: JaggedBase, why: str) -> int:
     """The partition whose positions a ragged mask at dim `at` speaks of."""
     dim = dims_of(values, structure)[at]
     if structure is None or dim.axis is None or dim.level is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, ShapeError, StructureMismatch
-from serrate.tensor.accessors import Accessors
+from serrate.tensor.base import JaggedBase
 from serrate.tensor.indexing.keys import keys_of
 from serrate.tensor.indexing.masking import check_mask, existing, storage_mask
 from serrate.tensor.indexing.reading import axis_of_mask, dims_of, follow
@@ -33,7 +33,7 @@ def setitem(values: Tensor, structure: Structure, key: Any, x: Any) -> None:
     tensor([-1,  1,  2, -1,  4])
     """
     keys = keys_of(key, len(dims_of(values, structure)), _WHY)
-    mask = next((each for each in keys if isinstance(each, Accessors)), None)
+    mask = next((each for each in keys if isinstance(each, JaggedBase)), None)
     before = keys if mask is None else keys[: keys.index(mask)]
     (target, rest), at = follow((values, structure), before, in_place=True)
     if not _within(target, values):
@@ -60,14 +60,14 @@ def _within(target: Tensor, values: Tensor) -> bool:
 
 
 def _write_dense(target: Tensor, x: Any) -> None:
-    if isinstance(x, Accessors):
+    if isinstance(x, JaggedBase):
         raise ShapeError(f"{_WHY}: nothing ragged is left at the key, but x has shape {x.shape}: give a tensor or a number")
     target.copy_(_fitting(_tensor(x, target), target.shape, "the key leaves"))
 
 
 def _write_ragged(target: Tensor, structure: Structure, x: Any) -> None:
     dims = dims_of(target, structure)
-    if not isinstance(x, Accessors):
+    if not isinstance(x, JaggedBase):
         x = _tensor(x, target)
         if x.dim() <= _trailing(target, structure):
             _write_where(target, structure, None, x)
@@ -97,7 +97,7 @@ def _write_ragged(target: Tensor, structure: Structure, x: Any) -> None:
 
 
 def _write_where(target: Tensor, structure: Structure, mask: Tensor | None, x: Any) -> None:
-    if isinstance(x, Accessors):
+    if isinstance(x, JaggedBase):
         raise CallError(
             f"{_WHY}: a masked write takes a number or a tensor for every position, got a ragged tensor: use torch.where"
         )

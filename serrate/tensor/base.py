@@ -1,28 +1,101 @@
-"""What a ragged tensor says about itself: its parts, its shape, its metadata.
+"""The parts of a ragged tensor and what they say about it: values, structure and hints; shape, sizes and metadata.
 
-In: values, a structure and hints. Out: `Accessors`, the part of `JaggedTensor` that only answers.
+In: values with a structure that fits them. Out: `JaggedBase`, what `JaggedTensor` is to the functions behind its methods, which
+cannot know those methods; and `RaggedSize`, the size of a ragged dim.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Never, NoReturn, Self
+
 import torch
 from torch import Tensor
 
-from serrate.errors import ShapeError
-from serrate.tensor.hints import Hints
+from serrate.errors import CallError, RaggedSizeError, ShapeError
+from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.pieces import count
-from serrate.tensor.sizes import RaggedSize
 from serrate.tensor.structure import Dim, Structure
 
 
-class Accessors:
-    """Properties of a `JaggedTensor`. Metadata is of the innermost rows; `jt.structure` has that of every level."""
+class RaggedSize:
+    """What `jt.size(dim)` gives for a ragged dim: equal to another one of the same level of an equal structure.
+
+    >>> import torch
+    >>> size = RaggedSize(Structure.from_lengths(torch.tensor([3, 1])), 0)
+    >>> size
+    r0
+    >>> int(size)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    serrate.errors.RaggedSizeError: r0 is the size of a ragged dim and differs from row to row: use ...
+    """
+
+    __slots__ = ("level", "structure")
+
+    structure: Structure
+    level: int
+
+    def __init__(self, structure: Structure, level: int) -> None:
+        self.structure = structure
+        self.level = level
+
+    def __repr__(self) -> str:
+        return f"r{self.level}"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RaggedSize):
+            return NotImplemented
+        return self.level == other.level and self.structure == other.structure
+
+    def __hash__(self) -> int:
+        return hash((self.level, self.structure))
+
+    def __index__(self) -> NoReturn:
+        raise RaggedSizeError(
+            f"{self} is the size of a ragged dim and differs from row to row: use jt.lengths for every row's, "
+            "or jt.max_length for the longest"
+        )
+
+    __int__ = __index__
+    __float__ = __index__
+
+    def _no_number(self, other: object) -> NoReturn:
+        self.__index__()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_number
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _no_number
+    __lt__ = __le__ = __gt__ = __ge__ = _no_number
+
+
+class JaggedBase:
+    """Values, a structure and hints. Metadata is of the innermost rows; `jt.structure` has that of every level."""
 
     __slots__ = ("__weakref__", "_hints", "_structure", "_values")
 
     _values: Tensor
     _structure: Structure
     _hints: Hints
+
+    def __init__(self, values: Tensor, structure: Structure | None = None, *, hints: Hints = NO_HINTS, **unknown: Never) -> None:
+        if not isinstance(structure, Structure) or unknown:
+            raise _not_parts(values, structure, unknown)
+        structure.check_values(values)
+        self._values = values
+        self._structure = structure
+        self._hints = hints
+
+    @classmethod
+    def _trusted(cls, values: Tensor, structure: Structure, hints: Hints = NO_HINTS) -> Self:
+        """A ragged tensor of values that are known to fit their structure; nothing is checked.
+
+        >>> from serrate import JaggedTensor
+        >>> jt = JaggedTensor.from_lengths(torch.zeros(3), [2, 1])
+        >>> JaggedTensor._trusted(torch.arange(3), jt.structure).unbind()
+        (tensor([0, 1]), tensor([2]))
+        """
+        jt = cls.__new__(cls)
+        jt._values, jt._structure, jt._hints = values, structure, hints
+        return jt
 
     @property
     def values(self) -> Tensor:
@@ -185,3 +258,17 @@ class Accessors:
 
     def __len__(self) -> int:
         return count(self._values, self._structure)
+
+
+def _not_parts(values: Any, structure: Any, unknown: Mapping[str, Any]) -> CallError:
+    # People come with the constructors of other libraries in their fingers: offsets and lengths by name, or rows alone.
+    if unknown:
+        got = ", ".join(f"{name}=" for name in unknown)
+    elif structure is not None:
+        got = f"a {type(structure).__name__} as its structure"
+    else:
+        got = f"a {type(values).__name__} alone"
+    return CallError(
+        f"JaggedTensor(values, structure) takes a tensor and a Structure, got {got}: use JaggedTensor.from_csr(values, offsets), "
+        "from_lengths(values, lengths), from_list(rows), from_nested_list(numbers) or from_padded(x, lengths)"
+    )

@@ -1,17 +1,13 @@
-"""Names that torch and other libraries have and a ragged tensor has not: what to write instead.
+"""Names that torch and other libraries have and a ragged tensor does not: what to write instead.
 
-In: the name of an attribute that does not exist. Out: an AttributeError that says what does.
+In: the name of an attribute that does not exist. Out: what to write, for the AttributeError.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
-
 import torch
 
-from serrate.errors import CallError
-
-_ELSEWHERE = {
+_INSTEAD = {
     "flat_values": "jt.values",
     "row_splits": "jt.offsets",
     "nested_row_splits": "jt.structure.offsets",
@@ -43,29 +39,14 @@ _ELSEWHERE = {
 """What torch.nested, TorchRec and TensorFlow call it, and torch where the general answer would mislead."""
 
 
-class Elsewhere:
-    """What a `JaggedTensor` answers to names it does not have, and to whoever asks whether it is true.
+def instead_of(name: str) -> str:
+    """The end of a message about a missing attribute: empty where there is nothing to recommend.
 
-    >>> from serrate import JaggedTensor
-    >>> JaggedTensor.from_list([torch.ones(2)]).row_splits
-    Traceback (most recent call last):
-    AttributeError: JaggedTensor has no attribute 'row_splits': use jt.offsets
+    >>> instead_of("row_splits")
+    ': use jt.offsets'
     """
-
-    __slots__ = ()
-
-    def __bool__(self) -> NoReturn:
-        raise CallError("a JaggedTensor is neither true nor false: ask len(jt), jt.numel(), or torch.equal(jt, other)")
-
-    if not TYPE_CHECKING:  # a type checker would take it for every attribute there could be
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(f"JaggedTensor has no attribute {name!r}{_instead(name)}", name=name, obj=self)
-
-
-def _instead(name: str) -> str:
-    if name in _ELSEWHERE:
-        return f": use {_ELSEWHERE[name]}"
+    if name in _INSTEAD:
+        return f": use {_INSTEAD[name]}"
     if name.startswith("_") or not hasattr(torch.Tensor, name):
         return ""
     return ": its parts are tensors and have it: jt.values, the rows of jt.unbind(), and jt.to_padded()"
