@@ -1,14 +1,13 @@
-"""Verification of fusions: whether what is recorded is a program.
+"""Verification of fusions.
 
-In: a fusion. Out: nothing, or a `VerificationError` that names the tensor. The rules:
+In: a fusion. Out: nothing, or a `VerificationError` that names the offending tensor. The rules:
 
-    inputs     each stands once; no two tensors share a name
-    order      a tensor is written once, and read only after it is written; so there is no cycle
-    reads      one domain or place for each dim, all of the domains among those that the definition runs over (or that
-               those were made from)
-    dims       a ragged dim is read at a ragged domain of the same structure, or of one that is checked to be equal when run
-    rows       a ragged dim stands behind the dim that owns it, or its rows could not be found
-    outputs    each is an input or written
+    inputs     each is declared once; no two tensors share a name
+    order      a tensor is written once, and read only after it is written, so there are no cycles
+    reads      one domain or place per dim; the definition runs over every such domain, or over domains derived from it
+    dims       a ragged dim is read at a ragged domain of the same structure, or of one checked equal at run time
+    rows       a ragged dim comes after the dim that owns it
+    outputs    each is an input or is written
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def verify(fusion: Fusion) -> None:
-    """Raises unless the fusion is a program."""
+    """Raises `VerificationError` unless the fusion follows the rules."""
     _inputs(fusion)
     known = {view.tensor.memory for view in fusion.inputs}
     names = {tensor.name for tensor in known}
     for definition in fusion.definitions:
         for target in definition.statement.targets:
             if target in known or target.name in names:
-                raise VerificationError(f"{fusion.name}: {target.name} is written, and is an input or was written before")
+                raise VerificationError(f"{fusion.name}: {target.name} is written, but it is an input or was already written")
         for value in definition.statement.values:
             for node in value.walk():
                 if isinstance(node, Read):
@@ -55,17 +54,17 @@ def _inputs(fusion: Fusion) -> None:
     seen: set[str] = set()
     for view in fusion.inputs:
         if view.tensor.name in seen:
-            raise VerificationError(f"{fusion.name}: input {view.tensor.name} stands twice")
+            raise VerificationError(f"{fusion.name}: input {view.tensor.name} is declared twice")
         seen.add(view.tensor.name)
 
 
 def _unknown(fusion: Fusion, definition: Definition, tensor: Tensor) -> str:
-    """What is wrong with reading a tensor that is not there yet: it comes later, never, or only by way of itself."""
+    """Why a tensor cannot be read here: it is defined later, never, or in terms of itself."""
     targets = definition.statement.targets
     if fusion.definition_of(tensor) is None:
-        return f"{fusion.name}: {tensor.name} is read and never defined"
+        return f"{fusion.name}: {tensor.name} is read but never defined"
     if tensor in targets or any(fusion.reaches(t, tensor) for t in targets):
-        return f"{fusion.name}: {tensor.name} is computed from itself, by way of {targets[0].name}"
+        return f"{fusion.name}: {tensor.name} is computed from itself, through {targets[0].name}"
     return f"{fusion.name}: {tensor.name} is read before it is defined"
 
 
@@ -85,7 +84,7 @@ def _read(fusion: Fusion, definition: Definition, node: Read) -> None:
             continue
         _runs_over(fusion, definition, at, str(node))
         if isinstance(own, RaggedIterDomain) and not _same_rows(fusion, own, at):
-            raise VerificationError(f"{fusion.name}: {node} reads rows of {own} at {at}, which has another structure")
+            raise VerificationError(f"{fusion.name}: {node} reads rows of {own} at {at}, which has a different structure")
 
 
 def _runs_over(fusion: Fusion, definition: Definition, domain: IterDomain, where: str) -> None:
@@ -113,5 +112,5 @@ def _rows(fusion: Fusion, tensor: Tensor) -> None:
                 storage_of(tensor.logical[: k + 1])
             except ShapeError:
                 raise VerificationError(
-                    f"{fusion.name}: the ragged dim {domain.name} of {tensor} must stand behind the dim of its components"
+                    f"{fusion.name}: the ragged dim {domain.name} of {tensor} must come after the dim of its components"
                 ) from None

@@ -1,7 +1,7 @@
-"""Cloning: the same graph of domains, transforms, tensors and statements, made of new objects.
+"""Cloning: a copy of a graph of domains, transforms, tensors and statements.
 
-In: any node of a fusion. Out: its copy; nodes that were shared stay shared. Names, expressions and arrays are values, not
-nodes: they stay. So does the identity of a structure, which is a value: domains of a clone pair with those of the original.
+In: any node of a fusion. Out: its copy; shared nodes stay shared. Names, expressions and arrays are values, not nodes, and are
+not copied. Neither is the identity of a structure, so domains of a clone pair with those of the original.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from serrate.ir.values import Computed, Extent, Place, Position, Read, Tensor, V
 T = TypeVar("T")
 
 _NODES = (IterDomain, Transform, Tensor)
-"""What is copied always, because it is told from others by identity."""
+"""Nodes compared by identity, which are always copied."""
 
 
 class Cloner:
@@ -34,16 +34,16 @@ class Cloner:
     def __init__(self) -> None:
         self._made: dict[int, Any] = {}
         self._kept: list[Any] = []
-        """Originals stay alive while their ids are keys."""
+        """Keeps the originals alive while their ids are used as keys."""
         self._values: dict[int, Value] = {}
         self.uids: dict[int, int] = {}
         """uid of a domain -> uid of its copy."""
 
     def __call__(self, node: T) -> T:
-        """The copy of a node, of a tuple of nodes, or of a record that holds nodes; anything else is itself."""
+        """The copy of a node, a tuple of nodes, or a record that holds nodes; anything else is returned unchanged."""
         copied: Any
         if isinstance(node, Place):
-            # Its reads were copied before it, with the value it stands in.
+            # Its reads were copied first, with the value that contains it.
             copied = node.moved({d.uid: self(d) for d in node.domains})
         elif isinstance(node, Value):
             copied = rewrite(node, self._value, self._values)
@@ -62,10 +62,10 @@ class Cloner:
         new = object.__new__(type(node))
         identical = not isinstance(node, _NODES)
         if not identical:
-            # Domains and the transforms that made them point at each other.
+            # Domains and the transforms that made them refer to each other.
             self._remember(node, new)
         if isinstance(node, IterDomain):
-            # First of all: transforms that are met on the way to its own definition are found again by this number.
+            # Registered first: transforms reached on the way to its definition look the copy up by this number.
             self.uids[node.uid] = fresh_uid()
             object.__setattr__(new, "uid", self.uids[node.uid])
             object.__setattr__(new, "derived", {})
@@ -87,7 +87,7 @@ class Cloner:
         self._kept.append(node)
 
     def _derive(self, old: Transform, new: Transform) -> None:
-        """The same transform of the copied inputs finds the copied outputs again."""
+        """Makes the same transform of the copied inputs return the copied outputs."""
         about = {d.uid for d in (*old.inputs, *old.outputs, *old.beside)}
         for source, copy in zip(old.inputs, new.inputs, strict=True):
             for key, outputs in source.derived.items():

@@ -1,8 +1,8 @@
 """Iteration domains: what a loop or a tensor dim runs over.
 
-In: extents (ints or index expressions). Out: immutable `IterDomain` objects; their ragged subclass is in `ragged`. Each
-object is one index of its own: two domains of extent 64 are equal by structure (`==`), yet they are different indices
-(`uid`). Transforms between domains are in `transforms` and `ragged_transforms`.
+In: extents (ints or index expressions). Out: immutable `IterDomain` objects; the ragged subclass is in `ragged`. Each object is a
+separate index: two domains of extent 64 are equal by structure (`==`) but are different indices (`uid`). Transforms between
+domains are in `transforms` and `ragged_transforms`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from serrate.ir.transforms import Transform
 
 COORDINATE: Symbol = symbol("@c")
-"""Stands for the component's index in the lengths and starts of ragged domains."""
+"""The component's index, as it appears in the lengths and starts of ragged domains."""
 
 NestedInts = int | tuple["NestedInts", ...]
 
 
 class IterType(Enum):
-    """What a dim is in its tensor."""
+    """The role of a dim in its tensor."""
 
     ITERATION = "i"
     REDUCTION = "r"
@@ -34,9 +34,9 @@ class IterType(Enum):
 
 
 class ParallelType(Enum):
-    """How a domain's positions are spread over the machine.
+    """How a domain's positions are mapped to the machine.
 
-    Tile programs loop in three ways only: `grid`, `serial`, `lanes`. The others are what a schedule by hand may say.
+    Tile programs use only `grid`, `serial` and `lanes`. The others are for schedules by hand.
     """
 
     SERIAL = "serial"
@@ -54,7 +54,7 @@ class ParallelType(Enum):
 
 
 def parallel_type(kind: ParallelType | str) -> ParallelType:
-    """A kind of parallelism, or the one of this name.
+    """The parallel type, given itself or its name.
 
     >>> parallel_type("grid")
     <ParallelType.GRID: 'grid'>
@@ -63,14 +63,14 @@ def parallel_type(kind: ParallelType | str) -> ParallelType:
         return ParallelType(kind)
     except ValueError:
         known = choices(kind, (each.value for each in ParallelType))
-        raise DomainError(f"parallelize: {kind!r} is not how a domain can be spread: {known}") from None
+        raise DomainError(f"parallelize: {kind!r} is not a parallel type: {known}") from None
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of a structure whose offsets are known when the program runs: their array, and the program that it is of.
+    """The identity of a structure with runtime offsets: the array that holds them, and its program.
 
-    It is a value: clones, pickles and stages of the program have the same. Offsets that are known are their own identity.
+    A value, equal in clones, pickles and stages of the program. Constant offsets are their own identity.
     """
 
     offsets: Array
@@ -81,7 +81,7 @@ class Identity:
 
 
 def identity_of(offsets: Array, program: str | None) -> Hashable:
-    """What both sides of a partition by `offsets` carry; without a program, offsets of one name are one structure."""
+    """The identity that both outputs of a partition carry; without a program, offsets of one name are one structure."""
     return offsets if program is None or offsets.data is not None else Identity(offsets, program)
 
 
@@ -101,14 +101,14 @@ class IterDomain:
     """Identity of the structure whose components this domain counts (see `ragged_transforms.partition`)."""
     definition: Transform | None = field(default=None, repr=False)
     bound: Expr | None = field(default=None, repr=False)
-    """Not less than the extent, and known without looking at lengths; None where the extent itself is."""
+    """An upper bound of the extent that does not depend on lengths; None if the extent itself does not."""
     uid: int = field(default_factory=fresh_uid)
     derived: dict[Hashable, tuple[IterDomain, ...]] = field(default_factory=dict, repr=False)
-    """What transforms have made of this domain, so that the same transform gives the same domains again."""
+    """Outputs of earlier transforms of this domain, so that the same transform returns the same domains."""
     start: int = 0
-    """The number of the first position. Only domains that start at 0 have transforms; `restrict` gives a part its own 0."""
+    """The first position. Only domains that start at 0 can be transformed; `restrict` renumbers a sub-range from 0."""
     is_rfactor: bool = False
-    """Whether the dim exists only because a reduction was factored."""
+    """Whether the dim was introduced by `rfactor`."""
 
     def __post_init__(self) -> None:
         try:
@@ -127,7 +127,7 @@ class IterDomain:
 
     @property
     def extent(self) -> Expr | int:
-        """The number of positions: an int where known, else an expression."""
+        """The number of positions: an int if known, else an expression."""
         return self.extent_expr if self.extent_expr.value is None else self.extent_expr.value
 
     @property
@@ -137,7 +137,7 @@ class IterDomain:
 
     @property
     def host_bound(self) -> Expr:
-        """A bound of the extent that needs no lengths on the host."""
+        """An upper bound of the extent that needs no lengths on the host."""
         return self.extent_expr if self.bound is None else self.bound
 
     @property
@@ -146,32 +146,32 @@ class IterDomain:
 
     @property
     def owners(self) -> tuple[IterDomain, ...]:
-        """The domain whose index picks the row: none for a regular domain, the component of a ragged one."""
+        """The domain whose index selects the row: the component of a ragged domain; empty for a regular one."""
         return ()
 
     @property
     def row_length(self) -> Expr:
-        """The extent; of a ragged domain that of one row, as an expression in COORDINATE."""
+        """The extent; for a ragged domain, the length of one row as an expression in COORDINATE."""
         return self.extent_expr
 
     def extent_at(self, known: Mapping[int, Expr]) -> Expr:
-        """The extent in the row that the known indices (by uid) lie in; a regular domain has only one."""
+        """The extent in the row selected by the known indices (by uid); for a regular domain, simply the extent."""
         return self.extent_expr
 
     def in_row(self, expr: Expr, known: Mapping[int, Expr]) -> Expr:
-        """An expression in COORDINATE, in the row that the known indices lie in."""
+        """An expression in COORDINATE, evaluated in the row selected by the known indices."""
         return expr
 
     def with_rows(self, length: Expr, *, name: str, bound: Expr | None = None, total: Expr | None = None) -> IterDomain:
-        """A new domain of the same kind and iter type with another length; `total` is that of all rows, where it is known."""
+        """A new domain of the same kind and iter type with a different length; `total` is the sum over all rows, if known."""
         return IterDomain(length, self.iter_type, name=name, bound=bound)
 
     def bound_in_parts(self, size: Expr) -> Expr | None:
-        """What bounds the number of parts of `size` that this domain is cut into, every row for itself."""
+        """An upper bound of the number of parts of `size` when every row is cut separately."""
         return None if self.bound is None else ceildiv(self.bound, size)
 
     def parallelize(self, parallel: ParallelType | str) -> IterDomain:
-        """The same domain, spread over the machine in another way: a `ParallelType` or its name.
+        """The same domain with another parallel type, given itself or by name.
 
         >>> print(IterDomain(4, name="d").parallelize("grid"))
         i.d{4}.grid
@@ -179,7 +179,7 @@ class IterDomain:
         return replace(self, parallel=parallel_type(parallel))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # What it was made from comes along, what else was made of it does not; domains and transforms point at each other.
+        # Pickles what it was derived from, but not what was derived from it; domains and transforms refer to each other.
         state = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("uid", "derived")}
         return (_arrived, (type(self), sent(self.uid)), state)
 
@@ -191,7 +191,7 @@ class IterDomain:
         return (type(self), self.extent_expr, *self._uniform())
 
     def _uniform(self) -> tuple[object, ...]:
-        """What must be the same in all rows of a ragged domain."""
+        """Properties that must be the same in all rows of a ragged domain."""
         return (self.iter_type, self.parallel, self.start, self.is_rfactor)
 
     def __eq__(self, other: object) -> bool:
@@ -209,7 +209,7 @@ class IterDomain:
 
 
 def _arrived(kind: type[IterDomain], uid: Uid) -> IterDomain:
-    """A pickled domain before its fields are there."""
+    """A domain being unpickled, before its fields are set."""
     domain = kind.__new__(kind)
     object.__setattr__(domain, "uid", uid.here)
     object.__setattr__(domain, "derived", {})

@@ -1,4 +1,4 @@
-"""Index expressions: small, immutable, interned integers-to-be.
+"""Index expressions: small, immutable, interned, integer-valued.
 
 In: Python ints and other expressions, combined with `+ - * // % ^`, `minimum`, `maximum`. Out: expressions in a canonical
 form (sums are collected, so `o*64 + n - o*64` is `n`), with integer bounds, substitution and evaluation. Interning
@@ -6,7 +6,7 @@ makes equal expressions the same object: `==` is `is`, and dictionaries keyed by
 
     e ::= Const | Symbol | Sum(terms, const) | Product(a, b) | FloorDiv(a, b) | Mod(a, b) | Minimum(a, b) | Maximum(a, b)
         | Xor(a, b)
-        | Element(array, e, most)           array[e]; with `most`, an expression, kept within 0 .. most
+        | Element(array, e, most)           array[e]; with `most`, an expression, clamped to 0 .. most
         | Search(array, count, e, first)    upper_bound(array[first : first+count+1], e) - 1: the component that owns position e
     condition ::= Less(e, e)
 """
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from serrate.ir.recipes import Recipe
 
 INDEX = "@"
-"""What the symbols of domains' indices begin with; the number of the domain follows."""
+"""Prefix of the symbols for domain indices; the domain's number follows."""
 
 Bounds = tuple[int | None, int | None]
-"""Smallest and largest value, both included; None where nothing is known."""
+"""Smallest and largest value, inclusive; None if unknown."""
 
 
 @dataclass(frozen=True)
 class Array:
     """A one-dimensional integer array that expressions read: an argument of the program, a constant, or derived from one.
 
-    `data` holds a constant's elements. `recipe`, where given, says how a derived array is made from others; the runtime
-    makes it once for each structure. Elements are not negative unless `signed` (indices that a caller computes).
+    `data` holds a constant's elements. `recipe`, if given, says how to compute a derived array from others; the runtime computes
+    it once per structure. Elements are non-negative unless `signed` (indices that a caller computes).
     """
 
     name: str
@@ -45,14 +45,14 @@ class Array:
     recipe: Recipe | None = None
     signed: bool = False
     local: bool = False
-    """Whether it is a private block of indices that the program fills itself."""
+    """Whether it is a private block of indices, filled by the program itself."""
 
     def __getitem__(self, index: Expr | int) -> Expr:
         return element(self, as_expr(index))
 
     @property
     def sources(self) -> frozenset[Array]:
-        """The arguments that this array is made from: itself, unless it is a constant or has a recipe."""
+        """The arguments this array is computed from: itself, unless it is a constant or has a recipe."""
         if self.recipe is None:
             return frozenset() if self.data is not None else frozenset((self,))
         return frozenset(source for a in self.recipe.arrays for source in a.sources)
@@ -107,16 +107,16 @@ class Expr:
 
     @property
     def value(self) -> int | None:
-        """The integer this expression is, when it is one."""
+        """The value of a constant expression; None otherwise."""
         return self._key[1] if isinstance(self, Const) else None
 
     @property
     def operands(self) -> tuple[Expr, ...]:
-        """The expressions this one is made of."""
+        """The direct subexpressions."""
         return ()
 
     def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
-        """The same operation on other operands, simplified again."""
+        """The same operation on new operands, simplified."""
         return self
 
     def evaluate(self, environment: Environment) -> Any:
@@ -134,11 +134,11 @@ class Expr:
         return self if new == operands else self.rebuild(new)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Made again of its operands, and so found among the interned ones: expressions are compared by identity.
+        # Rebuilt from its operands, and thus interned again: expressions are compared by identity.
         return (_RESTORED[type(self)], self._key[1:])
 
     def walk(self) -> Iterable[Expr]:
-        """This expression and everything inside it."""
+        """This expression and all its subexpressions."""
         yield self
         for operand in self.operands:
             yield from operand.walk()
@@ -163,7 +163,7 @@ class Expr:
 
 
 class Environment:
-    """What symbols and arrays stand for during evaluation; arrays are anything indexable with a `searchsorted`-like search."""
+    """Values of symbols and arrays during evaluation; arrays are anything indexable with a `searchsorted`-like search."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class Const(Expr):
 
 
 class Symbol(Expr):
-    """A named unknown: a loop index, or an extent known when the program is called."""
+    """A variable: a loop index, or an extent known at run time."""
 
     @property
     def name(self) -> str:
@@ -278,7 +278,7 @@ class FloorDiv(_Binary):
 
 
 class Mod(_Binary):
-    """The rest of a division rounded down; the divisor is positive, and so is the result."""
+    """The remainder of floor division; the divisor is positive, so the result is not negative."""
 
     def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
         return operands[0] % operands[1]
@@ -310,7 +310,7 @@ class Maximum(_Binary):
 
 
 class Xor(_Binary):
-    """The bits in which two expressions differ. Its text stands in brackets, because `^` binds weaker than a sum."""
+    """Bitwise xor. Printed in parentheses, because `^` binds less tightly than a sum."""
 
     def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
         return operands[0] ^ operands[1]
@@ -320,7 +320,7 @@ class Xor(_Binary):
 
 
 class Element(Expr):
-    """`array[index]`; with `most`, the nearest number to it within 0 .. most."""
+    """`array[index]`; with `most`, clamped to 0 .. most."""
 
     @property
     def array(self) -> Array:
@@ -353,8 +353,8 @@ class Element(Expr):
 class Search(Expr):
     """The component that owns a position: the last c with `array[first + c] <= position`, so empty components never own one.
 
-    Of an array that holds several rows of offsets, `first` is where the row to be searched begins. A position at or past the
-    end has no owner: the answer is then `count`, or anything below it on a backend that clamps.
+    If the array holds several rows of offsets, `first` is where the row to search begins. A position at or past the end has no
+    owner: the result is then `count`, or less on a backend that clamps.
     """
 
     @property
@@ -404,16 +404,16 @@ class Less:
 
     @property
     def proven(self) -> bool:
-        """Whether bounds alone show that the condition always holds."""
+        """Whether the bounds alone prove the condition."""
         high = (self.left - self.right).bounds[1]
         return high is not None and high < 0
 
     @property
     def simplified(self) -> Less:
-        """An equivalent condition without the divisions that a comparison makes needless.
+        """An equivalent condition without divisions that the comparison makes unnecessary.
 
         `i // N < P` iff `i < N*P`: with q = i // N, i = q*N + rest and 0 <= rest < N. If q <= P - 1 then i <= (P-1)*N + N-1,
-        which is below N*P; if q >= P then i >= q*N >= N*P. Signs of i and P do not matter; N is positive as every divisor is.
+        which is below N*P; if q >= P then i >= q*N >= N*P. This holds for any signs of i and P; N is positive, as every divisor.
 
         >>> print(Less(symbol("i") // 4 + 1, const(3)).simplified)
         i < 8
@@ -441,7 +441,7 @@ def _intern(kind: type[Expr], *key: Any, bounds: Bounds, text: str) -> Expr:
 
 
 def _restored_index(uid: Uid, low: int | None, high: int | None) -> Symbol:
-    """A pickled index of a domain: it is called after the domain's number in this process."""
+    """The unpickled index of a domain, named after the domain's number in this process."""
     return symbol(f"{INDEX}{uid.here}", low, high)
 
 
@@ -452,19 +452,19 @@ def const(value: int) -> Expr:
 
 
 def symbol(name: str, low: int | None = 0, high: int | None = None) -> Symbol:
-    """A named unknown between `low` and `high` (both included); not negative unless said otherwise."""
+    """A variable between `low` and `high`, inclusive; non-negative by default."""
     return cast(Symbol, _intern(Symbol, name, low, high, bounds=(low, high), text=name))
 
 
 def as_expr(value: Expr | int) -> Expr:
-    """An expression as it is, an int as a constant."""
+    """An expression unchanged, or an int as a constant."""
     return value if isinstance(value, Expr) else const(value)
 
 
 def element(array: Array, index: Expr, most: Expr | None = None) -> Expr:
-    """`array[index]`; a constant array at a constant index is a constant, unless the index is outside (evaluating it raises).
+    """`array[index]`; folded if both are constant and the index is in range (evaluating it raises otherwise).
 
-    With `most`, no matter what the array holds, the element is within 0 .. most.
+    With `most`, the element is clamped to 0 .. most, whatever the array holds.
     """
     if array.data is not None and index.value is not None and 0 <= index.value < len(array.data):
         return const(array.data[index.value])
@@ -475,7 +475,7 @@ def element(array: Array, index: Expr, most: Expr | None = None) -> Expr:
 
 
 def search(array: Array, count: Expr | int, position: Expr | int, first: Expr | int = 0) -> Expr:
-    """The component that owns `position` under the offsets `array`, or under the row of them that begins at `first`."""
+    """The component that owns `position` in the offsets `array`, or in their row that begins at `first`."""
     count, position, first = as_expr(count), as_expr(position), as_expr(first)
     if array.data is not None and all(e.value is not None for e in (count, position, first)):
         known = cast(tuple[int, int, int], (count.value, position.value, first.value))
@@ -483,7 +483,7 @@ def search(array: Array, count: Expr | int, position: Expr | int, first: Expr | 
             return const(_constant_search(array, *known))
     row = "" if first.value == 0 else f"[{first}:]"
     text = f"search({array.name}{row}, {position})"
-    # The count itself is where positions past the end are put.
+    # The upper bound includes the count: positions past the end map to it.
     return _intern(Search, array, count, position, first, bounds=(0, count.bounds[1]), text=text)
 
 
@@ -494,12 +494,12 @@ def ceildiv(a: Expr | int, b: Expr | int) -> Expr:
 
 
 def minimum(a: Expr | int, b: Expr | int) -> Expr:
-    """The smaller of two; decided at once where bounds tell."""
+    """The smaller of two; folded if the bounds decide."""
     return _extremum(Minimum, "min", as_expr(a), as_expr(b))
 
 
 def maximum(a: Expr | int, b: Expr | int) -> Expr:
-    """The larger of two; decided at once where bounds tell."""
+    """The larger of two; folded if the bounds decide."""
     return _extremum(Maximum, "max", as_expr(a), as_expr(b))
 
 
@@ -522,7 +522,7 @@ def _extremum(kind: type[Expr], name: str, a: Expr, b: Expr) -> Expr:
 
 
 def _order(e: Expr) -> tuple[str, int]:
-    """Sorts operands: by text, and where different expressions read alike, by identity."""
+    """Sort key of operands: by text, then by identity for different expressions with the same text."""
     return (e.text, id(e))
 
 
@@ -597,7 +597,7 @@ def _product(a: Expr, b: Expr) -> Expr:
         a, b = b, a
     if isinstance(b, Const):
         return _sum([(a, cast(int, b.value))])
-    # A common factor inside a sum is kept outside, so that (2*x)*y and 2*(x*y) are one expression.
+    # Constant factors are pulled out of a sum, so that (2*x)*y and 2*(x*y) are one expression.
     if isinstance(a, Sum) and len(a.terms) == 1 and a.constant == 0:
         return _sum([(_product(a.terms[0][0], b), a.terms[0][1])])
     if isinstance(b, Sum) and len(b.terms) == 1 and b.constant == 0:
@@ -609,7 +609,7 @@ def _product(a: Expr, b: Expr) -> Expr:
 
 
 def _pair(a: Expr, b: Expr) -> Expr:
-    """The node of a product whose factors are in order."""
+    """The node of a product whose factors are already sorted."""
     corners = [None if x is None or y is None else x * y for x in a.bounds for y in b.bounds]
     if None not in corners:
         known = cast(list[int], corners)
@@ -622,7 +622,7 @@ def _pair(a: Expr, b: Expr) -> Expr:
 
 
 def _divided(a: Expr, divisor: int) -> tuple[Expr, Expr]:
-    """`a` as `divisor*quotient + rest`, moving every term that divides into the quotient."""
+    """`a` as `divisor*quotient + rest`, moving every divisible term into the quotient."""
     terms = a.terms if isinstance(a, Sum) else ((a, 1),)
     constant = a.constant if isinstance(a, Sum) else 0
     if isinstance(a, Const):
@@ -692,13 +692,13 @@ def _xor(a: Expr, b: Expr) -> Expr:
     bounds: Bounds = (None, None)
     if all(e.bounds[0] is not None and e.bounds[0] >= 0 for e in (a, b)):
         highs = [e.bounds[1] for e in (a, b)]
-        # No bit is set beyond the highest one of either.
+        # No bit is set above the highest bit of either.
         bounds = (0, None if None in highs else (1 << max(cast(int, h).bit_length() for h in highs)) - 1)
     return _intern(Xor, a, b, bounds=bounds, text=f"({a} ^ {b})")
 
 
 def size_function(expr: Expr, symbols: Sequence[Symbol]) -> Callable[[Sequence[int]], int]:
-    """An expression without arrays, compiled: a function of the values of `symbols`, in their order.
+    """An expression without arrays, compiled to a function of the values of `symbols`, in order.
 
     >>> size_function(ceildiv(symbol("n"), 4), [symbol("n")])([10])
     3
@@ -707,7 +707,7 @@ def size_function(expr: Expr, symbols: Sequence[Symbol]) -> Callable[[Sequence[i
     if value is not None:
         constant = value
         return lambda numbers: constant
-    # The text of an expression is Python, so it is compiled once instead of walked at every call.
+    # The text of an expression is valid Python, so it is compiled once instead of walked at every call.
     text = str(expr)
     for place, s in enumerate(symbols):
         text = re.sub(rf"\b{re.escape(s.name)}\b", f"numbers[{place}]", text)
@@ -732,4 +732,4 @@ _RESTORED: dict[type[Expr], Callable[..., Expr]] = {
     Element: element,
     Search: search,
 }
-"""How a pickled expression is made again of what it was made of."""
+"""How to rebuild a pickled expression from its operands."""

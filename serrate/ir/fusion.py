@@ -1,8 +1,8 @@
-"""Fusion: the math on tensors over domains, with no word about loops.
+"""Fusion: math on tensors over domains, without loops.
 
-In: inputs and operations (`serrate.ops`), recorded under `with Fusion() as f`. Out: a list of definitions in order, each
-one statement of the tile grammar with the domains it runs over; the compiler lowers them one by one. `evaluate` and
-`compile` are installed by the engine.
+In: inputs and operations (`serrate.ops`), recorded under `with Fusion() as f`. Out: an ordered list of definitions, each one
+statement of the tile grammar with the domains it runs over; the compiler lowers them one by one. The engine installs
+`evaluate` and `compile`.
 
     with Fusion() as f:
         x = f.input((None, 64), torch.float32)         # T0[n0, 64]
@@ -49,7 +49,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Equal:
-    """Something to check when the program is called: two extents, or two arrays of offsets, must be equal."""
+    """A check at each call: two extents, or two arrays of offsets, must be equal."""
 
     left: Expr | Array
     right: Expr | Array
@@ -58,7 +58,7 @@ class Equal:
 
 @dataclass(frozen=True)
 class AtLeastLongest:
-    """Something to check when the program is called: a dense operand must reach as far as the longest row."""
+    """A check at each call: a dense operand must be at least as long as the longest row."""
 
     extent: Expr
     ragged: RaggedIterDomain
@@ -67,7 +67,7 @@ class AtLeastLongest:
 
 @dataclass(frozen=True)
 class Offsets:
-    """Something to check when the program is called: offsets start at 0, do not decrease and end at `extent`."""
+    """A check at each call: offsets start at 0, do not decrease and end at `extent`."""
 
     offsets: Array
     extent: Expr
@@ -75,8 +75,8 @@ class Offsets:
 
 @dataclass(frozen=True)
 class RowsOfOffsets:
-    """Something to check when the program is called: rows of `count` + 1 offsets each start at 0, do not decrease and end at
-    the extent of `domain` (of its row, where it is ragged)."""
+    """A check at each call: rows of `count` + 1 offsets each start at 0, do not decrease and end at the extent of `domain` (of
+    its row, if it is ragged)."""
 
     offsets: Array
     count: Expr
@@ -85,7 +85,7 @@ class RowsOfOffsets:
 
 @dataclass(frozen=True)
 class RowsInside:
-    """Something to check when the program is called: rows by starts and lengths are in order and end before `extent`."""
+    """A check at each call: rows given by starts and lengths are in order and end before `extent`."""
 
     starts: Array
     lengths: Array
@@ -94,10 +94,10 @@ class RowsInside:
 
 @dataclass(frozen=True)
 class Rectangles:
-    """Something to check when the program is called: offsets of rows and of columns, whose products fill `extent`.
+    """A check at each call: offsets of rows and of columns, whose products fill `extent`.
 
-    With `starts`, rectangles may leave gaps: they are in order and end before `extent`. Columns that are not packed take no
-    positions.
+    With `starts`, there may be gaps between rectangles, which are in order and end before `extent`. Columns that are not packed
+    take no positions.
     """
 
     rows: Array
@@ -109,7 +109,7 @@ class Rectangles:
 
 @dataclass(frozen=True)
 class PositionInside:
-    """Something to check when the program is called: a position that was asked for must be there."""
+    """A check at each call: a requested position must exist."""
 
     position: int
     extent: Expr
@@ -118,22 +118,22 @@ class PositionInside:
 
 @dataclass(frozen=True)
 class IndicesInside:
-    """Something that the program finds out itself: which of the indices given to an indexing operator of torch is outside.
+    """A check that the program makes itself: the indices given to a torch indexing operator must be in range.
 
-    `found` has no dims: one of the indices that are outside, or `NOTHING`. It is a result that only the engine sees.
+    `found` is a scalar: one of the indices out of range, or `NOTHING`. Only the engine sees this result.
     """
 
     found: Tensor
     indices: Tensor
     outside: Tensor
-    """Which of the indices are outside: bools over the same dims."""
+    """Which of the indices are out of range: bools over the same dims."""
     extent: Expr | None
-    """The extent of the dim that is indexed; None where it is the length of a row."""
+    """The extent of the indexed dim; None if it is the length of a row."""
     what: str
 
 
 NOTHING = torch.iinfo(torch.int64).max
-"""What `IndicesInside.found` holds where every index is inside."""
+"""The value of `IndicesInside.found` if every index is in range."""
 
 Check = Equal | AtLeastLongest | Offsets | RowsOfOffsets | RowsInside | Rectangles | PositionInside
 
@@ -143,7 +143,7 @@ Step = tuple[str, tuple[str | int, ...]]
 
 
 class LoopSchedule(Protocol):
-    """What a fusion knows of the schedule that was made for it by hand; `schedule.hand` has the rest."""
+    """What a fusion knows about its schedule by hand; `schedule.hand` implements it."""
 
     @property
     def steps(self) -> tuple[Step, ...]: ...
@@ -157,8 +157,8 @@ class LoopSchedule(Protocol):
 class Fusion:
     """A recorded program. Use as a context manager, or pass to `ops` through its tensors.
 
-    `==` compares what is recorded, whatever things are called and however they are scheduled; a fusion can still grow, so
-    that it has no hash of its own: `key()` is what to put in a dict.
+    `==` compares what is recorded, ignoring names and schedules. A fusion can still grow, so it is not hashable: use `key()` in a
+    dict.
 
     >>> from serrate import ops
     >>> with Fusion() as f:
@@ -173,19 +173,19 @@ class Fusion:
     definitions: list[Definition] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     index_checks: list[IndicesInside] = field(default_factory=list)
-    """The checks that the program makes itself."""
+    """Checks that the program makes itself."""
     schedule: LoopSchedule | None = None
-    """How loops were changed by hand; None where none were."""
+    """The schedule by hand, if any."""
     sizes: dict[Symbol, int] = field(default_factory=dict)
-    """What unknown extents are in the call that is being traced: for messages, and for `fixed`."""
+    """Values of unknown extents in the call being traced: for messages, and for `fixed`."""
     device: str | None = None
-    """The type of device of the call that is being traced."""
+    """The device type of the call being traced."""
     fixed_symbols: set[Symbol] = field(default_factory=set)
-    """Unknown extents that the traced function asked for as numbers."""
+    """Unknown extents whose value the traced function used."""
     overwritten: set[Tensor] = field(default_factory=set)
-    """Tensors that a traced function wrote to in place, and that nothing may read since."""
+    """Tensors that a traced function has overwritten in place, which may no longer be read."""
     identity: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Which program this is; clones and pickles are the same one. Structures of two programs never pair."""
+    """Identifies the program, and is the same in clones and pickles. Structures of two programs never pair."""
     _views: dict[Tensor, TensorView] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
     _token: Any = field(default=None)
@@ -198,11 +198,11 @@ class Fusion:
         _current.reset(self._token)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Which fusion was being recorded before this one is a fact about this process.
+        # The fusion that was being recorded before this one is state of this process.
         return {**self.__dict__, "_token": None}
 
     def fresh(self, prefix: str) -> str:
-        """A name not used before: `d0`, `d1`, ..."""
+        """An unused name: `d0`, `d1`, ..."""
         number = self._numbers.get(prefix, 0)
         self._numbers[prefix] = number + 1
         return f"{prefix}{number}"
@@ -210,7 +210,7 @@ class Fusion:
     # --- recording -----------------------------------------------------------------------------------------------------
 
     def input(self, shape: Sequence[int | None], dtype: torch.dtype) -> TensorView:
-        """Declares an argument; None is an extent known only when the program is called."""
+        """Declares an argument; None is an extent known only at run time."""
         domains = tuple(
             IterDomain(symbol(self.fresh("n")) if size is None else as_expr(size), name=self.fresh("d")) for size in shape
         )
@@ -227,12 +227,12 @@ class Fusion:
             self.outputs.append(view if in_order(view.tensor) else self._ordered(view))
 
     def _ordered(self, view: TensorView) -> TensorView:
-        """The elements of a view in the order of its dims."""
+        """A view whose elements lie in memory in the order of its dims."""
         out = self.tensor(view.dtype, view.domains)
         return self.define([out], view.domains, Store(out, view.domains, view.at(view.domains)))[0]
 
     def view(self, tensor: Tensor) -> TensorView:
-        """The handle of a tensor: always the same one."""
+        """The handle of a tensor, always the same object."""
         if tensor not in self._views:
             self._views[tensor] = TensorView(tensor, self)
         return self._views[tensor]
@@ -240,7 +240,7 @@ class Fusion:
     def define(
         self, tensors: Sequence[Tensor], domains: Sequence[IterDomain], statement: Leaf | Library
     ) -> tuple[TensorView, ...]:
-        """Records one operation and returns views of what it writes."""
+        """Records one operation and returns views of its results."""
         self.definitions.append(Definition(statement, tuple(domains)))
         return tuple(self.view(t) for t in tensors)
 
@@ -249,7 +249,7 @@ class Fusion:
         return Tensor(self.fresh("T"), dtype, tuple(logical), storage_of(logical))
 
     def fixed(self, extent: Expr) -> int:
-        """What an extent is in the call that is being traced, as a number; what is traced is then for this number alone."""
+        """The value of an extent in the call being traced; the trace is then valid for this value only."""
         if extent.value is not None:
             return extent.value
         if extent.arrays or not extent.symbols <= self.sizes.keys():
@@ -259,13 +259,13 @@ class Fusion:
 
     @property
     def results(self) -> list[TensorView]:
-        """Everything that must be computed: the outputs, then what the program's own checks have found."""
+        """Everything that must be computed: the outputs, then the results of the program's own checks."""
         return [*self.outputs, *(self.view(c.found) for c in self.index_checks)]
 
     # --- traversal -----------------------------------------------------------------------------------------------------
 
     def every_tensor(self) -> list[Tensor]:
-        """Inputs, then in the order of definitions what each reads through a view and what it writes, then viewed outputs."""
+        """Inputs, then for each definition the views it reads and the tensors it writes, then outputs that are views."""
         found: dict[Tensor, None] = dict.fromkeys(view.tensor for view in self.inputs)
         for definition in self.definitions:
             found.update(dict.fromkeys(_read_by(definition)))
@@ -275,7 +275,7 @@ class Fusion:
 
     @property
     def tensors(self) -> tuple[TensorView, ...]:
-        """Every tensor of the fusion, views included, each before those that are computed from it."""
+        """Every tensor of the fusion, including views, in dependency order."""
         return tuple(map(self.view, self.every_tensor()))
 
     def definition_of(self, tensor: Tensor) -> Definition | None:
@@ -283,15 +283,15 @@ class Fusion:
         return next((d for d in self.definitions if tensor in d.statement.targets), None)
 
     def producers(self, view: TensorView) -> tuple[TensorView, ...]:
-        """What a tensor is computed from directly; of a view, the tensor it views."""
+        """The tensors this one is computed from directly; for a view, the tensor it refers to."""
         return tuple(map(self.view, self._before(view.tensor)))
 
     def consumers(self, view: TensorView) -> tuple[TensorView, ...]:
-        """What is computed from a tensor directly, views of it included."""
+        """The tensors computed directly from this one, including views of it."""
         return tuple(self.view(t) for t in self.every_tensor() if view.tensor in self._before(t))
 
     def reaches(self, source: TensorView | Tensor, target: TensorView | Tensor) -> bool:
-        """Whether `target` is computed from `source`, directly or not."""
+        """Whether `target` is computed from `source`, directly or indirectly."""
         wanted = source.tensor if isinstance(source, TensorView) else source
         pending = self._before(target.tensor if isinstance(target, TensorView) else target)
         seen: set[Tensor] = set()
@@ -311,7 +311,7 @@ class Fusion:
         return [] if definition is None else list(_read_by(definition))
 
     def live(self) -> list[Definition]:
-        """The definitions that results depend on, in order: by reading, or because rows are as long as they say."""
+        """The definitions that results depend on, in order: because they read them, or because row lengths do."""
         needed = {view.tensor.memory for view in self.results}
         lengths = {name for view in self.results for name in _offsets_of(view.tensor.logical)}
         kept: list[Definition] = []
@@ -327,14 +327,14 @@ class Fusion:
     # --- the whole -----------------------------------------------------------------------------------------------------
 
     def clone(self) -> Fusion:
-        """The same program, made of new tensors and domains; its schedule comes along.
+        """A copy with new tensors and domains, including the schedule.
 
-        The identity of structures stays: a component of the original pairs with its rows in the clone.
+        Structures keep their identity: a component of the original pairs with its rows in the clone.
         """
         return self._copied(self.definitions)
 
     def simplified(self) -> Fusion:
-        """A clone without the definitions that no output depends on. Inputs and the checks of a call stay as they are."""
+        """A clone without dead definitions. Inputs and checks are kept."""
         return self._copied(self.live())
 
     def _copied(self, definitions: Sequence[Definition]) -> Fusion:
@@ -353,25 +353,25 @@ class Fusion:
         return new
 
     def is_partial(self, tensor: Tensor) -> bool:
-        """Whether a tensor is the partial result of a reduction that a schedule has factored: no part of the math."""
+        """Whether a tensor is a partial result introduced by `rfactor`, and so not part of the math."""
         return self.schedule is not None and self.schedule.is_partial(tensor)
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The changes of loops made by hand, as primitives with their arguments, in order."""
+        """The schedule by hand, as primitives with their arguments, in order."""
         return () if self.schedule is None else self.schedule.steps
 
     def key(self) -> tuple[Hashable, ...]:
-        """What is recorded, as a hashable value that does not depend on names; equal iff the fusions are."""
+        """A hashable key that does not depend on names; equal iff the fusions are."""
         return structure_key(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Fusion) and (self is other or self.key() == other.key())
 
-    __hash__ = None  # type: ignore[assignment]  # what can still change has no hash
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def verify(self) -> None:
-        """Raises unless what is recorded is a program; `ir.check` has the rules."""
+        """Raises `VerificationError` unless the fusion is well-formed; `ir.check` has the rules."""
         check.verify(self)
 
     def draw(self) -> Any:
@@ -408,32 +408,32 @@ class Fusion:
         return installed("evaluate")(self, *args)
 
     def compile(self, backend: str | None = None, strategy: str | None = None, **options: Any) -> Callable[..., Any]:
-        """The program compiled for a backend under a strategy; both are chosen when not given.
+        """Compiles the program for a backend and a strategy; both are chosen automatically by default.
 
-        A schedule made by hand is what runs, unless a strategy is named.
+        A schedule by hand is used unless a strategy is named.
         """
         compiled: Callable[..., Any] = installed("compile")(self, backend=backend, strategy=strategy, **options)
         return compiled
 
 
 def _read_by(definition: Definition) -> dict[Tensor, None]:
-    """The tensors that a definition reads, views as they are, in the order in which its values are written."""
+    """The tensors a definition reads, including views, in source order."""
     found: dict[Tensor, None] = {}
     for value in definition.statement.values:
-        # A walk goes through arguments from the last to the first.
+        # A walk visits arguments from last to first.
         found.update(dict.fromkeys(r.tensor for r in reversed(value.reads)))
     return found
 
 
 def _view_lines(tensors: Iterable[Tensor], shown: set[Tensor]) -> list[str]:
-    """One line for each view that has not been shown, in front of what reads it."""
+    """One line for each view not shown yet, before its reader."""
     new = [t for t in tensors if t.base is not None and t not in shown]
     shown.update(new)
     return [f"  {t} = view of {t.memory.name}" for t in new]
 
 
 def _offsets_of(domains: Iterable[IterDomain]) -> set[str]:
-    """The names of the arrays that the lengths of rows in these domains come from."""
+    """The names of the arrays that determine row lengths in these domains."""
     return {node.name for domain in domains for node in traverse(domain) if isinstance(node, Array)}
 
 

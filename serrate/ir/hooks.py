@@ -1,7 +1,7 @@
-"""What later stages give to the IR: running a fusion, drawing it, changing its loops.
+"""Hooks that later stages install in the IR: running a fusion, drawing it, scheduling it.
 
-In: functions by name, installed once by the engine. Out: the function that a method of `Fusion` or `TensorView` calls. The IR
-imports none of those stages.
+In: functions by name, installed once by the engine. Out: the functions that methods of `Fusion` and `TensorView` call. The IR
+does not import those stages.
 """
 
 from __future__ import annotations

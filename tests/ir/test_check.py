@@ -43,7 +43,7 @@ def test_reading_what_never_comes() -> None:
     x = f.input((8,), torch.float32)
     negated(f, negated(f, x))
     del f.definitions[0]
-    refused(f, "f: T1 is read and never defined")
+    refused(f, "f: T1 is read but never defined")
 
 
 def test_a_cycle() -> None:
@@ -52,7 +52,7 @@ def test_a_cycle() -> None:
     y = negated(f, x)
     z = negated(f, y)
     f.definitions[0] = replace(f.definitions[0], statement=Store(y.tensor, y.domains, z.at(z.domains)))
-    refused(f, "f: T2 is computed from itself, by way of T1")
+    refused(f, "f: T2 is computed from itself, through T1")
 
 
 def test_writing_twice_and_writing_an_input() -> None:
@@ -60,17 +60,17 @@ def test_writing_twice_and_writing_an_input() -> None:
     x = f.input((8,), torch.float32)
     negated(f, x)
     f.definitions.append(f.definitions[0])
-    refused(f, "f: T1 is written, and is an input or was written before")
+    refused(f, "f: T1 is written, but it is an input or was already written")
     g = Fusion("g")
     x = g.input((8,), torch.float32)
     g.define([x.tensor], x.domains, Store(x.tensor, x.domains, x.at(x.domains)))
-    refused(g, "g: T0 is written, and is an input")
+    refused(g, "g: T0 is written, but it is an input")
 
 
 def test_inputs_stand_once() -> None:
     f = Fusion("f")
     f.inputs.append(f.input((8,), torch.float32))
-    refused(f, "f: input T0 stands twice")
+    refused(f, "f: input T0 is declared twice")
 
 
 def test_outputs_are_written() -> None:
@@ -117,7 +117,7 @@ def test_rows_are_read_at_rows_of_their_structure() -> None:
         g = Fusion("f", inputs=[x])
         target = Tensor("Y", torch.float32, domains, (d,))
         g.define([target], (c, *domains), Store(target, domains, read(x.tensor, (c, at))))
-        refused(g, r"f: X\[c, .*\] reads rows of ragged.r.* at .*, which has another structure")
+        refused(g, r"f: X\[c, .*\] reads rows of ragged.r.* at .*, which has a different structure")
 
 
 def test_structures_equal_by_value_or_checked_when_run_may_meet() -> None:
@@ -126,7 +126,7 @@ def test_structures_equal_by_value_or_checked_when_run_may_meet() -> None:
         f.output(ops.sum(ops.add(ops.as_nested(x, first), ops.as_nested(x, second)), 1))
     f.verify()
     f.checks.clear()
-    refused(f, "which has another structure")
+    refused(f, "which has a different structure")
 
 
 def test_rows_stand_behind_their_owner() -> None:
@@ -137,7 +137,7 @@ def test_rows_stand_behind_their_owner() -> None:
     f.inputs.append(x)
     target = Tensor("Y", torch.float32, (r, c), (d,))
     f.define([target], (c, r), Store(target, (r, c), x.at((c, r))))
-    refused(f, r"f: the ragged dim r of Y: float32\[.*\] must stand behind the dim of its components")
+    refused(f, r"f: the ragged dim r of Y: float32\[.*\] must come after the dim of its components")
 
 
 def test_every_program_of_the_operations_is_one() -> None:

@@ -15,8 +15,8 @@ from serrate.errors import DomainError, ScheduleError
 from serrate.ir import Fusion, TensorView
 from serrate.ir.tile import TileProgram
 from serrate.lower.stages import stages
-from serrate.schedule.plan import Plan, Recorder, Step
 from serrate.schedule.block_loops import find
+from serrate.schedule.plan import Plan, Recorder, Step
 from serrate.schedule.primitives import PRIMITIVES
 
 

@@ -13,9 +13,9 @@ from serrate.errors import ScheduleError, StrategyError
 from serrate.ir.expr import Less
 from serrate.ir.loops import Assign, Dot, Reduce, Running, Write
 from serrate.ir.tile import GRID, SERIAL, ByLength, Loop, Phase, TileProgram, statements
+from serrate.schedule.block_loops import find
 from serrate.schedule.cutting import Rows, rows_of
 from serrate.schedule.plan import Recorder
-from serrate.schedule.block_loops import find
 from serrate.schedule.sizes import sizes, tiled
 from serrate.schedule.statistics import side_by_side
 from serrate.schedule.target import Target
