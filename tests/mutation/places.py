@@ -363,6 +363,7 @@ CPP = [
             "if filled is not None and fill is None:",
             _cases("cpp and (slice or flip or transpose or select)", MOVES),
         ),
+        (" or node.tensor.memory in text.read:", ":", ("tests/language/test_past_the_cache.py",)),
     ),
     *_of(
         "serrate/lower/nests.py",

@@ -93,7 +93,9 @@ def print_cpp(program: LoopProgram, wide: frozenset[Array] = frozenset()) -> Sou
 class _Printer(Text):
     def __init__(self, program: LoopProgram, wide: frozenset[Array], new: Mapping[str, str]) -> None:
         names = array_names(program).items()
-        super().__init__({a: new.get(name, name) if a.local else f"{name}_at" for a, name in names})
+        values = (value for kernel in program.kernels for node in nodes(kernel.body) for value in values_of(node))
+        read = frozenset(v.tensor.memory for value in values for v in value.walk() if isinstance(v, Load))
+        super().__init__({a: new.get(name, name) if a.local else f"{name}_at" for a, name in names}, read)
         self.program = program
         self.wide = wide
         self.private = tuple(t for t in program.scratch if t.role is Role.PRIVATE)

@@ -28,8 +28,9 @@ class Stage:
 
 
 def block_bytes(text: Text, node: Write) -> int:
-    """Bytes of the block a statement writes if it lies in one piece, else 0."""
-    if node.tensor.role is not Role.OUTPUT or not node.lanes:
+    """Bytes of the block a statement writes if it lies in one piece, else 0: also if it is added to what is there, or read again,
+    for the end of a block may still wait for the next one."""
+    if node.tensor.role is not Role.OUTPUT or not node.lanes or node.add or node.tensor.memory in text.read:
         return 0
     if any(text.bound(lane, g) is None for lane, g in text.on_lanes(node.lanes, node.guard)):
         # It begins somewhere inside, or has gaps.

@@ -19,8 +19,10 @@ from serrate.ir.values import Role, Tensor
 class Text:
     """Lines of C++, and everything that is needed to spell what stands in them."""
 
-    def __init__(self, names: dict[object, str]) -> None:
+    def __init__(self, names: dict[object, str], read: frozenset[Tensor]) -> None:
         self.names = names
+        self.read = read
+        """The memory that the program reads."""
         self.lines: list[str] = []
         self.indent = 0
         self.count = 0

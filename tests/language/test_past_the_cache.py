@@ -1,0 +1,58 @@
+"""Results of kernels that go past the cache: here every result does. The oracle is plain torch, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import serrate
+import serrate.language as hl
+from serrate import JaggedTensor
+from serrate.runtime import launch
+from serrate.tiles import later
+
+LENGTHS = (5, 300, 0, 17, 1000, 64, 3)
+
+
+@pytest.fixture(autouse=True)
+def past_the_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No result is small enough to stay; afterwards the usual number of threads."""
+    threads = torch.get_num_threads()
+    for module in (launch, later):
+        monkeypatch.setattr(module, "last_level_cache", lambda: -1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_what_is_added_to_a_result_is_not_stored_over_it() -> None:
+    @serrate.kernel
+    def k(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(x.size(1))
+        for r in hl.tile(x.size(0)):
+            for t in hl.tile(x.size(1)):
+                hl.atomic_add(out, [t], x[r, t].sum(0))
+        return out
+
+    x = torch.randn(40, 3000)
+    torch.testing.assert_close(k(x), x.sum(0), atol=1e-4, rtol=1e-4)
+
+
+def test_a_result_that_is_read_again_is_there() -> None:
+    @serrate.kernel
+    def k(jt: JaggedTensor) -> tuple[JaggedTensor, torch.Tensor]:
+        out, totals = torch.empty_like(jt), torch.empty(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            for t in hl.tile(jt.max_length):
+                out[b, t] = jt[b, t] * 2 + 1
+            total = hl.zeros([b])
+            for t in hl.tile(jt.max_length):
+                total = total + out[b, t].sum(1)
+            totals[b] = total
+        return out, totals
+
+    jt = JaggedTensor.from_lengths(torch.arange(float(sum(LENGTHS))) % 7, list(LENGTHS))
+    out, totals = k(jt)
+    assert torch.equal(out.values, jt.values * 2 + 1)
+    assert totals.tolist() == [float((row * 2 + 1).sum()) for row in jt.unbind()]
