@@ -95,6 +95,8 @@ FUNCTIONS: dict[str, int] = {
 """Name -> number of arguments. `exp_diff(x, m)` is e^(x - m) for x <= m, and 1 where they are equal, infinite or not;
 `exp_below(x, m)` is that too, and NaN where they are infinite.
 `floordiv` and `rem` are of integers, rounded down; a divisor of 0 gives 0."""
+COSTLY = frozenset("exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff exp_below".split())  # noqa: SIM905
+"""Functions that take as long as many additions."""
 
 
 class Role(Enum):

@@ -46,9 +46,7 @@ from serrate.ir.tile import (
     statements,
     with_inner,
 )
-from serrate.ir.values import Call, Constant, Role, Value, call, rewrite
-
-COSTLY = frozenset("exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff exp_below".split())  # noqa: SIM905
+from serrate.ir.values import COSTLY, Call, Constant, Role, Value, call, rewrite
 
 
 def shared(program: TileProgram, body: tuple[Statement, ...]) -> tuple[Statement, ...]:

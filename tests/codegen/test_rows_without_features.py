@@ -73,29 +73,42 @@ extern "C" void pieces(void* const* pointer, const i64* given) {
   const i64* place = (const i64*)pointer[2];
   for (i64 n = 0; n < given[0]; n++) {
     const i64 begin = place[2 * n], end = place[2 * n + 1];
-    stream.copy((char*)pointer[0] + begin, (const char*)pointer[1] + begin, end - begin);
+    if (given[1]) {
+      const i32* from = (const i32*)pointer[1];
+      stream.each((i32*)pointer[0], begin, end, given[1] > 1, [&](i32* __restrict to, i64 first, i64 count) {
+        for (i64 k = 0; k < count; k++) to[k] = from[first + k];
+      });
+    } else {
+      stream.copy((i32*)pointer[0] + begin, (const i32*)pointer[1] + begin, (end - begin) * sizeof(i32));
+    }
   }
   stream.flush();
   stream_fence();
 }
 """
+COPIED, IN_CACHE, PAST = range(3)
 
 
+@pytest.mark.parametrize("how", [COPIED, IN_CACHE, PAST])
 @pytest.mark.parametrize("seed", range(20))
-def test_a_stream_writes_its_pieces_and_nothing_else(seed: int) -> None:
+def test_a_stream_writes_its_pieces_and_nothing_else(seed: int, how: int) -> None:
     """Pieces that follow each other, and pieces that do not: what waits for a neighbour is written when another comes."""
     (function,) = cache.functions([cache.Unit("pieces", PIECES)], launch.PRELUDE, find_compiler())
     choice = random.Random(seed)
-    bounds = sorted(choice.sample(range(4000), 90))
+    bounds = sorted(choice.sample(range(2000), 90))
     pieces = [pair for pair in itertools.pairwise(bounds) if choice.random() < 0.8]
+    pieces.append((bounds[-1] + 8, bounds[-1] + 3))
     if seed % 2:
         choice.shuffle(pieces)
-    source = torch.randint(1, 255, (4096,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    if how == COPIED:
+        pieces = [(begin, end) for begin, end in pieces if begin < end]
+    source = torch.randint(1, 2**30, (2048,), dtype=torch.int32, generator=torch.Generator().manual_seed(seed))
     got, expected = torch.zeros_like(source), torch.zeros_like(source)
     for begin, end in pieces:
         expected[begin:end] = source[begin:end]
     place = torch.tensor(pieces)
-    function((ctypes.c_void_p * 3)(got.data_ptr(), source.data_ptr(), place.data_ptr()), (ctypes.c_longlong * 1)(len(pieces)))
+    given = (ctypes.c_longlong * 2)(len(pieces), how)
+    function((ctypes.c_void_p * 3)(got.data_ptr(), source.data_ptr(), place.data_ptr()), given)
     assert torch.equal(got, expected)
 
 

@@ -26,6 +26,32 @@ def past_the_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_what_is_read_ends_at_several_places(dtype: torch.dtype, threads: int) -> None:
+    """A row, a dense batch and the result each end somewhere else, and where changes from call to call."""
+    torch.set_num_threads(threads)
+
+    @serrate.kernel
+    def k(jt: JaggedTensor, dense: torch.Tensor, columns: int) -> torch.Tensor:
+        out = torch.empty([jt.num_rows, columns], dtype=dense.dtype)
+        for row in hl.tile(jt.num_rows):
+            for col in hl.tile(columns):
+                out[row, col] = dense[row, col] + jt[row, col] + 1
+        return out
+
+    jt = JaggedTensor.from_lengths(torch.randint(-8, 8, (sum(LENGTHS),)).to(dtype), list(LENGTHS))
+    for width, columns in ((1000, 1000), (700, 1003), (1203, 1000), (2, 257), (300, 299), (0, 70)):
+        dense = torch.randint(-8, 8, (len(LENGTHS), width)).to(dtype)
+        wanted = torch.ones(len(LENGTHS), columns, dtype=dtype)
+        for row, own, other in zip(wanted, jt.unbind(), dense, strict=True):
+            first, second = torch.zeros(2, columns, dtype=dtype)
+            first[: len(own)] = own[:columns]
+            second[: len(other)] = other[:columns]
+            row[:] = second + first + 1
+        assert torch.equal(k(jt, dense, columns), wanted)
+
+
 def test_what_is_added_to_a_result_is_not_stored_over_it() -> None:
     @serrate.kernel
     def k(x: torch.Tensor) -> torch.Tensor:

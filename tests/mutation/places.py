@@ -383,9 +383,14 @@ CPP = [
         "serrate/codegen/cpp/pieces.py",
         _cases("cpp and (pad or cat or gather)", MOVES),
         (
-            "return Cut(along[0], bounds, tuple(g for g in conditions if g not in bounds), inside, outside)",
-            "return Cut(along[0], bounds, (), inside, outside)",
+            "tests = tuple(g for g in conditions if g not in bounds)",
+            "tests: Guard = ()",
             ("tests/engine/test_padding.py",),
+        ),
+        (
+            "if isinstance(value, Load) and value.guard == guard:",
+            "if isinstance(value, Load) and value.guard:",
+            ("tests/language/test_past_the_cache.py",),
         ),
     ),
     *_of(

@@ -14,30 +14,41 @@ from serrate.ir.loops import Block, Guard, Lane, Load, Number, Write, load
 from serrate.ir.solve import end_of
 from serrate.ir.values import Call, Value, constant, rewrite
 
+MOST = 2
+"""Ends of what statements read that they are cut at: each one doubles the code."""
+
+Piece = tuple[Write, ...]
+
 
 @dataclass(frozen=True)
 class Cut:
-    """Statements in two pieces of one lane: as long as `bounds` (which grow with the lane) and `tests` hold, and behind."""
+    """Statements in two pieces of one lane: as long as `bounds` (which grow with the lane) and `tests` hold, and behind. Either
+    may be cut again, along the same lane."""
 
     lane: Lane
     bounds: Guard
     tests: Guard
-    inside: tuple[Write, ...]
-    outside: tuple[Write, ...]
+    inside: Piece | Cut
+    outside: Piece | Cut
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The statements of all pieces, the first first."""
+        return tuple(p for each in (self.inside, self.outside) for p in (each.pieces if isinstance(each, Cut) else (each,)))
 
 
 def cut_of(group: Sequence[Block], spelled: Callable[[Expr], Expr]) -> Cut | None:
-    """The cut of statements that all write, if everything they read ends at one position of one lane; else None.
+    """The cut of statements that all write, if everything they read ends somewhere along one lane; else None.
 
     `spelled` replaces names that stand for values of lanes.
     """
-    writes = [node for node in group if isinstance(node, Write)]
-    guards = {v.guard for node in writes for v in node.value.walk() if isinstance(v, Load) and v.guard}
-    if len(writes) != len(group) or len(guards) != 1 or not writes[0].lanes:
+    writes = tuple(node for node in group if isinstance(node, Write))
+    guards = dict.fromkeys(v.guard for node in writes for v in node.value.walk() if isinstance(v, Load) and v.guard)
+    if len(writes) != len(group) or not 1 <= len(guards) <= MOST or not writes[0].lanes:
         return None
+    asked = {guard: tuple(Less(spelled(g.left), spelled(g.right)) for g in guard) for guard in guards}
     lanes = writes[0].lanes
-    conditions = [Less(spelled(g.left), spelled(g.right)) for g in guards.pop()]
-    bounds = tuple(g for g in conditions if g.symbols & {lane.symbol for lane in lanes})
+    bounds = [g for conditions in asked.values() for g in conditions if g.symbols & {lane.symbol for lane in lanes}]
     along = [lane for lane in lanes if any(lane.symbol in g.symbols for g in bounds)] or [lanes[0]]
     if len(along) > 1 or any(end_of(g, along[0].symbol) is None for g in bounds):
         return None
@@ -46,20 +57,38 @@ def cut_of(group: Sequence[Block], spelled: Callable[[Expr], Expr]) -> Cut | Non
     within = [Less(spelled(g.left), spelled(g.right)) for g in writes[0].guard]
     if any(along[0].symbol in g.symbols and g.symbols & around for g in within):
         return None
-    there = replace_reads(lambda v: load(v.tensor, v.index, (), v.other), lambda g: True if g in conditions else None, spelled)
-    absent = replace_reads(lambda v: constant(v.other, v.dtype), lambda g: False if conditions == [g] else None, spelled)
-    inside = tuple(replace(node, value=rewrite(node.value, there)) for node in writes)
-    outside = tuple(replace(node, value=rewrite(node.value, absent)) for node in writes)
-    return Cut(along[0], bounds, tuple(g for g in conditions if g not in bounds), inside, outside)
+    return _cut(writes, along[0], list(asked.items()), spelled)
+
+
+def _cut(group: Piece, lane: Lane, asked: list[tuple[Guard, Guard]], spelled: Callable[[Expr], Expr]) -> Cut:
+    """The cut at the end of what is read under the first condition; both pieces are cut at those of the others."""
+    (guard, conditions), *others = asked
+
+    def there(v: Load) -> Value:
+        return load(v.tensor, v.index, (), v.other)
+
+    def absent(v: Load) -> Value:
+        return constant(v.other, v.dtype)
+
+    changes = (
+        replace_reads(guard, there, lambda g: True if g in conditions else None, spelled),
+        replace_reads(guard, absent, lambda g: False if conditions == (g,) else None, spelled),
+    )
+    inside, outside = (tuple(replace(n, value=rewrite(n.value, change)) for n in group) for change in changes)
+    bounds = tuple(g for g in conditions if lane.symbol in g.symbols)
+    tests = tuple(g for g in conditions if g not in bounds)
+    if not others:
+        return Cut(lane, bounds, tests, inside, outside)
+    return Cut(lane, bounds, tests, _cut(inside, lane, others, spelled), _cut(outside, lane, others, spelled))
 
 
 def replace_reads(
-    guarded: Callable[[Load], Value], holds: Callable[[Less], bool | None], spelled: Callable[[Expr], Expr]
+    guard: Guard, guarded: Callable[[Load], Value], holds: Callable[[Less], bool | None], spelled: Callable[[Expr], Expr]
 ) -> Callable[[Value], Value | None]:
-    """What becomes of values in one piece: reads that are guarded, and choices whose condition is known there."""
+    """What becomes of values in one piece: reads under this guard, and choices whose condition is known there."""
 
     def change(value: Value) -> Value | None:
-        if isinstance(value, Load) and value.guard:
+        if isinstance(value, Load) and value.guard == guard:
             return guarded(value)
         if isinstance(value, Call) and value.function == "where":
             condition, chosen, other = value.args

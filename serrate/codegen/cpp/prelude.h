@@ -349,6 +349,39 @@ struct Stream {
     __builtin_memcpy(d, s, bytes);
 #endif
   }
+  // Positions `begin` to `end` of what lies at `to`, as `some(to, first, count)` computes them: a line at a time where they go past
+  // the cache, so that reading and writing take turns, else all at once.
+  template <class T, class F> __attribute__((always_inline)) void each(T* to, i64 begin, i64 end, bool past, F some) {
+    if (begin >= end) return;
+    i64 first = begin;
+#if defined(__AVX512F__) || defined(__AVX__)
+    typedef f32 vec __attribute__((vector_size(W), may_alias));
+    enum { N = W / sizeof(T) };
+    if (past && (char*)(to + first) != next) flush();
+    while (first < end) {
+      const i64 before = ((unsigned long long)(to + first) & (W - 1)) / sizeof(T);
+      if (past && !before) {
+        for (; first + N <= end; first += N) {
+          alignas(W) T whole[N];
+          some(whole, first, N);
+          store((char*)(to + first), *(const vec*)whole);
+        }
+        if (first == end) break;
+      }
+      const bool waits = past && (waiting || !before);
+      const i64 count = past ? smaller<i64>(N - before, end - first) : end - first;
+      some(waits ? (T*)line + before : to + first, first, count);
+      first += count;
+      if (waits && (waiting = (before + count) * sizeof(T)) == W) {
+        store((char*)(to + first) - W, *(const vec*)line);
+        waiting = 0;
+      }
+    }
+    next = (char*)(to + end);
+#else
+    some(to + first, first, end - first);
+#endif
+  }
 
  private:
 #if defined(__AVX__) && defined(__clang__)

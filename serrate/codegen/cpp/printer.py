@@ -16,12 +16,12 @@ from serrate.codegen.cpp.names import RESERVED
 from serrate.codegen.cpp.pieces import Cut, cut_of, moves
 from serrate.codegen.cpp.products import product
 from serrate.codegen.cpp.statements import accumulated, along, clause, identity, size_of, unrounded, wraps
-from serrate.codegen.cpp.streams import Stage, block_bytes, moved, stage_of
+from serrate.codegen.cpp.streams import Stage, Straight, block_bytes, moved, way_of
 from serrate.codegen.cpp.text import Text
 from serrate.codegen.cpp.values import computed, ctype, number
 from serrate.codegen.names import identifier, renamed, spellings
 from serrate.errors import VerificationError
-from serrate.ir.expr import Array, Element, Expr, Search, const
+from serrate.ir.expr import Array, Element, Expr, Search, const, symbol
 from serrate.ir.loops import (
     MAX_NUMBER,
     Assign,
@@ -80,6 +80,9 @@ class Source:
     text: str
 
 
+Ways = dict[Write, Stage | Straight | None]
+"""How what statements write goes past the cache."""
+
 LARGE, STACK = 1 << 16, 1 << 18
 """Bytes of the largest block, and of all blocks together, that lie on the stack of a thread."""
 
@@ -132,8 +135,8 @@ class _Printer(Text):
         self.put("const int threads = (int)given[0];")
         if self._streams():
             self.put("const bool stream = given[1];")
-        for k, symbol in enumerate(self.program.symbols, 2):
-            self.put(f"const i64 {symbol} = given[{k}];")
+        for k, extent in enumerate(self.program.symbols, 2):
+            self.put(f"const i64 {extent} = given[{k}];")
         for k, tensor in enumerate(self.private, 2 + len(self.program.symbols)):
             self.put(f"const i64 {tensor.name}_size = given[{k}];")
 
@@ -336,33 +339,40 @@ class _Printer(Text):
         if moved(self, group, cut, bounds):
             self.close(len(conditions))
             return
-        staged = {node: stage_of(self, node, bounds) for node in group if isinstance(node, Write)}
+        pieces: Sequence[Sequence[Block]] = [group] if cut is None else cut.pieces
+        staged = {node: way_of(self, node, bounds, pieces) for node in group if isinstance(node, Write)}
         if cut is None:
             self._nest(group, lanes, bounds, staged)
         else:
             self._pieces(cut, lanes, bounds, staged)
         for node, stage in staged.items():
-            if stage is not None:
+            if isinstance(stage, Stage):
                 size = f"({stage.count}) * sizeof({ctype(node.tensor.dtype)})"
                 to = f"{node.tensor.name} + {stage.base}"
                 self.put(f"if (stream) {node.tensor.name}_stream.copy({to}, {stage.pointer}, {size});")
         self.close(len(conditions))
 
-    def _pieces(self, cut: Cut, lanes: Lanes, bounds: dict[Lane, list[str]], staged: dict[Write, Stage | None]) -> None:
-        """A block in two nests: the positions of a lane at which what is read is there, and those behind them."""
-        end, start = self.end(cut, bounds), self.start(cut.lane, lanes, cut.inside[0].guard)
-        originals = list(staged)
-        limit, after = self.limit(cut.lane, bounds[cut.lane]), end if start == "0" else f"larger<i64>({start}, {end})"
-        for group, range_ in ((cut.inside, (start, end)), (cut.outside, (after, limit))):
-            moved = {node: staged[old] for node, old in zip(group, originals, strict=True)}
-            self._nest(group, lanes, bounds, moved, {cut.lane: range_})
+    def _pieces(
+        self, cut: Cut, lanes: Lanes, bounds: dict[Lane, list[str]], staged: Ways, range_: tuple[str, str] | None = None
+    ) -> None:
+        """A block in several nests: the positions of a lane at which what is read is there, and those behind them."""
+        guard = next(iter(staged)).guard
+        start, limit = range_ or (self.start(cut.lane, lanes, guard), self.limit(cut.lane, bounds[cut.lane]))
+        end = self.end(cut, limit)
+        after = end if start == "0" else f"larger<i64>({start}, {end})"
+        for piece, part in ((cut.inside, (start, end)), (cut.outside, (after, limit))):
+            if isinstance(piece, Cut):
+                self._pieces(piece, lanes, bounds, staged, part)
+            else:
+                ways = dict(zip(piece, staged.values(), strict=True))
+                self._nest(piece, lanes, bounds, ways, {cut.lane: part})
 
     def _nest(
         self,
         group: Sequence[Block],
         lanes: Lanes,
         bounds: dict[Lane, list[str]],
-        staged: dict[Write, Stage | None],
+        staged: Ways,
         ranges: dict[Lane, tuple[str, str]] | None = None,
     ) -> None:
         """Loops over lanes around statements; `ranges` are first and last bounds of lanes that are not done as a whole."""
@@ -381,10 +391,11 @@ class _Printer(Text):
         for condition in self.unbounded(group[0].lanes, group[0].guard, lane):
             self.put(f"if (!({condition})) continue;")
 
-    def _innermost(
-        self, group: Sequence[Block], lane: Lane, range_: tuple[str, str], staged: dict[Write, Stage | None], *, first: bool
-    ) -> None:
+    def _innermost(self, group: Sequence[Block], lane: Lane, range_: tuple[str, str], staged: Ways, *, first: bool) -> None:
         start, limit = range_
+        if isinstance(group[0], Write) and isinstance(staged[group[0]], Straight):
+            self._straight(group[0], lane, range_)
+            return
         scalars = [n for n in group if isinstance(n, Reduce) and lane not in n.local.lanes]
         # A running value goes from one position to the next, so positions along it cannot be done at once.
         serial = any(isinstance(n, Running) and n.axis == lane for n in group)
@@ -409,13 +420,28 @@ class _Printer(Text):
         for node in scalars:
             self.put(self._combined(node, self.cell(node.local), f"{node.local.name}_here"))
 
+    def _straight(self, node: Write, lane: Lane, range_: tuple[str, str]) -> None:
+        """The loop over a lane as a function of its first position and their number: a line past the cache is one call of it."""
+        to, first, count = (self.fresh() for _ in range(3))
+        base = self.flat_expr(node.tensor, node.index).substitute({lane.symbol: const(0)})
+        name, kind = node.tensor.name, ctype(node.tensor.dtype)
+        taken = f"{kind}* __restrict {to}, i64 {first}, i64 {count}"
+        where = f"{name} + {self.index(base)}, {range_[0]}, {range_[1]}, stream"
+        self.open(f"{name}_stream.each({where}, [&]({taken}) __attribute__((always_inline))")
+        self.put("#pragma omp simd")
+        self.open(f"for (i64 {lane.symbol} = {first}; {lane.symbol} < {first} + {count}; {lane.symbol}++)")
+        self._statements([node], {}, {node: Stage(to, "", lane.symbol - symbol(first), "")})
+        self.close()
+        self.indent -= 1
+        self.put("});")
+
     def _abreast(
         self,
         group: Sequence[Block],
         scalars: list[Reduce],
         lane: Lane,
         range_: tuple[str, str],
-        staged: dict[Write, Stage | None],
+        staged: Ways,
     ) -> None:
         """A long lane that is reduced, many positions side by side. The last ones are a block too, of which a part is there:
         that is a mask, and no loop from one position to the next."""
@@ -458,7 +484,7 @@ class _Printer(Text):
                     place = f"{node.tensor.name} + {self.index(start)} + {done}k"
                     self.put(f"for (i64 k = 0; k < {size}; k += {step}) __builtin_prefetch({place}, 0, 2);")
 
-    def _statements(self, group: Sequence[Block], here: dict[Local, str], staged: dict[Write, Stage | None]) -> None:
+    def _statements(self, group: Sequence[Block], here: dict[Local, str], staged: Ways) -> None:
         scalars = self.scalars()
         for node in group:
             if isinstance(node, Prefetch):
@@ -496,10 +522,12 @@ class _Printer(Text):
                 self.put(f"{to} = fused({text}, {by[0]}, {to});" if by else self._combined(node, to, text))
                 scalars.forget(held(node.local))
 
-    def _target(self, node: Write, staged: dict[Write, Stage | None]) -> tuple[str, Expr]:
+    def _target(self, node: Write, staged: Ways) -> tuple[str, Expr]:
         """Where a statement writes: a pointer and the place behind it."""
         stage = staged[node]
-        return (stage.pointer, stage.place) if stage else (node.tensor.name, self.flat_expr(node.tensor, node.index))
+        if isinstance(stage, Stage):
+            return stage.pointer, stage.place
+        return node.tensor.name, self.flat_expr(node.tensor, node.index)
 
     # --- sixteen bits, a block at a time --------------------------------------------------------------------------------
 
@@ -528,7 +556,7 @@ class _Printer(Text):
                     self.put(f"widen({name}, {tensor.name} + {self.index(start)}{run.done}, {run.count});")
                 self.converted[access] = f"{name}[{run.at}]"
 
-    def _narrow(self, group: Sequence[Block], lane: Lane, staged: dict[Write, Stage | None], run: _Run) -> None:
+    def _narrow(self, group: Sequence[Block], lane: Lane, staged: Ways, run: _Run) -> None:
         """Writes what the loop over a lane has left in float32."""
         for node in group:
             if isinstance(node, Write) and node in self.converted:

@@ -1,6 +1,6 @@
-"""Results past the cache in C++: blocks that lie in one piece go through a stage, or are copied and filled as bytes.
+"""Results past the cache in C++: blocks that lie in one piece go line by line or through a stage; or are moved as bytes.
 
-In: `Write`s. Out: where their blocks are staged; the copies and fills of those that only move elements.
+In: `Write`s. Out: which way their blocks go, and where they are staged; the copies and fills of those that only move elements.
 """
 
 from __future__ import annotations
@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from serrate.codegen.cpp.pieces import Cut, moves
 from serrate.codegen.cpp.statements import size_of
 from serrate.codegen.cpp.text import Text
 from serrate.codegen.cpp.values import ctype, number
 from serrate.ir.expr import Expr, Sum, const
 from serrate.ir.loops import Block, Lane, Load, Write
-from serrate.ir.values import Constant, Role
+from serrate.ir.values import COSTLY, Call, Constant, Role
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,16 @@ class Stage:
     base: str
     place: Expr
     count: str
+
+
+@dataclass(frozen=True)
+class Straight:
+    """A block that needs no stage: each line of it goes past the cache as soon as it is computed."""
+
+
+HALVES = {torch.float16, torch.bfloat16}
+LINES = 256
+"""Bytes of the innermost lane from which on it is worth to look for the lines in it."""
 
 
 def block_bytes(text: Text, node: Write) -> int:
@@ -47,6 +59,25 @@ def block_bytes(text: Text, node: Write) -> int:
         expected *= lane.size
     size = expected * node.tensor.dtype.itemsize
     return size if 256 <= size <= 65536 else 0
+
+
+def way_of(text: Text, node: Write, bounds: dict[Lane, list[str]], pieces: Sequence[Sequence[Block]]) -> Stage | Straight | None:
+    """How a block that lies in one piece goes past the cache; None for others. `pieces` are the statements that compute it."""
+    return Straight() if block_bytes(text, node) and all(map(_goes_straight, pieces)) else stage_of(text, node, bounds)
+
+
+def _goes_straight(piece: Sequence[Block]) -> bool:
+    """Whether a line at a time is as good as a block: not of what several statements compute together, of what asks for each
+    element whether it is there, of what is converted from or to sixteen bits, which goes by blocks, and of what takes longer to
+    compute than to store."""
+    node, *others = piece
+    if others or not isinstance(node, Write) or node.lanes[-1].size * node.tensor.dtype.itemsize < LINES:
+        return False
+    loads = [v for v in node.value.walk() if isinstance(v, Load)]
+    if any(v.guard for v in loads) or any(isinstance(v, Call) and v.function in COSTLY for v in node.value.walk()):
+        return False
+    dtypes = {node.tensor.dtype, *(v.tensor.dtype for v in loads)}
+    return not dtypes & HALVES
 
 
 def stage_of(text: Text, node: Write, bounds: dict[Lane, list[str]]) -> Stage | None:
@@ -84,9 +115,10 @@ def moved(text: Text, group: Sequence[Block], cut: Cut | None, bounds: dict[Lane
     first = group[0]
     if len(group) > 1 or not isinstance(first, Write) or not block_bytes(text, first):
         return False
-    node, filled = (first, None) if cut is None else (cut.inside[0], cut.outside[0])
-    if not moves(node) or (cut is not None and cut.lane != node.lanes[0]):
+    node, *behind = (first,) if cut is None else (piece[0] for piece in cut.pieces)
+    if not moves(node) or len(behind) > 1 or (cut is not None and cut.lane != node.lanes[0]):
         return False
+    filled = behind[0] if behind else None
     source, name, kind = node.value, node.tensor.name, ctype(node.tensor.dtype)
     assert isinstance(source, Load)
     at: dict[Expr, Expr] = {lane.symbol: const(0) for lane in node.lanes}
@@ -96,7 +128,7 @@ def moved(text: Text, group: Sequence[Block], cut: Cut | None, bounds: dict[Lane
     if to - start != by - by.substitute(at) or (filled is not None and fill is None):
         return False
     limit, inner = text.limit(node.lanes[0], bounds[node.lanes[0]]), size_of(node.lanes[1:])
-    end = f"larger<i64>(0, {limit})" if cut is None else text.end(cut, bounds)
+    end = f"larger<i64>(0, {limit})" if cut is None else text.end(cut, limit)
     pointers = f"{name} + {text.index(start)}, {source.tensor.name} + {text.index(by.substitute(at))}"
     text.put(f"copy_bytes({name}_stream, {pointers}, {end} * {inner} * sizeof({kind}), stream);")
     if fill is not None:

@@ -173,9 +173,9 @@ class Text:
             limit = f"smaller<i64>({limit}, {bound})"
         return limit
 
-    def end(self, cut: Cut, bounds: dict[Lane, list[str]]) -> str:
-        """The name of the first position of the lane that is cut at which nothing is there any more."""
-        end, limit = self.fresh(), self.limit(cut.lane, bounds[cut.lane])
+    def end(self, cut: Cut, limit: str) -> str:
+        """The name of the first position of the lane that is cut at which nothing is there any more; at most `limit`."""
+        end = self.fresh()
         for condition in cut.bounds:
             bound = self.bound(cut.lane, condition)
             assert bound is not None
