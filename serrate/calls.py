@@ -31,7 +31,7 @@ from serrate.frontend import autocast
 from serrate.frontend.dependencies import Snapshot, WeakMethod, kept, snapshot
 from serrate.frontend.leaves import Leaves, leaves_of
 from serrate.frontend.specialise import Specialised, changing
-from serrate.frontend.trace import BY_VALUE, Key, Trace, described, inputs_of, kind_of, static_of, trace
+from serrate.frontend.trace import BY_VALUE, Key, TracedFunction, described, inputs_of, kind_of, static_of, trace
 from serrate.ir.view import TensorView
 from serrate.modes import is_batch_invariant
 from serrate.runtime.locks import making
@@ -50,7 +50,7 @@ STATES = 16
 """For how many states of what a function reads beside its arguments its programs are remembered; the oldest goes first."""
 
 
-Program = tuple[Trace, Compiled]
+Program = tuple[TracedFunction, Compiled]
 
 
 class Ready:
@@ -58,7 +58,7 @@ class Ready:
 
     __slots__ = ("_copied", "_first", "_fixed", "_keep", "_leaves", "_rebuild", "_run")
 
-    def __init__(self, traced: Trace, compiled: Compiled, leaves: Leaves) -> None:
+    def __init__(self, traced: TracedFunction, compiled: Compiled, leaves: Leaves) -> None:
         given = inputs_of(leaves, traced.constants)
         self._leaves = [g.leaf for g in given]
         self._fixed = [g.tensor if g.leaf is None else None for g in given]

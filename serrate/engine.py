@@ -38,7 +38,7 @@ from serrate.runtime.locks import making
 from serrate.runtime.results import Result, groups, result
 from serrate.schedule.by_hand import by_hand
 from serrate.schedule.hand import schedule_of
-from serrate.schedule.heuristic import Rows, choose, invariant
+from serrate.schedule.heuristic import RowStatistics, choose, invariant
 from serrate.schedule.loop_handle import LoopHandle
 from serrate.schedule.plan import Plan
 from serrate.schedule.prepare import RowFacts, row_facts
@@ -238,7 +238,7 @@ class Kernels:
             count = owner.binder.extent(call, facts.ragged.component.host_bound)
             # Where rows are apart from each other, what is known on the host is the room they have.
             total = owner.binder.extent(call, facts.ragged.extent_expr if call.device.type == "cpu" else facts.ragged.host_bound)
-            rows = Rows(count, total, longest, width * facts.itemsize)
+            rows = RowStatistics(count, total, longest, width * facts.itemsize)
         strategy, options = choose(rows, target, device_workers(call.device), product=facts is not None and facts.product)
         return strategy, {**options, **owner.options}
 

@@ -18,7 +18,7 @@ from serrate import settings
 from serrate.engine import default_backend
 from serrate.errors import BackendError, CallError, IgnoredWarning, StrategyError, choices
 from serrate.interpret.interpreter import interpret, prepare
-from serrate.interpret.source import Source
+from serrate.interpret.source import AnnotatedKernel
 from serrate.modes import is_batch_invariant
 from serrate.schedule.heuristic import invariant
 from serrate.schedule.strategies import STRATEGIES
@@ -121,7 +121,7 @@ class Kernel:
         """The settings and the mode at the last call, and what calls go to under them; None for the interpreter."""
 
     @functools.cached_property
-    def _source(self) -> Source:
+    def _source(self) -> AnnotatedKernel:
         return prepare(self.fn)
 
     def on(self, backend: str) -> CompiledKernel:

@@ -47,7 +47,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, Less, Symbol, ceildiv, const, minimum, symbol
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import Combine, Cover, Product, Spread
+from serrate.ir.ragged_transforms import Combine, Cover, RaggedProduct, Spread
 from serrate.ir.transforms import Merge, Resize, Restrict, Split, Swizzle, Transform
 
 
@@ -164,7 +164,7 @@ class _Path:
                 yield inner, limit
         elif isinstance(transform, Merge) and transform.inputs[0] is domain:
             width = transform.inputs[1].row_length
-            if width.value != 0 and (not isinstance(transform, Product) or _at_least(width, 1)):
+            if width.value != 0 and (not isinstance(transform, RaggedProduct) or _at_least(width, 1)):
                 yield transform.outputs[0], limit * width
         elif isinstance(transform, Cover | Swizzle):
             yield transform.outputs[0], transform.outputs[0].row_length

@@ -26,7 +26,7 @@ _ENTRY_NAME = re.compile(r"[0-9a-f]{16,64}")
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """One built program in the cache: its folder, how many files, their bytes, and when the last of them was written."""
 
     path: Path
@@ -35,7 +35,7 @@ class Entry:
     modified: float
 
 
-def entries(cache_dir: Path) -> list[Entry]:
+def entries(cache_dir: Path) -> list[CacheEntry]:
     """The built programs under `cache_dir`, oldest first; none if the folder does not exist.
 
     >>> entries(Path("/nonexistent"))
@@ -73,14 +73,14 @@ def _is_entry(path: Path) -> bool:
     return _ENTRY_NAME.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
 
 
-def _measure(path: Path) -> Entry | None:
+def _measure(path: Path) -> CacheEntry | None:
     """The entry at `path`, or None if another process removed it meanwhile."""
     try:
         stats = [os.lstat(file) for file in _files(path)]
         modified = max((stat.st_mtime for stat in stats), default=path.stat().st_mtime)
     except FileNotFoundError:
         return None
-    return Entry(path, len(stats), sum(stat.st_size for stat in stats), modified)
+    return CacheEntry(path, len(stats), sum(stat.st_size for stat in stats), modified)
 
 
 def _files(folder: Path) -> Iterator[Path]:

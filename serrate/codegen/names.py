@@ -108,7 +108,7 @@ def names_of(program: LoopProgram) -> Iterator[str]:
 
 def renamed(program: LoopProgram, new: Mapping[str, str]) -> LoopProgram:
     """The program with other names for tensors, private blocks and symbols. Arrays keep theirs: printers name them anyway."""
-    return _Renaming(program, new).program() if new else program
+    return _ReservedNames(program, new).program() if new else program
 
 
 def _sizes(tensor: Tensor) -> Iterator[Symbol]:
@@ -131,7 +131,7 @@ def _symbols(program: LoopProgram) -> Iterator[Symbol]:
                 yield from (lane.symbol for v in value.walk() if isinstance(v, Existing) for lane in v.lanes)
 
 
-class _Renaming:
+class _ReservedNames:
     def __init__(self, program: LoopProgram, new: Mapping[str, str]) -> None:
         self.old, self.new = program, new
         every = {*_symbols(program), *(s for t in program.tensors for s in _sizes(t))}

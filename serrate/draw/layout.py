@@ -54,7 +54,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedBoxes:
     """Where everything goes: upper left corners of boxes by key, points of edges from top to bottom."""
 
     corners: dict[str, tuple[float, float]]
@@ -86,7 +86,7 @@ class _Slot:
         return _middle(near, self.x)
 
 
-def place(boxes: Sequence[Box], edges: Sequence[Edge], last: Sequence[str] = ()) -> Placed:
+def place(boxes: Sequence[Box], edges: Sequence[Edge], last: Sequence[str] = ()) -> PlacedBoxes:
     """Positions for all boxes. Those named in `last` share the lowest row, in that order, if nothing is below them."""
     ranks = _ranks(boxes, edges, last)
     slots = {b.key: _Slot(b.key, b.width, b.height, ranks[b.key], k) for k, b in enumerate(boxes)}
@@ -202,7 +202,7 @@ def _right(block: tuple[list[_Slot], float]) -> float:
     return x + _distance(slots[0], slots, slots[-1]) + slots[-1].width / 2
 
 
-def _measured(rows: list[list[_Slot]], slots: dict[str, _Slot], chains: Sequence[Sequence[_Slot]]) -> Placed:
+def _measured(rows: list[list[_Slot]], slots: dict[str, _Slot], chains: Sequence[Sequence[_Slot]]) -> PlacedBoxes:
     """Corners and paths, with the upper left corner of everything at (0, 0)."""
     left = min((s.x - s.width / 2 for row in rows for s in row), default=0.0)
     right = max((s.x + s.width / 2 for row in rows for s in row), default=0.0)
@@ -231,4 +231,4 @@ def _measured(rows: list[list[_Slot]], slots: dict[str, _Slot], chains: Sequence
             else:
                 points.append((x, top + height))
         paths.append(tuple(points))
-    return Placed(corners, tuple(paths), right - left, max(y - ROW_GAP, 0.0))
+    return PlacedBoxes(corners, tuple(paths), right - left, max(y - ROW_GAP, 0.0))

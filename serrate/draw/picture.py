@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from serrate.draw.layout import Box, Cell, Edge, Placed, place
+from serrate.draw.layout import Box, Cell, Edge, PlacedBoxes, place
 from serrate.errors import DomainError
 
 FONT_SIZE = 13.0
@@ -84,7 +84,7 @@ class Drawing:
 
     def __init__(self, boxes: Sequence[Box], edges: Sequence[Edge], legend: Legend, last: Sequence[str] = ()) -> None:
         self.boxes, self.edges, self.legend = tuple(boxes), tuple(edges), legend
-        self._placed: Placed = place(self.boxes, self.edges, last)
+        self._placed: PlacedBoxes = place(self.boxes, self.edges, last)
         self._legend = _legend_lines(legend, self._placed.width)
 
     @property

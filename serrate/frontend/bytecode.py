@@ -62,7 +62,7 @@ def reads_of(code: types.CodeType) -> Reads:
     >>> sorted(reads.names)
     ['sum']
     """
-    found = _Scan(code)
+    found = _CodeReader(code)
     chains, names, stores, every = dict.fromkeys(found.chains), set(found.names), set(found.stores), found.every
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
@@ -79,7 +79,7 @@ def reads_of(code: types.CodeType) -> Reads:
     return Reads(tuple(chains), frozenset(names), every, frozenset(stores))
 
 
-class _Scan:
+class _CodeReader:
     """One pass over the instructions of one code object."""
 
     def __init__(self, code: types.CodeType) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Generic, TypeVar
 
 from serrate.frontend.leaves import Leaves
-from serrate.frontend.trace import Given, Pattern
+from serrate.frontend.trace import Pattern, TracedInput
 from serrate.tensor import JaggedTensor
 
 P = TypeVar("P")
@@ -95,7 +95,7 @@ class Specialised(Generic[P]):
         self._used[pattern] = self._calls
 
 
-def changing(given: Sequence[Given], arguments: Leaves) -> tuple[list[int], list[int], list[int]]:
+def changing(given: Sequence[TracedInput], arguments: Leaves) -> tuple[list[int], list[int], list[int]]:
     """Which sizes of the inputs are those of rows, which others are symbols from the start, and which are widths.
 
     Symbols are first dims of dense arguments that have as many positions as there are rows: tables with a line for each.

@@ -40,7 +40,7 @@ Pattern = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
-class Trace:
+class TracedFunction:
     """A traced function: its fusion, and the shape of what it returns."""
 
     fusion: Fusion
@@ -129,7 +129,7 @@ def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Given:
+class TracedInput:
     """An input of a traced fusion: a tensor, and the leaf whose values it is; None for what describes a structure."""
 
     tensor: torch.Tensor
@@ -138,19 +138,19 @@ class Given:
     """The dims whose sizes are those of rows, or count them; no trace relies on these."""
 
 
-def inputs_of(leaves: Leaves, constants: Sequence[torch.Tensor] = ()) -> list[Given]:
+def inputs_of(leaves: Leaves, constants: Sequence[torch.Tensor] = ()) -> list[TracedInput]:
     """The inputs of the fusion, in order: values, and what describes each structure once; then constants."""
-    found: list[Given] = []
+    found: list[TracedInput] = []
     seen: list[JaggedTensor] = []
     for k, leaf in enumerate(leaves):
         if isinstance(leaf, JaggedTensor):
-            found.append(Given(leaf.values, k, leaf.structure.dims))
+            found.append(TracedInput(leaf.values, k, leaf.structure.dims))
             if not any(_same(other, leaf) for other in seen):
-                found += [Given(buffer, None, (0,)) for buffer in _buffers(leaf.structure)]
+                found += [TracedInput(buffer, None, (0,)) for buffer in _buffers(leaf.structure)]
                 seen.append(leaf)
         else:
-            found.append(Given(leaf, k))
-    return found + [Given(constant, None) for constant in constants]
+            found.append(TracedInput(leaf, k))
+    return found + [TracedInput(constant, None) for constant in constants]
 
 
 def _buffers(structure: Structure) -> list[torch.Tensor]:
@@ -191,7 +191,7 @@ def trace(
     found: Callable[[Leaf], bool] | None = None,
     sizes: Pattern = (),
     generators: Sequence[Any] = (),
-) -> Trace:
+) -> TracedFunction:
     """Calls `function` on traced arguments and records what it does.
 
     `outside` are tensors that are no arguments and are inputs all the same. `found` is told of others that the function uses;
@@ -245,7 +245,7 @@ def trace(
     memories = {v.tensor.memory.name for v in own}
     copied = tuple(k for k, leaf in enumerate(leaves) if leaf.tensor.memory.name in memories)
     extents = [d.extent_expr for v in fusion.inputs[: len(fusion.inputs) - len(own)] for d in v.domains]
-    return Trace(
+    return TracedFunction(
         fusion,
         lambda values: _unflatten(form, iter(values)),
         tuple(constant for constant, _ in constants),

@@ -36,7 +36,7 @@ class Axis:
 
 
 @dataclass(frozen=True, eq=False)
-class Condition:
+class LaneMask:
     """Lanes exist where `mask` is true."""
 
     mask: Tensor
@@ -50,7 +50,7 @@ class Condition:
     keep: tuple[Any, ...] = field(default=(), repr=False)
     """What the key names by identity."""
 
-    def moved(self, dims: Sequence[int], ndim: int) -> Condition:
+    def moved(self, dims: Sequence[int], ndim: int) -> LaneMask:
         """The same condition for a value of `ndim` dims, whose dim `dims[k]` is this one's dim k."""
         if list(dims) == list(range(ndim)):
             return self
@@ -112,6 +112,6 @@ def meet(one: Axis | None, other: Axis | None) -> bool:
     return not (one.named and other.named) and not one.open and not other.open
 
 
-def joined(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
+def joined(conditions: Sequence[LaneMask]) -> tuple[LaneMask, ...]:
     """Conditions without those that are there twice."""
     return tuple({(c.key, c.dims): c for c in conditions}.values())

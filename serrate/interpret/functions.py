@@ -1,6 +1,6 @@
 """Torch functions on tiles: elementwise math, and dims in another order or another shape.
 
-In: a torch function (or method, by its name) and its arguments. Out: a `TileValue`; what is not supported is refused.
+In: a torch function (or method, by its name) and its arguments. Out: a `ConcreteValue`; what is not supported is refused.
 
 Elementwise math computes in all lanes, also where nothing exists; its result exists where all its operands do (rule 2). Two dims
 that meet must be of one tile, whatever their numbers of lanes: a block size must not decide what a program means.
@@ -19,8 +19,8 @@ from serrate.frontend.kernel.machine import refuse
 from serrate.frontend.kernel.values import Lanes
 from serrate.frontend.kernel.vocabulary import ELEMENTWISE, instead, name_of, regroup
 from serrate.interpret import reducing
-from serrate.interpret.axes import Axis, Condition, Fed, fixed, meet
-from serrate.interpret.values import SIXTEEN, TileValue, value_of
+from serrate.interpret.axes import Axis, Fed, LaneMask, fixed, meet
+from serrate.interpret.values import SIXTEEN, ConcreteValue, value_of
 
 CASTS = frozenset(["to", "type_as", "half", "bfloat16"])
 DIVIDING = frozenset(["floor_divide", "remainder", "fmod", "div", "divide"])
@@ -52,7 +52,7 @@ def elementwise(function: Callable[..., Any], name: str, args: Sequence[Any], kw
     given = [value_of(a) for a in (*args, *kwargs.values()) if isinstance(a, (Lanes, Tensor))]
     axes, shape = joint_dims([(v.axes, v.data.shape) for v in given], name)
     conditions, fed, pending = joint_parts(given, len(axes))
-    whole = TileValue(torch.empty((), device="cpu").expand(shape), axes, conditions, fed, pending)
+    whole = ConcreteValue(torch.empty((), device="cpu").expand(shape), axes, conditions, fed, pending)
     raw = [value_of(a).data if isinstance(a, (Lanes, Tensor)) else a for a in args]
     named = {k: value_of(a).data if isinstance(a, (Lanes, Tensor)) else a for k, a in kwargs.items()}
     exact = name in DIVIDING and not any(_floating(a) for a in raw) and (name[:3] != "div" or named.get("rounding_mode"))
@@ -75,7 +75,7 @@ def elementwise(function: Callable[..., Any], name: str, args: Sequence[Any], kw
         refuse(f"{name}: {error}")
     if exact:
         data = torch.where(exists, data, torch.zeros((), dtype=data.dtype, device="cpu"))
-    return TileValue(data, axes, conditions, fed, pending, dtype)
+    return ConcreteValue(data, axes, conditions, fed, pending, dtype)
 
 
 def _rounded(args: Iterable[Any], raw: Iterable[Any]) -> list[Any]:
@@ -122,9 +122,9 @@ def joint_dims(operands: Sequence[tuple[Sequence[Axis | None], Sequence[int]]], 
     return axes, sizes
 
 
-def joint_parts(values: Sequence[TileValue], ndim: int) -> tuple[list[Condition], list[Fed], list[Any]]:
+def joint_parts(values: Sequence[ConcreteValue], ndim: int) -> tuple[list[LaneMask], list[Fed], list[Any]]:
     """Conditions and feeding reductions of all operands, for a result of `ndim` dims."""
-    conditions: list[Condition] = []
+    conditions: list[LaneMask] = []
     fed: dict[tuple[int, int], Fed] = {}
     pending: list[Any] = []
     for value in values:
@@ -138,7 +138,7 @@ def joint_parts(values: Sequence[TileValue], ndim: int) -> tuple[list[Condition]
 # --- dims ---
 
 
-def _permute(x: TileValue, *dims: Any) -> TileValue:
+def _permute(x: ConcreteValue, *dims: Any) -> ConcreteValue:
     order = [d % x.ndim for d in (dims[0] if dims and isinstance(dims[0], (list, tuple)) else dims)]
     if sorted(order) != list(range(x.ndim)):
         refuse(f"permute: {order} is not an order of {x.ndim} dims")
@@ -146,23 +146,23 @@ def _permute(x: TileValue, *dims: Any) -> TileValue:
     return x.arranged(x.data.permute(order), [place[d] for d in range(x.ndim)], [x.axes[d] for d in order])
 
 
-def _transpose(x: TileValue, dim0: int, dim1: int) -> TileValue:
+def _transpose(x: ConcreteValue, dim0: int, dim1: int) -> ConcreteValue:
     order = list(range(x.ndim))
     order[dim0], order[dim1] = order[dim1], order[dim0]
     return _permute(x, order)
 
 
-def _t(x: TileValue) -> TileValue:
+def _t(x: ConcreteValue) -> ConcreteValue:
     if x.ndim > 2:
         refuse(f".T and .t() are for two dims, not {x.ndim}: use .transpose(-2, -1) or .permute")
     return x if x.ndim < 2 else _transpose(x, 0, 1)
 
 
-def _unsqueeze(x: TileValue, dim: int) -> TileValue:
+def _unsqueeze(x: ConcreteValue, dim: int) -> ConcreteValue:
     return getitem(x, (*[slice(None)] * (dim % (x.ndim + 1)), None))
 
 
-def _squeeze(x: TileValue, dim: int | None = None) -> TileValue:
+def _squeeze(x: ConcreteValue, dim: int | None = None) -> ConcreteValue:
     if dim is not None and not -x.ndim <= dim < x.ndim:
         refuse(f"squeeze: dim {dim} does not exist in a value of {x.ndim} dims")
     # A dim of a tile stays, whatever its number of lanes.
@@ -170,7 +170,7 @@ def _squeeze(x: TileValue, dim: int | None = None) -> TileValue:
     return getitem(x, tuple(0 if d in gone else slice(None) for d in range(x.ndim)))
 
 
-def getitem(x: TileValue, key: Any) -> TileValue:
+def getitem(x: ConcreteValue, key: Any) -> ConcreteValue:
     """`None`, full slices, and one place or a fixed range of a dim that no tile runs over."""
     keys = list(key) if isinstance(key, tuple) else [key]
     if any(k is Ellipsis for k in keys):
@@ -214,13 +214,13 @@ def getitem(x: TileValue, key: Any) -> TileValue:
         return t.reshape(shape)
 
     conditions = [
-        Condition(part(c.mask), frozenset(place[d] for d in c.dims if d in place), c.key, c.born, c.row, c.keep)
+        LaneMask(part(c.mask), frozenset(place[d] for d in c.dims if d in place), c.key, c.born, c.row, c.keep)
         for c in x.conditions
     ]
-    return TileValue(part(x.data), axes, conditions, [Fed(part(f.mask), f.time) for f in x.fed], x.pending, x.dtype)
+    return ConcreteValue(part(x.data), axes, conditions, [Fed(part(f.mask), f.time) for f in x.fed], x.pending, x.dtype)
 
 
-def _expand(x: TileValue, *sizes: Any) -> TileValue:
+def _expand(x: ConcreteValue, *sizes: Any) -> ConcreteValue:
     shape = list(sizes[0]) if sizes and isinstance(sizes[0], (list, tuple)) else list(sizes)
     grown = len(shape) - x.ndim
     lead = x.arranged(x.data.reshape((1,) * grown + tuple(x.data.shape)), range(grown, len(shape)), (None,) * grown + x.axes)
@@ -233,10 +233,10 @@ def _expand(x: TileValue, *sizes: Any) -> TileValue:
         s.tile.index for s in (sizes[0] if isinstance(sizes[0], (list, tuple)) else sizes) if getattr(s, "tile", None) is not None
     ]
     end_conditions = [c.moved([axes.index(e.axes[0])], len(axes)) for e in ends for c in e.conditions if e.axes[0] in axes]
-    return TileValue(lead.data.expand(shape), axes, (*lead.conditions, *end_conditions), lead.fed, x.pending, x.dtype)
+    return ConcreteValue(lead.data.expand(shape), axes, (*lead.conditions, *end_conditions), lead.fed, x.pending, x.dtype)
 
 
-def _reshape(x: TileValue, *sizes: Any) -> TileValue:
+def _reshape(x: ConcreteValue, *sizes: Any) -> ConcreteValue:
     wanted = list(sizes[0]) if sizes and isinstance(sizes[0], (list, tuple)) else list(sizes)
     data = x.data.reshape([int(s) for s in wanted])
     groups = regroup(list(x.data.shape), list(data.shape))
@@ -252,29 +252,31 @@ def _reshape(x: TileValue, *sizes: Any) -> TileValue:
     def full(mask: Tensor) -> Tensor:
         return mask.expand(x.data.shape).reshape(data.shape)
 
-    def moved(c: Condition) -> Condition:
+    def moved(c: LaneMask) -> LaneMask:
         dims = frozenset[int]().union(*(reached[d] for d in c.dims))
         mask = full(c.mask)[tuple(slice(None) if d in dims else slice(0, 1) for d in range(data.dim()))]
-        return Condition(mask, dims, (*c.key, "reshaped", tuple(data.shape)), c.born, c.row, c.keep)
+        return LaneMask(mask, dims, (*c.key, "reshaped", tuple(data.shape)), c.born, c.row, c.keep)
 
-    return TileValue(data, axes, [moved(c) for c in x.conditions], [Fed(full(f.mask), f.time) for f in x.fed], x.pending, x.dtype)
+    return ConcreteValue(
+        data, axes, [moved(c) for c in x.conditions], [Fed(full(f.mask), f.time) for f in x.fed], x.pending, x.dtype
+    )
 
 
-def _flatten(x: TileValue, start_dim: int = 0, end_dim: int = -1) -> TileValue:
+def _flatten(x: ConcreteValue, start_dim: int = 0, end_dim: int = -1) -> ConcreteValue:
     first, last = start_dim % x.ndim, end_dim % x.ndim
     return _reshape(x, [*x.data.shape[:first], math.prod(x.data.shape[first : last + 1]), *x.data.shape[last + 1 :]])
 
 
-def _like(value: float) -> Callable[..., TileValue]:
-    def made(x: TileValue, dtype: torch.dtype | None = None, device: Any = None) -> TileValue:
+def _like(value: float) -> Callable[..., ConcreteValue]:
+    def made(x: ConcreteValue, dtype: torch.dtype | None = None, device: Any = None) -> ConcreteValue:
         # Every lane of the tile, whether or not x exists there: only the ends of tiles stay.
         ends = [c for c in x.conditions if not c.row]
-        return TileValue(torch.full_like(x.data, value, dtype=dtype or x.dtype), x.axes, ends)
+        return ConcreteValue(torch.full_like(x.data, value, dtype=dtype or x.dtype), x.axes, ends)
 
     return made
 
 
-def _full_like(x: TileValue, fill_value: float, dtype: torch.dtype | None = None, device: Any = None) -> TileValue:
+def _full_like(x: ConcreteValue, fill_value: float, dtype: torch.dtype | None = None, device: Any = None) -> ConcreteValue:
     return _like(fill_value)(x, dtype, device)
 
 

@@ -18,12 +18,12 @@ from serrate.errors import DeviceError, GradientError, KernelError
 from serrate.frontend.kernel.machine import TORCH, current, running
 from serrate.frontend.kernel.values import Lanes
 from serrate.interpret.functions import getitem
-from serrate.interpret.loops import Loop
+from serrate.interpret.loops import LoopRun
 from serrate.interpret.machine import Interpreting
 from serrate.interpret.memory import load, store
 from serrate.interpret.races import Writes
-from serrate.interpret.source import Source, noted
-from serrate.interpret.values import TileValue
+from serrate.interpret.source import AnnotatedKernel, noted
+from serrate.interpret.values import ConcreteValue
 from serrate.tensor import JaggedTensor
 from serrate.tensor.torch_private import has_tangent
 
@@ -41,7 +41,7 @@ class _Indexing(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if function is torch.Tensor.__getitem__ and (_has_lanes(args[1]) or _by_a_kernel(args[0], sys._getframe(1))):
-            return getitem(args[0], args[1]) if isinstance(args[0], TileValue) else load(args[0], args[1])
+            return getitem(args[0], args[1]) if isinstance(args[0], ConcreteValue) else load(args[0], args[1])
         if function is torch.Tensor.__setitem__ and (_has_lanes(args[1]) or isinstance(args[2], Lanes)):
             return store(args[0], args[1], args[2])
         return function(*args, **(kwargs or {}))
@@ -58,13 +58,13 @@ def _by_a_kernel(x: Any, caller: FrameType) -> bool:
     return not caller.f_code.co_filename.startswith((PACKAGE, TORCH))
 
 
-def prepare(function: Callable[..., Any]) -> Source:
+def prepare(function: Callable[..., Any]) -> AnnotatedKernel:
     """What `interpret` needs of a function; made once."""
-    return noted(function, lambda: Loop(current("a loop of a kernel")))
+    return noted(function, lambda: LoopRun(current("a loop of a kernel")))
 
 
 def interpret(
-    source: Source,
+    source: AnnotatedKernel,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
@@ -81,7 +81,7 @@ def interpret(
         result = source.function(*args, **kwargs)
     for each in result if isinstance(result, tuple) else [result]:
         if isinstance(each, Lanes):
-            kind = "value of a tile" if isinstance(each, TileValue) else "tile"
+            kind = "value of a tile" if isinstance(each, ConcreteValue) else "tile"
             raise KernelError(
                 f"a kernel returns tensors, but this one returns a {kind}: store it to a tensor made before the loop"
             )

@@ -24,15 +24,15 @@ from typing import Any
 import torch
 
 from serrate.frontend.kernel.machine import BlockSize, current, refuse, user_frame
-from serrate.interpret.axes import Axis, Condition, Fed, Pending
-from serrate.interpret.run import Run
-from serrate.interpret.values import Tile, TileValue, Unusable, value_of
+from serrate.interpret.axes import Axis, Fed, LaneMask, Pending
+from serrate.interpret.run import KernelRun
+from serrate.interpret.values import ConcreteTile, ConcreteValue, Unusable, value_of
 
 
-class Loop:
+class LoopRun:
     """One execution of a `for` or `while` statement of a kernel."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: KernelRun) -> None:
         self._run = run
         self._carried: dict[str, Any] = {}
         self.iterations = 0
@@ -53,7 +53,7 @@ class Loop:
     def rest(self, name: str, value: Any) -> Any:
         """A carried value at the end of an iteration, or before the first: what the next one, or the rest of the kernel, sees."""
         before = self._carried.get(name)
-        if self.iterations and value is not before and isinstance(value, TileValue):
+        if self.iterations and value is not before and isinstance(value, ConcreteValue):
             if self.parallel:
                 value = _unusable(
                     before,
@@ -65,8 +65,8 @@ class Loop:
         self._carried[name] = value
         return value
 
-    def _rested(self, name: str, before: Any, value: TileValue) -> TileValue | Unusable:
-        old = value_of(before) if isinstance(before, (int, float, torch.Tensor, TileValue)) else None
+    def _rested(self, name: str, before: Any, value: ConcreteValue) -> ConcreteValue | Unusable:
+        old = value_of(before) if isinstance(before, (int, float, torch.Tensor, ConcreteValue)) else None
         with torch._C.DisableTorchFunction():
             if old is not None and old.ndim < value.ndim:
                 # The first iteration may bring dims that the value did not have before, as in torch.
@@ -82,7 +82,7 @@ class Loop:
                         f"the carried value {name} exists under a condition on the length of a row that changes with the loop: "
                         "reduce over that dim before, or make its lanes exist with hl.fill(x, 0)",
                     )
-            was = before.dtype if isinstance(before, TileValue) else value.dtype
+            was = before.dtype if isinstance(before, ConcreteValue) else value.dtype
             if value.dtype.is_floating_point and not was.is_floating_point:
                 refuse(
                     f"the carried value {name} is {was} before the loop and {value.dtype} after an iteration, "
@@ -103,7 +103,7 @@ class Loop:
                 for each in now[1:]:
                     mask = mask | each
                 data = torch.where(mask, data, old.data.to(data.dtype)).to(data.dtype)
-            return TileValue(data, value.axes, kept, self._outer(value.fed), value.pending, value.dtype)
+            return ConcreteValue(data, value.axes, kept, self._outer(value.fed), value.pending, value.dtype)
 
     def _outer(self, fed: Sequence[Fed]) -> list[Fed]:
         """The reductions as enclosing loops see them: all of one iteration of theirs together."""
@@ -128,7 +128,7 @@ def _unusable(before: Any, reason: str) -> Unusable:
     return Unusable(reason)
 
 
-def _dims(x: TileValue) -> list[tuple[Axis | None, int]]:
+def _dims(x: ConcreteValue) -> list[tuple[Axis | None, int]]:
     return list(zip(x.axes, x.data.shape, strict=True))
 
 
@@ -137,14 +137,14 @@ def _fits(old: tuple[Axis | None, int], new: tuple[Axis | None, int]) -> bool:
     return old[0] is None or old[1] == new[1]
 
 
-def _same(one: Condition, other: Condition) -> bool:
+def _same(one: LaneMask, other: LaneMask) -> bool:
     """Whether two conditions say the same of the same dims."""
     if one.dims != other.dims or one.row != other.row:
         return False
     return one.key == other.key or (one.mask.shape == other.mask.shape and torch.equal(one.mask, other.mask))
 
 
-class Range:
+class ConcreteRange:
     """What `hl.tile`, `hl.jagged_tile` and `hl.grid` give: to be run over once, by a `for` statement of the kernel."""
 
     def __init__(
@@ -182,12 +182,12 @@ class Range:
     def _one(self, number: int, count: int, begin: int, end: int, block: int, axis: Axis, pending: tuple[Pending, ...]) -> Any:
         if self._what == "hl.grid":
             return begin + number * block
-        return Tile(axis, number, (begin, end), block, count, self._device, pending)
+        return ConcreteTile(axis, number, (begin, end), block, count, self._device, pending)
 
 
 def number_of(x: Any, what: str) -> int:
     """A bound as a number."""
-    if isinstance(x, TileValue):
+    if isinstance(x, ConcreteValue):
         return x.__index__()
     if isinstance(x, torch.Tensor) and x.dim() == 0 and not x.is_floating_point():
         return int(x.item())
@@ -197,7 +197,7 @@ def number_of(x: Any, what: str) -> int:
         refuse(f"{what} takes whole numbers as bounds, not a {type(x).__name__}")
 
 
-def ranges(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: bool = False) -> Range:
+def ranges(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: bool = False) -> ConcreteRange:
     """The loops that `hl.tile` and `hl.grid` name: one number or list of numbers, with a begin or without."""
     run = current(what)
     single = not isinstance(begin_or_end, (list, tuple))
@@ -226,15 +226,15 @@ def ranges(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: boo
             f"the tile of line {frame.f_lineno}" + ("" if single else f", number {n}"), lanes=block if size is not None else None
         )
         dims.append((*bounds, block, size.axis if isinstance(size, BlockSize) else named, ()))
-    return Range(what, dims, single=single, device=torch.device("cpu"))
+    return ConcreteRange(what, dims, single=single, device=torch.device("cpu"))
 
 
-def jagged_range(lengths: Any, block_size: Any) -> Range:
+def jagged_range(lengths: Any, block_size: Any) -> ConcreteRange:
     """`hl.jagged_tile`: up to the longest of the rows, each position under the condition that its row is that long."""
     what = "hl.jagged_tile"
     run = current(what)
     value = value_of(lengths)
-    if not isinstance(value, TileValue) or value.ndim == 0:
+    if not isinstance(value, ConcreteValue) or value.ndim == 0:
         refuse("hl.jagged_tile takes the lengths of a tile of rows, such as jt.lengths[tile]; of one row, use hl.tile(length)")
     frame = user_frame()
     assert frame is not None
@@ -248,11 +248,11 @@ def jagged_range(lengths: Any, block_size: Any) -> Range:
     return _Jagged(what, (0, longest, block, axis, ()), rows, value)
 
 
-class _Jagged(Range):
+class _Jagged(ConcreteRange):
     """Tiles whose lanes exist where their row is long enough."""
 
     def __init__(
-        self, what: str, dim: tuple[int, int, int, Axis, tuple[Pending, ...]], rows: torch.Tensor, value: TileValue
+        self, what: str, dim: tuple[int, int, int, Axis, tuple[Pending, ...]], rows: torch.Tensor, value: ConcreteValue
     ) -> None:
         super().__init__(what, [dim], single=True, device=torch.device("cpu"))
         self._rows, self._value = rows, value
@@ -266,4 +266,4 @@ class _Jagged(Range):
         condition = Pending(
             mask.reshape([*shape, block]), (*named, axis), ("jagged", id(self), number), current(self._what).clock, (self,)
         )
-        return Tile(axis, number, (begin, end), block, count, self._device, (condition,))
+        return ConcreteTile(axis, number, (begin, end), block, count, self._device, (condition,))

@@ -14,11 +14,11 @@ import torch
 from serrate.frontend.kernel.machine import BlockSize, user_frame
 from serrate.interpret import functions, loops, memory, reducing
 from serrate.interpret.axes import Axis, fixed
-from serrate.interpret.run import Run
-from serrate.interpret.values import Tile, TileValue, value_of
+from serrate.interpret.run import KernelRun
+from serrate.interpret.values import ConcreteTile, ConcreteValue, value_of
 
 
-class Interpreting(Run):
+class Interpreting(KernelRun):
     """One call of a kernel on the interpreter."""
 
     def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -33,7 +33,7 @@ class Interpreting(Run):
         """What `hl.jagged_tile` runs over."""
         return loops.jagged_range(lengths, block_size)
 
-    def load(self, tensor: Any, key: Any, extra_mask: Any = None) -> TileValue:
+    def load(self, tensor: Any, key: Any, extra_mask: Any = None) -> ConcreteValue:
         """`tensor[key]`."""
         return memory.load(tensor, key, extra_mask)
 
@@ -41,17 +41,17 @@ class Interpreting(Run):
         """`tensor[key] = x`."""
         memory.store(tensor, key, x, extra_mask, add=add)
 
-    def full(self, shape: Sequence[Any], value: Any, dtype: torch.dtype) -> TileValue:
+    def full(self, shape: Sequence[Any], value: Any, dtype: torch.dtype) -> ConcreteValue:
         """One number in every lane."""
         ones = [_lanes(dim) for dim in shape]
-        number = value.item() if isinstance(value, (TileValue, torch.Tensor)) else value
+        number = value.item() if isinstance(value, (ConcreteValue, torch.Tensor)) else value
         with torch._C.DisableTorchFunction():
             conditions = [c.moved([d], len(ones)) for d, lanes in enumerate(ones) for c in lanes.conditions]
             data = torch.full([lanes.data.shape[0] for lanes in ones], number, dtype=dtype, device="cpu")
             pending = [p for lanes in ones for p in lanes.pending]
-            return TileValue(data, [lanes.axes[0] for lanes in ones], conditions, (), pending)
+            return ConcreteValue(data, [lanes.axes[0] for lanes in ones], conditions, (), pending)
 
-    def arange(self, start: Any, end: Any, step: int, dtype: torch.dtype) -> TileValue:
+    def arange(self, start: Any, end: Any, step: int, dtype: torch.dtype) -> ConcreteValue:
         """Numbers for a fixed number of lanes, or for those of a block size."""
         if end is None and step == 1:
             lanes = _lanes(start)
@@ -62,7 +62,7 @@ class Interpreting(Run):
             return self.arange(last, None, 1, dtype)
         numbers = range(loops.number_of(first, "hl.arange"), loops.number_of(last, "hl.arange"), step)
         with torch._C.DisableTorchFunction():
-            return TileValue(torch.tensor(list(numbers), dtype=dtype, device="cpu"), [fixed(len(numbers))])
+            return ConcreteValue(torch.tensor(list(numbers), dtype=dtype, device="cpu"), [fixed(len(numbers))])
 
     def number(self, value: Any, what: str) -> int:
         """A size as a number."""
@@ -86,19 +86,19 @@ class Interpreting(Run):
         with torch._C.DisableTorchFunction():
             return reducing.associative_scan(combine, x, dim, reverse)
 
-    def fill(self, x: Any, value: float) -> TileValue:
+    def fill(self, x: Any, value: float) -> ConcreteValue:
         """Every lane exists."""
         with torch._C.DisableTorchFunction():
             return reducing.fill(value_of(x), value)
 
 
-def _lanes(dim: Any) -> TileValue:
+def _lanes(dim: Any) -> ConcreteValue:
     if isinstance(dim, BlockSize) and dim.tile is not None:
         dim = dim.tile
-    if isinstance(dim, Tile):
+    if isinstance(dim, ConcreteTile):
         return dim.index
     size = loops.number_of(dim, "a shape")
     with torch._C.DisableTorchFunction():
         lanes = torch.arange(size, device="cpu")
     axis = dim.axis if isinstance(dim, BlockSize) else fixed(size)
-    return TileValue(lanes, [axis])
+    return ConcreteValue(lanes, [axis])

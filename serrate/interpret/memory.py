@@ -14,17 +14,19 @@ from torch import Tensor
 from serrate.errors import KernelIndexError
 from serrate.frontend.kernel.machine import current, refuse
 from serrate.frontend.kernel.vocabulary import expand_keys
-from serrate.interpret.axes import Condition
+from serrate.interpret.axes import LaneMask
 from serrate.interpret.functions import joint_dims
-from serrate.interpret.placing import Placed, computed, place
-from serrate.interpret.values import Tile, TileValue, value_of
+from serrate.interpret.placing import ConcreteIndex, computed, place
+from serrate.interpret.values import ConcreteTile, ConcreteValue, value_of
 from serrate.tensor import JaggedTensor
 
 
-class Target:
+class ConcreteElements:
     """The elements that an index names: where they are in memory, and which lanes have one."""
 
-    def __init__(self, tensor: Tensor, placed: Placed, where: list[Tensor], inside: Tensor, computed_inside: Tensor) -> None:
+    def __init__(
+        self, tensor: Tensor, placed: ConcreteIndex, where: list[Tensor], inside: Tensor, computed_inside: Tensor
+    ) -> None:
         self.tensor, self.placed = tensor, placed
         self.where = where
         self.inside = inside
@@ -33,7 +35,7 @@ class Target:
         """Lanes whose indices exist and were computed by the user to lie outside."""
 
 
-def _plain(tensor: Tensor, key: Any, reads: bool) -> Target:
+def _plain(tensor: Tensor, key: Any, reads: bool) -> ConcreteElements:
     keys = expand_keys(key, tensor.dim())
     placed = place(keys, tensor.shape, [reads and size == 1 for size in tensor.shape])
     exists = placed.exists()
@@ -43,10 +45,10 @@ def _plain(tensor: Tensor, key: Any, reads: bool) -> Target:
         if computed(given):
             stray = stray | (exists & ~within)
         inside = inside & within
-    return Target(tensor, placed, placed.indices, inside, ~stray)
+    return ConcreteElements(tensor, placed, placed.indices, inside, ~stray)
 
 
-def _rows(jt: JaggedTensor, key: Any, reads: bool) -> Target:
+def _rows(jt: JaggedTensor, key: Any, reads: bool) -> ConcreteElements:
     """Component, then a position for each level, then columns: every step looks up where its rows start and end."""
     values, structure = jt.values, jt.structure
     dims = jt.dims
@@ -94,7 +96,7 @@ def _rows(jt: JaggedTensor, key: Any, reads: bool) -> Target:
     for index, size in zip(places, values.shape, strict=True):
         # Offsets may have changed where nobody could notice.
         inside = inside & (index >= 0) & (index < size)
-    return Target(values, placed, places, exists & inside, torch.ones_like(exists))
+    return ConcreteElements(values, placed, places, exists & inside, torch.ones_like(exists))
 
 
 def _looked_up(table: Tensor, at: Tensor) -> Tensor:
@@ -106,22 +108,22 @@ def _looked_up(table: Tensor, at: Tensor) -> Tensor:
 
 
 def _row_condition(
-    mask: Tensor, dims: frozenset[int], placed: Placed, structure: Any, ragged: int | None, last: int
-) -> Condition:
+    mask: Tensor, dims: frozenset[int], placed: ConcreteIndex, structure: Any, ragged: int | None, last: int
+) -> LaneMask:
     keys = placed.given[: last + 1]
-    born = max((k.born for k in keys if isinstance(k, Tile)), default=0)
-    born = max([born, *(c.born for k in keys if isinstance(k, TileValue) for c in k.conditions)])
+    born = max((k.born for k in keys if isinstance(k, ConcreteTile)), default=0)
+    born = max([born, *(c.born for k in keys if isinstance(k, ConcreteValue) for c in k.conditions)])
     names = tuple(k if isinstance(k, int) else id(k) for k in keys if not isinstance(k, slice))
-    return Condition(mask, dims, ("row", id(structure), ragged, *names), born, True, (structure, *keys))
+    return LaneMask(mask, dims, ("row", id(structure), ragged, *names), born, True, (structure, *keys))
 
 
-def _clamped(target: Target) -> tuple[Tensor, ...]:
+def _clamped(target: ConcreteElements) -> tuple[Tensor, ...]:
     """The indices, with 0 where a lane has no element."""
     zero = torch.zeros((), dtype=torch.int64, device="cpu")
     return tuple(torch.where(target.inside, index, zero).broadcast_to(target.placed.sizes) for index in target.where)
 
 
-def _masked(target: Target, extra_mask: Any) -> Tensor:
+def _masked(target: ConcreteElements, extra_mask: Any) -> Tensor:
     """The lanes that an extra mask leaves, which must have the dims of the index."""
     if extra_mask is None:
         return torch.ones(target.placed.sizes, dtype=torch.bool, device="cpu")
@@ -133,13 +135,13 @@ def _masked(target: Target, extra_mask: Any) -> Tensor:
     return lanes
 
 
-def _fits(value: TileValue, placed: Placed, what: str) -> None:
+def _fits(value: ConcreteValue, placed: ConcreteIndex, what: str) -> None:
     _, sizes = joint_dims([(placed.axes, placed.sizes), (value.axes, value.data.shape)], what)
     if sizes != list(placed.sizes):
         refuse(f"{what} has shape {tuple(value.data.shape)}, but the index has {tuple(placed.sizes)}")
 
 
-def _read(target: Target, extra_mask: Any) -> TileValue:
+def _read(target: ConcreteElements, extra_mask: Any) -> ConcreteValue:
     wanted = _masked(target, extra_mask)
     _check_bounds(target, wanted)
     tensor, placed = target.tensor, target.placed
@@ -149,12 +151,12 @@ def _read(target: Target, extra_mask: Any) -> TileValue:
     return placed.value(torch.where(target.inside & wanted, data, torch.zeros((), dtype=tensor.dtype, device="cpu")))
 
 
-def _write(target: Target, x: Any, extra_mask: Any, *, add: bool = False) -> None:
+def _write(target: ConcreteElements, x: Any, extra_mask: Any, *, add: bool = False) -> None:
     run = current("a store")
     if not run.depth:
         refuse("a store by tiles belongs inside a loop over tiles")
     value = value_of(x)
-    if not isinstance(value, TileValue):
+    if not isinstance(value, ConcreteValue):
         refuse(f"a store takes a value, a tensor or a number, not {type(x).__name__}")
     _fits(value, target.placed, "the stored value")
     wanted = _masked(target, extra_mask)
@@ -172,7 +174,7 @@ def _write(target: Target, x: Any, extra_mask: Any, *, add: bool = False) -> Non
     tensor.index_put_(where, data, accumulate=add)
 
 
-def _check_bounds(target: Target, wanted: Tensor) -> None:
+def _check_bounds(target: ConcreteElements, wanted: Tensor) -> None:
     if current("a load").writes is None:
         return
     stray = target.stray & wanted
@@ -186,7 +188,7 @@ def _check_bounds(target: Target, wanted: Tensor) -> None:
         )
 
 
-def load(tensor: Any, key: Any, extra_mask: Any = None) -> TileValue:
+def load(tensor: Any, key: Any, extra_mask: Any = None) -> ConcreteValue:
     """Reads a plain or ragged tensor."""
     with torch._C.DisableTorchFunction():
         return _read(_target(tensor, key, reads=True), extra_mask)
@@ -198,7 +200,7 @@ def store(tensor: Any, key: Any, x: Any, extra_mask: Any = None, *, add: bool = 
         _write(_target(tensor, key, reads=False), x, extra_mask, add=add)
 
 
-def _target(tensor: Any, key: Any, *, reads: bool) -> Target:
+def _target(tensor: Any, key: Any, *, reads: bool) -> ConcreteElements:
     if isinstance(tensor, JaggedTensor):
         return _rows(tensor, key, reads)
     if isinstance(tensor, Tensor):

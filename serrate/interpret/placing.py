@@ -1,7 +1,7 @@
 """Which dims an index gives: `x[tile_i, tile_j]`, `x[start + tile.index, :]`, `x[rows[:, None] + cols[None, :]]`.
 
-In: the keys of an index, and the extent of what each one indexes. Out: a `Placed`: one index tensor for each key, all of which
-broadcast to the dims of the result.
+In: the keys of an index, and the extent of what each one indexes. Out: a `ConcreteIndex`: one index tensor for each key; all
+of them broadcast to the dims of the result.
 
     a tile, or a value of one dim      a dim of its own; together with another key of the same tile, one dim. A tile that
                                        reads a dim of size 1 reads its one element in every lane, as broadcasting does
@@ -22,12 +22,12 @@ from torch import Tensor
 
 from serrate.frontend.kernel.machine import refuse
 from serrate.frontend.kernel.values import Lanes
-from serrate.interpret.axes import Axis, Condition, Fed, Pending, fixed, spread
-from serrate.interpret.values import Tile, TileValue, value_of
+from serrate.interpret.axes import Axis, Fed, LaneMask, Pending, fixed, spread
+from serrate.interpret.values import ConcreteTile, ConcreteValue, value_of
 
 
 @dataclass
-class Placed:
+class ConcreteIndex:
     """The keys of an index, in the dims of its result."""
 
     axes: list[Axis | None] = field(default_factory=list)
@@ -38,13 +38,13 @@ class Placed:
     """Which dims of the result each of these depends on."""
     given: list[Any] = field(default_factory=list)
     """Each of these as the user wrote it."""
-    conditions: list[Condition] = field(default_factory=list)
+    conditions: list[LaneMask] = field(default_factory=list)
     fed: list[Fed] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
 
-    def value(self, data: Tensor) -> TileValue:
+    def value(self, data: Tensor) -> ConcreteValue:
         """A value over these dims."""
-        return TileValue(data, self.axes, self.conditions, self.fed, self.pending)
+        return ConcreteValue(data, self.axes, self.conditions, self.fed, self.pending)
 
     def exists(self) -> Tensor:
         """Where all keys exist."""
@@ -60,15 +60,15 @@ class Placed:
         return mask
 
 
-def place(keys: Sequence[Any], extents: Sequence[int], broadcast: Sequence[bool] = ()) -> Placed:
+def place(keys: Sequence[Any], extents: Sequence[int], broadcast: Sequence[bool] = ()) -> ConcreteIndex:
     """The dims of a result, and every key in them. `extents` has one number for each key but None, and `broadcast` says for
     each of them whether it has one element for all lanes of a tile."""
-    placed = Placed()
+    placed = ConcreteIndex()
     parts: list[tuple[Any, list[int]]] = []
-    blocks = [k for k in keys if isinstance(k, TileValue) and k.ndim > 1]
+    blocks = [k for k in keys if isinstance(k, ConcreteValue) and k.ndim > 1]
     block_axes, block_sizes = _joint(blocks)
     first: int | None = None
-    waiting: list[tuple[int, TileValue, int]] = []
+    waiting: list[tuple[int, ConcreteValue, int]] = []
     rest = zip(extents, broadcast or [False] * len(extents), strict=True)
     for k in keys:
         if k is None:
@@ -77,8 +77,8 @@ def place(keys: Sequence[Any], extents: Sequence[int], broadcast: Sequence[bool]
             continue
         extent, single = next(rest)
         value = _indices(k, extent)
-        if single and isinstance(k, Tile):
-            value = TileValue(torch.zeros_like(value.data), value.axes, value.conditions, value.fed, value.pending)
+        if single and isinstance(k, ConcreteTile):
+            value = ConcreteValue(torch.zeros_like(value.data), value.axes, value.conditions, value.fed, value.pending)
         dims: list[int]
         if value.ndim == 0:
             dims = []
@@ -115,27 +115,27 @@ def place(keys: Sequence[Any], extents: Sequence[int], broadcast: Sequence[bool]
     return placed
 
 
-def _joint(blocks: Sequence[TileValue]) -> tuple[list[Axis | None], list[int]]:
+def _joint(blocks: Sequence[ConcreteValue]) -> tuple[list[Axis | None], list[int]]:
     from serrate.interpret.functions import joint_dims
 
     return joint_dims([(b.axes, b.data.shape) for b in blocks], "an index")
 
 
-def _indices(key: Any, extent: int) -> TileValue:
+def _indices(key: Any, extent: int) -> ConcreteValue:
     """One key as a value of int64."""
     if isinstance(key, slice):
         positions = range(extent)[key]
-        return TileValue(torch.tensor(list(positions), dtype=torch.int64, device="cpu"), [fixed(len(positions))])
+        return ConcreteValue(torch.tensor(list(positions), dtype=torch.int64, device="cpu"), [fixed(len(positions))])
     if isinstance(key, (Lanes, Tensor)) or (isinstance(key, int) and not isinstance(key, bool)):
-        value: TileValue = value_of(key)
+        value: ConcreteValue = value_of(key)
         if value.dtype.is_floating_point or value.dtype is torch.bool:
             refuse(f"an index must be whole numbers, not {value.dtype}: convert it, or use torch.where or extra_mask= for a mask")
         if isinstance(key, int) and key < 0:
-            value = TileValue(value.data + extent, ())
-        return TileValue(value.data.long(), value.axes, value.conditions, value.fed, value.pending)
+            value = ConcreteValue(value.data + extent, ())
+        return ConcreteValue(value.data.long(), value.axes, value.conditions, value.fed, value.pending)
     refuse(f"an index must be a tile, a value, a number, a slice or None, not {type(key).__name__}")
 
 
 def computed(key: Any) -> bool:
     """Whether an index was computed by the user, and is no tile or range that the language made."""
-    return isinstance(key, (TileValue, Tensor)) and not isinstance(key, Tile)
+    return isinstance(key, (ConcreteValue, Tensor)) and not isinstance(key, ConcreteTile)

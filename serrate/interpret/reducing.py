@@ -15,8 +15,8 @@ from torch import Tensor
 
 from serrate.frontend.kernel.machine import current, refuse
 from serrate.frontend.kernel.vocabulary import product_dtype
-from serrate.interpret.axes import Condition, Fed, meet
-from serrate.interpret.values import SIXTEEN, TileValue, held_in, value_of
+from serrate.interpret.axes import Fed, LaneMask, meet
+from serrate.interpret.values import SIXTEEN, ConcreteValue, held_in, value_of
 
 Dims = int | Sequence[int] | None
 Picked = namedtuple("Picked", "values indices")
@@ -32,7 +32,7 @@ def most(dtype: torch.dtype) -> Any:
     return torch.inf if dtype.is_floating_point else True if dtype is torch.bool else torch.iinfo(dtype).max
 
 
-def dims_of(x: TileValue, dim: Dims, what: str) -> list[int]:
+def dims_of(x: ConcreteValue, dim: Dims, what: str) -> list[int]:
     """The dims that are reduced, counted from the front."""
     given = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     for d in given:
@@ -48,18 +48,20 @@ def dims_of(x: TileValue, dim: Dims, what: str) -> list[int]:
     return dims
 
 
-def reduced(x: TileValue, dims: Sequence[int], keepdim: bool, data: Tensor, dtype: torch.dtype | None = None) -> TileValue:
+def reduced(
+    x: ConcreteValue, dims: Sequence[int], keepdim: bool, data: Tensor, dtype: torch.dtype | None = None
+) -> ConcreteValue:
     """A result of reducing: `data` still has the reduced dims, of size 1. It is of this dtype."""
     lanes = x.exists().broadcast_to(x.data.shape)
     fed = [Fed(f.mask.amax(list(dims), keepdim=True) if dims else f.mask, f.time) for f in x.fed]
     fed.append(Fed(lanes.any(list(dims), keepdim=True) if dims else lanes, current("a reduction").clock))
     kept = [c for c in x.conditions if not c.dims & set(dims)]
     axes = [None if d in dims else axis for d, axis in enumerate(x.axes)]
-    full = TileValue(data, axes, kept, fed, x.pending, dtype)
+    full = ConcreteValue(data, axes, kept, fed, x.pending, dtype)
     return full if keepdim else drop(full, dims)
 
 
-def drop(x: TileValue, dims: Sequence[int]) -> TileValue:
+def drop(x: ConcreteValue, dims: Sequence[int]) -> ConcreteValue:
     """Without dims of size 1 that no condition mentions."""
     kept = [d for d in range(x.ndim) if d not in dims]
 
@@ -68,19 +70,19 @@ def drop(x: TileValue, dims: Sequence[int]) -> TileValue:
 
     place = {d: n for n, d in enumerate(kept)}
     conditions = [
-        Condition(shape(c.mask), frozenset(place[d] for d in c.dims), c.key, c.born, c.row, c.keep) for c in x.conditions
+        LaneMask(shape(c.mask), frozenset(place[d] for d in c.dims), c.key, c.born, c.row, c.keep) for c in x.conditions
     ]
     fed = [Fed(shape(f.mask), f.time) for f in x.fed]
-    return TileValue(shape(x.data), [x.axes[d] for d in kept], conditions, fed, x.pending, x.dtype)
+    return ConcreteValue(shape(x.data), [x.axes[d] for d in kept], conditions, fed, x.pending, x.dtype)
 
 
-def filled(x: TileValue, dims: Sequence[int], identity: Any) -> Tensor:
+def filled(x: ConcreteValue, dims: Sequence[int], identity: Any) -> Tensor:
     """The lanes, with the identity where they do not exist."""
     exists = x.exists().broadcast_to(x.data.shape)
     return torch.where(exists, x.data, torch.full((), identity, dtype=x.data.dtype, device=x.data.device))
 
 
-def _sum(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TileValue:
+def _sum(x: ConcreteValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> ConcreteValue:
     dims = dims_of(x, dim, "sum")
     lanes = filled(x, dims, 0)
     result = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
@@ -88,7 +90,7 @@ def _sum(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dty
     return reduced(x, dims, keepdim, lanes.sum(dims, keepdim=True) if dims else lanes, result)
 
 
-def _prod(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TileValue:
+def _prod(x: ConcreteValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> ConcreteValue:
     dims = dims_of(x, dim, "prod")
     result = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
     data = filled(x, dims, 1).to(held_in(result))
@@ -97,7 +99,7 @@ def _prod(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dt
     return reduced(x, dims, keepdim, data, result)
 
 
-def _mean(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TileValue:
+def _mean(x: ConcreteValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> ConcreteValue:
     if not (dtype or x.dtype).is_floating_point:
         refuse(f"mean of {x.dtype}: convert it to a float first, as torch asks")
     dims = dims_of(x, dim, "mean")
@@ -107,8 +109,8 @@ def _mean(x: TileValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dt
     return reduced(x, dims, keepdim, (lanes.sum(dims, keepdim=True) if dims else lanes) / counted, result)
 
 
-def _extreme(what: str, identity: Callable[[torch.dtype], Any]) -> Callable[..., TileValue]:
-    def run(x: TileValue, dim: Dims = None, keepdim: bool = False) -> TileValue:
+def _extreme(what: str, identity: Callable[[torch.dtype], Any]) -> Callable[..., ConcreteValue]:
+    def run(x: ConcreteValue, dim: Dims = None, keepdim: bool = False) -> ConcreteValue:
         dims = dims_of(x, dim, what)
         data = filled(x, dims, identity(x.dtype))
         return reduced(x, dims, keepdim, getattr(torch, what)(data, dims, keepdim=True) if dims else data, x.dtype)
@@ -119,8 +121,8 @@ def _extreme(what: str, identity: Callable[[torch.dtype], Any]) -> Callable[...,
 _amax, _amin = _extreme("amax", least), _extreme("amin", most)
 
 
-def _truth(what: str, identity: bool) -> Callable[..., TileValue]:
-    def run(x: TileValue, dim: Dims = None, keepdim: bool = False) -> TileValue:
+def _truth(what: str, identity: bool) -> Callable[..., ConcreteValue]:
+    def run(x: ConcreteValue, dim: Dims = None, keepdim: bool = False) -> ConcreteValue:
         dims = dims_of(x, dim, what)
         lanes = torch.where(x.exists().broadcast_to(x.data.shape), x.data != 0, torch.tensor(identity, device="cpu"))
         return reduced(x, dims, keepdim, getattr(torch, what)(lanes, dims, keepdim=True) if dims else lanes)
@@ -128,8 +130,8 @@ def _truth(what: str, identity: bool) -> Callable[..., TileValue]:
     return run
 
 
-def _arg(what: str, identity: Callable[[torch.dtype], Any]) -> Callable[..., TileValue]:
-    def run(x: TileValue, dim: int | None = None, keepdim: bool = False) -> TileValue:
+def _arg(what: str, identity: Callable[[torch.dtype], Any]) -> Callable[..., ConcreteValue]:
+    def run(x: ConcreteValue, dim: int | None = None, keepdim: bool = False) -> ConcreteValue:
         if dim is None:
             if x.ndim != 1:
                 refuse(f"{what} over all of {x.ndim} dims depends on the block sizes: give dim=")
@@ -149,9 +151,11 @@ def _arg(what: str, identity: Callable[[torch.dtype], Any]) -> Callable[..., Til
 _argmax, _argmin = _arg("argmax", least), _arg("argmin", most)
 
 
-def _max_like(extreme: Callable[..., TileValue], arg: Callable[..., TileValue], both: Callable[..., Any]) -> Callable[..., Any]:
-    def run(x: TileValue, dim: Any = None, keepdim: bool = False) -> Any:
-        if isinstance(dim, TileValue):
+def _max_like(
+    extreme: Callable[..., ConcreteValue], arg: Callable[..., ConcreteValue], both: Callable[..., Any]
+) -> Callable[..., Any]:
+    def run(x: ConcreteValue, dim: Any = None, keepdim: bool = False) -> Any:
+        if isinstance(dim, ConcreteValue):
             from serrate.interpret.functions import call
 
             return call(both, (x, dim), {})
@@ -160,13 +164,13 @@ def _max_like(extreme: Callable[..., TileValue], arg: Callable[..., TileValue], 
     return run
 
 
-def _softmax(x: TileValue, dim: int, dtype: torch.dtype | None = None, **_: Any) -> Any:
+def _softmax(x: ConcreteValue, dim: int, dtype: torch.dtype | None = None, **_: Any) -> Any:
     x = x if dtype is None else x.to(dtype)
     shifted = (x - _amax(x, dim, True)).exp()
     return shifted / _sum(shifted, dim, True)
 
 
-def _logsumexp(x: TileValue, dim: int, keepdim: bool = False) -> Any:
+def _logsumexp(x: ConcreteValue, dim: int, keepdim: bool = False) -> Any:
     # Only lanes that exist count; the largest is taken out, unless it is infinite.
     dims = dims_of(x, dim, "logsumexp")
     lanes = filled(x, dims, -torch.inf)
@@ -176,8 +180,8 @@ def _logsumexp(x: TileValue, dim: int, keepdim: bool = False) -> Any:
 # --- scans ---
 
 
-def _cumulative(what: str, identity: int) -> Callable[..., TileValue]:
-    def run(x: TileValue, dim: int, dtype: torch.dtype | None = None) -> TileValue:
+def _cumulative(what: str, identity: int) -> Callable[..., ConcreteValue]:
+    def run(x: ConcreteValue, dim: int, dtype: torch.dtype | None = None) -> ConcreteValue:
         (d,) = dims_of(x, dim, what)
         result = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
         return scanned(x, d, getattr(torch, what)(filled(x, [d], identity), d, dtype=held_in(result)), result)
@@ -185,11 +189,11 @@ def _cumulative(what: str, identity: int) -> Callable[..., TileValue]:
     return run
 
 
-def scanned(x: TileValue, dim: int, data: Tensor, dtype: torch.dtype) -> TileValue:
+def scanned(x: ConcreteValue, dim: int, data: Tensor, dtype: torch.dtype) -> ConcreteValue:
     """The result of a scan: it exists where its operand does, and is fed where something existed along the dim."""
     lanes = x.exists().broadcast_to(x.data.shape).any(dim, keepdim=True)
     fed = [Fed(f.mask.amax(dim, keepdim=True), f.time) for f in x.fed]
-    return TileValue(data, x.axes, x.conditions, [*fed, Fed(lanes, current("a scan").clock)], x.pending, dtype)
+    return ConcreteValue(data, x.axes, x.conditions, [*fed, Fed(lanes, current("a scan").clock)], x.pending, dtype)
 
 
 def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: bool) -> Any:
@@ -209,7 +213,7 @@ def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: boo
         if carried:
             rest = [axis for n, axis in enumerate(given[0].axes) if n != d]
             kinds = [each.dtype for each in given]
-            left, right = ([TileValue(t, rest, dtype=d) for t, d in zip(part, kinds, strict=True)] for part in (carried, new))
+            left, right = ([ConcreteValue(t, rest, dtype=d) for t, d in zip(part, kinds, strict=True)] for part in (carried, new))
             with torch._C._EnableTorchFunction():
                 made = combine(tuple(left), tuple(right)) if many else combine(left[0], right[0])
             new = [torch.where(seen, value_of(m).data, n) for m, n in zip(made if many else [made], new, strict=True)]
@@ -228,7 +232,7 @@ def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: boo
 # --- products ---
 
 
-def matmul(a: TileValue, b: TileValue, out_dtype: torch.dtype | None = None) -> TileValue:
+def matmul(a: ConcreteValue, b: ConcreteValue, out_dtype: torch.dtype | None = None) -> ConcreteValue:
     """A product over the last dim of `a` and the last but one of `b`, carried in float32 (float64 for float64).
 
     A condition on the contracted dim is put on both operands, so that neither can hold a NaN there; one that also mentions a dim
@@ -265,10 +269,10 @@ def matmul(a: TileValue, b: TileValue, out_dtype: torch.dtype | None = None) -> 
     conditions += [c.moved(range(ndim - b.ndim, ndim), ndim) for c in b.conditions if b.ndim - 2 not in c.dims]
     fed = [Fed(_any(f.mask, -1, ndim), f.time) for f in a.fed] + [Fed(_any(f.mask, -2, ndim), f.time) for f in b.fed]
     fed.append(Fed(counted, current("a product").clock))
-    return TileValue(data, axes, conditions, fed, (*a.pending, *b.pending), result)
+    return ConcreteValue(data, axes, conditions, fed, (*a.pending, *b.pending), result)
 
 
-def _lanes(x: TileValue) -> Tensor:
+def _lanes(x: ConcreteValue) -> Tensor:
     return x.exists().broadcast_to(x.data.shape)
 
 
@@ -277,7 +281,7 @@ def _any(mask: Tensor, dim: int, ndim: int) -> Tensor:
     return mask.reshape([1] * (ndim - mask.dim()) + list(mask.shape))
 
 
-def _contracted(x: TileValue, contracted: int, free: int) -> Tensor:
+def _contracted(x: ConcreteValue, contracted: int, free: int) -> Tensor:
     """Where the contracted dim exists, as a mask whose free dim has size 1."""
     k, other = x.ndim + contracted, x.ndim + free
     mask = torch.ones([1] * x.ndim, dtype=torch.bool, device="cpu")
@@ -302,20 +306,20 @@ def dot(a: Any, b: Any, acc: Any = None, out_dtype: torch.dtype | None = None) -
     return (acc + matmul(a, b, acc.dtype)).to(out_dtype or acc.dtype)
 
 
-def _addmm(acc: TileValue, a: TileValue, b: TileValue, *, beta: float = 1, alpha: float = 1) -> Any:
+def _addmm(acc: ConcreteValue, a: ConcreteValue, b: ConcreteValue, *, beta: float = 1, alpha: float = 1) -> Any:
     product = matmul(a, b, acc.dtype)
     product = product if alpha == 1 else product * alpha
     return (acc if beta == 1 else acc * beta) + product
 
 
-def fill(x: TileValue, v: Any) -> TileValue:
+def fill(x: ConcreteValue, v: Any) -> ConcreteValue:
     """Every lane exists; holes hold `v`. The ends of plain ranges stay ends."""
     rows = [c for c in x.conditions if c.row]
     exists = torch.ones([1] * x.ndim, dtype=torch.bool, device="cpu")
     for c in rows:
         exists = exists & c.mask
     data = torch.where(exists.broadcast_to(x.data.shape), x.data, torch.as_tensor(v, dtype=x.data.dtype, device="cpu"))
-    return TileValue(data, x.axes, [c for c in x.conditions if not c.row], x.fed, dtype=x.dtype)
+    return ConcreteValue(data, x.axes, [c for c in x.conditions if not c.row], x.fed, dtype=x.dtype)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

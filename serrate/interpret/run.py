@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from serrate.frontend.kernel.machine import BlockSizes
 
 if TYPE_CHECKING:
-    from serrate.interpret.loops import Loop
+    from serrate.interpret.loops import LoopRun
     from serrate.interpret.races import Writes
 
 DEFAULT_BLOCK = 16
 
 
-class Run(BlockSizes):
+class KernelRun(BlockSizes):
     """The state of one call. Loops are a stack, innermost last; `clock` counts iterations of all loops together."""
 
     def __init__(
@@ -25,7 +25,7 @@ class Run(BlockSizes):
         super().__init__(blocks, DEFAULT_BLOCK if block is None else block)
         self.writes = writes
         self.lines = range(first, last + 1)
-        self.loops: list[Loop] = []
+        self.loops: list[LoopRun] = []
         self.clock = 0
         self.depth = 0
         self.program = 0

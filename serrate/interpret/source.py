@@ -29,7 +29,7 @@ CONDITION = "__serrate_condition__"
 
 
 @dataclass(frozen=True)
-class Source:
+class AnnotatedKernel:
     """A kernel's function with notes at its loops, and the lines it stands on."""
 
     function: Callable[..., Any]
@@ -37,20 +37,20 @@ class Source:
     last: int
 
 
-def noted(function: Callable[..., Any], enter: Callable[[], Any]) -> Source:
+def noted(function: Callable[..., Any], enter: Callable[[], Any]) -> AnnotatedKernel:
     """The function with notes; `enter` makes the loop object of every execution of a loop."""
     found, offset, lines = parsed(function)
-    _Notes().visit(found)
+    _LoopNotes().visit(found)
     ast.increment_lineno(found, offset)
     made = rebuilt(function, found, {ENTER: enter, CONDITION: _condition})  # type: ignore[arg-type]
-    return Source(with_defaults(made, function), lines.start, lines.stop - 1)  # type: ignore[arg-type]
+    return AnnotatedKernel(with_defaults(made, function), lines.start, lines.stop - 1)  # type: ignore[arg-type]
 
 
 def _condition(x: Any) -> Any:
     return torch.tensor(x, device="cpu") if isinstance(x, bool) else x
 
 
-class _Notes(ast.NodeTransformer):
+class _LoopNotes(ast.NodeTransformer):
     """Puts the notes at every loop of a function."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`TileValue`: what a name inside a device loop stands for.
+"""`ConcreteValue`: what a name inside a device loop stands for.
 
 In: lanes, the axis of each dim, the conditions under which lanes exist, and the reductions that feed it. Out: the same, from
 torch's functions, methods and operators, all of which go through `functions.call`.
@@ -19,7 +19,7 @@ from torch import Tensor
 from serrate.frontend.kernel import values
 from serrate.frontend.kernel.machine import BlockSize, current, refuse
 from serrate.frontend.kernel.values import Lanes, called
-from serrate.interpret.axes import Axis, Condition, Fed, Pending, fixed, joined, spread
+from serrate.interpret.axes import Axis, Fed, LaneMask, Pending, fixed, joined, spread
 
 SIXTEEN = (torch.float16, torch.bfloat16)
 
@@ -55,7 +55,7 @@ class Unusable(Lanes):
     __hash__ = object.__hash__
 
 
-class TileValue(values.TileValue):
+class ConcreteValue(values.TileValue):
     """A value of a device loop, with a number in every lane."""
 
     __slots__ = ("_dtype", "axes", "conditions", "data", "fed", "pending")
@@ -64,7 +64,7 @@ class TileValue(values.TileValue):
         self,
         data: Tensor,
         axes: Sequence[Axis | None],
-        conditions: Sequence[Condition] = (),
+        conditions: Sequence[LaneMask] = (),
         fed: Sequence[Fed] = (),
         pending: Sequence[Pending] = (),
         dtype: torch.dtype | None = None,
@@ -81,7 +81,7 @@ class TileValue(values.TileValue):
                 waiting.append(each)
                 continue
             mask = spread(each.mask, here, data.dim())
-            found.append(Condition(mask, frozenset(here), each.key, each.born, True, each.keep))
+            found.append(LaneMask(mask, frozenset(here), each.key, each.born, True, each.keep))
         self.conditions = joined(found)
         self.pending = tuple(waiting)
         self.fed = tuple(fed)
@@ -99,11 +99,11 @@ class TileValue(values.TileValue):
             mask = mask & condition.mask
         return mask
 
-    def arranged(self, data: Tensor, dims: Sequence[int], axes: Sequence[Axis | None]) -> TileValue:
+    def arranged(self, data: Tensor, dims: Sequence[int], axes: Sequence[Axis | None]) -> ConcreteValue:
         """The same lanes in another order of dims: dim k is now `dims[k]`."""
         ndim = len(axes)
         conditions = [c.moved(dims, ndim) for c in self.conditions]
-        return TileValue(data, axes, conditions, [f.moved(dims, ndim) for f in self.fed], self.pending, self.dtype)
+        return ConcreteValue(data, axes, conditions, [f.moved(dims, ndim) for f in self.fed], self.pending, self.dtype)
 
     # --- what torch tensors also say ---
 
@@ -161,7 +161,7 @@ class TileValue(values.TileValue):
         return f"TileValue({self.data!r}, over {list(self.axes)}, where {self.exists().tolist()})"
 
 
-class Tile(values.Tile):
+class ConcreteTile(values.Tile):
     """One block of positions of a loop, which are numbers."""
 
     __slots__ = ("_count", "_device", "_pending", "axis", "begin", "block_size", "born", "end", "id")
@@ -191,20 +191,20 @@ class Tile(values.Tile):
         return self._count
 
     @property
-    def index(self) -> TileValue:
+    def index(self) -> ConcreteValue:
         """The positions, one for each lane; lanes behind `end` do not exist."""
         return self.lanes(torch.arange(self.begin, self.begin + self.block_size, device=self._device))
 
-    def lanes(self, data: Tensor) -> TileValue:
+    def lanes(self, data: Tensor) -> ConcreteValue:
         """A value whose one dim is this tile's."""
         conditions = []
         if self.end - self.begin < self.block_size:
             mask = torch.arange(int(self.block_size), device=self._device) < self.end - self.begin
-            conditions.append(Condition(mask, frozenset([0]), ("end", id(self)), self.born, False, (self,)))
-        return TileValue(data, [self.axis], conditions, (), self._pending)
+            conditions.append(LaneMask(mask, frozenset([0]), ("end", id(self)), self.born, False, (self,)))
+        return ConcreteValue(data, [self.axis], conditions, (), self._pending)
 
     def __eq__(self, other: object) -> Any:
-        return self is other if isinstance(other, Tile) else called(torch.eq, self, other)
+        return self is other if isinstance(other, ConcreteTile) else called(torch.eq, self, other)
 
     __hash__ = object.__hash__
 
@@ -223,10 +223,10 @@ def value_of(x: Any) -> Any:
     """
     if isinstance(x, Unusable):
         refuse(x.reason)
-    if isinstance(x, Tile):
+    if isinstance(x, ConcreteTile):
         return x.index
     if isinstance(x, Tensor):
-        return TileValue(x, [fixed(size) for size in x.shape])
+        return ConcreteValue(x, [fixed(size) for size in x.shape])
     if isinstance(x, (bool, int, float)):
-        return TileValue(torch.tensor(x, device="cpu"), ())
+        return ConcreteValue(torch.tensor(x, device="cpu"), ())
     return x

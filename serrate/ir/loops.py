@@ -285,7 +285,7 @@ Node = For | Bind | Declare | If | While | Block
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class LoopKernel:
     """One launch."""
 
     name: str
@@ -297,7 +297,7 @@ class LoopProgram:
     """Kernels over tensors in memory; `arrays` are read by indices, `symbols` are extents given by the caller."""
 
     name: str
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[LoopKernel, ...]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     scratch: tuple[Tensor, ...]

@@ -132,7 +132,7 @@ class WithinRow(Shift):
     """I -> R, the positions of a domain that a row has too: where nothing is done past the ends of rows."""
 
 
-class Product(Merge):
+class RaggedProduct(Merge):
     """(R1, R2) of one component -> ragged: as merge, row by row."""
 
 
@@ -357,7 +357,7 @@ def product(outer: IterDomain, inner: IterDomain, *, total: Expr | None = None, 
             # The sum of products of lengths is no more than the product of their sums.
             most = a.host_bound * b.host_bound
         output = a.with_rows(a.length * b.length, name=f"{a.name}{b.name}", bound=most, total=total)
-        return finish(Product((a, b), ()), (output,))
+        return finish(RaggedProduct((a, b), ()), (output,))
 
     return cast(RaggedIterDomain, once(a, ("product", b.uid), make)[0])
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from serrate.ir.fusion import Fusion
 
 
-class RaggedSize(str):
+class SymbolicRaggedSize(str):
     """The size of a ragged dim while tracing: a name, like `r0`, that refuses to become a number."""
 
     __slots__ = ()
@@ -209,7 +209,7 @@ class TensorView:
     @property
     def shape(self) -> tuple[Size | int | str, ...]:
         """Extents; a ragged dim shows the name of its domain."""
-        return tuple(RaggedSize(d.name) if d.is_ragged else self.size_of(k) for k, d in enumerate(self.domains))
+        return tuple(SymbolicRaggedSize(d.name) if d.is_ragged else self.size_of(k) for k, d in enumerate(self.domains))
 
     def size_of(self, dim: int) -> Size | int:
         """The extent of a regular dim."""

@@ -23,11 +23,11 @@ from serrate.ir.loops import (
     Guard,
     Held,
     If,
-    Kernel,
     Lane,
     Lanes,
     Load,
     Local,
+    LoopKernel,
     LoopProgram,
     Node,
     Running,
@@ -72,13 +72,13 @@ from serrate.ir.values import (
     index_read,
     rewrite,
 )
-from serrate.lower.reductions import Tile, expand
+from serrate.lower.reductions import ReductionTile, expand
 
 
 def blocks(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProgram:
     """The loop program of a scheduled tile program."""
     lowered = [_PhaseLowering(program, phase, k) for k, phase in enumerate(program.phases)]
-    kernels = tuple(Kernel(f"{name}_{k}" if len(lowered) > 1 else name, p.run()) for k, p in enumerate(lowered))
+    kernels = tuple(LoopKernel(f"{name}_{k}" if len(lowered) > 1 else name, p.run()) for k, p in enumerate(lowered))
     scratch = tuple(t for t in program.scratch if any(p.stores(t) for p in lowered))
     found = {t for p in program.phases for t in p.writes if t.role is Role.PRIVATE}
     private = tuple(sorted(found, key=lambda t: t.name))
@@ -86,7 +86,7 @@ def blocks(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProg
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _LoopScope:
     """The loops around a statement, their symbols, and what follows from them."""
 
     loops: tuple[Loop, ...]
@@ -179,11 +179,11 @@ class _PhaseLowering:
         out: list[Node] = []
         for statement in body:
             if isinstance(statement, ByLength):
-                guard = statement.guard(extent_of(statement.row, _Scope(outer).indices))
+                guard = statement.guard(extent_of(statement.row, _LoopScope(outer).indices))
                 out.append(If(guard, tuple(self._body(statement.short, outer)), tuple(self._body(statement.other, outer))))
                 continue
             if isinstance(statement, At):
-                index = _Scope(outer).indices.of(statement.domain)
+                index = _LoopScope(outer).indices.of(statement.domain)
                 self.finished = True
                 out += self._body(statement.body, statement.inside(outer, index))
                 self.finished = False
@@ -198,7 +198,7 @@ class _PhaseLowering:
                 out += self._body(statement.body, (*outer, statement))
             else:
                 assert isinstance(statement, Leaf), statement
-                out += self._leaf(statement, _Scope(outer))
+                out += self._leaf(statement, _LoopScope(outer))
             for leaf, loops in begun:
                 out += self._publish(leaf, loops)
         return out
@@ -207,7 +207,7 @@ class _PhaseLowering:
         domain = loop.domain
         extent = domain.extent_expr
         if isinstance(domain, RaggedIterDomain):
-            extent = domain.length_of(_Scope((*outer, loop)).indices.of(domain.component))
+            extent = domain.length_of(_LoopScope((*outer, loop)).indices.of(domain.component))
         return For(cast(Symbol, loop_symbol(loop)), extent, loop.kind, body, domain.host_bound if loop.kind is GRID else extent)
 
     # --- reductions: declared before the first reduced loop, published after it ---------------------------------------
@@ -248,7 +248,7 @@ class _PhaseLowering:
 
     def _first_value(self, leaf: Accumulate, state: int, local: Local, loops: tuple[Loop, ...]) -> list[Node]:
         """A state of nothing that may be anything begins as that of the row's first element."""
-        scope = _Scope(loops)
+        scope = _LoopScope(loops)
         kept = {loop.domain.uid for loop in self._kept(leaf.index, loops)}
         reduced = [loop for loop in loops if loop.domain.uid not in kept and not _once(loop)]
         start = {loop_symbol(loop): const(0) for loop in reduced}
@@ -272,13 +272,13 @@ class _PhaseLowering:
         if isinstance(leaf, Scan):
             return out
         kept_loops = tuple(self._kept(leaf.index, loops))
-        scope = _Scope(kept_loops)
+        scope = _LoopScope(kept_loops)
         for target, state in zip(leaf.targets, self._states(leaf, loops), strict=True):
             if self.stores(target):
                 out.append(Write(state.lanes, scope.guard(), target, self._place(target, leaf.index, scope), held(state)))
         return out
 
-    def _leaf(self, leaf: Leaf, scope: _Scope) -> list[Node]:
+    def _leaf(self, leaf: Leaf, scope: _LoopScope) -> list[Node]:
         if isinstance(leaf, Store):
             value = self._value(leaf.value, scope)
             out: list[Node] = []
@@ -295,13 +295,13 @@ class _PhaseLowering:
             return self._scan(leaf, scope)
         kept_loops = tuple(self._kept(leaf.index, scope.loops))
         states = self._states(leaf, scope.loops)
-        tile = Tile(scope.lanes, scope.guard(), states[0].lanes, _Scope(kept_loops).guard())
+        tile = ReductionTile(scope.lanes, scope.guard(), states[0].lanes, _LoopScope(kept_loops).guard())
         values = tuple(self._value(v, scope) for v in leaf.values)
         made = expand(leaf.reduction, states, values, tile, merge=leaf.merge)
         # Where a tile has nothing, states stay as they are.
         return [replace(n, rests=(tile.guard,)) if isinstance(n, Assign) else n for n in made]
 
-    def _scan(self, leaf: Scan, scope: _Scope) -> list[Node]:
+    def _scan(self, leaf: Scan, scope: _LoopScope) -> list[Node]:
         """A block of running values, and the block in memory."""
         (target,), (carry,) = leaf.targets, self._states(leaf, scope.loops)
         local = self.private.get(target) or Local(f"{target.name}_run", target.dtype, scope.lanes)
@@ -322,7 +322,7 @@ class _PhaseLowering:
             out.append(Write(scope.lanes, scope.guard(), target, self._place(target, leaf.place, scope), held(local)))
         return out
 
-    def _value(self, value: Value, scope: _Scope) -> Value:
+    def _value(self, value: Value, scope: _LoopScope) -> Value:
         indices = scope.indices
 
         def change(v: Value) -> Value | None:
@@ -344,7 +344,7 @@ class _PhaseLowering:
 
         return rewrite(value, change)
 
-    def _known(self, tensor: Tensor, index: Places, scope: _Scope) -> list[tuple[IterDomain, Expr]]:
+    def _known(self, tensor: Tensor, index: Places, scope: _LoopScope) -> list[tuple[IterDomain, Expr]]:
         """The index expression of each logical dim. A computed component is kept where lengths can be read."""
         owners = {d.component.uid for d in tensor.logical if isinstance(d, RaggedIterDomain)}
         known: list[tuple[IterDomain, Expr]] = []
@@ -361,7 +361,7 @@ class _PhaseLowering:
                 known.append((component, _kept_inside(Indices(known).of(component), component)))
         return known
 
-    def _checks(self, tensor: Tensor, index: Places, scope: _Scope) -> Guard:
+    def _checks(self, tensor: Tensor, index: Places, scope: _LoopScope) -> Guard:
         """Where computed places lie inside the tensor, components before the rows whose lengths they pick."""
         indices = Indices(self._known(tensor, index, scope))
         found: list[Less] = []
@@ -371,7 +371,7 @@ class _PhaseLowering:
                 found += [Less(const(-1), e), Less(e, extent_of(domain, indices))]
         return tuple(g for g in found if not g.proven)
 
-    def _place(self, tensor: Tensor, index: Places, scope: _Scope) -> tuple[Expr, ...]:
+    def _place(self, tensor: Tensor, index: Places, scope: _LoopScope) -> tuple[Expr, ...]:
         """Index expressions in storage for an access at logical domains."""
         known = self._known(tensor, index, scope)
         if tensor.role is Role.PRIVATE:

@@ -38,7 +38,7 @@ from serrate.ir.values import Call, Constant, Value, rewrite
 
 
 @dataclass(frozen=True)
-class Tile:
+class ReductionTile:
     """Where a reduction happens: the statement's lanes and guard, and the lanes that its states keep."""
 
     lanes: Lanes
@@ -51,7 +51,9 @@ class Tile:
         return tuple(lane for lane in self.lanes if lane not in self.kept)
 
 
-def expand(kind: Reduction, states: tuple[Local, ...], values: tuple[Value, ...], tile: Tile, *, merge: bool) -> list[Node]:
+def expand(
+    kind: Reduction, states: tuple[Local, ...], values: tuple[Value, ...], tile: ReductionTile, *, merge: bool
+) -> list[Node]:
     """Block statements that combine `values` (whole states where `merge`) into `states` over the lanes the states do not have."""
     new = values if merge else kind.lifted(values)
     if kind.operator is not None:
@@ -62,7 +64,7 @@ def expand(kind: Reduction, states: tuple[Local, ...], values: tuple[Value, ...]
         return assigned(states, kind.combine(carried, new), tile.lanes, tile.guard)
     if kind.in_block is None:
         return [Fold(tile.lanes, tile.guard, states, kind, new)]
-    block = _Block(kind, states, tile)
+    block = _BlockEmitter(kind, states, tile)
     kind.in_block(block, carried, new)
     return [*block.declared, *block.nodes]
 
@@ -105,12 +107,12 @@ def _reading(value: Value, old: Local, new: Local) -> Value:
 
 
 @dataclass(eq=False)
-class _Block:
+class _BlockEmitter:
     """The block of a tile, for a definition to take: what it asks for becomes statements."""
 
     kind: Reduction
     states: tuple[Local, ...]
-    tile: Tile
+    tile: ReductionTile
     declared: list[Node] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
@@ -149,7 +151,7 @@ class _Block:
         return all(end_of(g, symbol) is not None for g in self._own_guard() for symbol in reduced if symbol in g.symbols)
 
 
-def as_dot(kind: Reduction, local: Local, value: Value, tile: Tile) -> Dot | None:
+def as_dot(kind: Reduction, local: Local, value: Value, tile: ReductionTile) -> Dot | None:
     """The reduction as a matrix product, if it is one: a product of two blocks that share exactly the reduced lane."""
     if kind.operator != "sum" or len(tile.reduced) != 1 or len(tile.kept) != 2:
         return None

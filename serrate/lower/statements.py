@@ -23,10 +23,10 @@ from serrate.ir.loops import (
     Guard,
     Held,
     If,
-    Kernel,
     Lane,
     Lanes,
     Load,
+    LoopKernel,
     LoopProgram,
     Node,
     Number,
@@ -71,11 +71,11 @@ class _Scope(Renaming):
 
 def block_statements(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProgram:
     """The loop program of a scheduled tile program of block statements; phases that store nothing are left out."""
-    kernels: list[Kernel] = []
+    kernels: list[LoopKernel] = []
     for phase in program.phases:
         body = BlockStatements(program, phase).run()
         if any(isinstance(n, Write) for n in nodes(body)):
-            kernels.append(Kernel(name if not kernels else f"{name}_{len(kernels)}", body))
+            kernels.append(LoopKernel(name if not kernels else f"{name}_{len(kernels)}", body))
     private = sorted({t for p in program.phases for t in p.writes if t.role is Role.PRIVATE}, key=lambda t: t.name)
     # A row that a statement asks for may not be there: where nothing says how many there are, it is read where it is asked for.
     read = (e.array for k in kernels for e in found_in(k.body) if isinstance(e, Element) and not e.array.local)

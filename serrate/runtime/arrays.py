@@ -27,17 +27,17 @@ ENTRIES = 64
 
 
 @dataclass
-class _Entry:
+class _DerivedArray:
     versions: tuple[int, ...]
     owners: tuple[torch.Tensor, ...]
     made: Any
 
 
-_memory: OrderedDict[int, dict[Any, _Entry]] = OrderedDict()
+_memory: OrderedDict[int, dict[Any, _DerivedArray]] = OrderedDict()
 """By id of the first offsets tensor. An entry holds its tensors, so that no id is used again while it is here."""
 
 
-_NOTHING: dict[Any, _Entry] = {}
+_NOTHING: dict[Any, _DerivedArray] = {}
 _lock = Lock()
 
 
@@ -61,7 +61,7 @@ def remembered(owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]
         entries.pop(full, None)
         while len(entries) >= ENTRIES:
             del entries[next(iter(entries))]
-        entries[full] = _Entry(versions, owners, made)
+        entries[full] = _DerivedArray(versions, owners, made)
     return made
 
 

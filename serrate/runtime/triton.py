@@ -50,11 +50,11 @@ class TritonExecutable:
                 args += [arrays[k] for k in launch.arrays]
                 launch.kernel[(programs,)](*args, *(symbols[k] for k in launch.symbols), **launch.options)
 
-    def _ready(self, launch: Launch) -> _Ready:
+    def _ready(self, launch: Launch) -> _PreparedLaunch:
         program = self._printed.program
         # A product and a sum are two roundings, as in torch; where one is better, the code asks for it.
         options = {"num_warps": self.warps, "enable_fp_fusion": False, **({"num_stages": STAGES} if launch.has_dot else {})}
-        return _Ready(
+        return _PreparedLaunch(
             getattr(self._module, launch.function),
             tuple(program.tensors.index(t) for t in launch.tensors),
             tuple(program.arrays.index(a) for a in launch.arrays),
@@ -65,7 +65,7 @@ class TritonExecutable:
 
 
 @dataclass(frozen=True)
-class _Ready:
+class _PreparedLaunch:
     kernel: Any
     tensors: tuple[int, ...]
     arrays: tuple[int, ...]

@@ -67,7 +67,7 @@ from serrate.schedule.dependences import require_independent, require_movable_ah
 
 
 @dataclass(frozen=True)
-class Rows:
+class CutRows:
     """Rows that loops of a phase run along: which axis counts them, which axes run along them, and their length."""
 
     component: Axis
@@ -84,7 +84,7 @@ class Rows:
         return whole if self.count is whole.extent_expr else transforms.restrict(whole, 0, self.count)
 
 
-def rows_of(program: TileProgram, phase: Phase) -> list[Rows]:
+def rows_of(program: TileProgram, phase: Phase) -> list[CutRows]:
     """The rows that the conditions of a phase are about, those first that come first."""
     counts = dict(program.counts)
     axes = {a.position: a for a in program.axes if a.looped and a.alias_of is None}
@@ -96,12 +96,12 @@ def rows_of(program: TileProgram, phase: Phase) -> list[Rows]:
                 owners = [axes[s] for s in guard.right.symbols if s in axes]
                 if len(owners) == 1 and owners[0].domain.uid in programs and guard.right.symbols == {owners[0].position}:
                     found.setdefault((owners[0], guard.right), []).append(axes[guard.left])
-    rows: list[Rows] = []
+    rows: list[CutRows] = []
     for (component, length), along in found.items():
         known = {counts.get(a) for a in length.arrays}
         count = known.pop()
         if not known and count is not None and component.begin.value == 0:
-            rows.append(Rows(component, tuple(dict.fromkeys(along)), length, count))
+            rows.append(CutRows(component, tuple(dict.fromkeys(along)), length, count))
     return rows
 
 
@@ -117,7 +117,7 @@ def ragged(program: TileProgram, phase: Phase, loop: Loop) -> Loop:
     return replace(loop, domain=ragged_transforms.within_row(rows.counted, axis.domain, length))
 
 
-def _check_ends(rows: Rows, axis: Axis, loop: Loop) -> None:
+def _check_ends(rows: CutRows, axis: Axis, loop: Loop) -> None:
     """Raises unless nothing is stored or carried past the row."""
     within = Less(axis.position, rows.length)
     own = {n.local.name for n in statements(loop.body) if isinstance(n, Declare)}

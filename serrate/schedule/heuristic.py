@@ -21,7 +21,7 @@ from serrate.schedule.target import Target
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowStatistics:
     """What is known of a call's rows; None where nobody has looked. A rectangle is one row of all its positions."""
 
     count: int
@@ -34,7 +34,7 @@ class Rows:
     def density(self) -> float | None:
         """Elements among the positions of a table as wide as the longest row; None where the longest is not known.
 
-        >>> Rows(4, 20, 10, 4).density
+        >>> RowStatistics(4, 20, 10, 4).density
         0.5
         """
         return None if self.longest is None else self.total / max(self.count * self.longest, 1)
@@ -49,15 +49,15 @@ SHARES = 64
 """A row that is one in so many of all is a large share: with that many workers, or a quarter of them, others wait for it."""
 
 
-def choose(rows: Rows | None, target: Target, workers: int = 1, *, product: bool = False) -> tuple[str, dict[str, bool]]:
+def choose(rows: RowStatistics | None, target: Target, workers: int = 1, *, product: bool = False) -> tuple[str, dict[str, bool]]:
     """A strategy and its options; `workers` are those of a GPU.
 
     >>> from serrate.schedule.target import CPU
-    >>> choose(Rows(1000, 128_000, 130, 256), CPU)
+    >>> choose(RowStatistics(1000, 128_000, 130, 256), CPU)
     ('maskless', {'keep_rows': True})
-    >>> choose(Rows(1000, 128_000, 64_000, 256), CPU)
+    >>> choose(RowStatistics(1000, 128_000, 64_000, 256), CPU)
     ('persistent_dynamic', {})
-    >>> choose(Rows(100_000, 300_000, 4, 4), CPU)
+    >>> choose(RowStatistics(100_000, 300_000, 4, 4), CPU)
     ('masked', {})
     """
     if rows is None:
@@ -94,7 +94,7 @@ def invariant(named: str | None, options: dict[str, Any], target: Target, name: 
     return named, options
 
 
-def _waits(rows: Rows, target: Target, workers: int) -> bool:
+def _waits(rows: RowStatistics, target: Target, workers: int) -> bool:
     """Whether a row is so long that all workers but one would wait for it."""
     if rows.longest is None:
         return False

@@ -42,7 +42,7 @@ def _counts_tiles(domain: IterDomain) -> bool:
 def sizes(program: TileProgram, rows: int, target: Target, asked: Mapping[str, int] | None = None) -> dict[str, int]:
     """Lanes of every axis, `rows` of those that count rows; `asked` are others, for axes that the user left open."""
     (phase,) = program.phases
-    facts = Facts(program, phase)
+    facts = AxisUse(program, phase)
     chosen: dict[Axis, int] = {}
     for axis in program.axes:
         chosen[axis] = _fixed(axis) or 0
@@ -58,7 +58,7 @@ def sizes(program: TileProgram, rows: int, target: Target, asked: Mapping[str, i
     }
 
 
-class Facts:
+class AxisUse:
     """What a program does with its axes."""
 
     def __init__(self, program: TileProgram, phase: Phase) -> None:
@@ -106,7 +106,7 @@ def _fixed(axis: Axis) -> int | None:
     return axis.block
 
 
-def _products(axes: Sequence[Axis], chosen: dict[Axis, int], facts: Facts, target: Target) -> None:
+def _products(axes: Sequence[Axis], chosen: dict[Axis, int], facts: AxisUse, target: Target) -> None:
     """Blocks of matrix products; an axis that is summed over in one and a column of another has room in both."""
     rows, columns, depth = target.matmul
     for axis in axes:
@@ -123,7 +123,7 @@ def _products(axes: Sequence[Axis], chosen: dict[Axis, int], facts: Facts, targe
             chosen[axis] = rows
 
 
-def _vectors(program: TileProgram, phase: Phase, chosen: dict[Axis, int], facts: Facts, target: Target) -> None:
+def _vectors(program: TileProgram, phase: Phase, chosen: dict[Axis, int], facts: AxisUse, target: Target) -> None:
     """The axis along which memory runs: whole where it is short, and as much as is stored at once where it is only stored."""
     for axis in program.axes:
         if not chosen[axis] and axis.position in facts.along:

@@ -15,7 +15,7 @@ from serrate.tensor.checks.deferred import poll
 from serrate.tensor.checks.validate import (
     LARGEST,
     Found,
-    Known,
+    KnownLengths,
     Moment,
     Validate,
     check_counts,
@@ -191,7 +191,7 @@ def _noted(
     max_length: PerLevel,
     min_length: PerLevel,
     when: Moment,
-) -> Known:
+) -> KnownLengths:
     """Notes what shapes, checks and the caller say of the rows; what the caller says is compared with what is known."""
     facts = rows._facts
     if total is not None:

@@ -21,7 +21,7 @@ from serrate.frontend.kernel.machine import BlockSize
 from serrate.frontend.trace import described
 from serrate.ir.expr import Symbol
 from serrate.ir.values import Tensor
-from serrate.schedule.heuristic import Rows, choose
+from serrate.schedule.heuristic import RowStatistics, choose
 from serrate.schedule.target import CPU
 from serrate.tensor import JaggedTensor
 from serrate.tensor.structure import Structure
@@ -167,7 +167,7 @@ def strategy_for(structure: Structure) -> str:
         return "maskless"
     why = "how rows are shared out"
     total, longest = structure.total_elements(why=why), structure.max_length(why=why)
-    return choose(Rows(structure.num_rows(), total, longest, POSITION_BYTES), CPU)[0]
+    return choose(RowStatistics(structure.num_rows(), total, longest, POSITION_BYTES), CPU)[0]
 
 
 # --- forms ---------------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ from serrate.tiles.forms import (
     widths,
 )
 from serrate.tiles.later import Later
-from serrate.tiles.loops import Again, Known
+from serrate.tiles.loops import Again, RetraceFacts
 from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.proof import agree, at_random, backend_to_try, refusal, tiles_to_try, unproven
 from serrate.tiles.source import DeviceLoop, outside, split
@@ -322,7 +322,7 @@ class Site:
 
     def _traced(self, env: Env, sizes: dict[Path, int], form: Form) -> tuple[TileProgram, Trace]:
         # What loops carry is found anew for every program: it may be another dtype.
-        known = Known()
+        known = RetraceFacts()
         known.static = form.static
         for _ in range(20):
             trace = Trace(self.name, known, self.options.blocks)

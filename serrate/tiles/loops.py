@@ -30,7 +30,7 @@ class Again(Exception):
     """The trace must be made again, now that more is known."""
 
 
-class Known:
+class RetraceFacts:
     """What one trace of a loop has found out for the next one: sizes to compile in, forms of carried values."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Known:
         """The dtype of a carried value, and for each dim the name of its axis; its size too where no loop runs over it."""
 
 
-class Range:
+class TracedRange:
     """What `hl.tile`, `hl.jagged_tile` and `hl.grid` give: one run through the loop's body, with symbols."""
 
     def __init__(

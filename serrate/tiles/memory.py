@@ -176,7 +176,7 @@ class TracedRows(TorchLike):
 
 
 @dataclass
-class Place:
+class ResolvedIndex:
     """The keys of an index: where each one points, and the dims of the result."""
 
     axes: list[Axis | None] = field(default_factory=list)
@@ -185,10 +185,10 @@ class Place:
     fed: list[Fed] = field(default_factory=list)
 
 
-def placed(trace: Trace, keys: Sequence[Any], extents: Sequence[Expr], broadcast: Sequence[bool]) -> Place:
+def placed(trace: Trace, keys: Sequence[Any], extents: Sequence[Expr], broadcast: Sequence[bool]) -> ResolvedIndex:
     """Every key as an index expression; the axes they bring, in the order of dims. `broadcast` says which dims have one element
     for all lanes of a tile."""
-    found = Place()
+    found = ResolvedIndex()
     rest = zip(extents, broadcast, strict=True)
     values: list[Traced | None] = [None if k is None else _key(trace, k, *next(rest)) for k in keys]
     blocks = [v for v in values if v is not None and v.ndim > 1]
@@ -261,11 +261,11 @@ def _key(trace: Trace, key: Any, extent: Expr, broadcast: bool) -> Traced:
 
 
 @dataclass
-class Target:
+class IndexedElements:
     """The elements that an index names: where they are in memory, and under which conditions a lane has one."""
 
     tensor: Tensor
-    place: Place
+    place: ResolvedIndex
     where: tuple[Expr, ...]
     guard: list[Less]
 
@@ -278,7 +278,7 @@ def _inside(guard: list[Less], index: Expr, size: Expr) -> None:
         guard.append(Less(index, size))
 
 
-def target_of(trace: Trace, tensor: Any, key: Any, *, reads: bool) -> Target:
+def target_of(trace: Trace, tensor: Any, key: Any, *, reads: bool) -> IndexedElements:
     """What an index of a plain or ragged tensor names; to read, a dim of size 1 has its one element in all lanes of a tile."""
     if isinstance(tensor, TracedRows):
         return _rows(trace, tensor, key, reads)
@@ -288,10 +288,10 @@ def target_of(trace: Trace, tensor: Any, key: Any, *, reads: bool) -> Target:
     guard = [c.holds for c in place.conditions]
     for index, size in zip(place.indices, tensor.sizes, strict=True):
         _inside(guard, index, size)
-    return Target(tensor.tensor, place, tuple(place.indices), guard)
+    return IndexedElements(tensor.tensor, place, tuple(place.indices), guard)
 
 
-def _rows(trace: Trace, jt: TracedRows, key: Any, reads: bool) -> Target:
+def _rows(trace: Trace, jt: TracedRows, key: Any, reads: bool) -> IndexedElements:
     """Component, then a position for each level, then columns: every step looks up where its rows start and end."""
     like, values = jt.like, jt.values
     structure = like.structure
@@ -349,7 +349,7 @@ def _rows(trace: Trace, jt: TracedRows, key: Any, reads: bool) -> Target:
             where[dim.values_dim] = begin + index
         else:
             component = trace.array(jt.rows, dim.axis, f"offsets{dim.level}")[component] + index
-    return Target(values.tensor, place, tuple(where[d] for d in range(values.ndim)), list(dict.fromkeys(guard)))
+    return IndexedElements(values.tensor, place, tuple(where[d] for d in range(values.ndim)), list(dict.fromkeys(guard)))
 
 
 def _limit(trace: Trace, jt: TracedRows, dim: Dim, rows: Rows, extent: Expr) -> None:
@@ -383,7 +383,7 @@ def read(trace: Trace, tensor: Any, key: Any, extra_mask: Any = None) -> Traced:
     return trace.read(target.tensor, Traced(value, place.axes, place.conditions, place.fed))
 
 
-def _masked(trace: Trace, target: Target, extra_mask: Any) -> tuple[Less, ...]:
+def _masked(trace: Trace, target: IndexedElements, extra_mask: Any) -> tuple[Less, ...]:
     if extra_mask is None:
         return ()
     mask = as_traced(extra_mask)
@@ -392,7 +392,7 @@ def _masked(trace: Trace, target: Target, extra_mask: Any) -> tuple[Less, ...]:
     return conditions_of(trace, _fitted(trace, target, mask, "extra_mask"))
 
 
-def _fitted(trace: Trace, target: Target, value: Traced, what: str) -> Traced:
+def _fitted(trace: Trace, target: IndexedElements, value: Traced, what: str) -> Traced:
     """The value in the axes of an index, which must have all of its dims."""
     index = Traced(constant(0, torch.int64), target.place.axes)
     axes, (kept, _) = joint(trace, [index, value], what)

@@ -27,18 +27,20 @@ from serrate.tiles.functions import conjunction
 from serrate.tiles.values import Traced
 
 if TYPE_CHECKING:
-    from serrate.tiles.memory import Target
+    from serrate.tiles.memory import IndexedElements
     from serrate.tiles.trace import Trace
 
 
-def refuse_races(trace: Trace, target: Target, guard: Sequence[Less], stored: Value, value: Traced, *, masked: bool) -> None:
+def refuse_races(
+    trace: Trace, target: IndexedElements, guard: Sequence[Less], stored: Value, value: Traced, *, masked: bool
+) -> None:
     """Raises for a store that races whatever its arguments are."""
     _programs(trace, target, guard, stored, value)
     own = symbols_of(stored) | trace.depends(stored)
     for axis in target.place.axes:
         if axis is None or axis.block == 1 or not {axis.position, axis.lane} & own:
             continue
-        parts = [_Lanes(trace, axis).of(index) for index in target.place.indices]
+        parts = [_LaneDependence(trace, axis).of(index) for index in target.place.indices]
         merged = [p for p in parts if p]
         if merged and not any(p == [] for p in parts) and not any(_asked(trace, p, guard, target) for p in merged):
             refuse(
@@ -50,7 +52,7 @@ def refuse_races(trace: Trace, target: Target, guard: Sequence[Less], stored: Va
             _rows(trace, target, axis)
 
 
-def _programs(trace: Trace, target: Target, guard: Sequence[Less], stored: Value, value: Traced) -> None:
+def _programs(trace: Trace, target: IndexedElements, guard: Sequence[Less], stored: Value, value: Traced) -> None:
     """A program that stores its own value to a place that all programs have stores it against the others."""
     used = {s for e in target.where for s in e.symbols} | {s for g in guard for s in g.symbols}
     exprs = (*target.where, *(g.left for g in guard), *(g.right for g in guard))
@@ -74,7 +76,7 @@ Condition = Value | Less
 """Under which lanes have an index of their own: a mask, or a comparison of indices."""
 
 
-class _Lanes:
+class _LaneDependence:
     """How an index depends on the lanes of an axis: None if not at all; else the conditions under which lanes have an index of
     their own, none of them where they always have, as far as can be seen."""
 
@@ -153,7 +155,7 @@ def _as_expr(value: Value) -> Expr | None:
     return Traced(value, ()).expr
 
 
-def _asked(trace: Trace, conditions: Sequence[Condition], guard: Sequence[Less], target: Target) -> bool:
+def _asked(trace: Trace, conditions: Sequence[Condition], guard: Sequence[Less], target: IndexedElements) -> bool:
     """Whether a store asks for all of these conditions."""
     masks = {m for g in guard for e in g.right.walk() if isinstance(e, Element) and e.array.local for m in _masks(trace, e)}
     return all(_holds(trace, c, guard, masks, target) for c in conditions)
@@ -170,7 +172,7 @@ def _masks(trace: Trace, e: Element) -> Iterator[Value]:
             yield value
 
 
-def _holds(trace: Trace, c: Condition, guard: Sequence[Less], masks: set[Value], target: Target) -> bool:
+def _holds(trace: Trace, c: Condition, guard: Sequence[Less], masks: set[Value], target: IndexedElements) -> bool:
     if isinstance(c, Less):
         gaps = [((c.left - c.right) - (g.left - g.right)).bounds[1] for g in guard]
         return any(gap is not None and gap <= 0 for gap in gaps)
@@ -190,7 +192,7 @@ def _holds(trace: Trace, c: Condition, guard: Sequence[Less], masks: set[Value],
 # --- rows ------------------------------------------------------------------------------------------------------------------
 
 
-def _rows(trace: Trace, target: Target, axis: Axis) -> None:
+def _rows(trace: Trace, target: IndexedElements, axis: Axis) -> None:
     """A store that counts from the start of a row, and ends where neither the row nor the next one has a part in it."""
     fixed = set(trace.numbers.values())
     if not axis.looped or not axis.end.symbols <= fixed or any(isinstance(e, Element) for e in axis.end.walk()):

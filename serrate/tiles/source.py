@@ -51,7 +51,7 @@ class DeviceLoop:
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitKernel:
     """A kernel's function in two parts."""
 
     host: Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -59,7 +59,7 @@ class Split:
     loops: tuple[DeviceLoop, ...]
 
 
-def split(function: types.FunctionType) -> Split:
+def split(function: types.FunctionType) -> SplitKernel:
     """Takes a kernel's function apart."""
     tree, offset, _ = parsed(function)
     local = {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
@@ -72,7 +72,7 @@ def split(function: types.FunctionType) -> Split:
         ast.increment_lineno(found, offset)
     ast.increment_lineno(tree, offset)
     loops = tuple(_device(function, *each) for each in finder.found)
-    return Split(lambda launch: with_defaults(rebuilt(function, tree, {LAUNCH: launch}), function), loops)
+    return SplitKernel(lambda launch: with_defaults(rebuilt(function, tree, {LAUNCH: launch}), function), loops)
 
 
 def _refuse_results(tree: ast.FunctionDef, finder: _Finder) -> None:
@@ -164,7 +164,7 @@ def outside(function: types.FunctionType, name: str) -> Any:
 
 
 def _device(function: types.FunctionType, loop: ast.For, names: tuple[str, ...], others: tuple[str, ...]) -> DeviceLoop:
-    body = _Notes().statements([loop])
+    body = _BranchNotes().statements([loop])
     every = [*names, *others]
     arguments = ast.arguments(
         posonlyargs=[], args=[], kwonlyargs=[ast.arg(n) for n in every], kw_defaults=[None] * len(every), defaults=[]
@@ -185,7 +185,7 @@ def _device(function: types.FunctionType, loop: ast.For, names: tuple[str, ...],
     return DeviceLoop(names, others, make, loop.lineno)
 
 
-class _Notes:
+class _BranchNotes:
     """Puts notes at the loops and branches of a device loop."""
 
     def __init__(self) -> None:

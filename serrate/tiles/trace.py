@@ -36,7 +36,7 @@ from serrate.ir.tile import Along, Axis, Loop, Phase, Statement, TileProgram, st
 from serrate.ir.values import Role, Tensor, Value, constant
 from serrate.tiles import functions, memory, products, reducing
 from serrate.tiles.elementwise import cast
-from serrate.tiles.loops import Again, Branch, Known, Range, TracedLoop
+from serrate.tiles.loops import Again, Branch, RetraceFacts, TracedLoop, TracedRange
 from serrate.tiles.values import (
     Condition,
     LanesOf,
@@ -65,7 +65,7 @@ DEFAULT_BLOCK = 64
 class Trace:
     """The machine behind `serrate.language` while a loop is traced."""
 
-    def __init__(self, name: str, known: Known, blocks: Sequence[int | None] = ()) -> None:
+    def __init__(self, name: str, known: RetraceFacts, blocks: Sequence[int | None] = ()) -> None:
         self.name, self.known = name, known
         self.blocks = tuple(blocks)
         self.block: list[Statement] = []
@@ -401,7 +401,7 @@ class Trace:
                 continue
             block, site = self._block(size, (frame.f_code, frame.f_lasti, n))
             axes.append((Axis(self.name_for(name), low, high, block, named, site=site), None, 1))
-        return Range(self, what, axes, single)
+        return TracedRange(self, what, axes, single)
 
     def jagged_range(self, lengths: Any, block_size: Any) -> Any:
         """`hl.jagged_tile`: up to the longest of the rows, each position under the condition that its row is that long."""
@@ -423,7 +423,7 @@ class Trace:
             self.name_for(self._target_name(0)), const(0), end, block, f"the jagged tile of line {frame.f_lineno}", site=site
         )
         conditions = (*value.conditions, Condition(Less(axis.position, length), True))
-        return Range(self, what, [(axis, None, 1)], True, conditions)
+        return TracedRange(self, what, [(axis, None, 1)], True, conditions)
 
     def _target_name(self, n: int) -> str:
         names = self.loops[-1].targets if self.loops else ()

@@ -13,7 +13,7 @@ import serrate.language as hl
 from serrate import JaggedTensor, ir, ops, settings
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Less, Symbol, minimum, symbol
-from serrate.ir.loops import Assign, Declare, For, Kernel, Lane, Local, LoopProgram, Node, Reduce, Write, held, load, nodes
+from serrate.ir.loops import Assign, Declare, For, Lane, Local, LoopKernel, LoopProgram, Node, Reduce, Write, held, load, nodes
 from serrate.ir.tile import GRID, SERIAL
 from serrate.ir.values import Role, Tensor, Value, call, constant
 from serrate.lower.passes.end_loops import end_loops
@@ -91,7 +91,7 @@ def ends(*body: Node, branches: bool = True) -> tuple[Expr, LoopProgram]:
     """Where a loop over tiles of four positions ends, with these statements in it."""
     loop = For(R, LONG, SERIAL, body, LONG)
     inside = (Declare(TOTAL, 0.0), Declare(COUNT, 0.0), loop, Write((D,), (), Y, (C, D.symbol), held(TOTAL)))
-    kernel = Kernel("p", (For(C, N, GRID, inside, N),))
+    kernel = LoopKernel("p", (For(C, N, GRID, inside, N),))
     made = end_loops(LoopProgram("p", (kernel,), (X,), (Y,), (), (), (N, LONG)), branches=branches)
     (found,) = [n for n in nodes(made.kernels[0].body) if isinstance(n, For) and n.kind is SERIAL]
     return found.extent, made

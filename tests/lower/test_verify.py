@@ -18,9 +18,9 @@ from serrate.ir.loops import (
     Dot,
     For,
     If,
-    Kernel,
     Lane,
     Local,
+    LoopKernel,
     LoopProgram,
     Node,
     Reduce,
@@ -59,7 +59,7 @@ def loop(s: Expr, *body: Node, grid: bool = False) -> For:
 
 
 def program(*body: Node, before: tuple[Node, ...] = ()) -> LoopProgram:
-    kernels = (*((Kernel("first", before),) if before else ()), Kernel("p", body))
+    kernels = (*((LoopKernel("first", before),) if before else ()), LoopKernel("p", body))
     return LoopProgram("p", kernels, (X,), (Y,), (KEPT,), (), (N,))
 
 

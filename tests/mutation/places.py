@@ -149,7 +149,7 @@ ANALYSIS = [
             "return wanted & {d.uid for d in path.domains} <= inside",
         ),
         ("if last.bounds[1] is None or last.bounds[1] > 0:", "if last.bounds[1] is not None and last.bounds[1] > 0:"),
-        ("if width.value != 0 and (not isinstance(transform, Product) or _at_least(width, 1)):", "if width.value != 0:"),
+        ("if width.value != 0 and (not isinstance(transform, RaggedProduct) or _at_least(width, 1)):", "if width.value != 0:"),
     ),
     *_of(
         "serrate/analysis/indices.py",

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from serrate import ir, ops, settings
-from serrate.cli.cache import Entry, entries, remove
+from serrate.cli.cache import CacheEntry, entries, remove
 from serrate.engine import Compiled, prebuild
 from serrate.errors import CacheError, CacheWarning, CompilerError, CompilerMissing
 from serrate.runtime import cache, cache_folder, compiler
@@ -235,7 +235,7 @@ for k in range(int(sys.argv[1]), int(sys.argv[1]) + 4):
     ]
     while any(builder.poll() is None for builder in builders):
         for entry in (*entries(private_cache), *leftovers(private_cache / "programs")):
-            remove(entry.path if isinstance(entry, Entry) else entry)
+            remove(entry.path if isinstance(entry, CacheEntry) else entry)
         time.sleep(0.01)
     assert [builder.returncode for builder in builders] == [0, 0]
 

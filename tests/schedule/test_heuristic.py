@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serrate import JaggedTensor, Structure, engine, jit
-from serrate.schedule.heuristic import Rows, choose
+from serrate.schedule.heuristic import RowStatistics, choose
 from serrate.schedule.target import CPU, GPU
 from tests.engine.test_compositions import tensor_of
 
@@ -18,58 +18,58 @@ from tests.engine.test_compositions import tensor_of
     ("rows", "wanted"),
     [
         (None, "maskless"),
-        (Rows(4096, 4096 * 128, 160, 256), "maskless"),  # dense, and long enough
-        (Rows(4096, 4096 * 128, 1100, 256), "maskless"),  # density 0.1, no row is a share
-        (Rows(4096, 4096 * 128, 2048 * 128, 256), "persistent_dynamic"),  # half of all in one row
-        (Rows(3, 30, 28, 4), "maskless"),  # skewed, and nothing to share
-        (Rows(100_000, 380_000, 4, 8), "masked"),  # dense and short
-        (Rows(100_000, 100_000, 4, 8), "maskless"),  # short, density 0.25
-        (Rows(100_000, 380_000, None, 8), "maskless"),  # nobody has looked
-        (Rows(0, 0, 0, 4), "maskless"),
+        (RowStatistics(4096, 4096 * 128, 160, 256), "maskless"),  # dense, and long enough
+        (RowStatistics(4096, 4096 * 128, 1100, 256), "maskless"),  # density 0.1, no row is a share
+        (RowStatistics(4096, 4096 * 128, 2048 * 128, 256), "persistent_dynamic"),  # half of all in one row
+        (RowStatistics(3, 30, 28, 4), "maskless"),  # skewed, and nothing to share
+        (RowStatistics(100_000, 380_000, 4, 8), "masked"),  # dense and short
+        (RowStatistics(100_000, 100_000, 4, 8), "maskless"),  # short, density 0.25
+        (RowStatistics(100_000, 380_000, None, 8), "maskless"),  # nobody has looked
+        (RowStatistics(0, 0, 0, 4), "maskless"),
     ],
 )
-def test_on_a_cpu(rows: Rows | None, wanted: str) -> None:
+def test_on_a_cpu(rows: RowStatistics | None, wanted: str) -> None:
     assert choose(rows, CPU)[0] == wanted
 
 
 @pytest.mark.parametrize(
     ("rows", "product", "wanted"),
     [
-        (Rows(4096, 4096 * 256, 300, 512), False, "maskless"),
-        (Rows(4096, 4096 * 256, 2048 * 256, 512), False, "persistent_dynamic"),
-        (Rows(64, 64 * 1024, 1100, 512), False, "persistent_dynamic"),  # fewer rows than workers
-        (Rows(4096, 4096 * 256, 300, 512), True, "persistent_dynamic"),
-        (Rows(400_000, 1_500_000, 4, 64), False, "masked"),
-        (Rows(400_000, 1_500_000, None, 64), False, "maskless"),
+        (RowStatistics(4096, 4096 * 256, 300, 512), False, "maskless"),
+        (RowStatistics(4096, 4096 * 256, 2048 * 256, 512), False, "persistent_dynamic"),
+        (RowStatistics(64, 64 * 1024, 1100, 512), False, "persistent_dynamic"),  # fewer rows than workers
+        (RowStatistics(4096, 4096 * 256, 300, 512), True, "persistent_dynamic"),
+        (RowStatistics(400_000, 1_500_000, 4, 64), False, "masked"),
+        (RowStatistics(400_000, 1_500_000, None, 64), False, "maskless"),
     ],
 )
-def test_on_a_gpu(rows: Rows, product: bool, wanted: str) -> None:
+def test_on_a_gpu(rows: RowStatistics, product: bool, wanted: str) -> None:
     assert choose(rows, GPU, workers=132, product=product)[0] == wanted
 
 
 def test_short_rows_are_not_cut_however_few_there_are() -> None:
-    assert choose(Rows(2, 3000, 2000, 256), CPU)[0] == "maskless"
-    assert choose(Rows(2, 6000, 4000, 256), CPU)[0] == "persistent_dynamic"
+    assert choose(RowStatistics(2, 3000, 2000, 256), CPU)[0] == "maskless"
+    assert choose(RowStatistics(2, 6000, 4000, 256), CPU)[0] == "persistent_dynamic"
 
 
 def test_long_rows_are_cut_only_where_others_would_wait() -> None:
-    assert choose(Rows(40, 40 * 4000, 4000, 256), CPU)[0] == "persistent_dynamic"
-    assert choose(Rows(400, 400 * 4000, 4000, 256), CPU)[0] == "maskless"
+    assert choose(RowStatistics(40, 40 * 4000, 4000, 256), CPU)[0] == "persistent_dynamic"
+    assert choose(RowStatistics(400, 400 * 4000, 4000, 256), CPU)[0] == "maskless"
 
 
 def test_a_row_is_kept_only_if_it_fits() -> None:
-    assert choose(Rows(100, 100_000, 1000, 256), CPU) == ("maskless", {"keep_rows": True})
-    assert choose(Rows(100, 1_000_000, 10_000, 256), CPU) == ("maskless", {"keep_rows": False})
+    assert choose(RowStatistics(100, 100_000, 1000, 256), CPU) == ("maskless", {"keep_rows": True})
+    assert choose(RowStatistics(100, 1_000_000, 10_000, 256), CPU) == ("maskless", {"keep_rows": False})
 
 
-SEEN: list[Rows | None] = []
+SEEN: list[RowStatistics | None] = []
 
 
 @pytest.fixture(autouse=True)
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     SEEN.clear()
 
-    def watch(rows: Rows | None, *args: object, **kwargs: object) -> object:
+    def watch(rows: RowStatistics | None, *args: object, **kwargs: object) -> object:
         SEEN.append(rows)
         return choose(rows, *args, **kwargs)  # type: ignore[arg-type]
 
@@ -79,21 +79,21 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "dims", "wanted"),
     [
-        ("one level", 1, Rows(4, 10, 5, 16)),
-        ("nested", 2, Rows(4, 10, 5, 16)),  # sentences
-        ("nested", (1, 2), Rows(3, 10, 7, 16)),  # documents
-        ("three levels", (1, 2, 3), Rows(2, 10, 7, 16)),
-        ("parts of equal number", 2, Rows(4, 10, 5, 16)),
-        ("rows of dim 1", 2, Rows(4, 10, 5, 24)),
-        ("independent", 3, Rows(2, 5, 4, 80)),
-        ("product", 2, Rows(3, 14, 8, 8)),  # rectangles
-        ("columns of the next dim", 2, Rows(3, 14, 8, 8)),
-        ("gaps", 1, Rows(3, 7, 4, 16)),  # elements, not the room they have
-        ("padded", 1, Rows(3, 8, 5, 16)),
+        ("one level", 1, RowStatistics(4, 10, 5, 16)),
+        ("nested", 2, RowStatistics(4, 10, 5, 16)),  # sentences
+        ("nested", (1, 2), RowStatistics(3, 10, 7, 16)),  # documents
+        ("three levels", (1, 2, 3), RowStatistics(2, 10, 7, 16)),
+        ("parts of equal number", 2, RowStatistics(4, 10, 5, 16)),
+        ("rows of dim 1", 2, RowStatistics(4, 10, 5, 24)),
+        ("independent", 3, RowStatistics(2, 5, 4, 80)),
+        ("product", 2, RowStatistics(3, 14, 8, 8)),  # rectangles
+        ("columns of the next dim", 2, RowStatistics(3, 14, 8, 8)),
+        ("gaps", 1, RowStatistics(3, 7, 4, 16)),  # elements, not the room they have
+        ("padded", 1, RowStatistics(3, 8, 5, 16)),
         ("one level", 2, None),  # nothing tells rows apart
     ],
 )
-def test_what_a_row_is(name: str, dims: int | tuple[int, ...], wanted: Rows | None) -> None:
+def test_what_a_row_is(name: str, dims: int | tuple[int, ...], wanted: RowStatistics | None) -> None:
     jit(lambda x: x.sum(dims), backend="reference")(tensor_of(name))
     (seen,) = SEEN
     assert seen == wanted

@@ -21,23 +21,25 @@ Piece = tuple[Write, ...]
 
 
 @dataclass(frozen=True)
-class Cut:
+class IndexSetSplit:
     """Statements in two pieces of one lane: as long as `bounds` (which grow with the lane) and `tests` hold, and behind. Either
     may be cut again, along the same lane."""
 
     lane: Lane
     bounds: Guard
     tests: Guard
-    inside: Piece | Cut
-    outside: Piece | Cut
+    inside: Piece | IndexSetSplit
+    outside: Piece | IndexSetSplit
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """The statements of all pieces, the first first."""
-        return tuple(p for each in (self.inside, self.outside) for p in (each.pieces if isinstance(each, Cut) else (each,)))
+        return tuple(
+            p for each in (self.inside, self.outside) for p in (each.pieces if isinstance(each, IndexSetSplit) else (each,))
+        )
 
 
-def cut_of(group: Sequence[Block], spelled: Callable[[Expr], Expr]) -> Cut | None:
+def cut_of(group: Sequence[Block], spelled: Callable[[Expr], Expr]) -> IndexSetSplit | None:
     """The cut of statements that all write, if everything they read ends somewhere along one lane; else None.
 
     `spelled` replaces names that stand for values of lanes.
@@ -60,7 +62,7 @@ def cut_of(group: Sequence[Block], spelled: Callable[[Expr], Expr]) -> Cut | Non
     return _cut(writes, along[0], list(asked.items()), spelled)
 
 
-def _cut(group: Piece, lane: Lane, asked: list[tuple[Guard, Guard]], spelled: Callable[[Expr], Expr]) -> Cut:
+def _cut(group: Piece, lane: Lane, asked: list[tuple[Guard, Guard]], spelled: Callable[[Expr], Expr]) -> IndexSetSplit:
     """The cut at the end of what is read under the first condition; both pieces are cut at those of the others."""
     (guard, conditions), *others = asked
 
@@ -78,8 +80,8 @@ def _cut(group: Piece, lane: Lane, asked: list[tuple[Guard, Guard]], spelled: Ca
     bounds = tuple(g for g in conditions if lane.symbol in g.symbols)
     tests = tuple(g for g in conditions if g not in bounds)
     if not others:
-        return Cut(lane, bounds, tests, inside, outside)
-    return Cut(lane, bounds, tests, _cut(inside, lane, others, spelled), _cut(outside, lane, others, spelled))
+        return IndexSetSplit(lane, bounds, tests, inside, outside)
+    return IndexSetSplit(lane, bounds, tests, _cut(inside, lane, others, spelled), _cut(outside, lane, others, spelled))
 
 
 def replace_reads(

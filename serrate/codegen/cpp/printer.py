@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from serrate.codegen.cpp.names import RESERVED
-from serrate.codegen.cpp.pieces import Cut, cut_of, moves
+from serrate.codegen.cpp.pieces import IndexSetSplit, cut_of, moves
 from serrate.codegen.cpp.products import product
 from serrate.codegen.cpp.statements import accumulated, along, clause, identity, size_of, unrounded, wraps
 from serrate.codegen.cpp.streams import Stage, Straight, block_bytes, moved, way_of
@@ -33,11 +33,11 @@ from serrate.ir.loops import (
     For,
     Guard,
     If,
-    Kernel,
     Lane,
     Lanes,
     Load,
     Local,
+    LoopKernel,
     LoopProgram,
     Node,
     Prefetch,
@@ -72,7 +72,7 @@ ABREAST = 32
 
 
 @dataclass(frozen=True)
-class Source:
+class CppSource:
     """Generated C++. It takes pointers to the program's tensors and arrays, then integers: the number of threads, whether
     results go past the cache, the program's symbols, and the size of a row of each private tensor."""
 
@@ -87,13 +87,13 @@ LARGE, STACK = 1 << 16, 1 << 18
 """Bytes of the largest block, and of all blocks together, that lie on the stack of a thread."""
 
 
-def print_cpp(program: LoopProgram, wide: frozenset[Array] = frozenset()) -> Source:
+def print_cpp(program: LoopProgram, wide: frozenset[Array] = frozenset()) -> CppSource:
     """The program in C++; `wide` names the arrays that hold int64 (others hold int32)."""
     new = spellings(program, RESERVED)
-    return _Printer(renamed(program, new), wide, new).source()
+    return _CppPrinter(renamed(program, new), wide, new).source()
 
 
-class _Printer(Text):
+class _CppPrinter(Text):
     def __init__(self, program: LoopProgram, wide: frozenset[Array], new: Mapping[str, str]) -> None:
         names = array_names(program).items()
         values = (value for kernel in program.kernels for node in nodes(kernel.body) for value in values_of(node))
@@ -106,7 +106,7 @@ class _Printer(Text):
         self.large: dict[str, Local] = {}
         """Private blocks of the kernel that is printed that lie on the heap."""
 
-    def source(self) -> Source:
+    def source(self) -> CppSource:
         program = self.program
         for line in program.header:
             self.put(f"// {line}")
@@ -119,7 +119,7 @@ class _Printer(Text):
         self.indent = 0
         self.put("}")
         text = "\n".join(self.lines) + "\n"
-        return Source(name, text)
+        return CppSource(name, text)
 
     def _arguments(self) -> None:
         used = self._used_tensors()
@@ -154,7 +154,7 @@ class _Printer(Text):
 
     # --- kernels and loops --------------------------------------------------------------------------------------------
 
-    def _kernel(self, kernel: Kernel) -> None:
+    def _kernel(self, kernel: LoopKernel) -> None:
         self.put(f"// {kernel.name}")
         self.open("")
         body = list(kernel.body)
@@ -353,7 +353,7 @@ class _Printer(Text):
         self.close(len(conditions))
 
     def _pieces(
-        self, cut: Cut, lanes: Lanes, bounds: dict[Lane, list[str]], staged: Ways, range_: tuple[str, str] | None = None
+        self, cut: IndexSetSplit, lanes: Lanes, bounds: dict[Lane, list[str]], staged: Ways, range_: tuple[str, str] | None = None
     ) -> None:
         """A block in several nests: the positions of a lane at which what is read is there, and those behind them."""
         guard = next(iter(staged)).guard
@@ -361,7 +361,7 @@ class _Printer(Text):
         end = self.end(cut, limit)
         after = end if start == "0" else f"larger<i64>({start}, {end})"
         for piece, part in ((cut.inside, (start, end)), (cut.outside, (after, limit))):
-            if isinstance(piece, Cut):
+            if isinstance(piece, IndexSetSplit):
                 self._pieces(piece, lanes, bounds, staged, part)
             else:
                 ways = dict(zip(piece, staged.values(), strict=True))
@@ -406,7 +406,7 @@ class _Printer(Text):
             self._prefetches(group, lane, lane.size)
         for node in scalars:
             self.put(f"{accumulated(node)} {node.local.name}_here = {number(identity(node), node.local.dtype)};")
-        run = _Run(limit, lane.symbol.name)
+        run = _InnerLoop(limit, lane.symbol.name)
         if start == "0":
             self._widen(group, lane, lane.size, run)
         if not serial and not any(isinstance(n, Write) and n.add for n in group):
@@ -457,7 +457,7 @@ class _Printer(Text):
             self.open(f"for (; done + {ABREAST} <= count; done += {ABREAST})" if whole else "if (done < count)")
             if whole:
                 self._prefetches(group, lane, ABREAST, "done + ")
-            run = _Run(str(ABREAST) if whole else "count - done", "k", " + done")
+            run = _InnerLoop(str(ABREAST) if whole else "count - done", "k", " + done")
             self._widen(group, lane, ABREAST, run)
             self.put("#pragma omp simd")
             self.open(f"for (int k = 0; k < {ABREAST}; k++)")
@@ -531,7 +531,7 @@ class _Printer(Text):
 
     # --- sixteen bits, a block at a time --------------------------------------------------------------------------------
 
-    def _widen(self, group: Sequence[Block], lane: Lane, size: int, run: _Run) -> None:
+    def _widen(self, group: Sequence[Block], lane: Lane, size: int, run: _InnerLoop) -> None:
         """Converts the float16 that the loop over a lane reads before it begins: there are instructions for many at once, which
         compilers do not find in a loop. What the loop writes in sixteen bits gets a block of float32 of its own."""
         if self.unbounded(group[0].lanes, group[0].guard, lane) or size * 4 > LARGE:
@@ -556,7 +556,7 @@ class _Printer(Text):
                     self.put(f"widen({name}, {tensor.name} + {self.index(start)}{run.done}, {run.count});")
                 self.converted[access] = f"{name}[{run.at}]"
 
-    def _narrow(self, group: Sequence[Block], lane: Lane, staged: Ways, run: _Run) -> None:
+    def _narrow(self, group: Sequence[Block], lane: Lane, staged: Ways, run: _InnerLoop) -> None:
         """Writes what the loop over a lane has left in float32."""
         for node in group:
             if isinstance(node, Write) and node in self.converted:
@@ -575,7 +575,7 @@ class _Printer(Text):
 
 
 @dataclass(frozen=True)
-class _Run:
+class _InnerLoop:
     """How far an innermost loop goes, what counts its positions, and where along the lane it begins."""
 
     count: str

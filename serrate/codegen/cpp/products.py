@@ -43,7 +43,7 @@ def product(text: Text, node: Dot) -> None:
 
 
 @dataclass(frozen=True)
-class _Range:
+class _LaneRange:
     """The lanes of a block that are there: the first one, one past the last, and how many."""
 
     start: str
@@ -54,17 +54,17 @@ class _Range:
         return self.end if self.start == "0" else f"{self.end} - {self.start}"
 
 
-def _range(text: Text, lane: Lane, node: Dot, bounds: list[str]) -> _Range:
+def _range(text: Text, lane: Lane, node: Dot, bounds: list[str]) -> _LaneRange:
     start, end = text.start(lane, node.lanes, node.guard), text.fresh()
     if start != "0":
         first = text.fresh()
         text.put(f"const i64 {first} = {start};")
         start = first
     text.put(f"const i64 {end} = larger<i64>({start}, {text.limit(lane, bounds)});")
-    return _Range(start, end)
+    return _LaneRange(start, end)
 
 
-def _moved(pointer: str, stride: str, outer: _Range, inner: _Range) -> str:
+def _moved(pointer: str, stride: str, outer: _LaneRange, inner: _LaneRange) -> str:
     """A pointer to a block's first lanes that are there."""
     steps = [f"{outer.start} * {stride}"] * (outer.start != "0") + [inner.start] * (inner.start != "0")
     return " + ".join([pointer, *steps])
@@ -76,7 +76,7 @@ def _is_bfloat16(value: Value) -> bool:
     return value.dtype == torch.bfloat16 and (rounded or isinstance(value, Load))
 
 
-def _operand(text: Text, value: Value, outer: Lane, inner: Lane, ranges: dict[Lane, _Range], kind: str) -> tuple[str, str]:
+def _operand(text: Text, value: Value, outer: Lane, inner: Lane, ranges: dict[Lane, _LaneRange], kind: str) -> tuple[str, str]:
     """A pointer to the operand and the distance of its rows; its columns are side by side."""
     if isinstance(value, Load) and ctype(value.dtype) == kind and not value.guard:
         flat = text.flat_expr(value.tensor, value.index)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from serrate.codegen.cpp.pieces import Cut, moves
+from serrate.codegen.cpp.pieces import IndexSetSplit, moves
 from serrate.codegen.cpp.statements import size_of
 from serrate.codegen.cpp.text import Text
 from serrate.codegen.cpp.values import ctype, number
@@ -110,7 +110,7 @@ def _source(text: Text, node: Write) -> str:
     return max(found, key=lambda each: each[0])[1] if found else "nullptr"
 
 
-def moved(text: Text, group: Sequence[Block], cut: Cut | None, bounds: dict[Lane, list[str]]) -> bool:
+def moved(text: Text, group: Sequence[Block], cut: IndexSetSplit | None, bounds: dict[Lane, list[str]]) -> bool:
     """A block that lies in one piece, where it is read too, is copied as bytes; behind what is there, it is filled."""
     first = group[0]
     if len(group) > 1 or not isinstance(first, Write) or not block_bytes(text, first):

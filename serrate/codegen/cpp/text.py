@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serrate.codegen.cpp.pieces import Cut
+from serrate.codegen.cpp.pieces import IndexSetSplit
 from serrate.codegen.cpp.statements import owns
 from serrate.codegen.cpp.values import Scalars, computed, index_text, number
 from serrate.ir.expr import Expr, Less, Symbol, const
@@ -173,7 +173,7 @@ class Text:
             limit = f"smaller<i64>({limit}, {bound})"
         return limit
 
-    def end(self, cut: Cut, limit: str) -> str:
+    def end(self, cut: IndexSetSplit, limit: str) -> str:
         """The name of the first position of the lane that is cut at which nothing is there any more; at most `limit`."""
         end = self.fresh()
         for condition in cut.bounds:

@@ -32,11 +32,11 @@ from serrate.ir.loops import (
     Guard,
     Held,
     If,
-    Kernel,
     Lane,
     Lanes,
     Load,
     Local,
+    LoopKernel,
     LoopProgram,
     Node,
     Number,
@@ -197,7 +197,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Source:
+class TritonSource:
     """A module's text and its launches, in order; `program` has the tensors and symbols by the names that they have there."""
 
     program: LoopProgram
@@ -205,17 +205,17 @@ class Source:
     launches: tuple[Launch, ...]
 
 
-def print_triton(program: LoopProgram, *, interpreted: bool = False) -> Source:
+def print_triton(program: LoopProgram, *, interpreted: bool = False) -> TritonSource:
     """The program as a Triton module. The interpreter multiplies sixteen-bit blocks wrongly, so it gets float32 ones."""
     program, parts, launches = renamed(program, spellings(program, RESERVED)), [], []
     combiners: Combiners = {}
     for kernel in program.kernels:
-        text, launch = _Printer(program, kernel, interpreted, combiners).run()
+        text, launch = _TritonPrinter(program, kernel, interpreted, combiners).run()
         parts.append(text)
         launches.append(launch)
     header = "".join(f"# {line}\n" for line in program.header)
     code = "\n\n".join([*(text for _, text in combiners.values()), *parts])
-    return Source(program, f"{header}{_beginning(code)}\n\n\n{code}", tuple(launches))
+    return TritonSource(program, f"{header}{_beginning(code)}\n\n\n{code}", tuple(launches))
 
 
 def _clamped(text: str, e: Element, go: Callable[[Expr], str]) -> str:
@@ -227,8 +227,8 @@ Combiners = dict[tuple[Reduction, tuple[torch.dtype, ...]], tuple[str, str]]
 """Functions that combine states, for each reduction and the dtypes of its states: name and text."""
 
 
-class _Printer:
-    def __init__(self, program: LoopProgram, kernel: Kernel, interpreted: bool, combiners: Combiners) -> None:
+class _TritonPrinter:
+    def __init__(self, program: LoopProgram, kernel: LoopKernel, interpreted: bool, combiners: Combiners) -> None:
         self.program, self.kernel, self.interpreted, self.combiners = program, kernel, interpreted, combiners
         self.names: dict[Array, str] = {a: f"{name}_at" for a, name in array_names(program).items()}
         self.lines: list[str] = []

@@ -22,8 +22,8 @@ from serrate.ir.loops import (
     Guard,
     Held,
     If,
-    Kernel,
     Load,
+    LoopKernel,
     LoopProgram,
     Node,
     Number,
@@ -49,7 +49,7 @@ Effect = Assign | Reduce | Fold | Dot | Running | Write
 """Statements that change a private block or memory."""
 
 
-def per_kernel(program: LoopProgram, change: Callable[[Kernel], Body]) -> LoopProgram:
+def per_kernel(program: LoopProgram, change: Callable[[LoopKernel], Body]) -> LoopProgram:
     """The program with other statements in its kernels; the same one if none of them changed."""
     kernels = tuple(k if (body := change(k)) is k.body else replace(k, body=body) for k in program.kernels)
     return program if same(program.kernels, kernels) else replace(program, kernels=kernels)

@@ -8,7 +8,7 @@ In: a loop program. Out: the same; searches by a grid's index read a derived arr
 from __future__ import annotations
 
 from serrate.ir.expr import Array, Expr, Search
-from serrate.ir.loops import For, Kernel, LoopProgram, nodes
+from serrate.ir.loops import For, LoopKernel, LoopProgram, nodes
 from serrate.ir.recipes import Owners
 from serrate.ir.tile import GRID
 from serrate.lower.passes.common import Body, found_in, per_kernel, substituted
@@ -19,7 +19,7 @@ def tabulate(program: LoopProgram) -> LoopProgram:
     return per_kernel(program, _tabulated)
 
 
-def _tabulated(kernel: Kernel) -> Body:
+def _tabulated(kernel: LoopKernel) -> Body:
     # Grids of different kernels may have one name and different bounds, so each kernel is looked at alone.
     grids = {n.symbol: n.bound for n in nodes(kernel.body) if isinstance(n, For) and n.kind is GRID}
     found: dict[Expr, Expr] = {}

@@ -14,7 +14,7 @@ from serrate.ir.expr import Less
 from serrate.ir.loops import Assign, Dot, Reduce, Running, Write
 from serrate.ir.tile import GRID, SERIAL, ByLength, Loop, Phase, TileProgram, statements
 from serrate.schedule.block_loops import find
-from serrate.schedule.cutting import Rows, rows_of
+from serrate.schedule.cutting import CutRows, rows_of
 from serrate.schedule.plan import Recorder
 from serrate.schedule.sizes import sizes, tiled
 from serrate.schedule.statistics import side_by_side
@@ -119,7 +119,7 @@ def _needs_second_phase(program: TileProgram, loops: Sequence[Loop]) -> bool:
     return len(loops) > 1 or bool(loops[0].carried) or bool(others)
 
 
-def _list_tiles(recorder: Recorder, phase: str, rows: Rows, target: Target, lanes: Lanes) -> None:
+def _list_tiles(recorder: Recorder, phase: str, rows: CutRows, target: Target, lanes: Lanes) -> None:
     """One list of the tiles that rows have, in the place of as many for each row as the longest has."""
     recorder.do("share", phase)
     chosen = sizes(recorder.program, 1, target, lanes)
@@ -131,7 +131,7 @@ def _list_tiles(recorder: Recorder, phase: str, rows: Rows, target: Target, lane
     recorder.do("combine", phase, rows.component.name, f"{name}ro" if chosen[name] > 1 else f"{name}r")
 
 
-def _require_single(rows: Rows, lanes: Lanes) -> None:
+def _require_single(rows: CutRows, lanes: Lanes) -> None:
     if lanes[rows.component.name] > 1:
         raise StrategyError(
             f"persistent_dynamic takes one row at a time, and {rows.component} has {lanes[rows.component.name]}: "
@@ -154,7 +154,7 @@ def _part_size(
     return -(-size // whole) * whole, asked
 
 
-def _shared_rows(program: TileProgram, phase: Phase) -> Rows | None:
+def _shared_rows(program: TileProgram, phase: Phase) -> CutRows | None:
     """The rows that are shared out: the first that loops run along. Where programs do, all they store must go by them."""
     programs = {n.domain.uid for n in statements(phase.body) if isinstance(n, Loop) and n.kind is GRID}
     for rows in rows_of(program, phase):

@@ -146,7 +146,7 @@ def check_offsets(tensors: Sequence[Tensor], total: int | None) -> list[Found]:
     return found
 
 
-def check_offsets_later(tensors: Sequence[Tensor], total: int | None, known: Known) -> list[Tensor]:
+def check_offsets_later(tensors: Sequence[Tensor], total: int | None, known: KnownLengths) -> list[Tensor]:
     """The same for offsets on a device, whose numbers are judged when they arrive. Gives the lengths of every tensor."""
     all_lengths: list[Tensor] = []
     numbers: list[Tensor] = []
@@ -219,7 +219,7 @@ def check_lengths(tensors: Sequence[Tensor], total: int | None) -> list[Found]:
     return found
 
 
-def check_lengths_later(tensors: Sequence[Tensor], total: int | None, known: Known) -> None:
+def check_lengths_later(tensors: Sequence[Tensor], total: int | None, known: KnownLengths) -> None:
     """The same for lengths on a device, whose numbers are judged when they arrive."""
     levels = [level for level in tensors if level.numel()]
     numbers = [number for level in levels for number in (*level.aminmax(), level.sum())]
@@ -249,7 +249,7 @@ def check_lengths_later(tensors: Sequence[Tensor], total: int | None, known: Kno
 # --- lengths that the caller knows ---
 
 
-class Known(NamedTuple):
+class KnownLengths(NamedTuple):
     """The longest and the shortest length of levels, as far as the caller gave them; one pair for each level of the chain."""
 
     longest: Sequence[int | None]
@@ -266,13 +266,13 @@ class Known(NamedTuple):
             level += 1
 
 
-def known_of(longest: Any, shortest: Any, levels: int) -> Known:
+def known_of(longest: Any, shortest: Any, levels: int) -> KnownLengths:
     """Lengths that the caller knows, of the innermost level or of every level, as one for each level.
 
     >>> known_of(5, (1, 0), 2)
-    Known(longest=(None, 5), shortest=(1, 0))
+    KnownLengths(longest=(None, 5), shortest=(1, 0))
     """
-    return Known(_per_level("max_length", longest, levels), _per_level("min_length", shortest, levels))
+    return KnownLengths(_per_level("max_length", longest, levels), _per_level("min_length", shortest, levels))
 
 
 def check_extreme(name: str, given: int | None, longest: str, found: int) -> None:

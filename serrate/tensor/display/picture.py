@@ -96,7 +96,7 @@ def picture(values_shape: tuple[int, ...], structure: Structure) -> str:
         canvas.y += 10 if axis else 2
         canvas.text(0, canvas.y + 12, _caption(axis, rows, dims), weight="bold")
         canvas.y += _LINE + 4
-        _Axis(canvas, rows, values_shape[dim : dim + 2]).draw()
+        _AxisPicture(canvas, rows, values_shape[dim : dim + 2]).draw()
     height = _at(canvas.y + 2)
     hatching = (
         f'<pattern id="{canvas.hatch}" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -107,7 +107,7 @@ def picture(values_shape: tuple[int, ...], structure: Structure) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {head} fill="{_INK}">\n<defs>{hatching}</defs>\n{body}\n</svg>\n'
 
 
-class _Axis:
+class _AxisPicture:
     """The rows of one partitioned dim, drawn one below the other, those of a component together."""
 
     def __init__(self, canvas: _Canvas, rows: Rows, extents: tuple[int, ...]) -> None:

@@ -127,11 +127,11 @@ _FAR = 2**62
 
 
 @dataclass(frozen=True)
-class Range:
+class RowSlice:
     """A slice whose parts are ints; `start` and `stop` may be left out, as in Python.
 
-    >>> Range.of(slice(-2, None))
-    Range(start=-2, stop=None, step=1)
+    >>> RowSlice.of(slice(-2, None))
+    RowSlice(start=-2, stop=None, step=1)
     """
 
     start: int | None
@@ -139,10 +139,10 @@ class Range:
     step: int
 
     @classmethod
-    def of(cls, key: slice) -> Range:
+    def of(cls, key: slice) -> RowSlice:
         """The range that a slice spells.
 
-        >>> Range.of(slice(None, None, 0))
+        >>> RowSlice.of(slice(None, None, 0))
         Traceback (most recent call last):
         serrate.errors.ShapeError: a slice cannot have step 0
         """
@@ -158,7 +158,7 @@ class Range:
     def of_rows(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Where it starts in rows of these lengths, and how many positions it takes: `slice.indices` for every row at once.
 
-        >>> Range.of(slice(-2, None)).of_rows(torch.tensor([1, 5]))
+        >>> RowSlice.of(slice(-2, None)).of_rows(torch.tensor([1, 5]))
         (tensor([0, 3]), tensor([1, 2]))
         """
         lengths = lengths.long()
@@ -197,7 +197,7 @@ def slice_dim(values: Tensor, structure: Structure | None, dim: Dim, key: slice,
     >>> slice_dim(jt.values, jt.structure, jt.dims[1], slice(1), "jt[:, a:b]")
     (tensor([0, 1, 2, 3, 4]), Structure(2 > ?, with gaps))
     """
-    part = Range.of(key)
+    part = RowSlice.of(key)
     if part.whole():
         return values, structure
     if structure is None or dim.axis is None:
@@ -231,14 +231,14 @@ def slice_rows(values: Tensor, structure: Structure, axis: int, start: int, stop
     return values.narrow(structure.dims[axis], first, last - first), structure.replace(axis, part)
 
 
-def _regular(values: Tensor, dim: int, part: Range) -> Tensor:
+def _regular(values: Tensor, dim: int, part: RowSlice) -> Tensor:
     if part.step > 0:
         return values[(*(slice(None),) * dim, slice(part.start, part.stop, part.step))]
     taken = range(values.shape[dim])[part.start : part.stop : part.step]
     return values.index_select(dim, torch.tensor(list(taken), dtype=torch.int64, device=values.device))
 
 
-def _components(values: Tensor, structure: Structure, axis: int, part: Range, why: str) -> Piece:
+def _components(values: Tensor, structure: Structure, axis: int, part: RowSlice, why: str) -> Piece:
     rows = structure.rows[axis]
     taken = range(rows.num_rows(0))[part.start : part.stop : part.step]
     if part.step == 1:
@@ -260,7 +260,7 @@ def pick_rows(values: Tensor, structure: Structure, axis: int, ids: Tensor, why:
     return values, structure.replace(axis, found.to(values.device))
 
 
-def _parts(values: Tensor, structure: Structure, axis: int, level: int, part: Range, why: str) -> Piece:
+def _parts(values: Tensor, structure: Structure, axis: int, level: int, part: RowSlice, why: str) -> Piece:
     rows = structure.rows[axis]
     uniform = _uniform(rows, level, part)
     work = rows if uniform is not None and not rows.readable() else rows.at_home(why)
@@ -273,7 +273,7 @@ def _parts(values: Tensor, structure: Structure, axis: int, level: int, part: Ra
     return (values, whole) if part.step > 0 else compact_axis(values, whole, axis, why)
 
 
-def _in_place(rows: Rows, part: Range) -> Rows:
+def _in_place(rows: Rows, part: RowSlice) -> Rows:
     level = rows.depth - 1
     first, lengths = part.of_rows(rows.inner_lengths())
     where = rows.where()
@@ -287,7 +287,7 @@ def _in_place(rows: Rows, part: Range) -> Rows:
     return found
 
 
-def _columns(values: Tensor, dim: int, rows: Rows, part: Range, why: str) -> tuple[Tensor, Rows]:
+def _columns(values: Tensor, dim: int, rows: Rows, part: RowSlice, why: str) -> tuple[Tensor, Rows]:
     first, counts = part.of_rows(rows.counts())
     columns = running_sum(counts).to(rows.offsets[0].dtype)
     offsets = (*rows.offsets[: rows.depth], columns)
@@ -295,7 +295,7 @@ def _columns(values: Tensor, dim: int, rows: Rows, part: Range, why: str) -> tup
         # Every row's columns begin at the same place of the next dim, so that can be cut for all of them.
         found = rows_of(offsets, rows.depth, False, rows.starts, rows.room, {})
         _note_cut(rows, found, rows.depth, part)
-        return _regular(values, dim + 1, Range(part.start, None, part.step)), found
+        return _regular(values, dim + 1, RowSlice(part.start, None, part.step)), found
     found = rows_of(offsets, rows.depth, True, None, None, {})
     _note_cut(rows, found, rows.depth, part)
     owner, place = owners_and_places(rows.inner_lengths(), rows.total(rows.depth - 1, why))
@@ -311,12 +311,12 @@ def _columns(values: Tensor, dim: int, rows: Rows, part: Range, why: str) -> tup
     return runs(values, dim, start + first.index_select(0, owner), lengths, total, part.step), found
 
 
-def _uniform(rows: Rows, level: int, part: Range) -> int | None:
+def _uniform(rows: Rows, level: int, part: RowSlice) -> int | None:
     length = rows.uniform(level)
     return None if length is None else part.length_of(length)
 
 
-def _note_cut(rows: Rows, found: Rows, level: int, part: Range) -> None:
+def _note_cut(rows: Rows, found: Rows, level: int, part: RowSlice) -> None:
     """What is known of lengths stays known on the levels that were not cut, and on that one if the longest row stays so."""
     for name in ("min", "max"):
         for own in range(rows.levels):

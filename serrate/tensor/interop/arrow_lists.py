@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DtypeError, FormatError
-from serrate.tensor.interop.columnar import Fixed, Lists, Node, Views, assemble, in_order, lists_of
+from serrate.tensor.interop.columnar import FixedLists, Lists, Node, Views, assemble, in_order, lists_of
 from serrate.tensor.interop.common import Copying, package, rows_of_one_dim
 from serrate.tensor.interop.numpy_arrays import array_of, offsets_of, tensor_of
 from serrate.tensor.structure import Structure
@@ -107,7 +107,7 @@ def _node(array: Any, pa: Any, copying: Copying) -> tuple[Node, Any] | None:
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
-        return Fixed(size, len(array)), array.values.slice(array.offset * size, len(array) * size)
+        return FixedLists(size, len(array)), array.values.slice(array.offset * size, len(array) * size)
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         starts, lengths = (offsets_of(part.to_numpy()) for part in (array.offsets, array.sizes))
         if in_order(starts, lengths) and not _has_lists(kind.value_type, pa):

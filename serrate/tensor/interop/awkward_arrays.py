@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, FormatError
-from serrate.tensor.interop.columnar import Fixed, Lists, Node, Views, assemble, in_order, lists_of
+from serrate.tensor.interop.columnar import FixedLists, Lists, Node, Views, assemble, in_order, lists_of
 from serrate.tensor.interop.common import Copying, package, rows_of_one_dim
 from serrate.tensor.interop.numpy_arrays import array_of, offsets_of, tensor_of
 from serrate.tensor.structure import Structure
@@ -52,7 +52,7 @@ def from_awkward(array: Any, copying: Copying) -> tuple[Tensor, Structure]:
     else:
         leaf = tensor_of(layout.data, copying)
     if not nodes and leaf.dim() > 1:
-        nodes, leaf = [Fixed(leaf.shape[1], leaf.shape[0])], leaf.flatten(0, 1)
+        nodes, leaf = [FixedLists(leaf.shape[1], leaf.shape[0])], leaf.flatten(0, 1)
     if not nodes:
         raise CallError("from_awkward takes an array of lists, got an array of numbers: use torch.from_numpy")
     return assemble(nodes, leaf)
@@ -115,7 +115,7 @@ def _unwrapped(layout: Any, copying: Copying) -> Any:
 def _node(layout: Any, copying: Copying) -> tuple[Node, Any] | None:
     """The lists of a layout and what is in them, cut to what they use; None for a layout of something else."""
     if layout.is_regular:
-        return Fixed(layout.size, layout.length), layout.content[: layout.size * layout.length]
+        return FixedLists(layout.size, layout.length), layout.content[: layout.size * layout.length]
     if not layout.is_list:
         return None
     if not hasattr(layout, "offsets"):

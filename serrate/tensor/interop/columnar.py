@@ -32,14 +32,14 @@ class Views:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedLists:
     """`count` lists of the same size, back to back."""
 
     size: int
     count: int
 
 
-Node = Lists | Views | Fixed
+Node = Lists | Views | FixedLists
 
 
 def in_order(starts: Tensor, lengths: Tensor) -> bool:
@@ -57,13 +57,13 @@ def assemble(nodes: Sequence[Node], leaf: Tensor) -> tuple[Tensor, Structure]:
 
     Only the last ragged node may be `Views`, and only in order.
 
-    >>> assemble([Lists(torch.tensor([0, 2, 3])), Fixed(2, 3)], torch.arange(6))
+    >>> assemble([Lists(torch.tensor([0, 2, 3])), FixedLists(2, 3)], torch.arange(6))
     (tensor([[0, 1],
             [2, 3],
             [4, 5]]), Structure(2 > 3))
     """
-    last = max((depth for depth, node in enumerate(nodes) if not isinstance(node, Fixed)), default=0)
-    inner = [node.size for node in nodes[last + 1 :] if isinstance(node, Fixed)]
+    last = max((depth for depth, node in enumerate(nodes) if not isinstance(node, FixedLists)), default=0)
+    inner = [node.size for node in nodes[last + 1 :] if isinstance(node, FixedLists)]
     count = nodes[last + 1].count if inner else leaf.shape[0]  # type: ignore[union-attr]
     values = leaf.view(count, *inner, *leaf.shape[1:])
     bottom = nodes[last]
@@ -99,7 +99,7 @@ def lists_of(rows: Rows, width: int, why: str) -> tuple[list[Tensor], Tensor | N
 
 
 def _offsets(node: Node, dtype: torch.dtype) -> Tensor:
-    if isinstance(node, Fixed):
+    if isinstance(node, FixedLists):
         return torch.arange(node.count + 1, dtype=dtype, device="cpu") * node.size
     assert isinstance(node, Lists)
     return node.offsets
