@@ -1,4 +1,4 @@
-"""LoopProgram: what lowering makes and every backend prints. All indices are expressions, all guards are explicit.
+"""LoopProgram: the output of lowering, printed by every backend. All indices are expressions, all guards are explicit.
 
 In: a scheduled tile program. Out: kernels of loops and block operations on lanes; nothing here mentions domains.
 
@@ -7,16 +7,16 @@ In: a scheduled tile program. Out: kernels of loops and block operations on lane
                 | Bind(symbol, expression, lanes)          a name for an index used several times
                 | Declare(local, number)                   a private block (carried values live in these)
                 | Assign(lanes, guard, local, value)       local = value, lane by lane
-                | Reduce(lanes, guard, local, operator, value)   local = local op value over the lanes it does not have
+                | Reduce(lanes, guard, local, operator, value)   local = local op value, over the lanes the local lacks
                 | Fold(lanes, guard, locals, reduction, values)  likewise by any combine of whole states, in order
                 | Dot(lanes, guard, local, left, right)    local += left @ right over the last lane
                 | Running(lanes, guard, local, carry, axis, operator, value)   local = carry op values up to each position
                 | Write(lanes, guard, tensor, index, value)
                 | Prefetch(lanes, guard, tensor, index)    a hint that these elements are needed soon
-                | If(guard, then, other)                   on numbers that all lanes share
-                | While(test, guard, body)                 `test`, then `body` as long as the guard holds
+                | If(guard, then, other)                   a uniform branch: the guard is the same in all lanes
+                | While(test, guard, body)                 run `test`; while the guard holds, run `body` and `test` again
     value     ::= Constant | Call | Load(tensor, index) | Held(local) | Number(expression) | Existing(lanes, guard)
-A guard is an ordered conjunction; it says in which lanes the statement's elements exist. Loads are made only there.
+A guard is an ordered conjunction: the lanes in which the statement's elements exist. Loads happen only there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Lanes = tuple[Lane, ...]
 
 @dataclass(frozen=True)
 class Local:
-    """A private block; a scalar when it has no lanes."""
+    """A private block; a scalar if it has no lanes."""
 
     name: str
     dtype: torch.dtype
@@ -60,7 +60,7 @@ class Local:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes, in the dtype it is computed in."""
+        """Its size in bytes, in the dtype it is computed in."""
         return math.prod(lane.size for lane in self.lanes) * carried_dtype(self.dtype).itemsize
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Local:
 
 
 class Load(Value):
-    """An element of memory at index expressions, one for each storage dim; `other` where `guard` does not hold."""
+    """An element of memory, with one index expression per storage dim; `other` where `guard` does not hold."""
 
     @property
     def tensor(self) -> Tensor:
@@ -93,7 +93,7 @@ class Load(Value):
 
 
 class Held(Value):
-    """What a private block holds."""
+    """The contents of a private block."""
 
     @property
     def local(self) -> Local:
@@ -147,7 +147,7 @@ def existing(lanes: Lanes, guard: Guard, dtype: torch.dtype) -> Value:
 
 @dataclass(frozen=True, eq=False)
 class For:
-    """`body` for every value of `symbol` below `extent`. A grid loop is launched for `bound` values, not less than its extent."""
+    """`body` for every value of `symbol` below `extent`. A grid loop is launched with `bound` programs, at least its extent."""
 
     symbol: Symbol
     extent: Expr
@@ -168,7 +168,7 @@ class Bind:
 
 @dataclass(frozen=True, eq=False)
 class Declare:
-    """A private block, filled with a number; with none where the statement behind it fills all that is read."""
+    """Declares a private block filled with a number, or uninitialised if the next statement fills everything that is read."""
 
     local: Local
     number: float | int | bool | None
@@ -178,7 +178,7 @@ class Declare:
 class Assign:
     """`local = value` in every lane.
 
-    `rests` says of a carried value where it stays as it was: where each of these guards has no lane in which it holds.
+    `rests` says where a carried value stays unchanged: where none of these guards holds in any lane.
     """
 
     lanes: Lanes
@@ -190,7 +190,7 @@ class Assign:
 
 @dataclass(frozen=True, eq=False)
 class Reduce:
-    """`local = local op value`, over the lanes of the statement that the local does not have; holes do not count."""
+    """`local = local op value`, over the lanes of the statement that the local lacks; holes do not count."""
 
     lanes: Lanes
     guard: Guard
@@ -201,8 +201,7 @@ class Reduce:
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """`locals = combine(locals, values)`, position after position of the lanes that the locals do not have; holes do not
-    count."""
+    """`locals = combine(locals, values)`, position by position over the lanes that the locals lack; holes do not count."""
 
     lanes: Lanes
     guard: Guard
@@ -224,7 +223,8 @@ class Dot:
 
 @dataclass(frozen=True, eq=False)
 class Running:
-    """`local = carry op value` position after position of the lane `axis`; `carry` then holds the last; holes do not count.
+    """`local = carry op value`, position by position along the lane `axis`; `carry` then holds the last result; holes do not
+    count.
 
     Without an axis there is one position.
     """
@@ -240,8 +240,7 @@ class Running:
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """`tensor[index] = value` in every lane that exists; with `add`, added to what is there, as one step that no other worker
-    comes between."""
+    """`tensor[index] = value` in every lane that exists; with `add`, an atomic addition."""
 
     lanes: Lanes
     guard: Guard
@@ -253,7 +252,7 @@ class Write:
 
 @dataclass(frozen=True, eq=False)
 class Prefetch:
-    """The elements at `index` are needed soon; they may lie past the tensor's end. Means nothing."""
+    """A hint that the elements at `index` are needed soon. They may lie past the tensor's end; semantically a no-op."""
 
     lanes: Lanes
     guard: Guard
@@ -272,7 +271,7 @@ class If:
 
 @dataclass(frozen=True, eq=False)
 class While:
-    """`test`, which works out what the guard asks; and `body`, as long as it holds."""
+    """Runs `test`, which computes what the guard reads; while the guard holds, runs `body` and `test` again."""
 
     test: tuple[Node, ...]
     guard: Guard
@@ -294,7 +293,7 @@ class LoopKernel:
 
 @dataclass(frozen=True, eq=False)
 class LoopProgram:
-    """Kernels over tensors in memory; `arrays` are read by indices, `symbols` are extents given by the caller."""
+    """Kernels over tensors in memory; index expressions read `arrays`; the caller passes the extents `symbols`."""
 
     name: str
     kernels: tuple[LoopKernel, ...]
@@ -305,11 +304,11 @@ class LoopProgram:
     symbols: tuple[Symbol, ...]
     header: tuple[str, ...] = ()
     launched: tuple[tuple[Symbol, Expr], ...] = ()
-    """Symbols that stand for how often a grid is launched where only lengths tell; the caller works them out."""
+    """Symbols for grid sizes that depend on lengths, which the caller computes."""
     limits: tuple[tuple[Array, Expr], ...] = ()
-    """What the elements of arrays are at most: the positions or rows that there are."""
+    """Upper bounds of the elements of arrays: the number of positions or rows."""
     counts: tuple[tuple[Array, Expr | None], ...] = ()
-    """Arrays that describe rows, and of how many, where that is one number: they are read only at rows that there are."""
+    """Arrays that describe rows, and the number of rows if it is one number: they are read only at rows that exist."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -321,16 +320,16 @@ class LoopProgram:
 
 
 MAX_NUMBER = "max_number"
-"""An operator beside those of `ir/reductions.py`: the largest of finite numbers, whatever else there is."""
+"""An operator besides those of `ir/reductions.py`: a maximum over finite values that ignores NaN and infinities."""
 
 
 def identity_of(operator: str, dtype: torch.dtype) -> float | int | bool:
-    """What a reduction of a block by an operator begins with."""
+    """The initial value of a block reduction by an operator."""
     return torch.finfo(dtype).min if operator == MAX_NUMBER else reduction(operator).identity(0, dtype)
 
 
 def flat_index(index: Sequence[Expr], sizes: Sequence[Expr]) -> Expr:
-    """The position in row-major memory of an index into dims of these sizes."""
+    """The position in row-major memory of an index into dims with these sizes."""
     place: Expr = const(0)
     for e, size in zip(index, sizes, strict=True):
         place = e if place.value == 0 else place * size + e
@@ -346,7 +345,7 @@ def nodes(body: tuple[Node, ...]) -> Iterator[Node]:
 
 
 def bodies(node: Node) -> tuple[tuple[Node, ...], ...]:
-    """The statements inside a statement: of a loop one list, of a choice two."""
+    """The nested statements: one list for a loop, two for a branch."""
     if isinstance(node, For):
         return (node.body,)
     if isinstance(node, If):
@@ -355,7 +354,7 @@ def bodies(node: Node) -> tuple[tuple[Node, ...], ...]:
 
 
 def with_bodies(node: Node, new: tuple[tuple[Node, ...], ...]) -> Node:
-    """The statement with others inside it, as many lists as `bodies` gives."""
+    """The statement with new nested statements, one list for each that `bodies` returns."""
     if isinstance(node, For):
         return replace(node, body=new[0])
     if isinstance(node, If):
@@ -373,7 +372,7 @@ def values_of(node: Node) -> tuple[Value, ...]:
 
 
 def written_by(node: Node) -> tuple[Local, ...]:
-    """The private blocks that a statement itself changes."""
+    """The private blocks that the statement itself writes."""
     if isinstance(node, Fold):
         return node.locals
     if isinstance(node, Running):
@@ -382,7 +381,7 @@ def written_by(node: Node) -> tuple[Local, ...]:
 
 
 def map_values(node: BlockT, change: Callable[[Value], Value]) -> BlockT:
-    """The statement with other values, those that `values_of` gives."""
+    """The statement with `change` applied to the values that `values_of` returns."""
     if isinstance(node, Dot):
         return replace(node, left=change(node.left), right=change(node.right))
     if isinstance(node, Fold):
@@ -391,14 +390,14 @@ def map_values(node: BlockT, change: Callable[[Value], Value]) -> BlockT:
 
 
 def lanes_in(node: Node) -> list[Lane]:
-    """The lanes of a statement, and those that it counts."""
+    """The lanes of a statement, including those it counts."""
     counted = [lane for value in values_of(node) for v in value.walk() if isinstance(v, Existing) for lane in v.lanes]
     return [*getattr(node, "lanes", ()), *counted]
 
 
 def factors_of(node: Node) -> tuple[Value, Value] | None:
-    """The two numbers whose products a statement sums. Such a sum is one of fused multiply-adds where a backend has them; all
-    other products are rounded before they meet anything."""
+    """The two factors whose products a statement sums. Such a sum uses fused multiply-adds where a backend has them; all other
+    products are rounded first."""
     value = node.value if isinstance(node, Reduce) and node.operator == "sum" else None
     if not isinstance(node, Reduce) or not isinstance(value, Call) or value.function not in ("mul", "square"):
         return None
@@ -408,7 +407,7 @@ def factors_of(node: Node) -> tuple[Value, Value] | None:
 
 
 def expressions_of(node: Node) -> Iterator[Expr]:
-    """The index expressions a statement itself uses (not those of statements inside it)."""
+    """The index expressions a statement itself uses, excluding nested statements."""
     if isinstance(node, For):
         yield node.extent
     elif isinstance(node, Bind):
@@ -432,7 +431,7 @@ def expressions_of(node: Node) -> Iterator[Expr]:
 
 
 def symbols_of(value: Value) -> frozenset[Symbol]:
-    """The positions and numbers that a value depends on."""
+    """The symbols that a value depends on."""
     found: set[Symbol] = set()
     for v in value.walk():
         if isinstance(v, Load):
@@ -449,7 +448,7 @@ def symbols_of(value: Value) -> frozenset[Symbol]:
 
 
 def text(program: LoopProgram) -> str:
-    """The program as people read it."""
+    """The program as readable text."""
     lines = [f"# {line}" for line in program.header]
     for tensor in program.tensors:
         shape = ", ".join(str(d.extent_expr) for d in tensor.storage)

@@ -1,6 +1,6 @@
-"""Integers nested to any depth: the form in which users give and see lengths and offsets.
+"""Integers nested to any depth: the form in which users pass and see lengths and offsets.
 
-In: sequences of sequences, tensors. Out: nested tuples of ints, checked; the same flat, as lengths, as offsets.
+In: sequences of sequences, tensors. Out: validated nested tuples of ints, also flattened, as lengths and as offsets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from serrate.ir.domains import NestedInts
 
 
 def integers(what: str, given: object) -> tuple[NestedInts, ...]:
-    """Integers as nested tuples, whatever they came as; refuses everything else."""
+    """Integers as nested tuples, from any supported form; raises for anything else."""
     if isinstance(given, torch.Tensor):
         if given.is_floating_point() or given.is_complex() or given.dtype is torch.bool or given.ndim == 0:
             raise DomainError(f"{what} must be integers, one row or more, got {given.dtype} of {given.ndim} dims")
@@ -31,12 +31,12 @@ def integers(what: str, given: object) -> tuple[NestedInts, ...]:
 
 
 def flattened(nested: NestedInts) -> list[int]:
-    """Nested integers, one after the other."""
+    """Nested integers in a flat list."""
     return [nested] if isinstance(nested, int) else [number for inner in nested for number in flattened(inner)]
 
 
 def depth_of(nested: NestedInts) -> int:
-    """How deep integers are nested: 1 for a row of them."""
+    """The nesting depth: 1 for a flat tuple."""
     return 0 if isinstance(nested, int) else 1 + max((depth_of(inner) for inner in nested), default=0)
 
 
@@ -46,7 +46,7 @@ def listed(nested: NestedInts) -> object:
 
 
 def boundaries_of(extents: NestedInts) -> NestedInts:
-    """The offsets of nested lengths, one row of them for each innermost row."""
+    """The offsets for nested lengths, one row of offsets per innermost row."""
     assert isinstance(extents, tuple)
     if extents and isinstance(extents[0], tuple):
         return tuple(boundaries_of(inner) for inner in extents)
@@ -54,7 +54,7 @@ def boundaries_of(extents: NestedInts) -> NestedInts:
 
 
 def differences(what: str, offsets: tuple[NestedInts, ...]) -> tuple[NestedInts, ...]:
-    """The lengths of nested offsets."""
+    """The lengths for nested offsets."""
     if offsets and isinstance(offsets[0], tuple):
         return tuple(differences(what, cast(tuple[NestedInts, ...], row)) for row in offsets)
     boundaries = cast(tuple[int, ...], offsets)
@@ -63,7 +63,7 @@ def differences(what: str, offsets: tuple[NestedInts, ...]) -> tuple[NestedInts,
 
 
 def check_boundaries(what: str, boundaries: Sequence[int], total: int | None = None) -> None:
-    """Refuses offsets that do not start at 0, decrease, or do not end at a known total."""
+    """Raises if offsets do not start at 0, decrease, or do not end at a known total."""
     if not boundaries or boundaries[0] != 0:
         raise DomainError(f"{what} must start at 0, got {list(boundaries[:1])}")
     for k in range(1, len(boundaries)):

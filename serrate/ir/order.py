@@ -1,7 +1,7 @@
-"""The order of a view's dims in memory: whether its elements, read dim by dim, lie side by side.
+"""Whether a view's elements, in the order of its dims, are contiguous in memory.
 
-In: a tensor. Out: a bool. Nesting, flattening, splitting and merging keep the order of elements; a permutation does not,
-so a permuted result is copied before it is handed out.
+In: a tensor. Out: a bool. Nesting, flattening, splitting and merging keep the order of elements; a permutation does not, so a
+permuted result is copied before it is returned.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from serrate.ir.values import Tensor
 
 
 def in_order(tensor: Tensor) -> bool:
-    """Whether the logical dims follow each other in memory as they do in the tensor.
+    """Whether the logical dims have the same order in memory as in the tensor.
 
-    What storage and logical dims are made of is compared: each domain is replaced by what it was made from (in order) as
-    far back as possible, and dims of extent 1 do not matter.
+    Compares the origins of storage and logical dims: each domain is replaced by the domains it was derived from, in order, as far
+    back as possible. Dims of extent 1 are ignored.
     """
     return _roots(tensor.logical) == _roots(tensor.storage)
 
 
 def _roots(domains: Sequence[IterDomain]) -> list[int]:
-    """The domains that `domains` were made from, as far back as all outputs of a transform stand together in order."""
+    """The domains that `domains` were derived from, as far back as all outputs of a transform are adjacent and in order."""
     current = [d for d in domains if d.extent != 1]
     while True:
         for transform in dict.fromkeys(d.definition for d in current if d.definition is not None):
             if isinstance(transform, Cover | Spread) or (isinstance(transform, Partition) and transform.lengths is not None):
-                # Rows with gaps between or behind them do not lie side by side.
+                # Rows with gaps between or after them are not contiguous.
                 continue
             place = _together(current, transform)
             if place is not None:

@@ -1,7 +1,7 @@
 """Partition: one domain into components and the rows they own.
 
-In: a domain and offsets, or starts and lengths, known now or when the program runs. Out: the component domain and the ragged
-domain, both with the identity of the structure (`pairing`) by which `combine` knows them again.
+In: a domain and offsets, or starts and lengths, constant or known at run time. Out: the component domain and the ragged domain,
+both with the identity of the structure (`pairing`), which `combine` checks.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Pair = tuple[IterDomain, RaggedIterDomain]
 class Partition(Transform):
     """I -> (C, R) with i = start[c] + r.
 
-    Under G, `starts` holds one row of K+1 boundaries for each g, and row g*K + c of R is part c of g:
+    Under G, `starts` holds one row of K+1 boundaries per g, and row g*K + c of R is part c of g:
     i = starts[g*(K+1) + c] + r.
-    With `lengths`, rows are described by two arrays of K elements, and what lies between them belongs to no row.
+    With `lengths`, rows are described by two arrays of K elements, and gaps between them belong to no row.
     """
 
     starts: Array
@@ -44,7 +44,7 @@ class Partition(Transform):
 
     @property
     def covers(self) -> bool:
-        """Whether the rows, one after the other, are the whole domain: it then has its K+1st boundary at its end."""
+        """Whether the rows, back to back, cover the whole domain: the last of the K+1 boundaries is then its end."""
         return self.lengths is None and self.group is None
 
     def to_inputs(self, known: Known) -> tuple[Expr, ...]:
@@ -53,7 +53,7 @@ class Partition(Transform):
 
     def to_outputs(self, known: Known) -> tuple[Expr, ...]:
         index, first, count = known[self.inputs[0].uid], self._first(known), self.outputs[0].extent_expr
-        # Starts without an end: the last row has no boundary behind it to compare with.
+        # There are K starts and no end: the last row has no next boundary to compare with.
         boundaries = count if self.lengths is None else maximum(count - 1, 0)
         component = search(self.starts, boundaries, index, first)
         return (component, index - self.starts[first + component])
@@ -72,19 +72,18 @@ def partition(
     names: tuple[str, str] | None = None,
     program: str | None = None,
 ) -> Pair:
-    """I -> (C, R) by K+1 boundaries: ints, a tensor, or an `Array` known when the program runs (then `count` is K).
+    """I -> (C, R) by K+1 boundaries: ints, a tensor, or a runtime `Array` (then `count` is K).
 
-    `under` names regular domains that precede this one and have boundaries of their own: one row of them for each position.
-    A ragged domain is under its component. All rows have the same number K of parts; the parts of all rows together, merged of
-    what precedes and C, own R.
+    `under` names preceding regular domains that each have a row of boundaries per position. A ragged domain is under its
+    component. All rows have the same number K of parts; the merge of the preceding domains with C owns R.
 
-    With `lengths`, the first argument is where each row starts, and rows may leave gaps: padded storage, blocks that are
-    aligned. Rows must not overlap.
+    With `lengths`, the first argument holds the start of each row, and there may be gaps between rows, as in padded or aligned
+    storage. Rows must not overlap.
 
     `program` names the program that an `Array` belongs to: arrays of one name in two programs are two structures.
 
-    Legal for serial iteration domains. Offsets start at 0, do not decrease and end at the extent (of the row): checked at once
-    where both are known, else when the program runs.
+    Legal for serial iteration domains. Offsets start at 0, do not decrease and end at the extent (of the row). This is checked
+    immediately if they are known, else at run time.
 
     >>> c, r = partition(IterDomain(325), [0, 127, 127, 325])
     >>> c.extent, r.extents, r.extent, r.offsets
@@ -98,7 +97,9 @@ def partition(
     """
     plain("partition", domain)
     if domain.iter_type is not IterType.ITERATION:
-        raise DomainError(f"partition: {domain} is a {domain.iter_type.name.lower()} domain; only iteration domains have parts")
+        raise DomainError(
+            f"partition: {domain} is a {domain.iter_type.name.lower()} domain; only iteration domains can be partitioned"
+        )
     if domain.parallel is not ParallelType.SERIAL:
         raise DomainError(f"partition: {domain} is already parallelized; partition it first, then parallelize the parts")
     for each in under:
@@ -133,7 +134,7 @@ def _partitioned(
         if leading:
             group = _merged(leading)
             owner = merge(group, component)
-            # Row q = g*K + c of all parts begins at boundary g*(K+1) + c, which is q + g.
+            # Row q = g*K + c begins at boundary g*(K+1) + c, which is q + g.
             place = COORDINATE + COORDINATE // divisor(count)
         for each in leading:
             if each.uid not in {d.uid for d in domain.owners}:
@@ -163,7 +164,7 @@ def _merged(domains: Sequence[IterDomain]) -> IterDomain:
 def _boundaries(
     domain: IterDomain, offsets: object, count: int | Expr | None, leading: Sequence[IterDomain]
 ) -> tuple[Array, Expr]:
-    """The array of boundaries, one row after the other, and the number of parts in each; checked as far as they are known."""
+    """The array of boundaries, row by row, and the number of parts in each; validated as far as they are known."""
     rows = math.prod((d.extent_expr for d in leading), start=const(1))
     if isinstance(offsets, Array):
         if count is None:
@@ -178,7 +179,7 @@ def _boundaries(
         return offsets, number
     given = integers("partition: offsets", offsets)
     nested = max(depth_of(given) - 1, 0)
-    # A ragged domain's own components may be nested; its rows are then given nested as well, or one after the other.
+    # The components of a ragged domain may be nested; its rows are then given nested as well, or flat.
     allowed = len(leading) + (_nesting(domain) - 1 if isinstance(domain, RaggedIterDomain) else 0)
     if nested > allowed:
         raise DomainError(
@@ -202,7 +203,7 @@ def _boundaries(
 
 
 def _length(domain: IterDomain, row: int, leading: Sequence[IterDomain]) -> int | None:
-    """What one row of boundaries must end at."""
+    """The required end of one row of boundaries."""
     if not isinstance(domain, RaggedIterDomain):
         return domain.extent_expr.value
     count = domain.component.extent_expr.value
@@ -210,7 +211,7 @@ def _length(domain: IterDomain, row: int, leading: Sequence[IterDomain]) -> int 
 
 
 def _nesting(domain: RaggedIterDomain) -> int:
-    """How many leading dims the rows of a ragged domain have: as many as were merged or combined into its component."""
+    """The number of leading dims of a ragged domain's rows: as many as were merged or combined into its component."""
     depth, component = 1, domain.component
     while component.definition is not None and component.definition.nests:
         depth, component = depth + 1, component.definition.inputs[0]

@@ -1,15 +1,15 @@
 """Ragged domains: iteration domains whose extent depends on a component.
 
-In: component domains, extents or offsets (ints nested to any depth, integer tensors, arrays known when the program runs).
+In: component domains, extents or offsets (ints nested to any depth, integer tensors, runtime arrays).
 Out: immutable `RaggedIterDomain` objects, and the derived arrays that say where their rows begin.
 
 A ragged extent is a function of a *coordinate*, not of a neighbouring loop, so it survives when the component is tiled,
-combined or found again by search. In ten lines, `RaggedIterDomain` means:
+combined or recovered by search. A model of `RaggedIterDomain` in ten lines:
 
     class Ragged:
-        component: the domain whose index picks the row
+        component: the domain whose index selects the row
         def length(c):    how many elements row c has        # an expression in COORDINATE
-        def row_start(c): where row c begins in the domain that was partitioned (None: rows have no common place)
+        def row_start(c): where row c begins in the domain that was partitioned (None: there is no such domain)
         extent = sum(length(c) for c in range(component.extent))       # the total, never the longest row
 """
 
@@ -29,10 +29,10 @@ from serrate.ir.nested import boundaries_of, differences, flattened, integers, l
 from serrate.ir.recipes import Largest, RunningSum
 
 _SHOWN = symbol("c")
-"""How a component's coordinate is spelled in text."""
+"""How a component's coordinate is printed."""
 
 Lengths = Sequence[object] | torch.Tensor | Array
-"""Integers nested to any depth, an integer tensor of one dim or more, or an array known when the program runs."""
+"""Integers nested to any depth, an integer tensor of one dim or more, or a runtime array."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class RaggedIterDomain(IterDomain):
     length: Expr = field(default_factory=lambda: const(0))
     row_start: Expr | None = None
     given: tuple[IterDomain, ...] = field(default=(), repr=False)
-    """The domains of the components where the domain was made of them."""
+    """The domains of the components, if the domain was built from them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,7 +56,7 @@ class RaggedIterDomain(IterDomain):
 
     @staticmethod
     def of(components: Sequence[IterDomain], *, name: str = "") -> RaggedIterDomain:
-        """The ragged domain whose rows are these domains, one for each component; they may be ragged themselves.
+        """The ragged domain whose rows are these domains, one per component; they may be ragged themselves.
 
         >>> inner = RaggedIterDomain.of([IterDomain(3), IterDomain(5)])
         >>> RaggedIterDomain.of([inner, RaggedIterDomain.of([IterDomain(2)])]).extents
@@ -94,7 +94,7 @@ class RaggedIterDomain(IterDomain):
 
     @staticmethod
     def from_extents(extents: Lengths, count: int | Expr | None = None, *, name: str = "") -> RaggedIterDomain:
-        """The ragged domain with these lengths; an `Array` is one that is known when the program runs, and needs a `count`.
+        """The ragged domain with these lengths; a runtime `Array` needs a `count`.
 
         >>> RaggedIterDomain.from_extents([[3, 5], [2]]).extent
         10
@@ -113,7 +113,7 @@ class RaggedIterDomain(IterDomain):
 
     @staticmethod
     def from_offsets(offsets: Lengths, count: int | Expr | None = None, *, name: str = "") -> RaggedIterDomain:
-        """The ragged domain with these boundaries; of nested ones, one row of boundaries for each outer component.
+        """The ragged domain with these boundaries; if nested, one row of boundaries per outer component.
 
         >>> RaggedIterDomain.from_offsets([0, 3, 8, 10]).extents
         (3, 5, 2)
@@ -143,7 +143,7 @@ class RaggedIterDomain(IterDomain):
         return expr.substitute({COORDINATE: known[self.component.uid]}) if COORDINATE in expr.symbols else expr
 
     def with_rows(self, length: Expr, *, name: str, bound: Expr | None = None, total: Expr | None = None) -> IterDomain:
-        """A ragged domain under the same component. It keeps the pairing: both sides still belong together."""
+        """A ragged domain under the same component, with the same pairing."""
         return RaggedIterDomain(
             total_of(self.component, length) if total is None else total,
             iter_type=self.iter_type,
@@ -155,22 +155,22 @@ class RaggedIterDomain(IterDomain):
         )
 
     def bound_in_parts(self, size: Expr) -> Expr | None:
-        # Each row has one part that is not whole, at most.
+        # Each row has at most one incomplete part.
         return self.host_bound // size + self.component.host_bound
 
     def length_of(self, component: Expr | int) -> Expr:
-        """The length of one component, as an expression of its index."""
+        """The length of one component, as an expression in its index."""
         return self.length.substitute({COORDINATE: as_expr(component)})
 
     def start_of(self, component: Expr | int) -> Expr:
         """Where one component begins in the domain that was partitioned."""
         if self.row_start is None:
-            raise DomainError(f"{self}: its rows have no place in a common domain; combine it with {self.component} first")
+            raise DomainError(f"{self}: its rows do not come from a partitioned domain; combine it with {self.component} first")
         return self.row_start.substitute({COORDINATE: as_expr(component)})
 
     @property
     def extents(self) -> NestedInts:
-        """The lengths of all components, nested as the components are; refused where they are known only when run.
+        """The lengths of all components, nested as the components are; raises if they are known only at run time.
 
         >>> RaggedIterDomain.from_offsets([0, 127, 127, 325]).extents
         (127, 0, 198)
@@ -180,13 +180,13 @@ class RaggedIterDomain(IterDomain):
 
     @property
     def offsets(self) -> NestedInts:
-        """Boundaries of all components, first 0, last the total (of a nested domain: for each outer component)."""
+        """Boundaries of all components, first 0, last the total (per outer component, if nested)."""
         return boundaries_of(self.extents)
 
     def extents_under(self, *domains: IterDomain) -> NestedInts:
-        """The lengths arranged by domains that the component was made into; what an indivisible split adds is absent.
+        """The lengths arranged by domains derived from the component; positions added by an indivisible split are left out.
 
-        The ragged domain itself stays as it is when its component is transformed: its length is a function of the coordinate.
+        The ragged domain itself does not change when its component is transformed: its length is a function of the coordinate.
 
         >>> from serrate.ir import split
         >>> r = RaggedIterDomain.from_extents([55, 35, 65, 45])
@@ -219,7 +219,7 @@ class RaggedIterDomain(IterDomain):
 
     @property
     def nested_domains(self) -> tuple[IterDomain, ...]:
-        """One domain for each component, of its length; of a nested domain they are ragged themselves."""
+        """One domain per component, of its length; ragged themselves if the domain is nested."""
         key = ("nested domains", *self._uniform())
         if key not in self.derived:
             self.derived[key] = self._nested_domains()
@@ -247,24 +247,24 @@ class RaggedIterDomain(IterDomain):
         return replace(domain, iter_type=self.iter_type, parallel=self.parallel, is_rfactor=self.is_rfactor)
 
     def extent_for_component(self, index: int) -> Expr | int:
-        """The length of component `index`, an int where known."""
+        """The length of component `index`, an int if known."""
         length = self.length_of(self._component(index))
         return length if length.value is None else length.value
 
     def offset_for_component(self, index: int) -> Expr | int:
-        """Where component `index` begins when all rows are laid back to back, an int where known."""
+        """Where component `index` begins when all rows are laid back to back, an int if known."""
         offset = offsets_array(self)[self._component(index)]
         return offset if offset.value is None else offset.value
 
     def parallelize(self, parallel: ParallelType | str) -> RaggedIterDomain:
-        """The same domain, every component of it spread over the machine in another way."""
+        """The same domain with another parallel type in every component."""
         kind = parallel_type(parallel)
         return replace(self, parallel=kind, given=tuple(d.parallelize(kind) for d in self.given))
 
     def _component(self, index: int) -> int:
         count = self.component.extent_expr.value
         if index < 0 or (count is not None and index >= count):
-            raise DomainError(f"{self}: there is no component {index}; there are {self.component.extent_expr}")
+            raise DomainError(f"{self}: component {index} does not exist; it has {self.component.extent_expr} components")
         return index
 
     def _lengths(self) -> tuple[int, ...]:
@@ -305,13 +305,13 @@ def running_sum(component: IterDomain, length: Expr) -> Array:
 
 
 def longest(length: Expr, count: Expr) -> Expr:
-    """The length of the longest of `count` rows: the element of a derived array that has only this one."""
+    """The length of the longest of `count` rows: the only element of a derived array."""
     name = f"longest({length.substitute({COORDINATE: _SHOWN})})"
     return Array(name, recipe=Largest(length, COORDINATE, count))[0]
 
 
 def total_of(component: IterDomain, length: Expr) -> Expr:
-    """The summed lengths: a number where known, else the last element of their running sum."""
+    """The sum of the lengths: a constant if known, else the last element of their running sum."""
     return running_sum(component, length)[component.extent_expr]
 
 
@@ -319,14 +319,14 @@ def offsets_array(ragged: RaggedIterDomain) -> Array:
     """The array whose element c is where row c begins when all rows are laid back to back."""
     if ragged.row_start is not None and len(ragged.row_start.arrays) == 1:
         (array,) = ragged.row_start.arrays
-        # Rows with gaps between them are laid back to back by a sum of their own.
+        # Rows with gaps are laid back to back by their own running sum.
         if ragged.row_start is array[COORDINATE] and ragged.length is array[COORDINATE + 1] - array[COORDINATE]:
             return array
     return running_sum(ragged.component, ragged.length)
 
 
 def constant_offsets(lengths: Sequence[int]) -> Array:
-    """The offsets of known lengths, as partitions name them."""
+    """The constant array of offsets for known lengths, named as in a partition."""
     offsets = (0, *itertools.accumulate(lengths))
     return Array(f"offsets{list(offsets)}", offsets)
 
@@ -346,7 +346,7 @@ def _known_extents(place: int, domain: IterDomain) -> NestedInts:
     if domain.extent_expr.value is None:
         raise DomainError(
             f"RaggedIterDomain.of: component {place} has the extent {domain.extent_expr}, known only when the program runs; "
-            "make the domain of an array of extents"
+            "build the domain from an array of extents"
         )
     return domain.extent_expr.value
 
@@ -359,9 +359,9 @@ def _under(component: IterDomain, length: Expr, offsets: Array, name: str) -> Ra
 
 
 def _component_of(extents: tuple[NestedInts, ...], offsets: Array) -> IterDomain:
-    """The domain that counts the innermost rows of nested extents.
+    """The domain that indexes the innermost rows of nested extents.
 
-    Where every component has as many parts as the others, it is merged of both; else the parts are ragged and combined.
+    If all components have the same number of parts, the two levels are merged; otherwise the parts are ragged and combined.
     """
     from serrate.ir.ragged_transforms import combine
     from serrate.ir.transforms import merge
@@ -388,7 +388,7 @@ def _component_of(extents: tuple[NestedInts, ...], offsets: Array) -> IterDomain
 
 
 def _filled(known: dict[int, Expr], domains: Sequence[IterDomain]) -> dict[int, Expr]:
-    """The indices that follow from those of `domains` for what they were made from."""
+    """Adds the indices of the domains that `domains` were derived from."""
     found, waiting = dict(known), [d.definition for d in domains if d.definition is not None]
     for transform in waiting:
         waiting.extend(d.definition for d in transform.inputs if d.definition is not None and d.definition not in waiting)
@@ -402,7 +402,7 @@ def _filled(known: dict[int, Expr], domains: Sequence[IterDomain]) -> dict[int, 
 
 
 def _derived(found: dict[int, Expr], domain: IterDomain) -> Expr | None:
-    """The index of a domain, also where it was made of others that are known (parts of a row and the row)."""
+    """The index of a domain, computed if necessary from known indices of the domains it was derived from."""
     made = domain.definition
     unknown = domain.uid not in found and made is not None
     if unknown and made and all(_derived(found, d) is not None for d in (*made.inputs, *made.beside)):
@@ -411,7 +411,7 @@ def _derived(found: dict[int, Expr], domain: IterDomain) -> Expr | None:
 
 
 def _inside(found: Mapping[int, Expr], domains: Sequence[IterDomain]) -> bool:
-    """Whether every index that was found lies in its domain."""
+    """Whether every index lies in its domain."""
     pending: list[IterDomain] = list(domains)
     while pending:
         domain = pending.pop()

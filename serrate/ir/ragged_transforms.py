@@ -1,4 +1,4 @@
-"""Transforms of rows: combine, cover, product, regroup. What makes rows is in `partition`.
+"""Transforms of ragged domains: combine, cover, product, regroup. `partition` creates them.
 
 In: ragged domains and their components. Out: new domains whose `definition` is the transform that made them (see `transforms`).
 
@@ -44,9 +44,9 @@ from serrate.ir.transforms import (
 
 @dataclass(frozen=True, eq=False)
 class Combine(Transform):
-    """(C, R) -> I, where `offsets` say at which i each component's rows begin.
+    """(C, R) -> I, where `offsets` says at which i each row begins.
 
-    `twin` is R's own component where C is another one of the same structure: their indices are one.
+    `twin` is R's own component if C is a different domain of the same structure: their indices are equal.
     """
 
     offsets: Array
@@ -79,7 +79,7 @@ class Combine(Transform):
 
 @dataclass(frozen=True, eq=False)
 class CombineInner(Transform):
-    """(C under G, R) -> ragged under G: sentences into their documents. `offsets` say where each sentence begins."""
+    """(C under G, R) -> ragged under G: words of sentences into words of documents. `offsets` says where each sentence begins."""
 
     offsets: Array
 
@@ -109,13 +109,13 @@ class CombineInner(Transform):
 
 @dataclass(frozen=True, eq=False)
 class Spread(Transform):
-    """(C, R) -> I, where `starts` say at which i each component's rows begin; what lies between them belongs to no row."""
+    """(C, R) -> I, where `starts` says at which i each row begins; gaps between them belong to no row."""
 
     starts: Array
 
     def to_inputs(self, known: Known) -> tuple[Expr, ...]:
         index = known[self.outputs[0].uid]
-        # Starts without an end: the last row has no boundary behind it to compare with.
+        # There are K starts and no end: the last row has no next boundary to compare with.
         component = search(self.starts, maximum(self.inputs[0].extent_expr - 1, 0), index)
         return (component, index - self.starts[component])
 
@@ -129,7 +129,7 @@ class Cover(Shift):
 
 
 class WithinRow(Shift):
-    """I -> R, the positions of a domain that a row has too: where nothing is done past the ends of rows."""
+    """I -> R, the positions of a domain that lie inside the row, for loops that do nothing past a row's end."""
 
 
 class RaggedProduct(Merge):
@@ -138,10 +138,10 @@ class RaggedProduct(Merge):
 
 @dataclass(frozen=True, eq=False)
 class Regroup(Transform):
-    """(G, R[g][c]) beside C -> R'[c]: for each c, the rows of all g one after the other.
+    """(G, R[g][c]) beside C -> R'[c]: for each c, the rows of all g back to back.
 
-    `starts` holds where they begin, ordered by c and then by g; row c of it has as many boundaries as there are g, and one more
-    that is the first of the next c.
+    `starts` holds where they begin, ordered by c and then by g; its row c has one boundary per g, followed by the first boundary
+    of the next c.
     """
 
     component: IterDomain
@@ -170,14 +170,14 @@ class Regroup(Transform):
 
 
 def combine(component: IterDomain, ragged: IterDomain) -> IterDomain:
-    """(C, R) -> I, the inverse of partition: gives back the very domain that was partitioned, be it regular or ragged.
+    """(C, R) -> I, the inverse of partition: returns the domain that was partitioned, regular or ragged.
 
-    Rows that were transformed since, or that had gaps between them, are laid back to back in a domain of their own.
+    Rows that were transformed since, or that had gaps between them, are laid back to back in a new domain.
 
-    *When a pair is checked.* Both outputs of a partition carry the identity of the structure, and everything made of the ragged
-    one keeps it. `combine` takes the component that the rows know as theirs, or one with the same identity: two partitions by
-    equal offsets are one structure, whatever domains they cut. Anything else is refused, with both sides named. A component
-    without an identity is *trusted*, if its extent fits, only with rows that have none either.
+    *Pairing.* Both outputs of a partition carry the identity of the structure, and domains derived from the ragged one keep it.
+    `combine` accepts the ragged domain's own component, or one with the same identity: two partitions by equal offsets are one
+    structure, whatever domains they partition. Anything else is refused, naming both sides. A component without an identity is
+    *trusted*, if its extent fits, but only with rows that have none either.
 
     >>> from serrate.ir import partition
     >>> d = IterDomain(325)
@@ -189,7 +189,7 @@ def combine(component: IterDomain, ragged: IterDomain) -> IterDomain:
     325
     >>> combine(other, r)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    serrate.errors.StructureMismatch: combine: ... counts the components of offsets[0, 1, 2, 325], but ... belongs to ...
+    serrate.errors.StructureMismatch: combine: ... is the component of offsets[0, 1, 2, 325], but ... belongs to ...
     """
     plain("combine", component), plain("combine", ragged)
     if not isinstance(ragged, RaggedIterDomain):
@@ -214,7 +214,7 @@ def combine(component: IterDomain, ragged: IterDomain) -> IterDomain:
 
 
 def spread(component: IterDomain, ragged: RaggedIterDomain, starts: Array, extent: Expr) -> IterDomain:
-    """(C, R) -> I of `extent` positions: rows where `starts` say, gaps between them. `combine` lays them back to back.
+    """(C, R) -> I of `extent` positions: each row begins where `starts` says. `combine` lays them back to back instead.
 
     >>> from serrate.ir import partition
     >>> c, r = partition(IterDomain(5), [0, 3, 5])
@@ -241,19 +241,19 @@ def _check_pair(component: IterDomain, ragged: RaggedIterDomain) -> None:
     inner = isinstance(made, Partition) and made.group is not None and not component.is_ragged
     if isinstance(made, Partition) and inner and component.pairing == ragged.pairing:
         raise DomainError(
-            f"combine: {component} counts the parts of one row and {ragged} was transformed since; combine them before that, "
+            f"combine: {component} indexes the parts of one row and {ragged} was transformed since; combine them first, "
             f"or combine merge({made.group}, {component}) with it"
         )
     if component.pairing is None or ragged.pairing is None:
         paired = component.pairing is None and ragged.pairing is None and component.extent == ragged.component.extent
     else:
-        # Offsets under other domains have one identity for all of them; their parts are counted by the merged domain alone.
+        # Offsets under other domains share one identity; only the merged domain indexes their parts.
         paired = component.pairing == ragged.pairing and component.extent == ragged.component.extent
-    # Both sides of a pair carry its identity, so a ragged domain could pass for the component of another one.
+    # Both sides of a pair carry its identity, so a ragged domain could be mistaken for the component of another one.
     if not paired or isinstance(component, RaggedIterDomain):
         other = " of another program" if str(component.pairing) == str(ragged.pairing) != "None" else ""
         raise StructureMismatch(
-            f"combine: {component} counts the components of {component.pairing or 'no partition'}, "
+            f"combine: {component} is the component of {component.pairing or 'no partition'}, "
             f"but {ragged} belongs to {ragged.pairing or ragged.component}{other}; pass the component it was made with"
         )
 
@@ -280,7 +280,7 @@ def _combine_inner(component: RaggedIterDomain, ragged: RaggedIterDomain) -> Ite
 
 
 def cover(ragged: IterDomain, bound: Expr | int, group: IterDomain | None = None) -> IterDomain:
-    """R -> positions up to `bound`, at least the longest row it stands for; shorter rows leave holes.
+    """R -> positions up to `bound`, which is at least the longest row; shorter rows leave holes.
 
     With `group`, a domain whose positions are groups of components, `bound` is an expression in COORDINATE: the longest
     row of that group.
@@ -306,7 +306,7 @@ def cover(ragged: IterDomain, bound: Expr | int, group: IterDomain | None = None
 
 
 def within_row(component: IterDomain, whole: IterDomain, length: Expr) -> RaggedIterDomain:
-    """I -> its first positions, as many as the row of a component has; `length` is an expression in COORDINATE.
+    """I -> its leading positions, as many as a component's row has; `length` is an expression in COORDINATE.
 
     >>> str(within_row(IterDomain(3, name="c"), IterDomain(9, name="k"), Array("n")[COORDINATE]))
     'ragged.kr{n[c]}'
@@ -321,7 +321,7 @@ def within_row(component: IterDomain, whole: IterDomain, length: Expr) -> Ragged
 
 
 def _longest(ragged: RaggedIterDomain) -> int | None:
-    """The longest row, where lengths are known."""
+    """The longest row, if lengths are known."""
     try:
         return max(flattened(ragged.extents), default=0)
     except DomainError:
@@ -331,8 +331,8 @@ def _longest(ragged: RaggedIterDomain) -> int | None:
 def product(outer: IterDomain, inner: IterDomain, *, total: Expr | None = None, bound: Expr | None = None) -> RaggedIterDomain:
     """(R1, R2) of one component -> ragged, each row of length len1*len2 (queries x keys of one sequence).
 
-    Legal for two ragged domains of one component: within a row, the inner one has one width. `total` is the sum of all
-    products where it is known otherwise than by lengths; `bound` is at least that.
+    Legal for two ragged domains of one component: within a row, the inner one has a fixed width. `total` is the sum of all
+    products, if known independently of lengths; `bound` is an upper bound of it.
 
     >>> from serrate.ir import partition
     >>> c, queries = partition(IterDomain(10), [0, 3, 8, 10])
@@ -347,14 +347,15 @@ def product(outer: IterDomain, inner: IterDomain, *, total: Expr | None = None, 
     a, b = cast(RaggedIterDomain, outer), cast(RaggedIterDomain, inner)
     if a.component.uid != b.component.uid:
         raise DomainError(
-            f"product: {a} and {b} have different components, {a.component} and {b.component}; their rows do not meet"
+            f"product: {a} and {b} have different components, {a.component} and {b.component}; "
+            "use two ragged domains of one component"
         )
     same_iter_type("product", a, b)
 
     def make() -> Outputs:
         most = bound
         if total is None and bound is None:
-            # The sum of products of lengths is no more than the product of their sums.
+            # The sum of products of lengths is at most the product of their sums.
             most = a.host_bound * b.host_bound
         output = a.with_rows(a.length * b.length, name=f"{a.name}{b.name}", bound=most, total=total)
         return finish(RaggedProduct((a, b), ()), (output,))
@@ -363,9 +364,9 @@ def product(outer: IterDomain, inner: IterDomain, *, total: Expr | None = None, 
 
 
 def regroup(group: IterDomain, component: IterDomain, ragged: IterDomain) -> Pair:
-    """(G, C, R[g][c]) -> (C, R'): the rows of all g that belong to one c, one after the other. A block permutation: data moves.
+    """(G, C, R[g][c]) -> (C, R'): for each c, the rows of all g back to back. A block permutation, which moves data.
 
-    Legal where merge(G, C) owns R: the same number of parts in every g. C is kept as it is.
+    Legal if merge(G, C) owns R, so that every g has the same number of parts. C is unchanged.
 
     >>> from serrate.ir import partition
     >>> g, tokens = IterDomain(2), IterDomain(100)
@@ -383,7 +384,7 @@ def regroup(group: IterDomain, component: IterDomain, ragged: IterDomain) -> Pai
 
     def make() -> Outputs:
         groups, parts = group.extent_expr, component.extent_expr
-        # Part p = c*G + g, in the new order, is row g*K + c in the old one.
+        # Part p = c*G + g in the new order is row g*K + c in the old one.
         size = divisor(groups)
         old = (COORDINATE % size) * parts + COORDINATE // size
         starts = running_sum(merge(component, group), ragged.length_of(old))

@@ -1,4 +1,4 @@
-"""Recipes: how derived arrays are made from others. The runtime makes each array once for each structure.
+"""Recipes: how derived arrays are computed from others. The runtime computes each array once per structure.
 
 In: expressions over arrays. Out: frozen records that say what to compute; nothing is computed here.
 """
@@ -12,7 +12,7 @@ from serrate.ir.expr import Array, Expr, Symbol
 
 @dataclass(frozen=True)
 class PerComponent:
-    """Something made of `f(0), f(1), ...`, where `f` is `term` as a function of `coordinate`, for `count` components."""
+    """Computed from `f(0), f(1), ...`, where `f` is `term` as a function of `coordinate`, for `count` components."""
 
     term: Expr
     coordinate: Symbol
@@ -34,7 +34,7 @@ class RunningSum(PerComponent):
 
 
 class Largest(PerComponent):
-    """One element: the largest `f(c)` of all components, 0 where there are none."""
+    """One element: the largest `f(c)` of all components, or 0 if there are none."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Owners:
 
 @dataclass(frozen=True)
 class Joined:
-    """The running sum of several lists of lengths, one behind the other."""
+    """The running sum of several concatenated lists of lengths."""
 
     terms: tuple[Expr, ...]
     coordinate: Symbol

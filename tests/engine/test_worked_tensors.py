@@ -577,7 +577,7 @@ class TestNewLengths:
         message = "add of .*: the rows differ"
         refused(StructureMismatch, message, lambda x, o: nested(x, o) + ops.slice(nested(x, o), 1, 1), X, OFFSETS)
         refused(StructureMismatch, message, lambda x, o: nested(x, o) + ops.pad(nested(x, o), 1, 1, 0), X, OFFSETS)
-        with pytest.raises(StructureMismatch, match=r"combine: .* counts the components of T1, but .* belongs to"):
+        with pytest.raises(StructureMismatch, match=r"combine: .* is the component of T1, but .* belongs to"):
             record(lambda x, o: _combined(nested(x, o), ops.slice(nested(x, o), 1, 1)), X, OFFSETS)
 
     def test_sliced_rows_nest_again(self) -> None:
@@ -1019,7 +1019,7 @@ class TestRouting:
 
 
 class TestPairing:
-    MESSAGE = r"combine: i\.c.* counts the components of {}, but ragged\.r.* belongs to {}; pass the component it was made with"
+    MESSAGE = r"combine: i\.c.* is the component of {}, but ragged\.r.* belongs to {}; pass the component it was made with"
 
     def two(self, f: Fusion) -> tuple[TensorView, TensorView]:
         """Two structures of as many components over one dim."""
@@ -1085,7 +1085,7 @@ class TestPairing:
         with Fusion() as f:
             rows, others = self.staged(f)
             kept = ops.set(rows)
-            message = r"combine: .* counts the components of T2, but ragged\.r0.* belongs to T\d+; pass the component"
+            message = r"combine: .* is the component of T2, but ragged\.r0.* belongs to T\d+; pass the component"
             with pytest.raises(StructureMismatch, match=message):
                 combine(others.component, kept.ragged)
             f.output(kept, ops.set(others))
@@ -1102,9 +1102,7 @@ class TestPairing:
         def flat(a: Any, b: Any) -> Any:
             kept = ops.set(a)
             assert combine(a.component, kept.ragged).is_ragged is False
-            with pytest.raises(
-                StructureMismatch, match=r"combine: i\.c0.* counts the components of T1, but ragged\.r1.* belongs to"
-            ):
+            with pytest.raises(StructureMismatch, match=r"combine: i\.c0.* is the component of T1, but ragged\.r1.* belongs to"):
                 combine(a.component, ops.set(b).ragged)
             return ops.as_flattened(kept * 2)
 
@@ -1219,7 +1217,7 @@ def test_partition_of_a_component_by_equal_offsets_is_one_structure() -> None:
     assert combine(component, rows).extent == 10
     _, others = partition(ir.IterDomain(10, name="b"), [0, 4, 8, 10])
     message = (
-        "combine: i.ac{3} counts the components of offsets[0, 3, 8, 10], "
+        "combine: i.ac{3} is the component of offsets[0, 3, 8, 10], "
         "but ragged.br{[4, 4, 2]} belongs to offsets[0, 4, 8, 10]; pass the component it was made with"
     )
     with pytest.raises(StructureMismatch, match=re.escape(message)):

@@ -77,7 +77,7 @@ def test_pairs_survive() -> None:
     assert combine(y.component, copy.ragged).extent_expr is not None
     other = partition(IterDomain(10, name="z"), [0, 4, 10])[0]
     with pytest.raises(
-        StructureMismatch, match=r"zc\{2\} counts the components of offsets\[0, 4, 10\], but ragged.r0.* belongs to T1"
+        StructureMismatch, match=r"zc\{2\} is the component of offsets\[0, 4, 10\], but ragged.r0.* belongs to T1"
     ):
         combine(other, copy.ragged)
 

@@ -81,9 +81,9 @@ def test_rows_of_any_lengths(lengths: list[int]) -> None:
 @pytest.mark.parametrize("index", [-1, 3])
 def test_a_component_that_does_not_exist_is_refused(index: int) -> None:
     r = rows(3, 5, 2)
-    with pytest.raises(DomainError, match=f"there is no component {index}; there are 3"):
+    with pytest.raises(DomainError, match=f"component {index} does not exist; it has 3 components"):
         r.extent_for_component(index)
-    with pytest.raises(DomainError, match=f"there is no component {index}; there are 3"):
+    with pytest.raises(DomainError, match=f"component {index} does not exist; it has 3 components"):
         r.offset_for_component(index)
 
 
@@ -134,7 +134,7 @@ def test_rows_known_only_when_run() -> None:
 def test_rows_without_a_common_place() -> None:
     outer = split(rows(3, 5, 2), 2)[0]
     assert isinstance(outer, RaggedIterDomain)
-    with pytest.raises(DomainError, match=r"no place in a common domain; combine it with .* first"):
+    with pytest.raises(DomainError, match=r"do not come from a partitioned domain; combine it with .* first"):
         outer.start_of(1)
 
 

@@ -134,7 +134,7 @@ def test_right_pairs_combine_and_wrong_ones_are_refused(pairs: list[Pair]) -> No
 
 def test_rows_of_two_programs_never_pair() -> None:
     one, other = nested(0), nested(1)
-    with pytest.raises(StructureMismatch, match=r"counts the components of T1, but .* belongs to T1 of another program"):
+    with pytest.raises(StructureMismatch, match=r"is the component of T1, but .* belongs to T1 of another program"):
         combine(one.component, other.rows)
 
 

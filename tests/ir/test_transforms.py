@@ -177,7 +177,7 @@ class TestPartition:
 
     @pytest.mark.parametrize("iter_type", [IterType.REDUCTION, IterType.BROADCAST])
     def test_only_iteration_domains_have_parts(self, iter_type: IterType) -> None:
-        with pytest.raises(DomainError, match=f"is a {iter_type.name.lower()} domain; only iteration domains have parts"):
+        with pytest.raises(DomainError, match=f"is a {iter_type.name.lower()} domain; only iteration domains can be partitioned"):
             partition(IterDomain(325, iter_type), OFFSETS)
 
     def test_a_parallelized_domain_is_refused(self) -> None:
@@ -326,7 +326,7 @@ class TestCombine:
 
     def test_parts_of_a_row_with_tiles_are_refused(self) -> None:
         part, inner = partition(experts()[2], PARTS)
-        with pytest.raises(DomainError, match=r"counts the parts of one row .* combine them before that, or combine merge\("):
+        with pytest.raises(DomainError, match=r"indexes the parts of one row .* combine them first, or combine merge\("):
             combine(part, split(inner, 4)[0])
 
     def test_regular_domains_are_refused(self) -> None:
@@ -352,7 +352,7 @@ class TestPairing:
         c = IterDomain(3)
         r = RaggedIterDomain(10, component=c, length=Array("n", (3, 5, 2))[COORDINATE])
         assert combine(IterDomain(3), r).extent == 10
-        with pytest.raises(StructureMismatch, match="counts the components of no partition"):
+        with pytest.raises(StructureMismatch, match="is the component of no partition"):
             combine(IterDomain(4), r)
 
 
@@ -476,7 +476,7 @@ class TestProduct:
     def test_refused(self) -> None:
         with pytest.raises(DomainError, match=r"product: both domains must be ragged, got .*; use merge for regular ones"):
             product(rows(3, 5), IterDomain(4))
-        with pytest.raises(DomainError, match=r"have different components, .*; their rows do not meet"):
+        with pytest.raises(DomainError, match=r"have different components, .*; use two ragged domains of one component"):
             product(rows(3, 5), rows(3, 5))
         r = rows(3, 5)
         with pytest.raises(DomainError, match=r"a row of one differs from row to row; use product"):

@@ -252,7 +252,7 @@ class TestExperts:
     @pytest.mark.parametrize("kind", ["reduction", "broadcast"])
     def test_only_iteration_domains(self, kind: str) -> None:
         domain = IterDomain(325, IterType[kind.upper()], name="t")
-        message = f"partition: {domain} is a {kind} domain; only iteration domains have parts"
+        message = f"partition: {domain} is a {kind} domain; only iteration domains can be partitioned"
         with pytest.raises(DomainError, match=f"^{re.escape(message)}$"):
             partition(domain, self.OFFSETS)
 
@@ -374,7 +374,7 @@ class TestDevicesOfFiveAndThreeExperts:
         assert [d.extents for d in domain.logical if isinstance(d, RaggedIterDomain)] == [(5, 3), tuple(TOKENS)]
         assert combine(device, of_device) is experts and combine(expert, of_expert) is tokens
         for component, ragged in ((device, of_expert), (expert, of_device)):
-            with pytest.raises(StructureMismatch, match=r"combine: .* counts the components of .*, but .* belongs to .*"):
+            with pytest.raises(StructureMismatch, match=r"combine: .* is the component of .*, but .* belongs to .*"):
                 combine(component, ragged)
 
     def test_routing_by_counts_that_the_program_computes(self) -> None:
@@ -407,7 +407,7 @@ class TestCombine:
         first = partition(IterDomain(325, name="a"), [0, 127, 127, 325])
         second = partition(IterDomain(325, name="b"), [0, 100, 200, 325])
         message = (
-            "combine: i.bc{3} counts the components of offsets[0, 100, 200, 325], but ragged.ar{[127, 0, 198]} belongs to "
+            "combine: i.bc{3} is the component of offsets[0, 100, 200, 325], but ragged.ar{[127, 0, 198]} belongs to "
             "offsets[0, 127, 127, 325]; pass the component it was made with"
         )
         with pytest.raises(StructureMismatch, match=f"^{re.escape(message)}$"):
@@ -419,6 +419,6 @@ class TestCombine:
 
     def test_a_parts_count_without_any_partition(self) -> None:
         rows = partition(IterDomain(10, name="a"), [0, 3, 10])[1]
-        message = "combine: i.k{2} counts the components of no partition, but ragged.ar{[3, 7]} belongs to offsets[0, 3, 10]"
+        message = "combine: i.k{2} is the component of no partition, but ragged.ar{[3, 7]} belongs to offsets[0, 3, 10]"
         with pytest.raises(StructureMismatch, match=re.escape(message)):
             combine(IterDomain(2, name="k"), rows)
