@@ -135,6 +135,10 @@ class WithinRow(Shift):
 class RaggedProduct(Merge):
     """(R1, R2) of one component -> ragged: as merge, row by row."""
 
+    @property
+    def label(self) -> str:
+        return "product"
+
 
 @dataclass(frozen=True, eq=False)
 class Regroup(Transform):

@@ -1,8 +1,8 @@
-"""Reductions: associative combinations, which may be cut into tiles and between workers and finished in order.
+"""Reductions: associative operations, which can be cut into tiles and between workers and combined in order.
 
-In: functions on values. Out: a `Reduction`: its states, `lift` (an element as states) and `combine` (two runs of elements, one
-right after the other, as one). That is all a reduction is: one Accumulate statement then serves a whole row, a tile of it, and
-the ordered finish of partial results. Both functions give values, so they can be evaluated, printed and differentiated.
+In: functions on values. Out: a `Reduction`: its states, `lift` (the states of one element) and `combine` (the states of two
+adjacent runs of elements). Nothing else is needed: one Accumulate statement serves a whole row, a tile of it, and the ordered
+combination of partial results. Both functions return values, so they can be evaluated, printed and differentiated.
 
     >>> print(WELFORD.text)
     lift(x) = 1.0, x, 0.0
@@ -12,9 +12,9 @@ the ordered finish of partial results. Both functions give values, so they can b
       square = add(a.square, add(b.square,
         mul(square(sub(b.mean, a.mean)), mul(a.count, div(b.count, maximum(add(a.count, b.count), 1.0))))))
 
-Laws that lowering relies on: combine is associative, and the identity is neutral on both sides. Elements are combined in their
-order unless a definition says that it is `commutative`. Stages never ask for a reduction by name. Where one is better off with
-more than its two functions, its definition has it: `in_block`, `two_pass`, `neutral_value`, `State.free`.
+Lowering relies on these laws: combine is associative, and the identity is neutral on both sides. Elements are combined in order
+unless the reduction is `commutative`. No stage asks for a reduction by name; whatever helps beyond the two functions is part of
+the definition: `in_block`, `two_pass`, `neutral_value`, `State.free`.
 """
 
 from __future__ import annotations
@@ -41,45 +41,45 @@ OPERATORS: dict[str, str] = {
     "logical_or": "any",
     "logical_and": "all",
 }
-"""Functions of two values that every backend applies to a whole block, and what that is called."""
+"""Binary functions that every backend can apply to a whole block, and the name of that block operator."""
 
 
 @dataclass(frozen=True)
 class State:
-    """One of the numbers that a reduction carries."""
+    """One of the values that a reduction carries."""
 
     name: str
     identity: Callable[[torch.dtype], Number]
-    """What it is of no elements."""
+    """Its value for zero elements."""
     free: bool = False
-    """Whether combining with no elements does not look at it. It then begins as that of the first element, where it is as large
-    as the data are: what is summed relative to it stays small."""
+    """Whether combining with zero elements ignores it. It then starts as the first element's, so that it has the magnitude of the
+    data and sums relative to it stay small."""
 
 
 class Block(Protocol):
-    """A block of elements, lifted, about to be combined into the states that a loop carries. States are told by number."""
+    """A block of lifted elements, to be combined into the states that a loop carries. States are numbered."""
 
     def reduced(self, state: int, operator: str, value: Value) -> Value:
-        """`value` of all elements, combined by a block operator from the identity of `state` on, as one value of its kind."""
+        """`value` reduced over all elements by a block operator, starting from the identity of `state`."""
 
     def once(self, state: int, value: Value) -> Value:
-        """`value`, worked out once for the block; of the kind of `state`."""
+        """`value`, computed once per block; shaped like `state`."""
 
     def update(self, states: States) -> None:
-        """All states become these, at once."""
+        """Assigns all states simultaneously."""
 
     def into(self, state: int, operator: str, value: Value) -> None:
-        """`value` of all elements is combined into a state by a block operator."""
+        """Combines `value` of all elements into a state by a block operator."""
 
 
 @dataclass(frozen=True)
 class TwoPass:
-    """The same states by simpler reductions: the first of them alone, and then the others relative to it."""
+    """The same states by simpler reductions: the first state alone, then the others relative to it."""
 
     first: Reduction
     second: Reduction
     terms: Callable[[States, Value], States]
-    """What `second` takes for each of the other states, from an element's states and the complete first one."""
+    """The inputs of `second` for the other states, from an element's states and the final first state."""
 
 
 @dataclass(frozen=True)
@@ -91,39 +91,41 @@ class Reduction:
     lift: Callable[..., States]
     """The states of one element, from its values."""
     combine: Callable[[States, States], States]
-    """The states of elements, from those of the first of them and those of the rest."""
+    """The states of a run of elements, from those of its two halves."""
     commutative: bool = False
-    """Whether the order of elements does not matter, but for rounding: then lanes may take every n-th element."""
+    """Whether the order of elements matters only for rounding; lanes may then take every n-th element."""
     in_block: Callable[[Block, States, States], None] | None = None
-    """How a whole block is combined into the carried states, with a few block operators. Takes the carried and the new states."""
+    """Combines a whole block into the carried states with a few block operators. Takes the carried and the new states."""
     two_pass: TwoPass | None = None
     neutral_value: Callable[[torch.dtype], Number] | None = None
-    """The value of an element that changes nothing, where that is not the identity itself."""
+    """The value of an element that changes nothing, if that is not the identity."""
 
     def __str__(self) -> str:
         return self.name
 
     def identity(self, state: int, dtype: torch.dtype) -> Number:
-        """What a state is of no elements."""
+        """The value of a state for zero elements."""
         return self.states[state].identity(dtype)
 
     def lifted(self, values: Sequence[Value]) -> States:
-        """The states of one element, one for each that is declared."""
+        """The states of one element, one for each declared state."""
         states = self.lift(*values)
         if len(states) != len(self.states):
             names = ", ".join(s.name for s in self.states)
-            raise DtypeError(f"{self}: lift gives {len(states)} states of {len(values)} values; declared are {names}")
+            raise DtypeError(
+                f"{self}: lift returns {len(states)} states for {len(values)} values, but the reduction declares {names}"
+            )
         return states
 
     @functools.cached_property
     def is_plain(self) -> bool:
-        """Whether the state of an element is the element itself, so that results may be reduced again like elements."""
+        """Whether an element is its own state, so that results can be reduced again like elements."""
         x = argument("x", torch.float32)
         return len(self.states) == 1 and self.lift(x) == (x,)
 
     @functools.cached_property
     def operator(self) -> str | None:
-        """The block operator that combines the only state, if that is all there is to it."""
+        """The block operator that combines the only state, if the reduction is just that."""
         if len(self.states) > 1:
             return None
         a, b = argument("a", torch.float32), argument("b", torch.float32)
@@ -132,18 +134,18 @@ class Reduction:
 
     @property
     def folds(self) -> bool:
-        """Whether a block is combined element by element, because nothing better is known."""
+        """Whether a block must be combined element by element."""
         return self.operator is None and self.in_block is None
 
     def neutral(self, dtype: torch.dtype) -> Number | None:
-        """The value of an element that changes nothing; None where there is none, or none is known."""
+        """The value of an element that changes nothing; None if no such value is known."""
         if self.neutral_value is not None:
             return self.neutral_value(dtype)
         return self.identity(0, dtype) if self.is_plain else None
 
     @property
     def text(self) -> str:
-        """Both functions as they are written, of arguments called after the states."""
+        """Both functions as text, with arguments named after the states."""
         dtype = torch.float32
         taken = inspect.signature(self.lift).parameters.values()
         names = [p.name for p in taken if p.kind is not p.VAR_POSITIONAL]
@@ -190,19 +192,19 @@ def _highest(dtype: torch.dtype) -> Number:
 
 
 def _lowest_finite(dtype: torch.dtype) -> Number:
-    """Finite, so that e^(maximum - maximum) is 1 and not NaN when nothing was seen yet."""
+    """Finite, so that e^(maximum - maximum) is 1, not NaN, before the first element."""
     return torch.finfo(dtype).min
 
 
 NO_PLACE = torch.iinfo(torch.int64).max
-"""Past every place there is, so that any place is before it."""
+"""Larger than every position, so that any position comes before it."""
 
 
 def _no_place(dtype: torch.dtype) -> Number:
     return NO_PLACE
 
 
-# --- values, each of the dtype of the first operand ------------------------------------------------------------------------
+# --- values, each with the dtype of the first operand ------------------------------------------------------------------------
 
 
 def _call(function: str, *args: Value) -> Value:
@@ -238,7 +240,7 @@ def _itself(x: Value) -> States:
 
 @dataclass(frozen=True)
 class _Operator:
-    """Combines one state by a function of two values."""
+    """Combines one state by a binary function."""
 
     function: str
 
@@ -254,7 +256,7 @@ def _simple(function: str, identity: Callable[[torch.dtype], Number]) -> Reducti
 SUM = _simple("add", _zero)
 PROD = _simple("mul", _one)
 MAX = _simple("maximum", _lowest)
-"""NaN wins, as in torch: so the backends' maximum and minimum have it."""
+"""NaN propagates, as in torch; the backends' maximum and minimum do the same."""
 MIN = _simple("minimum", _highest)
 ANY = _simple("logical_or", _false)
 ALL = _simple("logical_and", _true)
@@ -275,7 +277,7 @@ SOFTMAX_MAX = Reduction(
     commutative=True,
     neutral_value=_minus_infinity,
 )
-"""The maximum alone, as softmax begins it: a row of only -inf comes out the same in one pass and in two."""
+"""The maximum alone, with softmax's identity, so that a row of only -inf gives the same result in one pass and in two."""
 
 
 def _weighed(x: Value, *weight: Value) -> States:
@@ -283,7 +285,7 @@ def _weighed(x: Value, *weight: Value) -> States:
 
 
 def _rescaled(a: States, b: States) -> States:
-    """M = max(m1, m2);  t1*e^(m1 - M) + t2*e^(m2 - M).  One of the powers is 1, so there is a single exponential."""
+    """M = max(m1, m2);  t1*e^(m1 - M) + t2*e^(m2 - M).  One of the powers is 1, so one exponential suffices."""
     (m1, *totals1), (m2, *totals2) = a, b
     apart = call("abs", call("sub", m2, m1, dtype=m1.dtype), dtype=m1.dtype)
     power = _where(_is("eq", m2, m1), constant(1.0, m1.dtype), _call("exp", _call("neg", apart)))
@@ -296,7 +298,7 @@ def _rescaled(a: States, b: States) -> States:
 
 
 def _rescaled_once(block: Block, carried: States, new: States) -> None:
-    """The block's maximum first: totals are rescaled once, and every element adds its power relative to the new maximum."""
+    """Takes the block's maximum first: totals are rescaled once, and every element adds its power relative to the new maximum."""
     (m, *totals), (x, *weights) = carried, new
     grown = _call("maximum", m, block.reduced(0, "max", x))
     scale = _call("exp_diff", m, grown)
@@ -312,9 +314,9 @@ def _powers(new: States, maximum: Value) -> States:
 
 @functools.cache
 def softmax(totals: int) -> Reduction:
-    """The maximum, and totals of weights times e^(x - maximum): of attention, the weights are 1 and the columns of the values.
+    """The maximum, and totals of weights times e^(x - maximum): for attention, the weights are 1 and the columns of the values.
 
-    Takes x and a weight for each total; of x alone, one total of weights 1.
+    Takes x and a weight for each total; with x alone, one total with weights 1.
     """
     names = ["total"] if totals == 1 else [f"total{k}" for k in range(1, totals + 1)]
     return Reduction(
@@ -334,7 +336,7 @@ SOFTMAX = softmax(1)
 
 @functools.cache
 def rescaled(totals: int) -> Reduction:
-    """The same as a loop writes it that carries them: its maximum begins at -inf, so of a row of only -inf it is -inf."""
+    """Softmax statistics as a kernel's loop carries them: the maximum starts at -inf, and stays -inf for a row of only -inf."""
     return replace(softmax(totals), name="rescaled sums", states=(*MAX.states, *softmax(totals).states[1:]))
 
 
@@ -357,7 +359,7 @@ def _same(a: Value, b: Value) -> Value:
 
 @dataclass(frozen=True)
 class _Better:
-    """The better extremum; of equal ones the first place. NaN is better than any number."""
+    """The better extremum; among equal ones, the first position. NaN beats any number."""
 
     function: str
     above: str
@@ -374,7 +376,7 @@ class _Better:
 
 @dataclass(frozen=True)
 class _FirstBest:
-    """The block's extremum, and then the first place that holds it."""
+    """The block's extremum, then the first position that holds it."""
 
     better: _Better
 
@@ -410,7 +412,7 @@ def _merged(a: States, b: States) -> States:
 
 
 def _grown(states: States, seen: Value, delta: Value, within: Value) -> States:
-    """The moments together with those of `seen` more elements, whose mean is further by `delta`."""
+    """The moments after adding `seen` elements whose mean differs by `delta`."""
     count, mean, square = states
     total = _call("add", count, seen)
     share = call("div", seen, _call("maximum", total, constant(1.0, count.dtype)), dtype=count.dtype)
@@ -427,20 +429,20 @@ def _moments_in_block(block: Block, carried: States, new: States) -> None:
 
 
 def _of_elements(block: Block, carried: States, new: States) -> None:
-    """Sums of (x - mean) and of its square, relative to the mean so far, which is one of the data or near them: the squares
-    can not cancel, because the part of them that a far-off first element brings is really there."""
+    """Sums of (x - mean) and of its square, relative to the mean so far, which has the magnitude of the data, so that the squares
+    do not cancel: if the first element is an outlier, its contribution is real."""
     one, x, _ = new
     away = call("sub", x, carried[MEAN], dtype=carried[MEAN].dtype)
     seen = block.reduced(COUNT, "sum", one)
     near, squares = block.reduced(MEAN, "sum", away), block.reduced(SQUARE, "sum", _call("square", away))
     delta = _call("div", near, _at_least_one(seen))
-    # Rounding can leave a tiny negative rest where all elements are equal.
+    # Rounding can leave a tiny negative remainder if all elements are equal.
     within = _call("maximum", _call("sub", squares, _call("mul", delta, near)), constant(0.0, near.dtype))
     block.update(_grown(carried, seen, delta, within))
 
 
 def _of_parts(block: Block, carried: States, new: States) -> None:
-    """The mean of all parts first, then squares within and between the parts: no difference of large numbers."""
+    """The mean of all parts first, then squares within and between them, without subtracting large numbers."""
     n, m, s = new
     seen = block.reduced(COUNT, "sum", n)
     average = block.once(MEAN, _call("div", block.reduced(MEAN, "sum", _call("mul", n, m)), _at_least_one(seen)))

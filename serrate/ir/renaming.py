@@ -1,7 +1,6 @@
-"""Statements and values of loop programs in other indices, lanes and private blocks.
+"""Rewriting indices, lanes and private blocks in the statements and values of loop programs.
 
-In: a `Renaming`, which says what becomes of an index expression, a lane and a name. Out: values, guards and block statements
-rewritten by it.
+In: a `Renaming`, which maps index expressions, lanes and names. Out: values, guards and block statements rewritten by it.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ Renamed = TypeVar("Renamed", bound=Block | Declare | Bind)
 
 
 class Renaming:
-    """Leaves everything as it is; subclasses change what they say."""
+    """The identity; subclasses override what they change."""
 
     def expr(self, expr: Expr) -> Expr:
         """An index expression."""
         return expr
 
     def lane(self, lane: Lane) -> Lane | None:
-        """A lane; None for one that is left out, because it has one position."""
+        """A lane; None to drop one that has a single position."""
         return lane
 
     def name(self, name: str) -> str:
@@ -83,7 +82,7 @@ class Renaming:
         return rewrite(value, change)
 
     def node(self, node: Renamed) -> Renamed:
-        """A statement without others inside it."""
+        """A statement without nested statements."""
         if isinstance(node, Declare):
             return replace(node, local=self.local(node.local))
         if isinstance(node, Bind):
@@ -104,7 +103,7 @@ class Renaming:
 
 @dataclass(frozen=True)
 class Swap(Renaming):
-    """Index expressions replaced by others, and lanes by lanes of as many positions."""
+    """Replaces index expressions, and lanes by lanes of the same size."""
 
     expressions: Mapping[Expr, Expr]
     symbols: Mapping[Symbol, Symbol] = field(default_factory=dict)

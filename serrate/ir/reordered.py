@@ -1,7 +1,7 @@
-"""Rows whose components are counted in another order: what a block permutation makes of them.
+"""Block permutation of rows: the domains that index them change order.
 
-In: a ragged domain owned by several regular domains merged into one. Out: the same rows, owned by the same domains in another
-order; each row stays whole, so its positions are those it had.
+In: a ragged domain owned by a merge of several regular domains. Out: the same rows, owned by a merge of these domains in another
+order; rows stay whole, so positions within a row do not change.
 
 | transform | from -> to              | to_inputs | extents                       |
 | reordered | R[a][b] -> R'[b][a]     | r = r'    | the lengths, in another order |
@@ -26,7 +26,7 @@ class Reordered(Shift):
 
 
 def counted_by(rows: RaggedIterDomain) -> tuple[IterDomain, ...]:
-    """The domains that together own a ragged one, outermost first: its component, or what that was merged from."""
+    """The domains that together own a ragged one, outermost first: its component, or the domains merged into it."""
     return _leaves(rows.component)
 
 
@@ -36,7 +36,7 @@ def _leaves(component: IterDomain) -> tuple[IterDomain, ...]:
 
 
 def reordered(rows: RaggedIterDomain, counts: Sequence[IterDomain]) -> RaggedIterDomain:
-    """R[a][b] -> R'[b][a]: `counts` are the domains that own the rows, in the order in which they shall.
+    """R[a][b] -> R'[b][a]: `counts` are the domains that own the rows, in the new order.
 
     >>> from serrate.ir import partition
     >>> g = IterDomain(2)
@@ -53,7 +53,7 @@ def reordered(rows: RaggedIterDomain, counts: Sequence[IterDomain]) -> RaggedIte
         owner = counts[0]
         for each in counts[1:]:
             owner = merge(owner, each)
-        # A coordinate in the new order, taken apart, and put together in the old one.
+        # Split a coordinate in the new order, and merge it in the old one.
         at: dict[int, Expr] = {}
         rest: Expr = COORDINATE
         for each in reversed(counts[1:]):

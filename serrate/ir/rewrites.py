@@ -1,4 +1,4 @@
-"""Statements with other values in them.
+"""Rewriting the values of a statement.
 
 In: a statement and a function on values. Out: the statement rewritten.
 """
@@ -16,7 +16,7 @@ S = TypeVar("S", bound=Store | Accumulate | Scan | Library)
 
 
 def map_values(leaf: S, change: Callable[[Value], Value | None]) -> S:
-    """A statement with its values rewritten; the same statement where nothing changed."""
+    """A statement with its values rewritten; the same object if nothing changed."""
     values = tuple(rewrite(v, change) for v in leaf.values)
     if values == leaf.values:
         return leaf

@@ -1,8 +1,8 @@
-"""What a fusion is, whatever its tensors, domains and extents happen to be called.
+"""Structural keys of fusions, independent of the names of tensors, domains and extents.
 
-In: a fusion. Out: a hashable key. Two fusions have one key iff they record the same operations, in the same order, on the
-same inputs: then they compute the same. Names and numbers are replaced by the order in which things appear: symbols
-and arrays by the input they belong to, domains by the transform that made them, everything else by first use.
+In: a fusion. Out: a hashable key. Two fusions have equal keys iff they record the same operations, in the same order, on the same
+inputs. Names and uids are replaced by order of appearance: symbols and arrays by the input they belong to, domains by the
+transform that made them, everything else by first use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def structure_key(fusion: Fusion) -> tuple[Hashable, ...]:
-    """The key of a fusion: a table of all its nodes, each written with the places of others in it, and where to begin."""
+    """The key of a fusion: a table of all its nodes, which refer to each other by number, and the roots."""
     names = _Numbering()
     inputs = tuple(names.declare(view.tensor) for view in fusion.inputs)
     definitions = tuple(names.node(d) for d in fusion.definitions)
@@ -31,7 +31,7 @@ def structure_key(fusion: Fusion) -> tuple[Hashable, ...]:
 
 
 class _Numbering:
-    """Gives every distinct node a number: its place in the table."""
+    """Numbers every distinct node by its position in the table."""
 
     def __init__(self) -> None:
         self.table: dict[Hashable, int] = {}
@@ -39,11 +39,11 @@ class _Numbering:
         self.arrays: dict[str, int] = {}
         self._made: dict[Hashable, int] = {}
         self._kept: list[Any] = []
-        """Nodes stay alive while their ids are keys."""
+        """Keeps nodes alive while their ids are used as keys."""
         self._alone = {Tensor: 0, IterDomain: 0}
 
     def declare(self, tensor: Tensor) -> Hashable:
-        """An input: its extents and the array it may be are called after its place."""
+        """An input: its extents, and its array if it is used as one, are named after its position."""
         self.arrays.setdefault(tensor.name, len(self.arrays))
         for domain in tensor.logical:
             if isinstance(domain.extent_expr, Symbol):
@@ -82,7 +82,7 @@ class _Numbering:
                 Tensor if isinstance(x, Tensor) else IterDomain if isinstance(x, IterDomain) and x.definition is None else None
             )
             if alone is not None:
-                # Two tensors, or two dims, that look alike are still two.
+                # Two tensors or dims with equal fields are still distinct.
                 described = (described, self._alone[alone])
                 self._alone[alone] += 1
             self._made[key] = self.table.setdefault(described, len(self.table))
@@ -100,7 +100,7 @@ class _Numbering:
         kind, *parts = expr._key
         shown = [self.node(part) for part in parts]
         if isinstance(expr, Sum):
-            # Terms are kept in the order of their names.
+            # Terms are sorted by name.
             shown = [tuple(sorted(part, key=repr)) if isinstance(part, tuple) else part for part in shown]
         elif isinstance(expr, Product):
             shown = sorted(shown, key=repr)
@@ -122,7 +122,7 @@ class _Numbering:
         if isinstance(value, Read):
             parts = [value.tensor, value.index, repr(value.other), value.dtype]
         uids = {d.uid for part in parts for d in (part if isinstance(part, tuple) else (part,)) if isinstance(d, IterDomain)}
-        # Uids stand in a value's key only to tell domains apart, which their nodes do here.
+        # Uids are in a value's key only to distinguish domains, whose nodes do that here.
         return (kind.__name__, *(self.node(p) for p in parts if not _only_uids(p, uids)))
 
 

@@ -1,7 +1,7 @@
-"""Conditions solved for a symbol: where along a loop or a lane they hold.
+"""Solving conditions for a symbol: where along a loop or lane they hold.
 
-In: a condition `left < right` and a symbol. Out: the position at which it ends to hold, or begins to, as an expression without
-that symbol. Whatever turns a guard into the bound of a loop asks here.
+In: a condition `left < right` and a symbol. Out: the position where it stops or starts to hold, as an expression without that
+symbol. Used wherever a guard becomes a loop bound.
 
 With left - right = f*s + rest, where `rest` does not mention s, the condition is f*s + rest < 0:
 
@@ -18,20 +18,20 @@ from serrate.ir.expr import Expr, Less, Sum, Symbol, ceildiv, const
 
 
 def terms_of(e: Expr) -> tuple[tuple[Expr, int], ...]:
-    """The terms of a linear combination with their factors, its constant left out."""
+    """The terms of a linear combination with their factors, without the constant."""
     if isinstance(e, Sum):
         return e.terms
     return () if e.value is not None else ((e, 1),)
 
 
 def factor_of(e: Expr, wanted: Symbol) -> int:
-    """By how much an expression grows with a symbol; 0 where that is not one number."""
+    """The coefficient of a symbol in an expression; 0 if the expression is not linear in it."""
     factor = next((f for term, f in terms_of(e) if term is wanted), 0)
     return 0 if factor and wanted in (e - wanted * factor).symbols else factor
 
 
 def end_of(condition: Less, wanted: Symbol) -> Expr | None:
-    """The first value for which the condition does not hold any more: it holds exactly for `wanted < end`. None if there is none.
+    """The `end` for which the condition is equivalent to `wanted < end`; None if it has no such form.
 
     >>> from serrate.ir.expr import symbol
     >>> print(end_of(Less(symbol("o") * 8 + symbol("i"), symbol("n")), symbol("o")))
@@ -43,7 +43,7 @@ def end_of(condition: Less, wanted: Symbol) -> Expr | None:
 
 
 def start_of(condition: Less, wanted: Symbol) -> Expr | None:
-    """The first value for which the condition holds: it holds exactly for `start <= wanted`. None if there is none.
+    """The `start` for which the condition is equivalent to `start <= wanted`; None if it has no such form.
 
     >>> from serrate.ir.expr import symbol
     >>> print(start_of(Less(symbol("n"), symbol("i") * 2), symbol("i")))
@@ -55,8 +55,8 @@ def start_of(condition: Less, wanted: Symbol) -> Expr | None:
 
 
 def loosest(condition: Less, others: Collection[Symbol]) -> Less | None:
-    """The condition that holds wherever this one does for some of the `others`, all of them not negative: it has none of them.
-    None unless it is hardest to meet the larger each of them is.
+    """The weakest condition without `others` that holds whenever this one holds for some non-negative values of them. None unless
+    the condition gets harder to satisfy as each of them grows.
 
     >>> from serrate.ir.expr import symbol
     >>> print(loosest(Less(symbol("o") * 8 + symbol("i"), symbol("n")), [symbol("i")]))

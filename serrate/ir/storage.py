@@ -1,10 +1,10 @@
-"""Storage: the domains that a tensor over some logical domains is laid out by, its rows back to back.
+"""Storage: the memory layout of a tensor over given logical domains, with rows back to back.
 
-In: logical domains. Out: storage domains, all of them regular: every ragged domain is combined with what owns it.
+In: logical domains. Out: storage domains, all of them regular: every ragged domain is combined with its owner.
 
     [C, R]          -> combine(C, R)                     rows back to back
     [G, C, R[g][c]] -> [G, I] or combine(merge(G, C), R)  the domain that was partitioned under G, else all parts in order
-    [C, R1, R2]     -> combine(C, product(R1, R2))       len1*len2 elements for each component, packed
+    [C, R1, R2]     -> combine(C, product(R1, R2))       len1*len2 elements per component, packed
     [D, S, W[s]]    -> combine(D, combine(S, W))         words of the sentences of documents
     [C1, R1, C2, R2] -> two storage dims                 independent pairs
 """
@@ -32,14 +32,14 @@ def storage_of(logical: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
     domains = collapse(logical)
     if any(d.is_ragged for d in domains):
         names = ", ".join(map(str, logical))
-        raise ShapeError(f"a tensor over [{names}] has no storage: a ragged dim needs the dim of its components beside it")
+        raise ShapeError(f"a tensor over [{names}] has no storage: a ragged dim needs the dim of its components")
     return domains
 
 
 def collapse(domains: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
-    """The domains with every ragged one combined with its component where that stands beside it, outermost first.
+    """The domains with every ragged one combined with its component if that is present, outermost first.
 
-    A ragged component (sentences of a document) takes in what its parts own (words) even where the document is not there.
+    A ragged component (sentences of a document) is combined with its rows (words) even if the document dim is absent.
     """
     left = list(domains)
     while any(step(left) for step in (_multiply, _combine, _merge)):
@@ -48,7 +48,7 @@ def collapse(domains: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
 
 
 def _multiply(left: list[IterDomain]) -> bool:
-    """Makes one of two ragged domains of the same component, before one of them is combined with it alone."""
+    """Multiplies two ragged domains of one component, before either is combined with it alone."""
     for k, outer in enumerate(left):
         for j, inner in enumerate(left[k + 1 :], k + 1):
             if _of_one_component(outer, inner) and _owner_of(left, outer) is not None:
@@ -63,8 +63,8 @@ def _of_one_component(outer: IterDomain, inner: IterDomain) -> bool:
 
 
 def _combine(left: list[IterDomain]) -> bool:
-    """Combines a ragged domain with what owns it; with ragged owners (sentences, of which no document is there), the
-    innermost rows first, because what is made of an owner and its rows does not own other rows."""
+    """Combines a ragged domain with its owner; with ragged owners (sentences without their document), the innermost rows first,
+    because a combined domain does not own other rows."""
     for k, domain in enumerate(left):
         owner = next((j for j, other in enumerate(left) if j != k and _owns(other, domain)), None)
         inner = owner is not None and left[owner].is_ragged and any(_owns(domain, other) for other in left)
@@ -76,7 +76,7 @@ def _combine(left: list[IterDomain]) -> bool:
 
 
 def _merge(left: list[IterDomain]) -> bool:
-    """Merges the domains that together own a ragged one (or are part of what does)."""
+    """Merges the domains that together own a ragged one, or a part of its owner."""
     for domain in left:
         for component in domain.owners:
             parts = _parts(left, component)
@@ -88,7 +88,7 @@ def _merge(left: list[IterDomain]) -> bool:
 
 
 def _parts(left: Sequence[IterDomain], component: IterDomain) -> tuple[int, int] | None:
-    """Where the two domains stand that the component was merged from, or that a part of it was."""
+    """The positions of the two domains that the component, or a part of it, was merged from."""
     made = component.definition
     if not isinstance(made, Merge):
         return None
@@ -99,7 +99,7 @@ def _parts(left: Sequence[IterDomain], component: IterDomain) -> tuple[int, int]
 
 
 def _owner_of(left: Sequence[IterDomain], ragged: IterDomain) -> int | None:
-    """Where a domain stands that the ragged one can be combined with, or a part of such a domain."""
+    """The position of a domain that the ragged one can be combined with, or of a part of such a domain."""
     for j, other in enumerate(left):
         if _owns(other, ragged) or any(other.uid == part.uid for owner in ragged.owners for part in _leaves(owner)):
             return j

@@ -1,11 +1,11 @@
-"""TensorDomain: the domains of one tensor, from what it was made of to the loops that compute it.
+"""TensorDomain: the domains of one tensor, from its origin to the loops that compute it.
 
-In: domains. Out: an immutable record that prints every domain with its type, how it is spread over the machine, and its extent.
+In: domains. Out: an immutable record that prints every domain with its iter type, parallel type and extent.
 
-    root        what the tensor was before its own transforms: of a view, the dims of the tensor it views
-    logical     its dims, as operations see them
-    allocation  the dims of its memory
-    loop        what it is computed over; of a reduction, the reduced domains too
+root        the dims before its own transforms: for a view, the dims of the tensor it refers to
+logical     its dims, as operations see them
+allocation  the dims of its memory
+loop        the loops that compute it; for a reduction, including the reduced domains
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serrate.ir.domains import IterDomain, IterType
 
 @dataclass(frozen=True)
 class TensorDomain:
-    """Four lists of domains. Partition and combine of a view stand between root and logical, a schedule between logical and loop.
+    """Four lists of domains. A view's partition and combine lead from root to logical, a schedule from logical to loop.
 
     >>> from serrate.ir import split
     >>> rows = IterDomain(6, name="d0")
@@ -45,17 +45,17 @@ class TensorDomain:
 
 
 def shown(domain: IterDomain) -> str:
-    """A domain as text; a reduced ragged one says both."""
+    """A domain as text; marks a reduced ragged domain as both."""
     return f"r.{domain}" if domain.is_ragged and domain.iter_type is IterType.REDUCTION else str(domain)
 
 
 def as_reduced(domain: IterDomain) -> IterDomain:
-    """The same domain (the same index), shown as one that is reduced."""
+    """The same domain (the same index), printed as a reduction."""
     return replace(domain, iter_type=IterType.REDUCTION)
 
 
 def made_from(domain: IterDomain, sources: Iterable[IterDomain]) -> bool:
-    """Whether a domain is one of `sources` or transforms have made it of one of them."""
+    """Whether a domain is one of `sources` or derived from one by transforms."""
     wanted = {d.uid for d in sources}
     seen: set[int] = set()
     pending = [domain]

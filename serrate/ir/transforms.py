@@ -1,9 +1,9 @@
-"""Transforms: expressions from domains to domains, and the rules by which indices travel through them.
+"""Transforms: expressions from domains to domains, and their index rules.
 
-In: domains. Out: new domains whose `definition` is the transform that made them. Every transform knows its index rule in
-both directions: `to_inputs` (indices of its outputs known, those of its inputs wanted: how a loop finds its elements) and
-`to_outputs` (the other way). Applying the same transform to the same domain twice gives the same domains, so two loops
-that split a row alike share their domains. Those that make or undo rows are in `ragged_transforms`.
+In: domains. Out: new domains whose `definition` is the transform that made them. Every transform has an index rule in both
+directions: `to_inputs` computes the indices of its inputs from those of its outputs, as a loop does to find its elements;
+`to_outputs` is the reverse. Applying the same transform to the same domain twice returns the same domains, so two loops that
+split a row alike share their domains. Transforms that create or undo rows are in `ragged_transforms`.
 
 | transform        | from -> to           | to_inputs                    | extents                      |
 | split f          | I -> (O, In)         | i = o*f + n                  | ceil(N/f), f                 |
@@ -44,17 +44,17 @@ class Transform:
 
     @property
     def label(self) -> str:
-        """The transform in a word or two, with its arguments."""
+        """The name of the transform, with its arguments."""
         return type(self).__name__.lower()
 
     @property
     def beside(self) -> tuple[IterDomain, ...]:
-        """The domains whose index the rules read besides those of inputs and outputs: which row all of these lie in."""
+        """Other domains whose index the rules read: those that select the row."""
         return ()
 
     @property
     def ties(self) -> tuple[tuple[IterDomain, IterDomain], ...]:
-        """Pairs of domains that have one index because this transform took one for the other."""
+        """Pairs of domains with equal indices, because this transform accepted one in place of the other."""
         return ()
 
     def to_inputs(self, known: Known) -> tuple[Expr, ...]:
@@ -67,11 +67,11 @@ class Transform:
 
     @property
     def nests(self) -> bool:
-        """Whether its output counts the parts of its first input: rows owned by the output are then nested."""
+        """Whether rows owned by its output are nested: the output indexes the parts of its first input."""
         return False
 
     def nest(self, component: IterDomain, flat: tuple[NestedInts, ...]) -> tuple[NestedInts, ...]:
-        """A flat tuple over `component` (an output) in the shape the components are nested in."""
+        """A flat tuple over `component` (an output), nested like the components."""
         return flat
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -89,7 +89,7 @@ class Transform:
         for name, value in own.items():
             object.__setattr__(self, name, value)
         for source, key in found:
-            # The same transform of the same domain finds these outputs again.
+            # The same transform of the same domain must return these outputs.
             source.derived[tuple(k.here if isinstance(k, Uid) else k for k in key)] = self.outputs
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class Transform:
 
 @dataclass(frozen=True, eq=False)
 class Split(Transform):
-    """I -> (O, In) with i = o*(extent of In) + n, row by row where I is ragged."""
+    """I -> (O, In) with i = o*(extent of In) + n, row by row if I is ragged."""
 
     factor: Expr
     inner: bool = True
@@ -110,7 +110,7 @@ class Split(Transform):
 
     @property
     def beside(self) -> tuple[IterDomain, ...]:
-        # An inner factor is the same in all rows; an outer one makes inner parts that differ.
+        # An inner factor is the same in all rows; with an outer factor the inner extent depends on the row.
         return self.outputs[1].owners
 
     def to_inputs(self, known: Known) -> tuple[Expr, ...]:
@@ -123,7 +123,7 @@ class Split(Transform):
 
     @property
     def divides(self) -> bool:
-        """Whether the split is known to make no holes, in any row."""
+        """Whether the split is known to leave no holes in any row."""
         return (self.inputs[0].row_length - self.outputs[0].row_length * self.outputs[1].row_length).value == 0
 
 
@@ -156,7 +156,7 @@ class Merge(Transform):
 
 @dataclass(frozen=True, eq=False)
 class Shift(Transform):
-    """I -> I' with i = i' + low: the positions of one counted from another place."""
+    """I -> I' with i = i' + low: the same positions, counted from another origin."""
 
     low: Expr
 
@@ -172,7 +172,7 @@ class Shift(Transform):
 
 @dataclass(frozen=True, eq=False)
 class Resize(Shift):
-    """I -> I' with `left` positions before it and `right` positions behind it, fewer where they are negative."""
+    """I -> I' with `left` positions added before and `right` after; negative numbers remove positions."""
 
     left: Expr
     right: Expr
@@ -184,7 +184,7 @@ class Resize(Shift):
 
 @dataclass(frozen=True, eq=False)
 class Restrict(Shift):
-    """I -> its positions from `low` on, up to `high`; of a ragged domain both may depend on the row."""
+    """I -> its positions from `low` up to `high`; both may depend on the row if the domain is ragged."""
 
     high: Expr
 
@@ -202,7 +202,7 @@ class Restrict(Shift):
 
 @dataclass(frozen=True, eq=False)
 class Swizzle(Transform):
-    """B beside A -> B' with b = b' xor (a mod Nb). Nb is a power of two, so this permutes the positions of B for every a."""
+    """B beside A -> B' with b = b' xor (a mod Nb). Nb is a power of two, so for every a this is a permutation of B."""
 
     axis: IterDomain
 
@@ -221,14 +221,14 @@ class Swizzle(Transform):
 
 
 def once(domain: IterDomain, key: tuple[Hashable, ...], make: Callable[[], Outputs]) -> Outputs:
-    """The outputs that this transform of `domain` made earlier, else new ones."""
+    """The outputs of this transform of `domain`, created on first use."""
     if key not in domain.derived:
         domain.derived[key] = make()
     return domain.derived[key]
 
 
 def finish(transform: Transform, outputs: Outputs) -> Outputs:
-    """Ties a new transform and its outputs to each other."""
+    """Links a new transform and its outputs."""
     for output in outputs:
         object.__setattr__(output, "definition", transform)
     object.__setattr__(transform, "outputs", outputs)
@@ -236,15 +236,15 @@ def finish(transform: Transform, outputs: Outputs) -> Outputs:
 
 
 def divisor(extent: Expr, *, ragged: bool = False) -> Expr:
-    """An extent as something to divide by: an empty domain has no positions, so any divisor will do.
+    """An extent as a divisor: for an empty domain, which has no positions, any divisor will do.
 
-    A row may be empty in a program that divides in lanes where nothing exists, so its length is kept from being 0.
+    A row may be empty in a program that divides even in holes, so its length is clamped to at least 1.
     """
     return maximum(extent, 1) if ragged or extent.value == 0 else extent
 
 
 def size_of(what: str, value: int | Expr) -> Expr:
-    """An argument as an expression; refuses what is neither an integer nor one."""
+    """An argument as an expression; raises unless it is an integer or an expression."""
     try:
         return as_expr(value)
     except TypeError:
@@ -252,16 +252,16 @@ def size_of(what: str, value: int | Expr) -> Expr:
 
 
 def plain(function: str, domain: object) -> IterDomain:
-    """The domain, if it is one that transforms apply to."""
+    """The domain, if it can be transformed; raises otherwise."""
     if not isinstance(domain, IterDomain):
         raise DomainError(f"{function}: expected an IterDomain, got {type(domain).__name__}")
     if domain.start != 0:
-        raise DomainError(f"{function}: {domain} starts at {domain.start}; only domains that start at 0 have transforms")
+        raise DomainError(f"{function}: {domain} starts at {domain.start}; only domains that start at 0 can be transformed")
     return domain
 
 
 def split(domain: IterDomain, factor: int | Expr, *, inner: bool = True) -> tuple[IterDomain, IterDomain]:
-    """I -> (O, In). With `inner` the factor is the inner extent, else the outer one. Always legal; holes are guarded.
+    """I -> (O, In). The factor is the inner extent, or the outer one if not `inner`. Always legal; holes are guarded.
 
     A ragged domain is split row by row: an inner factor gives ragged outer parts, an outer factor ragged inner ones.
 
@@ -286,8 +286,8 @@ def split(domain: IterDomain, factor: int | Expr, *, inner: bool = True) -> tupl
 def merge(outer: IterDomain, inner: IterDomain) -> IterDomain:
     """(A, B) -> M. A ragged outer domain with a regular inner one stays ragged.
 
-    Legal where the inner domain has one width for every position of the outer one. A component and its rows have not: that
-    is `combine`. Two ragged domains of one component have, row by row: that is `product`.
+    Legal if the inner domain has the same width at every position of the outer one. For a component and its rows, which do not,
+    use `combine`; for two ragged domains of one component, use `product`.
 
     >>> from serrate.ir import RaggedIterDomain
     >>> merge(RaggedIterDomain.from_extents([3, 5, 2]), IterDomain(4)).extents
@@ -299,10 +299,10 @@ def merge(outer: IterDomain, inner: IterDomain) -> IterDomain:
         if component.uid == outer.uid or (inner.pairing is not None and inner.pairing == outer.pairing and not outer.is_ragged):
             raise DomainError(f"merge({outer}, {inner}): a component and its ragged domain have no common width; use combine")
         if any(d.uid == component.uid for d in outer.owners):
-            raise DomainError(f"merge({outer}, {inner}): both are ragged, and a row of one differs from row to row; use product")
+            raise DomainError(f"merge({outer}, {inner}): both are ragged; use product, which merges row by row")
         raise DomainError(f"merge({outer}, {inner}): the outer domain does not own the ragged one, so rows have no common width")
     if any(picks(inner, component) for component in outer.owners):
-        raise DomainError(f"merge({outer}, {inner}): the inner domain picks the row that the outer one lies in")
+        raise DomainError(f"merge({outer}, {inner}): the inner domain selects the row of the outer one")
     same_iter_type("merge", outer, inner)
 
     def make() -> Outputs:
@@ -315,7 +315,7 @@ def merge(outer: IterDomain, inner: IterDomain) -> IterDomain:
         )
         whole = rejoined(outer, inner)
         if whole is not None and not whole.is_ragged:
-            # The index is that of the domain that was split, so it counts what that counts.
+            # The index is that of the domain that was split, so it indexes the same rows.
             output = replace(output, pairing=whole.pairing)
         return finish(Merge((outer, inner), ()), (output,))
 
@@ -323,9 +323,9 @@ def merge(outer: IterDomain, inner: IterDomain) -> IterDomain:
 
 
 def rejoined(outer: IterDomain, inner: IterDomain) -> IterDomain | None:
-    """The domain that was split into these two without leaving holes, and so has the index of their merge; None if there is none.
+    """The domain that was split into these two without holes, whose index their merge has; None if they do not come from one.
 
-    Either may have been split and merged again itself.
+    Either may itself have been split and merged again.
     """
     first, second = _with_index_of(outer), _with_index_of(inner)
     made = first.definition
@@ -335,14 +335,14 @@ def rejoined(outer: IterDomain, inner: IterDomain) -> IterDomain | None:
 
 
 def _with_index_of(domain: IterDomain) -> IterDomain:
-    """The domain that this one is the same index of: itself, or what it was split from and merged to again."""
+    """The domain with the same index: itself, or the one that was split and merged back into it."""
     made = domain.definition
     whole = rejoined(*made.inputs) if type(made) is Merge else None
     return domain if whole is None else whole
 
 
 def same_iter_type(function: str, outer: IterDomain, inner: IterDomain) -> None:
-    """Refuses to make one domain of two kinds."""
+    """Raises if two domains with different iter types would become one."""
     if outer.iter_type is not inner.iter_type:
         kinds = f"{outer.iter_type.name.lower()} and {inner.iter_type.name.lower()}"
         raise DomainError(f"{function}({outer}, {inner}): one domain cannot be both {kinds}")
@@ -357,34 +357,34 @@ def picks(domain: IterDomain, component: IterDomain) -> bool:
 
 
 def resize(domain: IterDomain, left: int | Expr, right: int | Expr) -> IterDomain:
-    """I -> I' with `left` more positions before it and `right` more behind it; negative numbers take positions away.
+    """I -> I' with `left` positions added before and `right` after; negative numbers remove positions.
 
-    The positions that are added are holes. A ragged domain is resized row by row; a row has no fewer than 0 positions.
+    Added positions are holes. A ragged domain is resized row by row; a row never gets fewer than 0 positions.
 
     >>> resize(IterDomain(6), 1, 1).extent, resize(IterDomain(6), -2, 0).extent
     (8, 4)
     """
     plain("resize", domain)
-    before, behind = size_of("resize: the left size", left), size_of("resize: the right size", right)
-    extent = domain.row_length + before + behind
+    before, after = size_of("resize: the left size", left), size_of("resize: the right size", right)
+    extent = domain.row_length + before + after
     if not domain.is_ragged and extent.value is not None and extent.value < 0:
-        raise DomainError(f"resize: {domain} has no {0 - before - behind} positions to take away")
+        raise DomainError(f"resize: cannot remove {0 - before - after} positions from {domain}")
 
     def make() -> Outputs:
-        more = maximum(before + behind, 0)
+        more = maximum(before + after, 0)
         bound = domain.host_bound + (more * domain.owners[0].host_bound if domain.is_ragged else more)
         exact = domain.bound is None and not domain.is_ragged
         output = domain.with_rows(maximum(extent, 0), name=f"{domain.name}z", bound=None if exact else bound)
-        return finish(Resize((domain,), (), 0 - before, before, behind), (output,))
+        return finish(Resize((domain,), (), 0 - before, before, after), (output,))
 
-    return once(domain, ("resize", before, behind), make)[0]
+    return once(domain, ("resize", before, after), make)[0]
 
 
 def swizzle(axis: IterDomain, domain: IterDomain) -> tuple[IterDomain, IterDomain]:
-    """(A, B) -> (A, B') with b' = b xor a: the positions of B in another order for each a. A is kept as it is.
+    """(A, B) -> (A, B') with b' = b xor a: the positions of B in a different order for each a. A is unchanged.
 
-    Legal for regular domains whose extents are known powers of two: only there does xor give every position once. Where A is
-    longer than B, only as many low bits of a are used as B has.
+    Legal for regular domains whose extents are known powers of two, where xor is a permutation. If A is longer than B, only the
+    low bits of a that B has are used.
 
     >>> a, b = IterDomain(4), IterDomain(8)
     >>> swizzled = swizzle(a, b)[1]
@@ -396,7 +396,7 @@ def swizzle(axis: IterDomain, domain: IterDomain) -> tuple[IterDomain, IterDomai
         raise DomainError(f"swizzle: {domain} cannot be swizzled by itself")
     for each in (axis, domain):
         if each.is_ragged:
-            raise DomainError(f"swizzle: {each} is ragged; only regular domains have a power of two as extent in every row")
+            raise DomainError(f"swizzle: {each} is ragged; only regular domains can be swizzled")
         size = each.extent_expr.value
         if size is None or size < 1 or size & (size - 1):
             raise DomainError(f"swizzle: extents must be known powers of two, got {each}")
@@ -409,10 +409,10 @@ def swizzle(axis: IterDomain, domain: IterDomain) -> tuple[IterDomain, IterDomai
 
 
 def restrict(domain: IterDomain, low: Expr | int, high: Expr | int) -> IterDomain:
-    """I -> its positions from `low` (included) to `high` (not included), as a domain of its own.
+    """I -> its positions from `low` (inclusive) to `high` (exclusive), as a new domain.
 
-    A ragged domain stays ragged, the bounds may be expressions in COORDINATE, and rows that end before `high` end there. A
-    regular sub-range that may reach past the end is guarded.
+    A ragged domain stays ragged, the bounds may be expressions in COORDINATE, and rows shorter than `high` keep their end. A
+    regular sub-range that may extend past the end is guarded.
 
     >>> restrict(IterDomain(10), 2, 7).extent
     5

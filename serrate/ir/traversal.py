@@ -1,6 +1,6 @@
-"""What a domain is made from: one walk over domains, transforms and arrays.
+"""What a domain depends on: one walk over domains, transforms and arrays.
 
-In: a domain. Out: everything behind it, each node once, nearest first.
+In: a domain. Out: everything it depends on, each node once, nearest first.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from serrate.ir.transforms import Transform
 
 
 def traverse(domain: IterDomain) -> tuple[IterDomain | Transform | Array, ...]:
-    """Everything a domain is made from: itself, its component and the components' own domains, the transforms behind them
-    and the arrays that extents come from, each once.
+    """Everything a domain depends on: itself, its component and the components' own domains, the transforms that made them, and
+    the arrays that extents come from, each once.
 
     >>> off = Array("off")
     >>> off in traverse(RaggedIterDomain.from_offsets(off, 3))

@@ -1,7 +1,7 @@
-"""Numbers that tell domains apart, in one process and between processes.
+"""Unique ids of domains, within a process and across processes.
 
-In: nothing, or a number from another process. Out: a number that no other domain of this process has. A pickled domain carries
-its number and the process that gave it; where it arrives it has a number of its own there, the same one every time.
+In: nothing, or an id from another process. Out: an id that no other domain of this process has. A pickled domain carries its id
+and the process that assigned it; the receiving process maps it to an id of its own, always the same one.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from dataclasses import dataclass
 _numbers = itertools.count()
 _process = secrets.token_hex(8)
 _arrived: dict[tuple[str, int], int] = {}
-"""Numbers given by other processes -> what they are here."""
+"""Ids of other processes -> their ids here."""
 
 
 def fresh_uid() -> int:
-    """A number that no domain has."""
+    """An unused id."""
     return next(_numbers)
 
 
 @dataclass(frozen=True)
 class Uid:
-    """A number, and the process that gave it: what is pickled."""
+    """An id and the process that assigned it, as pickled."""
 
     number: int
     process: str
 
     @property
     def here(self) -> int:
-        """The number in this process."""
+        """The id in this process."""
         if self.process == _process:
             return self.number
         return _arrived.setdefault((self.process, self.number), fresh_uid())
 
 
 def sent(number: int) -> Uid:
-    """A number of this process as another one will know it."""
+    """An id of this process, ready to be pickled."""
     return Uid(number, _process)
 
 
 def _after_fork() -> None:
-    # A child goes on counting where its parent is, so their next numbers would be the same.
+    # A child would continue the parent's counter and assign the same ids.
     global _process
     _process = secrets.token_hex(8)
 

@@ -1,15 +1,15 @@
-"""Values: the numbers a program computes, as expressions over tensor elements.
+"""Values: what a program computes, as expressions over tensor elements.
 
 In: tensors, domains, constants. Out: interned nodes, equal iff they are the same object.
 
     v ::= Constant(number) | Read(tensor, index) | Call(function, args)
         | Position(domain)     the index itself
-        | Extent(domain)       how many positions the domain has; of a ragged one, in the row at hand
+        | Extent(domain)       the number of positions; for a ragged domain, the length of the current row
         | Computed(place)      an expression over indices and integers, as a number
-        | Argument(name)       a value not known yet: what a function on values is applied to, so that it can be looked at
-    index ::= one entry for each dim of the tensor: a domain, None for a broadcast dim, or (in reads) a Place, an expression
-              over indices and over integers read elsewhere; it may lie outside the tensor, and the element is then 0, or the
-              read's `other`
+        | Argument(name)       a formal argument, used to inspect a function on values
+        index ::= one entry per dim of the tensor: a domain, None for a broadcast dim, or (in reads) a Place, an expression over
+        indices and over integers read from other tensors. It may be out of bounds; the element is then 0, or the read's
+        `other`
 
 `FUNCTIONS` names every elementwise function with its arity; each backend has a table from these names to its own code.
 """
@@ -30,16 +30,16 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import INDEX, Expr, Symbol, const, symbol
 
 Index = tuple[IterDomain | None, ...]
-"""Where something is written: a domain for each dim."""
+"""The index of a write: a domain per dim."""
 
 
 def index_of(domain: IterDomain) -> Symbol:
-    """The symbol that stands for the index of a domain in a `Place`."""
+    """The symbol for the index of a domain in a `Place`."""
     return symbol(f"{INDEX}{domain.uid}")
 
 
 def index_read(k: int) -> Symbol:
-    """The symbol that stands for the k-th of the integers that a `Place` reads."""
+    """The symbol for the k-th integer that a `Place` reads."""
     return symbol(f"#{k}", low=None)
 
 
@@ -57,14 +57,14 @@ class Place:
         return str(self.expr.substitute(names))
 
     def moved(self, domains: Mapping[int, IterDomain | None]) -> Place:
-        """The same place with domains (by uid) replaced by others; its reads are left to the caller."""
+        """The same place with domains replaced, by uid; the caller replaces its reads."""
         new = [(d, domains.get(d.uid, d)) for d in self.domains]
         expr = self.expr.substitute({index_of(d): const(0) if to is None else index_of(to) for d, to in new})
         return Place(expr, tuple(to for _, to in new if to is not None), self.reads)
 
 
 Places = tuple[IterDomain | Place | None, ...]
-"""Where something is read: a domain, a computed place, or None for each dim."""
+"""The index of a read: per dim a domain, a computed place, or None."""
 
 
 def domains_of(places: Places) -> tuple[IterDomain, ...]:
@@ -106,7 +106,7 @@ class Role(Enum):
     OUTPUT = "output"
     SCRATCH = "scratch"
     PRIVATE = "private"
-    """Scratch that holds one component's row, one for each worker."""
+    """Scratch for one component's row, separate for each worker."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class Tensor:
     storage: tuple[IterDomain, ...]
     role: Role = Role.SCRATCH
     base: Tensor | None = field(default=None, repr=False)
-    """The tensor whose memory this one views under other logical domains, if any."""
+    """The tensor whose memory this view shares under other logical domains, if any."""
 
     @property
     def memory(self) -> Tensor:
@@ -131,7 +131,7 @@ class Tensor:
 
 
 class Value:
-    """One scalar value for each position of the domains it mentions. Build with `read`, `call`, `constant`, `position`."""
+    """One scalar per position of the domains it mentions. Build with `read`, `call`, `constant`, `position`."""
 
     __slots__ = ("__weakref__", "_key", "dtype")
     _key: tuple[Any, ...]
@@ -143,7 +143,7 @@ class Value:
         return ()
 
     def walk(self) -> Iterator[Value]:
-        """This value and everything inside it, each node once."""
+        """This value and all values it contains, each node once."""
         seen: set[int] = set()
         pending: list[Value] = [self]
         while pending:
@@ -158,7 +158,7 @@ class Value:
         return tuple(v for v in self.walk() if isinstance(v, Read))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Found again among the interned ones: values are compared by identity.
+        # Interned again on unpickling: values are compared by identity.
         raise NotImplementedError
 
 
@@ -177,7 +177,7 @@ class Constant(Value):
 
 
 class Read(Value):
-    """An element of a tensor; `other` where its place lies outside."""
+    """An element of a tensor; `other` where its place is out of bounds."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (read, (self.tensor, self.index, self.other))
@@ -195,12 +195,12 @@ class Read(Value):
         return cast(float, self._key[4])
 
     def of(self, tensor: Tensor, index: Places) -> Value:
-        """The same read of another tensor, or at another place."""
+        """The same read from another tensor, or at another place."""
         return read(tensor, index, self.other)
 
     @property
     def args(self) -> tuple[Value, ...]:
-        """The integers that computed places of the index are read from."""
+        """The integers that the index's places read."""
         return tuple(r for at in self.index if isinstance(at, Place) for r in at.reads)
 
     def __str__(self) -> str:
@@ -241,7 +241,7 @@ class Position(Value):
 
 
 class Extent(Value):
-    """The number of positions of a domain; of a ragged one, the length of the row at hand."""
+    """The number of positions of a domain; for a ragged one, the length of the current row."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (extent, (self.domain,))
@@ -255,7 +255,7 @@ class Extent(Value):
 
 
 class Computed(Value):
-    """An expression over indices, and over integers read elsewhere, as a number."""
+    """An expression over indices, and over integers read from tensors, as a number."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (computed, (self.place,))
@@ -273,7 +273,7 @@ class Computed(Value):
 
 
 class Argument(Value):
-    """A value that is not known yet, by name: a function on values is a value of its arguments."""
+    """A formal argument: a function on values becomes a value in terms of its arguments."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (argument, (self.name, self.dtype))
@@ -287,7 +287,7 @@ class Argument(Value):
 
 
 def shown(value: Value) -> str:
-    """The value as text. A value too large to read as one tree names what it shares: `add(v0, v0) where v0 = ...`."""
+    """The value as text. A large value names its shared subvalues: `add(v0, v0) where v0 = ...`."""
     names: dict[int, str] = {}
     texts: list[str] = []
 
@@ -327,21 +327,21 @@ def intern(kind: type[Value], dtype: torch.dtype, *key: Any) -> Value:
 def constant(number: float | int | bool, dtype: torch.dtype) -> Value:
     """A number of the given dtype."""
     if not isinstance(number, float | int):
-        number = operator.index(number)  # a size of the call that is traced
+        number = operator.index(number)  # a size in the call being traced
     if dtype == torch.bool:
         number = bool(number)
     elif not dtype.is_floating_point and isinstance(number, int):
-        # What the dtype cannot hold wraps, as a tensor of it would.
+        # Overflow wraps around, as in a tensor of this dtype.
         low = torch.iinfo(dtype).min
         number = (int(number) - low) % 2 ** (8 * dtype.itemsize) + low
     elif isinstance(number, int) and not -(2**63) <= number < 2**63:
-        number = float(number)  # no backend has an integer for it
-    # The text tells 1 from 1.0 and True, 0.0 from -0.0, and lets nan be found again.
+        number = float(number)  # too large for an integer in any backend
+    # The text distinguishes 1 from 1.0 and True and 0.0 from -0.0, and makes nan equal to itself.
     return intern(Constant, dtype, number, repr(number))
 
 
 def read(tensor: Tensor, index: Places, other: float | int | bool = 0) -> Value:
-    """The element of `tensor` at `index`; `other` where a computed place lies outside the tensor."""
+    """The element of `tensor` at `index`; `other` where a computed place is out of bounds."""
     key = tuple(at if at is None or isinstance(at, Place) else at.uid for at in index)
     return intern(Read, tensor.dtype, tensor, key, index, other, repr(other))
 
@@ -373,18 +373,18 @@ def computed(place: Place) -> Value:
 
 
 def argument(name: str, dtype: torch.dtype) -> Value:
-    """A value that is not known yet."""
+    """A formal argument."""
     return intern(Argument, dtype, name)
 
 
 def rewrite(value: Value, change: Callable[[Value], Value | None], memo: dict[int, Value] | None = None) -> Value:
-    """`value` with every node for which `change` returns something replaced by it; shared nodes stay shared."""
+    """`value` with every node for which `change` returns a replacement replaced; shared nodes stay shared."""
     memo = {} if memo is None else memo
     if id(value) in memo:
         return memo[id(value)]
     changed = value
     if isinstance(value, Read) and value.args:
-        # An element is found by the integers it is read at, so those are rewritten first.
+        # The integers in an element's index are part of its key, so they are rewritten first.
         changed = value.of(value.tensor, tuple(_reread(at, lambda r: rewrite(r, change, memo)) for at in value.index))
     elif isinstance(value, Computed) and value.args:
         changed = computed(replace(value.place, reads=tuple(rewrite(r, change, memo) for r in value.args)))
@@ -393,7 +393,7 @@ def rewrite(value: Value, change: Callable[[Value], Value | None], memo: dict[in
         new = changed
         if isinstance(value, Call):
             args = tuple(rewrite(a, change, memo) for a in value.args)
-            # Not `call`: a backend may have functions of its own.
+            # Not `call`: backends have functions of their own.
             new = value if args == value.args else intern(Call, value.dtype, value.function, args)
     memo[id(value)] = new
     return new
@@ -404,7 +404,7 @@ def _reread(at: IterDomain | Place | None, change: Callable[[Value], Value]) -> 
 
 
 def reindex(value: Value, domains: Mapping[int, IterDomain | None]) -> Value:
-    """`value` with domains (by uid) replaced by others; used when a producer is moved into its reader."""
+    """`value` with domains replaced, by uid; used to inline a producer into its reader."""
 
     def change(v: Value) -> Value | None:
         if isinstance(v, Read):
@@ -429,5 +429,5 @@ def _moved(at: IterDomain | Place | None, domains: Mapping[int, IterDomain | Non
 
 
 def carried_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What values of a dtype are computed in: sixteen-bit floats in float32, everything else as it is."""
+    """The dtype that values are computed in: float32 for 16-bit floats, otherwise unchanged."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

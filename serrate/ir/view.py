@@ -1,4 +1,4 @@
-"""TensorView: a tensor of a fusion, what operations take and give, and the handle that schedules change loops by.
+"""TensorView: a tensor of a fusion; operations take and return it, and it is the handle for scheduling its loops.
 
 In: Python operators, torch functions and methods on it. Out: operations recorded in the fusion, through the table
 `TensorView.operators` that the front end fills.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class SymbolicRaggedSize(str):
-    """The size of a ragged dim while tracing: a name, like `r0`, that refuses to become a number."""
+    """The size of a ragged dim while tracing: a name, like `r0`, that cannot be converted to a number."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ class SymbolicRaggedSize(str):
     __add__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __floordiv__ = __rfloordiv__ = __mod__ = __pow__ = __rpow__ = __neg__ = _refuse
 
-    # Python asks these first where the size stands in a sentence, and there it is a name.
+    # Python tries these first when the size is formatted into a string, where it is a name.
     def __radd__(self, other: object) -> Any:
         return str.__add__(other, self) if isinstance(other, str) else self._refuse()
 
@@ -61,10 +61,10 @@ class SymbolicRaggedSize(str):
 
 
 class Size:
-    """A size that may be another one in the next call, while tracing. Prints as a symbol, like `n0`.
+    """A symbolic size while tracing, which may differ in the next call. Prints as a symbol, like `n0`.
 
-    Sums and products of sizes are sizes, and a size may be an operand. Where Python needs the number (a comparison, `range`,
-    `float`), it gets the one of the call that is traced, and what is traced is for that number alone.
+    Sums and products of sizes are sizes, and a size may be an operand. If Python needs its value (a comparison, `range`,
+    `float`), it gets the value in the call being traced, and the trace is then specialised to it.
     """
 
     __slots__ = ("expr", "fusion")
@@ -169,7 +169,7 @@ class Size:
 
 
 standing_for: ContextVar[type | None] = ContextVar("standing_for", default=None)
-"""While a function is traced: the class that ragged tensors of its program stand for."""
+"""While a function is traced: the class that its ragged tensors claim to be."""
 
 
 class TensorView:
@@ -179,16 +179,16 @@ class TensorView:
     operators: ClassVar[dict[Any, Callable[..., Any]]] = {}
     """torch functions and method names -> operations; filled by the front end."""
     __array_ufunc__ = None
-    """numpy's numbers leave operators to traced tensors."""
+    """Makes numpy scalars defer to traced tensors in operators."""
 
     def __init__(self, tensor: Tensor, fusion: Fusion) -> None:
         self.tensor, self.fusion = tensor, fusion
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What `isinstance` sees: to the function that is traced, the ragged tensor that this one stands for.
+        """What `isinstance` sees: a traced function sees the ragged tensor that this view represents.
 
-        Never torch's tensor: torch asks the same question, and reads the memory of one where the answer is yes.
+        Never torch.Tensor: torch asks the same question, and would read the tensor's memory.
         """
         kind = standing_for.get()
         return kind if kind is not None and any(d.is_ragged for d in self.domains) else type(self)
@@ -208,7 +208,7 @@ class TensorView:
 
     @property
     def shape(self) -> tuple[Size | int | str, ...]:
-        """Extents; a ragged dim shows the name of its domain."""
+        """The extents; for a ragged dim, the name of its domain."""
         return tuple(SymbolicRaggedSize(d.name) if d.is_ragged else self.size_of(k) for k, d in enumerate(self.domains))
 
     def size_of(self, dim: int) -> Size | int:
@@ -226,18 +226,18 @@ class TensorView:
 
     @property
     def component(self) -> IterDomain:
-        """The domain that counts the components of `ragged`."""
+        """The component domain of `ragged`."""
         return self.ragged.component
 
     def at(self, index: Places, other: float | int | bool = 0) -> Value:
-        """The element at `index`, as a value; `other` where a computed place lies outside."""
+        """The element at `index`, as a value; `other` where a computed place is out of bounds."""
         if self.fusion.is_partial(self.tensor):
-            raise ScheduleError(f"{self.tensor.name} is a partial result that only a schedule knows; operations cannot read it")
+            raise ScheduleError(f"{self.tensor.name} is a partial result of a schedule; operations cannot read it")
         self.check_current()
         return read(self.tensor, index, other)
 
     def check_current(self) -> None:
-        """Raises if this, or what it is a view of, was written to in place since: only the result of that is what it holds."""
+        """Raises if this tensor, or the one it is a view of, was overwritten in place: use the result of that write instead."""
         if self.tensor.memory in self.fusion.overwritten:
             raise InPlaceError(
                 f"a traced tensor that was written to in place is used under another name, or as a view ({user_line()}); write "
@@ -245,7 +245,7 @@ class TensorView:
             )
 
     def written(self, name: str, other: Any) -> Any:
-        """`y += 1`: the result, which has the shape and dtype of `y`. What `y` was before must not be used any more."""
+        """`y += 1`: the result, with the shape and dtype of `y`. The old `y` must no longer be used."""
         result = TensorView.operators[name](self, other)
         same = len(result.domains) == self.ndim and all(
             own.uid == new.uid or (not own.is_ragged and not new.is_ragged and own.extent_expr == new.extent_expr)
@@ -266,7 +266,7 @@ class TensorView:
 
     @property
     def domain(self) -> TensorDomain:
-        """Root, logical, allocation and loop domains, as the schedule has left them.
+        """Root, logical, allocation and loop domains, under the current schedule.
 
         >>> from serrate import ir, ops
         >>> with ir.Fusion() as f:
@@ -283,39 +283,39 @@ class TensorView:
 
     @property
     def loops(self) -> tuple[IterDomain, ...]:
-        """The loop domains: what axes of the methods below count, from the end where negative."""
+        """The loop domains, which the axes of the methods below refer to; negative axes count from the end."""
         return self.domain.loop
 
     def split(self, axis: int, factor: int, inner: bool = True) -> Self:
         """for i: s   ->   for io: for ii in factor: s   (with `inner=False` the factor is the outer extent)
 
-        The ragged partner of a component that is split stays as it is: its length is a function of the coordinate.
+        Splitting a component does not change its ragged domain, whose length is a function of the coordinate.
         """
         self._loop_handle.split(axis, factor, inner)
         return self
 
     def merge(self, axis: int, other: int | None = None) -> Self:
-        """for a: for b: s   ->   for ab: s   (`other` is the next axis, and may be left out)"""
+        """for a: for b: s   ->   for ab: s   (`other` defaults to the next axis)"""
         self._loop_handle.merge(axis, other)
         return self
 
     def reorder(self, order: Mapping[int, int] | Sequence[int]) -> Self:
-        """for a: for b: s   ->   for b: for a: s.  Either all axes in their new order, or {axis: new place} for some."""
+        """for a: for b: s   ->   for b: for a: s.  Either all axes in their new order, or {axis: new position} for some."""
         self._loop_handle.reorder(order)
         return self
 
     def partition(self, axis: int, offsets: TensorView | Sequence[int] | torch.Tensor) -> Self:
-        """for i: s   ->   for c: for r[c]: s.  By known offsets, or by offsets that the fusion already partitions this by."""
+        """for i: s   ->   for c: for r[c]: s.  By constant offsets, or by offsets that the fusion already partitions this by."""
         self._loop_handle.partition(axis, offsets)
         return self
 
     def combine(self, component: int, ragged: int | None = None) -> Self:
-        """for c: for r[c]: s   ->   for i: s   (the inverse of partition; `ragged` is the next axis, and may be left out)"""
+        """for c: for r[c]: s   ->   for i: s   (the inverse of partition; `ragged` defaults to the next axis)"""
         self._loop_handle.combine(component, ragged)
         return self
 
     def resize(self, axis: int, left: int, right: int) -> Self:
-        """for i in n: s   ->   for i' in left+n+right: s at i' - left   (what lies outside is guarded away)"""
+        """for i in n: s   ->   for i' in left+n+right: s at i' - left   (added positions are guarded)"""
         self._loop_handle.resize(axis, left, right)
         return self
 
@@ -325,9 +325,9 @@ class TensorView:
         return self
 
     def parallelize(self, axis: int, kind: ParallelType | str) -> Self:
-        """Says how a loop runs: a `ParallelType` or its name.
+        """Sets a loop's parallel type, given itself or by name.
 
-        On one device `grid` and `block_*` are spread over workers; `lanes`, `thread_*`, `vectorize` and `unroll` are one block.
+        `grid` and `block_*` loops are distributed over workers; `lanes`, `thread_*`, `vectorize` and `unroll` form one block.
         """
         self._loop_handle.parallelize(axis, kind)
         return self
@@ -335,31 +335,32 @@ class TensorView:
     def inline_at(self, consumer: TensorView, position: int) -> Self:
         """for c: t;  for c: y   ->   for c: (t; y):  computes this tensor inside the outermost `position` loops of `consumer`.
 
-        If this tensor has no schedule of its own it follows the changes that made those loops of the consumer. Negative
-        positions count from the end, -1 being all loops.
+        If this tensor has no schedule of its own, it is scheduled like those loops of the consumer. Negative positions count from
+        the end; -1 means all loops.
         """
         self._loop_handle.inline_at(consumer, position)
         return self
 
     def rfactor(self, axes: int | Sequence[int]) -> TensorView:
-        """t[c] += x over (o, n)   ->   p[c, o] += x over n;  t[c] += p[c, o] over o.  Gives p, which reduces `axes` (here n)."""
+        """t[c] += x over (o, n)   ->   p[c, o] += x over n;  t[c] += p[c, o] over o.  Returns p, which reduces `axes` (here
+        n)."""
         view: TensorView = self._loop_handle.rfactor(axes)
         return view
 
     def cache_before(self) -> TensorView:
-        """t = f(x)   ->   c = f(x);  t = c.  Gives c: what is computed, and then copied to this tensor."""
+        """t = f(x)   ->   c = f(x);  t = c.  Returns c, which is computed and then copied to this tensor."""
         view: TensorView = self._loop_handle.cache_before()
         return view
 
     def cache_after(self) -> TensorView:
-        """y = f(x)   ->   c = x;  y = f(c).  Gives c: a copy of this tensor that everything reads instead."""
+        """y = f(x)   ->   c = x;  y = f(c).  Returns c, a copy of this tensor that all readers use instead."""
         view: TensorView = self._loop_handle.cache_after()
         return view
 
     def set_allocation(self, domains: Sequence[IterDomain]) -> Self:
-        """Stores an intermediate over other domains: splits and merges of its memory's dims, in any order.
+        """Stores an intermediate over other domains: splits and merges of its allocation domains, in any order.
 
-        An indivisible split leaves places that hold no element; nothing reads them.
+        An indivisible split leaves slots without an element; nothing reads them.
         """
         self._loop_handle.set_allocation(domains)
         return self
@@ -368,8 +369,8 @@ class TensorView:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise InPlaceError(
-            f"items of a traced tensor cannot be written in place ({user_line()}); write torch.where(condition, a, b), and "
-            "return what it gives"
+            f"items of a traced tensor cannot be assigned ({user_line()}); write torch.where(condition, a, b) and return the "
+            "result"
         )
 
     def __str__(self) -> str:
@@ -381,20 +382,22 @@ class TensorView:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function not in cls.operators:
             name = getattr(function, "__name__", function)
-            raise CallError(f"{name} is not an operation on ragged tensors that can be traced ({user_line()})")
+            raise CallError(f"{name} is not supported on ragged tensors in a traced function ({user_line()})")
         return cls.operators[function](*args, **(kwargs or {}))
 
     def __bool__(self) -> bool:
         raise TraceError(
-            f"a branch on data cannot be traced, because data is not known by then ({user_line()}); write torch.where(condition, "
-            "a, b) instead of `a if condition else b`, or decide before the call"
+            f"a branch on data cannot be traced, because data is not known at trace time ({user_line()}); write "
+            "torch.where(condition, a, b) instead of `a if condition else b`, or decide before the call"
         )
 
     def __len__(self) -> int:
         raise TraceError(f"len() of a traced tensor is not known while tracing ({user_line()})")
 
     def __iter__(self) -> Any:
-        raise TraceError(f"a traced tensor cannot be iterated over ({user_line()}); write an operation on all rows instead")
+        raise TraceError(
+            f"a traced tensor cannot be iterated over ({user_line()}); write an operation on the whole tensor instead"
+        )
 
     def __float__(self) -> float:
         raise TraceError(f"the data of a traced tensor is not known while tracing ({user_line()})")
@@ -410,31 +413,31 @@ class TensorView:
         if name in _DATA:
             return _reading(name)
         if name.endswith("_") and not name.startswith("_") and hasattr(torch.Tensor, name):
-            raise InPlaceError(f"{name} in place ({user_line()}) cannot be traced; write y = y.{name[:-1]}(...), and return y")
+            raise InPlaceError(f"{name} in place ({user_line()}) cannot be traced; write y = y.{name[:-1]}(...) and return y")
         if name.startswith("__"):
             raise AttributeError(name)  # protocols that Python and libraries ask for
         raise TraceAttributeError(
-            f"a traced tensor has no attribute {name!r} ({user_line()}): while tracing there are operations, and no memory, rows "
-            "or devices; read it before the call, and pass what it gives as an argument"
+            f"a traced tensor has no attribute {name!r} ({user_line()}): memory, rows and devices are not known while tracing; "
+            "read it before the call and pass it as an argument"
         )
 
 
 _DATA = ("item", "tolist", "numpy", "unbind", "nonzero")
-"""Methods whose result is data on the host, or depends on it."""
+"""Methods that return host data or depend on it."""
 
 
 def _reading(name: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise TraceError(
-            f"{name}() needs the data of a traced tensor, which is not known while tracing ({user_line()}); do it "
-            "with what the traced function returns"
+            f"{name}() needs the data of a traced tensor, which is not known while tracing ({user_line()}); call it "
+            "on the result of the traced function"
         )
 
     return refuse
 
 
 def user_line() -> str:
-    """File and line of the innermost frame outside serrate: where the user's program is."""
+    """File and line of the innermost frame outside serrate: the user's code."""
     for frame in reversed(traceback.extract_stack()):
         if is_user_file(frame.filename):
             return f"{frame.filename}:{frame.lineno}: {frame.line}"
@@ -442,12 +445,12 @@ def user_line() -> str:
 
 
 def is_user_file(name: str) -> bool:
-    """Whether a file is neither serrate's nor torch's nor Python's own."""
+    """Whether a file belongs to neither serrate, torch nor the standard library."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     path = os.path.abspath(name)
     if path.startswith((package, os.path.dirname(torch.__file__))):
         return False
-    # Installed packages may lie inside the folder of Python's own.
+    # Installed packages may lie inside the standard library's folder.
     return "site-packages" in path or not path.startswith(os.path.dirname(contextlib.__file__))
 
 
@@ -487,7 +490,7 @@ def _in_place_operator(name: str) -> Callable[..., Any]:
     def method(self: TensorView, other: Any) -> Any:
         if self.tensor.memory.role is Role.INPUT:
             raise InPlaceError(
-                f"{name} in place to an argument, or to a tensor outside ({user_line()}), cannot be traced; write y = y + 1, and "
+                f"{name} in place on an argument or a captured tensor ({user_line()}) cannot be traced; write y = y + 1 and "
                 "return y"
             )
         return self.written(name, other)
@@ -504,8 +507,8 @@ IN_PLACE = {
     "__ior__": "bitwise_or",
     "__ixor__": "bitwise_xor",
 }
-"""Python's operators that write in place, and the operations they are."""
+"""Python's in-place operators and the operations they perform."""
 for _method, _name in IN_PLACE.items():
     setattr(TensorView, _method, _in_place_operator(_name))
-# Comparison is an operation here, so identity is what a traced tensor is found by.
+# `==` is an operation here, so traced tensors hash by identity.
 setattr(TensorView, "__hash__", object.__hash__)  # noqa: B010  mypy does not let a method be assigned

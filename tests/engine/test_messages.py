@@ -154,7 +154,7 @@ TRACED: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
     (ShapeError, "indexed by integers, slices, None and tensors of integers, got 'a'", lambda x: x["a"], (ROWS,)),
     (
         TraceError,
-        "a branch on data cannot be traced, because data is not known by then",
+        "a branch on data cannot be traced, because data is not known at trace time",
         lambda x: x if x.sum() > 0 else -x,
         (ROWS,),
     ),

@@ -142,5 +142,7 @@ def test_reductions_are_values() -> None:
     assert softmax(1) is SOFTMAX and softmax(2) is not SOFTMAX and SUM is reduction("sum")
     with pytest.raises(DtypeError, match="no reduction is called 'total'; there are sum, prod"):
         reduction("total")
-    with pytest.raises(DtypeError, match="softmax: lift gives 2 states of 1 values; declared are maximum, total1, total2"):
+    with pytest.raises(
+        DtypeError, match="softmax: lift returns 2 states for 1 values, but the reduction declares maximum, total1, total2"
+    ):
         softmax(2).lifted((argument("x", torch.float32),))
