@@ -369,8 +369,8 @@ class TensorView:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise InPlaceError(
-            f"items of a traced tensor cannot be assigned ({user_line()}); write torch.where(condition, a, b) and return the "
-            "result"
+            f"items of a traced tensor cannot be assigned in place ({user_line()}); write torch.where(condition, a, b) and "
+            "return the result"
         )
 
     def __str__(self) -> str:
