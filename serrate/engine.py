@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from serrate import settings
+from serrate.analysis.vectors import MustDivide
 from serrate.draw import draw_fusion
 from serrate.errors import BackendError, CompilerMissing, StrategyError
 from serrate.ir import hooks
@@ -36,7 +37,7 @@ from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, bound, load_together
 from serrate.runtime.locks import making
 from serrate.runtime.results import Result, groups, result
-from serrate.schedule.by_hand import by_hand
+from serrate.schedule.by_hand import by_hand, vector_checks
 from serrate.schedule.hand import schedule_of
 from serrate.schedule.heuristic import RowStatistics, choose, invariant
 from serrate.schedule.loop_handle import LoopHandle
@@ -127,6 +128,10 @@ class Kernels:
     def _facts(self) -> RowFacts | None:
         return row_facts(self.naive)
 
+    @functools.cached_property
+    def _vector_checks(self) -> tuple[MustDivide, ...]:
+        return () if self.owner.hand is None else vector_checks(self.naive, self.owner.hand)
+
     def run(self, call: Call, inputs: Sequence[torch.Tensor]) -> tuple[Prepared, list[torch.Tensor]]:
         """Runs the stage; gives what it was prepared with and its tensors: inputs, outputs, scratch."""
         ready = self.prepared(call)
@@ -158,8 +163,7 @@ class Kernels:
         owner, binder = self.owner, self.owner.binder
         binder.check(call)
         backend = owner.backend or default_backend(call.device)
-        if owner.hand is not None:
-            binder.check_vectors(call, owner.hand)
+        binder.check_vectors(call, self._vector_checks)
         strategy, options = self._choice(call, backend)
         plan_, executable = self._build(call, backend, strategy, options)
         program = executable.program

@@ -26,7 +26,7 @@ from serrate.errors import DomainError
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Expr, Product, Sum, as_expr, const
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import Cover
+from serrate.ir.ragged_transforms import Combine, Cover, RaggedProduct
 from serrate.ir.transforms import Merge, Restrict, Split
 
 AccessKind = Literal["vector", "bulk", "box"]
@@ -110,7 +110,7 @@ def _undone(found: list[_Stored], wanted: set[int]) -> list[_Stored] | None:
             continue
         if isinstance(made, Cover):
             return [*found[:k], _Stored(made.inputs[0], stored.places), *found[k + 1 :]]
-        if isinstance(made, Merge) and stored.full:
+        if isinstance(made, Merge | Combine | RaggedProduct) and stored.full:
             return [*found[:k], *(_Stored(d, _own(d)) for d in made.inputs), *found[k + 1 :]]
         if isinstance(made, Split) and k + 1 < len(found) and found[k + 1].domain.uid == made.outputs[1].uid:
             outer, inner = stored.places, found[k + 1].places
@@ -206,9 +206,12 @@ def _extent(run: Sequence[IterDomain]) -> list[Expr]:
 
 
 def _in_every_row(value: Expr, dims: Sequence[IterDomain]) -> list[Expr]:
+    return in_every_row(value, next((d.component for d in dims if isinstance(d, RaggedIterDomain)), None))
+
+
+def in_every_row(value: Expr, component: IterDomain | None) -> list[Expr]:
     """The value for each component, where they are counted; otherwise the expression itself."""
-    ragged = next((d for d in dims if isinstance(d, RaggedIterDomain)), None)
-    count = None if ragged is None else ragged.component.extent_expr.value
+    count = None if component is None else component.extent_expr.value
     if COORDINATE not in value.symbols or count is None:
         return [value]
     return list(dict.fromkeys(value.substitute({COORDINATE: const(c)}) for c in range(count)))

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from serrate.analysis.vectors import must_divide
+from serrate.analysis.vectors import MustDivide
 from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureError
-from serrate.ir.domains import IterDomain, ParallelType
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Environment, Expr, Symbol, element, size_function
 from serrate.ir.fusion import (
     AtLeastLongest,
@@ -36,7 +36,6 @@ from serrate.ir.transforms import Merge
 from serrate.ir.traversal import traverse
 from serrate.lower.stages import arrays_of
 from serrate.runtime.arrays import derive, remembered
-from serrate.schedule.hand import HandSchedule
 from serrate.tensor import Structure
 from serrate.tensor.checks.agreement import require_same_offsets
 from serrate.tensor.checks.validate import Moment, check_lengths, check_rectangles, check_starts, judged, moment
@@ -226,25 +225,17 @@ class Binder:
                 if a != b:
                     raise ShapeError(f"{check.what} differ: {a} and {b}")
 
-    def check_vectors(self, call: Call, hand: HandSchedule) -> None:
-        """A loop that was vectorized by hand must be whole vectors; where only a call tells, it is asked here."""
-        for state in hand.states.values():
-            logical = [d for tensor in self.inputs for d in tensor.logical]
-            for vector in state.loop:
-                if state.kind(vector) is not ParallelType.VECTORIZE:
-                    continue
-                size = self.extent(call, vector.extent_expr)
-                for domain in must_divide(vector, logical):
-                    for length in self._lengths(call, domain):
-                        if length % size:
-                            raise ShapeError(f"{vector.name} of {state.phase} is vectorized: {size} does not divide {length}")
-
-    def _lengths(self, call: Call, domain: IterDomain) -> list[int]:
-        if not isinstance(domain, RaggedIterDomain):
-            return [self.extent(call, domain.extent_expr)]
-        offsets = self.array(call, running_sum(domain.component, domain.length))
-        lengths: list[int] = host_copy(offsets, f"whether {domain.name} is whole vectors").diff().tolist()
-        return lengths
+    def check_vectors(self, call: Call, checks: Sequence[MustDivide]) -> None:
+        """Loops that were vectorized by hand must be whole vectors; where only a call tells, it is asked here."""
+        for check in checks:
+            if check.rows is None:
+                values = [self.extent(call, check.value)]
+            else:
+                sums = self.array(call, running_sum(check.rows, check.value))
+                values = host_copy(sums, f"whether {check.what} are whole vectors").diff().tolist()
+            for value in values:
+                if value % check.size:
+                    raise ShapeError(f"a loop is vectorized, but {check.size} does not divide {value}, {check.what}")
 
     def _check_rows_of_offsets(self, call: Call, check: RowsOfOffsets) -> None:
         rows = self.array(call, check.offsets).reshape(-1, self.extent(call, check.count) + 1)

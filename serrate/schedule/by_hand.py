@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from serrate.analysis.guards import guards, loop_symbols
+from serrate.analysis.vectors import MustDivide, vector_access
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Expr, const
@@ -22,7 +23,7 @@ from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.solve import end_of
 from serrate.ir.tile import GRID, LANES, SERIAL, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.transforms import picks
-from serrate.ir.values import Extent, Read, Role
+from serrate.ir.values import Extent, Places, Read, Role, Tensor
 from serrate.schedule.hand import HandSchedule, LoopState
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import reduced_loops
@@ -34,12 +35,8 @@ Kinds = Mapping[str, ParallelType]
 
 def by_hand(program: TileProgram, hand: HandSchedule, target: Target) -> Plan:
     """The plan of a schedule made by hand."""
-    recorder = Recorder(program)
-    live = {phase.name for phase in program.phases}
-    _inline_unscheduled(recorder, hand)
-    for name, args in hand.steps:
-        if (hand.states[str(args[0])].origin or args[0]) in live:
-            recorder.do(name, *args)
+    recorder = _replayed(program, hand)
+    _vector_accesses(recorder.program, hand)
     kinds: dict[str, Kinds] = {}
     for phase in reversed(recorder.program.phases):
         kinds[phase.name] = _kinds(phase, hand.states, kinds)
@@ -49,6 +46,43 @@ def by_hand(program: TileProgram, hand: HandSchedule, target: Target) -> Plan:
         _check_rows_end(phase)
     _move_inside(recorder, hand)
     return recorder.plan("by_hand", target.warps)
+
+
+def vector_checks(program: TileProgram, hand: HandSchedule) -> tuple[MustDivide, ...]:
+    """What a call must be asked before loops that were vectorized by hand may run."""
+    return _vector_accesses(_replayed(program, hand).program, hand)
+
+
+def _replayed(program: TileProgram, hand: HandSchedule) -> Recorder:
+    """The program after the recorded steps."""
+    recorder = Recorder(program)
+    live = {phase.name for phase in program.phases}
+    _inline_unscheduled(recorder, hand)
+    for name, args in hand.steps:
+        if (hand.states[str(args[0])].origin or args[0]) in live:
+            recorder.do(name, *args)
+    return recorder
+
+
+def _vector_accesses(program: TileProgram, hand: HandSchedule) -> tuple[MustDivide, ...]:
+    """Every access inside a vectorized loop is a vector in memory, or the same element for all of it: raises where one is not,
+    and gives what only a call can tell."""
+    found: dict[MustDivide, None] = {}
+    for phase in program.phases:
+        state, nest = hand.states.get(phase.name), chain(phase)
+        if state is None or nest is None:
+            continue
+        vectors = {d.name for d in state.loop if state.kind(d) is ParallelType.VECTORIZE}
+        loops, leaf = [loop.domain for loop in nest[0]], nest[1]
+        accesses: list[tuple[Tensor, Places]] = [(t, leaf.index) for t in leaf.targets]
+        accesses += [(r.tensor, r.index) for value in leaf.values for r in value.reads]
+        for vector in (d for d in loops if d.name in vectors):
+            for tensor, index in accesses:
+                access = vector_access(vector, loops, index, tensor.logical, tensor.storage)
+                if access.legal is False:
+                    raise ScheduleError(f"{vector.name} of {phase.name} cannot be a vector of {tensor.name}: {access.why}")
+                found.update(dict.fromkeys(access.checks))
+    return tuple(found)
 
 
 def tile_kind(kind: ParallelType) -> ParallelType:

@@ -169,7 +169,9 @@ ANALYSIS = [
     *_of(
         "serrate/analysis/vectors.py",
         ("tests/analysis/test_vectors.py",),
-        ("if not rows or any(length % size for length in rows):", "if rows and any(length % size for length in rows):"),
+        ("needs.append(_extent(size, run[-1]))", "pass"),
+        ("if all(d.uid != domain.uid for d in found):", "if True:"),
+        ("needs.append(_extent(size, domain))", "pass"),
     ),
     *_of(
         "serrate/analysis/contiguity.py",

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 
 from serrate import ir, ops
-from serrate.errors import DomainError, ScheduleError, StructureMismatch
+from serrate.errors import DomainError, ScheduleError, ShapeError, StructureMismatch
 from serrate.ir import Fusion, IterType, ParallelType, merge, split
 from serrate.ir.view import TensorView
 from serrate.tensor import JaggedTensor
@@ -603,3 +603,72 @@ def test_a_product_of_rows_that_lie_apart() -> None:
     want = torch.cat([args[0][1:4], args[0][9:13]]) @ args[1]
     for backend in ("reference", "cpp"):
         torch.testing.assert_close(f.compile(backend)(*args).values, want)
+
+
+# --- vectors -------------------------------------------------------------------------------------------------------------
+
+
+def doubled(shape: tuple[int | None, ...]) -> tuple[Fusion, TensorView]:
+    with Fusion() as f:
+        y = ops.mul(f.input(shape, torch.float32), 2.0)
+        f.output(y)
+    return f, y
+
+
+def test_a_vector_runs_on_from_row_to_row_of_contiguous_memory() -> None:
+    f, y = doubled((2, 6))
+    y.merge(0).split(0, 4).parallelize(1, "vectorize")
+    agrees(f, values(2, 6))
+    f, y = doubled((2, 6))
+    y.split(1, 4).parallelize(2, "vectorize")
+    with pytest.raises(ScheduleError, match="d1i of T1 cannot be a vector of T1: 4 does not divide 6, the extent of d1"):
+        f.compile("reference")
+
+
+def test_vectors_of_extents_that_only_a_call_knows() -> None:
+    f, y = doubled((None, 6))
+    y.merge(0).split(0, 4).parallelize(1, "vectorize")
+    agrees(f, values(2, 6))
+    with pytest.raises(ShapeError, match="4 does not divide 18"):
+        f.compile("reference")(values(3, 6))
+
+
+def test_vectors_of_rows() -> None:
+    f, total = row_sum()
+    total.split(1, 2).parallelize(2, "vectorize")
+    with pytest.raises(ScheduleError, match=r"r0i of T3 cannot be a vector of T0: neighbours along d0 are apart"):
+        f.compile("reference")
+    with Fusion() as f:
+        y = ops.mul(rows(f, 3), 2.0)
+        f.output(y)
+    y.merge(1).split(1, 2).parallelize(2, "vectorize")
+    agrees(f, values(10, 3), torch.tensor([0, 4, 4, 10]))
+    with pytest.raises(ShapeError, match="2 does not divide 9"):
+        f.compile("reference")(values(9, 3), torch.tensor([0, 3, 9]))
+
+
+@pytest.mark.parametrize(
+    ("stored", "legal"),
+    [
+        (lambda a, b: [a, b], True),
+        (lambda a, b: [b, a], False),
+        (lambda a, b: [split(b, 4)[0], a, split(b, 4)[1]], True),  # tiles of four columns
+        (lambda a, b: [split(b, 2)[0], a, split(b, 2)[1]], False),  # tiles of two
+        (lambda a, b: [a, *split(b, 2)], True),
+        (lambda a, b: [a, *split(b, 3)], False),  # nine places for eight
+        (lambda a, b: [merge(a, b)], True),
+    ],
+)
+def test_vectors_see_how_an_intermediate_is_stored(stored: Callable[..., list[ir.IterDomain]], legal: bool) -> None:
+    with Fusion() as f:
+        t = ops.exp(f.input((3, 8), torch.float32))
+        y = ops.mul(t, 2.0)
+        f.output(y)
+    t.split(1, 4)
+    t.set_allocation(stored(*t.domains))
+    y.split(1, 4).parallelize(2, "vectorize")
+    if legal:
+        agrees(f, values(3, 8))
+    else:
+        with pytest.raises(ScheduleError, match=r"d1i of T2 cannot be a vector of T1: "):
+            f.compile("reference")
