@@ -29,7 +29,7 @@ from serrate.engine import Compiled
 from serrate.errors import CallError, GradientError, TraceError
 from serrate.frontend import autocast
 from serrate.frontend.dependencies import Snapshot, WeakMethod, kept, snapshot
-from serrate.frontend.leaves import Leaves, leaves_of
+from serrate.frontend.leaves import Leaves, leaves_of, refuse_nested
 from serrate.frontend.specialise import Specialised, changing
 from serrate.frontend.trace import BY_VALUE, Key, TracedFunction, described, inputs_of, kind_of, static_of, trace
 from serrate.ir.view import TensorView
@@ -178,7 +178,11 @@ class Jitted:
             args, kwargs = self._defaulted(args, kwargs)
         leaves: list[Any] = []
         objects: list[Any] | None = None if self._alone else []
-        key = _exact(args, kwargs, leaves, objects)
+        try:
+            key = _exact(args, kwargs, leaves, objects)
+        except RuntimeError:
+            refuse_nested(leaves)  # torch's nested tensors have no shape
+            raise
         state, reached = self._state(objects)
         if state is None:
             return self._prepare(args, kwargs)

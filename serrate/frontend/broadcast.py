@@ -7,7 +7,7 @@ equal when the program is called. A dense operand may stand beside a ragged one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from serrate.errors import ShapeError, StructureMismatch
 from serrate.frontend.shapes import equal_now, shown, size_shown
@@ -38,18 +38,40 @@ def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tu
                     f"{operation} of {_operands(views)}: dims stand beside each other from the last one on, so dim 0 of "
                     f"{shown(short)}, which counts rows, is beside the rows of dim {dim}; unsqueeze(-1) adds a dim behind"
                 )
-            raise ShapeError(
-                f"{operation} of {_operands(views)}: the {size_shown(fusion, short.domains[0])} positions of {shown(short)} "
-                f"stand beside the rows of dim {dim}, and no dim says of which row they are; values of all rows are no operand "
-                "(jt.with_values makes rows of them), and positions that all rows share are [1, L, ...]"
-            )
+            raise ShapeError(f"{operation} of {_operands(views)}: {_beside_rows(fusion, dim, short, chosen)}")
         for other in found:
             if other is not chosen:
                 later = f"{operation} of {_operands(views, later=True)}, dim {dim}"
-                match(fusion, f"{operation} of {_operands(views)}, dim {dim}", chosen, other, later)
+                try:
+                    match(fusion, f"{operation} of {_operands(views)}, dim {dim}", chosen, other, later)
+                except ShapeError as error:
+                    raise ShapeError(f"{error}{_per_row(fusion, rank, ordered)}") from None
         result.append(chosen)
     result = [_counted_here(fusion, dim - rank, result, ordered) for dim in range(rank)]
     return tuple(result), [index_into(view, result) for view in views]
+
+
+def _beside_rows(fusion: Fusion, dim: int, short: TensorView, rows: RaggedIterDomain) -> str:
+    """Why a dense operand without a dim for rows cannot stand beside ragged dim `dim`, and what to write instead."""
+    first = short.domains[0]
+    if size_shown(fusion, first) == size_shown(fusion, rows.component):
+        return (
+            f"dims are aligned from the last one, so dim 0 of {shown(short)} meets the ragged dim {dim}; "
+            "to use one value for each row, add a dim there: y[:, None]"
+        )
+    return (
+        f"the {size_shown(fusion, first)} positions of {shown(short)} meet the ragged dim {dim}, and no dim says which row they "
+        "belong to; use jt.with_values(y) for a flat [total, ...] tensor, [1, L, ...] for positions that all rows share"
+    )
+
+
+def _per_row(fusion: Fusion, rank: int, views: Sequence[TensorView]) -> str:
+    """What to write for an operand [B] beside rows [B, r, D]: the end of a message, empty where no operand is one."""
+    counts = [size_shown(fusion, d.component) for d in views[0].domains if isinstance(d, RaggedIterDomain)]
+    for view in views:
+        if view.ndim == 1 and view.ndim < rank - 1 and size_shown(fusion, view.domains[0]) in counts[:1]:
+            return f"; to use one value for each row, write y[:{', None' * (rank - 1)}]"
+    return ""
 
 
 def _counted_here(fusion: Fusion, dim: int, result: Sequence[IterDomain], views: Sequence[TensorView]) -> IterDomain:
@@ -67,6 +89,27 @@ def under(component: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIte
     return RaggedIterDomain(
         rows.extent_expr, name=name, pairing=rows.pairing, component=component, length=rows.length, bound=rows.bound
     )
+
+
+def apart(fusion: Fusion, domains: Sequence[IterDomain], taken: Collection[IterDomain]) -> tuple[IterDomain, ...]:
+    """`domains`, with others over the same extents in place of those in `taken`: a second index over one extent.
+
+    Rows come with the dim that counts them, `[c0, r0]` as `[c1, r1]`. What they are nested in is not copied.
+    """
+    uids = {d.uid for d in taken}
+    copies: dict[int, IterDomain] = {}
+    found: list[IterDomain] = []
+    for domain in domains:
+        if isinstance(domain, RaggedIterDomain) and domain.component.uid in copies:
+            domain = under(copies[domain.component.uid], domain, fusion.fresh("r"))
+        elif domain.uid in uids:
+            if domain.is_ragged and copies:
+                raise ShapeError("rows of several levels cannot be dims of one result twice; flatten the outer level first")
+            name = fusion.fresh("r" if domain.is_ragged else "d")
+            copy = domain.with_rows(domain.row_length, name=name, bound=domain.bound, total=domain.extent_expr)
+            copies[domain.uid] = domain = copy
+        found.append(domain)
+    return tuple(found)
 
 
 def _operands(views: Sequence[TensorView], *, later: bool = False) -> str:

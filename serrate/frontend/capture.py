@@ -20,6 +20,18 @@ from serrate.ir.view import IN_PLACE, TensorView, user_line
 _current: ContextVar[Callable[[Leaf], TensorView] | None] = ContextVar("capture", default=None)
 
 
+def refuse_eager(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises if an operation is called on plain tensors outside a traced function or a fusion."""
+    if _current.get() is not None or any(isinstance(each, TensorView) for each in (*args, *kwargs.values())):
+        return
+    given = leaves_of(args, kwargs)
+    if given:
+        raise CallError(
+            f"ops.{name} records a step of a program and does not run on a {type(given[0]).__name__}: call it inside a "
+            "@serrate.jit function, or on the inputs of an ir.Fusion"
+        )
+
+
 def captured(value: Any) -> Any:
     """Arguments of an operation, with traced tensors in place of others."""
     return mapped(value, _captured)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from serrate.errors import CallError
 from serrate.ir.view import TensorView
 from serrate.tensor import JaggedTensor
 
@@ -28,6 +29,12 @@ def leaves_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
     mapped(args, found.append)
     mapped(kwargs, found.append)
     return found
+
+
+def refuse_nested(leaves: Leaves) -> None:
+    """Raises for torch's own nested tensors, of either layout."""
+    if any(isinstance(leaf, torch.Tensor) and leaf.is_nested for leaf in leaves):
+        raise CallError("torch's nested tensors are not operands: convert with JaggedTensor.from_torch_nested(nt) first")
 
 
 def mapped(value: Any, change: Callable[[Leaf], Any]) -> Any:

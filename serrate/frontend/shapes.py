@@ -6,7 +6,7 @@ call of the same program shows `B` for a number of rows and `?` for other sizes 
 
 from __future__ import annotations
 
-from serrate.ir.domains import IterDomain
+from serrate.ir.domains import IterDomain, shape_text, size_text
 from serrate.ir.expr import Environment
 from serrate.ir.fusion import Fusion
 from serrate.ir.view import TensorView
@@ -22,19 +22,12 @@ def shown(x: TensorView, *, later: bool = False) -> str:
     >>> shown(rows), shown(rows, later=True)
     ('(B, r0, 4)', '(B, r0, 4)')
     """
-    ragged = iter(range(x.ndim))
-    sizes = [f"r{next(ragged)}" if d.is_ragged else size_shown(x.fusion, d, later=later) for d in x.domains]
-    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+    return shape_text(x.domains, None if later else x.fusion.sizes)
 
 
 def size_shown(fusion: Fusion, domain: IterDomain, *, later: bool = False) -> str:
     """The size of a dim, if it is known by then."""
-    extent = domain.extent_expr
-    if extent.value is not None:
-        return str(extent.value)
-    if not later and not extent.arrays and extent.symbols <= fusion.sizes.keys():
-        return str(extent.evaluate(Environment(fusion.sizes)))
-    return "B" if domain.pairing is not None else "?"
+    return size_text(domain, None if later else fusion.sizes)
 
 
 def equal_now(fusion: Fusion, a: IterDomain, b: IterDomain) -> bool:

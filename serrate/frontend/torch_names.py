@@ -66,6 +66,9 @@ ALIASES = {
     "concatenate": "cat",
 }
 
+NAMES = {"where_method": "where", "functional_softmax": "softmax", "functional_log_softmax": "log_softmax"}
+"""Functions of ours that torch has under the name of another, for messages."""
+
 NUMPY = {"axis": "dim", "keepdims": "keepdim"}
 """Names of arguments that torch takes as numpy has them."""
 
@@ -117,7 +120,8 @@ def _refuse(name: str, operation: Callable[..., Any], args: Any, kwargs: Any, er
     try:
         signature.bind(*args, **kwargs)
     except TypeError:
-        known = ", ".join(str(p).split(":")[0].split("=")[0].strip() for p in signature.parameters.values())
+        shown = [p for p in signature.parameters.values() if not p.name.startswith("_")]
+        known = ", ".join(str(p).split(":")[0].split("=")[0].strip() for p in shown)
         told = str(error).split("() ", 1)[-1]
         raise CallError(f"{name} {told}; it takes {known}") from None
 
@@ -220,7 +224,7 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
         "mT": shaping.matrix_transpose,
         torch.Tensor.__getitem__: shaping.getitem,
     }
-    found.update((name, spelled(operation)) for name, operation in spellings.items())
+    found.update((name, spelled(operation, NAMES.get(operation.__name__))) for name, operation in spellings.items())
     typed: dict[Any, Callable[..., Any]] = {
         torch.linalg.vector_norm: reducing.vector_norm,
         torch.special.expit: _unary(ops.sigmoid),
@@ -230,7 +234,7 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
         functional.softmax: reducing.functional_softmax,
         functional.log_softmax: reducing.functional_log_softmax,
     }
-    found.update((function, spelled(operation, None, function)) for function, operation in typed.items())
+    found.update((f, spelled(operation, NAMES.get(operation.__name__), f)) for f, operation in typed.items())
     for name in ("T", "mT"):
         getter: Any = getattr(torch.Tensor, name)
         found[getter.__get__] = found[name]

@@ -19,7 +19,7 @@ from serrate import modes
 from serrate.errors import DtypeError, SerrateError, TraceError
 from serrate.frontend import autocast, ops, torch_names
 from serrate.frontend.capture import captured, capturing
-from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped
+from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped, refuse_nested
 from serrate.frontend.random_numbers import random_numbers_refused
 from serrate.ir.expr import Symbol
 from serrate.ir.fusion import Fusion
@@ -107,6 +107,7 @@ def described(value: Any) -> Key:
 
 def kind_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves, *, alone: bool = False) -> Key:
     """What a trace is specialised on beside sizes: calls of one kind differ in nothing else."""
+    refuse_nested(leaves)
     jagged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
     key: list[Any] = [torch.get_default_dtype(), autocast.state(), static_of(args, alone=alone), static_of(kwargs, alone=alone)]
     for leaf in leaves:

@@ -7,13 +7,13 @@ domains are in `transforms` and `ragged_transforms`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from serrate.errors import DomainError, choices
-from serrate.ir.expr import Array, Expr, Symbol, as_expr, ceildiv, symbol
+from serrate.ir.expr import Array, Environment, Expr, Symbol, as_expr, ceildiv, symbol
 from serrate.ir.uids import Uid, fresh_uid, sent
 
 if TYPE_CHECKING:
@@ -206,6 +206,29 @@ class IterDomain:
     @property
     def _mark(self) -> str:
         return "" if self.parallel is ParallelType.SERIAL else f".{self.parallel.value}"
+
+
+def shape_text(domains: Sequence[IterDomain], sizes: Mapping[Symbol, int] | None = None) -> str:
+    """The shape of a tensor over `domains` as users see it, for messages: `(B, r0, 64)`.
+
+    Sizes that are not known are taken from `sizes`; without them a number of rows is `B`, and any other size `?`.
+
+    >>> shape_text([IterDomain(4), IterDomain(symbol("n"))], {symbol("n"): 3})
+    '(4, 3)'
+    """
+    ragged = iter(range(len(domains)))
+    shown = [f"r{next(ragged)}" if d.is_ragged else size_text(d, sizes) for d in domains]
+    return f"({', '.join(shown)}{',' * (len(shown) == 1)})"
+
+
+def size_text(domain: IterDomain, sizes: Mapping[Symbol, int] | None = None) -> str:
+    """The size of a regular dim, likewise."""
+    extent = domain.extent_expr
+    if extent.value is not None:
+        return str(extent.value)
+    if sizes is not None and not extent.arrays and extent.symbols <= sizes.keys():
+        return str(extent.evaluate(Environment(sizes)))
+    return "B" if domain.pairing is not None else "?"
 
 
 def _arrived(kind: type[IterDomain], uid: Uid) -> IterDomain:

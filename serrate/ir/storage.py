@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serrate.errors import ShapeError
-from serrate.ir.domains import IterDomain
+from serrate.ir.domains import IterDomain, shape_text
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import combine, product
@@ -31,8 +31,11 @@ def storage_of(logical: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
     """
     domains = collapse(logical)
     if any(d.is_ragged for d in domains):
-        names = ", ".join(map(str, logical))
-        raise ShapeError(f"a tensor over [{names}] has no storage: a ragged dim needs the dim of its components")
+        ragged = next(k for k, d in enumerate(logical) if any(d.uid == left.uid for left in domains) and d.is_ragged)
+        raise ShapeError(
+            f"a tensor of shape {shape_text(logical)} cannot be stored: dim {ragged} is ragged, and no dim of the tensor counts "
+            "its rows"
+        )
     return domains
 
 

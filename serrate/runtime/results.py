@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from serrate.errors import ShapeError
-from serrate.ir.domains import IterDomain
+from serrate.ir.domains import IterDomain, shape_text
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import product
@@ -77,17 +77,17 @@ def groups(view: TensorView) -> list[Group]:
         mine = [j for j in range(k + 1, len(logical)) if first.uid in owned.get(logical[j].uid, ())]
         if first.is_ragged:
             raise ShapeError(
-                f"output {view}: {first.name} is ragged, and what counts its rows must stand right before it; permute the "
-                "dims, or make one dim of components and rows with as_flattened"
+                f"a result of shape {shape_text(logical)} cannot be returned: dim {k} is ragged, and the dim that counts them "
+                "must come before; permute the dims, or make one dim of both with as_flattened"
             )
         last = max(mine, default=k)
         inside = logical[k : last + 1]
         rows = {d for j in mine for d in owned[logical[j].uid]} | {logical[j].uid for j in mine}
-        strange = next((d for d in inside[1:] if d.uid not in rows), None)
+        strange = next((j for j in range(k + 1, last + 1) if logical[j].uid not in rows), None)
         if strange is not None:
             raise ShapeError(
-                f"output {view}: {strange.name} stands between components and their rows, where no values can hold it; "
-                "permute the dims so that it comes before or behind them"
+                f"a result of shape {shape_text(logical)} cannot be returned: dim {strange} stands between rows and "
+                "the dim that counts them; permute the dims so that it comes before or after both"
             )
         found.append(inside)
         k = last + 1

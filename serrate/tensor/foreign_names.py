@@ -29,7 +29,10 @@ _INSTEAD = {
     "tensor_split": "torch.tensor_split(jt, sections)",
     "nelement": "jt.numel()",
     "ndimension": "jt.dim()",
-    "is_nested": "jt.structure.levels, the number of ragged levels",
+    "is_nested": (
+        "jt.structure.levels, the number of ragged levels. nn.MultiheadAttention and the nn.Transformer layers read it and do "
+        "not take ragged tensors: project with nn.Linear and call F.scaled_dot_product_attention"
+    ),
     "is_cuda": "jt.device",
     "is_contiguous": "jt.format, which is 'csr' for rows back to back",
     "type": "jt.to(dtype)",

@@ -7,6 +7,7 @@ dtypes and devices in `casts`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from serrate.errors import CallError, GradientError, ShapeError, StructureMismatch
 from serrate.tensor import padding
+from serrate.tensor.base import JaggedBase
 from serrate.tensor.building import PerLevel
 from serrate.tensor.casts import Casts
 from serrate.tensor.checks.validate import Validate, check_dim
@@ -940,6 +942,12 @@ class JaggedTensor(Casts):
         values, structure = piece
         return values if structure is None else JaggedTensor(values, structure, hints=self._hints)
 
+
+for _base in (Casts, JaggedBase):
+    for _name, _member in vars(_base).items():
+        if inspect.isfunction(_member):
+            # What Python says about wrong arguments names the class that users know.
+            _member.__qualname__ = f"JaggedTensor.{_name}"
 
 trusted = JaggedTensor._trusted
 """A ragged tensor of values that are known to fit their structure; nothing is checked."""

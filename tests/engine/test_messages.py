@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serrate import JaggedTensor, jit
+from serrate import JaggedTensor, ir, jit, ops
 from serrate.errors import CallError, DtypeError, RaggedSizeError, RowError, ShapeError, StructureMismatch, TraceError
 
 ROWS = JaggedTensor.from_lengths(torch.randn(6, 4), [3, 1, 2])
@@ -54,13 +54,53 @@ BOTH: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
     (ShapeError, "mul of (3, r0, 4) and (2, r0, 4), dim 0: the sizes differ: 3 and 2", lambda x, y: x * y, (ROWS, FEWER)),
     # sizes that differ
     (ShapeError, "add of (3, r0, 4) and (3, r0, 5), dim 2: the sizes differ: 4 and 5", lambda x, y: x + y, (ROWS, WIDE)),
-    (ShapeError, "sub of (3, r0, 4) and (3,), dim 2: the sizes differ: 4 and 3", lambda x, y: x - y, (ROWS, torch.ones(3))),
     (
         ShapeError,
-        "add of (3, r0, 4) and (6, 4): the 6 positions of (6, 4) stand beside the rows of dim 1, and no dim says of which row "
-        "they are; values of all rows are no operand (jt.with_values makes rows of them)",
+        "sub of (3, r0, 4) and (3,), dim 2: the sizes differ: 4 and 3; to use one value for each row, write y[:, None, None]",
+        lambda x, y: x - y,
+        (ROWS, torch.ones(3)),
+    ),
+    (ShapeError, "sub of (3, r0, 4) and (7,), dim 2: the sizes differ: 4 and 7", lambda x, y: x - y, (ROWS, torch.ones(7))),
+    (
+        ShapeError,
+        "add of (3, r0, 4) and (6, 4): the 6 positions of (6, 4) meet the ragged dim 1, and no dim says which row they belong "
+        "to; use jt.with_values(y) for a flat [total, ...] tensor, [1, L, ...] for positions that all rows share",
         lambda x, y: x + y,
         (ROWS, torch.ones(6, 4)),
+    ),
+    (
+        ShapeError,
+        "add of (3, r0, 4) and (3, 4): dims are aligned from the last one, so dim 0 of (3, 4) meets the ragged dim 1; to use one "
+        "value for each row, add a dim there: y[:, None]",
+        lambda x, y: x + y,
+        (ROWS, torch.ones(3, 4)),
+    ),
+    (
+        ShapeError,
+        "mul of (3,) and (3, r0): dims are aligned from the last one, so dim 0 of (3,) meets the ragged dim 1; to use one value "
+        "for each row, add a dim there: y[:, None]",
+        lambda x, y: y * x,
+        (FLAT, torch.ones(3)),
+    ),
+    # arguments
+    (CallError, "exp takes 1 positional argument but 2 were given; it takes input", lambda x: x.exp(3), (ROWS,)),
+    (
+        CallError,
+        "where got an unexpected keyword argument 'foo'; it takes self, condition, other",
+        lambda x: x.where(foo=1),
+        (ROWS,),
+    ),
+    (
+        CallError,
+        "max: missing a required argument: 'dim'; it takes input, or input and other, or input, dim and keepdim",
+        lambda x: x.max(foo=1),
+        (ROWS,),
+    ),
+    (
+        CallError,
+        "softmax got an unexpected keyword argument 'foo'; it takes input, dim, dtype",
+        lambda x: x.softmax(1, foo=1),
+        (ROWS,),
     ),
     (
         ShapeError,
@@ -168,6 +208,51 @@ TRACED: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
 def test_mistakes_in_a_traced_function(error: type[Exception], message: str, call: Call, args: tuple[Any, ...]) -> None:
     with pytest.raises(error, match=re.escape(message)):
         jit(call)(*args)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_of_torch_are_converted_first() -> None:
+    message = "torch's nested tensors are not operands: convert with JaggedTensor.from_torch_nested(nt) first"
+    for nested in (ROWS.to_torch_nested(), torch.nested.nested_tensor(list(ROWS.unbind()))):
+        for call in (lambda x, y: x + y, lambda x, y: y * x, jit(lambda x, y: torch.maximum(x, y))):
+            with pytest.raises(CallError, match=re.escape(message)):
+                call(ROWS, nested)
+
+
+def test_operations_called_outside_a_program_name_the_decorator() -> None:
+    for tensor, kind in ((torch.tensor([1, 0]), "Tensor"), (WHOLE, "JaggedTensor")):
+        message = (
+            f"ops.group_by records a step of a program and does not run on a {kind}: call it inside a @serrate.jit function, or "
+            "on the inputs of an ir.Fusion"
+        )
+        with pytest.raises(CallError, match=re.escape(message)):
+            ops.group_by(tensor, 2)
+
+
+def test_modules_that_ask_for_nested_tensors_are_told_what_to_use() -> None:
+    message = (
+        "nn.MultiheadAttention and the nn.Transformer layers read it and do not take ragged tensors: project with nn.Linear and "
+        "call F.scaled_dot_product_attention"
+    )
+    for module, given in ((torch.nn.MultiheadAttention(4, 2, batch_first=True), 3), (torch.nn.TransformerEncoderLayer(4, 2), 1)):
+        with pytest.raises(AttributeError, match=re.escape(message)):
+            module(*[ROWS] * given)
+
+
+def test_methods_of_the_container_are_named_by_its_class() -> None:
+    for call in (lambda: ROWS.half(1), lambda: ROWS.size(foo=1), lambda: ROWS.split(1, 2, 3)):
+        with pytest.raises(TypeError, match=r"^JaggedTensor\.\w+\(\) "):
+            call()
+
+
+def test_rows_without_the_dim_that_counts_them() -> None:
+    message = "a tensor of shape (r0, 4) cannot be stored: dim 0 is ragged, and no dim of the tensor counts its rows"
+    with ir.Fusion() as f:
+        rows = ops.as_nested(f.input((None, 4), torch.float32), f.input((None,), torch.int64))
+        with pytest.raises(ShapeError, match=re.escape(message)):
+            f.tensor(torch.float32, rows.domains[1:])
+        with pytest.raises(ShapeError, match=re.escape("as_flattened: dim 2 of (B, r0, 4) is not ragged; flatten")):
+            ops.as_flattened(rows, component_dim=1, ragged_dim=2)
 
 
 def test_a_branch_on_data_names_its_line_and_the_way_out() -> None:

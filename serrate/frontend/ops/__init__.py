@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from serrate.frontend.capture import captured
+from serrate.frontend.capture import captured, refuse_eager
 from serrate.frontend.ops.attention import attention
 from serrate.frontend.ops.blocks import (
     permute,
@@ -272,6 +272,7 @@ __all__ = [
 def _taking_tensors(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
     def run(*args: Any, **kwargs: Any) -> Any:
+        refuse_eager(operation.__name__, args, kwargs)
         return operation(*captured(args), **captured(kwargs))
 
     return run

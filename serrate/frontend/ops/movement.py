@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from serrate.errors import DtypeError, ShapeError
-from serrate.frontend.broadcast import match
+from serrate.frontend.broadcast import apart, match
 from serrate.frontend.ops.common import Number, counted, counting, dim_of, require_equal, row_of
 from serrate.frontend.ops.elementwise import cast, typed
 from serrate.frontend.ops.reductions import amin
@@ -129,8 +129,9 @@ def index(x: TensorView, indices: TensorView, dim: int = 0, *, name: str = "inde
         raise ShapeError(f"index: dim {dim} of {shown(x)} is ragged; gather(x, {dim}, indices) picks positions of each row")
     if counted(x, dim):
         return _index_rows(x, indices, dim, from_end)
-    domains = (*x.domains[:dim], *indices.domains, *x.domains[dim + 1 :])
-    place = _at(indices, None, x.domains[dim].extent_expr if from_end else None)
+    own = apart(x.fusion, indices.domains, [d for k, d in enumerate(x.domains) if k != dim])
+    domains = (*x.domains[:dim], *own, *x.domains[dim + 1 :])
+    place = _at(indices, own, x.domains[dim].extent_expr if from_end else None)
     places: Places = (*x.domains[:dim], place, *x.domains[dim + 1 :])
     return pulled(x.fusion, x.dtype, domains, x.at(places))
 
@@ -178,12 +179,19 @@ def gather(x: TensorView, dim: int, indices: TensorView) -> TensorView:
         if k != dim:
             later = f"gather of {both(x, indices, later=True)}, dim {k}"
             match(x.fusion, f"gather of {both(x, indices)}, dim {k}", own, other, later)
+    domains = _gathered(x, dim, indices)
     # Where rows are picked, positions must lie in the row that the index names.
     inside = counted(x, dim)
     places: Places = tuple(
-        _at(indices) if k == dim else _same_position(d) if k in inside else d for k, d in enumerate(indices.domains)
+        _at(indices, domains) if k == dim else _same_position(d) if k in inside else d for k, d in enumerate(domains)
     )
-    return pulled(x.fusion, x.dtype, indices.domains, x.at(places))
+    return pulled(x.fusion, x.dtype, domains, x.at(places))
+
+
+def _gathered(x: TensorView, dim: int, indices: TensorView) -> tuple[IterDomain, ...]:
+    """The dims of what `indices` gather along `dim`: those of the indices, but dims that count rows of `x` are its own."""
+    pairs = enumerate(zip(x.domains, indices.domains, strict=True))
+    return tuple(other if k == dim or own.is_ragged else own for k, (own, other) in pairs)
 
 
 def select(x: TensorView, dim: int, index: int) -> TensorView:
@@ -245,12 +253,15 @@ def require_inside(name: str, x: TensorView, dim: int, indices: TensorView, *, i
     """
     dim, domain = dim_of(name, x, dim), x.domains[dim % x.ndim]
     indices = _integers(name, indices)
-    at = cast(indices, torch.int64).at(indices.domains)
+    domains = indices.domains
     if isinstance(domain, RaggedIterDomain):
-        row = _row(name, x, dim).moved(dict(zip((d.uid for d in x.domains), indices.domains, strict=True)))
+        domains = _gathered(x, dim, indices)
+        row = _row(name, x, dim).moved(dict(zip((d.uid for d in x.domains), domains, strict=True)))
         size = Place(_in_row(domain.length, row), row.domains)
     else:
         size = Place(domain.extent_expr)
+
+    at = cast(indices, torch.int64).at(domains)
 
     def truth(function: str, a: Value, b: Value) -> Value:
         return call(function, a, b, dtype=torch.bool)
@@ -259,9 +270,9 @@ def require_inside(name: str, x: TensorView, dim: int, indices: TensorView, *, i
     outside = truth("logical_or", truth("lt", at, least), truth("ge", at, computed(size)))
     if ignored is not None:
         outside = truth("logical_and", outside, truth("ne", at, constant(ignored, torch.int64)))
-    where = pulled(x.fusion, torch.bool, indices.domains, outside)
+    where = pulled(x.fusion, torch.bool, domains, outside)
     shown_ = call("where", where.at(where.domains), at, constant(NOTHING, torch.int64), dtype=torch.int64)
-    found = pulled(x.fusion, torch.int64, indices.domains, shown_)
+    found = pulled(x.fusion, torch.int64, domains, shown_)
     if domain.is_ragged:
         # Row by row first: what is inside depends on the row, which in one loop over all elements would have to be searched for.
         found = amin(found, [k for k in range(x.ndim) if k not in counting(x, dim)])

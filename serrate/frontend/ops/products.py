@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from serrate.errors import DtypeError, ShapeError
-from serrate.frontend.broadcast import match, under
+from serrate.frontend.broadcast import apart, match, under
 from serrate.frontend.ops.common import NoOperand, require_equal
 from serrate.frontend.ops.elementwise import add, as_dtype, typed
 from serrate.frontend.shapes import both, shown
@@ -58,7 +58,8 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
         require_equal(
             fusion, f"{what}: the sizes of the contracted dims", k, w.domains[-2], "matmul: the sizes of contracted dims"
         )
-    j = _apart(x, j)
+    # Rows by the same rows, one weight used twice: two indices over one extent.
+    (j,) = apart(fusion, [j], x.domains)
     index: tuple[IterDomain, ...] = (k, j)
     if w.ndim > 3:
         j = _beside(x, w, j)
@@ -81,14 +82,6 @@ def operand(x: TensorView, index: Places, dtype: torch.dtype | None = None) -> V
     value, dtype = x.at(index), dtype or x.dtype
     given = x.tensor.memory.role is Role.INPUT and x.dtype == dtype
     return value if given or carried_dtype(dtype) == dtype else call("cast", value, dtype=dtype)
-
-
-def _apart(x: TensorView, j: IterDomain) -> IterDomain:
-    """The last dim of a product; another domain where `x` has it too (rows by the same rows, one weight used twice): there are
-    two indices over one extent."""
-    if j.uid not in {d.uid for d in x.domains}:
-        return j
-    return j.with_rows(j.row_length, name=x.fusion.fresh("r" if j.is_ragged else "d"), bound=j.bound, total=j.extent_expr)
 
 
 def _beside(x: TensorView, w: TensorView, j: IterDomain) -> IterDomain:
@@ -122,7 +115,7 @@ def linear(x: TensorView, weight: TensorView, bias: TensorView | None = None) ->
         raise ShapeError(f"linear: expected a weight [j, k], got {shown(weight)}")
     if x.dtype != weight.dtype:
         raise DtypeError(f"linear: both must have one dtype, got {x.dtype} and {weight.dtype}; convert one of them")
-    k, j = x.domains[-1], _apart(x, weight.domains[0])
+    k, (j,) = x.domains[-1], apart(fusion, weight.domains[:1], x.domains)
     what = f"linear of {shown(x)} and a weight {shown(weight)}: the features of both"
     require_equal(fusion, what, k, weight.domains[1], "linear: the features of rows and weight")
     kept = (*x.domains[:-1], j)

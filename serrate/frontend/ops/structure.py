@@ -189,6 +189,8 @@ def viewed(x: TensorView, logical: Sequence[IterDomain]) -> TensorView:
 def as_flattened(x: TensorView, *, component_dim: int = 0, ragged_dim: int = 1) -> TensorView:
     """Views a (component, ragged) pair as the one dim it was made from; the inverse of `as_nested`."""
     c, r = dim_of("as_flattened", x, component_dim), dim_of("as_flattened", x, ragged_dim)
+    if not x.domains[r].is_ragged:
+        raise ShapeError(f"as_flattened: dim {r} of {shown(x)} is not ragged; flatten makes one dim of regular ones")
     flat = combine(x.domains[c], x.domains[r])
     logical = [d for k, d in enumerate(x.domains) if k != r]
     logical[c if c < r else c - 1] = flat

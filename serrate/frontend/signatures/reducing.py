@@ -5,6 +5,7 @@ In: traced tensors, dims and options as torch's functions take them. Out: traced
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -83,27 +84,32 @@ def _named(name: str, input: TensorView, dim: int | None) -> int:
 
 def max(input: TensorView, *args: Any, **kwargs: Any) -> Any:
     """`torch.max`: of everything, along a dim, or of two tensors, as torch tells them apart."""
-    return _extremum(ops.max, ops.amax, ops.maximum, input, args, kwargs)
+    return _extremum("max", ops.max, ops.amax, ops.maximum, input, args, kwargs)
 
 
 def min(input: TensorView, *args: Any, **kwargs: Any) -> Any:
     """`torch.min`, likewise."""
-    return _extremum(ops.min, ops.amin, ops.minimum, input, args, kwargs)
+    return _extremum("min", ops.min, ops.amin, ops.minimum, input, args, kwargs)
 
 
 def _extremum(
-    along: Callable[..., Any], whole: Callable[..., Any], each: Callable[..., Any], input: Any, args: Any, kwargs: Any
+    name: str, along: Callable[..., Any], whole: Callable[..., Any], each: Callable[..., Any], input: Any, args: Any, kwargs: Any
 ) -> Any:
-    def of_two(input: Any, other: Any) -> Any:
+    def of_two(other: Any) -> Any:
         return each(input, other)
 
-    def of_a_dim(input: Any, dim: int, keepdim: bool = False) -> Any:
+    def of_a_dim(dim: int, keepdim: bool = False) -> Any:
         return ValuesIndices(*along(input, dim, keepdim))
 
     if not args and not kwargs:
         return whole(input)
     two = "other" in kwargs or (args and isinstance(args[0], TensorView))
-    return (of_two if two else of_a_dim)(input, *args, **kwargs)
+    chosen: Callable[..., Any] = of_two if two else of_a_dim
+    try:
+        inspect.signature(chosen).bind(*args, **kwargs)
+    except TypeError as error:
+        raise CallError(f"{name}: {error}; it takes input, or input and other, or input, dim and keepdim") from None
+    return chosen(*args, **kwargs)
 
 
 def _correction(dim: Any, unbiased: bool | None, correction: Number | None) -> tuple[Dims | None, Number]:

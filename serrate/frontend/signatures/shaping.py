@@ -76,6 +76,8 @@ def gather(input: TensorView, dim: int, index: TensorView, *, sparse_grad: bool 
 
 
 def index_select(input: TensorView, dim: int, index: TensorView) -> TensorView:
+    if index.ndim > 1:
+        raise ShapeError(f"index_select: the index must have one dim, got {shown(index)}; use gather, or x[index]")
     picked = ops.index(input, index, dim)
     require_inside("index_select", input, dim, index)
     return picked
