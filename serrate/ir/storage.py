@@ -31,10 +31,8 @@ def storage_of(logical: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
     """
     domains = collapse(logical)
     if any(d.is_ragged for d in domains):
-        ragged = next(k for k, d in enumerate(logical) if any(d.uid == left.uid for left in domains) and d.is_ragged)
         raise ShapeError(
-            f"a tensor of shape {shape_text(logical)} cannot be stored: dim {ragged} is ragged, and no dim of the tensor counts "
-            "its rows"
+            f"a tensor of shape {shape_text(logical)} cannot be stored: a ragged dim needs the dims that count its rows beside it"
         )
     return domains
 

@@ -142,7 +142,7 @@ def test_sizes_are_known_on_the_host() -> None:
 
 def test_rows_without_their_component_have_no_storage() -> None:
     _, r = partition(IterDomain(10), [0, 3, 10])
-    with pytest.raises(ShapeError, match="a ragged dim needs the dim of its components"):
+    with pytest.raises(ShapeError, match="a ragged dim needs the dims that count its rows"):
         storage_of([r, IterDomain(4)])
     g = IterDomain(2)
     c, q = partition(IterDomain(10), GROUPED, under=[g])
