@@ -249,11 +249,11 @@ def _operator(program: Callable[..., Any], name: str, swapped: bool = False) -> 
         if type(other).__module__ == "numpy":
             other = python_number(other)
             if getattr(other, "ndim", None):
-                raise CallError(f"{plain}: ragged tensors meet tensors and real numbers, got {described(other)}")
+                raise CallError(f"{plain}: an operand must be a tensor or a real number, got {described(other)}")
         if not isinstance(other, JaggedTensor | torch.Tensor | float | int | TensorView):
             if plain not in ("eq", "ne") and (other is None or isinstance(other, _NO_OPERANDS)):
                 given = f"{other!r} of type {type(other).__name__}"
-                raise CallError(f"{plain}: ragged tensors meet tensors and real numbers, got {given}")
+                raise CallError(f"{plain}: an operand must be a tensor or a real number, got {given}")
             return NotImplemented
         return program(other, self) if swapped else program(self, other)
 

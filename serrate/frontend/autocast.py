@@ -1,7 +1,7 @@
-"""`torch.autocast`: which operations take other dtypes than those of their operands.
+"""`torch.autocast`: which operations cast their operands.
 
-In: the name of an operation of torch's, and its operands. Out: the operands, cast as torch's autocast does it on the device where
-the tensors of the traced call are. The state is read while tracing, and is part of what a trace is found by.
+In: the name of a torch operation, and its operands. Out: the operands, cast as torch's autocast would on the device of the traced
+call. The autocast state is read while tracing, and is part of the trace's cache key.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _WIDE_RANGE = (
     "vector_norm normalize cosine_similarity dist cdist pdist renorm"
 )
 LOWER = frozenset(_PRODUCTS.split())
-"""Operations that are done in the lower precision."""
+"""Operations that run in the lower precision."""
 FLOAT32 = {
     "cpu": frozenset(f"prod {_LOSSES}".split()),
     "cuda": frozenset(f"{_WIDE_RANGE} {_LOSSES} {_LOSSES_CUDA}".split()),
 }
-"""Operations that are done in float32, by the type of device; all others take what they are given."""
+"""Operations that run in float32, by device type; all others keep their dtypes."""
 
 State = tuple[torch.dtype | None, ...]
 
 
 def state() -> State:
-    """The dtype of autocast for each type of device; None where it is off. Nothing at all if it is off everywhere.
+    """Autocast's dtype for each device type, None where it is off; an empty tuple if it is off everywhere.
 
     >>> with torch.autocast("cpu", dtype=torch.bfloat16):
     ...     state()
@@ -51,20 +51,20 @@ def _state() -> State:
 
 
 def wanted(name: str, args: tuple[Any, ...]) -> torch.dtype | None:
-    """The dtype that autocast gives the operands of an operation; None for that which they have."""
+    """The dtype that autocast casts an operation's operands to; None to leave them unchanged."""
     dtypes = state()
     device = next((a.fusion.device for a in _views(args)), None) if dtypes else None
     if device not in DEVICES or dtypes[DEVICES.index(device)] is None:
         return None
     if name in LOWER:
         return dtypes[DEVICES.index(device)]
-    # The reciprocal of a tensor, in torch, and then a product.
+    # In torch this is the reciprocal of the tensor, followed by a product.
     divided = device == "cuda" and name == "div" and not isinstance(args[0], TensorView)
     return torch.float32 if divided or name in FLOAT32[device] else None
 
 
 def operands(value: Any, dtype: torch.dtype) -> Any:
-    """Arguments of an operation in another dtype: floating point ones, but not float64, as in torch."""
+    """Casts the floating-point arguments of an operation, except float64, as in torch."""
     if isinstance(value, TensorView):
         eligible = value.dtype.is_floating_point and value.dtype != torch.float64
         return cast(value, dtype) if eligible and value.dtype != dtype else value

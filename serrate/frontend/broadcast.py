@@ -1,8 +1,8 @@
-"""Broadcasting: which domains the result of an operation runs over, and at which index each operand is read.
+"""Broadcasting: the domains of an operation's result, and the index at which each operand is read.
 
-In: operands (tensors of a fusion, Python numbers). Out: the result's domains and one index for each operand. Dims are
-aligned from the right, as in torch. Ragged dims must have the same structure: the same offsets, or offsets that turn out
-equal when the program is called. A dense operand may stand beside a ragged one with extents [1, ...] or reach past it.
+In: operands (tensors of a fusion, Python numbers). Out: the result's domains and one index per operand. Dims are aligned from the
+right, as in torch. Ragged dims must have the same structure: the same offsets, or offsets that are equal at run time. The dim of
+a dense operand next to a ragged one may have extent 1, or be at least as long as the longest row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tu
     """The result's domains and the index at which each view is read."""
     rank = max(view.ndim for view in views)
     result: list[IterDomain] = []
-    # Ragged dims and what counts their rows must be of one operand, where one has them all.
+    # If one operand has all ragged dims and the dims that index their rows, take them all from it.
     ordered = sorted(views, key=lambda view: -len([d for d in view.domains if d.is_ragged]))
     for dim in range(rank):
         found = [view.domains[dim - rank] for view in ordered if rank - dim <= view.ndim]
@@ -35,8 +35,8 @@ def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tu
         if short is not None and isinstance(chosen, RaggedIterDomain) and short.domains[0].extent != 1:
             if any(d.is_ragged for d in short.domains):
                 raise ShapeError(
-                    f"{operation} of {_operands(views)}: dims stand beside each other from the last one on, so dim 0 of "
-                    f"{shown(short)}, which counts rows, is beside the rows of dim {dim}; unsqueeze(-1) adds a dim behind"
+                    f"{operation} of {_operands(views)}: dims are aligned from the last, so dim 0 of {shown(short)}, which "
+                    f"counts rows, is aligned with the ragged dim {dim}; unsqueeze(-1) adds a last dim"
                 )
             raise ShapeError(f"{operation} of {_operands(views)}: {_beside_rows(fusion, dim, short, chosen)}")
         for other in found:
@@ -52,21 +52,21 @@ def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tu
 
 
 def _beside_rows(fusion: Fusion, dim: int, short: TensorView, rows: RaggedIterDomain) -> str:
-    """Why a dense operand without a dim for rows cannot stand beside ragged dim `dim`, and what to write instead."""
+    """Why a dense operand without a dim for rows cannot be aligned with ragged dim `dim`, and what to write instead."""
     first = short.domains[0]
     if size_shown(fusion, first) == size_shown(fusion, rows.component):
         return (
-            f"dims are aligned from the last one, so dim 0 of {shown(short)} meets the ragged dim {dim}; "
+            f"dims are aligned from the last, so dim 0 of {shown(short)} is aligned with the ragged dim {dim}; "
             "to use one value for each row, add a dim there: y[:, None]"
         )
     return (
-        f"the {size_shown(fusion, first)} positions of {shown(short)} meet the ragged dim {dim}, and no dim says which row they "
-        "belong to; use jt.with_values(y) for a flat [total, ...] tensor, [1, L, ...] for positions that all rows share"
+        f"the {size_shown(fusion, first)} positions of {shown(short)} are aligned with the ragged dim {dim}, but have no dim for "
+        "the rows; use jt.with_values(y) for a flat [total, ...] tensor, [1, L, ...] for positions that all rows share"
     )
 
 
 def _per_row(fusion: Fusion, rank: int, views: Sequence[TensorView]) -> str:
-    """What to write for an operand [B] beside rows [B, r, D]: the end of a message, empty where no operand is one."""
+    """A hint for an operand [B] next to rows [B, r, D], to end a message; empty if there is no such operand."""
     counts = [size_shown(fusion, d.component) for d in views[0].domains if isinstance(d, RaggedIterDomain)]
     for view in views:
         if view.ndim == 1 and view.ndim < rank - 1 and size_shown(fusion, view.domains[0]) in counts[:1]:
@@ -75,7 +75,7 @@ def _per_row(fusion: Fusion, rank: int, views: Sequence[TensorView]) -> str:
 
 
 def _counted_here(fusion: Fusion, dim: int, result: Sequence[IterDomain], views: Sequence[TensorView]) -> IterDomain:
-    """A dim of a result; ragged ones of one operand may be counted by the components of another, which are as many."""
+    """A dim of the result; a ragged dim of one operand may be indexed by another operand's component of the same extent."""
     rows = result[dim]
     if not isinstance(rows, RaggedIterDomain) or any(d.uid == rows.component.uid for d in result):
         return rows
@@ -85,7 +85,7 @@ def _counted_here(fusion: Fusion, dim: int, result: Sequence[IterDomain], views:
 
 
 def under(component: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIterDomain:
-    """Rows of the same lengths, counted by another component domain of as many components."""
+    """Rows of the same lengths, indexed by another component domain of the same extent."""
     return RaggedIterDomain(
         rows.extent_expr, name=name, pairing=rows.pairing, component=component, length=rows.length, bound=rows.bound
     )
@@ -118,21 +118,21 @@ def _operands(views: Sequence[TensorView], *, later: bool = False) -> str:
 
 
 def index_into(view: TensorView, domains: Sequence[IterDomain]) -> Index:
-    """Where `view` is read for a result over `domains`: aligned from the right, extent-1 dims not indexed."""
+    """The index at which `view` is read for a result over `domains`: aligned from the right, None for extent-1 dims."""
     aligned = domains[len(domains) - view.ndim :]
     return tuple(None if own.extent == 1 and to.uid != own.uid else to for own, to in zip(view.domains, aligned, strict=True))
 
 
 def match(fusion: Fusion, what: str, chosen: IterDomain, other: IterDomain, later: str | None = None) -> None:
-    """Raises unless a dim of one operand can stand beside a dim of another; what lengths tell is checked when called.
+    """Raises unless the dims of two operands can be aligned; whatever depends on lengths is checked at each call.
 
-    `what` names operation, operands and dim; `later` does so for messages of later calls.
+    `what` names operation, operands and dim; `later` does the same for messages of later calls.
     """
     later = later or what
     if other is chosen or (other.extent == 1 and not other.is_ragged):
         return
     if isinstance(chosen, RaggedIterDomain) and isinstance(other, RaggedIterDomain):
-        # Rows and columns of one component, or rows and what a permutation made of them, are of one structure too.
+        # Rows and columns of one component, or rows and their permutation, also have one structure.
         if chosen.pairing == other.pairing and chosen.length is other.length:
             return
         left, right = offsets_array(chosen), offsets_array(other)
@@ -146,7 +146,7 @@ def match(fusion: Fusion, what: str, chosen: IterDomain, other: IterDomain, late
         fusion.checks.append(AtLeastLongest(other.extent_expr, chosen, f"{later}: the dense operand"))
         return
     if isinstance(other, RaggedIterDomain):
-        raise ShapeError(f"{what}: one of them is ragged there, and the other is not")
+        raise ShapeError(f"{what}: one operand is ragged in this dim, and the other is not")
     if not equal_now(fusion, chosen, other):
         raise ShapeError(f"{what}: the sizes differ: {size_shown(fusion, chosen)} and {size_shown(fusion, other)}")
     if chosen.extent_expr is not other.extent_expr:

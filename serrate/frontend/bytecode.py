@@ -1,13 +1,13 @@
-"""Bytecode: what a function's code can read beside its own variables.
+"""Bytecode: what a function's code can read besides its own variables.
 
 In: a code object. Out: chains of attributes and items that begin at a name from outside (`config.scale`, `weights["a"][0]`), and
-the names of attributes that are read of anything else. Every read of the code is one of the two, so that
+the names of attributes read from any other object. Every read in the code is one of the two, so that together
 
-    chains                           exactly what is read of names from outside
-    names x objects that are used    more than what is read of everything those names lead to
+chains                           exactly what is read through outside names
+names x reachable objects        a superset of everything else that is read
 
-bound what a run of the code depends on. A chain ends where its value is used in another way than by an attribute or an item with
-a constant key.
+bound what a run of the code depends on. A chain ends where its value is used other than by an attribute or an item with a
+constant key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNKNOWABLE = frozenset(("eval", "exec", "globals"))
 
 @dataclass(frozen=True)
 class Chain:
-    """Reads that begin at a name: `root` is "global", "cell" or "module"; a module's name may begin with dots."""
+    """Reads that begin at a name: `root` is "global", "cell" or "module"; a module's name may be relative."""
 
     root: str
     name: str
@@ -43,7 +43,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Reads:
-    """What code reads. `every`: some attributes are named by what is computed, so that any may be read."""
+    """What code reads. `every`: some attribute names are computed, so any attribute may be read."""
 
     chains: tuple[Chain, ...]
     names: frozenset[str]
@@ -54,7 +54,7 @@ class Reads:
 
 @functools.lru_cache(maxsize=4096)
 def reads_of(code: types.CodeType) -> Reads:
-    """What code, and the functions made in it, read from outside.
+    """What code, and the functions defined in it, read from outside.
 
     >>> reads = reads_of((lambda x: config.scale * x.sum(1) + weights["a"][i]).__code__)
     >>> [(chain.name, *(key for _, key in chain.steps)) for chain in reads.chains]
@@ -72,7 +72,7 @@ def reads_of(code: types.CodeType) -> Reads:
             every |= reads.every
             for chain in reads.chains:
                 if chain.root == "cell" and chain.name not in code.co_freevars:
-                    # A variable of this very code: it may be anything.
+                    # A local variable of this code: it may be anything.
                     names.update(key for kind, key in chain.steps if kind == "attribute")
                 else:
                     chains[chain] = None
@@ -100,7 +100,7 @@ class _CodeReader:
             elif operation in CELLS and name in code.co_freevars:
                 at = self._chain("cell", name, at)
             elif operation == "IMPORT_NAME":
-                # Before it are how many packages to go up, and the names that are imported from it.
+                # Preceded by the relative level and the imported names.
                 imported = "." * (self._all[at - 3].argval or 0) + name
                 if at == len(self._all) or self._all[at].opname != "IMPORT_FROM":
                     at = self._chain("module", imported.partition(".")[0] or imported, at)
@@ -122,9 +122,9 @@ class _CodeReader:
         self.every |= name in BY_ANY_NAME
 
     def _chain(self, root: str, name: str, at: int) -> int:
-        """Reads on from a name; gives the place of the first instruction that is not part of the chain."""
+        """Follows a chain from a name; returns the position of the first instruction after it."""
         steps: list[Step] = []
-        # Where a jump arrives, something else may be on the stack.
+        # At a jump target, something else may be on the stack.
         while at < len(self._all) and not self._all[at].is_jump_target:
             instruction = self._all[at]
             if instruction.opname in ATTRIBUTES:
@@ -146,7 +146,7 @@ class _CodeReader:
         return instruction.opname == "BINARY_SUBSCR" or (instruction.opname == "BINARY_OP" and instruction.argrepr == "[]")
 
     def _special(self, name: str, at: int) -> None:
-        """Functions that read attributes by name; a constant name is as good as one in the code."""
+        """Handles functions that read attributes by name; a constant name counts as one in the code."""
         self.every |= name in BY_ANY_NAME
         if name not in BY_NAME:
             return

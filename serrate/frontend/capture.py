@@ -1,6 +1,6 @@
-"""Capture: torch's own tensors that meet traced ones, and torch's functions that are called while tracing.
+"""Capture: plain torch tensors used together with traced ones, and torch functions called while tracing.
 
-In: a tensor that is no traced one. Out: the traced tensor that stands for it, an input of the fusion being traced.
+In: a tensor that is not traced. Out: the traced tensor that represents it, an input of the fusion being traced.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def refuse_eager(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
 
 
 def captured(value: Any) -> Any:
-    """Arguments of an operation, with traced tensors in place of others."""
+    """Arguments of an operation, with every plain tensor replaced by a traced one."""
     return mapped(value, _captured)
 
 
@@ -41,8 +41,8 @@ def _captured(leaf: Leaf) -> TensorView:
     capture = _current.get()
     if capture is None:
         raise CallError(
-            f"a {type(leaf).__name__} meets a tensor of a fusion ({user_line()}): make it an input of the fusion and pass it "
-            "when the program is called"
+            f"a {type(leaf).__name__} is used with a tensor of a fusion ({user_line()}): make it an input of the fusion and "
+            "pass it in the call"
         )
     return capture(leaf)
 
@@ -56,7 +56,7 @@ RANDOM = frozenset(
         torch.nn.functional.dropout,
     ]
 )
-"""Functions whose result is another one in every call."""
+"""Functions whose result differs from call to call."""
 
 _ASKED = "shape dtype device ndim layout requires_grad is_leaf grad_fn grad itemsize nbytes is_cuda is_sparse is_quantized"
 _METHODS = (
@@ -71,11 +71,11 @@ FACTS = frozenset(
         torch.result_type,
     ]
 )
-"""What can be asked of a tensor without reading its elements."""
+"""Properties of a tensor that can be read without its elements."""
 
 
 def _writes(function: Any) -> bool:
-    """Whether a function of torch's writes to its first argument."""
+    """Whether a torch function writes to its first argument."""
     name = getattr(function, "__name__", "")
     return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
 
@@ -84,16 +84,16 @@ _WRITING = frozenset((*IN_PLACE, "__idiv__", "__ilshift__", "__irshift__", "__se
 
 
 class Watching(TorchFunctionMode):
-    """While a function is traced: operations on tensors that are no arguments are traced too, so that they are done anew
-    in every call. What is made from nothing (`torch.arange(4)`) is the same in every call, and computed at once."""
+    """While a function is traced, also traces operations on tensors that are not arguments, so that they run again in every call.
+    Tensors created from scratch (`torch.arange(4)`) are the same in every call, and are computed immediately."""
 
     def __init__(self) -> None:
         super().__init__()
         self.made: dict[int, torch.Tensor] = {}
         self.overwritten: dict[int, torch.Tensor] = {}
-        """Those of them that traced tensors were written to: what they hold now is known while the program runs."""
+        """Those into which traced tensors were written: their contents are known only at run time."""
         self.paused = False
-        """Whether what happens is none of the function's doing."""
+        """Whether the current operation was not issued by the traced function."""
 
     def __torch_function__(
         self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -102,7 +102,7 @@ class Watching(TorchFunctionMode):
         if self.paused:
             return function(*args, **kwargs)
         if any(id(leaf) in self.overwritten for leaf in leaves_of(args, kwargs)):
-            self._refuse(function, "takes a tensor that a traced one was written to")
+            self._refuse(function, "uses a tensor into which a traced one was written")
         if TensorView in types:
             if _writes(function):
                 return self._written(function, *args)
@@ -111,7 +111,7 @@ class Watching(TorchFunctionMode):
         if function in FACTS:
             for leaf in given:
                 if id(leaf) not in self.made:
-                    # What a tensor is decides what is traced; as an input, it is part of what the trace is for.
+                    # The answer may decide what is traced; as an input, the tensor becomes part of the trace's key.
                     view = _captured(leaf)
                     for domain in view.domains:
                         if not domain.is_ragged:
@@ -125,14 +125,14 @@ class Watching(TorchFunctionMode):
             return function(*args, **kwargs)
         if function not in TensorView.operators:
             raise TraceError(
-                f"{resolve_name(function)} of a tensor that is no argument cannot be traced ({user_line()}); compute it before, "
-                "and pass what it gives as an argument"
+                f"{resolve_name(function)} of a tensor that is not an argument cannot be traced ({user_line()}); compute it "
+                "before the call and pass the result as an argument"
             )
         return TensorView.operators[function](*args, **kwargs)
 
     def _written(self, function: Any, own: Any, *others: Any) -> Any:
-        """`total += x.sum(1)` of a tensor that was made here: traced from then on."""
-        # Python's `+=` comes as `add_`.
+        """`total += x.sum(1)` on a tensor created in the function, which is traced from then on."""
+        # Python's `+=` arrives as `add_`.
         name = getattr(function, "__name__", "").removesuffix("_")
         if name not in IN_PLACE.values() or len(others) != 1 or id(own) not in self.made:
             self._refuse(function, "writes to a tensor that is no argument")
@@ -141,16 +141,17 @@ class Watching(TorchFunctionMode):
         return result
 
     def _refuse(self, function: Any, what: str) -> NoReturn:
-        # Not an error that is a TypeError: for that, torch's operators try the one that is not in place.
+        # Must not be a TypeError, for which torch's operators fall back to the out-of-place version.
         raise InPlaceError(
-            f"{resolve_name(function)} {what} in place ({user_line()}), which cannot be traced; compute a new one, and return it"
+            f"{resolve_name(function)} {what} in place ({user_line()}), which cannot be traced; compute a new tensor and return "
+            "it"
         )
 
     def _at_once(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if function in RANDOM:
             raise TraceError(
-                f"random numbers drawn while tracing would be the same in every call ({user_line()}); draw them before, and "
-                "pass them as an argument"
+                f"random numbers drawn while tracing would be the same in every call ({user_line()}); draw them before the call "
+                "and pass them as an argument"
             )
         result = function(*args, **kwargs)
         for leaf in leaves_of((result,), {}):
@@ -161,7 +162,7 @@ class Watching(TorchFunctionMode):
 
 @contextmanager
 def capturing(capture: Callable[[Leaf, bool], TensorView]) -> Iterator[None]:
-    """Within this, `capture` says what stands for a tensor; it is told whether the tensor was made here, from nothing."""
+    """Installs `capture`, which returns the traced tensor for a plain one; it is told whether the function created the tensor."""
     watching = Watching()
 
     def aside(leaf: Leaf) -> TensorView:

@@ -1,11 +1,11 @@
-"""Dependencies: what a call of a function depends on beside its tensors, and a quick way to see that it is as it was.
+"""Dependencies: what a call of a function depends on besides its tensors, and a fast check that nothing has changed.
 
-In: a function, and objects that it is handed. Out: a `Snapshot`: the tensors that the function can reach, and generated Python
-that follows the same ways again, gives the tensors that are there now, and finds out if anything else has changed. Of
+In: a function, and objects passed to it. Out: a `Snapshot`: the tensors that the function can reach, and generated Python that
+follows the same paths again, returns the tensors that are there now, and detects any other change. For
 
     def f(x): return act(x @ params["w"]) * config.scale
 
-it reads, in short,
+the generated code is, in short,
 
     g = function.__globals__
     v0 = g["act"]            if v0.__code__ is not c0: return 0             and so on, for what `act` reads
@@ -14,12 +14,12 @@ it reads, in short,
     v3 = v2.__dict__         if v3["scale"] is not c1 and differs(...): return 3
     return (v1,)
 
-Why this is enough: `bytecode` gives chains, which are followed exactly, and the names of all attributes that are read of
-anything else. What a chain ends at may be used in any way, so all those names are followed from it, all items of a container, and
-the code of functions and methods, until nothing new is found. Two ways to one object are two reads, and that they lead to one
-object is checked too. Numbers, strings and the like are compared by value and type, functions by their code, defaults and
-closures, other objects by class and attributes, and what cannot be looked into by identity. The code of Python's library, of
-installed packages and of this one does not change; it is not followed.
+Why this is enough: `bytecode` returns chains, which are followed exactly, and the names of all attributes read from any other
+object. The end of a chain may be used in any way, so from there all those names are followed, all items of a container, and the
+code of functions and methods, until nothing new is found. Two paths to one object are two reads, and the check includes that
+they still lead to one object. Numbers, strings and the like are compared by value and type; functions by code, defaults and
+closures; other objects by class and attributes; opaque objects by identity. The code of the standard library, of installed
+packages and of serrate is assumed constant, and is not followed.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from serrate.frontend.leaves import Leaf
 from serrate.tensor import JaggedTensor
 
 LIMIT = 20_000
-"""How many reads are followed; a function that has more is refused."""
+"""The maximum number of reads; a function with more is refused."""
 MISSING = object()
-"""Where there is nothing."""
+"""Marks an absent value."""
 INSTALLED = tuple({Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")})
 """Where packages are installed."""
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.Size, range, slice)
-"""What cannot change, and is compared by value."""
+"""Immutable types, compared by value."""
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 WRITES = frozenset(("append", "appendleft", "add", "extend", "insert", "clear", "discard"))
-"""Methods that change a container and tell nothing about it."""
+"""Methods that change a container without reading it."""
 MAKING = frozenset(("__init__", "__new__", "__post_init__"))
-"""Methods of a class that make objects."""
+"""Methods of a class that create objects."""
 _OF_OBJECTS = (
     "call getattr getattribute getitem iter next len bool contains reversed enter exit float int index hash eq ne lt le gt ge "
     "neg pos abs invert str repr format get missing class_getitem torch_function"
@@ -71,19 +71,19 @@ _OF_PAIRS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshif
 IMPLICIT = frozenset(
     f"__{name}__" for name in (*_OF_OBJECTS.split(), *(f"{side}{name}" for name in _OF_PAIRS.split() for side in ("", "r", "i")))
 )
-"""Methods that are called without being named."""
+"""Methods that are called implicitly."""
 HOOKS = ("forward", "_forward_hooks", "_forward_pre_hooks")
-"""What a call of a torch module reads."""
+"""Attributes that calling a torch module reads."""
 PARTS = ("_parameters", "_buffers", "_modules")
-"""Where a torch module keeps attributes."""
+"""The dicts in which a torch module keeps attributes."""
 
 
 HEAP = 1 << 9
-"""The flag of classes that are made by Python code."""
+"""The flag of classes defined in Python."""
 
 
 class WeakMethod:
-    """A function with an object as its first argument, which it does not keep alive."""
+    """A function bound to an object that it does not keep alive."""
 
     def __init__(self, function: Callable[..., Any], owner: weakref.ref[Any]) -> None:
         self.function, self.owner = function, owner
@@ -103,29 +103,29 @@ TRANSPARENT: dict[type, tuple[str, ...]] = {
     functools.partialmethod: ("func", "args", "keywords"),
     WeakMethod: ("function", "owner"),
 }
-"""What is made of other things, which are all that matters of it."""
+"""Objects that are fully described by their parts."""
 
 READ_INSIDE = frozenset(("collections", "os", "weakref", "_collections_abc"))
-"""Modules of Python's library whose classes hold what users put there, and are read by their methods."""
+"""Standard-library modules whose classes hold users' objects and read them in their methods."""
 
 
 class Snapshot(NamedTuple):
-    """What a function depended on once."""
+    """What a function depended on when it was traced."""
 
     read: Callable[[Any, Sequence[Any]], Any]
-    """Takes the function and the objects it is handed; gives the tensors that are reached now, or, if anything is not as it was,
-    the number of the way on which that was seen."""
+    """Takes the function and the objects passed to it; returns the tensors reached now, or, if anything has changed, the number
+    of the path on which that was seen."""
     ways: tuple[str, ...]
-    """Each of the ways, as a user would write it."""
+    """The paths, as a user would write them."""
     generators: tuple[Any, ...]
-    """Sources of random numbers that the function reaches."""
+    """Random number generators that the function reaches."""
     writes: bool
-    """Whether code that is reached writes to anything but its own variables."""
+    """Whether reachable code writes to anything but its own variables."""
 
 
 def snapshot(function: Any, objects: Sequence[Any] = (), read: Iterable[str] = ()) -> tuple[Snapshot, list[Leaf]]:
-    """What a function, handed these objects, depends on now; and the tensors that it reaches. Attributes of the names `read` are
-    read of the objects, beside those that code found on the way reads.
+    """What a function, given these objects, depends on now, and the tensors that it reaches. The attributes `read` of the objects
+    are followed in addition to those that reachable code reads.
 
     >>> __name__ = "example"  # not a module of this package, whose functions are not followed
     >>> scales = [2.0, torch.ones(1)]
@@ -144,7 +144,7 @@ def snapshot(function: Any, objects: Sequence[Any] = (), read: Iterable[str] = (
 
 
 def kept(function: Any, objects: Sequence[Any], kind: type) -> str | None:
-    """The way to an object of a class, among all that a function can read or write; None if there is none.
+    """The path to an object of a class, among all that a function can read or write; None if it reaches no such object.
 
     >>> __name__ = "example"
     >>> results = []
@@ -164,13 +164,13 @@ def _walked(function: Any, objects: Sequence[Any], read: Iterable[str], wanted: 
         walk = _Walk(function, objects, frozenset(names), every, wanted)
         if walk.names <= names and walk.every <= every:
             return walk
-        # Further names concern objects that were seen before.
+        # New names also apply to objects seen before.
         names |= walk.names
         every |= walk.every
 
 
 def differs(a: Any, b: Any) -> bool:
-    """Whether two plain values are not the same one: 1, 1.0 and True are not, nor are 0.0 and -0.0; and NaN is what it is."""
+    """Whether two plain values differ: 1, 1.0 and True differ, and so do 0.0 and -0.0, but NaN equals NaN."""
     if type(a) is not type(b):
         return True
     if type(a) is float or type(a) is complex:
@@ -179,7 +179,7 @@ def differs(a: Any, b: Any) -> bool:
 
 
 def _all_same(now: Iterable[Any], then: Sequence[Any]) -> bool:
-    """Whether plain values are the same ones; both are equally many."""
+    """Whether two equally long lists of plain values are the same."""
     return not any(a is not b and differs(a, b) for a, b in zip(now, then, strict=True))
 
 
@@ -192,7 +192,7 @@ def _is_filled(cell: types.CellType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_library(module: str) -> bool:
-    """Whether a module is Python's, our own, or one of an installed package: its code and classes stay as they are."""
+    """Whether a module belongs to the standard library, to serrate or to an installed package, whose code is assumed constant."""
     package = module.partition(".")[0]
     if package in ("torch", "serrate") or (package in sys.stdlib_module_names and package != "__main__"):
         return True
@@ -201,19 +201,19 @@ def _is_library(module: str) -> bool:
 
 
 def _has_stable_code(thing: Any) -> bool:
-    """Whether a function or a class is one of a library."""
+    """Whether a function or class belongs to a library."""
     module = thing.__globals__.get("__name__") if isinstance(thing, types.FunctionType) else getattr(thing, "__module__", None)
     return _is_library(module or "")
 
 
 def _in_mro(kind: type, name: str) -> Any:
-    """What a class, or one that it is derived from, has under a name."""
+    """The attribute of a class or of one of its bases."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), MISSING)
 
 
 @functools.lru_cache(maxsize=1024)
 def _names_of_library_class(kind: type) -> frozenset[str]:
-    """The attributes that a library's class reads of its own objects, in what may be called without our seeing it."""
+    """The attributes that a library class reads from its own objects in implicitly called methods."""
     methods: dict[str, types.FunctionType] = {}
     for base in reversed(kind.__mro__):
         if base is not torch.nn.Module:
@@ -233,15 +233,15 @@ def _names_of_library_class(kind: type) -> frozenset[str]:
 
 
 class _Walk:
-    """One walk over everything that is reached, nearest first; writes the code that does it again. Where a class is `wanted`, it
-    reaches what is only written, too."""
+    """A breadth-first walk over everything reachable, which generates the code that repeats it. If a class is `wanted`, it also
+    follows what is only written."""
 
     def __init__(
         self, function: Any, objects: Sequence[Any], names: frozenset[str], every: bool, wanted: type | None = None
     ) -> None:
         self.names, self.every = set(names), every
         self.found: list[str] = []
-        """The ways to objects of the class that is wanted."""
+        """The paths to objects of the wanted class."""
         self._wanted, self._writes = wanted, False
         self.tensors: list[Leaf] = []
         self._generators: list[Any] = []
@@ -252,11 +252,11 @@ class _Walk:
         self._leaves: list[str] = []
         self._objects: dict[int, str] = {}
         self._keep: list[Any] = []
-        """Ids of what is seen are not used again while it is here."""
+        """Keeps visited objects alive, so that their ids are not reused."""
         self._used: set[int] = set()
         self._done: set[Any] = set()
         self._dicts: dict[str, tuple[Any, str, set[str]]] = {}
-        """Dicts of attributes, by their variables: the way to each, and names that are looked for and not there."""
+        """Attribute dicts, by variable: the path to each, and names looked up but absent."""
         self._parts: dict[tuple[str, str], str] = {}
         self._pending: collections.deque[Callable[[], None]] = collections.deque()
         self._counter = itertools.count()
@@ -272,14 +272,14 @@ class _Walk:
                 )
 
     def snapshot(self) -> Snapshot:
-        """What was found."""
+        """The snapshot of what was found."""
         for var, (inside, way, absent) in self._dicts.items():
             if not inside:
                 self._check(var, way)
             elif len(absent) <= 4:
                 self._check(" or ".join(f"{name!r} in {var}" for name in sorted(absent)), way)
             else:
-                # The same keys is the quick answer; others are no matter as long as they are not looked for.
+                # Fast path: the same keys. New keys do not matter unless they are looked up.
                 keys, looked_for = self._constant(list(inside)), self._constant(frozenset(absent))
                 self._check(f"[*{var}] != {keys} and not {looked_for}.isdisjoint({var})", way)
         body = [*self._lines, f"return ({''.join(f'{leaf}, ' for leaf in self._leaves)})"]
@@ -292,7 +292,7 @@ class _Walk:
                 "        return way_of[error.__traceback__.tb_lineno - 3]",
             ]
         )
-        # Where the way ends: that of the next check.
+        # A path ends at the next check.
         way_of, following = [0] * len(self._lines), 0
         for k, line in reversed(list(enumerate(self._lines))):
             following = way_of[k] = int(line.rpartition(" ")[2]) if line.startswith("if ") else following
@@ -320,17 +320,17 @@ class _Walk:
         self._lines.append(f"{name} = {expression}")
         return name
 
-    # --- things ------------------------------------------------------------------------------------------------------------
+    # --- objects ------------------------------------------------------------------------------------------------------------
 
     def _visit(self, expression: str, thing: Any, way: str, quiet: bool = False) -> None:
-        """Reads something that may be used in any way."""
+        """Reads an object that may be used in any way."""
         held = self._hold(expression, thing, way, quiet)
         if held is not None and id(thing) not in self._used:
             self._used.add(id(thing))
             self._pending.append(lambda: self._use(held, thing, way))
 
     def _hold(self, expression: str, thing: Any, way: str, quiet: bool = False) -> str | None:
-        """Reads something, and checks what kind of thing it is; gives its variable, None for a plain value."""
+        """Reads an object and checks its kind; returns its variable, or None for a plain value."""
         if self._wanted is not None and isinstance(thing, self._wanted):
             self.found.append(way)
             return None
@@ -361,7 +361,7 @@ class _Walk:
         return var
 
     def _is_opaque(self, thing: Any) -> bool:
-        """Whether a thing is known by what it is alone."""
+        """Whether an object is fully identified by itself."""
         if isinstance(thing, (type, types.ModuleType, types.FunctionType)) or _draws(thing):
             return True
         if isinstance(thing, (*CONTAINERS, torch.nn.Module, torch.Tensor, JaggedTensor, weakref.ref, *TRANSPARENT)):
@@ -373,7 +373,7 @@ class _Walk:
         return not hasattr(thing, "__dict__") and not _slots(type(thing))
 
     def _use(self, var: str, thing: Any, way: str) -> None:
-        """Reads everything that may matter of a thing that is used in any way."""
+        """Reads everything that may matter about an object that is used in any way."""
         if isinstance(thing, torch.Tensor | JaggedTensor):
             self.tensors.append(thing)
             self._leaves.append(var)
@@ -407,7 +407,7 @@ class _Walk:
             self._object(var, thing, way)
         elif isinstance(thing, collections.abc.Iterator) and type(thing).__module__ in ("builtins", "itertools"):
             raise TraceError(
-                f"`{way}` is an iterator, which gives something else each time; a trace would keep what it gave once. Pass its "
+                f"`{way}` is an iterator, which yields something new each time; a trace would keep the first item. Pass its "
                 "items as arguments, or use a list"
             )
         elif _draws(thing):
@@ -431,14 +431,14 @@ class _Walk:
             self._check(f"len({var}) != {len(thing)}", way)
             items, values = [(str(k), f"[{k}]", each) for k, each in enumerate(thing)], var
         if len(items) > 4 and all(isinstance(each, PLAIN) for _, _, each in items):
-            # A table of numbers in one line.
+            # All plain values in one comparison.
             self._check(f"not all_same({values}, {self._constant([each for _, _, each in items])})", way)
             return
         for key, shown, each in items:
             self._visit(f"{var}[{key}]", each, f"{way}{shown}")
 
     def _function(self, var: str, function: types.FunctionType, way: str) -> None:
-        """Reads what the code of a function reads."""
+        """Follows what the code of a function reads."""
         self._visit(f"{var}.__defaults__", function.__defaults__, f"{way}.__defaults__")
         self._visit(f"{var}.__kwdefaults__", function.__kwdefaults__, f"{way}.__kwdefaults__")
         reads = self._noted(reads_of(function.__code__), function.__code__.co_freevars)
@@ -458,7 +458,7 @@ class _Walk:
         return reads
 
     def _root(self, var: str, function: types.FunctionType, chain: Chain) -> tuple[str, Any, str] | None:
-        """What a chain begins with; None for what Python has itself."""
+        """The start of a chain; None for a builtin."""
         if chain.root == "cell":
             place = function.__code__.co_freevars.index(chain.name)
             cell = (function.__closure__ or ())[place]
@@ -472,8 +472,8 @@ class _Walk:
         else:
             if chain.name in UNKNOWABLE and chain.name not in function.__globals__:
                 raise TraceError(
-                    f"{function.__name__} uses {chain.name}, so that what it reads cannot be known; write it without, or decide "
-                    "before the call"
+                    f"{function.__name__} uses {chain.name}, so what it reads cannot be known; avoid it in traced functions, or "
+                    "call it before"
                 )
             name, names, shown = chain.name, function.__globals__, chain.name
             where = self._globals(var, function)
@@ -501,21 +501,21 @@ class _Walk:
         return known
 
     def _follow(self, expression: str, thing: Any, way: str, steps: Sequence[Step]) -> None:
-        """Reads a chain, step by step, as far as it goes through things that can be looked into."""
+        """Follows a chain step by step, as far as its objects can be inspected."""
         for k, step in enumerate(steps):
             if isinstance(thing, (*PLAIN, torch.Tensor, JaggedTensor)):
                 break
             found = self._step(expression, thing, way, step)
             if found is None:
                 if not (isinstance(thing, types.ModuleType) and _is_library(thing.__name__)):
-                    # What comes out there is read further.
+                    # Its result is followed further.
                     self.names.update(name for kind, name in steps[k + 1 :] if kind == "attribute")
                 return
             expression, thing, way = found
         self._visit(expression, thing, way)
 
     def _step(self, expression: str, thing: Any, way: str, step: Step) -> tuple[str, Any, str] | None:
-        """Reads one step of a chain; None where the thing is read in another way instead."""
+        """Follows one step of a chain; None if the object is read in another way."""
         kind, key = step
         if kind == "item" and type(thing) in (list, tuple, dict, collections.OrderedDict, collections.deque):
             try:
@@ -539,7 +539,7 @@ class _Walk:
     # --- attributes ----------------------------------------------------------------------------------------------------------
 
     def _attribute(self, var: str, thing: Any, name: str, way: str) -> tuple[str, Any, str] | None:
-        """Where an attribute of a thing is, and what it is; None where nothing further is read of it."""
+        """The location and value of an attribute; None if it is not followed further."""
         if isinstance(thing, types.ModuleType):
             return self._in_module(var, thing, name, way)
         if isinstance(thing, type):
@@ -555,7 +555,7 @@ class _Walk:
         return not (isinstance(thing, tuple(TRANSPARENT)) or _wrapped(thing) is not None or self._is_opaque(thing))
 
     def _object(self, var: str, thing: Any, way: str) -> None:
-        """Reads all attributes of an object that any code may read."""
+        """Reads all attributes of an object that any reachable code may read."""
         names: set[str] = set(self._known)
         if self._every:
             names |= vars(thing).keys() if hasattr(thing, "__dict__") else set()
@@ -599,7 +599,7 @@ class _Walk:
         return f"{var}.__dict__[{name!r}]", thing, shown
 
     def _in_class(self, kind: type, name: str, way: str) -> tuple[str, Any, str] | None:
-        """An attribute of a class, or of one that it is derived from."""
+        """An attribute of a class or of one of its bases."""
         for base in kind.__mro__:
             if base is object or _has_stable_code(base):
                 if name in vars(base):
@@ -614,7 +614,7 @@ class _Walk:
     def _class_dict(self, kind: type) -> str:
         known = self._objects.get(-id(kind))
         if known is None:
-            # Always that of the class as it is: the dict of a class cannot be replaced.
+            # The dict of a class cannot be replaced, so it is read directly.
             known = self._objects[-id(kind)] = self._constant(vars(kind))
             self._check(f"{self._constant(kind)}.__mro__ is not {self._constant(kind.__mro__)}", kind.__name__)
         return known
@@ -625,7 +625,7 @@ class _Walk:
         self._dicts[where][2].add(name)
 
     def _in_object(self, var: str, thing: Any, name: str, way: str) -> tuple[str, Any, str] | None:
-        """An attribute of an object, where Python would find it."""
+        """An attribute of an object, looked up as Python would."""
         kind, shown = type(thing), f"{way}.{name}"
         raw = _in_mro(kind, name)
         if isinstance(raw, types.MemberDescriptorType):
@@ -656,7 +656,7 @@ class _Walk:
         if not _has_stable_code(kind):
             self._in_class(kind, name, way)
             if hasattr(kind, "__getattr__"):
-                # What it computes depends on the whole object.
+                # Its result depends on the whole object.
                 self._visit(var, thing, way)
         return None
 
@@ -673,7 +673,7 @@ class _Walk:
         return known
 
     def _bound(self, var: str, thing: Any, name: str, way: str) -> tuple[str, Any, str] | None:
-        """An attribute of an object that its class has; a method uses the object in any way."""
+        """An attribute that an object has from its class; a method may use the object in any way."""
         found = self._in_class(type(thing), name, way)
         if hasattr(type(found[1]), "__get__") if found is not None else _is_read_inside(thing):
             self._visit(var, thing, way)
@@ -681,28 +681,28 @@ class _Walk:
 
 
 def _is_foreign(thing: Any) -> bool:
-    """Whether something that a library's module holds was put there by somebody else."""
+    """Whether an attribute of a library module was put there by other code."""
     return not isinstance(thing, types.ModuleType) and isinstance(thing, types.FunctionType) and not _has_stable_code(thing)
 
 
 def _is_read_inside(thing: Any) -> bool:
-    """Whether methods of a library's class read what users put into its objects."""
+    """Whether methods of a library class read what users put into its objects."""
     return isinstance(thing, torch.nn.Module) or type(thing).__module__ in READ_INSIDE
 
 
 def _draws(thing: Any) -> bool:
-    """Whether a thing is a source of random numbers."""
+    """Whether an object is a random number generator."""
     return isinstance(thing, random.Random | torch.Generator) or type(thing).__module__.startswith("numpy.random")
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    """The slots of the objects of a class that is written in Python."""
+    """The slots of a class defined in Python."""
     members = (name for base in kind.__mro__ for name, raw in vars(base).items() if isinstance(raw, types.MemberDescriptorType))
     return tuple(members) if kind.__flags__ & HEAP else ()
 
 
 def _wrapped(thing: Any) -> str | None:
-    """The attribute of a wrapper that has the function; of what wraps one only the function matters, not what is remembered."""
+    """The attribute of a wrapper that holds the function; only the function matters, not the wrapper's cache."""
     if isinstance(thing, type) or "__wrapped__" not in getattr(thing, "__dict__", ()) or isinstance(thing, types.FunctionType):
         return None
     return ("fn" if hasattr(thing, "fn") else "__wrapped__") if _has_stable_code(type(thing)) else None

@@ -1,7 +1,7 @@
-"""Dtypes as torch has them: asked of torch itself, on tensors of one element.
+"""torch's result dtypes, found by calling torch itself on one-element tensors.
 
-In: a function of torch and the arguments of a traced call. Out: the dtype of each result, or `DtypeError` for operands that torch
-does not take either.
+In: a torch function and the arguments of a traced call. Out: the dtype of each result, or `DtypeError` for operands that torch
+rejects too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Dtypes = torch.dtype | tuple[torch.dtype, ...]
 
 
 def dtypes_of(name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Dtypes | None:
-    """The dtypes of what `function` gives for arguments of these dtypes; None where it does not say.
+    """The result dtypes of `function` for arguments of these dtypes; None if it cannot tell.
 
     >>> dtypes_of("mean", torch.mean, (torch.ones(2).half(),), {})
     torch.float16
@@ -29,9 +29,9 @@ def dtypes_of(name: str, function: Callable[..., Any], args: Sequence[Any], kwar
         found = function(*given, **named)
     except (RuntimeError, OverflowError) as error:
         if str(error) == "ZeroDivisionError" or not any(_succeeds(function, given, named, kept) for kept in ((), (torch.bool,))):
-            return None  # numbers, dims or options, about which the operation has a message of its own
+            return None  # scalars, dims or options, for which the operation has its own message
         dtypes = ", ".join(str(arg.dtype) for arg in (*args, *kwargs.values()) if isinstance(arg, TensorView))
-        raise DtypeError(f"{name}: does not take {dtypes}, in torch neither: {error}; convert it first") from None
+        raise DtypeError(f"{name}: {dtypes} is not supported, as in torch: {error}; convert it first") from None
     except (TypeError, IndexError, ValueError):
         return None
     if isinstance(found, torch.Tensor):
@@ -47,13 +47,13 @@ def _stand_in(arg: Any) -> Any:
 def _succeeds(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], kept: tuple[torch.dtype, ...]
 ) -> bool:
-    """Whether torch takes the same arguments as float32, all but tensors of the dtypes that are kept."""
+    """Whether torch accepts the same arguments in float32, leaving tensors of the dtypes `kept` unchanged."""
 
     def floating(arg: Any) -> Any:
         return arg.float() if isinstance(arg, torch.Tensor) and arg.dtype not in kept else arg
 
     try:
         function(*map(floating, args), **{key: floating(arg) for key, arg in kwargs.items()})
-    except Exception:  # whatever it is, it has nothing to do with dtypes
+    except Exception:  # any other error is not about dtypes
         return False
     return True

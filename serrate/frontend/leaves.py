@@ -1,4 +1,4 @@
-"""Leaves: the tensors among the arguments of a call, also those in lists, tuples and dicts.
+"""Leaves: the tensors among the arguments of a call, including those in lists, tuples and dicts.
 
 In: arguments. Out: their tensors in order, or the same arguments with every tensor replaced.
 """
@@ -38,13 +38,13 @@ def refuse_nested(leaves: Leaves) -> None:
 
 
 def mapped(value: Any, change: Callable[[Leaf], Any]) -> Any:
-    """Arguments with every tensor replaced by what `change` makes of it.
+    """Arguments with `change` applied to every tensor.
 
     >>> mapped(([torch.tensor(1)], 2), float)
     ([1.0], 2)
     """
     if isinstance(value, TensorView):
-        # Traced already; while tracing, it passes for what it stands for.
+        # Already traced; while tracing, `isinstance` takes it for a ragged tensor.
         return value
     if isinstance(value, JaggedTensor | torch.Tensor):
         return change(value)

@@ -1,7 +1,7 @@
-"""Random numbers that a function draws while it is traced: refused, because a trace would keep what was drawn.
+"""Random numbers drawn while tracing are an error, because a trace would replay them.
 
-In: the generators that a function reaches. Out: an error, if one of them, or one of those that everybody shares (Python's,
-torch's, NumPy's), was drawn from.
+In: the generators that a function reaches. Out: an error, if one of them, or one of the global ones (Python's, torch's, NumPy's),
+was used.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from serrate.errors import TraceError
 
 @contextmanager
 def random_numbers_refused(generators: Sequence[Any] = ()) -> Iterator[None]:
-    """Within this, nothing may be drawn from the shared generators and from these."""
+    """Raises on exit if the global generators or any of these were used."""
     before = _states(generators)
     yield
     after = _states(generators)
     drawn = next((name for name, state in before.items() if after.get(name) != state), None)
     if drawn is not None:
         raise TraceError(
-            f"random numbers were drawn while tracing (from {drawn}), and would be the same in every call; draw them before, and "
-            "pass them as an argument"
+            f"random numbers were drawn while tracing (from {drawn}), and would be the same in every call; draw them before the "
+            "call and pass them as an argument"
         )
 
 

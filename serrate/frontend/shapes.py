@@ -1,7 +1,7 @@
-"""Shapes as users see them, for messages: `(3, r0, 64)`, dims counted from 0, ragged ones by number.
+"""Shapes in messages: `(3, r0, 64)`, with ragged dims numbered from 0.
 
-In: traced tensors. Out: text. What is said while tracing shows the sizes of the call that is traced; what is said in a later
-call of the same program shows `B` for a number of rows and `?` for other sizes that may differ from call to call.
+In: traced tensors. Out: text. Messages raised while tracing show the sizes of the call being traced; messages raised by later
+calls of the same program show `B` for the number of rows and `?` for other sizes that may vary.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def shown(x: TensorView, *, later: bool = False) -> str:
 
 
 def size_shown(fusion: Fusion, domain: IterDomain, *, later: bool = False) -> str:
-    """The size of a dim, if it is known by then."""
+    """The size of a dim, if it is known."""
     return size_text(domain, None if later else fusion.sizes)
 
 
 def equal_now(fusion: Fusion, a: IterDomain, b: IterDomain) -> bool:
-    """Whether two dims have one size in the call that is traced, or may have; later calls are for a check of the fusion."""
+    """Whether two dims have, or may have, equal sizes in the call being traced; the fusion checks later calls."""
     difference = a.extent_expr - b.extent_expr
     if difference.arrays or not difference.symbols <= fusion.sizes.keys():
         return True

@@ -1,8 +1,8 @@
-"""Sizes that are compiled in, and sizes that are symbols.
+"""Specialisation: which sizes are compiled in, and which are symbolic.
 
-In: the sizes of a call's tensors. Out: the program that was made for them, or what to make one for. A size is compiled in at
-first. When another one is seen in its place, what is made from then on takes any size there; so a function is built at most
-once more for every size that changes, however many different ones come.
+In: the sizes of a call's tensors. Out: the program compiled for them, or the sizes to compile one for. A size is compiled in at
+first. When it changes, programs compiled from then on accept any size there; so a function is recompiled at most once for every
+size that varies, however many values it takes.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from serrate.tensor import JaggedTensor
 P = TypeVar("P")
 
 WIDTHS = 8
-"""How many widths an operation that a whole process shares is built for before they are symbols: code for one width is faster."""
+"""How many widths an eager operator is compiled for before the width becomes symbolic: fixed-width code is faster."""
 PROGRAMS = 32
-"""How many programs are kept for calls of one kind; the one that was not used for longest goes first."""
+"""How many programs are kept per signature; the least recently used is evicted first."""
 
 
 class Specialised(Generic[P]):
-    """The programs for calls that differ in sizes alone.
+    """The programs for calls that differ only in sizes.
 
-    Sizes 0 and 1 are always compiled in, because dims of size 1 broadcast and dims of size 0 have no largest element; only
-    sizes of rows and their number (`ragged`) are symbols from the start, whatever they are. A size that the traced function
-    needs as a number is compiled in, too (see `fix`).
+    Sizes 0 and 1 are always compiled in, because dims of size 1 broadcast and dims of size 0 have no maximum. Only row lengths
+    and the number of rows (`ragged`) are symbolic from the start, whatever their value. A size whose value the traced function
+    needs is compiled in too (see `fix`).
 
     >>> programs = Specialised([12, 8], ragged=())
     >>> programs.wanted([12, 8])
@@ -53,7 +53,7 @@ class Specialised(Generic[P]):
         self._calls = 0
 
     def find(self, sizes: Sequence[int]) -> P | None:
-        """The program for these sizes: the first that was made, which has most of them compiled in."""
+        """The program for these sizes: the earliest that fits, which has the most sizes compiled in."""
         for pattern, program in list(self._programs.items()):
             if all(
                 own == size or (own is None and self._varies(k, size))
@@ -68,7 +68,7 @@ class Specialised(Generic[P]):
         return size > 1 or place in self._ragged
 
     def wanted(self, sizes: Sequence[int]) -> Pattern:
-        """What to make a program for: these sizes, None for those that are symbols."""
+        """The sizes to compile a program for; None for symbolic ones."""
         for k, (first, size) in enumerate(zip(self._first, sizes, strict=True)):
             if size > 1 and first != size:
                 seen = self._widths.get(k)
@@ -82,11 +82,11 @@ class Specialised(Generic[P]):
         return tuple(None if k in symbols and self._varies(k, size) else size for k, size in enumerate(sizes))
 
     def fix(self, places: Collection[int]) -> None:
-        """Says that sizes are needed as numbers: every number has a program of its own."""
+        """Declares that the values of sizes are needed: each value gets its own program."""
         self._fixed.update(places)
 
     def add(self, pattern: Pattern, program: P) -> None:
-        """Keeps a program."""
+        """Stores a program."""
         while len(self._programs) >= PROGRAMS:
             oldest = min(self._used, key=self._used.__getitem__)
             del self._programs[oldest], self._used[oldest]
@@ -96,9 +96,9 @@ class Specialised(Generic[P]):
 
 
 def changing(given: Sequence[TracedInput], arguments: Leaves) -> tuple[list[int], list[int], list[int]]:
-    """Which sizes of the inputs are those of rows, which others are symbols from the start, and which are widths.
+    """Which input sizes belong to rows, which others are symbolic from the start, and which are widths.
 
-    Symbols are first dims of dense arguments that have as many positions as there are rows: tables with a line for each.
+    The first dim of a dense argument is symbolic from the start if it equals the number of rows: a table with one entry per row.
     """
     rows = {len(leaf) for leaf in arguments if isinstance(leaf, JaggedTensor)}
     ragged: list[int] = []

@@ -1,7 +1,7 @@
-"""torch's spellings of the operations: functions, methods and operators of torch on traced tensors.
+"""torch's functions, methods and operators on traced tensors.
 
 In: nothing. Out: `TensorView.operators`, filled; `torch.softmax(x, dim=1)`, `x.sum(1)` and `x + 1` then record operations. Each
-takes what torch's own takes, under the same names; torch's tensors among the arguments become inputs of what is traced.
+has torch's own signature; plain tensors among the arguments become inputs of the trace.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ CHANGED = (  # noqa: SIM905
     "bitwise_or bitwise_xor tan relu relu6 hardtanh hardsigmoid hardswish silu mish elu celu selu leaky_relu threshold "
     "softplus logsigmoid softsign tanhshrink gelu"
 ).split()
-"""Functions of `signatures.pointwise` that read each element where they write it."""
+"""Functions of `signatures.pointwise` that read each element only where they write it."""
 
 REDUCING = (  # noqa: SIM905
     "sum prod mean nansum amax amin aminmax any all count_nonzero argmax argmin max min norm softmax "
     "log_softmax softmin logsumexp cumsum cumprod cummax cummin isclose where rsub positive"
 ).split()
-"""Further functions whose dtypes are torch's."""
+"""More functions with torch's result dtypes."""
 
 ALIASES = {
     "true_divide": "div",
@@ -70,16 +70,16 @@ NAMES = {"where_method": "where", "functional_softmax": "softmax", "functional_l
 """Functions of ours that torch has under the name of another, for messages."""
 
 NUMPY = {"axis": "dim", "keepdims": "keepdim"}
-"""Names of arguments that torch takes as numpy has them."""
+"""numpy's argument names that torch accepts."""
 
 
 @functools.cache
 def spelled(
     operation: Callable[..., Any], name: str | None = None, function: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """An operation as torch's function of that name: its arguments are checked, and torch's tensors among them captured.
+    """Wraps an operation as the torch function of that name: checks its arguments, and captures plain tensors among them.
 
-    With `function`, torch's own, it takes the dtypes that torch takes, and gives those that torch gives.
+    With `function`, torch's own, it accepts and returns the same dtypes as torch.
     """
     name = name or operation.__name__
 
@@ -94,7 +94,7 @@ def spelled(
             given, named = autocast.operands(given, dtype), autocast.operands(named, dtype)
         try:
             result = operation(*given, **named)
-            # Asked last: what the operation itself says of its arguments is clearer.
+            # Checked last: the operation's own messages are clearer.
             dtypes = None if function is None else dtypes_of(name, function, given, named)
             return result if dtypes is None else _with_dtypes(result, dtypes)
         except NoOperand as error:
@@ -115,7 +115,7 @@ def _with_dtypes(result: Any, dtypes: Dtypes) -> Any:
 
 
 def _refuse(name: str, operation: Callable[..., Any], args: Any, kwargs: Any, error: TypeError) -> None:
-    """Raises for arguments that the operation does not take, naming those it does; other errors are left as they are."""
+    """Raises for arguments that the operation does not accept, naming those it does; leaves other errors alone."""
     signature = inspect.signature(operation)
     try:
         signature.bind(*args, **kwargs)
@@ -159,13 +159,13 @@ def _swapped(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _owned(module: Any) -> dict[str, Callable[..., Any]]:
-    """The functions that a module defines for others."""
+    """The public functions of a module."""
     own = vars(module).items()
     return {k: f for k, f in own if inspect.isfunction(f) and f.__module__ == module.__name__ and not k.startswith("_")}
 
 
 def _by_name() -> dict[str, Callable[..., Any]]:
-    """Operations under the names that they have in torch, as functions, as methods and in `torch.nn.functional`."""
+    """Operations under their torch names: functions, methods and `torch.nn.functional`."""
     found = {name: _unary(getattr(ops, name)) for name in OF_ONE} | {name: _binary(getattr(ops, name)) for name in OF_TWO}
     for module in (pointwise, reducing, of_networks, shaping):
         found |= _owned(module)
@@ -196,11 +196,11 @@ NOT_METHODS = (
 
 
 def _typed_by(name: str) -> Callable[..., Any] | None:
-    """Torch's function whose dtypes an operation of that name has; None where its operands say it themselves."""
+    """The torch function that determines an operation's dtypes; None if its operands do."""
     name = ALIASES.get(name, name)
     if name not in (*OF_ONE, *OF_TWO, *CHANGED, *REDUCING) or name == "matmul":
         return None
-    # Of two functions of one name, the one that takes more: `inplace` in networks, dims before dtypes elsewhere.
+    # Of two functions with one name, prefer the one with more arguments: `inplace` in functional, dims before dtypes elsewhere.
     owners = (functional, torch, torch.Tensor) if name in CHANGED else (torch, functional, torch.Tensor)
     found: Callable[..., Any] = next(getattr(owner, name) for owner in owners if hasattr(owner, name))
     return found
@@ -213,7 +213,7 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
         if name not in NOT_METHODS:
             found[name] = run
         for owner in (torch, torch.Tensor, functional):
-            # Names of torch that are something else, like `torch.int` and `torch.float`, are dtypes.
+            # `torch.int`, `torch.float` and the like are dtypes, not functions.
             if callable(getattr(owner, name, None)):
                 found[getattr(owner, name)] = run
     spellings: dict[Any, Callable[..., Any]] = {
@@ -264,4 +264,4 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
 TensorView.operators.update(_all_names())
 
 ELEMENTWISE = frozenset(TensorView.operators[name] for name in (*OF_ONE, *(n for n in OF_TWO if n != "matmul"), *CHANGED))
-"""Operations that read each element where they write it, and so may write over what they read."""
+"""Operations that read each element only where they write it, and so may run in place."""

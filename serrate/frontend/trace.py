@@ -1,7 +1,7 @@
 """Tracing: a Python function over JaggedTensors and Tensors becomes a fusion.
 
-In: a function and its arguments. Out: a fusion, and which tensors its inputs are. Traces are specialised on dtypes, ranks and
-which arguments share a structure, and on sizes as far as asked to; never on lengths or on how many rows there are.
+In: a function and its arguments. Out: a fusion, and the tensors that its inputs are. Traces are specialised on dtypes, ranks and
+which arguments share a structure, and on sizes as requested; never on lengths or on the number of rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.rows import Rows
 from serrate.tensor.torch_private import version
 
-_ = torch_names  # imported for what it installs
+_ = torch_names  # imported for its side effects
 
 Key = tuple[Any, ...]
 COMPUTED = (
@@ -41,18 +41,18 @@ Pattern = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class TracedFunction:
-    """A traced function: its fusion, and the shape of what it returns."""
+    """A traced function: its fusion, and the form of its result."""
 
     fusion: Fusion
     rebuild: Callable[[Sequence[Any]], Any]
     constants: tuple[torch.Tensor, ...] = ()
-    """Tensors made while tracing, the same in every call: the last inputs of the fusion."""
+    """Tensors created while tracing, constant over calls: the last inputs of the fusion."""
     copied: tuple[int, ...] = ()
-    """The results that are such a tensor: each call hands out one of its own."""
+    """The results that are such a tensor: each call returns its own copy."""
     sizes: Pattern = ()
-    """The sizes of the other inputs, one after the other; None where they may differ from call to call."""
+    """The sizes of the other inputs, flattened; None where they may vary from call to call."""
     fixed: frozenset[int] = frozenset()
-    """Which of the latter the function needed as numbers: the trace is for these alone."""
+    """Those of the latter whose value the function used: the trace is specialised to them."""
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------------
@@ -72,14 +72,14 @@ BY_VALUE = (
     range,
     enum.Enum,
 )
-"""What is known by its value among arguments."""
+"""Types of arguments that are compared by value."""
 
 
 def static_of(value: Any, *, alone: bool = False) -> Key:
-    """What is no tensor among arguments, and where tensors stand: part of what a trace is specialised on.
+    """The non-tensor arguments, and the positions of tensors: part of a trace's signature.
 
-    Of objects that may change only the type: what is read of them is compared otherwise. `alone`: that is not done here, and they
-    are what they are equal to.
+    Mutable objects contribute only their type: what is read from them is compared separately. With `alone` it is not, and they
+    are compared by equality.
     """
     if isinstance(value, JaggedTensor | torch.Tensor):
         return ()
@@ -99,14 +99,14 @@ def static_of(value: Any, *, alone: bool = False) -> Key:
 
 
 def described(value: Any) -> Key:
-    """A value that is no tensor, so that two are equal iff they are the same argument: 1, 1.0 and True are not, nor are 0.0
-    and -0.0; and NaN is what it is."""
+    """A key for a non-tensor value, so that two are equal iff they are the same argument: 1, 1.0 and True differ, and so do 0.0
+    and -0.0, but NaN equals NaN."""
     kind = type(value)
     return (kind, repr(value) if kind is complex or (kind is float and (value == 0 or value != value)) else value)
 
 
 def kind_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves, *, alone: bool = False) -> Key:
-    """What a trace is specialised on beside sizes: calls of one kind differ in nothing else."""
+    """A call's signature, except for sizes."""
     refuse_nested(leaves)
     jagged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
     key: list[Any] = [torch.get_default_dtype(), autocast.state(), static_of(args, alone=alone), static_of(kwargs, alone=alone)]
@@ -120,27 +120,27 @@ def kind_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves, *, a
 
 
 def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
-    # Not by numbers on a device: there a guess would be wrong where two structures happen to have one shape, and to be told
-    # later would change what a call is specialised on. Where such structures meet, the program checks that they agree.
+    # On a device, offsets are not compared: structures with the same shape may differ, and a late answer would change the
+    # signature. If such structures are used together, the program checks that they agree.
     if a.structure is b.structure:
         return True
-    # Rows without a gap may be told by starts too: equal, and described by other tensors.
+    # Rows without gaps may also be given by starts: an equal structure described by different tensors.
     told = [[rows.starts is None for rows in each.structure.rows] for each in (a, b)]
     return told[0] == told[1] and a.structure.known_equal(b.structure)
 
 
 @dataclass(frozen=True)
 class TracedInput:
-    """An input of a traced fusion: a tensor, and the leaf whose values it is; None for what describes a structure."""
+    """An input of a traced fusion: a tensor, and the leaf whose values it holds; None if it describes a structure."""
 
     tensor: torch.Tensor
     leaf: int | None
     ragged: Collection[int] = ()
-    """The dims whose sizes are those of rows, or count them; no trace relies on these."""
+    """The dims that hold or count rows; no trace is specialised on their sizes."""
 
 
 def inputs_of(leaves: Leaves, constants: Sequence[torch.Tensor] = ()) -> list[TracedInput]:
-    """The inputs of the fusion, in order: values, and what describes each structure once; then constants."""
+    """The inputs of the fusion, in order: values, the tensors that describe each structure, then constants."""
     found: list[TracedInput] = []
     seen: list[JaggedTensor] = []
     for k, leaf in enumerate(leaves):
@@ -155,7 +155,7 @@ def inputs_of(leaves: Leaves, constants: Sequence[torch.Tensor] = ()) -> list[Tr
 
 
 def _buffers(structure: Structure) -> list[torch.Tensor]:
-    """The integers that describe a structure, as inputs of a fusion."""
+    """The integer tensors that describe a structure, as inputs of a fusion."""
     return [buffer for rows in structure.rows for buffer in _of_rows(rows)]
 
 
@@ -171,10 +171,10 @@ def _of_rows(rows: Rows) -> list[torch.Tensor]:
 
 
 def _input(fusion: Fusion, tensor: torch.Tensor, told: Iterator[int | None], ragged: Collection[int] = ()) -> TensorView:
-    """An input for a tensor, of the sizes that come next; what they are in this call is kept."""
+    """Declares an input for a tensor with the next sizes, and records their values in this call."""
     if tensor.dtype not in COMPUTED:
         raise DtypeError(
-            f"programs do not compute with {tensor.dtype}: convert it before the call, to one of {', '.join(map(str, COMPUTED))}"
+            f"{tensor.dtype} is not supported in compiled programs: convert it first, to one of {', '.join(map(str, COMPUTED))}"
         )
     shape = [next(told, None if dim in ragged else size) for dim, size in enumerate(tensor.shape)]
     view = fusion.input(shape, tensor.dtype)
@@ -195,16 +195,16 @@ def trace(
 ) -> TracedFunction:
     """Calls `function` on traced arguments and records what it does.
 
-    `outside` are tensors that are no arguments and are inputs all the same. `found` is told of others that the function uses;
-    they become inputs behind these, unless it says that they cannot be found again in another call. `sizes` are those of the
-    inputs, one after the other, None for a symbol; what they do not tell is compiled in. `generators` are sources of random
-    numbers that the function reaches; to draw from them is an error.
+    `outside` are captured tensors that are inputs too. `found` is called for others that the function uses; they become further
+    inputs, unless it reports that they cannot be found again in another call. `sizes` are those of the inputs, flattened, None
+    for a symbol; sizes not listed are compiled in. `generators` are random number generators that the function reaches; using
+    them is an error.
     """
     fusion = Fusion(name=_identifier(function))
     fusion.device = next((leaf.device.type for leaf in (*leaves_of(args, kwargs), *outside)), None)
     told = iter(sizes)
     seen: list[tuple[JaggedTensor, list[TensorView]]] = []
-    # An argument may be a tensor that is also outside, and another one in the next call; so only these are told by identity.
+    # An argument may also be a captured tensor, and a different one in the next call; so only captured ones go by identity.
     known: list[tuple[Leaf, TensorView]] = []
     made: dict[tuple[int, int], TensorView] = {}
     constants: list[tuple[torch.Tensor, TensorView]] = []
@@ -219,7 +219,7 @@ def trace(
         if before is not None:
             return before
         if made_here and isinstance(leaf, torch.Tensor):
-            # As it is now: the function may write to it afterwards.
+            # Copied now: the function may write to it later.
             place = (id(leaf), version(leaf))
             if place not in made:
                 made[place] = fusion.input(tuple(leaf.shape), leaf.dtype)
@@ -227,14 +227,14 @@ def trace(
             return made[place]
         if found is None or not found(leaf):
             raise TraceError(
-                f"a {type(leaf).__name__} that is no argument meets a traced tensor ({user_line()}), and is nothing that the "
-                "function closes over, names or keeps; pass it as an argument"
+                f"a {type(leaf).__name__} used with a traced tensor ({user_line()}) is neither an argument nor reachable from "
+                "the function's closure, globals or attributes; pass it as an argument"
             )
         known.append((leaf, view(leaf)))
         return known[-1][1]
 
     with fusion, modes.tracing(), _pointing():
-        # In the order of `leaves_of`, which is the order of the fusion's inputs.
+        # The order of `leaves_of` is the order of the fusion's inputs.
         given, named = mapped(tuple(args), view), mapped(dict(kwargs), view)
         known += [(leaf, view(leaf)) for leaf in outside]
         leaves: list[TensorView] = []
@@ -258,7 +258,7 @@ def trace(
 
 @contextmanager
 def _pointing() -> Iterator[None]:
-    """Errors that leave this name the line of the user's program that they come from."""
+    """Adds the user's line to errors that pass through."""
     try:
         yield
     except SerrateError as error:
@@ -270,7 +270,7 @@ def _pointing() -> Iterator[None]:
 
 @contextmanager
 def _standing_in() -> Iterator[None]:
-    """Within this, ragged traced tensors pass for what they stand for."""
+    """Within this context, `isinstance` takes ragged traced tensors for JaggedTensors."""
     token = standing_for.set(JaggedTensor)
     try:
         yield
@@ -293,14 +293,14 @@ def _ragged(
         seen.append((arg, buffers))
     given = iter(buffers)
     named = [(rows, [next(given) for _ in _of_rows(rows)]) for rows in arg.structure.rows]
-    # From the last dim to the first, so that the dims before stay where they are.
+    # From the last dim to the first, so that earlier dims keep their positions.
     for dim, (rows, own) in reversed(list(zip(arg.structure.dims, named, strict=True))):
         view = _nested(view, dim, rows, own)
     return view
 
 
 def _nested(view: TensorView, dim: int, rows: Rows, buffers: list[TensorView]) -> TensorView:
-    """A dim of the values as the dims that rows make of it."""
+    """The dims that a partitioned dim of the values becomes."""
     if rows.columns is not None:
         starts = None if rows.starts is None else buffers[-1]
         *outer, own, columns = buffers[: rows.levels]
@@ -317,11 +317,11 @@ def _nested(view: TensorView, dim: int, rows: Rows, buffers: list[TensorView]) -
 
 
 def _flatten(result: Any, leaves: list[TensorView], fusion: Fusion) -> Any:
-    """The form of a result: an int for each tensor, containers as they are."""
+    """The form of a result: an int for each tensor, containers unchanged."""
     result = captured(result) if isinstance(result, torch.Tensor | JaggedTensor) else result
     if isinstance(result, TensorView):
         if result.fusion is not fusion:
-            raise TraceError("a traced function returned a tensor of another trace")
+            raise TraceError("a traced function returned a tensor of another trace; return tensors computed in this call")
         leaves.append(result)
         return len(leaves) - 1
     if isinstance(result, tuple | list):

@@ -129,7 +129,7 @@ def _check_fill(dtype: torch.dtype, fill: complex) -> None:
         return
     exact = fill in (0, 1) if dtype is torch.bool else not isinstance(fill, complex) and float(fill).is_integer()
     if not exact:
-        raise DtypeError(f"fill={fill} cannot be held by values of {dtype}: give another fill, or convert the values first")
+        raise DtypeError(f"fill={fill} does not fit {dtype}: use another fill, or convert the values first")
 
 
 def mask(values: Tensor, structure: Structure, why: str) -> Tensor:

@@ -108,7 +108,9 @@ def test_nothing_to_move(lengths: Tensor) -> None:
 def test_parts_that_are_not_equally_many_are_refused() -> None:
     jt = JaggedTensor(torch.zeros(6), Structure.from_lengths(T([1, 3]), T([1, 2, 0, 3])))
     for name, function in (("permute", lambda x: x.permute(1, 0, 2)), ("regroup", lambda x: ops.regroup(x))):
-        message = rf"{name}: every row must have as many parts in dim 1 of \(B, r0, r1\): .* lengths \[1, 3\] and \[2, 2\]"
+        message = (
+            rf"{name}: every row must have the same number of parts in dim 1 of \(B, r0, r1\): .* lengths \[1, 3\] and \[2, 2\]"
+        )
         with pytest.raises(StructureMismatch, match=message):
             jit(function)(jt)
     # The same program serves rows that have.
@@ -119,9 +121,7 @@ def test_parts_that_are_not_equally_many_are_refused() -> None:
 def test_rows_stay_behind_what_counts_them() -> None:
     jt = parts_of(LENGTHS, 2)
     for order in ((0, 2, 1, 3), (2, 0, 1, 3)):
-        with pytest.raises(
-            ShapeError, match=r"permute: dim 2 of \(3, r0, r1, 2\) is ragged and must stay behind dim [01], which"
-        ):
+        with pytest.raises(ShapeError, match=r"permute: dim 2 of \(3, r0, r1, 2\) is ragged and must stay after dim [01], which"):
             jit(lambda x, order=order: x.permute(order))(jt)
 
 

@@ -149,7 +149,7 @@ def test_unknown_names() -> None:
 RECORDINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[SerrateError], list[str]]] = {
     "dim": (lambda x: ops.sum(x, 3), (), ShapeError, ["dim 3", "dims 0 to 2"]),
     "extents": (ops.add, (((4,), F32),), ShapeError, ["add", "5", "4"]),
-    "flat values": (ops.add, (((10, 5), F32),), ShapeError, ["add", "beside the rows", "[1, L, ...]"]),
+    "flat values": (ops.add, (((10, 5), F32),), ShapeError, ["add", "aligned with the ragged dim", "[1, L, ...]"]),
     "contracted": (ops.matmul, (((4, 2), F32),), ShapeError, ["contracted", "5", "4"]),
     "matmul dtype": (ops.matmul, (((5, 2), torch.float64),), DtypeError, ["torch.float32", "torch.float64"]),
     "linear dtype": (ops.linear, (((2, 5), torch.float64),), DtypeError, ["torch.float32", "torch.float64"]),
@@ -160,7 +160,7 @@ RECORDINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[SerrateErr
         lambda x: ops.mean(ops.cast(x, torch.int64), 1),
         (),
         DtypeError,
-        ["mean", "floating point", "int64", "convert"],
+        ["mean", "floating-point", "int64", "convert"],
     ),
     "clamp": (ops.clamp, (), ShapeError, ["clamp", "min", "max"]),
     "ragged again": (lambda x, o: ops.as_nested(x, o, ragged_dim=1), (((None,), torch.int64),), ShapeError, ["dim 1", "ragged"]),

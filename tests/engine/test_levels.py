@@ -70,13 +70,13 @@ Reduce = Callable[[Any], Any]
         (
             WORDS,
             lambda x: x.sum(1),
-            r"sum: dim 1 of \(4, r0, r1, 2\) counts the rows of dim 2, which differ in length, so there is no sum of them; "
-            r"reduce dim 2 as well, or, position by position, dims \(0, 1\) together",
+            r"sum: dim 1 of \(4, r0, r1, 2\) counts the rows of dim 2, which differ in length, so it cannot be reduced alone; "
+            r"reduce dim 2 as well, or dims \(0, 1\) together, position by position",
         ),
         (WORDS, lambda x: x.amax(0), r"max: dim 0 of \(4, r0, r1, 2\) counts the rows of dim 2"),
         (WORDS, lambda x: x.mean((1, 3)), r"sum: dim 1 of \(4, r0, r1, 2\) counts the rows of dim 2"),
         (DEEP, lambda x: x.sum((0, 1)), r"dim 1 of \(2, r0, r1, r2\) counts the rows of dim 3, .* dims \(0, 1, 2\) together"),
-        (WORDS, lambda x: x.logsumexp((0, 2)), r"with dim 1 between them kept; reduce dim 2 first"),
+        (WORDS, lambda x: x.logsumexp((0, 2)), r"while dim 1 between them is kept; reduce dim 2 first"),
     ],
 )
 def test_rows_of_different_lengths_have_no_sum(jt: JaggedTensor, reduce: Reduce, message: str) -> None:

@@ -36,7 +36,7 @@ BOTH: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
     ),
     (ShapeError, "softmax: dim -4 does not exist: a tensor of shape (3, r0, 4)", lambda x: torch.softmax(x, -4), (ROWS,)),
     (ShapeError, "mean: dim 2 does not exist: a tensor of shape (3, r0) has dims 0 to 1", lambda x: x.mean((1, 2)), (FLAT,)),
-    (CallError, "sum: a dim is an int, got 1.0 of type float", lambda x: x.sum(1.0), (ROWS,)),
+    (CallError, "sum: a dim must be an int, got 1.0 of type float", lambda x: x.sum(1.0), (ROWS,)),
     (ShapeError, "cumsum: dim 0 of (3, r0, 4) counts rows of different lengths", lambda x: x.cumsum(0), (ROWS,)),
     # rows that differ
     (
@@ -63,22 +63,22 @@ BOTH: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
     (ShapeError, "sub of (3, r0, 4) and (7,), dim 2: the sizes differ: 4 and 7", lambda x, y: x - y, (ROWS, torch.ones(7))),
     (
         ShapeError,
-        "add of (3, r0, 4) and (6, 4): the 6 positions of (6, 4) meet the ragged dim 1, and no dim says which row they belong "
-        "to; use jt.with_values(y) for a flat [total, ...] tensor, [1, L, ...] for positions that all rows share",
+        "add of (3, r0, 4) and (6, 4): the 6 positions of (6, 4) are aligned with the ragged dim 1, but have no dim for the "
+        "rows; use jt.with_values(y) for a flat [total, ...] tensor, [1, L, ...] for positions that all rows share",
         lambda x, y: x + y,
         (ROWS, torch.ones(6, 4)),
     ),
     (
         ShapeError,
-        "add of (3, r0, 4) and (3, 4): dims are aligned from the last one, so dim 0 of (3, 4) meets the ragged dim 1; to use one "
-        "value for each row, add a dim there: y[:, None]",
+        "add of (3, r0, 4) and (3, 4): dims are aligned from the last, so dim 0 of (3, 4) is aligned with the ragged dim 1; to "
+        "use one value for each row, add a dim there: y[:, None]",
         lambda x, y: x + y,
         (ROWS, torch.ones(3, 4)),
     ),
     (
         ShapeError,
-        "mul of (3,) and (3, r0): dims are aligned from the last one, so dim 0 of (3,) meets the ragged dim 1; to use one value "
-        "for each row, add a dim there: y[:, None]",
+        "mul of (3,) and (3, r0): dims are aligned from the last, so dim 0 of (3,) is aligned with the ragged dim 1; to use "
+        "one value for each row, add a dim there: y[:, None]",
         lambda x, y: y * x,
         (FLAT, torch.ones(3)),
     ),
@@ -110,8 +110,8 @@ BOTH: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
     ),
     (
         ShapeError,
-        "add of (3, r0, 4) and (3, r0): dims stand beside each other from the last one on, so dim 0 of (3, r0), which counts "
-        "rows, is beside the rows of dim 1; unsqueeze(-1) adds a dim behind",
+        "add of (3, r0, 4) and (3, r0): dims are aligned from the last, so dim 0 of (3, r0), which counts rows, is aligned with "
+        "the ragged dim 1; unsqueeze(-1) adds a last dim",
         lambda x, y: x + y,
         (ROWS, FLAT),
     ),
@@ -122,7 +122,12 @@ BOTH: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
         (ROWS, torch.ones(3, 5)),
     ),
     # dtypes
-    (DtypeError, "mean: takes floating point, got torch.int64; convert it first, with .float()", lambda x: x.mean(1), (WHOLE,)),
+    (
+        DtypeError,
+        "mean: needs a floating-point dtype, got torch.int64; convert it first, with .float()",
+        lambda x: x.mean(1),
+        (WHOLE,),
+    ),
     (DtypeError, "where: the condition must be bool, got torch.float32", lambda x: torch.where(x, x, x), (ROWS,)),
     (
         DtypeError,
@@ -132,7 +137,7 @@ BOTH: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
     ),
     (
         DtypeError,
-        "matmul of (3, r0, 4) and (4, 3): both must have one dtype, got torch.float32 and torch.float64; convert one of them",
+        "matmul of (3, r0, 4) and (4, 3): dtypes must be equal, got torch.float32 and torch.float64; convert one of them",
         lambda x, w: x @ w,
         (ROWS, torch.ones(4, 3, dtype=torch.float64)),
     ),
@@ -145,19 +150,19 @@ BOTH: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
     ),
     (
         ShapeError,
-        "matmul of (3, r0, 4) and (3, r0, 4): the last dim of the first and the last but one of the second are contracted, and "
-        "only one of them is ragged; transpose(-1, -2) exchanges",
+        "matmul of (3, r0, 4) and (3, r0, 4): only one of the contracted dims, the last of the first operand and the "
+        "second to last of the second, is ragged; transpose(-1, -2) swaps",
         lambda x: x @ x,
         (ROWS,),
     ),
-    (CallError, "matmul: a product is of two tensors, got 3 of type int", lambda x: x @ 3, (ROWS,)),
+    (CallError, "matmul: both operands must be tensors, got 3 of type int", lambda x: x @ 3, (ROWS,)),
     # something that is no operand
-    (CallError, "add: ragged tensors meet tensors and real numbers, got 'a' of type str", lambda x: x + "a", (ROWS,)),
-    (CallError, "mul: ragged tensors meet tensors and real numbers, got [1, 2] of type list", lambda x: x * [1, 2], (ROWS,)),
-    (CallError, "sub: ragged tensors meet tensors and real numbers, got None of type NoneType", lambda x: None - x, (ROWS,)),
-    (CallError, "clamp: ragged tensors meet tensors and real numbers, got 'a' of type str", lambda x: x.clamp("a"), (ROWS,)),
+    (CallError, "add: an operand must be a tensor or a real number, got 'a' of type str", lambda x: x + "a", (ROWS,)),
+    (CallError, "mul: an operand must be a tensor or a real number, got [1, 2] of type list", lambda x: x * [1, 2], (ROWS,)),
+    (CallError, "sub: an operand must be a tensor or a real number, got None of type NoneType", lambda x: None - x, (ROWS,)),
+    (CallError, "clamp: an operand must be a tensor or a real number, got 'a' of type str", lambda x: x.clamp("a"), (ROWS,)),
     # an index
-    (ShapeError, "argmax: takes one dim, got (1, 2)", lambda x: x.argmax((1, 2)), (ROWS,)),
+    (ShapeError, "argmax: expected one dim, got (1, 2)", lambda x: x.argmax((1, 2)), (ROWS,)),
 ]
 
 
@@ -173,7 +178,7 @@ def test_mistakes(error: type[Exception], message: str, call: Call, args: tuple[
 TRACED: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
     (
         ShapeError,
-        "cat of (3, r0, 4) and (3, r0): tensors must have as many dims, ragged ones in the same places",
+        "cat of (3, r0, 4) and (3, r0): tensors must have the same number of dims, and the same dims must be ragged",
         lambda x, y: torch.cat([x, y], 1),
         (ROWS, FLAT),
     ),

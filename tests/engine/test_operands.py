@@ -67,7 +67,7 @@ def test_floats_meet_integers_of_more_than_64_bits_as_floats(backend: str, monke
         wanted = (plain * 2.0**70, 2.0**70 - plain, plain > 0, plain, torch.tensor([2.0**70, 2.0, 3.0]))
         assert all(torch.equal(g.values, w) for g, w in zip(got, wanted, strict=True))
     for run in (lambda x: x + 10**400, jit(lambda x: x < 10**400)):
-        with pytest.raises(errors.DtypeError, match="a number of 1329 bits is larger than any"):
+        with pytest.raises(errors.DtypeError, match="no dtype can hold an integer of 1329 bits"):
             run(ragged())
 
 
@@ -80,7 +80,7 @@ def test_a_fill_that_the_dtype_cannot_hold(dtype: torch.dtype, number: float) ->
     plain = torch.tensor([1, 2, 3]).to(dtype)
     with pytest.raises((RuntimeError, OverflowError)):
         torch.full_like(plain, number)
-    with pytest.raises(errors.DtypeError, match="cannot be held by values of"):
+    with pytest.raises(errors.DtypeError, match="does not fit"):
         jit(lambda x: torch.full_like(x, number))(ragged(dtype))
     for fill in (2.5, True, 7):
         assert torch.equal(jit(lambda x, f=fill: torch.full_like(x, f))(ragged(dtype)).values, torch.full_like(plain, fill))
@@ -100,7 +100,7 @@ def test_truths_are_not_divided() -> None:
 def test_dtypes_that_programs_do_not_compute_with(dtype: torch.dtype) -> None:
     for call in (lambda x: x + 1, lambda x: x * x, torch.exp, lambda x: x.sum(1), lambda x: x == x):
         for run in (call, jit(call)):
-            with pytest.raises(errors.DtypeError, match="convert it before the call"):
+            with pytest.raises(errors.DtypeError, match="convert it first"):
                 run(ragged(dtype))
 
 
@@ -108,7 +108,7 @@ def test_dtypes_that_programs_do_not_compute_with(dtype: torch.dtype) -> None:
 def test_products_of_two_dtypes_are_refused(left: torch.dtype, right: torch.dtype) -> None:
     x = JaggedTensor.from_lengths(torch.ones(3, 2, dtype=left), ROWS)
     for run in (torch.matmul, jit(torch.matmul)):
-        with pytest.raises(errors.DtypeError, match="one dtype"):
+        with pytest.raises(errors.DtypeError, match="dtypes must be equal"):
             run(x, torch.ones(2, 2, dtype=right))
 
 

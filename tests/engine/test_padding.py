@@ -125,7 +125,7 @@ def test_a_dense_operand_of_another_length_is_refused() -> None:
 
 def test_mistakes() -> None:
     integers = JaggedTensor.from_lengths(torch.arange(11), LENGTHS)
-    with pytest.raises(DtypeError, match="cannot be held"):
+    with pytest.raises(DtypeError, match="does not fit"):
         jit(lambda x: x.to_padded(0.5))(integers)
     with pytest.raises(ShapeError, match="no ragged dim"):
         jit(lambda x: ops.to_padded(x.sum(1)))(integers)

@@ -156,12 +156,12 @@ def test_cross_entropy_of_awkward_rows() -> None:
 def test_cross_entropy_refuses() -> None:
     logits, wanted = _classes([2, 1])
     with pytest.raises(
-        ShapeError, match=r"cross_entropy of \(2, r0, 5\) and \(2, r0, 5\): classes are the last dim of the logits"
+        ShapeError, match=r"cross_entropy of \(2, r0, 5\) and \(2, r0, 5\): the last dim of the logits holds the classes"
     ):
         F.cross_entropy(logits, logits)
     with pytest.raises(DtypeError, match=r"gather: indices must be integers, got torch\.float32"):
         F.cross_entropy(logits, wanted.float())
-    with pytest.raises(ShapeError, match=r"weight must have one number for each of 5 classes, got \(4,\)"):
+    with pytest.raises(ShapeError, match=r"weight must have one value for each of 5 classes, got \(4,\)"):
         F.cross_entropy(logits, wanted, torch.ones(4))
     with pytest.raises(CallError, match=r"label_smoothing must be 0, got 0\.1"):
         F.cross_entropy(logits, wanted, label_smoothing=0.1)

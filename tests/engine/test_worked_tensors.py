@@ -376,7 +376,7 @@ class TestDims:
         on_rows(lambda x: back(ops.softmax(permuted(x), dim)), [r.softmax(1) for r in ROWS])
 
     def test_rows_stay_behind_their_component(self) -> None:
-        message = "permute: dim 1 of .* is ragged and must stay behind dim 0, which counts its rows"
+        message = "permute: dim 1 of .* is ragged and must stay after dim 0, which counts its rows"
         refused(ShapeError, message, lambda x, o: ops.permute(nested(x, o), 1, 0, 2), X, OFFSETS)
         refused(ShapeError, message, lambda x, o: ops.transpose(nested(x, o), 0, 1), X, OFFSETS)
         refused(
@@ -586,9 +586,9 @@ class TestNewLengths:
         agree(lambda x, o, g: nested(ops.slice(nested(x, o), 1, 1), g), want, X, OFFSETS, groups)
 
     def test_refused(self) -> None:
-        message = "pad: dim 0 of .* counts rows; cat with rows to add some"
+        message = "pad: dim 0 of .* counts rows; use cat to add rows"
         refused(ShapeError, message, lambda x, o: ops.pad(nested(x, o), 0, 1, 0), X, OFFSETS)
-        message = "pad: takes positions to add, got -1 and 0; use slice to take some away"
+        message = "pad: sizes must not be negative, got -1 and 0; use slice to remove positions"
         refused(ShapeError, message, lambda x, o: ops.pad(nested(x, o), 1, -1, 0), X, OFFSETS)
         message = "slice: dim 1 of .* has other rows inside its rows; slice along dim 2, or flatten the outer level first"
         groups = torch.tensor([0, 1, 3])
@@ -639,7 +639,7 @@ class TestCat:
             *args[:3],
             torch.tensor([0, 6]),
         )
-        message = "cat of .* and .*: tensors must have as many dims, ragged ones in the same places"
+        message = "cat of .* and .*: tensors must have the same number of dims, and the same dims must be ragged"
         refused(ShapeError, message, lambda x, o, y: ops.cat([nested(x, o), y], 1), X, OFFSETS, numbers(3, 2, 4))
         refused(ShapeError, "cat: needs at least one tensor", lambda x: ops.cat([]), X)
 
@@ -1187,7 +1187,7 @@ class TestOffsets:
             x, scores, one = f.input((10, 4), torch.float32), f.input((4,), torch.float32), f.input((), torch.int64)
             for given in ({}, {"offsets": None}):
                 with pytest.raises(
-                    ShapeError, match="as_nested: give offsets, or lengths, or starts and lengths; got none of them"
+                    ShapeError, match="as_nested: pass offsets, or lengths, or starts and lengths; got none of them"
                 ):
                     ops.as_nested(x, **given)  # type: ignore[arg-type]
             with pytest.raises(DtypeError, match=re.escape("as_nested: offsets must be int32 or int64, got torch.float32")):

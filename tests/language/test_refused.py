@@ -132,7 +132,7 @@ MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (part_of_a_tile, (X,), "depends on the block size"),
     (too_many_indices, (X,), "2 indices for 1 dims"),
     (index_by_floats, (X,), "whole numbers"),
-    (in_place, (X,), "do not change in place"),
+    (in_place, (X,), "cannot be changed in place"),
     (jagged_tile_without_rows, (X, torch.tensor([1, 2])), "dim of its rows"),
     (shape_that_changes, (X,), "the carried value acc has shape"),
     (fixed_lanes_meet_a_tile, (X,), "of no tile in another"),
@@ -181,7 +181,7 @@ def test_the_caret_is_under_the_expression() -> None:
     ],
 )
 def test_outside_of_a_kernel(call: Callable[[], Any]) -> None:
-    with pytest.raises(KernelError, match=r"hl\..* is for the inside of a function decorated with @serrate.kernel"):
+    with pytest.raises(KernelError, match=r"hl\..* can only be used inside a function decorated with @serrate.kernel"):
         call()
 
 

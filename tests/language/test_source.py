@@ -47,7 +47,7 @@ def test_from_exec_with_linecache() -> None:
 def test_without_a_source() -> None:
     space: dict[str, Any] = {"__name__": "cell"}
     exec(compile(TEXT, "<nowhere>", "exec"), space)
-    with pytest.raises(KernelError, match="the source of doubled is not to be found"):
+    with pytest.raises(KernelError, match="the source of doubled was not found"):
         space["doubled"](torch.arange(6))
     with pytest.raises(KernelError, match="defined with def, not lambda"):
         serrate.kernel(lambda x: x)(torch.arange(6))

@@ -280,7 +280,7 @@ def test_fill_must_fit_the_dtype(dtype: torch.dtype, fill: complex, fits: bool) 
     if fits:
         assert jt.to_padded(fill)[1, 0].item() == fill
     else:
-        with pytest.raises(DtypeError, match=r"fill=.* cannot be held by values of torch\."):
+        with pytest.raises(DtypeError, match=r"fill=.* does not fit torch\."):
             jt.to_padded(fill)
 
 

@@ -1,10 +1,10 @@
-"""The front end of tile kernels: what whoever runs a kernel's function needs, whatever it makes of it.
+"""The front end of tile kernels, shared by the interpreter and the compiler.
 
-In: a Python function with loops over tiles. Out: its tree, and the names that the function meets while it runs. The interpreter
-(`interpret/`) and the tracer of the compiler (`tiles/`) are two machines behind these names, and know nothing of each other.
+In: a Python function with loops over tiles. Out: its syntax tree, and the objects the function sees while it runs. The
+interpreter (`interpret/`) and the compiler's tracer (`tiles/`) are two machines that implement them, independently of each other.
 
-    source.py      the function as a tree, and functions of changed trees
-    machine.py     which machine is running, its block sizes, and the user's line for errors
-    values.py      what tiles and their values have of torch's tensors: operators, methods, indexing
-    vocabulary.py  which of torch's functions are part of the language, and what its indices, shapes and products may be
+source.py      the function's syntax tree, and functions compiled from rewritten trees
+machine.py     the current machine, its block sizes, and the user's line for errors
+values.py      the tensor interface of tiles and their values: operators, methods, indexing
+vocabulary.py  the torch functions in the language, and the rules for indices, shapes and products
 """

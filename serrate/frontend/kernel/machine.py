@@ -1,9 +1,9 @@
-"""Which machine runs a kernel's function, the block sizes it gives out, and the user's line.
+"""The machine that runs a kernel's function, its block sizes, and the user's line.
 
-In: a machine, made the current one with `running`. Out: `current()`, which the names of `serrate.language` ask, and `refuse`,
-which raises with the user's line.
+In: a machine, made current with `running`. Out: `current()`, which `serrate.language` dispatches to, and `refuse`, which raises
+with the user's line.
 
-A machine has a method for everything that the language says: `call` for torch's functions, `load` and `store`, `ranges`,
+A machine has a method for every construct of the language: `call` for torch's functions, `load` and `store`, `ranges`,
 `jagged_range`, `full`, `arange`, `number`, `block_size`, `dot`, `associative_scan`, `fill`.
 """
 
@@ -25,11 +25,11 @@ TORCH = str(Path(torch.__file__).parent)
 
 
 BlockSite = tuple[CodeType, int, int]
-"""Where in the code a block size is asked for, and which one of that place."""
+"""Where in the code a block size is requested, and which one at that place."""
 
 
 class NamedBlock:
-    """The lanes of a block size, compared by identity; it prints as the place that asked for them."""
+    """The lanes of a block size, compared by identity; prints as the place that requested them."""
 
     __slots__ = ("what",)
 
@@ -41,7 +41,7 @@ class NamedBlock:
 
 
 class BlockSize(int):
-    """A block size that knows the axis its lanes belong to: what `hl.register_block_size` and `tile.block_size` give."""
+    """A block size that knows the axis of its lanes: returned by `hl.register_block_size` and `tile.block_size`."""
 
     axis: Any
     tile: Any
@@ -53,7 +53,7 @@ class BlockSize(int):
 
 
 class BlockSizes:
-    """The block sizes of one call of a kernel, given out in the order in which they are first asked for."""
+    """The block sizes of one kernel call, assigned in the order of first request."""
 
     depth = 0
     """How many loops over tiles are open."""
@@ -61,19 +61,19 @@ class BlockSizes:
     def __init__(self, blocks: tuple[int | None, ...], block: int | str) -> None:
         self.blocks = blocks
         self.block = block
-        """The size where the configuration has none: a number, or "whole" for the extent of the loop."""
+        """The default size: a number, or "whole" for the extent of the loop."""
         self.sites: dict[BlockSite, int] = {}
         self.taken = 0
 
     def registered(self, frame: FrameType) -> BlockSite:
-        """The place of a `hl.register_block_size`. Outside of loops over tiles each time that it runs is another block size."""
+        """The place of an `hl.register_block_size`. Outside of loops over tiles, every execution is a separate block size."""
         count = 0
         while not self.depth and (frame.f_code, frame.f_lasti, count) in self.sites:
             count += 1
         return (frame.f_code, frame.f_lasti, count)
 
     def block_of(self, site: BlockSite, extent: int) -> int:
-        """The block size of one dim of one `hl.tile`: given by the configuration in the order in which they first run.
+        """The block size of one dim of one `hl.tile`, taken from the configuration in order of first execution.
 
         >>> BlockSizes((4,), "whole").block_of((compile("1", "", "eval"), 0, 0), 100)
         4
@@ -92,15 +92,15 @@ _current: ContextVar[Any] = ContextVar("serrate_kernel_machine", default=None)
 
 
 def current(what: str) -> Any:
-    """The machine that is running; raises where there is none, naming what was asked for."""
+    """The current machine; if there is none, raises and names the construct that needs it."""
     machine = _current.get()
     if machine is None:
-        raise KernelError(f"{what} is for the inside of a function decorated with @serrate.kernel, and was called outside of one")
+        raise KernelError(f"{what} can only be used inside a function decorated with @serrate.kernel")
     return machine
 
 
 def user_frame() -> FrameType | None:
-    """The innermost frame that is neither torch's nor ours."""
+    """The innermost frame outside torch and serrate."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((*OURS, TORCH)):
         frame = frame.f_back
@@ -108,14 +108,14 @@ def user_frame() -> FrameType | None:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """File, line and text of what a frame is doing, with a caret under it."""
+    """File, line and text of the code a frame is executing, with carets under it."""
     if frame is None:
         return ""
     return line_at(frame.f_code, frame.f_lasti)
 
 
 def line_at(code: CodeType, at: int) -> str:
-    """The same for a place in code: what `line_of` shows of a frame that is gone."""
+    """The same for a place in code, for frames that are gone."""
     positions = list(code.co_positions())
     line, end_line, start, end = positions[at // 2] if at // 2 < len(positions) else (None, None, None, None)
     line = line or code.co_firstlineno
@@ -137,12 +137,12 @@ def line_at(code: CodeType, at: int) -> str:
 
 
 def refuse(message: str, kind: type[SerrateError] = KernelError) -> NoReturn:
-    """Raises, with the user's line under a caret."""
+    """Raises `KernelError` with the user's line."""
     raise kind(message + line_of(user_frame()))
 
 
 class running:
-    """Makes a machine the current one for a while."""
+    """Makes a machine current within a context."""
 
     def __init__(self, machine: Any) -> None:
         self._machine = machine

@@ -1,6 +1,6 @@
-"""A kernel's function as a tree: its own text, which names its statements read and write, and a function of a changed tree.
+"""A kernel's syntax tree: the names its statements read and write, and functions compiled from rewritten trees.
 
-In: a Python function. Out: its syntax tree, and functions made of trees, with line numbers that are the user's.
+In: a Python function. Out: its syntax tree, and functions compiled from trees, with the user's line numbers.
 
 A name is carried by a loop if an iteration may read it before writing it, and may write it.
 """
@@ -16,24 +16,24 @@ from typing import Any
 from serrate.errors import KernelError
 
 LOCALS = "__serrate_locals__"
-"""Python's `locals`, which the user may have another use for."""
+"""Python's `locals`, a name that the user may redefine."""
 
 
 def parsed(function: Callable[..., Any]) -> tuple[ast.FunctionDef, int, range]:
-    """The tree of a function without decorators and annotations, how far its lines are from the file's, and these lines."""
+    """The tree of a function without decorators and annotations, its line offset in the file, and its source lines."""
     if not isinstance(function, types.FunctionType):
         raise KernelError(f"@serrate.kernel takes a plain function, not a {type(function).__name__}")
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-        raise KernelError(f"@serrate.kernel takes a function that returns: {function.__name__} is a generator or async")
+        raise KernelError(f"@serrate.kernel takes a plain function: {function.__name__} is a generator or async")
     try:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
         raise KernelError(
-            f"the source of {function.__name__} is not to be found, and a kernel is compiled from its source: "
-            "define it in a file or notebook, or put the text that you exec into linecache.cache "
-            "under the filename it is compiled with"
+            f"the source of {function.__name__} was not found, and a kernel is compiled from its source: "
+            "define it in a file or notebook, or register the text you exec in linecache.cache "
+            "under its filename"
         ) from None
-    # An indented function stays where it is, so that columns in messages are right.
+    # An indented function is not dedented, so that columns in messages are right.
     text, offset = "if True:\n" + "".join(lines), first - 2
     if not lines[0][:1].isspace():
         text, offset = "".join(lines), first - 1
@@ -57,7 +57,7 @@ def parsed(function: Callable[..., Any]) -> tuple[ast.FunctionDef, int, range]:
 
 
 def rebuilt(function: types.FunctionType, tree: ast.FunctionDef, given: Mapping[str, Any]) -> types.FunctionType:
-    """A function of this tree with the original's globals and cells, and some names of ours. It has no defaults yet."""
+    """Compiles this tree with the original's globals and cells, plus some names of ours. Defaults are not set."""
     given = {**given, LOCALS: locals}
     free = function.__code__.co_freevars
     own = {a.arg for a in tree.args.kwonlyargs}
@@ -75,7 +75,7 @@ def rebuilt(function: types.FunctionType, tree: ast.FunctionDef, given: Mapping[
 
 
 def with_defaults(made: types.FunctionType, like: types.FunctionType) -> types.FunctionType:
-    """The function, with another's defaults."""
+    """The function, with the defaults of another."""
     made.__defaults__, made.__kwdefaults__ = like.__defaults__, like.__kwdefaults__
     return made
 
@@ -85,7 +85,7 @@ def _inner(code: types.CodeType, name: str) -> types.CodeType:
 
 
 def carried_names(loop: ast.For | ast.While) -> dict[str, ast.stmt]:
-    """The names whose value one iteration may hand to the next, each with a statement that writes it.
+    """The names that a loop may carry from one iteration to the next, each with a statement that writes it.
 
     >>> tree = ast.parse("for i in r:\\n    x = f(i)\\n    acc = acc + x\\n    if x: last = x").body[0]
     >>> list(carried_names(tree))
@@ -106,7 +106,7 @@ def carried_names(loop: ast.For | ast.While) -> dict[str, ast.stmt]:
 
 
 def every_statement(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements and those inside them, but not those of functions and classes."""
+    """Statements and their nested statements, but not those inside functions and classes."""
     for statement in body:
         yield statement
         for name in ("body", "orelse", "finalbody"):
@@ -117,7 +117,7 @@ def every_statement(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def names_written(statement: ast.stmt) -> set[str]:
-    """The names that a statement itself writes, without those of statements inside it."""
+    """The names that a statement itself writes, excluding nested statements."""
     if isinstance(statement, ast.Assign):
         parts: list[ast.AST] = list(statement.targets)
     elif isinstance(statement, (ast.AugAssign, ast.AnnAssign, ast.For)):
@@ -131,19 +131,19 @@ def names_written(statement: ast.stmt) -> set[str]:
 
 
 def _own(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The expressions of a statement, without statements inside it."""
+    """The expressions of a statement, excluding nested statements."""
     for child in ast.iter_child_nodes(statement):
         if isinstance(child, ast.expr):
             yield from ast.walk(child)
 
 
 def names_read(node: ast.AST) -> set[str]:
-    """The names that an expression or a statement reads, with everything inside it."""
+    """The names that an expression or a statement reads, including nested ones."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
 def read_first(body: list[ast.stmt], written: set[str]) -> tuple[set[str], set[str]]:
-    """The names that may be read before they are written, and those that are written for sure."""
+    """The names that may be read before they are written, and those that are definitely written."""
     exposed: set[str] = set()
     written = set(written)
     for s in body:

@@ -1,6 +1,6 @@
-"""What tiles and their values have of torch's tensors: operators, methods and indexing, whoever runs the kernel.
+"""The tensor interface of tiles and their values: operators, methods and indexing.
 
-In: what the user writes. Out: a call of the current machine, which decides what it means.
+In: operations that the user writes. Out: calls of the current machine, which gives them meaning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Lanes(LaneKey):
     """Operators, methods and indexing, for tiles and for values."""
 
     def __index__(self) -> int:
-        refuse("a tile is not one number: use tile.begin, tile.index or tile.id")
+        refuse("a tile is not a scalar: use tile.begin, tile.index or tile.id")
 
     @classmethod
     def __torch_function__(
@@ -75,7 +75,7 @@ class Lanes(LaneKey):
 
 
 class TorchLike(Lanes):
-    """What values and tensors have of torch's tensors, beside operators."""
+    """The tensor interface of values and tensors, besides operators."""
 
     __slots__ = ()
     shape: Any
@@ -86,7 +86,7 @@ class TorchLike(Lanes):
         return self.ndim  # type: ignore[no-any-return]
 
     def size(self, dim: int | None = None) -> Any:
-        """The number of lanes of a dim, or of all."""
+        """The number of lanes in a dim, or in all dims."""
         return self.shape if dim is None else self.shape[dim]
 
     @property
@@ -111,16 +111,16 @@ class TorchLike(Lanes):
         return called(torch.Tensor.__getitem__, self, key)
 
     def __setitem__(self, key: Any, x: Any) -> None:
-        refuse("a value of a tile cannot be written in part: use torch.where, or store to a tensor of the host")
+        refuse("items of a tile value cannot be assigned: use torch.where, or store to a tensor made outside the loops")
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(torch.Tensor, name, None)
         if method is None or name.startswith("__"):
-            raise AttributeError(f"a value of a tile has no attribute {name!r}")
+            raise AttributeError(f"a tile value has no attribute {name!r}")
         return lambda *args, **kwargs: called(method, self, *args, **kwargs)
 
     def __iter__(self) -> Any:
-        refuse("lanes of a tile are not run over one by one: use a loop over hl.tile(..., block_size=1) or hl.grid")
+        refuse("lanes of a tile cannot be iterated over: loop over hl.tile(..., block_size=1) or hl.grid")
 
 
 class Tile(Lanes):

@@ -1,6 +1,6 @@
-"""What a kernel may say: torch's functions by name, and the forms of its indices, shapes and products.
+"""The vocabulary of kernels: torch's functions by name, and the rules for indices, shapes and products.
 
-In: what the user wrote. Out: the same in one form, or a refusal with the user's line. No values are looked at.
+In: what the user wrote. Out: its normal form, or an error with the user's line. Values are not inspected.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ALIASES = {
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name that a torch function, method or operator goes by here.
+    """The canonical name of a torch function, method or operator.
 
     >>> name_of(torch.Tensor.__and__), name_of(torch.exp)
     ('bitwise_and', 'exp')
@@ -54,9 +54,9 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def instead(name: str) -> str:
-    """What to write for a function that tiles do not take."""
+    """What to write instead of a function that tiles do not support."""
     if name.endswith("_"):
-        return f"values of a tile do not change in place, so write x = x.{name[:-1]}(...)"
+        return f"tile values cannot be changed in place; write x = x.{name[:-1]}(...)"
     known = {
         "einsum": "use @, permute and sum",
         "cat": "store each part to a tensor made before the loop",
@@ -69,7 +69,7 @@ def instead(name: str) -> str:
 
 
 def expand_keys(key: Any, count: int) -> list[Any]:
-    """The keys of an index, one for each of `count` dims and further Nones; an ellipsis and missing ones become slices."""
+    """The keys of an index, one per dim plus any Nones; an ellipsis and missing keys become slices."""
     keys = list(key) if isinstance(key, (tuple, list)) else [key]
     used = sum(k is not None and k is not Ellipsis for k in keys)
     if used > count:
@@ -80,7 +80,7 @@ def expand_keys(key: Any, count: int) -> list[Any]:
 
 
 def regroup(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Which dims of a shape become which dims of another: the smallest runs that hold equally many elements.
+    """Which dims of a shape become which dims of another: the smallest runs with equally many elements.
 
     >>> regroup([2, 3, 8], [2, 3, 4, 2])
     [([0], [0]), ([1], [1]), ([2], [2, 3])]
@@ -97,7 +97,7 @@ def regroup(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
     i = j = 0
     while i < len(old) or j < len(new):
         left, right = [i] if i < len(old) else [], [j] if j < len(new) else []
-        # A dim of size 1 that has no partner comes or goes alone.
+        # A dim of size 1 without a partner is added or removed on its own.
         if left and right and 1 in (old[i], new[j]) and old[i] != new[j]:
             left, right = ([], right) if new[j] == 1 else (left, [])
         i, j = i + len(left), j + len(right)
@@ -113,10 +113,10 @@ def regroup(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
 
 
 def product_dtype(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    """What a product of two dtypes is carried in. They must be one, as in torch; but what was computed from sixteen bits is
-    float32, and meets them again."""
+    """The dtype in which a matrix product of two dtypes accumulates. They must be equal, as in torch, except that values computed
+    from 16-bit floats are float32, and may be multiplied with 16-bit ones."""
     if torch.bool in (a, b):
-        refuse("a product takes numbers, got bools: convert them first, with .to(torch.float32)")
+        refuse("a matrix product of bools is not supported: convert them first, with .to(torch.float32)")
     if a != b and {a, b} not in ({torch.float32, torch.float16}, {torch.float32, torch.bfloat16}):
-        refuse(f"a product of {a} and {b}: both must have one dtype; convert one of them, with .to(...)")
+        refuse(f"a matrix product of {a} and {b}: dtypes must be equal; convert one of them, with .to(...)")
     return carried_dtype(a if a == b else torch.float32) if a.is_floating_point else torch.int64

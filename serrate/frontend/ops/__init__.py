@@ -1,8 +1,8 @@
 """Operations on the tensors of a fusion: what `serrate.ops` offers and what tracing records.
 
-In: `TensorView`s and Python numbers. Out: new `TensorView`s; each call adds definitions to the fusion. One module for each
-kind of operation; this one gathers their names. While a function is traced, they take torch's own tensors too: those become
-inputs of what is traced.
+In: `TensorView`s and Python numbers. Out: new `TensorView`s; each call adds definitions to the fusion. There is one module for
+each kind of operation; this one collects their names. While a function is traced they also accept plain tensors, which become
+inputs of the trace.
 """
 
 import functools

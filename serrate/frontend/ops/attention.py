@@ -1,6 +1,6 @@
-"""Attention of sequences of different lengths, each to itself or to another: nothing is padded.
+"""Self- and cross-attention over sequences of different lengths, without padding.
 
-In: queries, keys and values, `[..., rows, features]`. Out: one row of features for each query.
+In: queries, keys and values, `[..., rows, features]`. Out: one row of features per query.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from serrate.ir.view import TensorView
 def attention(
     query: TensorView, key: TensorView, value: TensorView, *, is_causal: bool = False, scale: Number | None = None
 ) -> TensorView:
-    """`softmax(query @ keyᵀ * scale) @ value` within each sequence; `scale` is `1 / sqrt(features)` unless it is given.
+    """`softmax(query @ keyᵀ * scale) @ value` within each sequence; `scale` defaults to `1 / sqrt(features)`.
 
-    The ragged dim is the one before the last; the dims before it, heads and sequences, are in all three the same. Queries
-    may have other lengths than keys. With `is_causal`, query number `i` sees the keys up to number `i`.
+    The ragged dim is the second to last; the dims before it, heads and sequences, are the same in all three. Queries and keys may
+    have different lengths. With `is_causal`, query `i` sees keys `0` to `i`.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -44,9 +44,9 @@ def attention(
     for name, x in (("query", query), ("key", key), ("value", value)):
         _check(name, x)
     if not query.dtype == key.dtype == value.dtype:
-        raise DtypeError(f"attention: all must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}")
+        raise DtypeError(f"attention: dtypes must be equal, got {query.dtype}, {key.dtype} and {value.dtype}")
     if not query.ndim == key.ndim == value.ndim:
-        raise ShapeError(f"attention: all must have as many dims, got {query.ndim}, {key.ndim} and {value.ndim}")
+        raise ShapeError(f"attention: numbers of dims must be equal, got {query.ndim}, {key.ndim} and {value.ndim}")
     fusion, dtype = query.fusion, floating("attention", query)
     state = carried_dtype(dtype)
     *leading, queries, features = query.domains
@@ -78,7 +78,7 @@ def attention(
 
 
 def _check(name: str, x: TensorView) -> None:
-    """The ragged dim must be the one before the last; where it is another, says which order of dims makes it that."""
+    """Raises unless the ragged dim is the second to last; the message says how to permute the dims."""
     ragged = [k for k, d in enumerate(x.domains) if d.is_ragged]
     if ragged == [x.ndim - 2]:
         return
@@ -89,9 +89,9 @@ def _check(name: str, x: TensorView) -> None:
     others = [k for k in range(x.ndim) if k != ragged[0]]
     component = next((k for k in others if x.domains[k].pairing is not None), others[0])
     heads = [k for k in others[:-1] if k != component]
-    # What stands between sequences and their rows has no place in values, so heads come first.
+    # A dim between sequences and their rows cannot be stored in values, so heads come first.
     order = (*heads, component, ragged[0], others[-1])
     raise ShapeError(
-        f"attention: dim {ragged[0]} of {name} is the ragged one and must be the one before the last: use "
+        f"attention: dim {ragged[0]} of {name} is ragged and must be the second to last: use "
         f"{name}.permute{order}, which is [{', '.join(str(x.shape[k]) for k in order)}], and permute the result back"
     )

@@ -1,7 +1,7 @@
-"""Block permutations: whole rows change places, because what counts them does.
+"""Block permutations: the dims that index rows change order, and whole rows move.
 
-In: a `TensorView` whose rows are counted by two dims or more (source ranks of experts). Out: the same rows under the same dims in
-another order, or under one of them alone; data moves.
+In: a `TensorView` whose rows are indexed by two dims or more (experts and source ranks). Out: the same rows under the same dims
+in another order, or under one of them alone; data moves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from serrate.ir.view import TensorView
 def regroup(x: TensorView, group_dim: int = 0, component_dim: int = 1, ragged_dim: int = 2) -> TensorView:
     """[group, component, rows of each] -> [component, rows of all groups]: a block permutation, which moves data.
 
-    Every group must have as many components; of nested rows that is asked when the program is called.
+    Every group must have the same number of components; for nested rows this is checked at each call.
 
     >>> import torch
     >>> from serrate import ir, ops
@@ -49,25 +49,25 @@ def regroup(x: TensorView, group_dim: int = 0, component_dim: int = 1, ragged_di
     component, joined = domain_regroup(x.domains[g], x.domains[c], x.domains[r])
     logical = [joined if k == r else component if k == c else d for k, d in enumerate(x.domains) if k != g]
     out = x.fusion.tensor(x.dtype, logical)
-    # Runs over the old rows: each is one piece in both orders.
+    # Iterates over the old rows: each is contiguous in both orders.
     return x.fusion.define([out], x.domains, Store(out, tuple(logical), x.at(x.domains)))[0]
 
 
 def permute(x: TensorView, *dims: int) -> TensorView:
-    """The dims of `x` in another order. A ragged dim stays behind the dim of its components.
+    """The dims of `x` in another order. A ragged dim must stay after the dim of its components.
 
-    No data moves, unless dims that count the same rows change places (source ranks of experts): then whole rows do, and every
-    component must have as many parts.
+    No data moves, unless two dims that index the same rows are swapped (experts and source ranks): then whole rows move, and
+    every component must have the same number of parts.
     """
     order = [dim_of("permute", x, d) for d in (dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims)]
     if sorted(order) != list(range(x.ndim)):
         raise ShapeError(f"permute: expected every dim of {x.ndim} once, got {order}")
     for k, dim in enumerate(order):
         behind = next((c for c in counting(x, dim) if c in order[k + 1 :]), None)
-        # Dims that count the same rows may change places; the rows themselves stay behind all of them.
+        # Dims that index the same rows may be swapped; the rows must stay after all of them.
         if behind is not None and not counted(x, dim):
             raise ShapeError(
-                f"permute: dim {dim} of {shown(x)} is ragged and must stay behind dim {behind}, which counts its rows; got the "
+                f"permute: dim {dim} of {shown(x)} is ragged and must stay after dim {behind}, which counts its rows; got the "
                 f"order {tuple(order)}"
             )
     moved, changed = _moved_blocks(x, order)
@@ -75,7 +75,7 @@ def permute(x: TensorView, *dims: int) -> TensorView:
 
 
 def transpose(x: TensorView, dim0: int, dim1: int) -> TensorView:
-    """Two dims of `x` exchanged; data moves only where both count rows, and then as whole rows."""
+    """Swaps two dims of `x`; data moves only if both index rows, and then as whole rows."""
     a, b = dim_of("transpose", x, dim0), dim_of("transpose", x, dim1)
     order = list(range(x.ndim))
     order[a], order[b] = b, a
@@ -83,7 +83,7 @@ def transpose(x: TensorView, dim0: int, dim1: int) -> TensorView:
 
 
 def _moved_blocks(x: TensorView, order: Sequence[int]) -> tuple[TensorView, bool]:
-    """`x` with its dims in another order, if that changes the order of dims that count rows; and whether it does."""
+    """`x` with its dims in another order, if that reorders dims that index rows; and whether it does."""
     changed = False
     for r in range(x.ndim):
         if not x.domains[r].is_ragged or counted(x, r):
@@ -98,7 +98,7 @@ def _moved_blocks(x: TensorView, order: Sequence[int]) -> tuple[TensorView, bool
 
 
 def _moved(x: TensorView, r: int, counts: Sequence[int]) -> TensorView:
-    """The rows of dim `r` where those are that are counted in the order of `counts`."""
+    """The rows of dim `r`, reordered so that they are indexed by `counts` in that order."""
     rows = x.domains[r]
     assert isinstance(rows, RaggedIterDomain)
     owner, order = rows.component.uid, [x.domains[d] for d in counts]
@@ -108,7 +108,7 @@ def _moved(x: TensorView, r: int, counts: Sequence[int]) -> TensorView:
 
 
 def equal_parts(name: str, x: TensorView, r: int) -> TensorView:
-    """`x` seen so that dims which count the rows of dim `r` are regular; that parts are equally many is asked when called."""
+    """`x` viewed so that the dims that index the rows of dim `r` are regular; equal numbers of parts are checked at each call."""
     counts = counting(x, r)
     if not any(x.domains[k].is_ragged for k in counts):
         return x
@@ -116,7 +116,7 @@ def equal_parts(name: str, x: TensorView, r: int) -> TensorView:
     fusion, logical = x.fusion, list(x.domains)
     owner = x.domains[counts[0]]
     if owner.is_ragged or counts != list(range(counts[0], counts[-1] + 1)):
-        raise ShapeError(f"{name}: dims {counts} of {shown(x)} count rows and must stand side by side, the outermost first")
+        raise ShapeError(f"{name}: dims {counts} of {shown(x)} count rows and must be adjacent, outermost first")
     for k in counts[1:]:
         part = x.domains[k]
         if not isinstance(part, RaggedIterDomain):
@@ -135,7 +135,7 @@ def equal_parts(name: str, x: TensorView, r: int) -> TensorView:
 
 
 def _owned_by(owner: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIterDomain:
-    """The same rows, in the same order, of another component that counts as many."""
+    """The same rows, in the same order, under another component of the same extent."""
     return RaggedIterDomain(
         rows.extent_expr,
         name=name,
@@ -150,5 +150,7 @@ def _owned_by(owner: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIte
 def _require_equally_many(name: str, x: TensorView, dim: int, part: RaggedIterDomain, size: Expr) -> None:
     count = part.component.extent_expr
     equal = Array(f"equal({size}, {count})", recipe=RunningSum(size, COORDINATE, count))
-    what = f"{name}: every row must have as many parts in dim {dim} of {shown(x, later=True)}: its parts and equal ones"
+    what = (
+        f"{name}: every row must have the same number of parts in dim {dim} of {shown(x, later=True)}: its parts and equal ones"
+    )
     x.fusion.checks.append(Equal(offsets_array(part), equal, what))

@@ -1,4 +1,4 @@
-"""What all operations share: operands, dims, dtypes, and checks that wait for a call.
+"""Helpers shared by all operations: operands, dims, dtypes, and checks made at each call.
 
 In: operands of any operation. Out: their fusion, normalised dims, and the checks recorded with the fusion.
 """
@@ -35,31 +35,31 @@ def fusion_of(*operands: object) -> Fusion:
 
 
 class Lifted(TensorView):
-    """A Python number that a program reads from memory, so that it can be another one in the next call."""
+    """A Python number that a program reads from memory, so that it may change between calls."""
 
     __slots__ = ()
 
 
 def stand_in(operand: Operand) -> Any:
-    """Something torch computes result dtypes from: a tensor of ones with as many dims, or the number itself."""
+    """A stand-in from which torch computes result dtypes: a tensor of ones with as many dims, or the number itself."""
     if isinstance(operand, Lifted):
         return 1.0 if operand.dtype.is_floating_point else 1
     if isinstance(operand, Size):
         return 1
     if isinstance(operand, torch.Tensor) and not isinstance(operand, TensorView):
-        # Its numbers would become part of the program, which would not see them change, nor hand it a gradient.
+        # Its contents would be baked into the program, which would neither see them change nor pass on gradients.
         raise TraceError(
-            f"a {operand.dtype} tensor of shape {tuple(operand.shape)} is used that is no argument of the traced function: "
-            "give it as an argument, or use a plain number"
+            f"a {operand.dtype} tensor of shape {tuple(operand.shape)} is not an argument of the traced function: "
+            "pass it as an argument, or use a plain number"
         )
     if isinstance(operand, TensorView):
-        # Not on the meta device: torch's functions there import its compiler, which takes seconds.
+        # Not on the meta device, where torch's functions import its compiler, which takes seconds.
         return torch.ones((2,) * operand.ndim, dtype=operand.dtype, device="cpu")
     if isinstance(operand, complex | str) or not hasattr(operand, "__float__") or getattr(operand, "ndim", None):
-        raise NoOperand(f"ragged tensors meet tensors and real numbers, got {described(operand)}")
+        raise NoOperand(f"an operand must be a tensor or a real number, got {described(operand)}")
     if isinstance(operand, int) and abs(operand) > sys.float_info.max:
-        raise DtypeError(f"a number of {operand.bit_length()} bits is larger than any that a dtype can hold")
-    # Integers that torch cannot hold, or cannot divide by, promote as others do.
+        raise DtypeError(f"no dtype can hold an integer of {operand.bit_length()} bits")
+    # Integers that torch cannot hold, or cannot divide by, promote like any other.
     odd = isinstance(operand, int) and not isinstance(operand, bool) and (operand == 0 or not fits(operand, torch.int64))
     return 1 if odd else operand
 
@@ -70,19 +70,19 @@ def fits(number: int, dtype: torch.dtype) -> bool:
 
 
 def described(operand: object) -> str:
-    """An operand that is none, for a message."""
+    """Describes an invalid operand, for a message."""
     if type(operand).__module__ == "numpy":
-        return f"a numpy {type(operand).__name__} of {getattr(operand, 'dtype', '?')}; torch.from_numpy makes a tensor of it"
+        return f"a numpy {type(operand).__name__} of {getattr(operand, 'dtype', '?')}; convert it with torch.from_numpy"
     return f"{operand!r} of type {type(operand).__name__}"
 
 
 def python_number(operand: Any) -> Any:
-    """numpy's numbers as Python's, which promote alike; anything else as it is."""
+    """numpy scalars as Python numbers, which promote alike; anything else unchanged."""
     return operand.item() if type(operand).__module__ == "numpy" and getattr(operand, "ndim", None) == 0 else operand
 
 
 def torch_dtype(function: Callable[..., Any], *operands: Operand) -> torch.dtype:
-    """The dtype that torch's function gives for such operands; `DtypeError` where it does not take them."""
+    """torch's result dtype for such operands; `DtypeError` if torch rejects them."""
     try:
         found = function(*map(stand_in, operands))
     except RuntimeError as error:
@@ -91,18 +91,18 @@ def torch_dtype(function: Callable[..., Any], *operands: Operand) -> torch.dtype
 
 
 def is_number(operand: Operand) -> bool:
-    """Whether an operand is a number, in the program or read by it, and has no say in the dtype of a result."""
+    """Whether an operand is a scalar, compiled in or read from memory, that does not affect the result's dtype."""
     return isinstance(operand, Lifted | Size) or not isinstance(operand, TensorView)
 
 
 class NoOperand(CallError):
-    """Something that is neither a tensor nor a number, where an operation takes one of them."""
+    """An operand that is neither a tensor nor a number."""
 
 
 def dim_of(function: str, x: TensorView, dim: int) -> int:
-    """A dim counted from the start; `function` is who asks, for the message."""
+    """A dim counted from the start; `function` names the caller in the message."""
     if not isinstance(dim, int):
-        raise CallError(f"{function}: a dim is an int, got {dim!r} of type {type(dim).__name__}")
+        raise CallError(f"{function}: a dim must be an int, got {dim!r} of type {type(dim).__name__}")
     if not -x.ndim <= dim < x.ndim:
         there = f"dims 0 to {x.ndim - 1}, or {-x.ndim} to -1 from the end" if x.ndim else "no dims"
         raise ShapeError(f"{function}: dim {dim} does not exist: a tensor of shape {shown(x)} has {there}")
@@ -110,7 +110,7 @@ def dim_of(function: str, x: TensorView, dim: int) -> int:
 
 
 def dims_of(function: str, x: TensorView, dim: Dims | None) -> tuple[int, ...]:
-    """Dims counted from the start, each once; all of them where none is named."""
+    """Dims counted from the start, without repeats; all dims if none is given."""
     several = isinstance(dim, Sequence) and not isinstance(dim, str)
     if dim is None or (several and not dim):
         return tuple(range(x.ndim))
@@ -120,12 +120,12 @@ def dims_of(function: str, x: TensorView, dim: Dims | None) -> tuple[int, ...]:
 
 def floating(name: str, x: TensorView) -> torch.dtype:
     if not x.dtype.is_floating_point:
-        raise DtypeError(f"{name}: takes floating point, got {x.dtype}; convert it first, with .float()")
+        raise DtypeError(f"{name}: needs a floating-point dtype, got {x.dtype}; convert it first, with .float()")
     return x.dtype
 
 
 def require_equal(fusion: Fusion, what: str, a: IterDomain, b: IterDomain, later: str | None = None) -> None:
-    """Raises unless two dims have one size; `later` is what messages of later calls say instead of `what`."""
+    """Raises unless two dims have equal sizes; `later` replaces `what` in messages of later calls."""
     if not equal_now(fusion, a, b):
         raise ShapeError(f"{what} differ: {size_shown(fusion, a)} and {size_shown(fusion, b)}")
     if a.extent_expr is not b.extent_expr:
@@ -136,11 +136,11 @@ def require_equal(fusion: Fusion, what: str, a: IterDomain, b: IterDomain, later
 
 
 def row_of(x: TensorView, dim: int) -> Place | None:
-    """Which row of ragged dim `dim` an element of `x` lies in: an expression over the indices of the dims that own the rows.
+    """The row of ragged dim `dim` that an element of `x` lies in: an expression over the indices of the dims that own the rows.
 
-    This is the one rule of ownership: a row is found by the index of its component, and that index follows from dims of `x`. They
-    are the component itself, domains it was merged from (experts > ranks > tokens), or the parts that it was partitioned into
-    (documents > sentences > words). None where `dim` is regular, or dims that own its rows are not among those of `x`.
+    This is the one rule of ownership: the index of the component selects the row, and is computed from dims of `x`. Those are the
+    component itself, domains it was merged from (experts > ranks > tokens), or the parts that it was partitioned into
+    (documents > sentences > words). None if `dim` is regular, or if `x` lacks the dims that own its rows.
     """
     rows = x.domains[dim]
     return _index_of(x, rows.component) if isinstance(rows, RaggedIterDomain) else None
@@ -152,7 +152,7 @@ def _index_of(x: TensorView, component: IterDomain) -> Place | None:
     made = component.definition
     if isinstance(made, Merge):
         return _follows(made, [(d, _index_of(x, d)) for d in made.inputs], made.to_outputs)
-    # Sentences of documents: what counts words was partitioned itself.
+    # Sentences of documents: the component that indexes words was itself partitioned.
     for part in x.domains:
         made = part.definition
         if isinstance(part, RaggedIterDomain) and isinstance(made, Partition) and made.inputs[0].uid == component.uid:
@@ -172,12 +172,12 @@ def _follows(
 
 
 def counting(x: TensorView, dim: int) -> list[int]:
-    """The dims of `x` that own the rows of ragged dim `dim`, outermost first; together they say which row is meant."""
+    """The dims of `x` that own the rows of ragged dim `dim`, outermost first; together they select the row."""
     row = row_of(x, dim)
     places = {d.uid: k for k, d in enumerate(x.domains)}
     return [] if row is None else [places[d.uid] for d in row.domains]
 
 
 def counted(x: TensorView, dim: int) -> list[int]:
-    """The ragged dims of `x` whose rows dim `dim` owns, alone or with others."""
+    """The ragged dims of `x` whose rows dim `dim` owns, alone or together with others."""
     return [k for k in range(x.ndim) if dim in counting(x, k)]

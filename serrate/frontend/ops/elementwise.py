@@ -1,4 +1,4 @@
-"""Elementwise operations, with broadcasting and torch's result dtypes (asked of torch on empty tensors).
+"""Elementwise operations, with broadcasting and torch's result dtypes.
 
 In: `TensorView`s and Python numbers. Out: a `TensorView` with the structure of its ragged operands.
 """
@@ -19,14 +19,14 @@ from serrate.ir.view import Size, TensorView
 
 
 def elementwise(name: str, dtype: torch.dtype, *operands: Operand, compute: torch.dtype | None = None) -> TensorView:
-    """Records `name` over broadcast operands. `compute` is the dtype arguments are brought to first, if they differ."""
+    """Records `name` over broadcast operands. `compute` is the dtype that arguments are cast to first, if they differ."""
     fusion = fusion_of(*operands)
     views = [o for o in operands if isinstance(o, TensorView)]
     domains, indices = broadcast(fusion, name, views)
     places = iter(indices)
     values = [v.at(next(places)) if isinstance(v, TensorView) else number(name, v, compute or dtype) for v in operands]
     if compute is not None:
-        # A number, also one in a tensor without dims, is as exact as the arithmetic, not as the tensors it meets.
+        # A scalar, even in a 0-dim tensor, has the precision of the arithmetic, not of the tensors it is combined with.
         exact = carried_dtype(compute)
         alone = [isinstance(o, Lifted | Size) or (isinstance(o, TensorView) and not o.ndim and bool(domains)) for o in operands]
         values = [as_dtype(v, exact if one else compute) for v, one in zip(values, alone, strict=True)]
@@ -39,19 +39,19 @@ def number(name: str, given: Number | Size, dtype: torch.dtype) -> Value:
     if isinstance(given, Size):
         return computed(Place(given.expr))
     if not dtype.is_floating_point and isinstance(given, int) and not fits(given, torch.int64):
-        raise DtypeError(f"{name}: integers have at most 64 bits, got {given}; make it a float, or compute with floating point")
+        raise DtypeError(f"{name}: integers have at most 64 bits, got {given}; use a float")
     return constant(given, dtype)
 
 
 def held(operand: Operand | Size, dtype: torch.dtype) -> Operand:
-    """A number, also one in a tensor without dims, rounded to a sixteen-bit `dtype`: comparisons, powers and remainders take it
-    like that in torch. In sums, products and quotients it is as exact as the arithmetic."""
+    """A scalar, even in a 0-dim tensor, rounded to a 16-bit `dtype`, as torch does in comparisons, powers and remainders. In
+    sums, products and quotients it has the precision of the arithmetic."""
     if carried_dtype(dtype) == dtype or isinstance(operand, bool):
         return operand
     if isinstance(operand, TensorView | Size):
         known = isinstance(operand, TensorView) and (operand.ndim or operand.dtype == dtype)
         return operand if known else elementwise("cast", dtype, operand)
-    # By way of float32, as torch does it; what is larger than the dtype's numbers is infinite.
+    # Through float32, as in torch; overflow gives infinity.
     return torch.tensor(float(operand), dtype=torch.float32, device="cpu").to(dtype).item()
 
 
@@ -61,7 +61,7 @@ def as_dtype(value: Value, dtype: torch.dtype) -> Value:
 
 
 def _of_numbers(name: str, torch_function: Callable[..., Any], *numbers: Operand) -> TensorView:
-    """An operation on numbers alone, some of which are read by the program: as exact as Python's, and a number again."""
+    """An operation on scalars alone, some of them read by the program: computed with Python's precision, and a scalar again."""
     kinds = [torch.float64 if type(stand_in(n)) is float else torch.int64 for n in numbers]
     stands = [torch.tensor(stand_in(n), dtype=kind, device="cpu") for n, kind in zip(numbers, kinds, strict=True)]
     dtype = torch_function(*stands).dtype
@@ -131,7 +131,7 @@ ne = _binary("ne", torch.ne)
 
 
 def pow(a: Operand, b: Operand) -> TensorView:
-    """`torch.pow`, elementwise with broadcasting; small powers are products and roots, as in torch."""
+    """`torch.pow`, elementwise with broadcasting; small powers become products and roots, as in torch."""
     if torch_dtype(torch.pow, a, b) == torch.bool:
         return logical_or(a, logical_not(b) if isinstance(b, TensorView) else not b)
     if not isinstance(a, TensorView) or isinstance(b, TensorView | Size | bool) or b not in (2, 3, 0.5, -0.5, -1, -2):
@@ -149,12 +149,12 @@ def pow(a: Operand, b: Operand) -> TensorView:
 
 
 def maximum(a: Operand, b: Operand) -> TensorView:
-    """`torch.maximum`, elementwise with broadcasting; NaN wins."""
+    """`torch.maximum`, elementwise with broadcasting; NaN propagates."""
     return _extremum("maximum", a, b)
 
 
 def minimum(a: Operand, b: Operand) -> TensorView:
-    """`torch.minimum`, elementwise with broadcasting; NaN wins."""
+    """`torch.minimum`, elementwise with broadcasting; NaN propagates."""
     return _extremum("minimum", a, b)
 
 
@@ -172,14 +172,14 @@ def clamp(x: TensorView, min: Operand | None = None, max: Operand | None = None)
 
 
 def gelu(x: TensorView, approximate: str = "none") -> TensorView:
-    """`torch.nn.functional.gelu`, exact or by tanh."""
+    """`torch.nn.functional.gelu`, exact or with the tanh approximation."""
     if approximate == "tanh":
         inner = mul(add(x, mul(mul(x, square(x)), 0.044715)), 0.7978845608028654)
         return mul(mul(x, 0.5), add(tanh(inner), 1.0))
     if approximate != "none":
         raise ShapeError(f"gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
     if not x.dtype.is_floating_point:
-        raise DtypeError(f"gelu: takes floating point, got {x.dtype}")
+        raise DtypeError(f"gelu: needs a floating-point dtype, got {x.dtype}; convert it first, with .float()")
     return elementwise("gelu", x.dtype, x)
 
 
@@ -193,7 +193,7 @@ def floor_divide(a: Operand, b: Operand) -> TensorView:
     whole = div(sub(a, rest), b)
     whole = where(_crosses(rest, b), sub(whole, 1.0), whole)
     low = floor(whole)
-    # The quotient is whole up to rounding; which whole number it is, rounding must not decide.
+    # The quotient is an integer up to rounding, which must not decide which integer.
     low = where(gt(sub(whole, low), 0.5), add(low, 1.0), low)
     if isinstance(b, TensorView):
         return where(eq(b, 0), div(a, b), low)
@@ -201,7 +201,7 @@ def floor_divide(a: Operand, b: Operand) -> TensorView:
 
 
 def fmod(a: Operand, b: Operand) -> TensorView:
-    """`torch.fmod`: what is left of a division rounded towards 0; has the sign of `a`."""
+    """`torch.fmod`: the remainder of a division rounded towards 0, with the sign of `a`."""
     dtype = torch_dtype(torch.remainder, a, b)
     if dtype.is_floating_point:
         return elementwise("fmod", dtype, held(a, dtype), held(b, dtype), compute=dtype)
@@ -212,7 +212,7 @@ def fmod(a: Operand, b: Operand) -> TensorView:
 
 
 def remainder(a: Operand, b: Operand) -> TensorView:
-    """`torch.remainder`: has the sign of the divisor."""
+    """`torch.remainder`, with the sign of the divisor."""
     dtype = torch_dtype(torch.remainder, a, b)
     if not dtype.is_floating_point:
         return elementwise("rem", dtype, a, b, compute=dtype)
@@ -222,14 +222,14 @@ def remainder(a: Operand, b: Operand) -> TensorView:
 
 
 def brought(x: Operand, dtype: torch.dtype) -> Operand:
-    """An operand in the dtype of the result. A tensor with dims decides that, so what it meets may be a number still."""
+    """An operand in the dtype of the result. A tensor with dims decides the dtype, so the other operand may still be a scalar."""
     if isinstance(x, TensorView) and not is_number(x):
         return typed(x, dtype)
     return int(x) if isinstance(x, bool) and dtype != torch.bool else x
 
 
 def _crosses(rest: TensorView, b: Operand) -> TensorView:
-    """Whether a rest is there and lies on the other side of 0 than the divisor."""
+    """Whether a remainder is nonzero and its sign differs from the divisor's."""
     if isinstance(b, TensorView):
         other = ne(lt(rest, 0), lt(b, 0))
     else:
@@ -243,12 +243,12 @@ def sign(x: TensorView) -> TensorView:
 
 
 def trunc(x: TensorView) -> TensorView:
-    """`torch.trunc`: rounded towards 0."""
+    """`torch.trunc`: rounds towards 0."""
     return where(lt(x, 0), ceil(x), floor(x)) if x.dtype.is_floating_point else x
 
 
 def round(x: TensorView) -> TensorView:
-    """`torch.round`: to the nearest whole number, halves to the even one."""
+    """`torch.round`: rounds to the nearest integer, halves to even."""
     if not x.dtype.is_floating_point:
         return x
     low = floor(x)
@@ -269,17 +269,17 @@ def isfinite(x: TensorView) -> TensorView:
 
 
 def log1p(x: TensorView) -> TensorView:
-    """`torch.log1p`: log(1 + x), exact also where x is small."""
+    """`torch.log1p`: log(1 + x), accurate for small x."""
     x = _as_float(x)
     one = add(x, 1.0)
     away = sub(one, 1.0)
-    # (log u) * x / (u - 1) makes up for what u = 1 + x lost in rounding; where u - 1 is infinite there is nothing to make up.
+    # (log u) * x / (u - 1) compensates for the rounding of u = 1 + x; no compensation is needed where u - 1 is infinite.
     near = mul(log(one), div(x, away))
     return where(eq(away, 0.0), x, where(isinf(away), log(one), near))
 
 
 def expm1(x: TensorView) -> TensorView:
-    """`torch.expm1`: exp(x) - 1, exact also where x is small."""
+    """`torch.expm1`: exp(x) - 1, accurate for small x."""
     x = _as_float(x)
     power = exp(x)
     less = sub(power, 1.0)
@@ -304,7 +304,7 @@ def log10(x: TensorView) -> TensorView:
 
 
 def _as_float(x: TensorView) -> TensorView:
-    """Floating point as it is, anything else as torch's functions take it."""
+    """Floating point unchanged, anything else converted as torch's functions do."""
     return x if x.dtype.is_floating_point else cast(x, torch.get_default_dtype())
 
 
@@ -326,7 +326,7 @@ def elu(x: TensorView, alpha: float = 1.0) -> TensorView:
 
 def lerp(start: TensorView, end: Operand, weight: Operand) -> TensorView:
     """`torch.lerp`: start + weight * (end - start)."""
-    # From whichever end is nearer, so that both ends are met exactly.
+    # Computed from the nearer end, so that both ends are exact.
     away = sub(end, start)
     near = add(start, mul(weight, away))
     if isinstance(weight, TensorView):
@@ -388,13 +388,13 @@ def where(condition: TensorView, a: Operand, b: Operand) -> TensorView:
 
 
 def cast(x: TensorView, dtype: torch.dtype) -> TensorView:
-    """`x.to(dtype)`; rounds where the new dtype is narrower. What was computed in a sixteen-bit dtype is rounded to it here."""
+    """`x.to(dtype)`; rounds to a narrower dtype. A value of a 16-bit dtype, computed in float32, is rounded to it here."""
     rounded = carried_dtype(dtype) == dtype or x.tensor.memory.role is Role.INPUT
     return x if x.dtype == dtype and rounded else elementwise("cast", dtype, x)
 
 
 def typed(x: TensorView, dtype: torch.dtype) -> TensorView:
-    """`x` as a tensor of another dtype, of the same numbers as far as that is computed in: intermediates are not rounded."""
+    """`x` as a tensor of another dtype without rounding: intermediates keep the precision they are computed in."""
     if x.dtype == dtype:
         return x
     out = x.fusion.tensor(dtype, x.domains)

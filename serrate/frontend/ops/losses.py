@@ -1,6 +1,6 @@
-"""Losses: what rows of logits cost against rows of classes.
+"""Losses of rows of logits against rows of classes.
 
-In: logits, `[..., rows, classes]`, and the classes they should be. Out: one number for all elements, or one for each.
+In: logits, `[..., rows, classes]`, and target classes. Out: one loss for all elements, or one per element.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> TensorView:
-    """`torch.nn.functional.cross_entropy` of rows: the classes are the last dim of `x`, and `target` has the dims before it.
+    """`torch.nn.functional.cross_entropy` of rows: the last dim of `x` holds the classes, and `target` has the dims before it.
 
-    `mean` is over the elements of all rows whose class is not `ignore_index`, weighted by `weight` if there is one. A class
-    that does not exist costs NaN.
+    `mean` averages over all elements whose class is not `ignore_index`, weighted by `weight` if given. A class out of range gives
+    NaN.
 
     >>> import torch
     >>> from serrate import ir, ops
@@ -43,12 +43,12 @@ def cross_entropy(
     dtype = floating("cross_entropy", x)
     if x.ndim != target.ndim + 1 or x.domains[-1].is_ragged:
         raise ShapeError(
-            f"cross_entropy of {both(x, target)}: classes are the last dim of the logits, and the classes wanted have the dims "
-            "before it: (B, r0, C) and (B, r0)"
+            f"cross_entropy of {both(x, target)}: the last dim of the logits holds the classes, and the target must have the "
+            "dims before it: (B, r0, C) and (B, r0)"
         )
     classes = x.size_of(-1)
     if weight is not None and (weight.ndim != 1 or not equal_now(x.fusion, weight.domains[0], x.domains[-1])):
-        raise ShapeError(f"cross_entropy: weight must have one number for each of {classes} classes, got {shown(weight)}")
+        raise ShapeError(f"cross_entropy: weight must have one value for each of {classes} classes, got {shown(weight)}")
     logits = typed(x, carried_dtype(dtype))
     counted = ne(target, ignore_index)
     picked = squeeze(gather(logits, -1, unsqueeze(target, -1)), -1)

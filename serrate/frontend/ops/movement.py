@@ -1,7 +1,7 @@
-"""Operations that move elements: gathers, selections, slices, padding, joining.
+"""Operations that move elements: gathers, selections, slices, padding, concatenation.
 
-In: `TensorView`s. Out: new ones, each element read at a computed place of its source. Rows whose lengths change get a
-structure of their own, derived from the old one. A place outside the source gives 0 and touches no memory.
+In: `TensorView`s. Out: new ones, whose elements are read at computed places of their source. If row lengths change, a new
+structure is derived from the old one. A place out of bounds gives 0 and touches no memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _integers(name: str, indices: TensorView) -> TensorView:
 
 
 def _at(indices: TensorView, index: Places | None = None, from_end: Expr | None = None) -> Place:
-    """The place that an element of `indices` names; below zero it is counted from `from_end`, if that is given."""
+    """The place that an element of `indices` refers to; negative indices count from `from_end`, if given."""
     expr: Expr = index_read(0)
     if from_end is not None:
         expr = expr + minimum(maximum(expr * -1, 0), 1) * from_end
@@ -51,12 +51,12 @@ def _at(indices: TensorView, index: Places | None = None, from_end: Expr | None 
 
 
 def _same_position(domain: IterDomain) -> Place:
-    """The position of a row of another structure that has the same number: lengths, not identities, say that it is there."""
+    """The same position in a row of another structure; bounded by lengths, since the identities differ."""
     return Place(index_of(domain), (domain,))
 
 
 def rows_of(fusion: Fusion, length: Expr, count: Expr, bound: Expr | None) -> tuple[IterDomain, RaggedIterDomain]:
-    """New rows: `count` of them, `length` (an expression in COORDINATE) positions each, `bound` positions at most in all."""
+    """`count` new rows of `length` positions each (an expression in COORDINATE), at most `bound` positions in total."""
     name = f"sum({length.substitute({COORDINATE: symbol('c')})})"
     array = Array(name, recipe=RunningSum(length, COORDINATE, count))
     flat = IterDomain(array[count], name=fusion.fresh("d"), bound=bound)
@@ -64,7 +64,7 @@ def rows_of(fusion: Fusion, length: Expr, count: Expr, bound: Expr | None) -> tu
 
 
 def _row(name: str, x: TensorView, dim: int) -> Place:
-    """Which row of ragged dim `dim` an element of `x` lies in."""
+    """The row of ragged dim `dim` that an element of `x` lies in."""
     row = row_of(x, dim)
     if row is None:
         raise ShapeError(f"{name}: no dims of {shown(x)} own the rows of dim {dim}; they must be dims of the tensor")
@@ -72,15 +72,15 @@ def _row(name: str, x: TensorView, dim: int) -> Place:
 
 
 def _in_row(expr: Expr, row: Place) -> Expr:
-    """An expression in COORDINATE, in the row at hand."""
+    """An expression in COORDINATE, evaluated in the current row."""
     return expr.substitute({COORDINATE: row.expr})
 
 
 def _resized(name: str, x: TensorView, dim: int, length: Expr, bound: Expr) -> tuple[list[IterDomain], Place]:
-    """The dims of `x` with other lengths of the rows of `dim`, `bound` positions at most in all; and the row at hand.
+    """The dims of `x` with new row lengths in `dim`, at most `bound` positions in total; and the current row.
 
-    `length` is an expression in COORDINATE. Rows that alone belong to one dim get a structure of their own; others stay in the
-    structure they are part of.
+    `length` is an expression in COORDINATE. Rows indexed by a single dim get a new structure; others stay in the structure they
+    are part of.
     """
     rows, owners = x.domains[dim], counting(x, dim)
     assert isinstance(rows, RaggedIterDomain)
@@ -99,7 +99,7 @@ def _resized(name: str, x: TensorView, dim: int, length: Expr, bound: Expr) -> t
 
 
 def _whole_rows(name: str, x: TensorView, dim: int) -> int:
-    """The ragged dim whose rows are the positions of `dim`, which must be all that owns them: one level of rows."""
+    """The ragged dim whose rows are indexed by `dim` alone: one level of rows."""
     rows = counted(x, dim)
     if len(rows) != 1 or counting(x, rows[0]) != [dim]:
         raise ShapeError(f"{name}: dim {dim} of {shown(x)} counts more than one level of rows; flatten the outer level first")
@@ -126,7 +126,9 @@ def index(x: TensorView, indices: TensorView, dim: int = 0, *, name: str = "inde
     dim = dim_of("index", x, dim)
     indices = _integers(name, indices)
     if isinstance(x.domains[dim], RaggedIterDomain):
-        raise ShapeError(f"index: dim {dim} of {shown(x)} is ragged; gather(x, {dim}, indices) picks positions of each row")
+        raise ShapeError(
+            f"index: dim {dim} of {shown(x)} is ragged; use gather(x, {dim}, indices) to select positions in each row"
+        )
     if counted(x, dim):
         return _index_rows(x, indices, dim, from_end)
     own = apart(x.fusion, indices.domains, [d for k, d in enumerate(x.domains) if k != dim])
@@ -137,9 +139,9 @@ def index(x: TensorView, indices: TensorView, dim: int = 0, *, name: str = "inde
 
 
 def _index_rows(x: TensorView, indices: TensorView, dim: int, from_end: bool) -> TensorView:
-    """Whole rows: their lengths follow the indices."""
+    """Selects whole rows; their lengths follow the indices."""
     if indices.ndim != 1:
-        raise ShapeError(f"index: rows are picked by a 1-D tensor, got {shown(indices)} for dim {dim} of {shown(x)}")
+        raise ShapeError(f"index: rows are selected by a 1-D tensor, got {shown(indices)} for dim {dim} of {shown(x)}")
     place = _whole_rows("index", x, dim)
     ragged = x.domains[place]
     assert isinstance(ragged, RaggedIterDomain)
@@ -148,7 +150,7 @@ def _index_rows(x: TensorView, indices: TensorView, dim: int, from_end: bool) ->
     if from_end:
         picked = picked + minimum(maximum(picked * -1, 0), 1) * rows_there
     inside = maximum(minimum(picked, rows_there - 1), 0)
-    # A row that is not there is empty: its length is that of some row, times 0.
+    # A row out of range is empty: its length is that of some row, times 0.
     exists = minimum(maximum(picked + 1, 0), 1) * minimum(maximum(rows_there - picked, 0), 1)
     component, rows = rows_of(x.fusion, ragged.length_of(inside) * exists, indices.domains[0].extent_expr, None)
     return _picked(x, dim, place, component, rows, _at(indices, (component,), rows_there if from_end else None))
@@ -163,7 +165,7 @@ def _picked(x: TensorView, dim: int, place: int, component: IterDomain, rows: It
 
 
 def embedding(indices: TensorView, weight: TensorView) -> TensorView:
-    """`torch.nn.functional.embedding` with indices of any structure; an index outside the table gives zeros."""
+    """`torch.nn.functional.embedding` with indices of any structure; an index out of range gives zeros."""
     if weight.ndim != 2:
         raise ShapeError(f"embedding: expected a table [entries, features], got {shown(weight)}")
     return index(weight, indices, 0, name="embedding")
@@ -174,13 +176,13 @@ def gather(x: TensorView, dim: int, indices: TensorView) -> TensorView:
     dim = dim_of("gather", x, dim)
     indices = _integers("gather", indices)
     if x.ndim != indices.ndim:
-        raise ShapeError(f"gather of {both(x, indices)}: tensor and indices must have as many dims")
+        raise ShapeError(f"gather of {both(x, indices)}: tensor and indices must have the same number of dims")
     for k, (own, other) in enumerate(zip(x.domains, indices.domains, strict=True)):
         if k != dim:
             later = f"gather of {both(x, indices, later=True)}, dim {k}"
             match(x.fusion, f"gather of {both(x, indices)}, dim {k}", own, other, later)
     domains = _gathered(x, dim, indices)
-    # Where rows are picked, positions must lie in the row that the index names.
+    # If rows are selected, positions must lie in the selected row.
     inside = counted(x, dim)
     places: Places = tuple(
         _at(indices, domains) if k == dim else _same_position(d) if k in inside else d for k, d in enumerate(domains)
@@ -195,7 +197,7 @@ def _gathered(x: TensorView, dim: int, indices: TensorView) -> tuple[IterDomain,
 
 
 def select(x: TensorView, dim: int, index: int) -> TensorView:
-    """`x` at one position of `dim`. Of the component dim: that row, its ragged dim now a regular one of its length.
+    """`x` at one position of `dim`. On the component dim: one row, whose ragged dim becomes a regular one of its length.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -232,7 +234,7 @@ def select(x: TensorView, dim: int, index: int) -> TensorView:
 
 
 def _position(x: TensorView, dim: int, index: int) -> Place:
-    """A position counted from the start, or from the end where negative; in a ragged dim from the end of each row."""
+    """A position counted from the start, or from the end if negative; in a ragged dim, from the end of each row."""
     domain = x.domains[dim]
     extent = domain.extent_expr.value
     if not domain.is_ragged and extent is not None and not -extent <= index < extent:
@@ -246,10 +248,10 @@ def _position(x: TensorView, dim: int, index: int) -> Place:
 
 
 def require_inside(name: str, x: TensorView, dim: int, indices: TensorView, *, ignored: int | None = None, low: int = 0) -> None:
-    """Has the program look for an index that is not a position of dim `dim` of `x`, and raise; without it, it reads 0 there.
+    """Makes the program raise for indices out of range in dim `dim` of `x`; without this, it reads 0 there.
 
-    `ignored` is an index that stands for none. With `low` -1, indices below zero count from the end. `indices` has the dims of
-    `x` where `dim` is ragged.
+    `ignored` is an index that is skipped. With `low` -1, negative indices count from the end. `indices` has the dims of `x` if
+    `dim` is ragged.
     """
     dim, domain = dim_of(name, x, dim), x.domains[dim % x.ndim]
     indices = _integers(name, indices)
@@ -274,7 +276,7 @@ def require_inside(name: str, x: TensorView, dim: int, indices: TensorView, *, i
     shown_ = call("where", where.at(where.domains), at, constant(NOTHING, torch.int64), dtype=torch.int64)
     found = pulled(x.fusion, torch.int64, domains, shown_)
     if domain.is_ragged:
-        # Row by row first: what is inside depends on the row, which in one loop over all elements would have to be searched for.
+        # Row by row first: the bound depends on the row, which a flat loop over all elements would have to search for.
         found = amin(found, [k for k in range(x.ndim) if k not in counting(x, dim)])
     found = amin(found)
     extent = None if domain.is_ragged else domain.extent_expr
@@ -285,7 +287,7 @@ def require_inside(name: str, x: TensorView, dim: int, indices: TensorView, *, i
 
 
 def slice(x: TensorView, dim: int, start: int | None = None, stop: int | None = None) -> TensorView:
-    """`x[..., start:stop]` along `dim`, as Python slices. In a ragged dim of every row, which then has a new length.
+    """`x[..., start:stop]` along `dim`, as in Python. A ragged dim is sliced row by row, which changes the lengths.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -323,7 +325,7 @@ def _bound(position: int, length: Expr) -> Expr:
 
 
 def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> TensorView:
-    """`before` and `after` more positions of `value` along `dim`; in a ragged dim, in every row.
+    """Adds `before` and `after` positions of `value` along `dim`; in a ragged dim, to every row.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -334,7 +336,7 @@ def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> 
     """
     dim = dim_of("pad", x, dim)
     if before < 0 or after < 0:
-        raise ShapeError(f"pad: takes positions to add, got {before} and {after}; use slice to take some away")
+        raise ShapeError(f"pad: sizes must not be negative, got {before} and {after}; use slice to remove positions")
     domain = x.domains[dim]
     length: Expr = domain.extent_expr
     row = Place(const(0))
@@ -343,7 +345,7 @@ def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> 
         domains, row = _resized("pad", x, dim, domain.length + (before + after), bound)
         length = _in_row(domain.length, row)
     elif counted(x, dim):
-        raise ShapeError(f"pad: dim {dim} of {shown(x)} counts rows; cat with rows to add some")
+        raise ShapeError(f"pad: dim {dim} of {shown(x)} counts rows; use cat to add rows")
     else:
         domains = list(x.domains)
         domains[dim] = IterDomain(length + (before + after), name=x.fusion.fresh("d"))
@@ -361,11 +363,11 @@ def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> 
 
 
 def flip(x: TensorView, dim: int) -> TensorView:
-    """The positions of `dim` in the opposite order; in a ragged dim, within each row."""
+    """Reverses `dim`; a ragged dim within each row."""
     dim = dim_of("flip", x, dim)
     domain = x.domains[dim]
     if counted(x, dim):
-        raise ShapeError(f"flip: dim {dim} of {shown(x)} counts rows; index(x, rows) puts rows in another order")
+        raise ShapeError(f"flip: dim {dim} of {shown(x)} counts rows; use index(x, rows) to reorder rows")
     if isinstance(domain, RaggedIterDomain):
         row = _row("flip", x, dim)
         back = Place(_in_row(domain.length, row) - 1 - index_of(domain), (domain, *row.domains))
@@ -374,11 +376,11 @@ def flip(x: TensorView, dim: int) -> TensorView:
     return pulled(x.fusion, x.dtype, x.domains, x.at(tuple(back if k == dim else d for k, d in enumerate(x.domains))))
 
 
-# --- joining -----------------------------------------------------------------------------------------------------------
+# --- concatenation -----------------------------------------------------------------------------------------------------------
 
 
 def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
-    """Joins tensors along a regular dim, along the ragged dim (row by row), or along the component dim (rows behind rows).
+    """Concatenates along a regular dim, along the ragged dim (row by row), or along the component dim (rows after rows).
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -396,7 +398,9 @@ def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
     dtype = first.dtype
     for other in views[1:]:
         if other.ndim != first.ndim or [d.is_ragged for d in other.domains] != [d.is_ragged for d in first.domains]:
-            raise ShapeError(f"cat of {both(first, other)}: tensors must have as many dims, ragged ones in the same places")
+            raise ShapeError(
+                f"cat of {both(first, other)}: tensors must have the same number of dims, and the same dims must be ragged"
+            )
         dtype = torch.promote_types(dtype, other.dtype)
     views = [typed(v, dtype) for v in views]
     if isinstance(first.domains[dim], RaggedIterDomain):
@@ -413,7 +417,7 @@ def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
 
 
 def _alike(first: TensorView, other: TensorView, dim: int, a: IterDomain, b: IterDomain) -> None:
-    """Dims that stay as they are when tensors are joined: of one structure, or of one extent; nothing is stretched."""
+    """Checks dims that are not concatenated: they must have the same structure or extent; nothing is broadcast."""
     now, later = (f"cat of {both(first, other, later=later)}, dim {dim}, which is not joined" for later in (False, True))
     if a.is_ragged:
         match(first.fusion, now, a, b, later)
@@ -428,7 +432,7 @@ def _total(sizes: Sequence[Expr]) -> Expr:
 def _joined(
     views: Sequence[TensorView], dim: int, domains: Sequence[IterDomain], sizes: Sequence[Expr], owners: tuple[IterDomain, ...]
 ) -> TensorView:
-    """The element of whichever tensor a position of `domains[dim]` falls into; sizes may depend on the indices of `owners`."""
+    """The element of the tensor that a position of `domains[dim]` falls into; sizes may depend on the indices of `owners`."""
     fusion, dtype, new = views[0].fusion, views[0].dtype, domains[dim]
     ends = [_total(sizes[: k + 1]) for k in range(len(sizes))]
     value: Value | None = None
@@ -456,10 +460,10 @@ def _cat_ragged(views: Sequence[TensorView], dim: int) -> TensorView:
 
 
 def _cat_rows(views: Sequence[TensorView], dim: int) -> TensorView:
-    """Rows behind rows: the values of all tensors one behind the other, cut by offsets that continue."""
+    """Rows after rows: concatenated values, partitioned by concatenated offsets."""
     places = {_whole_rows("cat", v, dim) for v in views}
     if places != {dim + 1}:
-        raise ShapeError(f"cat: the rows of {shown(views[0])} must stand right behind dim {dim}, which counts them")
+        raise ShapeError(f"cat: the ragged dim of {shown(views[0])} must come directly after dim {dim}, which counts its rows")
     ragged = [v.domains[dim + 1] for v in views]
     counts = tuple(d.component.extent_expr for d in ragged if isinstance(d, RaggedIterDomain))
     lengths = tuple(d.row_length for d in ragged)
@@ -470,7 +474,7 @@ def _cat_rows(views: Sequence[TensorView], dim: int) -> TensorView:
 
 
 def stack(views: Sequence[TensorView], dim: int = 0) -> TensorView:
-    """Joins tensors of one structure along a new dim behind their rows."""
+    """Stacks tensors of one structure along a new dim after their rows."""
     if not views:
         raise ShapeError("stack: needs at least one tensor")
     return cat([unsqueeze(v, dim) for v in views], dim)

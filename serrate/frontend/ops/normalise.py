@@ -1,4 +1,4 @@
-"""Softmax and norms: written as the reductions and elementwise steps they are; no later stage knows them by name.
+"""Softmax and norms, composed of reductions and elementwise steps; no later stage knows them by name.
 
 In: a `TensorView` and dims. Out: a `TensorView` of the same structure.
 """
@@ -29,7 +29,7 @@ def _undefined(largest: TensorView) -> TensorView:
 
 
 def softmax(x: TensorView, dim: Dims, dtype: torch.dtype | None = None) -> TensorView:
-    """`torch.softmax` over a ragged or a regular dim (or several at once)."""
+    """`torch.softmax` over one or more dims, ragged or regular."""
     x = x if dtype is None else cast(x, dtype)
     dims, largest, total = softmax_states(x, dim)
     scale = keep(x, add(reciprocal(total), _undefined(largest)), dims, True)
@@ -59,7 +59,7 @@ def _affine(x: TensorView, normal: TensorView, weight: Operand | None, bias: Ope
 def layer_norm(
     x: TensorView, dim: Dims = -1, weight: TensorView | None = None, bias: TensorView | None = None, eps: float = 1e-5
 ) -> TensorView:
-    """Normalises to mean 0 and variance 1 over `dim` (any dims, ragged ones included), then scales and shifts."""
+    """Normalises to mean 0 and variance 1 over `dim` (any dims, including ragged ones), then scales and shifts."""
     dims = dims_of("layer_norm", x, dim)
     count, average, squares = moments(x, dims)
     scale = rsqrt(add(div(squares, count), eps))

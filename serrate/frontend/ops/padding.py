@@ -1,7 +1,7 @@
-"""Rows padded to one length and back: a dense tensor that holds a fill where rows have ended, and rows read out of one.
+"""Conversion between ragged rows and a padded dense tensor.
 
-In: a ragged `TensorView`, or a dense one and what describes rows. Out: the other of the two. Both are one copy, and fuse with
-what is computed of them: `dense + to_padded(x)` reads each once and keeps nothing padded in between.
+In: a ragged `TensorView`, or a dense one with offsets or lengths. Out: the other of the two. Each is one copy, and fuses with its
+consumers: `dense + to_padded(x)` reads both operands once and never materialises the padded tensor.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from serrate.ir.view import TensorView
 
 
 def to_padded(x: TensorView, fill: Number | TensorView = 0, *, max_length: int | None = None) -> TensorView:
-    """Every ragged dim as a regular one, as long as the longest row; where a row has ended there is `fill`.
+    """Makes every ragged dim regular, as long as the longest row; positions past a row's end hold `fill`.
 
-    `max_length` is the size of the last ragged dim instead: longer rows are cut there. The fill of one level of rows may be a
-    tensor of one element.
+    `max_length` sets the size of the last ragged dim instead; longer rows are truncated. With one level of rows, the fill may be
+    a one-element tensor.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -49,7 +49,7 @@ def to_padded(x: TensorView, fill: Number | TensorView = 0, *, max_length: int |
 
 
 def padded_over(x: TensorView, rooms: Sequence[IterDomain], fill: Number | TensorView) -> TensorView:
-    """`x` with its ragged dims replaced by regular ones; rows that are longer are cut, others filled up."""
+    """`x` with its ragged dims replaced by regular ones; longer rows are truncated, shorter ones filled."""
     ragged = [d for d in x.domains if isinstance(d, RaggedIterDomain)]
     padded = {d.uid: room for d, room in zip(ragged, rooms, strict=True)}
     domains = tuple(padded.get(d.uid, d) for d in x.domains)
@@ -59,7 +59,7 @@ def padded_over(x: TensorView, rooms: Sequence[IterDomain], fill: Number | Tenso
     if not isinstance(fill, TensorView):
         return pulled(x.fusion, x.dtype, domains, x.at(places, held_by(x.dtype, fill)))
     if len(ragged) > 1 or any(d.extent != 1 for d in fill.domains):
-        raise ShapeError(f"to_padded: a fill that is a tensor is one element, for one level of rows; got {fill}")
+        raise ShapeError(f"to_padded: a tensor fill must have one element, and works for one level of rows; got {fill}")
     fill = typed(fill, x.dtype)
     length = Place(ragged[0].length_of(index_of(ragged[0].component)), (ragged[0].component,))
     inside = call("lt", position(rooms[0]), computed(length), dtype=torch.bool)
@@ -67,21 +67,21 @@ def padded_over(x: TensorView, rooms: Sequence[IterDomain], fill: Number | Tenso
 
 
 def _room(x: TensorView, ragged: RaggedIterDomain, size: int | None) -> IterDomain:
-    """The regular dim that a ragged one becomes: of a given size, or as long as the longest row."""
+    """The regular dim that replaces a ragged one: of a given size, or as long as the longest row."""
     extent = longest(ragged.length, ragged.component.extent_expr) if size is None else const(size)
     return IterDomain(extent, name=x.fusion.fresh("d"))
 
 
 def held_by(dtype: torch.dtype, fill: Number) -> Number:
-    """The fill as values of a dtype hold it; refuses one that they cannot hold."""
+    """The fill converted to a dtype; raises if the dtype cannot hold it."""
     if not dtype.is_floating_point and (fill not in (0, 1) if dtype == torch.bool else not float(fill).is_integer()):
-        raise DtypeError(f"to_padded: fill={fill} cannot be held by values of {dtype}: give another fill, or cast first")
+        raise DtypeError(f"to_padded: fill={fill} does not fit {dtype}: use another fill, or cast first")
     number: Number = torch.tensor(fill, dtype=dtype, device="cpu").item()
     return 0 if repr(number) in ("0", "0.0", "False") else number
 
 
 def from_padded(x: TensorView, offsets: TensorView | None = None, *, lengths: TensorView | None = None) -> TensorView:
-    """The rows of a dense `[B, L, ...]`, by B+1 offsets or by B lengths; what lies past a row is not read.
+    """The rows of a dense `[B, L, ...]`, given B+1 offsets or B lengths; positions past a row's end are not read.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -92,11 +92,11 @@ def from_padded(x: TensorView, offsets: TensorView | None = None, *, lengths: Te
     """
     given = offsets if lengths is None else lengths
     if given is None or (offsets is not None and lengths is not None):
-        raise ShapeError("from_padded: give either offsets or lengths")
+        raise ShapeError("from_padded: pass either offsets or lengths")
     if given.dtype not in (torch.int32, torch.int64) or given.ndim != 1:
-        raise ShapeError(f"from_padded: offsets and lengths are int32 or int64 of one dim, got {given}")
+        raise ShapeError(f"from_padded: offsets and lengths must be 1-D int32 or int64, got {given}")
     if x.ndim < 2 or x.domains[0].is_ragged or x.domains[1].is_ragged:
-        raise ShapeError(f"from_padded: takes a dense tensor [B, L, ...], got {shown(x)}")
+        raise ShapeError(f"from_padded: expected a dense tensor [B, L, ...], got {shown(x)}")
     fusion, array = x.fusion, Array(given.tensor.memory.name)
     if offsets is None:
         component, rows = rows_of(fusion, array[COORDINATE], given.domains[0].extent_expr, None)

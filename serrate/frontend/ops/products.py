@@ -1,6 +1,6 @@
-"""Matrix products: rows by a weight, shared or one for each component.
+"""Matrix products: rows by a weight, shared or one per component.
 
-In: `TensorView`s. Out: a `TensorView`; products are summed in float32 (float64 for float64, int64 for integers) and rounded once.
+In: `TensorView`s. Out: a `TensorView`, accumulated in float32 (float64 for float64, int64 for integers) and rounded once.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from serrate.ir.view import TensorView
 
 
 def matmul(x: TensorView, w: TensorView) -> TensorView:
-    """Rows of `x` times `w`: [k, j] shared by all rows, or [component, k, j], one for each component.
+    """Rows of `x` times `w`: [k, j] shared by all rows, or [component, k, j], one per component.
 
-    Ragged dims may stand on every side: `matmul(q, transpose(k, 1, 2))` is rows by rows of one component, a product
-    structure; `matmul(transpose(x, 1, 2), y)` contracts the rows of each component.
+    Any of the dims may be ragged: `matmul(q, transpose(k, 1, 2))` is rows by rows of one component, a product structure;
+    `matmul(transpose(x, 1, 2), y)` contracts the rows of each component.
 
     >>> import torch
     >>> from serrate import ir, ops
@@ -36,21 +36,21 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
     """
     for side in (x, w):
         if not isinstance(side, TensorView):
-            raise NoOperand(f"a product is of two tensors, got {side!r} of type {type(side).__name__}")
+            raise NoOperand(f"both operands must be tensors, got {side!r} of type {type(side).__name__}")
     fusion = x.fusion
     what = f"matmul of {both(x, w)}"
     if x.ndim < 2 or w.ndim < 2 or (w.ndim > 3 and w.ndim != x.ndim):
         raise ShapeError(
-            f"{what}: expected rows [..., k] and a weight [k, j], or one for each row, [B, k, j], or as many dims on both sides"
+            f"{what}: expected rows [..., k] and a weight [k, j] or [B, k, j], or operands with the same number of dims"
         )
     if x.dtype != w.dtype:
-        raise DtypeError(f"{what}: both must have one dtype, got {x.dtype} and {w.dtype}; convert one of them")
+        raise DtypeError(f"{what}: dtypes must be equal, got {x.dtype} and {w.dtype}; convert one of them")
     dtype, carried = _dtypes("matmul", x)
     k, j = x.domains[-1], w.domains[-1]
     if k.is_ragged != w.domains[-2].is_ragged:
         raise ShapeError(
-            f"{what}: the last dim of the first and the last but one of the second are contracted, and only one of them is "
-            "ragged; transpose(-1, -2) exchanges the last two dims"
+            f"{what}: only one of the contracted dims, the last of the first operand and the second to last of the second, is "
+            "ragged; transpose(-1, -2) swaps the last two dims"
         )
     if k.is_ragged:
         match(fusion, f"{what}, contracted dims", k, w.domains[-2], "matmul, contracted dims")
@@ -78,15 +78,15 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
 
 
 def operand(x: TensorView, index: Places, dtype: torch.dtype | None = None) -> Value:
-    """An element of one side of a product: what was computed is rounded to the sixteen-bit dtype of the sides."""
+    """An element of one operand of a product: a computed value is rounded to the operands' 16-bit dtype."""
     value, dtype = x.at(index), dtype or x.dtype
     given = x.tensor.memory.role is Role.INPUT and x.dtype == dtype
     return value if given or carried_dtype(dtype) == dtype else call("cast", value, dtype=dtype)
 
 
 def _beside(x: TensorView, w: TensorView, j: IterDomain) -> IterDomain:
-    """The last dim of a product whose sides have the same dims before the last two (heads, sequences): a ragged one belongs to
-    the sequences of the first side."""
+    """The last dim of a batched product, whose operands share the dims before the last two (heads, sequences): a ragged one
+    belongs to the sequences of the first operand."""
     leading = x.domains[:-2]
     for dim, (own, other) in enumerate(zip(leading, w.domains[:-2], strict=True)):
         now, later = (f"matmul of {both(x, w, later=later)}, dim {dim}" for later in (False, True))
@@ -103,7 +103,7 @@ def _beside(x: TensorView, w: TensorView, j: IterDomain) -> IterDomain:
 
 
 def _component(x: TensorView) -> IterDomain:
-    """The dim that picks one of several weights: what owns the rows, or the dim before the last two."""
+    """The dim that selects one of several weights: the owner of the rows, or the third to last dim."""
     rows = [d for d in x.domains if isinstance(d, RaggedIterDomain)]
     return rows[-1].component if rows and any(d.uid == rows[-1].component.uid for d in x.domains) else x.domains[-3]
 
@@ -128,7 +128,7 @@ def linear(x: TensorView, weight: TensorView, bias: TensorView | None = None) ->
 
 
 def _dtypes(name: str, x: TensorView) -> tuple[torch.dtype, torch.dtype]:
-    """The dtype of a product of tensors of one dtype, and what it is summed in; integers wrap, whichever way they are summed."""
+    """The dtype of a product of tensors of one dtype, and the dtype it accumulates in; integers wrap around either way."""
     if x.dtype == torch.bool:
-        raise DtypeError(f"{name}: takes numbers, got {x.dtype}; convert it first")
+        raise DtypeError(f"{name}: {x.dtype} is not supported; convert it first")
     return x.dtype, carried_dtype(x.dtype) if x.dtype.is_floating_point else torch.int64

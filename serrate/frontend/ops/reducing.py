@@ -1,6 +1,6 @@
-"""How a reduction is recorded: what is left of a tensor's dims, over which domains it runs, how many elements it counts.
+"""Recording a reduction: the dims it keeps, the domains it runs over, and the number of elements it counts.
 
-In: a `TensorView`, dims and a reduction. Out: one view for each state. `reductions` and `normalise` are built on this.
+In: a `TensorView`, dims and a reduction. Out: one view per state. `reductions` and `normalise` build on this.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from serrate.ir.view import TensorView
 def reduced(
     kind: Reduction, x: TensorView, dims: tuple[int, ...], dtype: torch.dtype, state: torch.dtype, *extra: Value
 ) -> tuple[TensorView, ...]:
-    """Records a reduction of `x`; gives one view for each state, over the dims that are left.
+    """Records a reduction of `x`; returns one view per state, over the remaining dims.
 
-    `extra` are further values of an element, each with a dtype of its own.
+    `extra` are additional values per element, each with its own dtype.
     """
     fusion = x.fusion
     _check_rows_are_owned(kind, x, dims)
@@ -38,7 +38,7 @@ def reduced(
     x, dims = _flat(x, dims)
     inside = _inside_kept(x, dims)
     if inside:
-        # Words are summed first, then sentences across documents.
+        # Sum words first, then sentences across documents.
         inner = reduced(kind, x, inside, state, state)[0]
         return reduced(kind, inner, tuple(d - len([k for k in inside if k < d]) for d in dims if d not in inside), dtype, state)
     over = tuple(x.domains[d] for d in dims)
@@ -47,7 +47,7 @@ def reduced(
     lifted = value if carried_dtype(value.dtype) == state else call("cast", value, dtype=state)
     dtypes = (state, *(v.dtype for v in extra)) if extra else (state,) * len(kind.states)
     targets = tuple(fusion.tensor(t, kept) for t in dtypes)
-    # Positions that rows are reduced across come first: they decide which rows reach that far.
+    # Positions across which rows are reduced come first: they determine which rows are long enough.
     crossed = {d.uid for d in kept} - {d.uid for d in x.domains}
     first = tuple(d for d in kept if d.uid in crossed)
     domains = (*first, *over, *(d for d in kept if d.uid not in crossed)) if crossed else x.domains
@@ -56,7 +56,7 @@ def reduced(
 
 
 def _flat(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, tuple[int, ...]]:
-    """Outer levels that are reduced together, rows inside them kept: sentences of all documents are sentences."""
+    """Merges outer levels that are reduced together while the rows inside them are kept: sentences of all documents."""
     for r in dims:
         row = x.domains[r]
         c = next((k for k in dims if isinstance(row, RaggedIterDomain) and x.domains[k].uid == row.component.uid), None)
@@ -66,7 +66,7 @@ def _flat(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, tuple[int, 
     for k, rows in enumerate(x.domains):
         counts = counting(x, k)
         if isinstance(rows, RaggedIterDomain) and len(counts) > 1 and k not in dims and {*counts} <= {*dims}:
-            # Parts of equal number: what counts the rows is made of both dims.
+            # Equal numbers of parts: the rows are indexed by both dims merged.
             g, *others = counts
             logical = [rows.component if j == g else d for j, d in enumerate(x.domains) if j not in others]
             return viewed(x, logical), tuple(j - len([o for o in others if o < j]) for j in dims if j not in others)
@@ -74,35 +74,36 @@ def _flat(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, tuple[int, 
 
 
 def _check_rows_are_owned(kind: Reduction, x: TensorView, dims: tuple[int, ...]) -> None:
-    """Raises where some of the dims that count rows are reduced and the rows are kept: rows of different lengths have no sum.
+    """Raises if only some of the dims that index rows are reduced while the rows are kept: rows of different lengths have no sum.
 
-    Only all of them together have, position by position. What gives no elements again is reduced in one step or not at all.
+    All of these dims can be reduced together, position by position. A reduction whose states are not elements again must run in
+    one step.
     """
     for k in range(x.ndim):
         counts = [] if k in dims else counting(x, k)
         gone = [d for d in counts if d in dims]
         if gone and gone != counts:
             raise ShapeError(
-                f"{kind}: dim {gone[-1]} of {shown(x)} counts the rows of dim {k}, which differ in length, so there is no {kind} "
-                f"of them; reduce dim {k} as well, or, position by position, dims {tuple(counts)} together"
+                f"{kind}: dim {gone[-1]} of {shown(x)} counts the rows of dim {k}, which differ in length, so it cannot be "
+                f"reduced alone; reduce dim {k} as well, or dims {tuple(counts)} together, position by position"
             )
         inner = counted(x, k) if gone else []
         if inner and not kind.is_plain:
             raise ShapeError(
-                f"{kind}: dims {dims} of {shown(x)} cannot be reduced in one step, with dim {k} between them kept; reduce dim "
+                f"{kind}: dims {dims} of {shown(x)} cannot be reduced in one step while dim {k} between them is kept; reduce dim "
                 f"{inner[-1]} first"
             )
 
 
 def _inside_kept(x: TensorView, dims: tuple[int, ...]) -> tuple[int, ...]:
-    """Dims that are rows inside of rows that are kept while what counts those is reduced."""
+    """Ragged dims nested in rows that are kept while the dims that index those rows are reduced."""
     across = [d for k, d in enumerate(x.domains) if k not in dims and any(c in dims for c in counting(x, k))]
     return tuple(k for k in dims if any(_deep_inside(x, x.domains[k], d) for d in across))
 
 
 def _across(domain: IterDomain, over: tuple[IterDomain, ...]) -> IterDomain:
-    """A dim of the result. The ragged dim whose components are reduced alone becomes a regular one, as long as the longest
-    row: each position is reduced across the rows that reach it."""
+    """A dim of the result. If only the component of a ragged dim is reduced, the ragged dim becomes regular, as long as the
+    longest row: each position is reduced across the rows that reach it."""
     if not isinstance(domain, RaggedIterDomain) or all(d.uid != domain.component.uid for d in over):
         return domain
     length, count = domain.length, domain.component.extent_expr
@@ -111,7 +112,7 @@ def _across(domain: IterDomain, over: tuple[IterDomain, ...]) -> IterDomain:
 
 
 def _all_at_once(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, tuple[int, ...]]:
-    """Several ragged dims that are not rows of rows, all reduced, with none left: the same elements as they lie in memory."""
+    """Flattens several ragged dims that are not nested and are all reduced: the same elements, as they lie in memory."""
     over = [x.domains[d] for d in dims]
     ragged = [d for d in over if isinstance(d, RaggedIterDomain)]
     kept = [d for k, d in enumerate(x.domains) if k not in dims]
@@ -126,14 +127,14 @@ def _all_at_once(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, tupl
 
 
 def _inside(domain: IterDomain, outer: IterDomain) -> bool:
-    """Whether the rows of a ragged domain are parts of the rows of another one (or the other way round)."""
+    """Whether the rows of one ragged domain are nested in those of another, either way."""
     if not isinstance(domain, RaggedIterDomain) or domain.uid == outer.uid:
         return False
     return any(d.uid == outer.uid for user in domain.component.derived.values() for d in user)
 
 
 def _deep_inside(x: TensorView, domain: IterDomain, outer: IterDomain) -> bool:
-    """Whether rows are inside those of another dim, or inside rows that are."""
+    """Whether rows are nested, directly or indirectly, in those of another dim."""
     return _inside(domain, outer) or any(_inside(domain, d) and _deep_inside(x, d, outer) for d in x.domains)
 
 
@@ -143,7 +144,7 @@ def _merged_from(component: IterDomain) -> list[IterDomain]:
 
 
 def keep(x: TensorView, reduced: TensorView, dims: tuple[int, ...], keepdim: bool) -> TensorView:
-    """Puts extent-1 dims back where `dims` were reduced."""
+    """Inserts extent-1 dims where `dims` were reduced."""
     if not keepdim:
         return reduced
     logical = list(reduced.domains)
@@ -153,14 +154,14 @@ def keep(x: TensorView, reduced: TensorView, dims: tuple[int, ...], keepdim: boo
 
 
 def count(x: TensorView, dims: tuple[int, ...], like: TensorView, dtype: torch.dtype) -> TensorView:
-    """How many elements a reduction over `dims` counts, as a tensor over `like`'s domains."""
+    """The number of elements in a reduction over `dims`, as a tensor over `like`'s domains."""
     fusion = x.fusion
     if crosses_rows(x, dims):
-        # Across rows, only those count that reach so far.
+        # Across rows, only those that are long enough count.
         ones = where(eq(x, x), 1.0, 1.0)
         return reduced(SUM, ones, dims, dtype, dtype)[0]
     value = constant(1.0, dtype)
-    # A ragged dim and its component, both reduced, count the elements of all rows; what is left does not depend on each other.
+    # If a ragged dim and its component are both reduced, the elements of all rows count; the remaining dims are independent.
     for domain in collapse([x.domains[d] for d in dims]):
         value = call("mul", value, call("cast", extent(domain), dtype=dtype), dtype=dtype)
     out = fusion.tensor(dtype, like.domains)
@@ -168,7 +169,7 @@ def count(x: TensorView, dims: tuple[int, ...], like: TensorView, dtype: torch.d
 
 
 def crosses_rows(x: TensorView, dims: tuple[int, ...]) -> bool:
-    """Whether a reduction goes from row to row, position by position: rows stay, and what counts them does not."""
+    """Whether a reduction runs across rows, position by position: the rows stay, and the dims that index them are reduced."""
     x, dims = _flat(x, dims)
     over = {x.domains[d].uid for d in dims}
     kept = [d for k, d in enumerate(x.domains) if k not in dims]

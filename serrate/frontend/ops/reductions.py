@@ -31,13 +31,13 @@ def prod(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> Tenso
 
 
 def amax(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
-    """`torch.amax`; NaN wins, an empty row gives the smallest value of the dtype."""
+    """`torch.amax`; NaN propagates, an empty row gives the smallest value of the dtype."""
     dims = dims_of("amax", x, dim)
     return keep(x, reduced(MAX, x, dims, x.dtype, carried_dtype(x.dtype))[0], dims, keepdim)
 
 
 def amin(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
-    """`torch.amin`; NaN wins, an empty row gives the largest value of the dtype."""
+    """`torch.amin`; NaN propagates, an empty row gives the largest value of the dtype."""
     dims = dims_of("amin", x, dim)
     return keep(x, reduced(MIN, x, dims, x.dtype, carried_dtype(x.dtype))[0], dims, keepdim)
 
@@ -73,7 +73,7 @@ def min(x: TensorView, dim: int, keepdim: bool = False) -> tuple[TensorView, Ten
 def _arg(kind: Reduction, x: TensorView, dim: int, keepdim: bool) -> tuple[TensorView, TensorView]:
     dims = dims_of(kind.name, x, dim)
     if len(dims) != 1:
-        raise ShapeError(f"{kind}: takes one dim, got {dim}")
+        raise ShapeError(f"{kind}: expected one dim, got {dim}")
     state = torch.uint8 if x.dtype == torch.bool else carried_dtype(x.dtype)
     best, place = reduced(kind, cast(x, state), dims, state, state, position(x.domains[dims[0]]))
     found = where(eq(place, NO_PLACE), -1, place)
@@ -102,12 +102,12 @@ def mean(x: TensorView, dim: Dims | None = None, keepdim: bool = False) -> Tenso
 
 
 def moments(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, TensorView, TensorView]:
-    """How many elements there are, their mean, and the sum of the squares of their distances from it."""
+    """The number of elements, their mean, and the sum of squared distances from it."""
     state = carried_dtype(floating("var", x))
     if not crosses_rows(x, dims):
         counted, average, squares = reduced(WELFORD, x, dims, state, state)
         return counted, average, squares
-    # Across rows there is no first element to measure distances from, so the mean is taken first.
+    # Across rows there is no first element to measure distances from, so the mean is computed first.
     wide = typed(x, state)
     total = reduced(SUM, wide, dims, state, state)[0]
     counted = count(x, dims, total, state)

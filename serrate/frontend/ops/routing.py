@@ -1,7 +1,7 @@
-"""Data-dependent grouping: which rows exist is decided by the program itself, and stays where it is decided.
+"""Data-dependent grouping: the program computes row boundaries, which stay on the device.
 
-In: keys, choices, indices. Out: offsets and permutations as tensors of the fusion, for `as_nested` and `index`. A fusion is
-cut into stages here (see `serrate.lower.stages`); nothing is copied to the host.
+In: keys, indices. Out: offsets and permutations as tensors of the fusion, for `as_nested` and `index`. A fusion is cut into
+stages here (see `serrate.lower.stages`); nothing is copied to the host.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from serrate.ir.view import Size, TensorView
 
 
 def group_by(keys: TensorView, count: int) -> tuple[TensorView, TensorView]:
-    """Groups positions by key: gives the offsets of `count` groups, and the permutation that puts each group's positions
-    side by side, in their old order (a stable counting sort). Keys outside `0 .. count-1` come last, behind all groups.
+    """Groups positions by key with a stable counting sort: returns the offsets of `count` groups, and the permutation that puts
+    each group's positions side by side. Keys outside `0 .. count-1` come after all groups.
 
     >>> from serrate import ir
     >>> with ir.Fusion() as f:
@@ -35,7 +35,7 @@ def group_by(keys: TensorView, count: int) -> tuple[TensorView, TensorView]:
     if isinstance(count, Size):
         count = int(count)
     if not isinstance(count, int) or count < 0:
-        raise ShapeError(f"group_by: the number of groups must be an int that is not negative, got {count!r}")
+        raise ShapeError(f"group_by: the number of groups must be a non-negative int, got {count!r}")
     fusion = keys.fusion
     offsets = fusion.tensor(torch.int64, (IterDomain(count + 1, name=fusion.fresh("d")),))
     permutation = fusion.tensor(torch.int64, keys.domains)
@@ -44,19 +44,19 @@ def group_by(keys: TensorView, count: int) -> tuple[TensorView, TensorView]:
 
 
 def invert(permutation: TensorView) -> TensorView:
-    """The permutation that undoes another one: `index(index(x, p), invert(p))` is `x`."""
+    """The inverse permutation: `index(index(x, p), invert(p))` is `x`."""
     if permutation.ndim != 1 or permutation.dtype != torch.int64:
-        raise DtypeError(f"invert: a permutation is 1-D int64, got {permutation}")
+        raise DtypeError(f"invert: a permutation must be 1-D int64, got {permutation}")
     return library("invert", [permutation.fusion.tensor(torch.int64, permutation.domains)], [permutation])[0]
 
 
 def index_add(x: TensorView, indices: TensorView, count: int) -> TensorView:
-    """Sums the rows of a dense `x` that have the same index: `out[indices[n]] += x[n]` over `count` zeros.
+    """Sums the rows of a dense `x` with the same index: `out[indices[n]] += x[n]` into `count` rows of zeros.
 
-    Rows are grouped first, so that sums are made in order and give the same bits every time. An index outside adds nothing.
+    Rows are grouped first, so sums run in order and give the same bits every time. An index out of range adds nothing.
     """
     if x.ndim < 1 or x.domains[0].is_ragged:
-        raise ShapeError(f"index_add: takes a dense tensor, got {shown(x)}")
+        raise ShapeError(f"index_add: expected a dense tensor, got {shown(x)}")
     if indices.ndim != 1:
         raise ShapeError(f"index_add: indices must have one dim, got {shown(indices)}")
     require_equal(x.fusion, "index_add: the numbers of rows and of indices", x.domains[0], indices.domains[0])

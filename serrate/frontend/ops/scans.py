@@ -1,6 +1,6 @@
-"""Scans: running sums, products and extremes along a dim.
+"""Scans: running sums, products and extrema along a dim.
 
-In: a `TensorView` and a dim. Out: a `TensorView` of the same structure; every row of a ragged dim begins anew.
+In: a `TensorView` and a dim. Out: a `TensorView` of the same structure; a scan along a ragged dim restarts in every row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def cumprod(x: TensorView, dim: int) -> TensorView:
 
 
 def cummax(x: TensorView, dim: int) -> ValuesIndices:
-    """`torch.cummax`: the largest element so far and the last position it was at; NaN is the largest.
+    """`torch.cummax`: the largest element so far and its last position; NaN is the largest.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -54,14 +54,14 @@ def cummax(x: TensorView, dim: int) -> ValuesIndices:
 
 
 def cummin(x: TensorView, dim: int) -> ValuesIndices:
-    """`torch.cummin`: the smallest element so far and the last position it was at; NaN is the smallest."""
+    """`torch.cummin`: the smallest element so far and its last position; NaN is the smallest."""
     return _extreme("min", x, dim)
 
 
 def _extreme(name: str, x: TensorView, dim: int) -> ValuesIndices:
     values = _scan(name, x, dim, x.dtype)
     over = x.domains[dim_of(f"cum{name}", x, dim)]
-    # An element that is the extreme so far was put there last by itself; of those, the last one counts.
+    # The last position of the running extremum is the last element equal to it.
     own = logical_or(isnan(x), eq(x, values)) if x.dtype.is_floating_point else eq(x, values)
     place = call("where", own.at(own.domains), position(over), constant(-1, torch.int64), dtype=torch.int64)
     return ValuesIndices(values, _scan("max", pulled(x.fusion, torch.int64, x.domains, place), dim, torch.int64))

@@ -1,7 +1,7 @@
-"""Sorting along a dim: within each row where it is ragged.
+"""Sorting along a dim, within each row if it is ragged.
 
-In: a `TensorView` and a dim. Out: the values in order and where each of them was, with the structure of the operand. A fusion
-is cut into stages here (see `serrate.lower.stages`); nothing is copied to the host.
+In: a `TensorView` and a dim. Out: the sorted values and their original positions, with the structure of the operand. A fusion is
+cut into stages here (see `serrate.lower.stages`); nothing is copied to the host.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from serrate.ir.view import TensorView
 
 
 class ValuesIndices(NamedTuple):
-    """What torch gives as a named tuple: elements, and their positions along the dim."""
+    """Like torch's named tuple: elements, and their positions along the dim."""
 
     values: TensorView
     indices: TensorView
 
 
 def library(function: str, targets: list[Tensor], given: list[TensorView], *options: int) -> tuple[TensorView, ...]:
-    """Records a call of a function of the runtime, which takes memory as it is: a view of another order is copied first."""
+    """Records a library call, which needs its arguments contiguous: a permuted view is copied first."""
     own = [x if x.tensor.base is None else set(x) for x in given]
     statement = Library(function, tuple(targets), tuple(x.at(x.domains) for x in own), options)
     domains = {d.uid: d for x in own for d in x.domains}
@@ -44,9 +44,9 @@ def library(function: str, targets: list[Tensor], given: list[TensorView], *opti
 
 
 def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndices:
-    """`torch.sort`, always stable: the elements in order along `dim`, and the positions they had; NaN is the largest.
+    """`torch.sort`, always stable: the sorted elements along `dim`, and their original positions; NaN is the largest.
 
-    In a ragged dim every row is sorted for itself.
+    In a ragged dim every row is sorted separately.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -59,21 +59,21 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
     dim = dim_of("sort", x, dim)
     fusion, domain = x.fusion, x.domains[dim]
     if counted(x, dim):
-        raise ShapeError(f"sort: dim {dim} of {shown(x)} counts rows of different lengths; sort goes along a row")
+        raise ShapeError(f"sort: dim {dim} of {shown(x)} counts rows of different lengths; sort along a row")
     found = [fusion.tensor(x.dtype, x.domains), fusion.tensor(torch.int64, x.domains)]
     if not isinstance(domain, RaggedIterDomain):
-        # As memory has it: dims that rows share are one there.
+        # In memory order: dims that index the same rows are one there.
         place = len(storage_of(x.domains[:dim]))
         return ValuesIndices(*library("sort", found, [x], place, int(descending)))
     if _is_outer_side(x, dim):
-        # Positions of the outer side of a rectangle are no neighbours in memory; turned, they are.
+        # Positions along the outer dim of a rectangle are not adjacent in memory; after a transpose they are.
         turned = sort(transpose(x, dim, dim + 1), dim + 1, descending)
         return ValuesIndices(*(transpose(each, dim, dim + 1) for each in turned))
     first = _axis(x, dim)
     before = len(storage_of(x.domains[:first]))
     axis = x.domains[first : dim + 1]
     within = pulled(fusion, torch.int64, axis, position(domain))
-    # Memory may be larger than what is in it, where only the device knows how many positions there are.
+    # The buffer may be larger than its contents if only the device knows the number of positions.
     sizes = [extent(d) for d in storage_of(axis)]
     size = functools.reduce(lambda a, b: call("mul", a, b, dtype=torch.int64), sizes)
     positions = pulled(fusion, torch.int64, [IterDomain(1, name=fusion.fresh("o"))], size)
@@ -81,12 +81,12 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
 
 
 def _axis(x: TensorView, dim: int) -> int:
-    """The first of the dims that stand for the positions of all rows of the ragged one at `dim`: those that own them, and sides
-    of the same rectangles. Elements of a row are neighbours there."""
-    inner = f"sort: dim {dim} of {shown(x)} has other rows inside its rows; elements of the innermost ragged dim are sorted"
+    """The first of the dims that together span the positions of all rows of ragged dim `dim`: its owners, and the other sides of
+    the same rectangles. Elements of a row are adjacent there."""
+    inner = f"sort: dim {dim} of {shown(x)} has nested rows; sort along the innermost ragged dim"
     _check_stored(x.domains[dim + 1 :], inner)
     owners = counting(x, dim)
-    apart = f"sort: the rows of dim {dim} of {shown(x)} must stand right behind what counts them; permute the dims"
+    apart = f"sort: the rows of dim {dim} of {shown(x)} must come directly after the dims that count them; permute the dims"
     first = min(owners, default=dim)
     _check_stored(x.domains[first : dim + 1], apart)
     if any(k not in owners and counting(x, k) != owners for k in range(first, dim)):
@@ -95,12 +95,12 @@ def _axis(x: TensorView, dim: int) -> int:
 
 
 def _is_outer_side(x: TensorView, dim: int) -> bool:
-    """Whether a dim is the outer one of two that are rows of one component."""
+    """Whether a dim is the outer of two ragged dims of one component."""
     return dim + 1 < x.ndim and x.domains[dim + 1].is_ragged and counting(x, dim) == counting(x, dim + 1)
 
 
 def _first(x: TensorView, dim: int, count: int) -> TensorView:
-    """The first `count` positions of every row; of a row that is shorter, all."""
+    """The first `count` positions of every row, or the whole row if it is shorter."""
     rows = x.domains[dim]
     assert isinstance(rows, RaggedIterDomain)
     fewer = rows.with_rows(minimum(rows.length, count), name=x.fusion.fresh("r"), bound=rows.host_bound)
@@ -110,20 +110,20 @@ def _first(x: TensorView, dim: int, count: int) -> TensorView:
 
 
 def _check_stored(domains: Sequence[IterDomain], message: str) -> None:
-    """Raises unless the domains have memory of their own: none is ragged by something that is not among them."""
+    """Raises unless the domains can be stored: every ragged one has its component among them."""
     if any(d.is_ragged for d in collapse(domains)):
         raise ShapeError(message)
 
 
 def argsort(x: TensorView, dim: int = -1, descending: bool = False) -> TensorView:
-    """`torch.argsort`, always stable: the positions along `dim` in the order of their elements."""
+    """`torch.argsort`, always stable: the positions along `dim` in sorted order."""
     return sort(x, dim, descending).indices
 
 
 def topk(x: TensorView, k: int, dim: int = -1, largest: bool = True) -> ValuesIndices:
     """`torch.topk`: the `k` largest (or smallest) elements along `dim`, in order, and their positions.
 
-    In a ragged dim of every row: a row that is shorter than `k` gives all it has, so the result is ragged.
+    In a ragged dim, of every row: a row shorter than `k` gives all its elements, so the result is ragged.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -136,11 +136,11 @@ def topk(x: TensorView, k: int, dim: int = -1, largest: bool = True) -> ValuesIn
     domain = x.domains[dim]
     if isinstance(domain, RaggedIterDomain):
         if isinstance(k, bool) or not isinstance(k, int) or k < 0:
-            raise ShapeError(f"topk: k must be an int that is not negative, got {k!r}")
+            raise ShapeError(f"topk: k must be a non-negative int, got {k!r}")
         values, indices = sort(x, dim, descending=largest)
         return ValuesIndices(_first(values, dim, k), _first(indices, dim, k))
     if counted(x, dim):
-        raise ShapeError(f"topk: dim {dim} of {shown(x)} counts rows of different lengths; topk goes along a row")
+        raise ShapeError(f"topk: dim {dim} of {shown(x)} counts rows of different lengths; use topk along a row")
     extent = domain.extent_expr.value
     if isinstance(k, bool) or not isinstance(k, int) or k < 1 or (extent is not None and k > extent):
         raise ShapeError(f"topk: k must be between 1 and {domain.extent}, got {k!r}")

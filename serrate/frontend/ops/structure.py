@@ -1,6 +1,6 @@
-"""Operations that change how a tensor is seen and move nothing: nesting, flattening, orders of dims, dims of extent 1.
+"""Operations that change the view of a tensor without moving data: nesting, flattening, permuting, unit dims.
 
-In: a `TensorView`. Out: a view of the same memory under other logical domains (`set` makes a copy).
+In: a `TensorView`. Out: a view of the same memory under other logical domains (`set` copies).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def as_nested(
 ) -> TensorView:
     """Views dim `ragged_dim` as (component, ragged) by K+1 offsets, by K lengths, or by K starts and lengths; no data moves.
 
-    Applied to the component dim of a nested tensor it nests again: documents > sentences > words. Offsets of several dims,
-    `[G, K+1]`, have a row for each position of the dims before `ragged_dim`, or for each row if that dim is ragged: every
-    component then has K parts. With `starts`, rows may leave gaps: padded storage and aligned blocks are read in place.
+    Applied to the component dim of a nested tensor, it nests again: documents > sentences > words. Multi-dimensional offsets
+    `[G, K+1]` have one row per position of the dims before `ragged_dim`, or per row if that dim is ragged; every component then
+    has K parts. With `starts`, there may be gaps between rows: padded storage and aligned blocks are read in place.
 
     >>> from serrate import ir
     >>> with ir.Fusion() as f:
@@ -51,7 +51,7 @@ def as_nested(
     given = {"offsets": offsets, "lengths": lengths, "starts": starts}
     named = {name: view for name, view in given.items() if view is not None}
     if tuple(named) not in (("offsets",), ("lengths",), ("lengths", "starts")):
-        raise ShapeError(f"as_nested: give offsets, or lengths, or starts and lengths; got {', '.join(named) or 'none of them'}")
+        raise ShapeError(f"as_nested: pass offsets, or lengths, or starts and lengths; got {', '.join(named) or 'none of them'}")
     for name, view in named.items():
         if view.dtype not in (torch.int32, torch.int64):
             raise DtypeError(f"as_nested: {name} must be int32 or int64, got {view.dtype}")
@@ -82,11 +82,11 @@ def as_product(
     ragged_dim: int = 0,
     packed: bool = True,
 ) -> TensorView:
-    """Views a dim as rows that are rectangles, (component, rows, columns), by K+1 offsets of each; no data moves.
+    """Views a dim as rectangles, (component, rows, columns), by K+1 offsets of each; no data moves.
 
     Component c has `rows[c+1] - rows[c]` rows of `columns[c+1] - columns[c]` elements each (queries by keys of one sequence).
-    They lie packed in dim `ragged_dim`; otherwise that dim holds the rows, and the dim behind it their columns, padded. With
-    K `starts`, rectangles may leave gaps between them.
+    They are packed in dim `ragged_dim`; if not `packed`, that dim holds the rows, and the next dim their columns, padded. With K
+    `starts`, there may be gaps between rectangles.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -103,7 +103,7 @@ def as_product(
             raise ShapeError(f"as_product: {name} must be offsets of one dim, got {shown(view)}")
     dim, fusion = dim_of("as_product", x, ragged_dim), x.fusion
     if not packed and dim + 1 >= x.ndim:
-        raise ShapeError(f"as_product: columns that are not packed are in the dim behind dim {dim}, but {shown(x)} has none")
+        raise ShapeError(f"as_product: unpacked columns are in the dim after dim {dim}, but {shown(x)} has no such dim")
     count, widths = rows.domains[0].extent_expr - 1, _array(columns)
     _require(x, columns.domains[0], count + 1, "as_product: the numbers of offsets of rows and of columns")
     extent = x.domains[dim].extent_expr
@@ -133,7 +133,7 @@ def as_product(
         fusion.checks.append(AtLeastLongest(width, second, f"as_product: dim {dim + 1}, which holds the columns,"))
     if [d.uid for d in x.tensor.storage[:behind]] != [d.uid for d in x.domains[:behind]]:
         raise ShapeError(
-            f"as_product: dim {dim} of {shown(x)}, or one before it, is not as it is in memory; copy it first with ops.set"
+            f"as_product: dims up to dim {dim} of {shown(x)} are not contiguous in memory; copy it first with ops.set"
         )
     storage = (*x.tensor.storage[:dim], *stored, *x.tensor.storage[behind:])
     logical = (*x.domains[:dim], component, first, second, *x.domains[behind:])
@@ -156,7 +156,7 @@ def _array(view: TensorView) -> Array:
 
 
 def nested_by(x: TensorView, offsets: Array, count: Expr, ragged_dim: int, leading: Sequence[IterDomain] = ()) -> TensorView:
-    """Views a dim as (component, ragged) by an array of `count` + 1 offsets, or of such rows for each of `leading`."""
+    """Views a dim as (component, ragged) by an array of `count` + 1 offsets, or by one such row per position of `leading`."""
     dim = dim_of("nested_by", x, ragged_dim)
     domain = x.domains[dim]
     names = (x.fusion.fresh("c"), x.fusion.fresh("r"))
@@ -165,7 +165,7 @@ def nested_by(x: TensorView, offsets: Array, count: Expr, ragged_dim: int, leadi
         if len(leading) != 1:
             raise ShapeError(
                 f"as_nested: dim {dim} of {shown(x)} is ragged, so offsets need a row for each of its components, [components, "
-                f"K+1]; got {len(leading) + 1} dims. Offsets of one dim nest the component dim"
+                f"K+1]; got {len(leading) + 1} dims. To nest the component dim, pass 1-D offsets for that dim"
             )
         _require(x, leading[0], domain.component.extent_expr, "as_nested: the number of rows of offsets and of components")
     elif leading:
@@ -175,7 +175,7 @@ def nested_by(x: TensorView, offsets: Array, count: Expr, ragged_dim: int, leadi
         for own, other in zip(under, leading, strict=True):
             _require(x, other, own.extent_expr, "as_nested: the number of rows of offsets and of positions before the dim")
     component, ragged = partition(domain, offsets, count, under=under, names=names, program=x.fusion.identity)
-    # Checked here and not where rows are read: a program may read less than it was given.
+    # Checked here, not where rows are read: a program may read only part of its input.
     x.fusion.checks.append(RowsOfOffsets(offsets, count, domain) if leading else Offsets(offsets, domain.extent_expr))
     return viewed(x, (*x.domains[:dim], component, ragged, *x.domains[dim + 1 :]))
 
@@ -187,7 +187,7 @@ def viewed(x: TensorView, logical: Sequence[IterDomain]) -> TensorView:
 
 
 def as_flattened(x: TensorView, *, component_dim: int = 0, ragged_dim: int = 1) -> TensorView:
-    """Views a (component, ragged) pair as the one dim it was made from; the inverse of `as_nested`."""
+    """Views a (component, ragged) pair as the dim that was partitioned; the inverse of `as_nested`."""
     c, r = dim_of("as_flattened", x, component_dim), dim_of("as_flattened", x, ragged_dim)
     if not x.domains[r].is_ragged:
         raise ShapeError(f"as_flattened: dim {r} of {shown(x)} is not ragged; flatten makes one dim of regular ones")
@@ -198,10 +198,10 @@ def as_flattened(x: TensorView, *, component_dim: int = 0, ragged_dim: int = 1) 
 
 
 def flatten(x: TensorView, start: int = 0, end: int = -1) -> TensorView:
-    """Regular dims `start` to `end` as one; no data moves. A component and its rows are one dim by `as_flattened`."""
+    """Merges regular dims `start` to `end`; no data moves. Use `as_flattened` for a component and its rows."""
     first, last = dim_of("flatten", x, start), dim_of("flatten", x, end)
     if first > last:
-        raise ShapeError(f"flatten: dim {start} stands behind dim {end}")
+        raise ShapeError(f"flatten: start_dim {start} comes after end_dim {end}")
     merged = x.domains[first]
     for dim, domain in enumerate(x.domains[first + 1 : last + 1], first + 1):
         _check_merged(x, dim - 1, dim)
@@ -210,19 +210,19 @@ def flatten(x: TensorView, start: int = 0, end: int = -1) -> TensorView:
 
 
 def _check_merged(x: TensorView, outer: int, inner: int) -> None:
-    """Refuses to make one dim of a component and what is not its rows, or of rows and what is before them."""
+    """Raises if a component would be merged with anything but its rows, or rows with a dim before them."""
     a, b = x.domains[outer], x.domains[inner]
     if isinstance(b, RaggedIterDomain):
         if b.component.uid == a.uid:
             raise ShapeError(f"flatten: dims {outer} and {inner} of {shown(x)} are a component and its rows; use as_flattened")
-        raise ShapeError(f"flatten: dim {inner} of {shown(x)} is ragged; only dims behind it can be made one with it")
+        raise ShapeError(f"flatten: dim {inner} of {shown(x)} is ragged; only dims after it can be merged with it")
     for dim in (outer, inner):
         if counted(x, dim):
-            raise ShapeError(f"flatten: dim {dim} of {shown(x)} counts rows, which no other dim can do")
+            raise ShapeError(f"flatten: dim {dim} of {shown(x)} counts rows and cannot be merged")
 
 
 def unflatten(x: TensorView, dim: int, sizes: Sequence[int | Size]) -> TensorView:
-    """A regular dim as several, row-major; one of the sizes may be -1. No data moves.
+    """Splits a regular dim into several, row-major; one of the sizes may be -1. No data moves.
 
     >>> from serrate import ir
     >>> with ir.Fusion() as f:
@@ -236,7 +236,7 @@ def unflatten(x: TensorView, dim: int, sizes: Sequence[int | Size]) -> TensorVie
     numbers = [-1 if isinstance(size, Size) and k == 0 else int(size) for k, size in enumerate(sizes)]
     if sizes and isinstance(sizes[0], Size):
         if min(numbers[1:], default=1) > 0:
-            # The first size follows from the others, whatever it is.
+            # The first size follows from the others.
             what = f"unflatten of dim {dim}: its extent and the product of the sizes"
             _require(x, domain, sizes[0].expr * prod(numbers[1:]), what)
         else:
@@ -248,7 +248,7 @@ def unflatten(x: TensorView, dim: int, sizes: Sequence[int | Size]) -> TensorVie
     whole = const(known) if not unknown else domain.extent_expr // known * known
     _require(x, domain, whole, f"unflatten: {tuple(sizes)} does not divide dim {dim}: its extent and the sizes")
     parts: list[IterDomain] = []
-    # Sizes behind the unknown one are split off from the inside, those before it from the outside.
+    # Sizes after the unknown one are split off from the inside, those before it from the outside.
     for size in reversed(numbers[unknown[0] + 1 if unknown else 1 :]):
         domain, inner = split(domain, size)
         parts.insert(0, inner)
@@ -260,9 +260,9 @@ def unflatten(x: TensorView, dim: int, sizes: Sequence[int | Size]) -> TensorVie
 
 
 def reshape(x: TensorView, sizes: Sequence[int | Size]) -> TensorView:
-    """A dense tensor under other extents, row-major; one of them may be -1. No data moves.
+    """A dense tensor with another shape, row-major; one of the sizes may be -1. No data moves.
 
-    Rows keep their place: where `x` is ragged, use `flatten` and `unflatten` on its regular dims, `as_flattened` on rows.
+    For a ragged `x`, use `flatten` and `unflatten` on its regular dims, `as_flattened` on rows.
     """
     if any(d.is_ragged for d in x.domains):
         raise ShapeError(f"reshape: {shown(x)} is ragged; use flatten and unflatten on its regular dims, as_flattened on rows")
@@ -273,7 +273,7 @@ def reshape(x: TensorView, sizes: Sequence[int | Size]) -> TensorView:
 
 
 def _kept(x: TensorView, sizes: Sequence[int | Size]) -> int:
-    """How many leading dims of unknown size stay as they are."""
+    """The number of leading dims of unknown size that do not change."""
     pairs = zip(sizes, (d.extent_expr for d in x.domains), strict=False)
     kept = len(list(takewhile(lambda pair: isinstance(pair[0], Size) and pair[0].expr is pair[1], pairs)))
     return kept if kept < x.ndim or kept == len(sizes) else 0
@@ -288,7 +288,7 @@ def _require(x: TensorView, domain: IterDomain, size: Expr, what: str) -> None:
 
 
 def unsqueeze(x: TensorView, dim: int) -> TensorView:
-    """A dim of extent 1 before dim `dim`. Between components and their rows there is no place for it."""
+    """Inserts a dim of extent 1 before dim `dim`, but not between a component and its rows."""
     if not -x.ndim - 1 <= dim <= x.ndim:
         raise ShapeError(f"unsqueeze: dim {dim} does not exist: {shown(x)} with a new dim has dims 0 to {x.ndim}")
     place = dim % (x.ndim + 1)
@@ -296,14 +296,14 @@ def unsqueeze(x: TensorView, dim: int) -> TensorView:
 
 
 def squeeze(x: TensorView, dim: int | None = None) -> TensorView:
-    """`x` without dim `dim`, if its extent is 1; without all such dims where none is named."""
+    """Removes dim `dim` if its extent is 1; by default, all such dims."""
     dims = range(x.ndim) if dim is None else [dim_of("squeeze", x, dim)]
     gone = {k for k in dims if x.domains[k].extent == 1 and not x.domains[k].is_ragged and x.domains[k].pairing is None}
     return viewed(x, [d for k, d in enumerate(x.domains) if k not in gone]) if gone else x
 
 
 def broadcast_to(x: TensorView, like: TensorView) -> TensorView:
-    """`x` spread over the dims of `like`, ragged ones included.
+    """`x` broadcast to the dims of `like`, including ragged ones.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -316,7 +316,7 @@ def broadcast_to(x: TensorView, like: TensorView) -> TensorView:
     if x.ndim > like.ndim:
         raise ShapeError(f"broadcast_to: {shown(x)} has more dims than {shown(like)}")
     for own, to in zip(x.domains, like.domains[like.ndim - x.ndim :], strict=True):
-        match(x.fusion, f"broadcast_to: {shown(x)} beside {shown(like)}", to, own, "broadcast_to")
+        match(x.fusion, f"broadcast_to: {shown(x)} to {shown(like)}", to, own, "broadcast_to")
     out = x.fusion.tensor(x.dtype, like.domains)
     value = x.at(index_into(x, like.domains))
     return x.fusion.define([out], like.domains, Store(out, like.domains, value))[0]

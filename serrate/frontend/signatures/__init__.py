@@ -1,4 +1,4 @@
-"""torch's signatures: each function takes what torch's function of that name takes, and records operations.
+"""torch's signatures: each function has the signature of the torch function of that name, and records operations.
 
-In: nothing. Out: functions, by the kind of operation they are; `serrate.frontend.torch_names` says which names they answer.
+In: nothing. Out: functions, grouped by kind of operation; `serrate.frontend.torch_names` registers them under torch's names.
 """

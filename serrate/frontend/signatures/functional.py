@@ -42,7 +42,7 @@ def _trailing(name: str, x: TensorView, shape: Sequence[int]) -> tuple[int, ...]
     if found != tuple(shape):
         raise ShapeError(
             f"{name}: normalized_shape {tuple(shape)} is not the shape of the last dims, {found}; "
-            f"ops.{name}(x, dim) normalises over any dims, ragged ones too"
+            f"use ops.{name}(x, dim) to normalise over any dims, including ragged ones"
         )
     return dims
 
@@ -60,7 +60,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> TensorView:
-    # `padding_idx`, `scale_grad_by_freq` and `sparse` are about gradients, which are refused where they are asked for.
+    # `padding_idx`, `scale_grad_by_freq` and `sparse` only affect gradients, which are refused elsewhere.
     if max_norm is not None:
         raise CallError("embedding: max_norm changes the table while it is read; scale the table before the call")
     found = ops.embedding(input, weight)
@@ -79,7 +79,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
 ) -> TensorView:
     if size_average is not None or reduce is not None:
-        raise CallError("cross_entropy: size_average and reduce are names of the past; use reduction='mean', 'sum' or 'none'")
+        raise CallError("cross_entropy: size_average and reduce are deprecated; use reduction='mean', 'sum' or 'none'")
     if label_smoothing:
         raise CallError(f"cross_entropy: label_smoothing must be 0, got {label_smoothing}")
     cost = ops.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction)
@@ -88,19 +88,19 @@ def cross_entropy(
 
 
 def dropout(input: TensorView, p: float = 0.5, training: bool = True, inplace: bool = False) -> TensorView:
-    """What is traced runs again as it is: only a dropout that drops nothing can be."""
+    """Only a dropout that drops nothing can be traced."""
     if not 0.0 <= p <= 1.0:
         raise CallError(f"dropout: the probability must be between 0 and 1, got {p}")
     if training and p > 0:
         raise TraceError(
-            "dropout: random numbers drawn while tracing would be the same in every call; drop out before or behind the traced "
-            "function, or hand it a mask as an argument"
+            "dropout: random numbers drawn while tracing would be the same in every call; apply dropout before or after the "
+            "traced function, or pass a mask as an argument"
         )
     return input
 
 
 def dropped(input: TensorView, kept: TensorView, scale: float) -> TensorView:
-    """An eager dropout: `kept` was drawn for this call."""
+    """Eager dropout: `kept` was drawn for this call."""
     return ops.where(kept, ops.mul(input, scale), 0.0)
 
 
@@ -117,11 +117,11 @@ def scaled_dot_product_attention(
     name = "scaled_dot_product_attention"
     if attn_mask is not None:
         raise CallError(
-            f"{name}: attn_mask is not taken, because rows have no holes to mask; use is_causal=True, or write "
+            f"{name}: attn_mask is not supported, because nothing is padded; use is_causal=True, or write "
             "softmax(q @ k.transpose(-1, -2) + bias, -1) @ v with the bias you need"
         )
     if dropout_p > 0:
-        raise CallError(f"{name}: dropout_p must be 0, got {dropout_p}; drop out what it returns")
+        raise CallError(f"{name}: dropout_p must be 0, got {dropout_p}; apply dropout to the result")
     if enable_gqa:
-        raise CallError(f"{name}: enable_gqa is not taken; repeat keys and values for every head of queries")
+        raise CallError(f"{name}: enable_gqa is not supported; repeat keys and values for every query head")
     return ops.attention(query, key, value, is_causal=is_causal, scale=scale)

@@ -1,4 +1,4 @@
-"""Elementwise operations under torch's signatures, whole families of them made of `serrate.ops`.
+"""Elementwise operations under torch's signatures, built from `serrate.ops`.
 
 In: traced tensors and Python numbers, as torch's functions take them. Out: traced tensors with the structure of their operands.
 """
@@ -32,7 +32,7 @@ def rsub(input: Operand, other: Operand, *, alpha: Number = 1) -> TensorView:
 
 
 def _scaled(input: Operand, other: Operand, alpha: Number) -> Operand:
-    """What is added, in the dtype of the sum: that of `other` may be too narrow for the product."""
+    """`alpha * other` in the dtype of the sum, since `other`'s own dtype may be too narrow."""
     if not isinstance(alpha, TensorView) and alpha == 1:
         return other
     dtype = torch_dtype(torch.result_type, input, other)
@@ -61,7 +61,7 @@ def round(input: TensorView, *, decimals: int = 0) -> TensorView:
     if decimals == 0:
         return ops.round(input)
     if not input.dtype.is_floating_point:
-        raise DtypeError(f"round: decimals are of floating point, got {input.dtype}")
+        raise DtypeError(f"round: decimals needs a floating-point dtype, got {input.dtype}")
     scale = 10.0 ** abs(decimals)
     if decimals > 0:
         return ops.div(ops.round(ops.mul(input, scale)), scale)
@@ -82,7 +82,7 @@ def clamp_max(input: TensorView, max: Operand) -> TensorView:
 
 def where(condition: TensorView, input: Operand | None = None, other: Operand | None = None) -> TensorView:
     if input is None or other is None:
-        raise CallError("where of a condition alone gives positions, which are rows of no structure: use jt.values.nonzero()")
+        raise CallError("where(condition) returns positions, which have no ragged structure: use jt.values.nonzero()")
     return ops.where(condition, input, other)
 
 
@@ -92,7 +92,7 @@ def where_method(self: Operand, condition: TensorView, other: Operand) -> Tensor
 
 def masked_fill(input: TensorView, mask: TensorView, value: Operand) -> TensorView:
     if isinstance(value, TensorView) and value.ndim != 0:
-        raise CallError(f"masked_fill: value must be a number or a tensor without dims, got {value}; use torch.where")
+        raise CallError(f"masked_fill: value must be a number or a 0-dim tensor, got {value}; use torch.where")
     return typed(ops.where(mask, value, input), input.dtype)
 
 
@@ -113,7 +113,7 @@ def isclose(
     if input.dtype == torch.bool:
         return ops.eq(input, other)
     near = ops.le(ops.abs(ops.sub(input, other)), ops.add(ops.mul(ops.abs(other), rtol), atol))
-    # Infinities are near only what they are equal to.
+    # Infinities are close only to themselves.
     found = ops.logical_or(ops.eq(input, other), ops.logical_and(near, ops.isfinite(other)))
     if equal_nan and input.dtype.is_floating_point:
         found = ops.logical_or(found, ops.logical_and(ops.isnan(input), ops.isnan(other)))
@@ -135,12 +135,12 @@ def addcdiv(input: TensorView, tensor1: Operand, tensor2: Operand, *, value: Num
 
 
 def _common(*operands: Operand) -> torch.dtype:
-    """What all operands are brought to."""
+    """The common dtype of all operands."""
     return functools.reduce(torch.promote_types, (torch_dtype(torch.result_type, operands[0], o) for o in operands))
 
 
 def bitwise_not(input: TensorView) -> TensorView:
-    # Of integers, in which -1 has all bits.
+    # For integers, where -1 has all bits set.
     return ops.logical_not(input) if input.dtype == torch.bool else bits("bitxor", input, -1)
 
 
@@ -164,9 +164,9 @@ def tan(input: TensorView) -> TensorView:
 
 
 def _kept(name: str, inplace: bool) -> None:
-    """Eager calls are done in place before they come here; a traced tensor is a value, which never changes."""
+    """In-place eager calls never get here; a traced tensor is an immutable value."""
     if inplace:
-        raise TraceError(f"{name}: inplace=True cannot be traced; use what it returns instead")
+        raise TraceError(f"{name}: inplace=True cannot be traced; use the result instead")
 
 
 def relu(input: TensorView, inplace: bool = False) -> TensorView:
@@ -225,7 +225,7 @@ def leaky_relu(input: TensorView, negative_slope: float = 0.01, inplace: bool = 
 
 def threshold(input: TensorView, threshold: float, value: float, inplace: bool = False) -> TensorView:
     _kept("threshold", inplace)
-    # NaN stays: it is not below the threshold.
+    # NaN is kept: it is not below the threshold.
     return ops.where(ops.le(input, threshold), value, input)
 
 
@@ -253,11 +253,11 @@ def gelu(input: TensorView, *, approximate: str = "none") -> TensorView:
 
 
 def to(input: TensorView, *args: Any, **kwargs: Any) -> TensorView:
-    """`x.to(dtype)` or `x.to(other)`; a device is what the arguments of a call decide."""
+    """`x.to(dtype)` or `x.to(other)`; the arguments of a call determine the device."""
     asked = [*args[:1], *kwargs.values()][:1]
     dtype = asked[0].dtype if asked and isinstance(asked[0], TensorView | torch.Tensor) else asked[0] if asked else None
     if not isinstance(dtype, torch.dtype):
-        raise TraceError("to: a traced tensor changes its dtype, and no device; move the arguments before the call")
+        raise TraceError("to: the device cannot change in a traced function; move the arguments before the call")
     return ops.cast(input, dtype)
 
 
@@ -269,9 +269,9 @@ def full_like(input: TensorView, fill_value: Number, *, dtype: torch.dtype | Non
     _plain("full_like", options)
     wanted = dtype or input.dtype
     try:
-        held = torch.full((2,), fill_value, dtype=wanted, device="cpu")[0].item()  # one element alone is not looked at
+        held = torch.full((2,), fill_value, dtype=wanted, device="cpu")[0].item()  # torch does not check a single element
     except (RuntimeError, OverflowError):
-        message = f"full_like: {fill_value} cannot be held by values of {wanted}: give another number, or another dtype"
+        message = f"full_like: {fill_value} does not fit {wanted}: use another value or dtype"
         raise DtypeError(message) from None
     return pulled(input.fusion, wanted, input.domains, constant(held, wanted))
 
@@ -287,4 +287,6 @@ def ones_like(input: TensorView, *, dtype: torch.dtype | None = None, **options:
 def _plain(name: str, options: dict[str, Any]) -> None:
     unknown = [key for key, given in options.items() if given not in (None, False, torch.preserve_format, torch.strided)]
     if unknown:
-        raise TraceError(f"{name}: {', '.join(unknown)} cannot be asked of a traced tensor; it has the device of the arguments")
+        raise TraceError(
+            f"{name}: {', '.join(unknown)} cannot be set in a traced function; the result has the device of the arguments"
+        )

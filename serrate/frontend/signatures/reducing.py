@@ -78,12 +78,12 @@ def argmin(input: TensorView, dim: int | None = None, keepdim: bool = False) -> 
 
 def _named(name: str, input: TensorView, dim: int | None) -> int:
     if dim is None:
-        raise ShapeError(f"{name}: name a dim; in all elements of {shown(input)} there is no one number for a position")
+        raise ShapeError(f"{name}: dim is required for a tensor of shape {shown(input)}")
     return dim
 
 
 def max(input: TensorView, *args: Any, **kwargs: Any) -> Any:
-    """`torch.max`: of everything, along a dim, or of two tensors, as torch tells them apart."""
+    """`torch.max`: over everything, along a dim, or of two tensors, distinguished as in torch."""
     return _extremum("max", ops.max, ops.amax, ops.maximum, input, args, kwargs)
 
 
@@ -113,11 +113,11 @@ def _extremum(
 
 
 def _correction(dim: Any, unbiased: bool | None, correction: Number | None) -> tuple[Dims | None, Number]:
-    """Which dims, and what is taken from the count; `torch.var(x, False)` names no dim but `unbiased`."""
+    """The dims and the correction; the second argument of `torch.var(x, False)` is `unbiased`, not a dim."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     if unbiased is not None and correction is not None:
-        raise CallError("give unbiased or correction, and not both")
+        raise CallError("pass either unbiased or correction, not both")
     return dim, (1 if correction is None else correction) if unbiased is None else int(unbiased)
 
 
@@ -172,11 +172,11 @@ def std_mean(
 def vector_norm(
     x: TensorView, ord: Number = 2, dim: Dims | None = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> TensorView:
-    """`torch.linalg.vector_norm`; sixteen-bit values are squared and summed in float32."""
+    """`torch.linalg.vector_norm`; 16-bit values are squared and summed in float32."""
     x = _as(x, dtype)
     size = ops.abs(typed(x, carried_dtype(x.dtype)))
     if ord == torch.inf:
-        # Of nothing, the smallest size there is.
+        # The norm of nothing is 0.
         found = ops.maximum(ops.amax(size, dim, keepdim), 0.0)
     elif ord == -torch.inf:
         found = ops.amin(size, dim, keepdim)

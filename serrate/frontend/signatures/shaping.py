@@ -1,6 +1,6 @@
-"""Orders, sizes and parts of dims under torch's signatures.
+"""Shape operations and indexing under torch's signatures.
 
-In: traced tensors and dims as torch's functions take them. Out: traced tensors, or what is known of them.
+In: traced tensors and dims as torch's functions take them. Out: traced tensors, or their metadata.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def matrix_transpose(input: TensorView) -> TensorView:
 
 def reversed_dims(input: TensorView) -> TensorView:
     if input.ndim > 2:
-        raise ShapeError(f"t and T are of a matrix, got {shown(input)}; use mT or transpose")
+        raise ShapeError(f"t and T need a matrix, got {shown(input)}; use mT or transpose")
     return ops.permute(input, *reversed(range(input.ndim)))
 
 
@@ -96,7 +96,7 @@ def expand_as(input: TensorView, other: TensorView) -> TensorView:
 
 
 def same(input: TensorView, **_: Any) -> TensorView:
-    """What changes nothing about a traced tensor: `contiguous`, `detach`."""
+    """A no-op on traced tensors: `contiguous`, `detach`."""
     return input
 
 
@@ -117,7 +117,7 @@ def is_floating_point(input: TensorView) -> bool:
 
 
 def getitem(input: TensorView, key: Any) -> TensorView:
-    """`x[...]`: numbers select, slices cut, None adds a dim, a tensor of integers picks; as in torch, dim by dim."""
+    """`x[...]`: integers, slices, None and integer tensors, dim by dim, as in torch."""
     keys = list(key) if isinstance(key, tuple) else [key]
     taken = len([k for k in keys if k is not None and k is not Ellipsis])
     if taken > input.ndim:
@@ -131,13 +131,15 @@ def getitem(input: TensorView, key: Any) -> TensorView:
             input, at = ops.unsqueeze(input, at), at + 1
         elif isinstance(each, slice):
             if each.step not in (None, 1):
-                raise ShapeError(f"a slice of a traced tensor takes steps of 1, got {each.step}")
+                raise ShapeError(f"a slice of a traced tensor must have step 1, got {each.step}")
             if each.start is not None or each.stop is not None:
                 input = ops.slice(input, at, each.start, each.stop)
             at += 1
         elif isinstance(each, TensorView):
             if each.dtype == torch.bool:
-                raise ShapeError("how many elements a mask picks is not known while tracing; use where, or pick before the call")
+                raise ShapeError(
+                    "the number of elements a mask selects is not known while tracing; use where, or index before the call"
+                )
             picked = ops.index(input, each, at, from_end=True)
             require_inside("indexing by a tensor", input, at, each, low=-1)
             input, at = picked, at + each.ndim
