@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -86,6 +86,8 @@ class Correctness:
 def correctness(source: Fusion | TileProgram, tensor: Tensor | TensorView) -> Correctness:
     """What the holes of `tensor` must hold, from all statements of `source` that read it.
 
+    A schedule made by hand is seen: how the tensor is stored (`set_allocation`), and the loops of those who read it.
+
     >>> import torch
     >>> from serrate.ir import IterDomain, split
     >>> from serrate.ir.reductions import reduction
@@ -100,7 +102,7 @@ def correctness(source: Fusion | TileProgram, tensor: Tensor | TensorView) -> Co
     strong, holes hold 0.0: everyone who counts holes counts 0.0 as nothing
       y: sum over d visits the holes of x; 0.0 is its identity
     """
-    memory = (tensor.tensor if isinstance(tensor, TensorView) else tensor).memory
+    memory = _as_stored(source, (tensor.tensor if isinstance(tensor, TensorView) else tensor).memory)
     stored = allocation(memory.storage)
     if not stored.guards:
         return Correctness(CorrectnessKind.WEAK, None, f"{memory.name} is stored without holes")
@@ -109,6 +111,14 @@ def correctness(source: Fusion | TileProgram, tensor: Tensor | TensorView) -> Co
         _reader(name, leaf, loops, memory, opened) for name, leaf, loops in _statements(source) if _reads(leaf, memory)
     )
     return _decided(memory, readers)
+
+
+def _as_stored(source: Fusion | TileProgram, memory: Tensor) -> Tensor:
+    """The tensor with the memory that a schedule has given it: `set_allocation` of a fusion, `allocate` steps of a program."""
+    if isinstance(source, Fusion):
+        return replace(memory, storage=source.view(memory).domain.allocation)
+    own = (t.memory for phase in source.phases for t in (*phase.writes, *phase.reads))
+    return next((t for t in own if t.name == memory.name), memory)
 
 
 def _decided(tensor: Tensor, readers: tuple[Reader, ...]) -> Correctness:
@@ -137,11 +147,12 @@ def _spelled(number: Number | None) -> str:
 
 
 def _statements(source: Fusion | TileProgram) -> Iterator[tuple[str, Leaf, tuple[IterDomain, ...]]]:
-    """Every statement with its name and the loops around it."""
+    """Every statement with its name and the loops around it, as a schedule has left them."""
     if isinstance(source, Fusion):
         for definition in source.definitions:
             if not isinstance(definition.statement, Library):
-                yield definition.statement.targets[0].name, definition.statement, definition.domains
+                target = definition.statement.targets[0]
+                yield target.name, definition.statement, source.view(target).domain.loop
         return
     for phase in source.phases:
         for statement, loops in walk(phase.body):
@@ -150,7 +161,7 @@ def _statements(source: Fusion | TileProgram) -> Iterator[tuple[str, Leaf, tuple
 
 
 def _reads(leaf: Leaf, tensor: Tensor) -> bool:
-    return any(element.tensor.memory is tensor for value in leaf.values for element in value.reads)
+    return any(element.tensor.memory.name == tensor.name for value in leaf.values for element in value.reads)
 
 
 def _reader(name: str, leaf: Leaf, loops: tuple[IterDomain, ...], tensor: Tensor, opened: dict[int, IterDomain]) -> Reader:
@@ -230,7 +241,7 @@ def _uncast(value: Value) -> Value:
 
 def _is_read(value: Value, tensor: Tensor) -> bool:
     found = _uncast(value)
-    return isinstance(found, Read) and found.tensor.memory is tensor
+    return isinstance(found, Read) and found.tensor.memory.name == tensor.name
 
 
 UNARY: dict[str, Callable[[Number], Number]] = {
@@ -256,7 +267,7 @@ def _value_at(value: Value, tensor: Tensor, fill: Number, holes: set[int]) -> Nu
     if isinstance(value, Constant):
         return value.number
     if isinstance(value, Read):
-        return fill if value.tensor.memory is tensor else None
+        return fill if value.tensor.memory.name == tensor.name else None
     if not isinstance(value, Call):
         return None
     known = [_value_at(v, tensor, fill, holes) for v in value.args]

@@ -200,3 +200,48 @@ def test_a_filled_allocation_is_reduced_without_a_mask(how: str) -> None:
     places = torch.cat([elements, torch.full((2,), float(found.fill))]).reshape(2, 4)
     run = {"sum": torch.sum, "prod": torch.prod, "max": torch.amax, "min": torch.amin}[how]
     torch.testing.assert_close(run(places), run(elements))
+
+
+# --- schedules by hand ---------------------------------------------------------------------------------------------------
+
+
+def scheduled(extent: int, block: int, tile: int, how: str) -> tuple[ir.Fusion, ir.TensorView]:
+    """An intermediate that is stored in blocks, and reduced tile by tile."""
+    with ir.Fusion() as f:
+        t = ops.exp(f.input((extent,), torch.float32))
+        y = getattr(ops, how)(t, 0)
+        f.output(y)
+    t.split(0, block).set_allocation(split(t.domains[0], block))
+    y.split(0, tile)
+    return f, t
+
+
+@pytest.mark.parametrize("how", ["sum", "amax", "prod"])
+@pytest.mark.parametrize(("extent", "block", "tile"), [(6, 4, 4), (8, 4, 4), (6, 3, 4), (6, 4, 3), (7, 2, 2), (7, 4, 5)])
+def test_what_set_allocation_leaves_in_holes(how: str, extent: int, block: int, tile: int) -> None:
+    f, t = scheduled(extent, block, tile, how)
+    found = correctness(f, t)
+    # Oracle: the memory in plain numbers, everything but elements set to what is found; loops over all places, without a mask.
+    places = -(-extent // block) * block
+    data = torch.arange(1.0, extent + 1).exp().tolist()
+    loops = -(-extent // tile) * tile
+    past = loops > extent
+    in_memory = loops <= places and tile == block
+    assert (found.kind is STRONG) is (past and in_memory)
+    if found.kind is STRONG:
+        assert found.fill is not None
+        memory = torch.tensor(data + [float(found.fill)] * (places - extent))
+        reduce = {"sum": torch.sum, "amax": torch.amax, "prod": torch.prod}[how]
+        torch.testing.assert_close(reduce(memory), reduce(torch.tensor(data)))
+    x = torch.arange(1.0, extent + 1) / extent
+    wanted = {"sum": torch.sum, "amax": torch.amax, "prod": torch.prod}[how](x.exp())
+    torch.testing.assert_close(f.compile("reference")(x), wanted)
+
+
+def test_an_allocation_step_of_a_plan_is_seen() -> None:
+    f, t = scheduled(6, 4, 4, "sum")
+    (naive,) = stages(f)
+    assert isinstance(naive, TileProgram)
+    plan = f.compile("reference").plan(torch.ones(6))  # type: ignore[attr-defined]
+    assert correctness(naive, t).why.endswith("is stored without holes")
+    assert correctness(plan.apply(naive), t).fill == correctness(f, t).fill == 0.0
