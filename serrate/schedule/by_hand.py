@@ -144,7 +144,7 @@ def _arrange(recorder: Recorder, phase: Phase, kinds: Kinds, state: LoopState | 
     for domain in loops:
         kind = kinds.get(domain.name, SERIAL)
         extent = domain.extent_expr.value
-        if kind is LANES and target.power_of_two and extent is not None and extent != power_of_two_at_least(extent):
+        if kind is LANES and target.power_of_two_lanes and extent is not None and extent != power_of_two_at_least(extent):
             raise ScheduleError(f"{phase.name}: {domain} cannot be lanes here, where they come in powers of two; split it first")
         if kind is not SERIAL:
             recorder.do("mark", phase.name, domain.name, kind.value)

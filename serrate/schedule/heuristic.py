@@ -62,7 +62,7 @@ def choose(rows: RowStatistics | None, target: Target, workers: int = 1, *, prod
     """
     if rows is None:
         return "maskless", {}
-    if _waits(rows, target, workers) or (target.power_of_two and (product or rows.count < 2 * workers)):
+    if _waits(rows, target, workers) or (target.many_workers and (product or rows.count < 2 * workers)):
         return "persistent_dynamic", {}
     if rows.longest is None:
         return "maskless", {"keep_rows": False} if target.keeps_rows else {}
@@ -98,7 +98,7 @@ def _waits(rows: RowStatistics, target: Target, workers: int) -> bool:
     """Whether a row is so long that all workers but one would wait for it."""
     if rows.longest is None:
         return False
-    if target.power_of_two:
-        # Hundreds of workers take rows as they come: a row must be several shares long to matter.
+    if target.many_workers:
+        # A row must be several shares long to matter.
         return rows.longest * workers > 4 * rows.total
     return rows.longest * rows.position_bytes >= LONG_BYTES and rows.longest * SHARES > rows.total

@@ -13,8 +13,12 @@ class Target:
     """Sizes in elements unless said otherwise."""
 
     name: str
-    power_of_two: bool
-    """Whether lanes must come in powers of two."""
+    power_of_two_lanes: bool
+    """Whether the lanes of a block must come in powers of two."""
+    many_workers: bool
+    """Whether hundreds of workers take rows as they come, so that there should be several times as many pieces of work."""
+    least_matmul: int
+    """The fewest lanes that each dim of a block of a matrix product may have."""
     widest: int
     """The most lanes one dim may have."""
     block: int
@@ -56,7 +60,9 @@ class Target:
 # 512 bytes of output at a time: while more of them wait to be stored, nothing that comes behind them can be read.
 CPU = Target(
     name="cpu",
-    power_of_two=False,
+    power_of_two_lanes=False,
+    many_workers=False,
+    least_matmul=1,
     widest=1024,
     block=2048,
     near_block=1024,
@@ -78,7 +84,9 @@ CPU = Target(
 )
 GPU = Target(
     name="gpu",
-    power_of_two=True,
+    power_of_two_lanes=True,
+    many_workers=True,
+    least_matmul=16,
     widest=1024,
     block=2048,
     near_block=2048,

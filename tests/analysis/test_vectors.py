@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from serrate.analysis import check_vectorized
@@ -198,6 +198,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 @given(layouts())
+@example(Layout((2, 2), 0, None, 4, (True, True), (1, 4), (1, 0, 2)))  # blocks of four that hold two elements each
 def test_what_is_legal_touches_neighbours(layout: Layout) -> None:
     assert layout.is_legal() or not layout.as_analysed()
 

@@ -245,8 +245,8 @@ SCHEDULE = [
         ("3 if kind is LANES else 2 if domain.uid in over else 1", "3 if kind is LANES else 1"),
         ("if order[:depth] != shared:", "if order[:1] != shared[:1]:"),
         (
-            "if kind is LANES and target.power_of_two and extent is not None",
-            "if kind is LANES and not target.power_of_two and extent is not None",
+            "if kind is LANES and target.power_of_two_lanes and extent is not None",
+            "if kind is LANES and not target.power_of_two_lanes and extent is not None",
         ),
     ),
     *_of(

@@ -5,6 +5,8 @@ In: facts about rows, and small calls. Out: the strategy, and what it was chosen
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -105,3 +107,11 @@ def test_one_large_rectangle_is_cut() -> None:
     softmax = jit(lambda x: torch.softmax(x, 2))
     torch.testing.assert_close(softmax(jt).unbind()[0], torch.softmax(jt.unbind()[0], 1))
     assert softmax.plan(jt).strategy == "persistent_dynamic"
+
+
+@pytest.mark.parametrize("rows", [RowStatistics(10, 1000, 100, 4), RowStatistics(1000, 128_000, 64_000, 256)])
+@pytest.mark.parametrize("product", [False, True])
+def test_what_lanes_must_be_does_not_choose_a_strategy(rows: RowStatistics, product: bool) -> None:
+    for target in (CPU, GPU):
+        other = replace(target, power_of_two_lanes=not target.power_of_two_lanes)
+        assert choose(rows, other, 108, product=product) == choose(rows, target, 108, product=product)

@@ -34,7 +34,7 @@ def lanes_of(domain: IterDomain, target: Target, most: int) -> int:
     """How many lanes a regular dim gets: all of it where it fits, else a part."""
     extent = domain.extent_expr.value
     wanted = most if extent is None else min(extent, most)
-    return power_of_two_at_least(wanted) if target.power_of_two else max(wanted, 1)
+    return power_of_two_at_least(wanted) if target.power_of_two_lanes else max(wanted, 1)
 
 
 def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list[str], list[str], list[str]]:
@@ -72,7 +72,7 @@ def _of_rows(domain: IterDomain) -> bool:
 def block_size(asked: int | None, usual: int, target: Target) -> int:
     """The size a caller asked for, or the usual one, in a form the target can have."""
     size = asked or usual
-    return power_of_two_at_least(size) if target.power_of_two else size
+    return power_of_two_at_least(size) if target.power_of_two_lanes else size
 
 
 def shapes(program: TileProgram) -> list[Shape]:
@@ -108,7 +108,7 @@ def row_block(shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
         kept = kept or [shape]
         size = min(target.store_bytes // (width(s, target) * s.leaf.targets[0].dtype.itemsize) for s in kept)
     size = max(min(size, LONG), 1)
-    return power_of_two_at_least(size) if target.power_of_two else size
+    return power_of_two_at_least(size) if target.power_of_two_lanes else size
 
 
 def finish_loops(recorder: Recorder, phase: str, order: list[str], grid: list[str], lanes: list[str]) -> None:
@@ -210,7 +210,7 @@ def _first_block(shapes: Sequence[Shape], target: Target) -> int:
             across = lanes_of(inner[-1], target, target.widest) if inner else 1
             sizes.append(target.store_bytes // (across * shape.leaf.targets[0].dtype.itemsize))
     size = max(min(sizes, default=1), 1)
-    return power_of_two_at_least(size) if target.power_of_two else size
+    return power_of_two_at_least(size) if target.power_of_two_lanes else size
 
 
 def schedule_product(
@@ -232,7 +232,7 @@ def schedule_product(
     others = [d for d in shape.regular if d.uid not in shape.reduced and (rows is None or d.uid != rows.uid)]
     columns = others[-1]
     m, n, k = target.matmul
-    least = 16 if target.power_of_two else 1
+    least = target.least_matmul
     recorder.do("split", shape.phase, columns.name, max(lanes_of(columns, target, n), least))
     kept, serial = [*before, *(d.name for d in others[:-1]), f"{columns.name}o"], []
     lanes = [f"{columns.name}i"]
