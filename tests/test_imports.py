@@ -138,6 +138,19 @@ def test_the_compiler_does_not_know_its_oracle() -> None:
     assert users == {"interpret", *ORACLE_IS_USED_BY}
 
 
+def test_no_stage_uses_what_is_for_people() -> None:
+    users = {
+        unit_of(path)
+        for path in modules()
+        for _, target in imported(path)
+        if target[:2] == ("analysis", "inspection") or target[:1] == ("draw",)
+    }
+    assert users <= {"analysis", "draw", "engine", *FREE}  # the engine gives `Fusion.draw` to the IR
+    inside = [path for path in modules() if unit_of(path) == "analysis" and "inspection" not in path.parts]
+    own = [f"{path}:{line}" for path in inside for line, target in imported(path) if target[:2] == ("analysis", "inspection")]
+    assert all("analysis/__init__.py" in place for place in own)
+
+
 def test_front_ends_know_no_backend() -> None:
     ends = ("frontend", "tiles", "language", "kernels", "calls", "eager")
     own = [path for path in modules() if unit_of(path) in ends]

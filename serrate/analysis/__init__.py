@@ -1,7 +1,7 @@
-"""Facts about programs that transforms and printers need: indices, guards, the domain graph, allocation, contiguity.
+"""What the compiler decides with: indices, guards, contiguity, vectors. `inspection` has the analyses for people.
 
-In: domains and programs. Out: index expressions, guards, brute-force visit counts, which domains are one index, places and
-holes, what holes must hold, which accesses may be wide. What no compilation needs is loaded when it is asked for.
+In: domains and programs. Out: index expressions, guards, which accesses may be wide; from `inspection`, loaded when asked for,
+visits counted by brute force, which domains share an index, memory with its holes, and what holes must hold.
 """
 
 from __future__ import annotations
@@ -9,25 +9,24 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from serrate.analysis.contiguity import WideAccess, contiguous, merge_groups, wide_access
 from serrate.analysis.guards import Guard, guards
 from serrate.analysis.indices import Indices
 from serrate.analysis.vectors import check_vectorized
 
 if TYPE_CHECKING:
-    from serrate.analysis.brute_force import visits
-    from serrate.analysis.contiguity import WideAccess, contiguous, merge_groups, wide_access
-    from serrate.analysis.graph import DomainGraph
-    from serrate.analysis.holes import Correctness, CorrectnessKind, correctness
-    from serrate.analysis.iteration import same_iteration, split_commutes
-    from serrate.analysis.memory import Allocation, allocation
+    from serrate.analysis.inspection.allocation import Allocation, allocation
+    from serrate.analysis.inspection.brute_force import visits
+    from serrate.analysis.inspection.graph import DomainGraph
+    from serrate.analysis.inspection.holes import Correctness, CorrectnessKind, correctness
+    from serrate.analysis.inspection.iteration import same_iteration, split_commutes
 
 _HOMES = {
-    **dict.fromkeys(("Allocation", "allocation"), "memory"),
-    **dict.fromkeys(("Correctness", "CorrectnessKind", "correctness"), "holes"),
-    **dict.fromkeys(("WideAccess", "contiguous", "merge_groups", "wide_access"), "contiguity"),
-    **dict.fromkeys(("same_iteration", "split_commutes"), "iteration"),
-    "DomainGraph": "graph",
-    "visits": "brute_force",
+    **dict.fromkeys(("Allocation", "allocation"), "inspection.allocation"),
+    **dict.fromkeys(("Correctness", "CorrectnessKind", "correctness"), "inspection.holes"),
+    **dict.fromkeys(("same_iteration", "split_commutes"), "inspection.iteration"),
+    "DomainGraph": "inspection.graph",
+    "visits": "inspection.brute_force",
 }
 
 

@@ -161,8 +161,8 @@ ANALYSIS = [
         ),
     ),
     *_of(
-        "serrate/analysis/iteration.py",
-        ("tests/analysis/test_iteration.py",),
+        "serrate/analysis/inspection/iteration.py",
+        ("tests/analysis/inspection/test_iteration.py",),
         ("low >= 0 and high < factor:", "low >= 0 and high <= factor:"),
         ("if any(e.value not in (None, 0) for e in apart):", "if any(e.value is None for e in apart):"),
     ),

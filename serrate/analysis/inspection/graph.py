@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from serrate.analysis.equalities import Equalities
 from serrate.analysis.indices import ancestry
+from serrate.analysis.inspection.equalities import Equalities
 from serrate.errors import DomainError
 from serrate.ir.domains import COORDINATE, IterDomain, IterType
 from serrate.ir.expr import Array, Expr, const, symbol

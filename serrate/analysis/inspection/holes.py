@@ -33,7 +33,7 @@ import torch
 
 from serrate.analysis.guards import guards
 from serrate.analysis.indices import Indices, ancestry
-from serrate.analysis.memory import allocation
+from serrate.analysis.inspection.allocation import allocation
 from serrate.ir import Fusion, TensorView
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import symbol

@@ -20,11 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from serrate.analysis.brute_force import visits
 from serrate.analysis.contiguity import divides
 from serrate.analysis.guards import guards, loop_symbols
 from serrate.analysis.indices import Indices
-from serrate.analysis.memory import sources
+from serrate.analysis.inspection.allocation import sources
+from serrate.analysis.inspection.brute_force import visits
 from serrate.errors import DomainError
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, FloorDiv, Mod, Sum

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from serrate.analysis import guards, same_iteration, split_commutes, visits
-from serrate.analysis.iteration import simplified
+from serrate.analysis.inspection.iteration import simplified
 from serrate.ir import IterDomain, combine, merge, partition, split
 from serrate.ir.expr import Environment, const, symbol
 from tests.analysis.chains import Chain, build, chains

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from serrate.analysis.brute_force import visits
 from serrate.analysis.guards import Guard, guards
 from serrate.analysis.indices import ancestry
+from serrate.analysis.inspection.brute_force import visits
 from serrate.errors import DomainError
 from serrate.ir.domains import COORDINATE, IterDomain, NestedInts
 from serrate.ir.expr import Expr, const
