@@ -1,6 +1,6 @@
-"""Every mistake a user can make has one class here; each is also the builtin exception that fits.
+"""One class for each kind of user mistake; each also derives from the builtin exception that fits.
 
-In: nothing. Out: exception classes and warnings. A message says what is wrong, what was got, and what to do.
+In: nothing. Out: exception classes and warnings. A message says what is wrong, what was passed, and what to do.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterable
 
 
 class SerrateError(Exception):
-    """The root of everything serrate raises on purpose."""
+    """The base class of everything serrate raises on purpose."""
 
 
 class StructureError(SerrateError, ValueError):
-    """Offsets, lengths or nesting that do not describe rows (decreasing, not ending at the values, negative ...)."""
+    """Invalid offsets, lengths or nesting (decreasing, negative, not ending at the number of values ...)."""
 
 
 class StructureMismatch(SerrateError, ValueError):
@@ -30,19 +30,19 @@ class RowError(SerrateError, IndexError):
 
 
 class IndexOutOfRange(SerrateError, IndexError):
-    """An index given to one of torch's indexing operators that is not a position of the dim it indexes."""
+    """An index out of range in one of torch's indexing operators."""
 
 
 class RaggedSizeError(SerrateError, TypeError):
-    """The size of a ragged dim used as if it were one number."""
+    """The size of a ragged dim used as an int."""
 
 
 class DtypeError(SerrateError, TypeError):
-    """A dtype an operation does not take."""
+    """A dtype that an operation does not support."""
 
 
 class DeviceError(SerrateError, ValueError):
-    """Tensors on different devices, or a backend that cannot run on the device at hand."""
+    """Tensors on different devices, or a backend that cannot run on the tensors' device."""
 
 
 class DomainError(SerrateError, ValueError):
@@ -58,27 +58,27 @@ class StrategyError(SerrateError, ValueError):
 
 
 class InvarianceError(SerrateError, RuntimeError):
-    """Something that is not computed for each row alone, under `serrate.batch_invariant()`."""
+    """Under `serrate.batch_invariant()`, an operation that may compute rows together."""
 
 
 class VerificationError(SerrateError, AssertionError):
-    """A pass left a program that is not legal after its stage: a bug in serrate, not in the user's program."""
+    """A pass produced an illegal program: a bug in serrate, not in the user's program."""
 
 
 class TraceError(SerrateError, TypeError):
-    """Something inside a `@serrate.jit` function that cannot be traced."""
+    """Code in a `@serrate.jit` function that cannot be traced."""
 
 
 class InPlaceError(SerrateError, RuntimeError):
-    """A write in place, inside a `@serrate.jit` function, to something that outlives it or is known under other names."""
+    """An in-place write in a `@serrate.jit` function to a tensor that outlives the call or has aliases."""
 
 
 class TraceAttributeError(TraceError, AttributeError):
-    """An attribute of a ragged tensor that is not known while tracing, such as its values or its lengths."""
+    """An attribute of a ragged tensor that is not known while tracing, such as its values or lengths."""
 
 
 class GradientError(SerrateError, RuntimeError):
-    """A gradient was asked of something that has none."""
+    """A gradient was requested from an operation that has none."""
 
 
 class SyncError(SerrateError, RuntimeError):
@@ -86,15 +86,15 @@ class SyncError(SerrateError, RuntimeError):
 
 
 class FormatError(SerrateError, ValueError):
-    """Rows that another library's format, or a file, cannot hold; or the other way round."""
+    """Data that another library's format or a file cannot hold, or that serrate cannot."""
 
 
 class CopyError(SerrateError, ValueError):
-    """`copy=False` was asked of a bridge, and the two formats cannot share memory."""
+    """A bridge was called with `copy=False`, but the two formats cannot share memory."""
 
 
 class CopyWarning(UserWarning):
-    """A bridge copied values because the two formats cannot share memory; `copy=True` says that this is meant."""
+    """A bridge copied values because the two formats cannot share memory; pass `copy=True` if that is intended."""
 
 
 class PackageMissing(SerrateError, ImportError):
@@ -102,7 +102,7 @@ class PackageMissing(SerrateError, ImportError):
 
 
 class CompilerError(SerrateError, RuntimeError):
-    """The system compiler refused generated code; the message names the kept source."""
+    """The system compiler rejected generated code; the message names the source file, which is kept."""
 
 
 class CompilerMissing(CompilerError):
@@ -110,11 +110,11 @@ class CompilerMissing(CompilerError):
 
 
 class CacheError(SerrateError, RuntimeError):
-    """The cache folder is damaged, open to other users, or cannot hold a built program."""
+    """The cache folder is damaged, writable by other users, or cannot store a program."""
 
 
 class CacheWarning(UserWarning):
-    """The cache folder cannot be used; built programs are kept only until the process ends."""
+    """The cache folder cannot be used; compiled programs are kept only until the process ends."""
 
 
 class BackendError(SerrateError, ValueError):
@@ -122,38 +122,38 @@ class BackendError(SerrateError, ValueError):
 
 
 class CallError(SerrateError, TypeError):
-    """A compiled program called with the wrong number or kind of arguments."""
+    """The wrong number or kind of arguments."""
 
 
 class KernelError(SerrateError, TypeError):
-    """Something in a `@serrate.kernel` function that is not part of the tile language; the message shows the user's line."""
+    """Code in a `@serrate.kernel` function that is not part of the tile language; the message shows the user's line."""
 
 
 class KernelIndexError(SerrateError, IndexError):
-    """A computed index outside its tensor in a lane that exists, found by the checked mode of tile kernels."""
+    """A computed index out of bounds in a lane that exists, found by the checked mode of tile kernels."""
 
 
 class SettingError(SerrateError, ValueError):
-    """An environment variable of serrate's has a value that means nothing."""
+    """An invalid value of one of serrate's environment variables."""
 
 
 class IgnoredWarning(UserWarning):
-    """Something that was asked for has no effect here."""
+    """A setting that has no effect here."""
 
 
 class RaceError(SerrateError, RuntimeError):
-    """Two lanes that store different values to one address: seen by the compiler, or found by the checked mode of kernels."""
+    """Two lanes store different values to one address: seen by the compiler, or found by the checked mode of kernels."""
 
 
 def choices(got: object, known: Iterable[str]) -> str:
-    """What to write instead of a name that means nothing: the nearest one, and all that there are.
+    """Suggests replacements for an unknown name: the closest one, and all known names.
 
     >>> choices("num_warp", ["num_stages", "num_warps"])
-    "did you mean 'num_warps'? There are num_stages, num_warps"
+    "did you mean 'num_warps'? Choose from num_stages, num_warps"
     >>> choices("x", ["cpp", "reference"])
-    'there are cpp, reference'
+    'choose from cpp, reference'
     """
     names = list(known)
     near = difflib.get_close_matches(str(got), names, 1)
     every = ", ".join(names)
-    return f"did you mean {near[0]!r}? There are {every}" if near else f"there are {every}"
+    return f"did you mean {near[0]!r}? Choose from {every}" if near else f"choose from {every}"

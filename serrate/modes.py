@@ -1,7 +1,6 @@
-"""Modes: what a `with` block asks of everything that is called in it.
+"""Modes: settings that apply to all calls inside a `with` block.
 
-In: `batch_invariant`, around calls. Out: `is_batch_invariant()`, which is part of every key under which a plan or a prepared
-call is remembered.
+In: `batch_invariant`, around calls. Out: `is_batch_invariant()`, which is part of the cache key of every plan and prepared call.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ _invariant: ContextVar[bool] = ContextVar("serrate_batch_invariant", default=Fal
 _tracing: ContextVar[bool] = ContextVar("serrate_tracing", default=False)
 
 is_batch_invariant: Callable[[], bool] = _invariant.get
-"""Whether the bits of a row's result must follow from that row alone. Asked at every call."""
+"""Whether the bits of a row's result must depend on that row alone. Read at every call."""
 
 
 class batch_invariant:
     """Within this context, or in a function that it decorates, the bits of a row's result depend on that row alone.
 
-    The other rows of the batch, their number and their order, and the number of threads have no part in them. One plan serves
-    every batch: a worker takes whole rows, in blocks that follow from the row's own length. What cannot be computed so raises
-    `InvarianceError`. A reduction over the rows themselves (`dim=0`) is computed in the order of the rows, as always.
+    They do not depend on the other rows of the batch, their number or order, or the number of threads. One plan serves every
+    batch: a worker takes whole rows, in blocks that depend only on the row's length. Anything that cannot be computed this way
+    raises `InvarianceError`. A reduction over the rows themselves (`dim=0`) combines them in order, as always.
 
     >>> import torch
     >>> from serrate import JaggedTensor
@@ -39,7 +38,7 @@ class batch_invariant:
     >>> bool(alone == among)
     True
 
-    `batch_invariant(False)` ends the mode for a while, as `torch.set_grad_enabled(True)` does with `torch.no_grad`.
+    `batch_invariant(False)` suspends the mode, as `torch.set_grad_enabled(True)` suspends `torch.no_grad`.
     """
 
     def __init__(self, mode: bool = True) -> None:
@@ -49,8 +48,8 @@ class batch_invariant:
     def __enter__(self) -> None:
         if _tracing.get():
             raise TraceError(
-                "serrate.batch_invariant() in a function that is being traced: the mode belongs to the call: put it around the "
-                "call, or decorate the function with it above @serrate.jit"
+                "serrate.batch_invariant() cannot be entered inside a traced function: put it around the call, or decorate the "
+                "function with it above @serrate.jit"
             )
         self._tokens.append(_invariant.set(self.mode))
 
@@ -60,7 +59,7 @@ class batch_invariant:
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
-            # Of its own: threads may be in the function at the same time.
+            # A new context per call: several threads may be in the function at once.
             with batch_invariant(self.mode):
                 return function(*args, **kwargs)
 
@@ -68,7 +67,7 @@ class batch_invariant:
 
 
 class tracing:
-    """Says that what runs is being traced, and is not the call itself."""
+    """Marks that a function is being traced."""
 
     def __enter__(self) -> None:
         self._token = _tracing.set(True)

@@ -1,6 +1,6 @@
 """Every environment variable serrate reads, with its type, default and whether it changes generated code.
 
-In: the process environment. Out: `settings`, one frozen record read once at import (`reload` reads it again).
+In: the process environment. Out: `current()`, a frozen record read once at import (`reload` reads it again).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Settings:
     """
 
     cache_dir: Path
-    """`SERRATE_CACHE_DIR`: where built programs are kept. Does not change generated code."""
+    """`SERRATE_CACHE_DIR`: the directory for compiled programs. Does not change generated code."""
 
     log: frozenset[str]
-    """`SERRATE_LOG`: comma-separated names of what to print (`plan`, `passes`, `source`). Does not change generated code."""
+    """`SERRATE_LOG`: a comma-separated list of what to log (`plan`, `passes`, `source`). Does not change generated code."""
 
     backend: str | None
-    """`SERRATE_BACKEND`: `reference`, `cpp` or `triton` instead of the device's default. Chooses which code is generated."""
+    """`SERRATE_BACKEND`: `reference`, `cpp` or `triton`, overriding the device's default. Chooses which code is generated."""
 
     check: bool
-    """`SERRATE_CHECK`: 1: tile kernels report stores that race and indices outside. Does not change generated code."""
+    """`SERRATE_CHECK`: 1: tile kernels report racing stores and indices out of bounds. Does not change generated code."""
 
     cxx: str | None
-    """`CXX`: the C++ compiler, else g++ then clang++ are looked for. Part of the key of built programs."""
+    """`CXX`: the C++ compiler; by default g++, then clang++. Part of the cache key."""
 
 
 def _read() -> Settings:
@@ -45,13 +45,13 @@ def _read() -> Settings:
     folder = os.environ.get("SERRATE_CACHE_DIR") or str(Path(home) / "serrate")
     log = frozenset(filter(None, (name.strip() for name in os.environ.get("SERRATE_LOG", "").split(","))))
     for name in sorted(log.difference(LOGS)):
-        raise SettingError(f"SERRATE_LOG={name} is nothing that can be printed: {choices(name, LOGS)}")
+        raise SettingError(f"SERRATE_LOG={name} cannot be logged: {choices(name, LOGS)}")
     backend = os.environ.get("SERRATE_BACKEND") or None
     if backend is not None and backend not in BACKENDS:
         raise SettingError(f"SERRATE_BACKEND={backend} is not a backend: {choices(backend, BACKENDS)}")
     check = os.environ.get("SERRATE_CHECK") or "0"
     if check not in ("0", "1"):
-        raise SettingError(f"SERRATE_CHECK={check} is neither 0 nor 1")
+        raise SettingError(f"SERRATE_CHECK must be 0 or 1, got {check}")
     return Settings(
         cache_dir=Path(folder).expanduser().absolute(),
         log=log,
@@ -70,7 +70,7 @@ def current() -> Settings:
 
 
 def reload() -> Settings:
-    """Reads the environment again; for tests and for programs that set variables after importing serrate."""
+    """Reads the environment again; for tests, and for programs that set variables after importing serrate."""
     global _current
     _current = _read()
     return _current

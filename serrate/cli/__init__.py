@@ -1,6 +1,6 @@
 """The `serrate` command: one file per subcommand, joined here.
 
-In: the process's arguments. Out: text on the terminal and an exit status, 1 for a mistake that serrate can name.
+In: the process's arguments. Out: text on the terminal and an exit status, 1 for a `SerrateError`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    # Its eager callback does the work; the option is declared here because this is where options of the bare command live.
+    # The eager callback does the work; options of the bare command must be declared here.
     del version
 
 

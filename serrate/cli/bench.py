@@ -1,7 +1,7 @@
-"""`serrate bench`: named benchmarks, each with the machine's limit and the peers in the same run.
+"""`serrate bench`: benchmarks by name, each measured in one run with the hardware limit and the peers.
 
-In: names and what to keep of them. Out: tables with ratios, JSON and plots. The benchmarks live in the source tree, not in the
-installed package.
+In: names and filters. Out: tables with ratios, JSON and plots. The benchmarks are in the source tree, not in the installed
+package.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from rich.table import Table
 from rich.text import Text
 
 BENCHMARKS = {
-    "cpu": "every work on the CPU: % of the machine's limit, and how far ahead of every peer",
-    "spine": "five of them, in float32, beside hand-written C++ too",
-    "memory": "peak memory beside inputs and outputs; results in fresh memory against reused",
-    "kernels": "every example kernel beside hand-written C++ or torch's products per group; its first and its later calls",
-    "calls": "what a call costs beyond its kernel: warm, and with lengths never seen before",
-    "construction": "what it costs to make a ragged tensor of tensors that are ready",
-    "gpu": "the GPU table",
+    "cpu": "every task on the CPU: % of the hardware limit, and the lead over every peer",
+    "spine": "five of these tasks in float32, also against hand-written C++",
+    "memory": "peak memory on top of inputs and outputs; results in fresh against reused memory",
+    "kernels": "every example kernel against hand-written C++ or torch's matrix products; first and warm calls",
+    "calls": "call overhead: warm, and with new lengths",
+    "construction": "the cost of building a ragged tensor from existing tensors",
+    "gpu": "every strategy on a GPU: % of the hardware limit",
 }
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Something to compare with: the package it comes in, and how to get that."""
+    """A peer: its package, and how to install it."""
 
     name: str
     package: str
@@ -47,23 +47,23 @@ PEERS = (
     Peer("fbgemm", "fbgemm-gpu-cpu", "fbgemm_gpu", "pip install 'serrate[peers]'"),
     Peer("awkward", "awkward", "awkward", "pip install 'serrate[peers]'"),
     Peer("np.add.reduceat", "numpy", "numpy", "pip install 'serrate[bench]'"),
-    Peer("(no peer: draws the plots)", "matplotlib", "matplotlib", "pip install 'serrate[bench]'"),
+    Peer("(not a peer: draws the plots)", "matplotlib", "matplotlib", "pip install 'serrate[bench]'"),
 )
 
 
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(help=f"which: {', '.join(BENCHMARKS)}; none: say what there is")] = None,
-    rounds: Annotated[int, typer.Option(help="timed rounds of each cell", min=1)] = 15,
-    only: Annotated[list[str] | None, typer.Option(help="a work to measure, such as softmax; may be given again")] = None,
-    lengths: Annotated[list[str] | None, typer.Option(help="uniform, exponential, bimodal or giant; may be given again")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="float32 or bfloat16; may be given again")] = None,
-    compiled: Annotated[bool, typer.Option(help="also peers by torch.compile, which takes long to build")] = True,
-    patience: Annotated[float, typer.Option(help="seconds that torch.compile may take for one peer", min=1)] = 60.0,
-    quick: Annotated[bool, typer.Option("--quick", help="little data, few rounds: to see that everything works")] = False,
-    peers: Annotated[bool, typer.Option("--peers", help="say which peers are installed; measure and install nothing")] = False,
-    out: Annotated[Path, typer.Option(help="where JSON and plots go")] = Path("build/benchmarks"),
+    names: Annotated[list[str] | None, typer.Argument(help=f"any of {', '.join(BENCHMARKS)}; without a name, lists them")] = None,
+    rounds: Annotated[int, typer.Option(help="timed rounds per cell", min=1)] = 15,
+    only: Annotated[list[str] | None, typer.Option(help="a task to measure, such as softmax; repeatable")] = None,
+    lengths: Annotated[list[str] | None, typer.Option(help="uniform, exponential, bimodal or giant; repeatable")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float32 or bfloat16; repeatable")] = None,
+    compiled: Annotated[bool, typer.Option(help="also run peers under torch.compile, which compiles slowly")] = True,
+    patience: Annotated[float, typer.Option(help="time limit in seconds for torch.compile per peer", min=1)] = 60.0,
+    quick: Annotated[bool, typer.Option("--quick", help="little data and few rounds, to check that everything runs")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="list which peers are installed; measures and installs nothing")] = False,
+    out: Annotated[Path, typer.Option(help="directory for JSON and plots")] = Path("build/benchmarks"),
 ) -> None:
-    """Runs named benchmarks: ours, the peers and the machine's limit interleaved in one run."""
+    """Run benchmarks by name: serrate, the peers and the hardware limit, interleaved in one run."""
     console = Console()
     if peers:
         _list_peers(console)
@@ -74,12 +74,12 @@ def bench(
         return
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
-        raise typer.BadParameter(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+        raise typer.BadParameter(f"unknown benchmark {unknown[0]!r}; choose from {', '.join(BENCHMARKS)}")
     kept = (tuple(only or ()), tuple(lengths or ()), tuple(dtype or ()))
     options = _load("options")
     given = options.Options(rounds, quick, *kept, compiled, patience, out)
     try:
-        # Every benchmark runs, whatever the one before it came to.
+        # Every benchmark runs, even if an earlier one failed.
         right = [_load(name).main(given) for name in names]
     except options.UnknownName as error:
         raise typer.BadParameter(str(error)) from error
@@ -95,23 +95,23 @@ def _load(name: str) -> Any:
         return importlib.import_module(f"benchmarks.{name}")
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("benchmarks"):
-            raise typer.BadParameter("benchmarks live in the source tree; run this in a checkout of serrate") from error
+            raise typer.BadParameter("benchmarks are in the source tree; run this in a checkout of serrate") from error
         raise
 
 
 def _list_peers(console: Console) -> None:
-    """Each peer with its version, or what to install. Nothing is installed here."""
+    """Lists each peer with its version, or how to install it. Installs nothing."""
     table = Table("peer", "package", "found", "to get it")
     for peer in PEERS:
         version = found(peer)
-        # Text, not markup: what to install has brackets in it.
+        # Text, not markup: install commands contain brackets.
         state = Text(version or "missing", style="green" if version else "red")
         table.add_row(peer.name, peer.package, state, Text("" if version else peer.install))
     console.print(table)
 
 
 def found(peer: Peer) -> str | None:
-    """The version that is installed, or None.
+    """The installed version, or None.
 
     >>> found(PEERS[0]) is not None
     True

@@ -1,7 +1,7 @@
-"""`serrate cache info` and `serrate cache clear`: what the cache folder holds, and how to empty it.
+"""`serrate cache info` and `serrate cache clear`: show and empty the cache folder.
 
-In: the cache folder of the settings in force. Out: a summary, or the folder without its built programs. Only what
-`runtime.cache_folder` makes is counted and removed; whatever else lies there belongs to someone else.
+In: the current cache folder. Out: a summary, or the folder without its compiled programs. Only files that
+`runtime.cache_folder` creates are counted and removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ENTRY_NAME = re.compile(r"[0-9a-f]{16,64}")
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One built program in the cache: its folder, how many files, their bytes, and when the last of them was written."""
+    """One compiled program in the cache: its folder, the number and size of its files, and the time of the last write."""
 
     path: Path
     files: int
@@ -36,7 +36,7 @@ class CacheEntry:
 
 
 def entries(cache_dir: Path) -> list[CacheEntry]:
-    """The built programs under `cache_dir`, oldest first; none if the folder does not exist.
+    """The compiled programs under `cache_dir`, oldest first; empty if the folder does not exist.
 
     >>> entries(Path("/nonexistent"))
     []
@@ -48,12 +48,12 @@ def entries(cache_dir: Path) -> list[CacheEntry]:
 def remove(path: Path) -> None:
     """Deletes an entry or a leftover.
 
-    Another process finds a program whole or not at all. A loaded program keeps running: its file stays until it is closed.
+    Other processes see a program whole or not at all. A loaded program keeps running: its file survives until it is closed.
     """
     try:
         cache_folder.discard(path)
     except FileNotFoundError:
-        # Another process removed it between listing and now: what was asked for is so.
+        # Another process removed it in the meantime, which is fine.
         return
     except OSError as error:
         raise CacheError(f"cannot remove {path}: {error.strerror}; check who owns the cache folder") from error
@@ -69,12 +69,12 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _is_entry(path: Path) -> bool:
-    # A link could lead out of the cache folder, and serrate never makes one.
+    # A link could lead out of the cache folder, and serrate never creates one.
     return _ENTRY_NAME.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
 
 
 def _measure(path: Path) -> CacheEntry | None:
-    """The entry at `path`, or None if another process removed it meanwhile."""
+    """The entry at `path`, or None if another process has removed it."""
     try:
         stats = [os.lstat(file) for file in _files(path)]
         modified = max((stat.st_mtime for stat in stats), default=path.stat().st_mtime)
@@ -89,7 +89,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def format_bytes(count: int) -> str:
-    """A byte count for people.
+    """A human-readable byte count.
 
     >>> format_bytes(1536)
     '1.5 KiB'
@@ -121,12 +121,12 @@ def _programs(count: int) -> str:
     return f"{count} program{'' if count == 1 else 's'}"
 
 
-app = typer.Typer(help="Show or empty the cache of built programs.", no_args_is_help=True)
+app = typer.Typer(help="Show or empty the cache of compiled programs.", no_args_is_help=True)
 
 
 @app.command()
 def info() -> None:
-    """Show where built programs are kept, how many there are, their size and their age."""
+    """Show where compiled programs are kept, their number, size and age."""
     folder = settings.current().cache_dir
     held = entries(folder)
     now = time.time()
@@ -139,14 +139,14 @@ def info() -> None:
     if held:
         table.add_row("oldest", format_age(now - held[0].modified))
         table.add_row("newest", format_age(now - held[-1].modified))
-    # The path is printed apart from the table, which would cut it to the width of the terminal.
-    typer.echo(f"cache folder: {folder}" + ("" if folder.exists() else " (not made yet)"))
+    # The path is printed outside the table, which would truncate it to the width of the terminal.
+    typer.echo(f"cache folder: {folder}" + ("" if folder.exists() else " (not created yet)"))
     Console().print(table)
 
 
 @app.command()
 def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
-    """Delete every built program; they are built again when they are next needed."""
+    """Delete every compiled program; programs are recompiled when needed."""
     folder = settings.current().cache_dir
     held, left = entries(folder), _leftovers(folder)
     if not held and not left:
@@ -154,7 +154,7 @@ def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] 
         return
     what = f"{_programs(len(held))} ({format_bytes(sum(entry.bytes for entry in held))})"
     if left:
-        what += f" and {len(left)} leftover{'' if len(left) == 1 else 's'} of interrupted or failed builds"
+        what += f" and {len(left)} leftover{'' if len(left) == 1 else 's'} of interrupted or failed compilations"
     if not yes:
         typer.confirm(f"Delete {what} from {folder}?", abort=True)
     for path in (*(entry.path for entry in held), *left):
@@ -163,7 +163,7 @@ def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] 
 
 
 def _leftovers(cache_dir: Path) -> list[Path]:
-    """What interrupted and failed builds left; a build that is running now is not among them."""
+    """Leftovers of interrupted and failed compilations; running ones are not included."""
     try:
         return cache_folder.leftovers(cache_dir / cache_folder.PROGRAMS)
     except OSError as error:

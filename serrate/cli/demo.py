@@ -1,7 +1,7 @@
-"""`serrate demo`: two jobs on ragged data, ours beside what people do today.
+"""`serrate demo`: two jobs on ragged data, serrate against the usual alternatives.
 
-In: nothing. Out: tables that fit a narrow terminal. Tokens are routed to experts of very different popularity and go through
-their expert's feed-forward; sequences of very different lengths are softmaxed. Each way is checked row by row against torch.
+In: nothing. Out: tables that fit a narrow terminal. The jobs are a mixture-of-experts feed-forward with very unequal experts, and
+a softmax over sequences of very different lengths. Each method is checked against torch, row by row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def attention_weights(scores: Any, scale: float) -> Any:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to do a job: how to run it, and how to get its rows. `cannot` says why there is no such way."""
+    """One method: how to run it, and how to get its rows. `cannot` says why it does not apply."""
 
     name: str
     run: Callable[[], Any]
@@ -50,7 +50,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Job:
-    """A job, the ways to do it, what every row must come out as, and the bytes of its results."""
+    """A job, its methods, the expected rows, and the size of its results in bytes."""
 
     title: str
     lengths: torch.Tensor
@@ -64,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Measured:
-    """Median seconds, bytes held at most beyond the inputs (None: not known), and the largest error."""
+    """Median seconds, peak bytes on top of the inputs (None if unknown), and the largest error."""
 
     seconds: float
     peak: int | None
@@ -72,16 +72,18 @@ class Measured:
 
 
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="small data: a few seconds")] = False,
-    source: Annotated[bool, typer.Option("--source", help="also print the code that was generated")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="small data; takes a few seconds")] = False,
+    source: Annotated[bool, typer.Option("--source", help="also print the generated code")] = False,
 ) -> None:
-    """Routes tokens to experts and softmaxes ragged sequences: ours, padded, and torch's NestedTensor, side by side."""
+    """Compare serrate with padding and torch's NestedTensor on expert routing and a ragged softmax."""
     console = Console()
-    # torch says something about tracing when NestedTensor is first used; it is not about us.
+    # torch warns about tracing when NestedTensor is first used, which is irrelevant here.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     torch.manual_seed(0)
     scale = 8 if quick else 1
-    console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; median times, each with a result of its own\n")
+    console.print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads; median times, including allocation of the result\n"
+    )
     for make in (_expert_job, _sequence_job):
         job = make(scale)
         _picture(console, job)
@@ -121,7 +123,7 @@ def _expert_job(scale: int) -> Job:
             Way("serrate", lambda: experts(routed, up, down), lambda r: list(r.unbind())),
             Way("torch.mm per expert", loop, list),
             Way("padded bmm", padded, lambda r: _unpadded(r, lengths)),
-            Way("NestedTensor", lambda: None, list, "cannot: it has no weight of its own for each row"),
+            Way("NestedTensor", lambda: None, list, "does not support a separate weight for each row"),
         ],
         loop(),
     )
@@ -151,7 +153,7 @@ def _sequence_job(scale: int) -> Job:
 
 
 def _picture(console: Console, job: Job) -> None:
-    """The lengths as bars: what padding would fill is the empty part."""
+    """The lengths as bars; the empty part is what padding would fill."""
     console.print(Text(job.title, style="bold"))
     longest = max(int(job.lengths.max()), 1)
     shown = sorted(job.lengths.tolist(), reverse=True)
@@ -162,7 +164,7 @@ def _picture(console: Console, job: Job) -> None:
 
 
 def _measured(console: Console, job: Job, rounds: int) -> dict[str, Measured]:
-    """Peak, error and median time of each way; the times round robin, after a run of each that is not counted."""
+    """Peak memory, error and median time of each method, timed round robin after one warm-up run each."""
     able = [way for way in job.ways if not way.cannot]
     times: dict[str, list[float]] = {way.name: [] for way in able}
     checked: dict[str, tuple[int | None, float]] = {}
@@ -174,7 +176,7 @@ def _measured(console: Console, job: Job, rounds: int) -> dict[str, Measured]:
                 progress.update(task, description=f"{'measuring' if turn else 'checking'} {way.name}")
                 if not turn:
                     checked[way.name] = _checked(way, job)
-                # A slow way is not made to wait for: two seconds of it are enough.
+                # Two seconds are enough for a slow method.
                 elif sum(times[way.name]) < 2.0:
                     begin = time.perf_counter()
                     way.run()
@@ -184,15 +186,15 @@ def _measured(console: Console, job: Job, rounds: int) -> dict[str, Measured]:
 
 
 def _checked(way: Way, job: Job) -> tuple[int | None, float]:
-    way.run()  # what is built or made ready once is not counted
+    way.run()  # compilation and one-time setup are not counted
     peak, result = peak_of(way.run)
     rows = way.rows(result)
     return peak, max((float((a - b).abs().max()) for a, b in zip(rows, job.want, strict=True) if a.numel()), default=0.0)
 
 
 def _table(console: Console, job: Job, measured: dict[str, Measured]) -> None:
-    table = Table(caption=f"memory: at most, beyond the inputs; the result itself is {job.results / 1e6:.0f} MB")
-    table.add_column("way", no_wrap=True)
+    table = Table(caption=f"memory: peak, on top of the inputs; the result itself takes {job.results / 1e6:.0f} MB")
+    table.add_column("method", no_wrap=True)
     for heading in ("time", "serrate is", "memory", "error"):
         table.add_column(heading, justify="right", no_wrap=True)
     ours = measured["serrate"]
@@ -212,7 +214,7 @@ def _table(console: Console, job: Job, measured: dict[str, Measured]) -> None:
 
 
 def _compared(times: float) -> str:
-    """How serrate does against a way that takes so many times as long.
+    """serrate compared with a method that takes `times` as long.
 
     >>> _compared(4.0), _compared(0.5)
     ('4.0 x faster', '2.0 x slower')

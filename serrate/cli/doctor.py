@@ -32,7 +32,7 @@ TRITON_RANGE = ((3, 6), (3, 9))
 
 
 class Status(Enum):
-    """How a row ends: fine, absent without harm, something is lost, nothing can run."""
+    """The result of a check: fine, absent but optional, degraded, or unable to run."""
 
     OK = "ok"
     ABSENT = "-"
@@ -53,7 +53,7 @@ class Finding:
     advice: str = ""
 
 
-# A loop that needs the OpenMP run-time to link and to load, with a result that shows it ran.
+# Needs the OpenMP runtime to link and load, and its result shows that it ran.
 _PROBE_SOURCE = """\
 #ifndef _OPENMP
 #error "the compiler ignored -fopenmp"
@@ -69,10 +69,10 @@ extern "C" std::int64_t serrate_probe(std::int64_t n) {
 
 
 def check_torch() -> Finding:
-    """torch imports and its version is one that serrate is tested with."""
+    """torch can be imported, in a supported version."""
     advice = f"pip install 'torch>={_dotted(TORCH_RANGE[0])},<{TORCH_RANGE[1][0]}.{TORCH_RANGE[1][1] + 1}'"
     try:
-        # Imported here and by name, so that a broken torch is a row of the report and not a traceback.
+        # Imported here and by name, so that a broken torch shows up in the report instead of a traceback.
         version = str(importlib.import_module("torch").__version__)
     except (ImportError, OSError) as error:
         return Finding("torch", Status.FAIL, f"cannot be imported: {error}", advice)
@@ -86,27 +86,25 @@ def check_compiler(cxx: str | None) -> Finding:
     name = "C++ compiler"
     if cxx is not None:
         command = shlex.split(cxx)
-        # A compiler that was asked for by name is not replaced by another: that would hide the mistake.
+        # A compiler requested by name is not replaced by another, which would hide the mistake.
         if not command or shutil.which(command[0]) is None:
             return Finding(name, Status.WARN, f"CXX is {cxx!r}, which was not found", "unset CXX or correct it")
     else:
         path = shutil.which("g++") or shutil.which("clang++")
         if path is None:
             return Finding(
-                name, Status.WARN, "none; the slow reference backend runs instead", "install g++ or clang++, or set CXX to one"
+                name, Status.WARN, "none found; the slow reference backend runs instead", "install g++ or clang++, or set CXX"
             )
         command = [path]
     described = f"{' '.join(command)} ({_compiler_version(command)})"
     fault = probe_compiler(command)
     if fault is not None:
-        return Finding(
-            name, Status.WARN, f"{described}: {fault}", "install the compiler's C++ and OpenMP run-time, or set CXX to another"
-        )
+        return Finding(name, Status.WARN, f"{described}: {fault}", "install the compiler's C++ and OpenMP runtime, or set CXX")
     return Finding(name, Status.OK, f"{described}, builds and loads OpenMP code")
 
 
 def probe_compiler(command: list[str]) -> str | None:
-    """Builds, loads and runs a small OpenMP program; the fault in words, or None if all is well."""
+    """Compiles, loads and runs a small OpenMP program; returns what went wrong, or None."""
     with tempfile.TemporaryDirectory(prefix="serrate-doctor-") as folder:
         source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
         source.write_text(_PROBE_SOURCE)
@@ -124,14 +122,14 @@ def probe_compiler(command: list[str]) -> str | None:
         try:
             probe = ctypes.CDLL(str(library)).serrate_probe
         except (OSError, AttributeError) as error:
-            return f"what it builds cannot be loaded: {error}"
+            return f"its output cannot be loaded: {error}"
         probe.argtypes, probe.restype = [ctypes.c_int64], ctypes.c_int64
         got, expected = probe(100), sum(range(100))
-    return None if got == expected else f"what it builds gives {got} instead of {expected}"
+    return None if got == expected else f"its output computes {got} instead of {expected}"
 
 
 def check_gpu() -> Finding:
-    """torch sees a GPU; to have none is no fault."""
+    """Whether torch sees a GPU, which is optional."""
     try:
         torch = importlib.import_module("torch")
     except (ImportError, OSError):
@@ -142,18 +140,18 @@ def check_gpu() -> Finding:
         more = f", and {count - 1} more" if count > 1 else ""
         return Finding("GPU", Status.OK, f"{torch.cuda.get_device_name(0)} (capability {major}.{minor}){more}")
     if torch.version.cuda is None and torch.version.hip is None:
-        return Finding("GPU", Status.ABSENT, "torch is a CPU build", "nothing, or install a GPU build of torch if there is a GPU")
-    return Finding("GPU", Status.ABSENT, "torch sees none", "nothing, or check the driver if there is a GPU")
+        return Finding("GPU", Status.ABSENT, "torch is a CPU build", "if there is a GPU, install a GPU build of torch")
+    return Finding("GPU", Status.ABSENT, "none found", "if there is one, check its driver")
 
 
 def check_triton(gpu: bool) -> Finding:
-    """triton imports with a supported version; it is needed only where there is a GPU."""
+    """triton can be imported, in a supported version; needed only with a GPU."""
     absent = Status.WARN if gpu else Status.ABSENT
     advice = "pip install 'serrate[gpu]'"
     try:
         version = str(importlib.import_module("triton").__version__)
     except ModuleNotFoundError:
-        return Finding("triton", absent, "not installed", advice if gpu else f"nothing, or {advice} to use a GPU")
+        return Finding("triton", absent, "not installed", advice if gpu else f"to use a GPU, {advice}")
     except (ImportError, OSError) as error:
         return Finding("triton", Status.WARN, f"cannot be imported: {error}", advice)
     if not _in_range(version, TRITON_RANGE):
@@ -162,7 +160,7 @@ def check_triton(gpu: bool) -> Finding:
 
 
 def check_cache(folder: Path) -> Finding:
-    """The cache folder can be written, which is tried, because permission bits do not tell (read-only mounts, quotas)."""
+    """The cache folder is writable; tested by writing, because permission bits do not show read-only mounts and quotas."""
     try:
         programs = folder / cache_folder.PROGRAMS
         cache_folder.make_private(programs)
@@ -171,23 +169,23 @@ def check_cache(folder: Path) -> Finding:
             pass
         held = cache.entries(folder)
     except CacheError as error:
-        return Finding("cache", Status.WARN, str(error), "see there; nothing compiles until it is mended")
+        return Finding("cache", Status.WARN, str(error), "fix the folder; nothing compiles until then")
     except OSError as error:
-        advice = "point SERRATE_CACHE_DIR at a folder you can write; until then every process builds its programs again"
+        advice = "set SERRATE_CACHE_DIR to a writable folder; until then every process recompiles its programs"
         return Finding("cache", Status.WARN, f"{folder}: {error}", advice)
     size = cache.format_bytes(sum(entry.bytes for entry in held))
-    return Finding("cache", Status.OK, f"{folder}, {len(held)} built, {size}")
+    return Finding("cache", Status.OK, f"{folder}, {len(held)} programs, {size}")
 
 
 def usable_backends(torch_row: Finding, compiler: Finding, gpu: Finding, triton: Finding) -> list[str]:
-    """The names of the backends that can run, given the rows; the reference needs nothing but torch."""
+    """The backends that can run, given the findings; the reference needs only torch."""
     if torch_row.status is not Status.OK:
         return []
     names = ["reference"]
     if compiler.status is Status.OK:
         names.append("cpp")
-    if gpu.status is Status.OK:
-        names += ["triton", "cuda"] if triton.status is Status.OK else ["cuda"]
+    if gpu.status is Status.OK and triton.status is Status.OK:
+        names.append("triton")
     return names
 
 
@@ -198,10 +196,10 @@ def doctor() -> None:
     triton = check_triton(gpu.status is Status.OK)
     table = Table(box=None, pad_edge=False)
     for heading in ("check", "status", "found", "what to do"):
-        # Nothing is cut: a path or a message that is too long folds onto the next line.
+        # Long paths and messages wrap instead of being truncated.
         table.add_column(heading, overflow="fold")
     for row in (torch_row, compiler, gpu, triton, check_cache(using.cache_dir)):
-        # Text, not markup: the advice has brackets in it.
+        # Text, not markup: the advice contains brackets.
         table.add_row(row.name, Text(row.status.value, style=_STYLE[row.status]), Text(row.found), Text(row.advice))
     Console().print(table)
     backends = usable_backends(torch_row, compiler, gpu, triton)
@@ -213,7 +211,7 @@ def doctor() -> None:
 def _in_range(version: str, bounds: tuple[tuple[int, int], tuple[int, int]]) -> bool:
     parts = version.split(".")
     try:
-        # Only major and minor: suffixes such as 2.13.0a0+git do not matter here.
+        # Compares only major and minor; suffixes such as 2.13.0a0+git are ignored.
         return bounds[0] <= (int(parts[0]), int(parts[1])) <= bounds[1]
     except (ValueError, IndexError):
         return False
@@ -236,6 +234,6 @@ def _compiler_version(command: list[str]) -> str:
 
 
 def _first_error(output: str) -> str:
-    """The line that says what went wrong; compilers print the places that led to it first."""
+    """The line with the actual error; compilers print the include stack first."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line), lines[0] if lines else "no message")

@@ -1,6 +1,6 @@
 """Peak memory of one call, as the system counts it.
 
-In: a call. Out: bytes that the process held at most beyond those it held before, or None where the system does not say.
+In: a call. Out: the process's peak memory minus its memory before the call, or None if the system does not report it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def held() -> int | None:
-    """Bytes of memory that the process holds now."""
+    """The process's current memory in bytes."""
     return _field("VmRSS")
 
 
 def peak_of(call: Callable[[], Any]) -> tuple[int | None, Any]:
-    """The peak, and what the call returned. Memory that is only kept to be used again is given back first.
+    """The peak, and the result of the call. Cached memory is released first.
 
     >>> peak, made = peak_of(lambda: bytearray(64 << 20))
     >>> peak is None or peak > 0.9 * len(made)
@@ -32,7 +32,7 @@ def peak_of(call: Callable[[], Any]) -> tuple[int | None, Any]:
     settle()
     before = held()
     try:
-        # The system's own word for: forget the peak so far.
+        # Resets the kernel's peak counter.
         _CLEAR.write_text("5")
     except OSError:
         return None, call()
@@ -42,7 +42,7 @@ def peak_of(call: Callable[[], Any]) -> tuple[int | None, Any]:
 
 
 def settle() -> None:
-    """Gives back what is free: objects, serrate's memory for results, and that of the C library where it can."""
+    """Releases free memory: garbage, serrate's result memory, and the C library's if possible."""
     gc.collect()
     memory.trim()
     with contextlib.suppress(OSError, AttributeError):

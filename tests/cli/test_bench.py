@@ -25,7 +25,7 @@ def test_without_names_it_says_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "no benchmark is called 'nothing'"),
+        (["nothing"], "unknown benchmark 'nothing'"),
         (["cpu", "--only", "some"], "--only some: there are sum, mean"),
         (["cpu", "--lengths", "long"], "--lengths long: there are uniform"),
         (["cpu", "--dtype", "int8"], "--dtype int8: there are float32, bfloat16"),

@@ -177,7 +177,7 @@ def test_the_array_of_its_lengths_is_reached_from_a_domain() -> None:
 
 def test_a_domain_is_spread_by_a_kind_or_its_name_and_by_nothing_else() -> None:
     assert IterDomain(4).parallelize("grid").parallel is ParallelType.GRID
-    with pytest.raises(DomainError, match="'nonsense' is not a parallel type: there are serial, grid"):
+    with pytest.raises(DomainError, match="'nonsense' is not a parallel type: choose from serial, grid"):
         IterDomain(4).parallelize("nonsense")
     with pytest.raises(DomainError, match="did you mean 'lanes'"):
         IterDomain(4).parallelize("lane")

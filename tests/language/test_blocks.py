@@ -130,7 +130,7 @@ def test_lanes_of_axes_that_a_kernel_does_not_have() -> None:
         assert serrate.kernel(two.fn, lanes=lanes)(*given).tolist() == [10, 21], lanes
     for _ in range(2):
         with pytest.raises(
-            CallError, match=r"lanes: two has no axis 'colums': did you mean 'columns'\? There are chunk, columns, rows"
+            CallError, match=r"lanes: two has no axis 'colums': did you mean 'columns'\? Choose from chunk, columns, rows"
         ):
             serrate.kernel(two.fn, lanes={"rows": 2, "colums": 3})(*given)
     for lanes in ({"rows": 0}, {"rows": 2.0}, 4):

@@ -35,17 +35,17 @@ def warned_anew() -> None:
     [
         (lambda: serrate.Config(block_size=[4]), CallError, "Config has no block_size: did you mean 'block_sizes'"),
         (lambda: serrate.Config(num_warp=4), CallError, "Config has no num_warp: did you mean 'num_warps'"),
-        (lambda: serrate.Config(nonsense=1), CallError, "Config has no nonsense: there are block_sizes, strategy"),
+        (lambda: serrate.Config(nonsense=1), CallError, "Config has no nonsense: choose from block_sizes, strategy"),
         (lambda: serrate.Config(strategy="masklss"), StrategyError, "unknown strategy 'masklss': did you mean 'maskless'"),
         (lambda: serrate.kernel(static_shape=True), CallError, "takes no static_shape: did you mean 'static_shapes'"),
-        (lambda: serrate.kernel(doubled, nonsense=True), CallError, "takes no nonsense: there are config"),
+        (lambda: serrate.kernel(doubled, nonsense=True), CallError, "takes no nonsense: choose from config"),
         (lambda: serrate.kernel(static_shapes="yes"), CallError, "static_shapes is True, False or None: got 'yes'"),
         (lambda: serrate.kernel(autotune_effort="ful"), CallError, "autotune_effort='ful': did you mean 'full'"),
         (lambda: serrate.kernel(config={"block_sizes": [4]}), CallError, "config= is a serrate.Config, not a dict"),
         (
             lambda: serrate.kernel(doubled).on("nonsense"),
             BackendError,
-            "no backend is called 'nonsense': there are cpp, reference",
+            "no backend is called 'nonsense': choose from cpp, reference",
         ),
         (lambda: serrate.kernel(doubled).on("ccp"), BackendError, "did you mean 'cpp'"),
         (lambda: serrate.kernel(doubled).on("triton"), BackendError, "kernels run on a CPU so far, not on triton"),
@@ -63,7 +63,7 @@ def test_a_backend_of_the_environment_that_kernels_do_not_have_is_refused(monkey
         patch.setenv("SERRATE_BACKEND", "triton")
         settings.reload()
         for ask in (kernel, kernel.source, kernel.explain, kernel.program):
-            with pytest.raises(BackendError, match="kernels run on a CPU so far, not on triton: there are cpp, reference"):
+            with pytest.raises(BackendError, match="kernels run on a CPU so far, not on triton: choose from cpp, reference"):
                 ask(torch.ones(2, 2))
     settings.reload()
     assert kernel(torch.ones(2, 2)).tolist() == [[2, 2], [2, 2]]
@@ -72,10 +72,10 @@ def test_a_backend_of_the_environment_that_kernels_do_not_have_is_refused(monkey
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("SERRATE_LOG", "nonsense", "SERRATE_LOG=nonsense is nothing that can be printed: there are plan, passes, source"),
-        ("SERRATE_LOG", "plan,sorce", "SERRATE_LOG=sorce is nothing that can be printed: did you mean 'source'"),
+        ("SERRATE_LOG", "nonsense", "SERRATE_LOG=nonsense cannot be logged: choose from plan, passes, source"),
+        ("SERRATE_LOG", "plan,sorce", "SERRATE_LOG=sorce cannot be logged: did you mean 'source'"),
         ("SERRATE_BACKEND", "cppp", "SERRATE_BACKEND=cppp is not a backend: did you mean 'cpp'"),
-        ("SERRATE_CHECK", "maybe", "SERRATE_CHECK=maybe is neither 0 nor 1"),
+        ("SERRATE_CHECK", "maybe", "SERRATE_CHECK must be 0 or 1, got maybe"),
     ],
 )
 def test_environment_variables_that_mean_nothing_are_refused(

@@ -201,7 +201,7 @@ def _calls_a_helper(x: torch.Tensor) -> None:
 
 
 def test_decorator_arguments() -> None:
-    with pytest.raises(StrategyError, match="unknown strategy 'fast': there are maskless"):
+    with pytest.raises(StrategyError, match="unknown strategy 'fast': choose from maskless"):
         serrate.kernel(strategy="fast")
     with pytest.raises(CallError, match="are the same"):
         serrate.kernel(strategy="masked", jagged_strategy="maskless")

@@ -492,7 +492,7 @@ def test_random_schedules_of_several_tensors_agree_or_are_refused(f: Fusion, len
         (lambda y: y.reorder([1, 0, 2]), "reorder: the length of r0 depends on c0, which must stay outside it, in T3"),
         (lambda y: y.reorder([0, 1]), r"reorder: expected each of 3 axes of .* once, got \[0, 1\]"),
         (lambda y: y.reorder({0: 1, 2: 1}), r"reorder: two axes of .* cannot have one place, got \{0: 1, 2: 1\}"),
-        (lambda y: y.parallelize(0, "fast"), r"parallelize: 'fast' is not how a loop can run: there are serial, grid, lanes"),
+        (lambda y: y.parallelize(0, "fast"), r"parallelize: 'fast' is not how a loop can run: choose from serial, grid, lanes"),
         (lambda y: y.parallelize(0, "grid").split(0, 2), "split: c0 of T3 is grid already; parallelize last"),
         (lambda y: y.partition(2, [0, 3]), r"partition: offsets must end at the extent 4, got 3"),
         (lambda y: y.partition(0, [0, 3]), r"partition: i.c0\{n1 - 1\} of T3 has an extent known only when run"),
