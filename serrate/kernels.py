@@ -56,7 +56,7 @@ class Config:
     Config(block_sizes=(16, None), strategy=None, others={'num_warps': 4})
     >>> Config(block_size=[16])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    serrate.errors.CallError: Config has no block_size: did you mean 'block_sizes'? There are block_sizes, strategy, ...
+    serrate.errors.CallError: Config has no block_size: did you mean 'block_sizes'? Choose from block_sizes, strategy, ...
     """
 
     block_sizes: tuple[int | None, ...] = ()

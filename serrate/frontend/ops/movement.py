@@ -191,9 +191,9 @@ def gather(x: TensorView, dim: int, indices: TensorView) -> TensorView:
 
 
 def _gathered(x: TensorView, dim: int, indices: TensorView) -> tuple[IterDomain, ...]:
-    """The dims of what `indices` gather along `dim`: those of the indices, but dims that count rows of `x` are its own."""
+    """The dims of the result: those of `indices`, except that dims of `x` that count rows replace dense dims of the indices."""
     pairs = enumerate(zip(x.domains, indices.domains, strict=True))
-    return tuple(other if k == dim or own.is_ragged else own for k, (own, other) in pairs)
+    return tuple(other if k == dim or own.is_ragged or counted(indices, k) else own for k, (own, other) in pairs)
 
 
 def select(x: TensorView, dim: int, index: int) -> TensorView:
