@@ -1,9 +1,9 @@
 """Axes, conditions and tiles: what a dim of a value runs over, and where its lanes exist.
 
-In: bounds and block sizes. Out: `Tile`, which a loop hands to the user, and the parts that values are made of.
+In: bounds and block sizes. Out: `Tile`, which a loop yields to the user, and the parts of values.
 
-A condition is kept apart from the others of a value, with the dims it mentions, because a reduction drops those that mention its
-axis and keeps the rest. It has as many dims as its value, of size 1 where it does not depend on them.
+The conditions of a value are kept separate, each with the dims it mentions, because a reduction drops those that mention its axis
+and keeps the rest. A condition has as many dims as its value, of size 1 where it does not depend on them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Axis:
-    """What a dim runs over, compared by identity: the tiles of one loop, or a fixed number of lanes nobody named."""
+    """What a dim runs over, compared by identity: the tiles of one loop, or a fixed number of anonymous lanes."""
 
     __slots__ = ("lanes", "named", "what")
 
@@ -24,11 +24,11 @@ class Axis:
         self.what = what
         self.named = named
         self.lanes = lanes
-        """How many lanes the user fixed its tiles to; a value over tiles of one lane is a number."""
+        """The block size fixed by the user, if any; a value over tiles of one lane is a scalar."""
 
     @property
     def open(self) -> bool:
-        """Whether the number of lanes may be chosen, so that nothing may depend on it."""
+        """Whether the block size is open, so that nothing may depend on it."""
         return self.named and self.lanes is None
 
     def __repr__(self) -> str:
@@ -42,13 +42,13 @@ class LaneMask:
     mask: Tensor
     dims: frozenset[int]
     key: tuple[Any, ...]
-    """Which condition it is: two of one key and the same dims are one."""
+    """Identifies the condition: two with the same key and dims are equal."""
     born: int
-    """When the youngest tile it depends on was made: a condition that is younger than an iteration changes with the loop."""
+    """When the newest tile it depends on was created: a condition newer than an iteration varies with the loop."""
     row: bool
-    """Whether it is about the length of a row, and not about the end of a plain range."""
+    """Whether it bounds a row, rather than a plain range."""
     keep: tuple[Any, ...] = field(default=(), repr=False)
-    """What the key names by identity."""
+    """Objects that the key refers to by identity."""
 
     def moved(self, dims: Sequence[int], ndim: int) -> LaneMask:
         """The same condition for a value of `ndim` dims, whose dim `dims[k]` is this one's dim k."""
@@ -59,7 +59,7 @@ class LaneMask:
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """The condition of a `hl.jagged_tile` on a value that does not have all its axes yet."""
+    """The condition of an `hl.jagged_tile` on a value that does not have all its axes yet."""
 
     mask: Tensor
     axes: tuple[Axis, ...]
@@ -70,7 +70,7 @@ class Pending:
 
 @dataclass(frozen=True, eq=False)
 class Fed:
-    """That a reduction feeds a value: when it ran, and for which lanes of the value it had a lane that existed."""
+    """A reduction that feeds a value: when it ran, and for which lanes of the value it had an existing lane."""
 
     mask: Tensor
     time: int
@@ -97,12 +97,12 @@ def spread(tensor: Tensor, dims: Sequence[int], ndim: int) -> Tensor:
 
 
 def fixed(size: int) -> Axis | None:
-    """The axis of a dim that no tile runs over: none for size 1, which is broadcast as in torch."""
+    """The axis of a dim that is not a tile's: None for size 1, which broadcasts as in torch."""
     return None if size == 1 else Axis("no tile", named=False)
 
 
 def meet(one: Axis | None, other: Axis | None) -> bool:
-    """Whether two dims may be one: of the same tile, or at least one of them of a number of lanes that cannot change.
+    """Whether two dims may be aligned: they belong to the same tile, or at least one has a fixed number of lanes.
 
     >>> meet(Axis("a"), Axis("b")), meet(Axis("a"), fixed(4)), meet(Axis("a", lanes=4), fixed(4))
     (False, False, True)
@@ -113,5 +113,5 @@ def meet(one: Axis | None, other: Axis | None) -> bool:
 
 
 def joined(conditions: Sequence[LaneMask]) -> tuple[LaneMask, ...]:
-    """Conditions without those that are there twice."""
+    """Conditions without duplicates."""
     return tuple({(c.key, c.dims): c for c in conditions}.values())

@@ -1,9 +1,9 @@
-"""Torch functions on tiles: elementwise math, and dims in another order or another shape.
+"""Torch functions on tiles: elementwise math, permuting and reshaping.
 
-In: a torch function (or method, by its name) and its arguments. Out: a `ConcreteValue`; what is not supported is refused.
+In: a torch function (or the name of a method) and its arguments. Out: a `ConcreteValue`; unsupported functions raise.
 
-Elementwise math computes in all lanes, also where nothing exists; its result exists where all its operands do (rule 2). Two dims
-that meet must be of one tile, whatever their numbers of lanes: a block size must not decide what a program means.
+Elementwise math runs in all lanes, including holes; its result exists where all its operands do (rule 2). Aligned dims must
+belong to one tile, whatever their numbers of lanes: a block size must not decide what a program means.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from serrate.interpret.values import SIXTEEN, ConcreteValue, value_of
 CASTS = frozenset(["to", "type_as", "half", "bfloat16"])
 DIVIDING = frozenset(["floor_divide", "remainder", "fmod", "div", "divide"])
 ROUNDING = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "pow", "remainder", "fmod"])
-"""Functions in which torch rounds a number to the sixteen bits of the values it meets."""
+"""Functions in which torch rounds a scalar operand to the 16-bit dtype of the values."""
 
 
 def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What a torch function gives for tiles."""
+    """The result of a torch function on tiles."""
     name = name_of(function)
     with torch._C.DisableTorchFunction():
         if name in ELEMENTWISE:
@@ -48,7 +48,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
 
 
 def elementwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Lane by lane, over the joint dims of all operands."""
+    """Elementwise, over the broadcast dims of all operands."""
     given = [value_of(a) for a in (*args, *kwargs.values()) if isinstance(a, (Lanes, Tensor))]
     axes, shape = joint_dims([(v.axes, v.data.shape) for v in given], name)
     conditions, fed, pending = joint_parts(given, len(axes))
@@ -57,7 +57,7 @@ def elementwise(function: Callable[..., Any], name: str, args: Sequence[Any], kw
     named = {k: value_of(a).data if isinstance(a, (Lanes, Tensor)) else a for k, a in kwargs.items()}
     exact = name in DIVIDING and not any(_floating(a) for a in raw) and (name[:3] != "div" or named.get("rounding_mode"))
     if exact:
-        # An integer division by zero traps; in a hole its result is 0, and elsewhere it is the user's.
+        # Integer division by zero traps. In a hole it gives 0; elsewhere it is the user's mistake.
         exists = (whole.exists() if given else torch.tensor(True, device="cpu")).broadcast_to(shape)
         divisor = torch.as_tensor(raw[1], device="cpu")
         raw[1] = torch.where(exists, divisor, torch.ones((), dtype=divisor.dtype, device="cpu"))
@@ -67,7 +67,7 @@ def elementwise(function: Callable[..., Any], name: str, args: Sequence[Any], kw
             raw = [_held(x, torch.result_type(*_rounded(args, raw))) for x in raw]
         data, dtype = function(*raw, **named), None
         if sixteen:
-            # torch says which dtype the result has, and whether this is a cast.
+            # torch determines the result dtype, and whether this is a cast.
             rounded = function(*_rounded(args, raw), **dict(zip(named, _rounded(kwargs.values(), named.values()), strict=True)))
             dtype = rounded.dtype
             data = data.to(dtype) if name in CASTS and dtype in SIXTEEN and _to_a_dtype(name, args, kwargs) else data
@@ -79,12 +79,12 @@ def elementwise(function: Callable[..., Any], name: str, args: Sequence[Any], kw
 
 
 def _rounded(args: Iterable[Any], raw: Iterable[Any]) -> list[Any]:
-    """The operands as torch would have them."""
+    """The operands as torch sees them."""
     return [x.to(value_of(a).dtype) if isinstance(a, (Lanes, Tensor)) else x for a, x in zip(args, raw, strict=True)]
 
 
 def _held(x: Any, dtype: torch.dtype) -> Any:
-    """A number, or a value without dims, as a sixteen-bit dtype holds it."""
+    """A scalar or 0-dim value, rounded to a 16-bit dtype."""
     if dtype not in SIXTEEN or isinstance(x, bool) or (isinstance(x, Tensor) and x.dim()):
         return x
     return torch.as_tensor(x, dtype=torch.float32, device="cpu").to(dtype).float()
@@ -100,7 +100,7 @@ def _floating(x: Any) -> bool:
 
 
 def joint_dims(operands: Sequence[tuple[Sequence[Axis | None], Sequence[int]]], what: str) -> tuple[list[Axis | None], list[int]]:
-    """The dims of operands that are broadcast together, as torch does: from the right."""
+    """The dims of operands broadcast together, aligned from the right as in torch."""
     ndim = max((len(shape) for _, shape in operands), default=0)
     axes: list[Axis | None] = [None] * ndim
     sizes = [1] * ndim
@@ -111,7 +111,7 @@ def joint_dims(operands: Sequence[tuple[Sequence[Axis | None], Sequence[int]]], 
                 continue
             if not meet(met, axis):
                 refuse(
-                    f"{what}: dim {dim} is of {met} in one operand and of {axis} in another: "
+                    f"{what}: dim {dim} belongs to {met} in one operand and to {axis} in another: "
                     "separate them with None, as in x[:, None], or index both by one tile"
                 )
             if met is not None and sizes[dim] != size:
@@ -123,7 +123,7 @@ def joint_dims(operands: Sequence[tuple[Sequence[Axis | None], Sequence[int]]], 
 
 
 def joint_parts(values: Sequence[ConcreteValue], ndim: int) -> tuple[list[LaneMask], list[Fed], list[Any]]:
-    """Conditions and feeding reductions of all operands, for a result of `ndim` dims."""
+    """The conditions and feeding reductions of all operands, for a result with `ndim` dims."""
     conditions: list[LaneMask] = []
     fed: dict[tuple[int, int], Fed] = {}
     pending: list[Any] = []
@@ -141,7 +141,7 @@ def joint_parts(values: Sequence[ConcreteValue], ndim: int) -> tuple[list[LaneMa
 def _permute(x: ConcreteValue, *dims: Any) -> ConcreteValue:
     order = [d % x.ndim for d in (dims[0] if dims and isinstance(dims[0], (list, tuple)) else dims)]
     if sorted(order) != list(range(x.ndim)):
-        refuse(f"permute: {order} is not an order of {x.ndim} dims")
+        refuse(f"permute: {order} is not a permutation of {x.ndim} dims")
     place = {old: new for new, old in enumerate(order)}
     return x.arranged(x.data.permute(order), [place[d] for d in range(x.ndim)], [x.axes[d] for d in order])
 
@@ -154,7 +154,7 @@ def _transpose(x: ConcreteValue, dim0: int, dim1: int) -> ConcreteValue:
 
 def _t(x: ConcreteValue) -> ConcreteValue:
     if x.ndim > 2:
-        refuse(f".T and .t() are for two dims, not {x.ndim}: use .transpose(-2, -1) or .permute")
+        refuse(f".T and .t() need two dims, not {x.ndim}: use .transpose(-2, -1) or .permute")
     return x if x.ndim < 2 else _transpose(x, 0, 1)
 
 
@@ -165,13 +165,13 @@ def _unsqueeze(x: ConcreteValue, dim: int) -> ConcreteValue:
 def _squeeze(x: ConcreteValue, dim: int | None = None) -> ConcreteValue:
     if dim is not None and not -x.ndim <= dim < x.ndim:
         refuse(f"squeeze: dim {dim} does not exist in a value of {x.ndim} dims")
-    # A dim of a tile stays, whatever its number of lanes.
+    # A tile's dim is kept, whatever its number of lanes.
     gone = [d for d in range(x.ndim) if x.axes[d] is None and (dim is None or d == dim % x.ndim)]
     return getitem(x, tuple(0 if d in gone else slice(None) for d in range(x.ndim)))
 
 
 def getitem(x: ConcreteValue, key: Any) -> ConcreteValue:
-    """`None`, full slices, and one place or a fixed range of a dim that no tile runs over."""
+    """`None`, full slices, and a position or fixed range of a dim that is not a tile's."""
     keys = list(key) if isinstance(key, tuple) else [key]
     if any(k is Ellipsis for k in keys):
         at = next(n for n, k in enumerate(keys) if k is Ellipsis)
@@ -191,10 +191,10 @@ def getitem(x: ConcreteValue, key: Any) -> ConcreteValue:
         if isinstance(k, slice) and k == slice(None):
             narrow.append(k)
         elif isinstance(k, (Lanes, Tensor)):
-            refuse("a value of a tile is not gathered from: load from a tensor of the host, or use torch.where and a reduction")
+            refuse("a tile value cannot be gathered from: load from a tensor instead, or use torch.where and a reduction")
         elif axis is not None and axis.named:
             refuse(
-                f"one place of {axis} depends on the block size: "
+                f"selecting one lane of {axis} depends on the block size: "
                 "use torch.where(tile.index == i, x, 0).sum(dim), or slice the tensor"
             )
         else:
@@ -269,7 +269,7 @@ def _flatten(x: ConcreteValue, start_dim: int = 0, end_dim: int = -1) -> Concret
 
 def _like(value: float) -> Callable[..., ConcreteValue]:
     def made(x: ConcreteValue, dtype: torch.dtype | None = None, device: Any = None) -> ConcreteValue:
-        # Every lane of the tile, whether or not x exists there: only the ends of tiles stay.
+        # Every lane of the tile, whether or not x exists there: only the tile bounds are kept.
         ends = [c for c in x.conditions if not c.row]
         return ConcreteValue(torch.full_like(x.data, value, dtype=dtype or x.dtype), x.axes, ends)
 

@@ -1,6 +1,6 @@
-"""The interpreter: runs a kernel's function as it is written, with tiles instead of numbers in its loops.
+"""The interpreter: runs a kernel's function as written, with concrete tiles in its loops.
 
-In: a function with notes at its loops (`source.py`), block sizes, arguments. Out: what the function returns.
+In: an instrumented function (`source.py`), block sizes, arguments. Out: the function's result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PACKAGE = str(Path(__file__).parent.parent)
 
 
 class _Indexing(TorchFunctionMode):
-    """Lets tiles index torch's own tensors, for as long as a kernel runs."""
+    """Lets tiles index plain torch tensors while a kernel runs."""
 
     def __torch_function__(
         self,
@@ -52,14 +52,14 @@ def _has_lanes(key: Any) -> bool:
 
 
 def _by_a_kernel(x: Any, caller: FrameType) -> bool:
-    """Whether a plain tensor is indexed by the user's code in a loop over tiles, where reading outside of it gives 0."""
+    """Whether the user's code indexes a plain tensor in a loop over tiles, where reads out of bounds give 0."""
     if not isinstance(x, torch.Tensor) or not current("an index").depth:
         return False
     return not caller.f_code.co_filename.startswith((PACKAGE, TORCH))
 
 
 def prepare(function: Callable[..., Any]) -> AnnotatedKernel:
-    """What `interpret` needs of a function; made once."""
+    """The instrumented function, compiled once."""
     return noted(function, lambda: LoopRun(current("a loop of a kernel")))
 
 
@@ -72,7 +72,7 @@ def interpret(
     block: int | str | None = None,
     check: bool = False,
 ) -> Any:
-    """Runs a kernel. `block` is the size of every block that `block_sizes` leaves open, or "whole" for the extent of its loop."""
+    """Runs a kernel. `block` is the size of every block that `block_sizes` leaves open; "whole" means the extent of its loop."""
     for each in (*args, *kwargs.values()):
         if isinstance(each, (torch.Tensor, JaggedTensor)):
             _check(each)
@@ -81,19 +81,17 @@ def interpret(
         result = source.function(*args, **kwargs)
     for each in result if isinstance(result, tuple) else [result]:
         if isinstance(each, Lanes):
-            kind = "value of a tile" if isinstance(each, ConcreteValue) else "tile"
+            kind = "tile value" if isinstance(each, ConcreteValue) else "tile"
             raise KernelError(
-                f"a kernel returns tensors, but this one returns a {kind}: store it to a tensor made before the loop"
+                f"a kernel must return tensors, but this one returns a {kind}: store it to a tensor created before the loop"
             )
     return result
 
 
 def _check(x: torch.Tensor | JaggedTensor) -> None:
     if x.device.type != "cpu":
-        raise DeviceError(
-            f"the reference interpreter of kernels runs on a CPU, and an argument is on {x.device}: move it with .cpu()"
-        )
+        raise DeviceError(f"the kernel interpreter runs on a CPU, but an argument is on {x.device}: move it with .cpu()")
     if x.requires_grad and torch.is_grad_enabled():
         raise GradientError("a kernel has no gradient: call it under torch.no_grad(), or with detached tensors")
     if has_tangent(x.values if isinstance(x, JaggedTensor) else x):
-        raise GradientError("a kernel has no forward-mode gradient, and an argument has a tangent: call it with detached tensors")
+        raise GradientError("a kernel has no forward-mode gradient, but an argument has a tangent: call it with detached tensors")

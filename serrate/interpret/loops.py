@@ -1,18 +1,17 @@
-"""Loops of a kernel: what they run over, and what they carry.
+"""Loops of a kernel: what they iterate over, and what they carry.
 
-In: the bounds of `hl.tile` and `hl.grid`. Out: tiles, one iteration after the other; and at the end of every iteration, the
-carried values as they should be.
+In: the bounds of `hl.tile` and `hl.grid`. Out: tiles, one per iteration; and at the end of every iteration, the corrected carried
+values.
 
-A finished row rests (rule 5). The interpreter runs the user's own loop; `source.py` has found the names whose value one
-iteration hands to the next, and calls `Loop.rest` with each of them when an iteration is over. Every value knows the
-reductions that feed it: when each ran, and for which lanes of the value something existed there. Of these, the ones that ran
-in this iteration decide: where none of them had a lane that existed, the old value stays. A value that no reduction of the
-iteration feeds is simply new. That is decided for every lane of the carried value: a component is one lane of it, or all of
-its lanes agree, unless they stand for positions or columns of the row themselves. There only the lane's own answer does not
-depend on which lanes share a tile.
+A finished row rests (rule 5). The interpreter runs the user's own loop; `source.py` has found the carried names, and calls
+`Loop.rest` with each of them at the end of an iteration. Every value knows the reductions that feed it: when each ran, and for
+which lanes of the value something existed. Those that ran in this iteration decide: where none of them had an existing lane, the
+old value stays. A value that no reduction of the iteration feeds is simply new. The decision is made for every lane of the
+carried value separately: a component is one lane of it, or all of its lanes agree, unless they are positions or columns of the
+row. In that case only a decision per lane is independent of which lanes share a tile.
 
-A carried value keeps only conditions that do not change with the loop (rule 6). The end of a plain range is dropped, because
-reading behind it gave zeros; a condition on a row's length is refused, because what the holes hold would count.
+A carried value keeps only loop-invariant conditions (rule 6). The bound of a plain range is dropped, because reads past it gave
+zeros; a condition on a row's length is refused, because the contents of holes would count.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class LoopRun:
         run.loops.append(self)
 
     def step(self) -> None:
-        """An iteration begins."""
+        """Begins an iteration."""
         self.iterations += 1
         if self.tile_born is None:
             self._run.clock += 1
@@ -51,7 +50,8 @@ class LoopRun:
             self.start = self.tile_born
 
     def rest(self, name: str, value: Any) -> Any:
-        """A carried value at the end of an iteration, or before the first: what the next one, or the rest of the kernel, sees."""
+        """A carried value at the end of an iteration, or before the first, as the next iteration or the rest of the kernel sees
+        it."""
         before = self._carried.get(name)
         if self.iterations and value is not before and isinstance(value, ConcreteValue):
             if self.parallel:
@@ -69,7 +69,7 @@ class LoopRun:
         old = value_of(before) if isinstance(before, (int, float, torch.Tensor, ConcreteValue)) else None
         with torch._C.DisableTorchFunction():
             if old is not None and old.ndim < value.ndim:
-                # The first iteration may bring dims that the value did not have before, as in torch.
+                # The first iteration may add dims by broadcasting, as in torch.
                 grown = value.ndim - old.ndim
                 lead = old.data.reshape((1,) * grown + tuple(old.data.shape))
                 old = old.arranged(lead, range(grown, value.ndim), (None,) * grown + old.axes)
@@ -79,8 +79,8 @@ class LoopRun:
                 if c.row and (c.born >= self.start or self.iterations > 1):
                     return _unusable(
                         before,
-                        f"the carried value {name} exists under a condition on the length of a row that changes with the loop: "
-                        "reduce over that dim before, or make its lanes exist with hl.fill(x, 0)",
+                        f"the carried value {name} exists under a condition on the length of a row that varies with the loop: "
+                        "reduce over that dim first, or make its lanes exist with hl.fill(x, 0)",
                     )
             was = before.dtype if isinstance(before, ConcreteValue) else value.dtype
             if value.dtype.is_floating_point and not was.is_floating_point:
@@ -106,7 +106,7 @@ class LoopRun:
             return ConcreteValue(data, value.axes, kept, self._outer(value.fed), value.pending, value.dtype)
 
     def _outer(self, fed: Sequence[Fed]) -> list[Fed]:
-        """The reductions as enclosing loops see them: all of one iteration of theirs together."""
+        """The reductions as enclosing loops see them: merged, per iteration of the enclosing loop."""
         outer = self._run.loops[-2].start if len(self._run.loops) > 1 else None
         found = [f.mask for f in fed if outer is not None and f.time >= outer]
         if outer is None or not found:
@@ -117,12 +117,12 @@ class LoopRun:
         return [Fed(mask, outer)]
 
     def leave(self) -> None:
-        """The loop is over."""
+        """Ends the loop."""
         del self._run.loops[self._run.loops.index(self) :]
 
 
 def _unusable(before: Any, reason: str) -> Unusable:
-    """Refuses to carry a value that was there before the loop; one that was not may be set anew before it is read."""
+    """Refuses to carry a value that existed before the loop; one that did not may be set before it is read."""
     if before is not None and not isinstance(before, Unusable):
         refuse(reason)
     return Unusable(reason)
@@ -133,19 +133,19 @@ def _dims(x: ConcreteValue) -> list[tuple[Axis | None, int]]:
 
 
 def _fits(old: tuple[Axis | None, int], new: tuple[Axis | None, int]) -> bool:
-    """Whether a dim of a carried value stays as it is, or is broadcast to what it becomes."""
+    """Whether a dim of a carried value is unchanged, or broadcasts to its new size."""
     return old[0] is None or old[1] == new[1]
 
 
 def _same(one: LaneMask, other: LaneMask) -> bool:
-    """Whether two conditions say the same of the same dims."""
+    """Whether two conditions are equal, on the same dims."""
     if one.dims != other.dims or one.row != other.row:
         return False
     return one.key == other.key or (one.mask.shape == other.mask.shape and torch.equal(one.mask, other.mask))
 
 
 class ConcreteRange:
-    """What `hl.tile`, `hl.jagged_tile` and `hl.grid` give: to be run over once, by a `for` statement of the kernel."""
+    """The result of `hl.tile`, `hl.jagged_tile` and `hl.grid`: iterated once, by a `for` statement of the kernel."""
 
     def __init__(
         self, what: str, dims: Sequence[tuple[int, int, int, Axis, tuple[Pending, ...]]], *, single: bool, device: torch.device
@@ -159,9 +159,7 @@ class ConcreteRange:
         run = current(self._what)
         frame = user_frame()
         if not run.loops or frame is None or frame.f_lineno not in run.lines:
-            refuse(
-                f"{self._what} is for a `for` statement of the kernel itself: functions that it calls have no loops over tiles"
-            )
+            refuse(f"{self._what} must be used in a `for` statement of the kernel itself, not in a function it calls")
         loop = run.loops[-1]
         loop.parallel = run.depth == 0
         if loop.parallel and run.writes is not None:
@@ -194,11 +192,11 @@ def number_of(x: Any, what: str) -> int:
     try:
         return x.__index__()  # type: ignore[no-any-return]
     except AttributeError:
-        refuse(f"{what} takes whole numbers as bounds, not a {type(x).__name__}")
+        refuse(f"{what}: bounds must be integers, not a {type(x).__name__}")
 
 
 def ranges(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: bool = False) -> ConcreteRange:
-    """The loops that `hl.tile` and `hl.grid` name: one number or list of numbers, with a begin or without."""
+    """The loops of an `hl.tile` or `hl.grid`: an end or list of ends, optionally with begins."""
     run = current(what)
     single = not isinstance(begin_or_end, (list, tuple))
     firsts = [begin_or_end] if single else list(begin_or_end)
@@ -230,12 +228,12 @@ def ranges(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: boo
 
 
 def jagged_range(lengths: Any, block_size: Any) -> ConcreteRange:
-    """`hl.jagged_tile`: up to the longest of the rows, each position under the condition that its row is that long."""
+    """`hl.jagged_tile`: up to the longest row; each position exists if its row is long enough."""
     what = "hl.jagged_tile"
     run = current(what)
     value = value_of(lengths)
     if not isinstance(value, ConcreteValue) or value.ndim == 0:
-        refuse("hl.jagged_tile takes the lengths of a tile of rows, such as jt.lengths[tile]; of one row, use hl.tile(length)")
+        refuse("hl.jagged_tile takes the lengths of a tile of rows, such as jt.lengths[tile]; for one row, use hl.tile(length)")
     frame = user_frame()
     assert frame is not None
     with torch._C.DisableTorchFunction():

@@ -1,7 +1,7 @@
-"""The interpreter as the machine behind `serrate.language`: what every name of the language does with real numbers.
+"""The interpreter's implementation of `serrate.language`, on concrete data.
 
-In: what a kernel calls. Out: tiles and values that hold data. A compiled kernel has another machine behind the same names
-(`tiles/trace.py`), which holds expressions.
+In: calls made by a kernel. Out: tiles and values that hold data. The compiler implements the same interface symbolically
+(`tiles/trace.py`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from serrate.interpret.values import ConcreteTile, ConcreteValue, value_of
 
 
 class Interpreting(KernelRun):
-    """One call of a kernel on the interpreter."""
+    """One kernel call in the interpreter."""
 
     def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """A torch function on tiles."""
         return functions.call(function, args, kwargs)
 
     def ranges(self, what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: bool = False) -> Any:
-        """What `hl.tile` and `hl.grid` run over."""
+        """The iteration of `hl.tile` and `hl.grid`."""
         return loops.ranges(what, begin_or_end, end, block_size, step=step)
 
     def jagged_range(self, lengths: Any, block_size: Any) -> Any:
-        """What `hl.jagged_tile` runs over."""
+        """The iteration of `hl.jagged_tile`."""
         return loops.jagged_range(lengths, block_size)
 
     def load(self, tensor: Any, key: Any, extra_mask: Any = None) -> ConcreteValue:
@@ -42,7 +42,7 @@ class Interpreting(KernelRun):
         memory.store(tensor, key, x, extra_mask, add=add)
 
     def full(self, shape: Sequence[Any], value: Any, dtype: torch.dtype) -> ConcreteValue:
-        """One number in every lane."""
+        """The same number in every lane."""
         ones = [_lanes(dim) for dim in shape]
         number = value.item() if isinstance(value, (ConcreteValue, torch.Tensor)) else value
         with torch._C.DisableTorchFunction():
@@ -52,7 +52,7 @@ class Interpreting(KernelRun):
             return ConcreteValue(data, [lanes.axes[0] for lanes in ones], conditions, (), pending)
 
     def arange(self, start: Any, end: Any, step: int, dtype: torch.dtype) -> ConcreteValue:
-        """Numbers for a fixed number of lanes, or for those of a block size."""
+        """Consecutive numbers over a fixed number of lanes, or over those of a block size."""
         if end is None and step == 1:
             lanes = _lanes(start)
             begin = start.tile.begin if isinstance(start, BlockSize) and start.tile is not None else 0
@@ -69,7 +69,7 @@ class Interpreting(KernelRun):
         return loops.number_of(value, what)
 
     def block_size(self, low: Any, high: Any) -> int:
-        """What `hl.register_block_size` gives."""
+        """The result of `hl.register_block_size`."""
         frame = user_frame()
         assert frame is not None
         extent = loops.number_of(low if high is None else high, "hl.register_block_size")
@@ -78,16 +78,16 @@ class Interpreting(KernelRun):
         return BlockSize(size, Axis(f"the block of line {frame.f_lineno}"))
 
     def dot(self, a: Any, b: Any, acc: Any, out_dtype: torch.dtype | None) -> Any:
-        """A product of tiles."""
+        """A matrix product of tiles."""
         return reducing.dot(a, b, acc, out_dtype)
 
     def associative_scan(self, combine: Callable[..., Any], x: Any, dim: int, reverse: bool) -> Any:
-        """A scan by a function."""
+        """A scan with a function."""
         with torch._C.DisableTorchFunction():
             return reducing.associative_scan(combine, x, dim, reverse)
 
     def fill(self, x: Any, value: float) -> ConcreteValue:
-        """Every lane exists."""
+        """Makes every lane exist."""
         with torch._C.DisableTorchFunction():
             return reducing.fill(value_of(x), value)
 

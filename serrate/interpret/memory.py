@@ -1,7 +1,7 @@
-"""Loads and stores: of plain tensors, and of ragged ones by component and position.
+"""Loads and stores of plain tensors, and of ragged ones by component and position.
 
 In: a tensor, the keys of an index, and a mask. Out: a value that holds 0 where nothing was read (rule 1), or a tensor written in
-the lanes whose own indices exist and lie inside (rule 4). No lane reads or writes outside, whatever its index.
+the lanes whose own indices exist and are in bounds (rule 4). No lane accesses memory out of bounds, whatever its index.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from serrate.tensor import JaggedTensor
 
 
 class ConcreteElements:
-    """The elements that an index names: where they are in memory, and which lanes have one."""
+    """The elements an index refers to: their positions in memory, and which lanes have one."""
 
     def __init__(
         self, tensor: Tensor, placed: ConcreteIndex, where: list[Tensor], inside: Tensor, computed_inside: Tensor
@@ -30,9 +30,9 @@ class ConcreteElements:
         self.tensor, self.placed = tensor, placed
         self.where = where
         self.inside = inside
-        """Lanes whose indices exist and lie inside."""
+        """Lanes whose indices exist and are in bounds."""
         self.stray = ~computed_inside
-        """Lanes whose indices exist and were computed by the user to lie outside."""
+        """Lanes whose indices exist, were computed by the user, and are out of bounds."""
 
 
 def _plain(tensor: Tensor, key: Any, reads: bool) -> ConcreteElements:
@@ -49,7 +49,7 @@ def _plain(tensor: Tensor, key: Any, reads: bool) -> ConcreteElements:
 
 
 def _rows(jt: JaggedTensor, key: Any, reads: bool) -> ConcreteElements:
-    """Component, then a position for each level, then columns: every step looks up where its rows start and end."""
+    """Component, then a position for each level, then columns; each step looks up where its rows start and end."""
     values, structure = jt.values, jt.structure
     dims = jt.dims
     extents = [
@@ -94,13 +94,13 @@ def _rows(jt: JaggedTensor, key: Any, reads: bool) -> ConcreteElements:
     exists = placed.exists()
     places = [where[d] for d in range(values.dim())]
     for index, size in zip(places, values.shape, strict=True):
-        # Offsets may have changed where nobody could notice.
+        # Offsets may have changed unnoticed.
         inside = inside & (index >= 0) & (index < size)
     return ConcreteElements(values, placed, places, exists & inside, torch.ones_like(exists))
 
 
 def _looked_up(table: Tensor, at: Tensor) -> Tensor:
-    """`table[at]`, and 0 for what is outside."""
+    """`table[at]`, and 0 out of bounds."""
     if table.numel() == 0:
         return torch.zeros_like(at)
     within = (at >= 0) & (at < table.numel())
@@ -124,12 +124,12 @@ def _clamped(target: ConcreteElements) -> tuple[Tensor, ...]:
 
 
 def _masked(target: ConcreteElements, extra_mask: Any) -> Tensor:
-    """The lanes that an extra mask leaves, which must have the dims of the index."""
+    """The lanes selected by an extra mask, which must have the dims of the index."""
     if extra_mask is None:
         return torch.ones(target.placed.sizes, dtype=torch.bool, device="cpu")
     mask = value_of(extra_mask)
     if mask.dtype is not torch.bool:
-        refuse(f"extra_mask must be true or false for every lane, not {mask.dtype}")
+        refuse(f"extra_mask must be bool, not {mask.dtype}")
     _fits(mask, target.placed, "extra_mask")
     lanes: Tensor = mask.data.broadcast_to(target.placed.sizes)
     return lanes
@@ -157,7 +157,7 @@ def _write(target: ConcreteElements, x: Any, extra_mask: Any, *, add: bool = Fal
         refuse("a store by tiles belongs inside a loop over tiles")
     value = value_of(x)
     if not isinstance(value, ConcreteValue):
-        refuse(f"a store takes a value, a tensor or a number, not {type(x).__name__}")
+        refuse(f"a stored value must be a tile value, a tensor or a number, not {type(x).__name__}")
     _fits(value, target.placed, "the stored value")
     wanted = _masked(target, extra_mask)
     _check_bounds(target, wanted)
@@ -182,20 +182,20 @@ def _check_bounds(target: ConcreteElements, wanted: Tensor) -> None:
         lane = tuple(stray.nonzero()[0].tolist())
         index = tuple(int(i.broadcast_to(target.placed.sizes)[lane]) for i in target.where)
         refuse(
-            f"index {index} is outside of a tensor of shape {tuple(target.tensor.shape)}, in lane {lane} that no mask takes out: "
-            "give extra_mask=, or use torch.where on the index",
+            f"index {index} is out of bounds for a tensor of shape {tuple(target.tensor.shape)}, in lane {lane}, which is not "
+            "masked: pass extra_mask=, or use torch.where on the index",
             KernelIndexError,
         )
 
 
 def load(tensor: Any, key: Any, extra_mask: Any = None) -> ConcreteValue:
-    """Reads a plain or ragged tensor."""
+    """Loads from a plain or ragged tensor."""
     with torch._C.DisableTorchFunction():
         return _read(_target(tensor, key, reads=True), extra_mask)
 
 
 def store(tensor: Any, key: Any, x: Any, extra_mask: Any = None, *, add: bool = False) -> None:
-    """Writes a plain or ragged tensor, or adds to it."""
+    """Stores to a plain or ragged tensor, or adds to it."""
     with torch._C.DisableTorchFunction():
         _write(_target(tensor, key, reads=False), x, extra_mask, add=add)
 
@@ -205,4 +205,4 @@ def _target(tensor: Any, key: Any, *, reads: bool) -> ConcreteElements:
         return _rows(tensor, key, reads)
     if isinstance(tensor, Tensor):
         return _plain(tensor, key, reads)
-    refuse(f"loads and stores are of tensors, not of a {type(tensor).__name__}")
+    refuse(f"loads and stores need a tensor, not a {type(tensor).__name__}")

@@ -1,13 +1,13 @@
-"""Which dims an index gives: `x[tile_i, tile_j]`, `x[start + tile.index, :]`, `x[rows[:, None] + cols[None, :]]`.
+"""The dims of an indexed result: `x[tile_i, tile_j]`, `x[start + tile.index, :]`, `x[rows[:, None] + cols[None, :]]`.
 
-In: the keys of an index, and the extent of what each one indexes. Out: a `ConcreteIndex`: one index tensor for each key; all
-of them broadcast to the dims of the result.
+In: the keys of an index, and the extent that each one indexes. Out: a `ConcreteIndex`: one index tensor per key; all of them
+broadcast to the dims of the result.
 
-    a tile, or a value of one dim      a dim of its own; together with another key of the same tile, one dim. A tile that
-                                       reads a dim of size 1 reads its one element in every lane, as broadcasting does
-    a value of two dims and more       broadcast with the other such values, at the place of the first of them
-    a slice                            a dim of its own
-    one number                         no dim
+a tile, or a 1-D value             adds a dim; keys of the same tile share one. A tile that reads a dim of size 1 reads
+its one element in every lane, as broadcasting does
+a value of two dims or more        broadcast with the other such values, at the position of the first
+a slice                            adds a dim
+a scalar                           no dim
     None                               a dim of size 1
 """
 
@@ -33,9 +33,9 @@ class ConcreteIndex:
     axes: list[Axis | None] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     indices: list[Tensor] = field(default_factory=list)
-    """One for each key but None, with as many dims as the result."""
+    """One for each key except None, with as many dims as the result."""
     dims: list[frozenset[int]] = field(default_factory=list)
-    """Which dims of the result each of these depends on."""
+    """The dims of the result that each of these depends on."""
     given: list[Any] = field(default_factory=list)
     """Each of these as the user wrote it."""
     conditions: list[LaneMask] = field(default_factory=list)
@@ -47,12 +47,12 @@ class ConcreteIndex:
         return ConcreteValue(data, self.axes, self.conditions, self.fed, self.pending)
 
     def exists(self) -> Tensor:
-        """Where all keys exist."""
+        """The lanes in which all keys exist."""
         whole = self.value(torch.empty((), device="cpu").expand(self.sizes))
         if whole.pending:
             refuse(
-                "an index by a jagged tile needs its rows beside it: "
-                "index them too, as x[rows, tile] or starts[:, None] + tile.index"
+                "an index by a jagged tile also needs its rows: "
+                "index them too, as in x[rows, tile] or starts[:, None] + tile.index"
             )
         mask = torch.ones(self.sizes, dtype=torch.bool, device="cpu")
         for condition in whole.conditions:
@@ -61,8 +61,8 @@ class ConcreteIndex:
 
 
 def place(keys: Sequence[Any], extents: Sequence[int], broadcast: Sequence[bool] = ()) -> ConcreteIndex:
-    """The dims of a result, and every key in them. `extents` has one number for each key but None, and `broadcast` says for
-    each of them whether it has one element for all lanes of a tile."""
+    """The dims of a result, and every key in them. `extents` has one number per key except None, and `broadcast` says for each of
+    them whether its one element serves all lanes of a tile."""
     placed = ConcreteIndex()
     parts: list[tuple[Any, list[int]]] = []
     blocks = [k for k in keys if isinstance(k, ConcreteValue) and k.ndim > 1]
@@ -93,7 +93,7 @@ def place(keys: Sequence[Any], extents: Sequence[int], broadcast: Sequence[bool]
             if axis is not None and axis.named and axis in placed.axes:
                 dims = [placed.axes.index(axis)]
             elif axis is not None and axis.named and axis in block_axes:
-                # Its place is known when the block is.
+                # Its position is known once the block is.
                 waiting.append((len(parts), value, block_axes.index(axis)))
                 dims = []
             else:
@@ -129,7 +129,7 @@ def _indices(key: Any, extent: int) -> ConcreteValue:
     if isinstance(key, (Lanes, Tensor)) or (isinstance(key, int) and not isinstance(key, bool)):
         value: ConcreteValue = value_of(key)
         if value.dtype.is_floating_point or value.dtype is torch.bool:
-            refuse(f"an index must be whole numbers, not {value.dtype}: convert it, or use torch.where or extra_mask= for a mask")
+            refuse(f"an index must be an integer, not {value.dtype}: convert it, or use torch.where or extra_mask= for a mask")
         if isinstance(key, int) and key < 0:
             value = ConcreteValue(value.data + extent, ())
         return ConcreteValue(value.data.long(), value.axes, value.conditions, value.fed, value.pending)
@@ -137,5 +137,5 @@ def _indices(key: Any, extent: int) -> ConcreteValue:
 
 
 def computed(key: Any) -> bool:
-    """Whether an index was computed by the user, and is no tile or range that the language made."""
+    """Whether an index was computed by the user, rather than being a tile or range of the language."""
     return isinstance(key, (ConcreteValue, Tensor)) and not isinstance(key, ConcreteTile)

@@ -1,7 +1,7 @@
-"""The checked mode of stores: two lanes of a program, or of two programs, that write different values to one address.
+"""Checked mode: detects two lanes, of one program or of two, that write different values to one address.
 
-In: every store of a kernel. Out: a `RaceError` that names both lines. Iterations of a loop over tiles that no other such loop
-encloses are programs, which run in any order; what one program does runs in order, and may overwrite.
+In: every store of a kernel. Out: a `RaceError` that names both lines. Iterations of an outermost loop over tiles are programs,
+which run in any order; a single program runs in order, and may overwrite its own stores.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from serrate.frontend.kernel.machine import current, line_at, user_frame
 
 
 class Writes:
-    """What was written where, since the loop over programs began."""
+    """What was written where since the grid loop began."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[int, int], tuple[int, float, tuple[CodeType, int] | None]] = {}
 
     def new_phase(self) -> None:
-        """A new loop over programs: what ran before it is complete."""
+        """Begins a new grid loop: everything before it is complete."""
         self._last.clear()
 
     def note(self, tensor: Tensor, where: tuple[Tensor, ...], data: Tensor) -> None:
-        """Looks at one store: the elements it writes, lane by lane."""
+        """Checks one store, lane by lane."""
         program = current("a store").program
         frame = user_frame()
         place = None if frame is None else (frame.f_code, frame.f_lasti)

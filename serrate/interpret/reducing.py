@@ -1,7 +1,7 @@
 """Reductions, scans and products of tiles: holes never count (rule 3).
 
-In: values. Out: values without the reduced dim, which exist whatever existed there and hold the identity if nothing did; each
-remembers for which of its lanes something existed, because a finished row rests (rule 5).
+In: values. Out: values without the reduced dim, which always exist, and hold the identity if nothing was reduced; each records
+for which of its lanes something existed, because a finished row rests (rule 5).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def most(dtype: torch.dtype) -> Any:
 
 
 def dims_of(x: ConcreteValue, dim: Dims, what: str) -> list[int]:
-    """The dims that are reduced, counted from the front."""
+    """The reduced dims, counted from the front."""
     given = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     for d in given:
         if not -x.ndim <= d < x.ndim:
@@ -43,7 +43,7 @@ def dims_of(x: ConcreteValue, dim: Dims, what: str) -> list[int]:
         if any(x.axes[d] in each.axes for d in dims):
             refuse(
                 f"{what} over a jagged tile, but the value does not have the dim of its rows: "
-                "bring it in first, as rows[:, None] + x"
+                "add it first, as in rows[:, None] + x"
             )
     return dims
 
@@ -51,7 +51,7 @@ def dims_of(x: ConcreteValue, dim: Dims, what: str) -> list[int]:
 def reduced(
     x: ConcreteValue, dims: Sequence[int], keepdim: bool, data: Tensor, dtype: torch.dtype | None = None
 ) -> ConcreteValue:
-    """A result of reducing: `data` still has the reduced dims, of size 1. It is of this dtype."""
+    """The result of a reduction in this dtype; `data` still has the reduced dims, with size 1."""
     lanes = x.exists().broadcast_to(x.data.shape)
     fed = [Fed(f.mask.amax(list(dims), keepdim=True) if dims else f.mask, f.time) for f in x.fed]
     fed.append(Fed(lanes.any(list(dims), keepdim=True) if dims else lanes, current("a reduction").clock))
@@ -62,7 +62,7 @@ def reduced(
 
 
 def drop(x: ConcreteValue, dims: Sequence[int]) -> ConcreteValue:
-    """Without dims of size 1 that no condition mentions."""
+    """Removes dims of size 1 that no condition mentions."""
     kept = [d for d in range(x.ndim) if d not in dims]
 
     def shape(t: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def _prod(x: ConcreteValue, dim: Dims = None, keepdim: bool = False, dtype: torc
 
 def _mean(x: ConcreteValue, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> ConcreteValue:
     if not (dtype or x.dtype).is_floating_point:
-        refuse(f"mean of {x.dtype}: convert it to a float first, as torch asks")
+        refuse(f"mean of {x.dtype}: convert it to a float first, as in torch")
     dims = dims_of(x, dim, "mean")
     counted = x.exists().broadcast_to(x.data.shape).sum(dims, keepdim=True) if dims else torch.ones((), device="cpu")
     result = dtype or x.dtype
@@ -134,12 +134,12 @@ def _arg(what: str, identity: Callable[[torch.dtype], Any]) -> Callable[..., Con
     def run(x: ConcreteValue, dim: int | None = None, keepdim: bool = False) -> ConcreteValue:
         if dim is None:
             if x.ndim != 1:
-                refuse(f"{what} over all of {x.ndim} dims depends on the block sizes: give dim=")
+                refuse(f"{what} over all of {x.ndim} dims depends on the block sizes: pass dim=")
             dim = 0
         (d,) = dims_of(x, dim, what)
         exists = x.exists().broadcast_to(x.data.shape)
         lanes = filled(x, [d], identity(x.dtype))
-        # The first lane that exists and holds the extreme; NaN is one, as in torch.
+        # The first existing lane that holds the extremum; NaN counts as one, as in torch.
         best = getattr(torch, "a" + what[3:])(lanes, d, keepdim=True)
         hit = exists & ((lanes == best) | (lanes.isnan() if x.dtype.is_floating_point else False))
         found = torch.where(hit.any(d, keepdim=True), hit.to(torch.uint8).argmax(d, keepdim=True), torch.tensor(-1, device="cpu"))
@@ -171,7 +171,7 @@ def _softmax(x: ConcreteValue, dim: int, dtype: torch.dtype | None = None, **_: 
 
 
 def _logsumexp(x: ConcreteValue, dim: int, keepdim: bool = False) -> Any:
-    # Only lanes that exist count; the largest is taken out, unless it is infinite.
+    # Only existing lanes count; the maximum is subtracted, unless it is infinite.
     dims = dims_of(x, dim, "logsumexp")
     lanes = filled(x, dims, -torch.inf)
     return reduced(x, dims, keepdim, torch.logsumexp(lanes, dims, keepdim=True), x.dtype)
@@ -190,14 +190,14 @@ def _cumulative(what: str, identity: int) -> Callable[..., ConcreteValue]:
 
 
 def scanned(x: ConcreteValue, dim: int, data: Tensor, dtype: torch.dtype) -> ConcreteValue:
-    """The result of a scan: it exists where its operand does, and is fed where something existed along the dim."""
+    """The result of a scan: it exists where its operand does, and is fed where anything existed along the dim."""
     lanes = x.exists().broadcast_to(x.data.shape).any(dim, keepdim=True)
     fed = [Fed(f.mask.amax(dim, keepdim=True), f.time) for f in x.fed]
     return ConcreteValue(data, x.axes, x.conditions, [*fed, Fed(lanes, current("a scan").clock)], x.pending, dtype)
 
 
 def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: bool) -> Any:
-    """Lane after lane along a dim; a lane that does not exist hands on what it was given."""
+    """Lane by lane along a dim; a hole passes on the running value."""
     many = isinstance(x, (tuple, list))
     given = [value_of(each) for each in (x if many else [x])]
     (d,) = dims_of(given[0], dim, "associative_scan")
@@ -233,33 +233,33 @@ def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: boo
 
 
 def matmul(a: ConcreteValue, b: ConcreteValue, out_dtype: torch.dtype | None = None) -> ConcreteValue:
-    """A product over the last dim of `a` and the last but one of `b`, carried in float32 (float64 for float64).
+    """Contracts the last dim of `a` with the second to last of `b`, accumulating in float32 (float64 for float64).
 
-    A condition on the contracted dim is put on both operands, so that neither can hold a NaN there; one that also mentions a dim
-    that the other operand lacks cannot be, and is refused.
+    A condition on the contracted dim is applied to both operands, so that neither can contribute a NaN there; if it also mentions
+    a dim that the other operand lacks, it is refused.
     """
     from serrate.interpret.functions import joint_dims
 
     if a.ndim == 0 or b.ndim == 0:
-        refuse("a product needs operands with at least one dim")
+        refuse("a matrix product needs operands with at least one dim")
     if a.ndim == 1:
         return drop(matmul(a.unsqueeze(0), b, out_dtype), [max(b.ndim, 2) - 2])
     if b.ndim == 1:
         return drop(matmul(a, b.unsqueeze(1), out_dtype), [a.ndim - 1])
     k_axis, other = a.axes[-1], b.axes[-2]
     if a.data.shape[-1] != b.data.shape[-2]:
-        refuse(f"a product over {a.data.shape[-1]} lanes ({k_axis}) of one operand and {b.data.shape[-2]} ({other}) of the other")
+        refuse(f"a matrix product contracts {a.data.shape[-1]} lanes ({k_axis}) with {b.data.shape[-2]} ({other})")
     if not meet(k_axis, other):
-        refuse(f"a product contracts {k_axis} of one operand with {other} of the other: they must be of one tile")
+        refuse(f"a matrix product contracts {k_axis} with {other}: index both operands by the same tile")
     for each in (*a.pending, *b.pending):
         if k_axis in each.axes or other in each.axes:
-            refuse("a product over a jagged tile, but an operand does not have the dim of its rows")
+            refuse("a matrix product over a jagged tile, but an operand does not have the dim of its rows")
     ndim = max(a.ndim, b.ndim)
     batch, _ = joint_dims([(a.axes[:-2], a.data.shape[:-2]), (b.axes[:-2], b.data.shape[:-2])], "a product")
     left, right = _contracted(a, -1, -2), _contracted(b, -2, -1)
     kind = product_dtype(a.dtype, b.dtype)
     zero = torch.zeros((), dtype=kind, device="cpu")
-    # Operands of 16 bits are rounded to them; what comes out is not.
+    # 16-bit operands are rounded to 16 bits; the result is not.
     one, two = (x.data.to(x.dtype).to(kind) for x in (a, b))
     data = torch.matmul(torch.where(left & right.mT, one, zero), torch.where(left.mT & right, two, zero))
     result = out_dtype or torch.promote_types(a.dtype, b.dtype)
@@ -282,14 +282,14 @@ def _any(mask: Tensor, dim: int, ndim: int) -> Tensor:
 
 
 def _contracted(x: ConcreteValue, contracted: int, free: int) -> Tensor:
-    """Where the contracted dim exists, as a mask whose free dim has size 1."""
+    """Where the contracted dim exists, as a mask with size 1 in the free dim."""
     k, other = x.ndim + contracted, x.ndim + free
     mask = torch.ones([1] * x.ndim, dtype=torch.bool, device="cpu")
     for c in x.conditions:
         if k in c.dims:
             if other in c.dims:
                 refuse(
-                    f"a product contracts {x.axes[k]}, which exists under a condition on {x.axes[other]} "
+                    f"a matrix product contracts {x.axes[k]}, which exists under a condition on {x.axes[other]} "
                     "that the other operand cannot have: "
                     "make the lanes exist with hl.fill(x, 0), or write (a[:, :, None] * b).sum(1)"
                 )
@@ -313,7 +313,7 @@ def _addmm(acc: ConcreteValue, a: ConcreteValue, b: ConcreteValue, *, beta: floa
 
 
 def fill(x: ConcreteValue, v: Any) -> ConcreteValue:
-    """Every lane exists; holes hold `v`. The ends of plain ranges stay ends."""
+    """Makes every lane exist, with `v` in holes. The bounds of plain ranges are kept."""
     rows = [c for c in x.conditions if c.row]
     exists = torch.ones([1] * x.ndim, dtype=torch.bool, device="cpu")
     for c in rows:

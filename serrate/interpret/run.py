@@ -1,6 +1,6 @@
 """One call of a kernel on the interpreter: its loops, and the clock that orders their iterations.
 
-In: what the kernel was decorated with. Out: the state that loops, stores and carried values look at.
+In: the kernel's configuration. Out: the state that loops, stores and carried values use.
 """
 
 from __future__ import annotations

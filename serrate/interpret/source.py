@@ -1,7 +1,7 @@
-"""The kernel's own function, with a note at every loop.
+"""The kernel's function, with every loop instrumented.
 
-In: a Python function. Out: the same function compiled again from its source, where every `for` and `while` says when an iteration
-begins and hands in the values that it carries; all else, line numbers included, is as the user wrote it.
+In: a Python function. Out: the same function recompiled from its source, in which every `for` and `while` reports when an
+iteration begins and which values it carries; everything else, including line numbers, is as the user wrote it.
 
     for tile_k in hl.tile(n):                loop = enter()
         acc = acc + x[tile_k].sum()          for tile_k in hl.tile(n):
@@ -25,12 +25,12 @@ from serrate.frontend.kernel.source import LOCALS, carried_names, parsed, rebuil
 
 ENTER = "__serrate_enter__"
 CONDITION = "__serrate_condition__"
-"""Makes a tensor of a bool, for `torch.where`: `tile.begin > 3` is a number here, and a value where kernels are compiled."""
+"""Turns a bool into a tensor for `torch.where`: `tile.begin > 3` is a bool here, but a value in compiled kernels."""
 
 
 @dataclass(frozen=True)
 class AnnotatedKernel:
-    """A kernel's function with notes at its loops, and the lines it stands on."""
+    """A kernel's instrumented function, and its line range."""
 
     function: Callable[..., Any]
     first: int
@@ -38,7 +38,7 @@ class AnnotatedKernel:
 
 
 def noted(function: Callable[..., Any], enter: Callable[[], Any]) -> AnnotatedKernel:
-    """The function with notes; `enter` makes the loop object of every execution of a loop."""
+    """The instrumented function; `enter` creates the loop object for every execution of a loop."""
     found, offset, lines = parsed(function)
     _LoopNotes().visit(found)
     ast.increment_lineno(found, offset)
@@ -51,7 +51,7 @@ def _condition(x: Any) -> Any:
 
 
 class _LoopNotes(ast.NodeTransformer):
-    """Puts the notes at every loop of a function."""
+    """Instruments every loop of a function."""
 
     def __init__(self) -> None:
         self._loops = 0

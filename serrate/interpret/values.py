@@ -1,11 +1,10 @@
-"""`ConcreteValue`: what a name inside a device loop stands for.
+"""`ConcreteValue`: a value inside a device loop.
 
-In: lanes, the axis of each dim, the conditions under which lanes exist, and the reductions that feed it. Out: the same, from
-torch's functions, methods and operators, all of which go through `functions.call`.
+In: lanes, the axis of each dim, the conditions under which lanes exist, and the reductions that feed it. Out: new values, from
+torch's functions, methods and operators, which all go through `functions.call`.
 
-A model of it: `data` has a number for every lane, also where nothing exists (there it is what the math gives from zeros), and
-`exists()` says which lanes count. A value of a 16-bit dtype holds float32: it is rounded where it is stored or cast, and nowhere
-in between (rule 8).
+The model: `data` has a number in every lane, including holes (where it is computed from zeros), and `exists()` says which lanes
+count. A value of a 16-bit dtype holds float32: it is rounded where it is stored or cast, and nowhere in between (rule 8).
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ def held_in(dtype: torch.dtype) -> torch.dtype:
 
 
 class Unusable(Lanes):
-    """What a name stands for after an iteration that leaves nothing to the next: using it is refused, with the reason.
+    """The value of a name after an iteration that does not carry it: using it raises, with the reason.
 
-    A name that every iteration sets before it is read is not carried, although an `if` may hide that.
+    A name that every iteration sets before reading is not carried, although an `if` may hide that.
     """
 
     __slots__ = ("reason",)
@@ -89,23 +88,23 @@ class ConcreteValue(values.TileValue):
     def _only(self, axis: Axis) -> int | None:
         dims = [dim for dim, own in enumerate(self.axes) if own is axis]
         if len(dims) > 1:
-            refuse(f"the jagged tile of {axis} meets two dims of that tile, and it is not clear whose rows are meant")
+            refuse(f"the jagged tile of {axis} is used with two dims of that tile, so its rows are ambiguous")
         return dims[0] if dims else None
 
     def exists(self) -> Tensor:
-        """Where lanes exist, as a mask that broadcasts to the lanes."""
+        """The lanes that exist, as a mask that broadcasts to the lanes."""
         mask = torch.ones([1] * self.data.dim(), dtype=torch.bool, device=self.data.device)
         for condition in self.conditions:
             mask = mask & condition.mask
         return mask
 
     def arranged(self, data: Tensor, dims: Sequence[int], axes: Sequence[Axis | None]) -> ConcreteValue:
-        """The same lanes in another order of dims: dim k is now `dims[k]`."""
+        """The same lanes with permuted dims: dim k becomes `dims[k]`."""
         ndim = len(axes)
         conditions = [c.moved(dims, ndim) for c in self.conditions]
         return ConcreteValue(data, axes, conditions, [f.moved(dims, ndim) for f in self.fed], self.pending, self.dtype)
 
-    # --- what torch tensors also say ---
+    # --- the interface of torch tensors ---
 
     @property
     def dtype(self) -> torch.dtype:
@@ -114,12 +113,12 @@ class ConcreteValue(values.TileValue):
 
     @property
     def device(self) -> torch.device:
-        """Where the lanes are."""
+        """The device of the lanes."""
         return self.data.device
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of lanes of each dim; of a tile's dim its block size."""
+        """The number of lanes of each dim; the block size for a tile's dim."""
         return tuple(
             BlockSize(size, axis) if axis is not None and axis.named else size
             for size, axis in zip(self.data.shape, self.axes, strict=True)
@@ -136,7 +135,7 @@ class ConcreteValue(values.TileValue):
         tiles = [axis for axis in self.axes if axis is not None and axis.lanes != 1]
         if tiles or self.data.numel() != 1:
             refuse(
-                f"{what} one number, but this is a value with the lanes of {', '.join(map(str, tiles)) or self.data.numel()}: "
+                f"{what} a scalar, but this value has the lanes of {', '.join(map(str, tiles)) or self.data.numel()}: "
                 "reduce it first (x.amax(), x.any()), or use torch.where"
             )
         return self.data.reshape(()).item()
@@ -154,7 +153,7 @@ class ConcreteValue(values.TileValue):
         return int(self._number("an index or bound needs"))
 
     def item(self) -> Any:
-        """The one number it holds."""
+        """Its value as a Python number."""
         return self._number("item() needs")
 
     def __repr__(self) -> str:
@@ -162,7 +161,7 @@ class ConcreteValue(values.TileValue):
 
 
 class ConcreteTile(values.Tile):
-    """One block of positions of a loop, which are numbers."""
+    """One block of positions of a loop, as concrete numbers."""
 
     __slots__ = ("_count", "_device", "_pending", "axis", "begin", "block_size", "born", "end", "id")
 
@@ -192,11 +191,11 @@ class ConcreteTile(values.Tile):
 
     @property
     def index(self) -> ConcreteValue:
-        """The positions, one for each lane; lanes behind `end` do not exist."""
+        """The positions, one per lane; lanes past `end` do not exist."""
         return self.lanes(torch.arange(self.begin, self.begin + self.block_size, device=self._device))
 
     def lanes(self, data: Tensor) -> ConcreteValue:
-        """A value whose one dim is this tile's."""
+        """A 1-D value over this tile."""
         conditions = []
         if self.end - self.begin < self.block_size:
             mask = torch.arange(int(self.block_size), device=self._device) < self.end - self.begin
@@ -216,7 +215,7 @@ class ConcreteTile(values.Tile):
 
 
 def value_of(x: Any) -> Any:
-    """A tile as its positions; a tensor or number as a value without conditions; what is none of these as it is.
+    """A tile as its positions; a tensor or number as a value without conditions; anything else unchanged.
 
     >>> value_of(torch.zeros(3)).axes
     (no tile,)

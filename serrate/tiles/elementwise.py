@@ -192,7 +192,7 @@ def joint(trace: Trace, values: Sequence[Traced], what: str) -> tuple[list[Axis 
     for c in (c for value in values for c in value.conditions if c.row):
         for alias in (a for a in axes if a is not None and a.alias_of is not None):
             if mentions(c.holds, alias.original) and not any(alias.original in v.axes for v in values if c in v.conditions):
-                refuse(f"{what}: a jagged tile meets two dims of {alias}, and it is not clear whose rows are meant")
+                refuse(f"{what}: a jagged tile is used with two dims of {alias}, so its rows are ambiguous")
     moved = []
     for value in values:
         own = zip(value.axes, axes[ndim - value.ndim :], strict=True)
@@ -206,7 +206,7 @@ def _meet(one: Axis | None, other: Axis, dim: int, what: str) -> None:
         return
     if (one.looped and other.looped) or any(a.looped and a.block is None for a in (one, other)):
         refuse(
-            f"{what}: dim {dim} is of {one} in one operand and of {other} in another: "
+            f"{what}: dim {dim} belongs to {one} in one operand and to {other} in another: "
             "separate them with None, as in x[:, None], or index both by one tile"
         )
     sizes = [a.block if a.looped else a.size for a in (one, other)]

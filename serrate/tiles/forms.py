@@ -344,7 +344,7 @@ def check(x: torch.Tensor | JaggedTensor) -> None:
     if x.requires_grad and torch.is_grad_enabled():
         raise GradientError("a kernel has no gradient: call it under torch.no_grad(), or with detached tensors")
     if has_tangent(x.values if isinstance(x, JaggedTensor) else x):
-        raise GradientError("a kernel has no forward-mode gradient, and an argument has a tangent: call it with detached tensors")
+        raise GradientError("a kernel has no forward-mode gradient, but an argument has a tangent: call it with detached tensors")
     if isinstance(x, JaggedTensor):
         # Its values may have been resized.
         x.structure.check_values(x.values)

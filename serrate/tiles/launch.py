@@ -421,7 +421,7 @@ class Host(BlockSizes):
 
     def ranges(self, what: str, *_: Any, **__: Any) -> Any:
         """`hl.tile` and `hl.grid` in a place where no compiler sees them."""
-        refuse(f"{what} is for a `for` statement of the kernel itself: functions that it calls have no loops over tiles")
+        refuse(f"{what} must be used in a `for` statement of the kernel itself, not in a function it calls")
 
     def __getattr__(self, name: str) -> Any:
         refuse(

@@ -111,7 +111,7 @@ class TracedLoop:
                 self.abandon()
             return bool(test)
         if any(a is not None for a in test.axes):
-            refuse("`while` needs one number: reduce it first, with x.any() or x.amax()")
+            refuse("`while` needs a scalar: reduce it first, with x.any() or x.amax()")
         guard = trace.conditions_of(cast(test, torch.bool))
         self.test = (trace.block, guard)
         trace.block = []
@@ -255,8 +255,8 @@ class TracedLoop:
             changes = any(own & c.holds.symbols for own in self._changing())
             if c.row and changes:
                 refuse(
-                    f"the carried value {name} exists under a condition on the length of a row that changes with the loop: "
-                    "reduce over that dim before, or make its lanes exist with hl.fill(x, 0)"
+                    f"the carried value {name} exists under a condition on the length of a row that varies with the loop: "
+                    "reduce over that dim first, or make its lanes exist with hl.fill(x, 0)"
                 )
             if not changes:
                 kept.append(c)
@@ -327,7 +327,7 @@ class Branch:
             and not (test.expr is not None and test.expr.value is not None)
         ):
             if any(a is not None for a in test.axes):
-                refuse("`if` needs one number: reduce it first (x.amax(), x.any()), or use torch.where")
+                refuse("`if` needs a scalar: reduce it first (x.amax(), x.any()), or use torch.where")
             self.negated = False
             self.guard = trace.conditions_of(cast(test, torch.bool))
         else:

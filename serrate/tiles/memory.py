@@ -223,8 +223,8 @@ def placed(trace: Trace, keys: Sequence[Any], extents: Sequence[Expr], broadcast
         for axis in trace.axes_open:
             if c.row and axis.block != 1 and axis not in found.axes and mentions(c.holds, axis):
                 refuse(
-                    "an index by a jagged tile needs its rows beside it: "
-                    "index them too, as x[rows, tile] or starts[:, None] + tile.index"
+                    "an index by a jagged tile also needs its rows: "
+                    "index them too, as in x[rows, tile] or starts[:, None] + tile.index"
                 )
     return found
 
@@ -255,7 +255,7 @@ def _key(trace: Trace, key: Any, extent: Expr, broadcast: bool) -> Traced:
         return Traced(number(extent + int(key)), ())
     value = as_traced(key)
     if value.dtype.is_floating_point or value.dtype is torch.bool:
-        refuse(f"an index must be whole numbers, not {value.dtype}: convert it, or use torch.where or extra_mask= for a mask")
+        refuse(f"an index must be an integer, not {value.dtype}: convert it, or use torch.where or extra_mask= for a mask")
     value = cast(value, torch.int64)
     return Traced(number(trace.index_of(value)), value.axes, value.conditions, value.fed)
 
@@ -283,7 +283,7 @@ def target_of(trace: Trace, tensor: Any, key: Any, *, reads: bool) -> IndexedEle
     if isinstance(tensor, TracedRows):
         return _rows(trace, tensor, key, reads)
     if not isinstance(tensor, TracedTensor):
-        refuse(f"loads and stores are of tensors made before the loop, not of a {type(tensor).__name__}")
+        refuse(f"loads and stores need a tensor created before the loop, not a {type(tensor).__name__}")
     place = placed(trace, expand_keys(key, tensor.ndim), tensor.sizes, [reads and size.value == 1 for size in tensor.sizes])
     guard = [c.holds for c in place.conditions]
     for index, size in zip(place.indices, tensor.sizes, strict=True):
@@ -388,7 +388,7 @@ def _masked(trace: Trace, target: IndexedElements, extra_mask: Any) -> tuple[Les
         return ()
     mask = as_traced(extra_mask)
     if mask.dtype is not torch.bool:
-        refuse(f"extra_mask must be true or false for every lane, not {mask.dtype}")
+        refuse(f"extra_mask must be bool, not {mask.dtype}")
     return conditions_of(trace, _fitted(trace, target, mask, "extra_mask"))
 
 
@@ -409,7 +409,7 @@ def write(trace: Trace, tensor: Any, key: Any, x: Any, extra_mask: Any = None, *
     target = target_of(trace, tensor, key, reads=False)
     value = as_traced(x)
     if not isinstance(value, Traced):
-        refuse(f"a store takes a value, a tensor or a number, not {type(x).__name__}")
+        refuse(f"a stored value must be a tile value, a tensor or a number, not {type(x).__name__}")
     guard = tuple(dict.fromkeys((*_masked(trace, target, extra_mask), *target.guard)))
     value = _fitted(trace, target, value, "the stored value")
     kind = target.tensor.dtype

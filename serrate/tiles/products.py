@@ -29,14 +29,14 @@ def product(trace: Trace, a: Any, b: Any, out_dtype: torch.dtype | None = None) 
     A condition on the contracted dim is put on both operands; one that mentions a dim that the other operand lacks cannot be.
     """
     if a.ndim == 0 or b.ndim == 0:
-        refuse("a product needs operands with at least one dim")
+        refuse("a matrix product needs operands with at least one dim")
     if a.ndim == 1:
         return squeeze(trace, product(trace, unsqueeze(trace, a, 0), b, out_dtype), max(b.ndim, 2) - 2)
     if b.ndim == 1:
         return squeeze(trace, product(trace, a, unsqueeze(trace, b, 1), out_dtype), a.ndim - 1)
     depth, other = a.axes[-1], b.axes[-2]
     if (depth is None) != (other is None):
-        refuse(f"a product contracts {depth or other} of one operand with one lane of the other: they must be of one tile")
+        refuse(f"a matrix product contracts {depth or other} with one lane: index both operands by the same tile")
     # Both operands over the dims (batch, rows, columns, contracted), so that these are four different axes.
     every, (left, right) = joint(
         trace,
@@ -56,7 +56,7 @@ def product(trace: Trace, a: Any, b: Any, out_dtype: torch.dtype | None = None) 
             if c.over(shared):
                 if free is not None and c.over([free]):
                     refuse(
-                        f"a product contracts {depth}, which exists under a condition on {free} "
+                        f"a matrix product contracts {depth}, which exists under a condition on {free} "
                         "that the other operand cannot have: "
                         "make the lanes exist with hl.fill(x, 0), or write (a[:, :, None] * b).sum(1)"
                     )

@@ -45,7 +45,7 @@ def reduced(trace: Trace, x: Traced, dims: Sequence[int], keepdim: bool, operato
         if c.row and c.over(over) and any(a not in x.axes and a.block != 1 and c.over([a]) for a in trace.axes_open):
             refuse(
                 f"{operator} over a jagged tile, but the value does not have the dim of its rows: "
-                "bring it in first, as rows[:, None] + x"
+                "add it first, as in rows[:, None] + x"
             )
     kept = [a for d, a in enumerate(x.axes) if d not in dims and a is not None]
     guard = x.guard()
@@ -97,7 +97,7 @@ def prod(trace: Trace, x: Traced, dim: Any = None, keepdim: bool = False, dtype:
 
 def mean(trace: Trace, x: Traced, dim: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Traced:
     if not (dtype or x.dtype).is_floating_point:
-        refuse(f"mean of {x.dtype}: convert it to a float first, as torch asks")
+        refuse(f"mean of {x.dtype}: convert it to a float first, as in torch")
     dims = dims_of(x, dim, "mean")
     total = reduced(trace, x, dims, keepdim, "sum", dtype or x.dtype)
     over = [a for d in dims if (a := x.axes[d]) is not None]
@@ -134,7 +134,7 @@ def arg(what: str) -> Callable[..., Traced]:
     def run(trace: Trace, x: Traced, dim: Any = None, keepdim: bool = False) -> Traced:
         if dim is None:
             if x.ndim != 1:
-                refuse(f"arg{what} over all of {x.ndim} dims depends on the block sizes: give dim=")
+                refuse(f"arg{what} over all of {x.ndim} dims depends on the block sizes: pass dim=")
             dim = 0
         (d,) = dims_of(x, dim, f"arg{what}")
         axis = x.axes[d]

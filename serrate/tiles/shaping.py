@@ -34,7 +34,7 @@ def with_axes(x: Traced, axes: Sequence[Axis | None]) -> Traced:
 def permute(trace: Trace, x: Traced, *dims: Any) -> Traced:
     order = [d % x.ndim for d in (dims[0] if dims and isinstance(dims[0], (list, tuple)) else dims)]
     if sorted(order) != list(range(x.ndim)):
-        refuse(f"permute: {order} is not an order of {x.ndim} dims")
+        refuse(f"permute: {order} is not a permutation of {x.ndim} dims")
     return with_axes(x, [x.axes[d] for d in order])
 
 
@@ -46,7 +46,7 @@ def transpose(trace: Trace, x: Traced, dim0: int, dim1: int) -> Traced:
 
 def t(trace: Trace, x: Traced) -> Traced:
     if x.ndim > 2:
-        refuse(f".T and .t() are for two dims, not {x.ndim}: use .transpose(-2, -1) or .permute")
+        refuse(f".T and .t() need two dims, not {x.ndim}: use .transpose(-2, -1) or .permute")
     return x if x.ndim < 2 else transpose(trace, x, 0, 1)
 
 
@@ -83,10 +83,10 @@ def getitem(trace: Trace, x: Traced, key: Any) -> Traced:
             axes.append(axis)
             continue
         if isinstance(k, (Lanes, Tensor)) and not (isinstance(k, Traced) and k.expr is not None and k.expr.value is not None):
-            refuse("a value of a tile is not gathered from: load from a tensor of the host, or use torch.where and a reduction")
+            refuse("a tile value cannot be gathered from: load from a tensor instead, or use torch.where and a reduction")
         if axis is not None and axis.looped:
             refuse(
-                f"one place of {axis} depends on the block size: "
+                f"selecting one lane of {axis} depends on the block size: "
                 "use torch.where(tile.index == i, x, 0).sum(dim), or slice the tensor"
             )
         size = 1 if axis is None else axis.size

@@ -86,8 +86,8 @@ def _refuse_results(tree: ast.FunctionDef, finder: _Finder) -> None:
             continue
         if node.id in finder.made - own:
             raise KernelError(
-                f"a kernel returns tensors, but this one returns a value of a tile: {node.id} is made in a loop over tiles, "
-                "so store it to a tensor made before the loop"
+                f"a kernel must return tensors, but this one returns a tile value: {node.id} is computed in a loop over tiles, "
+                "so store it to a tensor created before the loop"
             )
 
 

@@ -409,7 +409,7 @@ class Trace:
         value = as_traced(lengths)
         if not isinstance(value, Traced) or value.ndim == 0:
             refuse(
-                "hl.jagged_tile takes the lengths of a tile of rows, such as jt.lengths[tile]; of one row, use hl.tile(length)"
+                "hl.jagged_tile takes the lengths of a tile of rows, such as jt.lengths[tile]; for one row, use hl.tile(length)"
             )
         frame = user_frame()
         assert frame is not None
@@ -447,13 +447,13 @@ class Trace:
 
     def _bound(self, x: Any, what: str) -> Expr:
         if isinstance(x, TracedTile):
-            refuse("a tile is not one number: use tile.begin, tile.end or tile.id")
+            refuse("a tile is not a scalar: use tile.begin, tile.end or tile.id")
         value = as_traced(x)
         if not isinstance(value, Traced) or value.dtype.is_floating_point:
-            refuse(f"{what} takes whole numbers as bounds, not a {type(x).__name__}")
+            refuse(f"{what}: bounds must be integers, not a {type(x).__name__}")
         if any(a is not None for a in value.axes):
             refuse(
-                f"{what} needs one number, but this is a value with the lanes of {', '.join(map(str, value.axes))}: "
+                f"{what} needs a scalar, but this value has the lanes of {', '.join(map(str, value.axes))}: "
                 "reduce it first (x.amax())"
             )
         return self.index_of(cast(value, torch.int64))

@@ -144,7 +144,7 @@ class Traced(TileValue):
     def item(self) -> Any:
         """The one number it holds: a value without dims."""
         if self.ndim:
-            refuse("item() needs one number: reduce it first (x.amax(), x.sum())")
+            refuse("item() needs a scalar: reduce it first (x.amax(), x.sum())")
         return self
 
     def __repr__(self) -> str:

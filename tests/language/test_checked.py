@@ -61,7 +61,7 @@ def test_a_published_attention_races() -> None:
 
 
 def test_a_published_attention_reads_outside() -> None:
-    with pytest.raises(KernelIndexError, match=r"index \(4, 0, 0\) is outside of a tensor of shape \(4, 2, 4\)"):
+    with pytest.raises(KernelIndexError, match=r"index \(4, 0, 0\) is out of bounds for a tensor of shape \(4, 2, 4\)"):
         published_hstu.interpreted(tile="whole")(4, *_sequences([3, 1])[1:])
 
 
@@ -147,7 +147,7 @@ def test_indices_outside_under_a_mask_are_fine() -> None:
         return out
 
     assert k.interpreted(tile=2)(torch.arange(5.0), True).tolist() == [1, 2, 3, 4, 0]
-    with pytest.raises(KernelIndexError, match=r"index \(5,\) is outside of a tensor of shape \(5,\), in lane \(0,\)"):
+    with pytest.raises(KernelIndexError, match=r"index \(5,\) is out of bounds for a tensor of shape \(5,\), in lane \(0,\)"):
         k.interpreted(tile=2)(torch.arange(5.0), False)
 
 

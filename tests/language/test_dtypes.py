@@ -275,7 +275,7 @@ def test_products_of_integers_wrap_as_in_torch(dtype: torch.dtype) -> None:
 def test_products_of_two_dtypes_are_refused(left: torch.dtype, right: torch.dtype) -> None:
     jt, weight = JaggedTensor.from_lengths(torch.ones(3, 4, dtype=left), [2, 1]), torch.ones(4, 5, dtype=right)
     for found in (rows_by_a_weight, rows_by_a_weight.interpreted()):
-        with pytest.raises(serrate.errors.KernelError, match="a product"):
+        with pytest.raises(serrate.errors.KernelError, match="a matrix product"):
             found(jt, weight, torch.float32)
 
 

@@ -263,5 +263,5 @@ def test_a_jagged_tile_beside_two_dims_of_its_rows() -> None:
                 out[:, :] = (pairs[:, :, None] + t.index).sum(2)
         return out
 
-    with pytest.raises(KernelError, match="not clear whose rows are meant"):
+    with pytest.raises(KernelError, match="its rows are ambiguous"):
         k(ragged(), normal(4))
