@@ -148,7 +148,7 @@ def _part_size(
     trial.do("share", program.phases[0].name)
     asked = dict(lanes)
     chosen = sizes(trial.program, 1, target, asked)
-    size = chunk or asked.get("chunk") or _worthwhile(trial.program, chosen, target.chunk)
+    size = chunk or asked.get("chunk") or _worthwhile(trial.program, chosen, target.chunk, loops)
     asked |= {name: size for name in loops if chosen[name] > size}
     whole = math.lcm(*(sizes(trial.program, 1, target, asked)[name] for name in loops))
     return -(-size // whole) * whole, asked
@@ -165,12 +165,12 @@ def _shared_rows(program: TileProgram, phase: Phase) -> CutRows | None:
     return None
 
 
-def _worthwhile(program: TileProgram, lanes: Lanes, elements: int) -> int:
-    """How many positions of a row are worth a worker: whole tiles of about `elements` elements."""
+def _worthwhile(program: TileProgram, lanes: Lanes, elements: int, along: Sequence[str]) -> int:
+    """How many positions of a row are worth a worker: whole tiles of the loops `along` it, of about `elements` elements."""
     size = 1
     for loop in (n for phase in program.phases for n in statements(phase.body)):
         axis = program.axis_of(loop.domain) if isinstance(loop, Loop) and loop.kind is SERIAL else None
-        if axis is not None and isinstance(loop, Loop):
+        if axis is not None and isinstance(loop, Loop) and loop.domain.name in along:
             work = [n for n in statements(loop.body) if isinstance(n, Reduce | Dot | Running | Write | Assign)]
             tile = lanes[axis.name]
             width = 1
