@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from serrate.errors import VerificationError
+from serrate.ir.expansion import steps
 from serrate.ir.expr import Array, Environment, Expr, Symbol
 from serrate.ir.loops import (
     MAX_NUMBER,
@@ -41,7 +42,6 @@ from serrate.ir.loops import (
     identity_of,
 )
 from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
-from serrate.lower.reductions import steps
 
 _SAME_NAME = (
     "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu erf atan floor ceil square isnan add sub mul maximum minimum "

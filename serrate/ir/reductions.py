@@ -14,7 +14,7 @@ combination of partial results. Both functions return values, so they can be eva
 
 Lowering relies on these laws: combine is associative, and the identity is neutral on both sides. Elements are combined in order
 unless the reduction is `commutative`. No stage asks for a reduction by name; whatever helps beyond the two functions is part of
-the definition: `in_block`, `two_pass`, `neutral_value`, `State.free`.
+the definition: `in_block`, `two_pass`, `one_pass`, `neutral_value`, `State.free`.
 """
 
 from __future__ import annotations
@@ -83,6 +83,22 @@ class TwoPass:
 
 
 @dataclass(frozen=True)
+class OnePass:
+    """A reduction relative to a value that only another one of the same elements leads to, from states that do not need it."""
+
+    first: Reduction
+    """The other one; it takes the elements."""
+    second: Reduction
+    """Takes the terms."""
+    terms: tuple[Callable[[Value, Value], Value], ...]
+    """The ways to write a term, from an element and that value."""
+    result: Callable[[States, Value], Value]
+    """What the second gives, from the states and that value, whatever it is."""
+    in_block: Callable[[Block, States, States], None]
+    """Like that of the reduction, where no element is known beforehand and a block is near for a second read."""
+
+
+@dataclass(frozen=True)
 class Reduction:
     """One kind of reduction. `lift` and `combine` define it; everything after them is optional."""
 
@@ -97,6 +113,7 @@ class Reduction:
     in_block: Callable[[Block, States, States], None] | None = None
     """Combines a whole block into the carried states with a few block operators. Takes the carried and the new states."""
     two_pass: TwoPass | None = None
+    one_pass: OnePass | None = None
     neutral_value: Callable[[torch.dtype], Number] | None = None
     """The value of an element that changes nothing, if that is not the identity."""
 
@@ -436,9 +453,7 @@ def _of_elements(block: Block, carried: States, new: States) -> None:
     seen = block.reduced(COUNT, "sum", one)
     near, squares = block.reduced(MEAN, "sum", away), block.reduced(SQUARE, "sum", _call("square", away))
     delta = _call("div", near, _at_least_one(seen))
-    # Rounding can leave a tiny negative remainder if all elements are equal.
-    within = _call("maximum", _call("sub", squares, _call("mul", delta, near)), constant(0.0, near.dtype))
-    block.update(_grown(carried, seen, delta, within))
+    block.update(_grown(carried, seen, delta, _left(squares, delta, near)))
 
 
 def _of_parts(block: Block, carried: States, new: States) -> None:
@@ -451,8 +466,46 @@ def _of_parts(block: Block, carried: States, new: States) -> None:
     block.update(_grown(carried, seen, _call("sub", average, carried[MEAN]), within))
 
 
+def _in_two_reads(block: Block, carried: States, new: States) -> None:
+    """About the mean of the block first, then sums relative to that, in the dtype of the elements; states may be wider."""
+    one, x = new[COUNT], _cast(new[MEAN], carried_dtype(new[MEAN].dtype))
+    seen = block.reduced(COUNT, "sum", one)
+    about = block.once(MEAN, _call("div", block.reduced(MEAN, "sum", x), _at_least_one(seen)))
+    pivot = _cast(about, x.dtype)
+    away = _call("sub", x, pivot)
+    near, squares = block.reduced(MEAN, "sum", away), block.reduced(SQUARE, "sum", _call("square", away))
+    rest = _call("div", near, _at_least_one(seen))
+    delta = _call("add", _call("sub", _cast(pivot, rest.dtype), carried[MEAN]), rest)
+    block.update(_grown(carried, seen, delta, _left(squares, rest, near)))
+
+
+def _left(squares: Value, mean: Value, total: Value) -> Value:
+    """Squares relative to the mean, from those relative to a value near it."""
+    # Rounding can leave a tiny negative remainder if all elements are equal.
+    return _call("maximum", _call("sub", squares, _call("mul", mean, total)), constant(0.0, total.dtype))
+
+
+def _cast(value: Value, dtype: torch.dtype) -> Value:
+    return value if value.dtype == dtype else call("cast", value, dtype=dtype)
+
+
 def _at_least_one(count: Value) -> Value:
     return _call("maximum", count, constant(1.0, count.dtype))
+
+
+def _squares_from(states: States, center: Value) -> Value:
+    """The squares relative to another value than the mean: nothing is subtracted."""
+    away = _call("sub", states[MEAN], _cast(center, states[MEAN].dtype))
+    return _call("add", states[SQUARE], _call("mul", states[COUNT], _call("square", away)))
+
+
+def _square_away(x: Value, center: Value) -> Value:
+    return _call("square", call("sub", x, center, dtype=center.dtype))
+
+
+def _product_away(x: Value, center: Value) -> Value:
+    away = call("sub", x, center, dtype=center.dtype)
+    return _call("mul", away, away)
 
 
 WELFORD = Reduction(
@@ -462,6 +515,7 @@ WELFORD = Reduction(
     _merged,
     commutative=True,
     in_block=_moments_in_block,
+    one_pass=OnePass(SUM, SUM, (_square_away, _product_away), _squares_from, _in_two_reads),
 )
 
 

@@ -15,6 +15,7 @@ from serrate.analysis.guards import condition, needed
 from serrate.analysis.indices import Indices
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain
+from serrate.ir.expansion import ReductionTile, expand
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Symbol, const, maximum, minimum, symbol
 from serrate.ir.loops import (
     Assign,
@@ -72,7 +73,6 @@ from serrate.ir.values import (
     index_read,
     rewrite,
 )
-from serrate.lower.reductions import ReductionTile, expand
 
 
 def blocks(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProgram:

@@ -67,9 +67,13 @@ def loop_named(phase: Phase, domain: str) -> Loop:
 
 
 def split(program: TileProgram, name: str, domain: str, factor: int) -> TileProgram:
-    axis = program.axis_of(loop_named(find(program, name), domain).domain)
+    loop = loop_named(find(program, name), domain)
+    axis = program.axis_of(loop.domain)
     if axis is not None and axis.block is not None and factor % axis.block:
         raise ScheduleError(f"phase {name}: tiles of {axis} have {axis.block} lanes, so {factor} positions are not whole tiles")
+    whole, made = loop.domain.extent_expr.value, loop.domain.definition
+    if isinstance(made, transforms.Split) and loop.domain is made.outputs[1] and whole is not None and whole % factor:
+        raise ScheduleError(f"phase {name}: {whole} positions of {axis} are a part, and not whole tiles of {factor}")
 
     def change(loop: Loop) -> tuple[Statement, ...]:
         outer, rest = transforms.split(loop.domain, factor)

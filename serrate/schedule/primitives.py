@@ -43,6 +43,7 @@ from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, r
 from serrate.schedule import block_loops, cutting, statistics
 from serrate.schedule.block_loops import find, loop_named, loop_replaced, swap
 from serrate.schedule.hand import check_no_rows, check_order, check_resize, check_swizzle
+from serrate.schedule.one_pass import one_pass
 from serrate.schedule.sharing import shared
 
 Loops = tuple[tuple[IterDomain, ParallelType], ...]
@@ -535,6 +536,6 @@ PRIMITIVES: dict[str, Callable[..., TileProgram]] = {
     f.__name__: f
     for f in (
         *(split, merge, partition, combine, ragged, fork, cut, resize, swizzle, cover, reorder),
-        *(mark, inline, share, rfactor, two_pass, keep, delay, allocate, fuse),
+        *(mark, inline, share, rfactor, two_pass, one_pass, keep, delay, allocate, fuse),
     )
 }

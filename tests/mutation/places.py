@@ -293,7 +293,12 @@ LOWER = [
         ("0, None if high is None else max(high - 1, 0))", "0, None if high is None else max(high - 2, 0))"),
     ),
     *_of(
-        "serrate/lower/reductions.py",
+        "serrate/schedule/one_pass.py",
+        ("tests/language/test_one_pass.py",),
+        ("not _varies(center, {*one.reduced, *other.reduced}) and ", ""),
+    ),
+    *_of(
+        "serrate/ir/expansion.py",
         ("tests/engine/test_own_reductions.py",),
         ("v if s is free else _reading(v, free, before)", "v"),
         ("for lane in reversed(fold.lanes):", "for lane in fold.lanes:"),

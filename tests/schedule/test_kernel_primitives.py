@@ -95,6 +95,8 @@ def loops(program: TileProgram) -> list[tuple[str, list[str]]]:
         ([("ragged", "centred", "k"), ("ragged", "centred", "kr")], "asks whether a row is that long"),
         ([("combine", "centred", "b", "k")], "are not both loops of programs; cut the row instead"),
         ([("two_pass", "centred", "k")], "does not carry softmax statistics alone"),
+        ([("one_pass", "centred", "k", "j")], "the loop over j does more than to reduce a row"),
+        ([("ragged", "centred", "k"), ("split", "centred", "kr", 8), ("split", "centred", "kri", 3)], "not whole tiles of 3"),
         ([("keep", "centred", "k")], "nothing behind the loop over k needs what it sums"),
     ],
 )

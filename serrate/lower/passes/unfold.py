@@ -7,9 +7,9 @@ In: a loop program. Out: the same without `Fold`: positions are combined one aft
 
 from __future__ import annotations
 
+from serrate.ir.expansion import steps
 from serrate.ir.loops import Fold, LoopProgram, Node
 from serrate.lower.passes.common import Body, inward, kept, per_kernel
-from serrate.lower.reductions import steps
 
 
 def unfold(program: LoopProgram) -> LoopProgram:

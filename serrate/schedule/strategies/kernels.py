@@ -83,15 +83,33 @@ def _parts_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int 
         recorder.do("fork", phase, f"{along[0].domain.name}r", size)
         if target.keeps_rows:
             _in_two_passes(recorder, phase, most=size)
+    passes = _in_one_pass(recorder, phase, [f"{loop.domain.name}r" for loop in along])
     recorder.do("share", phase)
     chosen = sizes(recorder.program, 1, target, lanes)
+    # The last tile of a part would reach into the next one.
+    chosen |= {loop.domain.name: _dividing(size, chosen[loop.domain.name]) for loop in along}
     _require_single(rows, chosen)
-    for loop in along:
-        recorder.do("cut", phase, f"{loop.domain.name}r", size)
+    for name in passes:
+        recorder.do("cut", phase, name, size)
     for each in recorder.program.phases:
         tiled(recorder, each.name, chosen)
     short = "; others are finished where they are read" if any(s.primitive == "fork" for s in recorder.steps) else ""
     recorder.because(f"rows of more than {size} positions are cut into parts of as many{short}")
+
+
+def _in_one_pass(recorder: Recorder, phase: str, loops: Sequence[str]) -> list[str]:
+    """The loops over cut rows that are left: where one needs nothing of a row but what the one before it could find, it is read
+    once for both. Its parts are far away by the time that all of them are read."""
+    left = list(loops[:1])
+    for name in loops[1:]:
+        if not recorder.attempt("one_pass", phase, left[-1], name):
+            left.append(name)
+    return left
+
+
+def _dividing(size: int, most: int) -> int:
+    """The largest number up to `most` that a size is a multiple of."""
+    return next(n for n in range(min(size, most), 0, -1) if size % n == 0)
 
 
 def _share_out_evenly(recorder: Recorder, phase: str, target: Target, lanes: Lanes, chunk: int | None) -> None:

@@ -12,7 +12,9 @@ reduction is known here; which of these serves one follows from its definition:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from serrate.ir.expr import const
 from serrate.ir.loops import (
@@ -34,7 +36,7 @@ from serrate.ir.loops import (
 from serrate.ir.reductions import Reduction, States
 from serrate.ir.solve import end_of
 from serrate.ir.tile import SERIAL
-from serrate.ir.values import Call, Constant, Value, rewrite
+from serrate.ir.values import Call, Constant, Value, call, carried_dtype, rewrite
 
 
 @dataclass(frozen=True)
@@ -117,13 +119,16 @@ class _BlockEmitter:
     nodes: list[Node] = field(default_factory=list)
 
     def reduced(self, state: int, operator: str, value: Value) -> Value:
-        local = self._like(state)
+        local, dtype = self._like(state), self.states[state].dtype
         if operator == "sum" and isinstance(value, Constant) and value.number == 1 and self._bounded():
             # The elements that exist are counted by where they end.
-            return existing(self.tile.reduced, self._own_guard(), local.dtype)
+            return existing(self.tile.reduced, self._own_guard(), dtype)
+        if dtype == torch.float64 and carried_dtype(value.dtype) == torch.float32:
+            # A block is short enough to be reduced in the dtype of its elements.
+            local = replace(local, dtype=torch.float32)
         self.declared.append(Declare(local, self.kind.identity(state, local.dtype)))
         self.nodes.append(Reduce(self.tile.lanes, self.tile.guard, local, operator, value))
-        return held(local)
+        return held(local) if local.dtype == dtype else call("cast", held(local), dtype=dtype)
 
     def once(self, state: int, value: Value) -> Value:
         local = self._like(state)
