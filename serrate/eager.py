@@ -39,6 +39,8 @@ _BINARY = {
     "bitwise_and": "and",
     "bitwise_or": "or",
     "bitwise_xor": "xor",
+    "bitwise_left_shift": "lshift",
+    "bitwise_right_shift": "rshift",
 }
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _UNARY = {"neg": "neg", "abs": "abs", "bitwise_not": "invert"}

@@ -41,18 +41,20 @@ from serrate.ir.loops import (
     Write,
     identity_of,
 )
-from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
+from serrate.ir.values import LIBRARY_BINARY, LIBRARY_UNARY, Call, Constant, Tensor, Value, carried_dtype
 
 _SAME_NAME = (
-    "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu erf atan floor ceil square isnan add sub mul maximum minimum "
+    "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu erf floor ceil square isnan add sub mul maximum minimum "
     "lt le gt ge eq ne logical_not logical_and logical_or pow where"
 )
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    **{name: getattr(torch, name) for name in _SAME_NAME.split()},
+    **{name: getattr(torch, name) for name in (*_SAME_NAME.split(), "gcd", *LIBRARY_UNARY, *LIBRARY_BINARY)},
     "div": torch.true_divide,
     "bitand": torch.bitwise_and,
     "bitor": torch.bitwise_or,
     "bitxor": torch.bitwise_xor,
+    "shl": torch.bitwise_left_shift,
+    "shr": torch.bitwise_right_shift,
     "sin": torch.sin,
     "fmod": torch.fmod,
     "cos": torch.cos,

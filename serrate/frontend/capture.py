@@ -80,7 +80,7 @@ def _writes(function: Any) -> bool:
     return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
 
 
-_WRITING = frozenset((*IN_PLACE, "__idiv__", "__ilshift__", "__irshift__", "__setitem__"))
+_WRITING = frozenset((*IN_PLACE, "__idiv__", "__setitem__"))
 
 
 class Watching(TorchFunctionMode):

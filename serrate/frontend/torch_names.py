@@ -26,16 +26,18 @@ from serrate.ir.view import TensorView
 
 OF_ONE = (  # noqa: SIM905  a list of words reads better without quotes
     "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh erf floor ceil square isnan logical_not sin cos sign trunc "
-    "isinf isfinite log1p expm1 exp2 log2 log10"
+    "isinf isfinite log1p expm1 exp2 log2 log10 tan atan asin acos sinh cosh asinh acosh atanh erfc erfinv lgamma digamma "
+    "sgn signbit frac deg2rad rad2deg sinc bitwise_not"
 ).split()
 OF_TWO = (  # noqa: SIM905
-    "mul pow lt le gt ge eq ne maximum minimum logical_and logical_or logical_xor floor_divide remainder fmod matmul"
+    "mul pow lt le gt ge eq ne maximum minimum logical_and logical_or logical_xor floor_divide remainder fmod matmul "
+    "atan2 hypot copysign fmax fmin logaddexp logaddexp2 xlogy ldexp float_power gcd lcm bitwise_and bitwise_or bitwise_xor "
+    "bitwise_left_shift bitwise_right_shift"
 ).split()
 
 CHANGED = (  # noqa: SIM905
-    "add sub div round clamp clamp_min clamp_max masked_fill nan_to_num lerp addcmul addcdiv bitwise_not bitwise_and "
-    "bitwise_or bitwise_xor tan relu relu6 hardtanh hardsigmoid hardswish silu mish elu celu selu leaky_relu threshold "
-    "softplus logsigmoid softsign tanhshrink gelu"
+    "add sub div round clamp clamp_min clamp_max masked_fill nan_to_num lerp addcmul addcdiv relu relu6 hardtanh hardsigmoid "
+    "hardswish silu mish elu celu selu leaky_relu threshold softplus logsigmoid softsign tanhshrink gelu"
 ).split()
 """Functions of `signatures.pointwise` that read each element only where they write it."""
 
@@ -59,12 +61,21 @@ ALIASES = {
     "less_equal": "le",
     "not_equal": "ne",
     "fix": "trunc",
+    **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "tan2")},
     "swapaxes": "transpose",
     "swapdims": "transpose",
     "view": "reshape",
     "concat": "cat",
     "concatenate": "cat",
 }
+
+SPECIAL = {
+    **{name: name for name in ("erf", "erfc", "erfinv", "digamma", "sinc", "exp2", "expm1", "log1p")},
+    "expit": "sigmoid",
+    "gammaln": "lgamma",
+    "psi": "digamma",
+}
+"""Functions of one tensor in `torch.special`, and ours."""
 
 NAMES = {"where_method": "where", "functional_softmax": "softmax", "functional_log_softmax": "log_softmax"}
 """Functions of ours that torch has under the name of another, for messages."""
@@ -227,7 +238,8 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
     found.update((name, spelled(operation, NAMES.get(operation.__name__))) for name, operation in spellings.items())
     typed: dict[Any, Callable[..., Any]] = {
         torch.linalg.vector_norm: reducing.vector_norm,
-        torch.special.expit: _unary(ops.sigmoid),
+        **{getattr(torch.special, name): _unary(getattr(ops, own)) for name, own in SPECIAL.items()},
+        torch.special.xlogy: _binary(ops.xlogy),
         torch.special.softmax: reducing.softmax,
         torch.special.log_softmax: reducing.log_softmax,
         torch.special.logsumexp: reducing.logsumexp,
@@ -249,6 +261,8 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
         "__or__": "bitwise_or",
         "__xor__": "bitwise_xor",
         "__invert__": "bitwise_not",
+        "__lshift__": "bitwise_left_shift",
+        "__rshift__": "bitwise_right_shift",
     }.items():
         found[getattr(torch.Tensor, method)] = found[name]
     for method, name in {
@@ -256,6 +270,8 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
         "__rtruediv__": "div",
         "__rfloordiv__": "floor_divide",
         "__rmod__": "remainder",
+        "__rlshift__": "bitwise_left_shift",
+        "__rrshift__": "bitwise_right_shift",
     }.items():
         found[getattr(torch.Tensor, method)] = spelled(_swapped(found[name]))
     return found

@@ -79,23 +79,27 @@ def domains_of(places: Places) -> tuple[IterDomain, ...]:
     return tuple(found)
 
 
-UNARY = (
-    "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu silu gelu erf floor ceil square isnan logical_not cast sin cos atan"
-)
+UNARY = "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu silu gelu erf floor ceil square isnan logical_not cast sin cos"
 BINARY = (
     "add sub mul div maximum minimum lt le gt ge eq ne logical_and logical_or pow exp_diff exp_below floordiv rem fmod "
-    "bitand bitor bitxor"
+    "bitand bitor bitxor shl shr gcd"
 )
+LIBRARY_UNARY = "tan atan asin acos sinh cosh asinh acosh atanh erfc erfinv lgamma digamma".split()  # noqa: SIM905
+LIBRARY_BINARY = "atan2 hypot copysign".split()  # noqa: SIM905
+"""Functions of floating point that backends call under these names: of the C library, of libdevice, of torch."""
 FUNCTIONS: dict[str, int] = {
-    **dict.fromkeys(UNARY.split(), 1),
+    **dict.fromkeys([*UNARY.split(), *LIBRARY_UNARY], 1),
     "finite_or_zero": 1,
-    **dict.fromkeys(BINARY.split(), 2),
+    **dict.fromkeys([*BINARY.split(), *LIBRARY_BINARY], 2),
     "where": 3,
 }
 """Name -> number of arguments. `exp_diff(x, m)` is e^(x - m) for x <= m, and 1 where they are equal, infinite or not;
 `exp_below(x, m)` is that too, and NaN where they are infinite.
-`floordiv` and `rem` are of integers, rounded down; a divisor of 0 gives 0."""
-COSTLY = frozenset("exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff exp_below".split())  # noqa: SIM905
+`floordiv` and `rem` are of integers, rounded down; a divisor of 0 gives 0. `shl` and `shr` shift bits; shifted further than
+there are bits, 0 or the sign is left."""
+COSTLY = frozenset(
+    "exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff exp_below gcd atan2 hypot".split()  # noqa: SIM905
+) | frozenset(LIBRARY_UNARY)
 """Functions that take as long as many additions."""
 
 

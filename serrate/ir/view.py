@@ -471,6 +471,8 @@ for _name, _method in {
     "bitwise_and": "__and__",
     "bitwise_or": "__or__",
     "bitwise_xor": "__xor__",
+    "bitwise_left_shift": "__lshift__",
+    "bitwise_right_shift": "__rshift__",
     "getitem": "__getitem__",
 }.items():
     setattr(TensorView, _method, _operator(_name))
@@ -482,6 +484,8 @@ for _name, _method in {
     "bitwise_and": "__rand__",
     "bitwise_or": "__ror__",
     "bitwise_xor": "__rxor__",
+    "bitwise_left_shift": "__rlshift__",
+    "bitwise_right_shift": "__rrshift__",
 }.items():
     setattr(TensorView, _method, _operator(_name, swapped=True))
 
@@ -506,6 +510,8 @@ IN_PLACE = {
     "__iand__": "bitwise_and",
     "__ior__": "bitwise_or",
     "__ixor__": "bitwise_xor",
+    "__ilshift__": "bitwise_left_shift",
+    "__irshift__": "bitwise_right_shift",
 }
 """Python's in-place operators and the operations they perform."""
 for _method, _name in IN_PLACE.items():

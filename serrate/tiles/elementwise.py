@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from serrate.errors import SerrateError
+from serrate.frontend import torch_names
 from serrate.frontend.kernel.machine import refuse
 from serrate.frontend.kernel.vocabulary import instead
 from serrate.frontend.ops.common import Lifted
@@ -22,11 +23,12 @@ from serrate.ir.loops import Load, number
 from serrate.ir.tile import Axis, Store
 from serrate.ir.values import Constant, Read, Value, call, carried_dtype, constant, rewrite
 from serrate.ir.view import TensorView
-from serrate.tiles.more import MORE
 from serrate.tiles.values import Traced, as_traced, mentions, plain
 
 if TYPE_CHECKING:
     from serrate.tiles.trace import Trace
+
+_ = torch_names  # imported for what it installs
 
 CASTS = {
     "float": torch.float32,
@@ -125,7 +127,7 @@ def _bits(name: str, args: Sequence[Any]) -> Value | None:
 
 def pointwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
     """What the front end makes of an elementwise function, for one element."""
-    operation = TensorView.operators.get(function) or TensorView.operators.get(name) or MORE.get(name)
+    operation = TensorView.operators.get(function) or TensorView.operators.get(name)
     if operation is None:
         refuse(f"{name} is not part of the tile language: {instead(name)}")
     values: dict[Any, Value] = {}

@@ -23,6 +23,7 @@ WHOLE_X, WHOLE_Y = torch.arange(12).view(4, 3), torch.arange(12).view(4, 3) % 4 
 UNARY: list[Callable[..., Any]] = [
     torch.exp, torch.exp2, torch.expm1, torch.log, torch.log2, torch.log1p, torch.sigmoid, torch.tanh, torch.sqrt,
     torch.rsqrt, torch.abs, torch.neg, torch.reciprocal, torch.square, torch.sin, torch.cos, torch.erf, torch.floor,
+    torch.tan, torch.atan, torch.asinh, torch.lgamma, torch.digamma, torch.erfc, torch.sinh, torch.frac, torch.sinc,
     torch.ceil, torch.round, torch.trunc, torch.sign, torch.isnan, torch.isinf, torch.isfinite, torch.relu, F.silu, F.gelu,
     F.relu, F.softplus, F.elu, F.leaky_relu, F.mish, F.logsigmoid, F.selu, F.hardtanh, torch.logical_not,
     lambda x: F.gelu(x, approximate="tanh"), lambda x: x.clamp(0.5, 1), lambda x: torch.clamp(x, min=1.0),
@@ -33,6 +34,7 @@ UNARY: list[Callable[..., Any]] = [
 ]  # fmt: skip
 BINARY: list[Callable[..., Any]] = [
     torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.pow, torch.atan2, torch.logaddexp,
+    torch.hypot, torch.copysign, torch.fmax, torch.xlogy, torch.logaddexp2,
     torch.fmod, torch.remainder, torch.eq, torch.ne, torch.lt, torch.ge, lambda x, y: torch.where(x > y, x, y),
     lambda x, y: torch.where(x > 1, x, 0.0), lambda x, y: torch.add(x, y, alpha=2), lambda x, y: torch.lerp(x, y, 0.3),
     lambda x, y: torch.clamp(x, min=y), torch.max, torch.min, lambda x, y: x[:, :, None] * y[:, None, :],

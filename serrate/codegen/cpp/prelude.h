@@ -247,8 +247,6 @@ template <class T> static inline T fn_sigmoid(T x) { return (T)1 / ((T)1 + fn_ex
 template <class T> static inline T fn_silu(T x) { return x / ((T)1 + fn_exp(-x)); }
 static inline f32 fn_sqrt(f32 x) { return __builtin_sqrtf(x); }
 static inline f64 fn_sqrt(f64 x) { return __builtin_sqrt(x); }
-static inline f32 fn_atan(f32 x) { return __builtin_atanf(x); }
-static inline f64 fn_atan(f64 x) { return __builtin_atan(x); }
 static inline f32 fn_erf(f32 x) { return __builtin_erff(x); }
 static inline f64 fn_erf(f64 x) { return __builtin_erf(x); }
 template <class T> static inline T fn_gelu(T x) { return x * (T)0.5 * ((T)1 + fn_erf(x * (T)0.7071067811865476)); }
@@ -266,6 +264,63 @@ static inline f32 fn_sin(f32 x) { return __builtin_sinf(x); }
 static inline f64 fn_sin(f64 x) { return __builtin_sin(x); }
 static inline f32 fn_cos(f32 x) { return __builtin_cosf(x); }
 static inline f64 fn_cos(f64 x) { return __builtin_cos(x); }
+// Functions of the C library under their own names.
+#define LIBRARY_UNARY(name) \
+  static inline f32 fn_##name(f32 x) { return __builtin_##name##f(x); } \
+  static inline f64 fn_##name(f64 x) { return __builtin_##name(x); }
+#define LIBRARY_BINARY(name) \
+  static inline f32 fn_##name(f32 x, f32 y) { return __builtin_##name##f(x, y); } \
+  static inline f64 fn_##name(f64 x, f64 y) { return __builtin_##name(x, y); }
+LIBRARY_UNARY(tan) LIBRARY_UNARY(atan) LIBRARY_UNARY(asin) LIBRARY_UNARY(acos) LIBRARY_UNARY(sinh) LIBRARY_UNARY(cosh)
+LIBRARY_UNARY(asinh) LIBRARY_UNARY(acosh) LIBRARY_UNARY(atanh) LIBRARY_UNARY(erfc)
+LIBRARY_BINARY(atan2) LIBRARY_BINARY(hypot) LIBRARY_BINARY(copysign)
+// lgamma itself writes the sign to a global, which threads share.
+static inline f64 fn_lgamma(f64 x) { int sign; return __builtin_lgamma_r(x, &sign); }
+static inline f32 fn_lgamma(f32 x) { int sign; return __builtin_lgammaf_r(x, &sign); }
+// Upwards by psi(x) = psi(x + 1) - 1/x to where the asymptotic series holds; negative numbers by reflection.
+static inline f64 fn_digamma(f64 x) {
+  if (x == 0) return __builtin_copysign(__builtin_inf(), -x);
+  f64 sum = 0;
+  if (x < 0) {
+    if (x == __builtin_trunc(x)) return __builtin_nan("");
+    sum = -3.14159265358979323846 / __builtin_tan(3.14159265358979323846 * (x - __builtin_trunc(x)));
+    x = 1 - x;
+  }
+  for (; x < 10; x += 1) sum -= 1 / x;
+  f64 z = 1 / (x * x);
+  f64 p = ((((((8.33333333333333333e-2 * z - 2.10927960927960928e-2) * z + 7.57575757575757576e-3) * z - 4.16666666666666667e-3) * z
+             + 3.96825396825396825e-3) * z - 8.33333333333333333e-3) * z + 8.33333333333333333e-2) * z;
+  return sum + __builtin_log(x) - 0.5 / x - p;
+}
+static inline f32 fn_digamma(f32 x) { return (f32)fn_digamma((f64)x); }
+// A rational guess, and two steps of Newton's.
+static inline f64 fn_erfinv(f64 y) {
+  f64 a = __builtin_fabs(y), x;
+  if (!(a < 1)) return a == 1 ? __builtin_copysign(__builtin_inf(), y) : __builtin_nan("");
+  if (a <= 0.7) {
+    f64 z = y * y;
+    x = y * (((-0.140543331 * z + 0.914624893) * z - 1.645349621) * z + 0.886226899)
+      / ((((0.012229801 * z - 0.329097515) * z + 1.442710462) * z - 2.118377725) * z + 1);
+  } else {
+    f64 z = __builtin_sqrt(-__builtin_log((1 - a) / 2));
+    x = __builtin_copysign((((1.641345311 * z + 3.429567803) * z - 1.624906493) * z - 1.970840454)
+                           / ((1.637067800 * z + 3.543889200) * z + 1), y);
+  }
+  for (int k = 0; k < 2; k++) x -= (__builtin_erf(x) - y) / (1.1283791670955126 * __builtin_exp(-x * x));
+  return x;
+}
+static inline f32 fn_erfinv(f32 y) { return (f32)fn_erfinv((f64)y); }
+// Bits shifted by any number: 0 is left of those shifted out at the top, the sign of those at the bottom.
+template <class T> static inline T fn_shl(T x, T by) {
+  return by < 0 || (i64)by >= (i64)(8 * sizeof(T)) ? (T)0 : (T)((unsigned long long)x << by);
+}
+template <class T> static inline T fn_shr(T x, T by) {
+  return by < 0 || (i64)by >= (i64)(8 * sizeof(T)) ? (T)(x < 0 ? -1 : 0) : (T)(x >> by);
+}
+template <class T> static inline T fn_gcd(T a, T b) {
+  while (b != 0) { T rest = (T)-1 < 0 && b == (T)-1 ? (T)0 : (T)(a % b); a = b; b = rest; }
+  return a < 0 ? (T)(0ULL - (unsigned long long)a) : a;
+}
 static inline f32 fn_fmod(f32 x, f32 y) { return __builtin_fmodf(x, y); }
 static inline f64 fn_fmod(f64 x, f64 y) { return __builtin_fmod(x, y); }
 // Integers divided rounding down; a divisor of 0 gives 0, and the smallest integer by -1 wraps.

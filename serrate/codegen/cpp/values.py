@@ -14,7 +14,7 @@ from serrate.codegen.expressions import Spelling, unwrapped, written
 from serrate.errors import DtypeError, VerificationError
 from serrate.ir.expr import Element, Expr
 from serrate.ir.loops import Existing, Held, Load, Number
-from serrate.ir.values import Call, Constant, Value, carried_dtype
+from serrate.ir.values import LIBRARY_BINARY, LIBRARY_UNARY, Call, Constant, Value, carried_dtype
 
 CTYPES: dict[torch.dtype, str] = {
     torch.float32: "f32",
@@ -52,11 +52,11 @@ _PLAIN = {
     "maximum": "max_nan({0}, {1})",
     "minimum": "min_nan({0}, {1})",
 }
-_CALLED = "exp log sqrt sigmoid tanh relu silu gelu erf floor ceil abs pow sin cos atan"
+_CALLED = "exp log sqrt sigmoid tanh relu silu gelu erf floor ceil abs sin cos"
 FUNCTIONS: dict[str, str] = {
     **_PLAIN,
-    **{n: f"fn_{n}({{0}})" for n in _CALLED.split()},
-    "pow": "fn_pow({0}, {1})",
+    **{n: f"fn_{n}({{0}})" for n in (*_CALLED.split(), *LIBRARY_UNARY)},
+    **{n: f"fn_{n}({{0}}, {{1}})" for n in ("pow", "shl", "shr", "gcd", *LIBRARY_BINARY)},
     "exp_diff": "fn_exp_diff({0}, {1})",
     "exp_below": "fn_exp_below({0}, {1})",
     **{n: f"fn_{n}({{0}}, {{1}})" for n in ("exp_near", "exp_rough", "height", "too_high")},

@@ -56,7 +56,7 @@ from serrate.ir.loops import (
 from serrate.ir.reductions import Reduction, reduction
 from serrate.ir.solve import end_of
 from serrate.ir.tile import GRID
-from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
+from serrate.ir.values import LIBRARY_BINARY, LIBRARY_UNARY, Call, Constant, Tensor, Value, carried_dtype
 from serrate.lower.names import array_names
 
 TYPES: dict[torch.dtype, str] = {
@@ -73,6 +73,10 @@ TYPES: dict[torch.dtype, str] = {
 }
 FUNCTIONS: dict[str, str] = {
     **{n: f"tl.{n}({{0}})" for n in ("exp", "log", "rsqrt", "sigmoid", "erf", "floor", "ceil", "abs", "sin", "cos")},
+    **{n: f"libdevice.{n}({{0}})" for n in LIBRARY_UNARY},
+    **{n: f"libdevice.{n}({{0}}, {{1}})" for n in LIBRARY_BINARY},
+    **{n: f"sr_{n}({{0}}, {{1}})" for n in ("bitand", "bitor", "bitxor", "shl", "shr", "gcd")},
+    "digamma": "sr_digamma({0})",
     "sqrt": "tl.sqrt_rn({0})",
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
@@ -113,6 +117,7 @@ SPECIAL: dict[tuple[str, str], str] = {
     ("tanh", "double"): "sr_tanh_double({0})",
     ("sqrt", "double"): "tl.sqrt({0})",
     ("fmod", "single"): "sr_rest({0}, {1}).to(tl.float32)",
+    ("digamma", "single"): "sr_digamma({0}).to(tl.float32)",
 }
 """Where a function is written differently for integers or for float64."""
 
@@ -152,7 +157,7 @@ PRELUDE = (Path(__file__).parent / "prelude.txt").read_text()
 """What generated modules begin with: imports, then functions that some of them call. Their names begin with `HELPER`."""
 HELPER = "sr_"
 RESERVED = Reserved(
-    frozenset((*keyword.kwlist, *dir(builtins), "tl", "triton", "position")),
+    frozenset((*keyword.kwlist, *dir(builtins), "tl", "triton", "libdevice", "position")),
     re.compile(rf"v\d+|{HELPER}\w*|__\w*"),
     ("_at", "_now"),
 )
@@ -175,7 +180,10 @@ def _beginning(code: str) -> str:
         new = {*re.findall(rf"\b{HELPER}\w+", pending.pop())} & functions.keys() - wanted
         wanted |= new
         pending += (functions[name] for name in new)
-    return "\n\n\n".join([imports, *(text for name, text in functions.items() if name in wanted)])
+    called = [text for name, text in functions.items() if name in wanted]
+    if any("libdevice." in text for text in (code, *called)):
+        imports += "\nfrom triton.language.extra import libdevice"
+    return "\n\n\n".join([imports, *called])
 
 
 def _function_name(name: str) -> str:

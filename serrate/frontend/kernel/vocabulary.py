@@ -17,16 +17,18 @@ from serrate.ir.values import carried_dtype
 # fmt: off
 ELEMENTWISE = frozenset(
     [
-        "abs", "absolute", "acos", "add", "asin", "atan", "atan2", "bitwise_and", "bitwise_left_shift", "bitwise_not",
-        "bitwise_or", "bitwise_right_shift", "bitwise_xor", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos",
-        "cosh", "div", "divide", "elu", "eq", "erf", "erfc", "exp", "exp2", "expm1", "float_power", "floor",
-        "floor_divide", "fmod", "ge", "gelu", "gt", "hardtanh", "isfinite", "isinf", "isnan", "le", "leaky_relu", "lerp",
-        "log", "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor",
-        "log_sigmoid", "lt", "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "ne", "neg", "negative", "pow",
-        "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt", "rsub", "selu", "sigmoid", "sign", "silu", "sin",
-        "sinh", "softplus", "softsign", "special_expit", "sqrt", "square", "sub", "subtract", "tan", "tanh", "to",
-        "true_divide", "trunc", "type_as", "where", "xlogy", "float", "double", "half", "bfloat16", "int", "long",
-        "short", "bool", "clone", "contiguous", "detach", "masked_fill",
+        "abs", "absolute", "acos", "acosh", "add", "asin", "asinh", "atan", "atan2", "atanh", "bfloat16", "bitwise_and",
+        "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "bool", "ceil", "clamp",
+        "clamp_max", "clamp_min", "clip", "clone", "contiguous", "copysign", "cos", "cosh", "deg2rad", "detach",
+        "digamma", "div", "divide", "double", "elu", "eq", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "float",
+        "float_power", "floor", "floor_divide", "fmax", "fmin", "fmod", "frac", "gcd", "ge", "gelu", "gt", "half",
+        "hardtanh", "hypot", "int", "isfinite", "isinf", "isnan", "lcm", "ldexp", "le", "leaky_relu", "lerp", "lgamma",
+        "log", "log10", "log1p", "log2", "log_sigmoid", "logaddexp", "logaddexp2", "logical_and", "logical_not",
+        "logical_or", "logical_xor", "long", "lt", "masked_fill", "maximum", "minimum", "mish", "mul", "multiply",
+        "nan_to_num", "ne", "neg", "negative", "pow", "rad2deg", "reciprocal", "relu", "relu6", "remainder", "round",
+        "rsqrt", "rsub", "selu", "sgn", "short", "sigmoid", "sign", "signbit", "silu", "sin", "sinc", "sinh", "softplus",
+        "softsign", "special_expit", "sqrt", "square", "sub", "subtract", "tan", "tanh", "to", "true_divide", "trunc",
+        "type_as", "where", "xlogy",
     ]
 )
 # fmt: on

@@ -70,7 +70,9 @@ def _of_numbers(name: str, torch_function: Callable[..., Any], *numbers: Operand
     return out if dtype == torch.bool else Lifted(out.tensor, out.fusion)
 
 
-def _unary(name: str, torch_function: Callable[..., Any]) -> Callable[[TensorView], TensorView]:
+def unary(name: str, torch_function: Callable[..., Any]) -> Callable[[TensorView], TensorView]:
+    """The operation that is one function of the IR, with the dtypes of torch's."""
+
     def operation(x: TensorView) -> TensorView:
         if isinstance(x, Lifted):
             return _of_numbers(name, torch_function, x)
@@ -82,7 +84,8 @@ def _unary(name: str, torch_function: Callable[..., Any]) -> Callable[[TensorVie
     return operation
 
 
-def _binary(name: str, torch_function: Callable[..., Any]) -> Callable[[Operand, Operand], TensorView]:
+def binary(name: str, torch_function: Callable[..., Any]) -> Callable[[Operand, Operand], TensorView]:
+    """Likewise, of two operands."""
     comparison = name in ("lt", "le", "gt", "ge", "eq", "ne")
 
     def operation(a: Operand, b: Operand) -> TensorView:
@@ -99,35 +102,35 @@ def _binary(name: str, torch_function: Callable[..., Any]) -> Callable[[Operand,
     return operation
 
 
-neg = _unary("neg", torch.neg)
-abs = _unary("abs", torch.abs)
-exp = _unary("exp", torch.exp)
-log = _unary("log", torch.log)
-sqrt = _unary("sqrt", torch.sqrt)
-rsqrt = _unary("rsqrt", torch.rsqrt)
-reciprocal = _unary("reciprocal", torch.reciprocal)
-sigmoid = _unary("sigmoid", torch.sigmoid)
-tanh = _unary("tanh", torch.tanh)
-relu = _unary("relu", torch.relu)
-silu = _unary("silu", torch.nn.functional.silu)
-erf = _unary("erf", torch.erf)
-floor = _unary("floor", torch.floor)
-ceil = _unary("ceil", torch.ceil)
-square = _unary("square", torch.square)
-isnan = _unary("isnan", torch.isnan)
-sin = _unary("sin", torch.sin)
-cos = _unary("cos", torch.cos)
-add = _binary("add", torch.add)
-sub = _binary("sub", torch.sub)
-mul = _binary("mul", torch.mul)
-div = _binary("div", torch.true_divide)
-_pow = _binary("pow", torch.pow)
-lt = _binary("lt", torch.lt)
-le = _binary("le", torch.le)
-gt = _binary("gt", torch.gt)
-ge = _binary("ge", torch.ge)
-eq = _binary("eq", torch.eq)
-ne = _binary("ne", torch.ne)
+neg = unary("neg", torch.neg)
+abs = unary("abs", torch.abs)
+exp = unary("exp", torch.exp)
+log = unary("log", torch.log)
+sqrt = unary("sqrt", torch.sqrt)
+rsqrt = unary("rsqrt", torch.rsqrt)
+reciprocal = unary("reciprocal", torch.reciprocal)
+sigmoid = unary("sigmoid", torch.sigmoid)
+tanh = unary("tanh", torch.tanh)
+relu = unary("relu", torch.relu)
+silu = unary("silu", torch.nn.functional.silu)
+erf = unary("erf", torch.erf)
+floor = unary("floor", torch.floor)
+ceil = unary("ceil", torch.ceil)
+square = unary("square", torch.square)
+isnan = unary("isnan", torch.isnan)
+sin = unary("sin", torch.sin)
+cos = unary("cos", torch.cos)
+add = binary("add", torch.add)
+sub = binary("sub", torch.sub)
+mul = binary("mul", torch.mul)
+div = binary("div", torch.true_divide)
+_pow = binary("pow", torch.pow)
+lt = binary("lt", torch.lt)
+le = binary("le", torch.le)
+gt = binary("gt", torch.gt)
+ge = binary("ge", torch.ge)
+eq = binary("eq", torch.eq)
+ne = binary("ne", torch.ne)
 
 
 def pow(a: Operand, b: Operand) -> TensorView:
@@ -270,7 +273,7 @@ def isfinite(x: TensorView) -> TensorView:
 
 def log1p(x: TensorView) -> TensorView:
     """`torch.log1p`: log(1 + x), accurate for small x."""
-    x = _as_float(x)
+    x = as_float(x)
     one = add(x, 1.0)
     away = sub(one, 1.0)
     # (log u) * x / (u - 1) compensates for the rounding of u = 1 + x; no compensation is needed where u - 1 is infinite.
@@ -280,7 +283,7 @@ def log1p(x: TensorView) -> TensorView:
 
 def expm1(x: TensorView) -> TensorView:
     """`torch.expm1`: exp(x) - 1, accurate for small x."""
-    x = _as_float(x)
+    x = as_float(x)
     power = exp(x)
     less = sub(power, 1.0)
     near = mul(less, div(x, log(power)))
@@ -290,20 +293,20 @@ def expm1(x: TensorView) -> TensorView:
 
 def exp2(x: TensorView) -> TensorView:
     """`torch.exp2`."""
-    return exp(mul(_as_float(x), 0.6931471805599453))
+    return exp(mul(as_float(x), 0.6931471805599453))
 
 
 def log2(x: TensorView) -> TensorView:
     """`torch.log2`."""
-    return mul(log(_as_float(x)), 1.4426950408889634)
+    return mul(log(as_float(x)), 1.4426950408889634)
 
 
 def log10(x: TensorView) -> TensorView:
     """`torch.log10`."""
-    return mul(log(_as_float(x)), 0.4342944819032518)
+    return mul(log(as_float(x)), 0.4342944819032518)
 
 
-def _as_float(x: TensorView) -> TensorView:
+def as_float(x: TensorView) -> TensorView:
     """Floating point unchanged, anything else converted as torch's functions do."""
     return x if x.dtype.is_floating_point else cast(x, torch.get_default_dtype())
 
@@ -360,9 +363,20 @@ def logical_xor(a: Operand, b: Operand) -> TensorView:
 
 
 def bits(name: str, a: Operand, b: Operand) -> TensorView:
-    """`bitand`, `bitor` or `bitxor` of integers, or of bools."""
-    dtype = torch_dtype({"bitand": torch.bitwise_and, "bitor": torch.bitwise_or, "bitxor": torch.bitwise_xor}[name], a, b)
+    """A function of the bits of integers, by its name in the IR; `bitand`, `bitor` and `bitxor` also of bools."""
+    dtype = torch_dtype(BITS[name], a, b)
     return elementwise(name, dtype, a, b, compute=dtype)
+
+
+BITS: dict[str, Callable[..., Any]] = {
+    "bitand": torch.bitwise_and,
+    "bitor": torch.bitwise_or,
+    "bitxor": torch.bitwise_xor,
+    "shl": torch.bitwise_left_shift,
+    "shr": torch.bitwise_right_shift,
+    "gcd": torch.gcd,
+}
+"""Functions of integers: names in the IR, and torch's."""
 
 
 def _as_truth(x: Operand) -> Operand:

@@ -13,7 +13,7 @@ import torch
 from serrate.errors import CallError, DtypeError, TraceError
 from serrate.frontend import ops
 from serrate.frontend.ops.common import Number, Operand, torch_dtype
-from serrate.frontend.ops.elementwise import bits, brought, typed
+from serrate.frontend.ops.elementwise import brought, typed
 from serrate.frontend.ops.movement import pulled
 from serrate.ir.values import constant
 from serrate.ir.view import TensorView
@@ -137,27 +137,6 @@ def addcdiv(input: TensorView, tensor1: Operand, tensor2: Operand, *, value: Num
 def _common(*operands: Operand) -> torch.dtype:
     """The common dtype of all operands."""
     return functools.reduce(torch.promote_types, (torch_dtype(torch.result_type, operands[0], o) for o in operands))
-
-
-def bitwise_not(input: TensorView) -> TensorView:
-    # For integers, where -1 has all bits set.
-    return ops.logical_not(input) if input.dtype == torch.bool else bits("bitxor", input, -1)
-
-
-def bitwise_and(input: Operand, other: Operand) -> TensorView:
-    return bits("bitand", input, other)
-
-
-def bitwise_or(input: Operand, other: Operand) -> TensorView:
-    return bits("bitor", input, other)
-
-
-def bitwise_xor(input: Operand, other: Operand) -> TensorView:
-    return bits("bitxor", input, other)
-
-
-def tan(input: TensorView) -> TensorView:
-    return ops.div(ops.sin(input), ops.cos(input))
 
 
 # --- activations -------------------------------------------------------------------------------------------------------
