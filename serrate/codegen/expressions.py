@@ -1,4 +1,4 @@
-"""Index expressions as text: what C++ and Triton share, with the few spellings in which they differ.
+"""Index expressions as text: shared by C++ and Triton, parametrised by the few spellings that differ.
 
 In: an index expression and a `Spelling`. Out: text in the language of the spelling.
 """
@@ -15,10 +15,10 @@ Write = Callable[[Expr], str]
 
 @dataclass(frozen=True)
 class Spelling:
-    """How one language writes what the others write differently; the callables get a writer for inner expressions."""
+    """The spellings specific to one language; the callables get a writer for subexpressions."""
 
     helper: str
-    """What the names of functions begin with that generated sources bring along."""
+    """The prefix of helper functions in generated sources."""
     divide: str
     minimum: str
     maximum: str
@@ -28,10 +28,10 @@ class Spelling:
 
 
 def written(expr: Expr, spelling: Spelling) -> str:
-    """The expression, in parentheses wherever it could be read differently.
+    """The expression, parenthesised wherever it would be ambiguous.
 
-    Both languages round a quotient towards zero. Where the dividend is not known to be 0 or more, it is rounded down by the
-    functions `floor_divide` and `floor_rest`, which every generated source has.
+    Both languages round a quotient towards zero. If the dividend may be negative, the helper functions `floor_divide` and
+    `floor_rest` round down instead.
     """
 
     def go(e: Expr) -> str:
@@ -66,7 +66,7 @@ def written(expr: Expr, spelling: Spelling) -> str:
 
 
 def _negative(e: Expr) -> bool:
-    """Whether an expression is not known to be 0 or more."""
+    """Whether an expression may be negative."""
     return e.bounds[0] is None or e.bounds[0] < 0
 
 
@@ -80,7 +80,7 @@ def _sum(e: Sum, go: Write) -> str:
 
 
 def unwrapped(text: str) -> str:
-    """Without a pair of parentheses around all of it."""
+    """Removes outer parentheses."""
     if not (text.startswith("(") and text.endswith(")")):
         return text
     depth = 0

@@ -1,4 +1,4 @@
-"""Names of a loop program in a language that has another use for some of them.
+"""Renaming a loop program's identifiers that a target language reserves.
 
 In: a loop program, and the names that a language or its printer keeps for itself. Out: the same program, in which everything
 so called, or called like something that the printer makes of another name, has a name of its own. Most programs stay as they are.
@@ -50,17 +50,17 @@ from serrate.ir.values import Tensor, Value, rewrite
 
 @dataclass(frozen=True)
 class Reserved:
-    """What names a program may not have in a language."""
+    """The names that a program may not use in a language."""
 
     words: frozenset[str]
     """Keywords, and names that every generated source has."""
     made: re.Pattern[str]
-    """Names that the printer counts through."""
+    """Prefixes of names that the printer numbers."""
     endings: tuple[str, ...]
-    """What the printer appends to the name of one thing to name another."""
+    """Suffixes that the printer appends to derive one name from another."""
 
     def keeps(self, name: str, names: Iterable[str]) -> bool:
-        """Whether the language needs the name for itself, in a program that has these names."""
+        """Whether the name is reserved, in a program with these names."""
         if name in self.words or self.made.fullmatch(name):
             return True
         return any(name.endswith(end) and name[: -len(end)] in names for end in self.endings)
@@ -77,11 +77,11 @@ def identifier(name: str) -> str:
 
 
 def spellings(program: LoopProgram, reserved: Reserved) -> dict[str, str]:
-    """Other names for those that are reserved, by name."""
+    """Replacements for reserved names, by name."""
     names = set(names_of(program))
     found: dict[str, str] = {}
     for name in sorted(n for n in names if reserved.keeps(n, names)):
-        # What is reserved by how it begins stays so, whatever is put behind it.
+        # A name reserved by its prefix stays reserved whatever is appended.
         tries = (f"x_{name}{k or ''}" for k in itertools.count())
         new = next(n for n in tries if n not in names and not reserved.keeps(n, names) and not _begins(n, names, reserved))
         found[name] = new
@@ -94,7 +94,7 @@ def _begins(name: str, names: set[str], reserved: Reserved) -> bool:
 
 
 def names_of(program: LoopProgram) -> Iterator[str]:
-    """Every name that a program has: of tensors, arrays, private blocks, and everything that indices are made of."""
+    """Every name in a program: tensors, arrays, private blocks, and all symbols in indices."""
     for tensor in program.tensors:
         yield tensor.name
         yield from (s.name for s in _sizes(tensor))
@@ -107,7 +107,7 @@ def names_of(program: LoopProgram) -> Iterator[str]:
 
 
 def renamed(program: LoopProgram, new: Mapping[str, str]) -> LoopProgram:
-    """The program with other names for tensors, private blocks and symbols. Arrays keep theirs: printers name them anyway."""
+    """The program with tensors, private blocks and symbols renamed. Arrays keep their names, which printers choose anyway."""
     return _ReservedNames(program, new).program() if new else program
 
 

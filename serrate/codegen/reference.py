@@ -82,7 +82,7 @@ REDUCERS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tenso
 
 
 def _no_nan(x: torch.Tensor) -> torch.Tensor:
-    """Of numbers of which NaN is none of the largest."""
+    """Replaces NaN by -inf."""
     return x.nan_to_num(-math.inf, math.inf, -math.inf)
 
 
@@ -142,7 +142,7 @@ class _Interpreter:
                 self.block(node)
 
     def _at(self, local: Local, lanes: Lanes) -> tuple[torch.Tensor, list[Lane]]:
-        """A private block and its lanes; where a loop runs over one of them, at that lane."""
+        """A private block and its lanes; if a loop runs over one of them, at that position."""
         found, own = self.locals[local.name], list(local.lanes)
         for lane in local.lanes:
             if lane not in lanes:
@@ -176,7 +176,7 @@ class _Interpreter:
         elif isinstance(node, Running):
             self.running(node, exists, shape)
         elif isinstance(node, Dot):
-            # Every lane of an operand: the product says which of them count, and an operand has fewer lanes than the product.
+            # Every lane of an operand: the product's guard says which of them count, and an operand has fewer lanes.
             every = torch.ones([1] * len(shape), dtype=torch.bool, device=self.device)
             left, right = self.value(node.left, node.lanes, every), self.value(node.right, node.lanes, every)
             zero = torch.zeros((), dtype=local.dtype, device=self.device)
@@ -207,7 +207,7 @@ class _Interpreter:
         for k in range(node.axis.size):
             carry = combine(carry, value.select(dim, k))
             out.select(dim, k).copy_(carry)
-        # What is carried may be wider.
+        # The carried value may be wider.
         self.locals[node.carry.name], self.locals[node.local.name] = carry, out.to(carried_dtype(node.local.dtype))
 
     def evaluate(self, expr: Expr, lanes: Lanes) -> Any:
@@ -217,7 +217,7 @@ class _Interpreter:
             data = self.locals[array.name].reshape(-1) if array.local else self.arrays[array]
             if isinstance(index, torch.Tensor):
                 return data[index.clamp(0, max(len(data) - 1, 0))].long() if len(data) else torch.zeros_like(index)
-            # What is asked for where nothing exists is not used.
+            # Results in holes are not used.
             return int(data[min(max(index, 0), len(data) - 1)]) if len(data) else 0
 
         def search(array: Array, count: int, position: Any, first: Any) -> Any:
@@ -242,7 +242,7 @@ class _Interpreter:
             left, right = self.evaluate(condition.left, lanes), self.evaluate(condition.right, lanes)
             exists = exists & torch.as_tensor(left < right, device=self.device)
             if left is not right and not isinstance(left < right, torch.Tensor) and not left < right:
-                # What comes next may not even be asked: a row that does not exist has no length.
+                # Later conditions must not be evaluated: a row that does not exist has no length.
                 break
         return exists
 
@@ -296,18 +296,18 @@ class _Interpreter:
         mask = self.mask(v.guard, every)
         counted = tuple(k for k, lane in enumerate(every) if lane in v.lanes)
         full = mask & torch.ones(shape, dtype=torch.bool, device=self.device)
-        # torch sums over everything when it is given no dims.
+        # torch sums over everything if dims is empty.
         total = (full.sum(counted, keepdim=True) if counted else full).to(v.dtype)
         return total.reshape(total.shape[: len(lanes)])
 
 
 def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rounds to a sixteen-bit dtype and comes back to what it is computed in."""
+    """Rounds to a 16-bit dtype, and converts back to the dtype it is computed in."""
     return x.to(dtype).to(carried_dtype(dtype))
 
 
 class _Symbols(dict[Symbol, Any]):
-    """Symbols as seen by a block: its lanes are axes, names with lanes are worked out when asked for."""
+    """Symbols as seen by a block: its lanes are axes; names with lanes are evaluated on demand."""
 
     def __init__(self, interpreter: _Interpreter, lanes: Lanes) -> None:
         super().__init__(interpreter.symbols)
@@ -318,7 +318,7 @@ class _Symbols(dict[Symbol, Any]):
     def __missing__(self, symbol: Symbol) -> Any:
         bind = self.interpreter.laned.get(symbol)
         if bind is None and symbol.name in self.interpreter.locals:
-            # A number that the program has worked out itself.
+            # A number that the program has computed.
             return int(self.interpreter.locals[symbol.name])
         if bind is None:
             raise KeyError(symbol)

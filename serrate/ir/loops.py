@@ -320,7 +320,7 @@ class LoopProgram:
 
 
 MAX_NUMBER = "max_number"
-"""An operator besides those of `ir/reductions.py`: a maximum over finite values that ignores NaN and infinities."""
+"""An operator besides those of `ir/reductions.py`: a maximum that ignores NaN, and starts from the lowest finite number."""
 
 
 def identity_of(operator: str, dtype: torch.dtype) -> float | int | bool:

@@ -1,6 +1,6 @@
-"""What C++ and the sources that are printed in it keep for themselves: keywords, the prelude, and the printer's own names.
+"""Reserved names in generated C++: keywords, the prelude, and the printer's own names.
 
-In: the text of the prelude. Out: `RESERVED`, the names that nothing of a program may have there.
+In: the text of the prelude. Out: `RESERVED`, the names that a program may not use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from serrate.codegen.names import Reserved
 
 PRELUDE = (Path(__file__).parent / "prelude.h").read_text()
-"""What every generated source begins with."""
+"""The beginning of every generated source."""
 
 KEYWORDS = (
     "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl "
@@ -22,7 +22,7 @@ KEYWORDS = (
     "typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq main std linux unix"
 )
 OWN = "given pointer threads stream positions position end done count run k"
-"""Variables of every function that is printed."""
+"""Variables in every generated function."""
 
 RESERVED = Reserved(
     frozenset((*KEYWORDS.split(), *OWN.split()))

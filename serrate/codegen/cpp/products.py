@@ -1,6 +1,6 @@
 """Matrix products of blocks in C++.
 
-In: a `Dot`. Out: a call of the prelude's product, and before it copies of operands that do not lie in memory as it takes them.
+In: a `Dot`. Out: a call of the prelude's product, preceded by copies of operands whose memory layout does not fit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from serrate.ir.loops import Dot, Held, Lane, Load
 from serrate.ir.values import Call, Value
 
 PAIRED = 32
-"""Columns of a block whose products are summed two at a time, where they are of bfloat16."""
+"""Columns of a block whose bfloat16 products are summed in pairs."""
 
 
 def product(text: Text, node: Dot) -> None:
-    """A product of blocks: operands that lie in memory in the type it is made in are used in place, others are copied."""
+    """A product of blocks: operands stored in the dtype of the product are used in place, others are copied."""
     rows, columns, depth = node.lanes
     if any((text.bound(lane, g) or text.floor(lane, g)) is None for lane, g in text.on_lanes(node.lanes, node.guard)):
         raise VerificationError(f"a product of blocks in which lanes are left out: {node}")
@@ -44,7 +44,7 @@ def product(text: Text, node: Dot) -> None:
 
 @dataclass(frozen=True)
 class _LaneRange:
-    """The lanes of a block that are there: the first one, one past the last, and how many."""
+    """The existing lanes of a block: the first, one past the last, and their number."""
 
     start: str
     end: str
@@ -65,25 +65,25 @@ def _range(text: Text, lane: Lane, node: Dot, bounds: list[str]) -> _LaneRange:
 
 
 def _moved(pointer: str, stride: str, outer: _LaneRange, inner: _LaneRange) -> str:
-    """A pointer to a block's first lanes that are there."""
+    """A pointer to a block's first existing lanes."""
     steps = [f"{outer.start} * {stride}"] * (outer.start != "0") + [inner.start] * (inner.start != "0")
     return " + ".join([pointer, *steps])
 
 
 def _is_bfloat16(value: Value) -> bool:
-    """Whether an operand is stored in that dtype, or rounded to it."""
+    """Whether an operand is stored in, or rounded to, that dtype."""
     rounded = isinstance(value, Call) and value.function == "cast"
     return value.dtype == torch.bfloat16 and (rounded or isinstance(value, Load))
 
 
 def _operand(text: Text, value: Value, outer: Lane, inner: Lane, ranges: dict[Lane, _LaneRange], kind: str) -> tuple[str, str]:
-    """A pointer to the operand and the distance of its rows; its columns are side by side."""
+    """A pointer to the operand and its row stride; columns are contiguous."""
     if isinstance(value, Load) and ctype(value.dtype) == kind and not value.guard:
         flat = text.flat_expr(value.tensor, value.index)
         terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
         first, second, third = (flat.substitute({outer.symbol: const(k), inner.symbol: const(0)}) for k in range(3))
         stride = second - first
-        # Rows that are looked up (those of different components may lie anywhere) have no one distance.
+        # Rows that are looked up (those of different components may lie anywhere) have no fixed stride.
         even = (third - second - stride).value == 0
         if terms.get(inner.symbol) == 1 and even and not stride.symbols & {outer.symbol, inner.symbol}:
             return f"{value.tensor.name} + {text.index(first)}", f"({text.index(stride)})"
@@ -92,7 +92,7 @@ def _operand(text: Text, value: Value, outer: Lane, inner: Lane, ranges: dict[La
     name = text.fresh()
     across = _across(text, value, outer, inner, kind)
     if across is not None:
-        # Its columns lie as rows do: turned, a square at a time.
+        # Its columns are contiguous: transposed, one square at a time.
         text.put(f"static thread_local {kind} {name}[{outer.size * inner.size}];")
         to = _moved(name, str(inner.size), ranges[outer], ranges[inner])
         by = _moved(*across, ranges[inner], ranges[outer])
@@ -102,7 +102,7 @@ def _operand(text: Text, value: Value, outer: Lane, inner: Lane, ranges: dict[La
     for lane in (outer, inner):
         text.open(f"for (i64 {lane.symbol} = {ranges[lane].start}; {lane.symbol} < {ranges[lane].end}; {lane.symbol}++)")
     scalars = text.scalars()
-    # What the copy rounds is not rounded before.
+    # The copy rounds, so the value is not rounded first.
     spelled = scalars.text(value.args[0] if kind == "bf16" and isinstance(value, Call) else value)
     for line in scalars.lines:
         text.put(line)
@@ -112,7 +112,7 @@ def _operand(text: Text, value: Value, outer: Lane, inner: Lane, ranges: dict[La
 
 
 def _across(text: Text, value: Value, outer: Lane, inner: Lane, kind: str) -> tuple[str, str] | None:
-    """A pointer to an operand whose rows run along memory, and the distance of its columns; None for others."""
+    """A pointer to an operand with contiguous rows, and its column stride; None for others."""
     if not isinstance(value, Load) or ctype(value.dtype) != kind or value.guard:
         return None
     flat = text.flat_expr(value.tensor, value.index)

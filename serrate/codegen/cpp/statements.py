@@ -1,4 +1,4 @@
-"""What a block statement is to the nest of loops it is printed in.
+"""Facts about block statements that decide how their loop nests are printed.
 
 In: statements of a loop program. Out: facts: where a lane runs along memory, in which type a reduction runs and what it begins
 with.
@@ -19,13 +19,13 @@ CLAUSES = {"sum": "+", "prod": "*", "max": "max_nan", "min": "min_nan", MAX_NUMB
 
 
 def along(flat: Expr, lane: Lane) -> Expr | None:
-    """Where a lane begins in memory, if its positions lie side by side."""
+    """Where a lane begins in memory, if its positions are contiguous."""
     start = flat.substitute({lane.symbol: const(0)})
     return start if (flat - start) is lane.symbol else None
 
 
 def unrounded(node: Assign | Reduce | Running | Write) -> Value:
-    """What a statement computes; a result that is rounded as it is stored is not rounded before."""
+    """The value a statement computes; a result that the store rounds is not rounded first."""
     value = node.value
     if isinstance(node, Write) and isinstance(value, Call) and value.function == "cast" and value.dtype == node.tensor.dtype:
         (wide,) = value.args
@@ -35,7 +35,7 @@ def unrounded(node: Assign | Reduce | Running | Write) -> Value:
 
 
 def size_of(lanes: Lanes) -> int:
-    """Elements of a block."""
+    """The number of elements of a block."""
     size = 1
     for lane in lanes:
         size *= lane.size
@@ -43,12 +43,12 @@ def size_of(lanes: Lanes) -> int:
 
 
 def owns(domain: IterDomain, tensor: Tensor) -> bool:
-    """Whether a domain counts the components of a tensor's rows."""
+    """Whether a domain is the component of a tensor's rows."""
     return any(isinstance(d, RaggedIterDomain) and d.component.uid == domain.uid for d in tensor.logical)
 
 
 def wraps(node: Reduce | Running) -> bool:
-    """Whether a reduction is one of integers whose overflow wraps, as in torch."""
+    """Whether a reduction is over integers whose overflow wraps, as in torch."""
     return node.operator in ("sum", "prod") and not node.local.dtype.is_floating_point
 
 
@@ -58,7 +58,7 @@ def accumulated(node: Reduce) -> str:
 
 
 def identity(node: Reduce) -> float | int | bool:
-    """What a reduction begins with."""
+    """The initial value of a reduction."""
     return identity_of(node.operator, node.local.dtype)
 
 

@@ -1,6 +1,6 @@
-"""How parts of a loop program are spelled in C++: lines, index expressions, elements of memory and blocks, guards as bounds.
+"""Text of C++: lines, index expressions, elements of memory and blocks, guards as loop bounds.
 
-In: expressions, values, guards. Out: text, collected line by line. Guards become bounds of loops where they can.
+In: expressions, values, guards. Out: text, collected line by line. Guards become loop bounds where possible.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from serrate.ir.values import Role, Tensor
 
 
 class Text:
-    """Lines of C++, and everything that is needed to spell what stands in them."""
+    """Lines of C++, and everything needed to write them."""
 
     def __init__(self, names: dict[object, str], read: frozenset[Tensor]) -> None:
         self.names = names
@@ -28,14 +28,14 @@ class Text:
         self.count = 0
         self.laned: dict[Symbol, Bind] = {}
         self.converted: dict[Load | Write, str] = {}
-        """What the innermost loop at hand reads and writes as float32 instead of in sixteen bits."""
+        """What the current innermost loop reads and writes as float32 instead of in 16 bits."""
 
     def put(self, line: str) -> None:
-        """A line at the current depth; preprocessor lines stand at the margin."""
+        """Adds a line at the current depth; preprocessor lines are not indented."""
         self.lines.append("  " * self.indent + line if line and not line.startswith("#") else line)
 
     def open(self, line: str) -> None:
-        """A line that begins a block."""
+        """Adds a line that opens a block."""
         self.put(f"{line} {{" if line else "{")
         self.indent += 1
 
@@ -45,7 +45,7 @@ class Text:
             self.put("}")
 
     def fresh(self) -> str:
-        """A name that nothing has yet."""
+        """An unused name."""
         self.count += 1
         return f"v{self.count}"
 
@@ -56,7 +56,7 @@ class Text:
         return index_text(self.unlaned(expr), self.names)
 
     def unlaned(self, expr: Expr) -> Expr:
-        """Names with lanes are spelled out: in C++ they live inside the loops over those lanes."""
+        """Expands names with lanes, which in C++ live inside the loops over those lanes."""
         while any(s in self.laned for s in expr.symbols):
             expr = expr.substitute({s: self.laned[s].expr for s in expr.symbols if s in self.laned})
         return expr
@@ -103,11 +103,11 @@ class Text:
             text = self._counted(value, ranges)
         else:
             text = " * ".join(f"larger<i64>(0, {b if a == '0' else f'{b} - {a}'})" for a, b in ranges.values()) or "1"
-        # Conditions come first: what a bound reads may be there only where they hold.
+        # Conditions come first: what a bound reads may exist only where they hold.
         return f"(({' && '.join(tests)}) ? {text} : 0)" if tests else f"({text})"
 
     def _counted(self, value: Existing, ranges: dict[Lane, tuple[str, str]]) -> str:
-        """Lanes counted one by one: conditions on several of them at once, or that hold here and there."""
+        """Counts lanes one by one, for conditions on several lanes at once or without a single bound."""
         loops = []
         for lane, (start, limit) in ranges.items():
             asked = [f"if (!({test})) continue; " for test in self.unbounded(value.lanes, value.guard, lane)]
@@ -121,13 +121,13 @@ class Text:
     # --- guards as bounds ---------------------------------------------------------------------------------------------
 
     def outside(self, node: Block) -> list[str]:
-        """Conditions of a statement that none of its lanes has a part in."""
+        """The lane-invariant conditions of a statement."""
         lanes = {lane.symbol for lane in node.lanes}
         plain = [g for g in node.guard if not ({s for e in (g.left, g.right) for s in self.unlaned(e).symbols} & lanes)]
         return [f"{self.index(g.left)} < {self.index(g.right)}" for g in plain]
 
     def bounds(self, lanes: Lanes, guard: Guard) -> dict[Lane, list[str]]:
-        """For each lane the bounds that guards put on it, given the lanes before it."""
+        """The bounds that guards put on each lane, given the lanes before it."""
         bounds: dict[Lane, list[str]] = {lane: [] for lane in lanes}
         for lane, condition in self.on_lanes(lanes, guard):
             bound = self.bound(lane, condition)
@@ -142,24 +142,24 @@ class Text:
         return [(on[-1], g) for on, g in pairs if on]
 
     def unbounded(self, lanes: Lanes, guard: Guard, lane: Lane) -> list[str]:
-        """Conditions on a lane that no loop bound can express; tested inside its loop."""
+        """Conditions on a lane that cannot be loop bounds, and are tested inside its loop."""
         found = [
             g for on, g in self.on_lanes(lanes, guard) if on == lane and self.bound(on, g) is None and self.floor(on, g) is None
         ]
         return [f"{self.index(g.left)} < {self.index(g.right)}" for g in found]
 
     def bound(self, lane: Lane, condition: Less) -> str | None:
-        """Where a condition on a lane stops to hold; None if it is not one that holds up to a place."""
+        """Where a condition on a lane stops holding; None if it is not an upper bound."""
         end = end_of(condition, lane.symbol)
         return None if end is None else self.index(end)
 
     def floor(self, lane: Lane, condition: Less) -> str | None:
-        """Where a condition on a lane begins to hold; None if it is not one that holds from a place on."""
+        """Where a condition on a lane starts holding; None if it is not a lower bound."""
         start = start_of(condition, lane.symbol)
         return None if start is None else self.index(start)
 
     def start(self, lane: Lane, lanes: Lanes, guard: Guard) -> str:
-        """Where the loop over a lane begins: at 0, or where the last of some conditions begins to hold."""
+        """Where the loop over a lane begins: at 0, or where the last of its lower bounds starts to hold."""
         start = "0"
         for on, condition in self.on_lanes(lanes, guard):
             floor = self.floor(lane, condition) if on == lane and self.bound(on, condition) is None else None
@@ -167,7 +167,7 @@ class Text:
         return start
 
     def limit(self, lane: Lane, bounds: list[str]) -> str:
-        """Where the loop over a lane ends: at its size, or at the first of some bounds."""
+        """Where the loop over a lane ends: at its size, or at its first upper bound."""
         limit = str(lane.size)
         for bound in bounds:
             limit = f"smaller<i64>({limit}, {bound})"

@@ -1,6 +1,6 @@
-"""Values in C++: one scalar expression for each value node, shared nodes computed once.
+"""Values in C++: one scalar expression per value node; shared nodes are computed once.
 
-In: value nodes and how loads and private blocks are spelled. Out: C++ text. Sixteen-bit floats are float32 here.
+In: value nodes, and the text of loads and private blocks. Out: C++ text. 16-bit floats are float32 here.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ FUNCTIONS: dict[str, str] = {
     "rem": "whole_rem({0}, {1})",
 }
 WRAPPING = frozenset(("add", "sub", "mul", "neg", "square"))
-"""Integer operations whose overflow wraps in torch; in C++ they are computed unsigned, where it is defined."""
+"""Integer operations whose overflow wraps in torch; computed unsigned in C++, where wrapping is defined."""
 
 
 def ctype(dtype: torch.dtype) -> str:
@@ -121,12 +121,12 @@ def _element(text: str, e: Element, go: Callable[[Expr], str]) -> str:
 
 
 def _row(array: str, first: Expr, go: Callable[[Expr], str]) -> str:
-    """Where the row of offsets that is searched begins."""
+    """The start of the searched row of offsets."""
     return array if first.value == 0 else f"{array} + {go(first)}"
 
 
 class Scalars:
-    """Turns value nodes into C++ expressions; nodes that occur more than once get a name in `lines`."""
+    """Turns value nodes into C++ expressions; shared nodes get a name in `lines`."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Scalars:
         self._kept: list[Value] = []
 
     def text(self, value: Value) -> str:
-        """The value as an expression; every call is one named constant, so that the code reads line by line."""
+        """The value as an expression; every call becomes a named constant, so that the code reads line by line."""
         if id(value) in self._names:
             return self._names[id(value)]
         text = self._build(value)
@@ -155,11 +155,11 @@ class Scalars:
         return text
 
     def known(self, value: Value) -> bool:
-        """Whether the value has been worked out already."""
+        """Whether the value has already been computed."""
         return id(value) in self._names
 
     def forget(self, value: Value) -> None:
-        """What was computed from `value` is not valid any more (a private block changed)."""
+        """Invalidates everything computed from `value` (a private block that changed)."""
         self._names = {k: v for k, v in self._names.items() if k not in {id(x) for x in self._kept if value in set(x.walk())}}
 
     def _build(self, value: Value) -> str:

@@ -1,7 +1,7 @@
 """Loop programs as Triton: grid loops are programs, serial loops are loops, blocks are block operations.
 
 In: a loop program. Out: Python source of one module with a `@triton.jit` function for each kernel, and how to launch them.
-Only `triton.language` is used. Lanes are `tl.arange`s; a value is written with its own lanes and spread over a statement's.
+Only `triton.language` is used. Lanes are `tl.arange`s; a value has its own lanes and is broadcast to a statement's.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ FUNCTIONS: dict[str, str] = {
     "ge": "({0} >= {1})",
     "eq": "({0} == {1})",
     "ne": "({0} != {1})",
-    # The interpreter takes `&` of two blocks or of two numbers, but not of one of each.
+    # The interpreter supports `&` of two blocks or of two scalars, but not of one of each.
     "logical_and": "tl.where({0}, {1}, False)",
     "logical_or": "tl.where({0}, True, {1})",
     "logical_not": "tl.where({0}, False, True)",
@@ -119,7 +119,7 @@ SPECIAL: dict[tuple[str, str], str] = {
     ("fmod", "single"): "sr_rest({0}, {1}).to(tl.float32)",
     ("digamma", "single"): "sr_digamma({0}).to(tl.float32)",
 }
-"""Where a function is written differently for integers or for float64."""
+"""Functions that are written differently for integers or float64."""
 
 
 def _kind(dtype: torch.dtype) -> str:
@@ -154,14 +154,14 @@ REDUCERS = {
 }
 
 PRELUDE = (Path(__file__).parent / "prelude.txt").read_text()
-"""What generated modules begin with: imports, then functions that some of them call. Their names begin with `HELPER`."""
+"""The prelude of generated modules: imports, then helper functions, whose names begin with `HELPER`."""
 HELPER = "sr_"
 RESERVED = Reserved(
     frozenset((*keyword.kwlist, *dir(builtins), "tl", "triton", "libdevice", "position")),
     re.compile(rf"v\d+|{HELPER}\w*|__\w*"),
     ("_at", "_now"),
 )
-"""Names that nothing of a program may have, because the code of a module means something else by them."""
+"""Names that a program may not use, because generated modules use them."""
 
 
 @functools.cache
@@ -172,7 +172,7 @@ def _prelude() -> tuple[str, dict[str, str]]:
 
 
 def _beginning(code: str) -> str:
-    """The imports and the functions that `code` calls, or that those call, in the order they have."""
+    """The imports and the helper functions that `code` calls, directly or indirectly, in order."""
     imports, functions = _prelude()
     wanted: set[str] = set()
     pending = [code]
@@ -187,14 +187,14 @@ def _beginning(code: str) -> str:
 
 
 def _function_name(name: str) -> str:
-    """What the function of a kernel is called: as the kernel, unless a helper or Python itself might be called so."""
+    """The name of a kernel's function: the kernel's, unless a helper or Python reserves it."""
     plain = identifier(name)
     return f"program_{plain}" if RESERVED.keeps(plain, ()) else plain
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel: its function, what it takes in order, and how many programs it needs."""
+    """One kernel: its function, its arguments in order, and the number of programs to launch."""
 
     function: str
     tensors: tuple[Tensor, ...]
@@ -206,7 +206,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class TritonSource:
-    """A module's text and its launches, in order; `program` has the tensors and symbols by the names that they have there."""
+    """A module's text and its launches, in order; `program` has the tensors and symbols under their names in the module."""
 
     program: LoopProgram
     text: str
@@ -214,7 +214,7 @@ class TritonSource:
 
 
 def print_triton(program: LoopProgram, *, interpreted: bool = False) -> TritonSource:
-    """The program as a Triton module. The interpreter multiplies sixteen-bit blocks wrongly, so it gets float32 ones."""
+    """The program as a Triton module. Triton's interpreter multiplies 16-bit blocks wrongly, so it gets float32 blocks."""
     program, parts, launches = renamed(program, spellings(program, RESERVED)), [], []
     combiners: Combiners = {}
     for kernel in program.kernels:
@@ -227,12 +227,12 @@ def print_triton(program: LoopProgram, *, interpreted: bool = False) -> TritonSo
 
 
 def _clamped(text: str, e: Element, go: Callable[[Expr], str]) -> str:
-    """What was read from an array, within the bounds that it is kept in."""
+    """An element of an array, clamped to its bounds."""
     return text if e.most is None else f"tl.maximum(tl.minimum({text}, {go(e.most)}), 0)"
 
 
 Combiners = dict[tuple[Reduction, tuple[torch.dtype, ...]], tuple[str, str]]
-"""Functions that combine states, for each reduction and the dtypes of its states: name and text."""
+"""Combine functions, by reduction and state dtypes: name and text."""
 
 
 class _TritonPrinter:
@@ -288,7 +288,7 @@ class _TritonPrinter:
         return tuple(found)
 
     def _strides(self, node: Node) -> list[Expr]:
-        """The extents that the strides of a statement's tensors are made of."""
+        """The extents in the strides of a statement's tensors."""
         return [d.extent_expr for tensor in self._tensors([node]) for d in tensor.storage[1:]]
 
     def _symbols(self, every: list[Node]) -> tuple[Symbol, ...]:
@@ -309,7 +309,7 @@ class _TritonPrinter:
         return f"v{self.count}"
 
     def spread(self, name: str, own: Lanes, lanes: Lanes) -> str:
-        """A block with its own lanes, as a block that broadcasts over a statement's lanes."""
+        """A block reshaped to broadcast over a statement's lanes."""
         if not own or own == lanes:
             return name
         order = [own.index(lane) for lane in lanes if lane in own]
@@ -318,7 +318,7 @@ class _TritonPrinter:
         return f"{name}[{', '.join(':' if lane in own else 'None' for lane in lanes)}]"
 
     def index(self, expr: Expr, lanes: Lanes = ()) -> str:
-        """An index expression; symbols with lanes are spread over `lanes`."""
+        """An index expression; symbols with lanes are broadcast over `lanes`."""
 
         spelling = Spelling(
             helper=HELPER,
@@ -334,7 +334,7 @@ class _TritonPrinter:
     def _search(self, e: Search, go: Callable[[Expr], str]) -> str:
         name = "sr_owners" if self.lanes_in(e.position) | self.lanes_in(e.first) else "sr_owner"
         row = "" if e.first.value == 0 else f" + {go(e.first)}"
-        # The search is as wide as its positions, so they are spread where only their rows have lanes.
+        # The search is as wide as its positions, so they are broadcast if only their rows have lanes.
         wide = f" + {go(e.first)} * 0" if self.lanes_in(e.first) - self.lanes_in(e.position) else ""
         return f"{name}({self.names[e.array]}{row}, {go(e.count)}, {go(e.position)}{wide})"
 
@@ -344,7 +344,7 @@ class _TritonPrinter:
     # --- loops -----------------------------------------------------------------------------------------------------------
 
     def _body(self, body: Sequence[Node]) -> tuple[Expr, ...]:
-        """Names before the grid, the grid itself as program ids, and what each program does."""
+        """Names before the grid, the grid itself as program ids, and the body of each program."""
         body = list(body)
         while body and isinstance(body[0], Bind):
             self._node(body.pop(0))
@@ -374,7 +374,8 @@ class _TritonPrinter:
         if isinstance(node, For):
             lane, variable = self.lanes_of.pop(node.symbol, None), self.variables.get(node.symbol)
             if lane is not None:
-                # A dim that is lanes elsewhere in the kernel: what holds its lanes must not become the loop's number.
+                # A domain that is lanes elsewhere in the kernel: the variable for its lanes must not be overwritten by the loop's
+                # index.
                 self.variables[node.symbol] = f"{node.symbol}_now"
             self.put(f"for {self.variables.get(node.symbol, node.symbol.name)} in range(0, {self.index(node.extent)}):")
             self.indent += 1
@@ -401,7 +402,7 @@ class _TritonPrinter:
             self._block(node)
 
     def _block(self, node: Assign | Reduce | Fold | Dot | Running | Write) -> None:
-        """A block operation; conditions that no lane takes part in decide whether it happens at all."""
+        """A block operation; its lane-invariant conditions become a branch around it."""
         plain = [g for g in node.guard if not self.lanes_in(g.left) | self.lanes_in(g.right)]
         if plain:
             self.put(f"if {' & '.join(f'({self._condition(g, ())})' for g in plain)}:")
@@ -433,7 +434,7 @@ class _TritonPrinter:
             self._dot(node)
 
     def _forget(self, local: str) -> None:
-        """Values computed from a private block are not valid after it changed."""
+        """Invalidates values computed from a private block that changed."""
         stale = {id(v) for v in self.kept if any(isinstance(n, Held) and n.local.name == local for n in v.walk())}
         self.shared = {key: name for key, name in self.shared.items() if key[0] not in stale}
 
@@ -478,7 +479,7 @@ class _TritonPrinter:
         return text, self.lanes_in(place)
 
     def value(self, value: Value, lanes: Lanes, guard: Guard, *, raw: bool = False) -> str:
-        """A value as a block that broadcasts over `lanes`; computed once for each use in a loop body."""
+        """A value as a block that broadcasts over `lanes`; computed once per loop body."""
         if isinstance(value, Constant):
             if value.dtype == torch.int64 and abs(int(value.number)) > 2**31 - 1:
                 return f"tl.full([], {int(value.number)}, tl.int64)"
@@ -507,11 +508,11 @@ class _TritonPrinter:
         return text if raw or wanted == value.dtype else f"{text}.to({TYPES[wanted]})"
 
     def _still(self, missing: set[Lane], lanes: Lanes) -> str:
-        """What gives a pointer lanes that its place does not depend on: a mask or a value that has them needs them there."""
+        """Adds lanes to a pointer that its address does not depend on, as a mask or value with these lanes requires."""
         return "".join(f" + {self.index(lane.symbol, lanes)} * 0" for lane in lanes if lane in missing)
 
     def _joined_mask(self, mask: str, guard: Guard, lanes: Lanes) -> str:
-        """A mask with the conditions of a load of its own; those that no lane takes part in choose all of it or nothing."""
+        """A mask combined with a load's own conditions; lane-invariant ones enable or disable all of it."""
         laned = [g for g in guard if self.lanes_in(g.left) | self.lanes_in(g.right)]
         mask = " & ".join([*([mask] if mask else []), *(f"({self._condition(g, lanes)})" for g in laned)])
         for g in guard:
@@ -523,7 +524,7 @@ class _TritonPrinter:
         if isinstance(value, Number):
             text = self.index(value.expr, lanes)
             if not self.lanes_in(value.expr):
-                # What no lane takes part in may be a plain integer here.
+                # A lane-invariant value may be a plain integer here.
                 text = f"tl.full([], 0, tl.int64) + {text}"
             return f"({text}).to({TYPES[value.dtype]})"
         if isinstance(value, Existing):
@@ -543,7 +544,7 @@ class _TritonPrinter:
         if value.dtype == torch.bool:
             return f"({arg} != 0)"
         kept = TYPES[carried_dtype(value.dtype)]
-        # Sixteen-bit floats are reached through float32, whatever the argument is.
+        # 16-bit floats are converted through float32, whatever the argument is.
         through = "" if kept == TYPES[value.dtype] else f".to({kept})"
         rounded = f"{arg}{through}.to({TYPES[value.dtype]})"
         return rounded if kept == TYPES[value.dtype] else f"{rounded}.to({kept})"
@@ -562,7 +563,7 @@ class _TritonPrinter:
         return f"({total}) * 1.0" if all(c.isdigit() for c in counts) else f"({total}).to({TYPES[value.dtype]})"
 
     def _full(self, value: Value, lanes: Lanes, guard: Guard) -> str:
-        """A value as a block of exactly these lanes."""
+        """A value as a block with exactly these lanes."""
         text = self.value(value, lanes, guard)
         return f"tl.broadcast_to({text}, {_shape(lanes)})" if lanes else text
 
@@ -594,8 +595,8 @@ class _TritonPrinter:
         self._forget(local.name)
 
     def _fold(self, node: Fold) -> None:
-        """All lanes of a block combined across, then with what is carried. `tl.reduce` takes lanes in any order; a scan does not,
-        and its last position is the whole block."""
+        """Combines all lanes of a block, then the result with the carried states. `tl.reduce` may reorder lanes; a scan does not,
+        and its last position covers the whole block."""
         mask = self._mask(node.guard, node.lanes, set(node.lanes))
         combine = self._combiner(node.reduction, tuple(carried_dtype(x.dtype) for x in node.locals))
         blocks = [self.fresh() for _ in node.locals]
@@ -625,7 +626,7 @@ class _TritonPrinter:
             self._forget(local.name)
 
     def _combiner(self, kind: Reduction, dtypes: tuple[torch.dtype, ...]) -> str:
-        """The function that combines two states, which is printed once."""
+        """The function that combines two states, printed once."""
         if (kind, dtypes) not in self.combiners:
             name = f"{HELPER}combine{len(self.combiners)}"
             a, b = ([Local(f"{side}{k}", dtype, ()) for k, dtype in enumerate(dtypes)] for side in "ab")
@@ -639,13 +640,13 @@ class _TritonPrinter:
         return self.combiners[kind, dtypes][0]
 
     def _running(self, node: Running) -> None:
-        """A scan of the block, combined with what is carried; the carry grows by the block's total."""
+        """A scan of the block, combined with the carry; the carry is then combined with the block's total."""
         lanes, local, carry = node.lanes, node.local.name, node.carry.name
         text = self._full(node.value, lanes, node.guard)
         mask = self._mask(node.guard, lanes, set(lanes))
         if mask:
             text = f"tl.where({mask}, {text}, {_number(reduction(node.operator).identity(0, node.carry.dtype))})"
-        # What is carried may be wider than the block; products lose more in each step than sums, and are scanned as wide.
+        # The carry may be wider than the block; products lose more precision per step than sums, and are scanned in its dtype.
         own, wide = (TYPES[carried_dtype(each.dtype)] for each in (node.local, node.carry))
         kind = wide if node.operator == "prod" else own
         narrow = "" if own == wide else f".to({own})"
@@ -679,17 +680,17 @@ class _TritonPrinter:
         own = tuple(g for g in guard if (self.lanes_in(g.left) | self.lanes_in(g.right)) <= set(lanes))
         if isinstance(value, Load):
             return self.value(value, lanes, own, raw=not self.interpreted)
-        # What a prologue makes of a masked zero need not be zero.
+        # A prologue may turn a masked zero into something else.
         mask = self._mask(own, lanes, set(lanes))
         text = self._full(value, lanes, own)
         text = f"tl.where({mask}, {text}, 0.0)" if mask else text
-        # What is rounded to sixteen bits meets an operand that has them.
+        # A value rounded to 16 bits is combined with a 16-bit operand.
         rounded = isinstance(value, Call) and value.function == "cast" and carried_dtype(value.dtype) != value.dtype
         return f"({text}).to({TYPES[value.dtype]})" if rounded and not self.interpreted else text
 
 
 def _room(lane: Lane, condition: Less) -> Expr:
-    """How many positions of a lane a condition leaves."""
+    """The number of positions of a lane that satisfy a condition."""
     end = end_of(condition, lane.symbol)
     if end is None:
         raise VerificationError(f"the guard {condition} does not bound the lane {lane}")
