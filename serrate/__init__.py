@@ -4,7 +4,7 @@ In: tensors whose rows have different lengths, and an ordinary-looking program. 
 without padding by generated code.
 """
 
-from serrate import analysis, draw, errors, ir
+from serrate import analysis, errors, ir
 from serrate import eager as _installs_operators  # noqa: F401
 from serrate import moves as _installs_movers  # noqa: F401
 from serrate.calls import jit
@@ -34,7 +34,6 @@ __all__ = [
     "batch_invariant",
     "cat",
     "collate",
-    "draw",
     "errors",
     "ir",
     "jit",

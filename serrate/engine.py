@@ -18,7 +18,6 @@ import torch
 
 from serrate import settings
 from serrate.analysis.vectors import MustDivide
-from serrate.draw import draw_fusion
 from serrate.errors import BackendError, CompilerMissing, StrategyError
 from serrate.ir import hooks
 from serrate.ir.expr import Array, Symbol
@@ -434,4 +433,10 @@ def prebuild(*calls: tuple[Compiled, tuple[Any, ...]]) -> None:
     load_together([e for e in executables if isinstance(e, CppExecutable)])
 
 
-hooks.install(evaluate=evaluate, compile=Compiled, draw=draw_fusion, loop_handle=LoopHandle)
+def _draw(fusion: Fusion) -> Any:
+    from serrate.draw import draw_fusion  # nothing else needs pictures, and importing serrate must stay quick
+
+    return draw_fusion(fusion)
+
+
+hooks.install(evaluate=evaluate, compile=Compiled, draw=_draw, loop_handle=LoopHandle)
