@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 
-class Axis:
+class ConcreteAxis:
     """What a dim runs over, compared by identity: the tiles of one loop, or a fixed number of anonymous lanes."""
 
     __slots__ = ("lanes", "named", "what")
@@ -62,20 +62,20 @@ class Pending:
     """The condition of an `hl.jagged_tile` on a value that does not have all its axes yet."""
 
     mask: Tensor
-    axes: tuple[Axis, ...]
+    axes: tuple[ConcreteAxis, ...]
     key: tuple[Any, ...]
     born: int
     keep: tuple[Any, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, eq=False)
-class Fed:
+class FedLanes:
     """A reduction that feeds a value: when it ran, and for which lanes of the value it had an existing lane."""
 
     mask: Tensor
     time: int
 
-    def moved(self, dims: Sequence[int], ndim: int) -> Fed:
+    def moved(self, dims: Sequence[int], ndim: int) -> FedLanes:
         """The same for a value of `ndim` dims, whose dim `dims[k]` is this one's dim k."""
         if list(dims) == list(range(ndim)):
             return self
@@ -96,12 +96,12 @@ def spread(tensor: Tensor, dims: Sequence[int], ndim: int) -> Tensor:
     return tensor.permute(order).reshape(shape)
 
 
-def fixed(size: int) -> Axis | None:
+def fixed(size: int) -> ConcreteAxis | None:
     """The axis of a dim that is not a tile's: None for size 1, which broadcasts as in torch."""
-    return None if size == 1 else Axis("no tile", named=False)
+    return None if size == 1 else ConcreteAxis("no tile", named=False)
 
 
-def meet(one: Axis | None, other: Axis | None) -> bool:
+def meet(one: ConcreteAxis | None, other: ConcreteAxis | None) -> bool:
     """Whether two dims may be aligned: they belong to the same tile, or at least one has a fixed number of lanes.
 
     >>> meet(Axis("a"), Axis("b")), meet(Axis("a"), fixed(4)), meet(Axis("a", lanes=4), fixed(4))

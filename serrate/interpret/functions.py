@@ -19,7 +19,7 @@ from serrate.frontend.kernel.machine import refuse
 from serrate.frontend.kernel.values import Lanes
 from serrate.frontend.kernel.vocabulary import ELEMENTWISE, instead, name_of, regroup
 from serrate.interpret import reducing
-from serrate.interpret.axes import Axis, Fed, LaneMask, fixed, meet
+from serrate.interpret.axes import ConcreteAxis, FedLanes, LaneMask, fixed, meet
 from serrate.interpret.values import SIXTEEN, ConcreteValue, value_of
 
 CASTS = frozenset(["to", "type_as", "half", "bfloat16"])
@@ -99,10 +99,12 @@ def _floating(x: Any) -> bool:
     return isinstance(x, float) or (isinstance(x, Tensor) and x.is_floating_point())
 
 
-def joint_dims(operands: Sequence[tuple[Sequence[Axis | None], Sequence[int]]], what: str) -> tuple[list[Axis | None], list[int]]:
+def joint_dims(
+    operands: Sequence[tuple[Sequence[ConcreteAxis | None], Sequence[int]]], what: str
+) -> tuple[list[ConcreteAxis | None], list[int]]:
     """The dims of operands broadcast together, aligned from the right as in torch."""
     ndim = max((len(shape) for _, shape in operands), default=0)
-    axes: list[Axis | None] = [None] * ndim
+    axes: list[ConcreteAxis | None] = [None] * ndim
     sizes = [1] * ndim
     for own, shape in operands:
         for dim, (axis, size) in enumerate(zip(own, shape, strict=True), start=ndim - len(shape)):
@@ -122,10 +124,10 @@ def joint_dims(operands: Sequence[tuple[Sequence[Axis | None], Sequence[int]]], 
     return axes, sizes
 
 
-def joint_parts(values: Sequence[ConcreteValue], ndim: int) -> tuple[list[LaneMask], list[Fed], list[Any]]:
+def joint_parts(values: Sequence[ConcreteValue], ndim: int) -> tuple[list[LaneMask], list[FedLanes], list[Any]]:
     """The conditions and feeding reductions of all operands, for a result with `ndim` dims."""
     conditions: list[LaneMask] = []
-    fed: dict[tuple[int, int], Fed] = {}
+    fed: dict[tuple[int, int], FedLanes] = {}
     pending: list[Any] = []
     for value in values:
         dims = range(ndim - value.data.dim(), ndim)
@@ -182,7 +184,7 @@ def getitem(x: ConcreteValue, key: Any) -> ConcreteValue:
     old = 0
     narrow: list[slice] = []
     places: list[tuple[int, int]] = []
-    axes: list[Axis | None] = []
+    axes: list[ConcreteAxis | None] = []
     for k in keys:
         if k is None:
             axes.append(None)
@@ -217,14 +219,14 @@ def getitem(x: ConcreteValue, key: Any) -> ConcreteValue:
         LaneMask(part(c.mask), frozenset(place[d] for d in c.dims if d in place), c.key, c.born, c.row, c.keep)
         for c in x.conditions
     ]
-    return ConcreteValue(part(x.data), axes, conditions, [Fed(part(f.mask), f.time) for f in x.fed], x.pending, x.dtype)
+    return ConcreteValue(part(x.data), axes, conditions, [FedLanes(part(f.mask), f.time) for f in x.fed], x.pending, x.dtype)
 
 
 def _expand(x: ConcreteValue, *sizes: Any) -> ConcreteValue:
     shape = list(sizes[0]) if sizes and isinstance(sizes[0], (list, tuple)) else list(sizes)
     grown = len(shape) - x.ndim
     lead = x.arranged(x.data.reshape((1,) * grown + tuple(x.data.shape)), range(grown, len(shape)), (None,) * grown + x.axes)
-    axes: list[Axis | None] = []
+    axes: list[ConcreteAxis | None] = []
     for d, (axis, size) in enumerate(zip(lead.axes, shape, strict=True)):
         size = lead.data.shape[d] if size == -1 else size
         shape[d] = int(size)
@@ -240,7 +242,7 @@ def _reshape(x: ConcreteValue, *sizes: Any) -> ConcreteValue:
     wanted = list(sizes[0]) if sizes and isinstance(sizes[0], (list, tuple)) else list(sizes)
     data = x.data.reshape([int(s) for s in wanted])
     groups = regroup(list(x.data.shape), list(data.shape))
-    axes: list[Axis | None] = [None] * data.dim()
+    axes: list[ConcreteAxis | None] = [None] * data.dim()
     reached: dict[int, frozenset[int]] = {}
     for old, new in groups:
         for d in old:
@@ -258,7 +260,7 @@ def _reshape(x: ConcreteValue, *sizes: Any) -> ConcreteValue:
         return LaneMask(mask, dims, (*c.key, "reshaped", tuple(data.shape)), c.born, c.row, c.keep)
 
     return ConcreteValue(
-        data, axes, [moved(c) for c in x.conditions], [Fed(full(f.mask), f.time) for f in x.fed], x.pending, x.dtype
+        data, axes, [moved(c) for c in x.conditions], [FedLanes(full(f.mask), f.time) for f in x.fed], x.pending, x.dtype
     )
 
 

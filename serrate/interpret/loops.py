@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from serrate.frontend.kernel.machine import BlockSize, current, refuse, user_frame
-from serrate.interpret.axes import Axis, Fed, LaneMask, Pending
+from serrate.interpret.axes import ConcreteAxis, FedLanes, LaneMask, Pending
 from serrate.interpret.run import KernelRun
 from serrate.interpret.values import ConcreteTile, ConcreteValue, Unusable, value_of
 
@@ -105,7 +105,7 @@ class LoopRun:
                 data = torch.where(mask, data, old.data.to(data.dtype)).to(data.dtype)
             return ConcreteValue(data, value.axes, kept, self._outer(value.fed), value.pending, value.dtype)
 
-    def _outer(self, fed: Sequence[Fed]) -> list[Fed]:
+    def _outer(self, fed: Sequence[FedLanes]) -> list[FedLanes]:
         """The reductions as enclosing loops see them: merged, per iteration of the enclosing loop."""
         outer = self._run.loops[-2].start if len(self._run.loops) > 1 else None
         found = [f.mask for f in fed if outer is not None and f.time >= outer]
@@ -114,7 +114,7 @@ class LoopRun:
         mask = found[0]
         for each in found[1:]:
             mask = mask | each
-        return [Fed(mask, outer)]
+        return [FedLanes(mask, outer)]
 
     def leave(self) -> None:
         """Ends the loop."""
@@ -128,11 +128,11 @@ def _unusable(before: Any, reason: str) -> Unusable:
     return Unusable(reason)
 
 
-def _dims(x: ConcreteValue) -> list[tuple[Axis | None, int]]:
+def _dims(x: ConcreteValue) -> list[tuple[ConcreteAxis | None, int]]:
     return list(zip(x.axes, x.data.shape, strict=True))
 
 
-def _fits(old: tuple[Axis | None, int], new: tuple[Axis | None, int]) -> bool:
+def _fits(old: tuple[ConcreteAxis | None, int], new: tuple[ConcreteAxis | None, int]) -> bool:
     """Whether a dim of a carried value is unchanged, or broadcasts to its new size."""
     return old[0] is None or old[1] == new[1]
 
@@ -148,7 +148,12 @@ class ConcreteRange:
     """The result of `hl.tile`, `hl.jagged_tile` and `hl.grid`: iterated once, by a `for` statement of the kernel."""
 
     def __init__(
-        self, what: str, dims: Sequence[tuple[int, int, int, Axis, tuple[Pending, ...]]], *, single: bool, device: torch.device
+        self,
+        what: str,
+        dims: Sequence[tuple[int, int, int, ConcreteAxis, tuple[Pending, ...]]],
+        *,
+        single: bool,
+        device: torch.device,
     ) -> None:
         self._what = what
         self._dims = dims
@@ -177,7 +182,9 @@ class ConcreteRange:
         finally:
             run.depth -= 1
 
-    def _one(self, number: int, count: int, begin: int, end: int, block: int, axis: Axis, pending: tuple[Pending, ...]) -> Any:
+    def _one(
+        self, number: int, count: int, begin: int, end: int, block: int, axis: ConcreteAxis, pending: tuple[Pending, ...]
+    ) -> Any:
         if self._what == "hl.grid":
             return begin + number * block
         return ConcreteTile(axis, number, (begin, end), block, count, self._device, pending)
@@ -214,13 +221,13 @@ def ranges(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: boo
     for n, (first, last, size) in enumerate(zip(begins, ends, sizes, strict=True)):
         bounds = (number_of(first, what), number_of(last, what))
         if step:
-            dims.append((*bounds, 1 if size is None else number_of(size, what), Axis("the grid"), ()))
+            dims.append((*bounds, 1 if size is None else number_of(size, what), ConcreteAxis("the grid"), ()))
             continue
         site = (frame.f_code, frame.f_lasti, n)
         block = run.block_of(site, bounds[1] - bounds[0]) if size is None else number_of(size, what)
         if block < 1:
             refuse(f"{what}: a block size must be at least 1, not {block}")
-        named = Axis(
+        named = ConcreteAxis(
             f"the tile of line {frame.f_lineno}" + ("" if single else f", number {n}"), lanes=block if size is not None else None
         )
         dims.append((*bounds, block, size.axis if isinstance(size, BlockSize) else named, ()))
@@ -242,7 +249,7 @@ def jagged_range(lengths: Any, block_size: Any) -> ConcreteRange:
         )
     longest = int(rows.max()) if rows.numel() else 0
     block = run.block_of((frame.f_code, frame.f_lasti, 0), longest) if block_size is None else number_of(block_size, what)
-    axis = Axis(f"the jagged tile of line {frame.f_lineno}")
+    axis = ConcreteAxis(f"the jagged tile of line {frame.f_lineno}")
     return _Jagged(what, (0, longest, block, axis, ()), rows, value)
 
 
@@ -250,12 +257,14 @@ class _Jagged(ConcreteRange):
     """Tiles whose lanes exist where their row is long enough."""
 
     def __init__(
-        self, what: str, dim: tuple[int, int, int, Axis, tuple[Pending, ...]], rows: torch.Tensor, value: ConcreteValue
+        self, what: str, dim: tuple[int, int, int, ConcreteAxis, tuple[Pending, ...]], rows: torch.Tensor, value: ConcreteValue
     ) -> None:
         super().__init__(what, [dim], single=True, device=torch.device("cpu"))
         self._rows, self._value = rows, value
 
-    def _one(self, number: int, count: int, begin: int, end: int, block: int, axis: Axis, pending: tuple[Pending, ...]) -> Any:
+    def _one(
+        self, number: int, count: int, begin: int, end: int, block: int, axis: ConcreteAxis, pending: tuple[Pending, ...]
+    ) -> Any:
         with torch._C.DisableTorchFunction():
             positions = torch.arange(number * block, (number + 1) * block, device="cpu")
             mask = positions < self._rows[..., None]

@@ -13,7 +13,7 @@ import torch
 
 from serrate.frontend.kernel.machine import BlockSize, user_frame
 from serrate.interpret import functions, loops, memory, reducing
-from serrate.interpret.axes import Axis, fixed
+from serrate.interpret.axes import ConcreteAxis, fixed
 from serrate.interpret.run import KernelRun
 from serrate.interpret.values import ConcreteTile, ConcreteValue, value_of
 
@@ -75,7 +75,7 @@ class Interpreting(KernelRun):
         extent = loops.number_of(low if high is None else high, "hl.register_block_size")
         least = 1 if high is None else loops.number_of(low, "hl.register_block_size")
         size = max(least, self.block_of(self.registered(frame), extent))
-        return BlockSize(size, Axis(f"the block of line {frame.f_lineno}"))
+        return BlockSize(size, ConcreteAxis(f"the block of line {frame.f_lineno}"))
 
     def dot(self, a: Any, b: Any, acc: Any, out_dtype: torch.dtype | None) -> Any:
         """A matrix product of tiles."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from serrate.frontend.kernel.machine import refuse
 from serrate.frontend.kernel.values import Lanes
-from serrate.interpret.axes import Axis, Fed, LaneMask, Pending, fixed, spread
+from serrate.interpret.axes import ConcreteAxis, FedLanes, LaneMask, Pending, fixed, spread
 from serrate.interpret.values import ConcreteTile, ConcreteValue, value_of
 
 
@@ -30,7 +30,7 @@ from serrate.interpret.values import ConcreteTile, ConcreteValue, value_of
 class ConcreteIndex:
     """The keys of an index, in the dims of its result."""
 
-    axes: list[Axis | None] = field(default_factory=list)
+    axes: list[ConcreteAxis | None] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     indices: list[Tensor] = field(default_factory=list)
     """One for each key except None, with as many dims as the result."""
@@ -39,7 +39,7 @@ class ConcreteIndex:
     given: list[Any] = field(default_factory=list)
     """Each of these as the user wrote it."""
     conditions: list[LaneMask] = field(default_factory=list)
-    fed: list[Fed] = field(default_factory=list)
+    fed: list[FedLanes] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
 
     def value(self, data: Tensor) -> ConcreteValue:
@@ -115,7 +115,7 @@ def place(keys: Sequence[Any], extents: Sequence[int], broadcast: Sequence[bool]
     return placed
 
 
-def _joint(blocks: Sequence[ConcreteValue]) -> tuple[list[Axis | None], list[int]]:
+def _joint(blocks: Sequence[ConcreteValue]) -> tuple[list[ConcreteAxis | None], list[int]]:
     from serrate.interpret.functions import joint_dims
 
     return joint_dims([(b.axes, b.data.shape) for b in blocks], "an index")

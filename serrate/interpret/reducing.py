@@ -15,7 +15,7 @@ from torch import Tensor
 
 from serrate.frontend.kernel.machine import current, refuse
 from serrate.frontend.kernel.vocabulary import product_dtype
-from serrate.interpret.axes import Fed, LaneMask, meet
+from serrate.interpret.axes import FedLanes, LaneMask, meet
 from serrate.interpret.values import SIXTEEN, ConcreteValue, held_in, value_of
 
 Dims = int | Sequence[int] | None
@@ -53,8 +53,8 @@ def reduced(
 ) -> ConcreteValue:
     """The result of a reduction in this dtype; `data` still has the reduced dims, with size 1."""
     lanes = x.exists().broadcast_to(x.data.shape)
-    fed = [Fed(f.mask.amax(list(dims), keepdim=True) if dims else f.mask, f.time) for f in x.fed]
-    fed.append(Fed(lanes.any(list(dims), keepdim=True) if dims else lanes, current("a reduction").clock))
+    fed = [FedLanes(f.mask.amax(list(dims), keepdim=True) if dims else f.mask, f.time) for f in x.fed]
+    fed.append(FedLanes(lanes.any(list(dims), keepdim=True) if dims else lanes, current("a reduction").clock))
     kept = [c for c in x.conditions if not c.dims & set(dims)]
     axes = [None if d in dims else axis for d, axis in enumerate(x.axes)]
     full = ConcreteValue(data, axes, kept, fed, x.pending, dtype)
@@ -72,7 +72,7 @@ def drop(x: ConcreteValue, dims: Sequence[int]) -> ConcreteValue:
     conditions = [
         LaneMask(shape(c.mask), frozenset(place[d] for d in c.dims), c.key, c.born, c.row, c.keep) for c in x.conditions
     ]
-    fed = [Fed(shape(f.mask), f.time) for f in x.fed]
+    fed = [FedLanes(shape(f.mask), f.time) for f in x.fed]
     return ConcreteValue(shape(x.data), [x.axes[d] for d in kept], conditions, fed, x.pending, x.dtype)
 
 
@@ -192,8 +192,8 @@ def _cumulative(what: str, identity: int) -> Callable[..., ConcreteValue]:
 def scanned(x: ConcreteValue, dim: int, data: Tensor, dtype: torch.dtype) -> ConcreteValue:
     """The result of a scan: it exists where its operand does, and is fed where anything existed along the dim."""
     lanes = x.exists().broadcast_to(x.data.shape).any(dim, keepdim=True)
-    fed = [Fed(f.mask.amax(dim, keepdim=True), f.time) for f in x.fed]
-    return ConcreteValue(data, x.axes, x.conditions, [*fed, Fed(lanes, current("a scan").clock)], x.pending, dtype)
+    fed = [FedLanes(f.mask.amax(dim, keepdim=True), f.time) for f in x.fed]
+    return ConcreteValue(data, x.axes, x.conditions, [*fed, FedLanes(lanes, current("a scan").clock)], x.pending, dtype)
 
 
 def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: bool) -> Any:
@@ -267,8 +267,8 @@ def matmul(a: ConcreteValue, b: ConcreteValue, out_dtype: torch.dtype | None = N
     axes = [*batch, a.axes[-2], b.axes[-1]]
     conditions = [c.moved(range(ndim - a.ndim, ndim), ndim) for c in a.conditions if a.ndim - 1 not in c.dims]
     conditions += [c.moved(range(ndim - b.ndim, ndim), ndim) for c in b.conditions if b.ndim - 2 not in c.dims]
-    fed = [Fed(_any(f.mask, -1, ndim), f.time) for f in a.fed] + [Fed(_any(f.mask, -2, ndim), f.time) for f in b.fed]
-    fed.append(Fed(counted, current("a product").clock))
+    fed = [FedLanes(_any(f.mask, -1, ndim), f.time) for f in a.fed] + [FedLanes(_any(f.mask, -2, ndim), f.time) for f in b.fed]
+    fed.append(FedLanes(counted, current("a product").clock))
     return ConcreteValue(data, axes, conditions, fed, (*a.pending, *b.pending), result)
 
 

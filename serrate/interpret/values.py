@@ -18,7 +18,7 @@ from torch import Tensor
 from serrate.frontend.kernel import values
 from serrate.frontend.kernel.machine import BlockSize, current, refuse
 from serrate.frontend.kernel.values import Lanes, called
-from serrate.interpret.axes import Axis, Fed, LaneMask, Pending, fixed, joined, spread
+from serrate.interpret.axes import ConcreteAxis, FedLanes, LaneMask, Pending, fixed, joined, spread
 
 SIXTEEN = (torch.float16, torch.bfloat16)
 
@@ -62,9 +62,9 @@ class ConcreteValue(values.TileValue):
     def __init__(
         self,
         data: Tensor,
-        axes: Sequence[Axis | None],
+        axes: Sequence[ConcreteAxis | None],
         conditions: Sequence[LaneMask] = (),
-        fed: Sequence[Fed] = (),
+        fed: Sequence[FedLanes] = (),
         pending: Sequence[Pending] = (),
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -85,7 +85,7 @@ class ConcreteValue(values.TileValue):
         self.pending = tuple(waiting)
         self.fed = tuple(fed)
 
-    def _only(self, axis: Axis) -> int | None:
+    def _only(self, axis: ConcreteAxis) -> int | None:
         dims = [dim for dim, own in enumerate(self.axes) if own is axis]
         if len(dims) > 1:
             refuse(f"the jagged tile of {axis} is used with two dims of that tile, so its rows are ambiguous")
@@ -98,7 +98,7 @@ class ConcreteValue(values.TileValue):
             mask = mask & condition.mask
         return mask
 
-    def arranged(self, data: Tensor, dims: Sequence[int], axes: Sequence[Axis | None]) -> ConcreteValue:
+    def arranged(self, data: Tensor, dims: Sequence[int], axes: Sequence[ConcreteAxis | None]) -> ConcreteValue:
         """The same lanes with permuted dims: dim k becomes `dims[k]`."""
         ndim = len(axes)
         conditions = [c.moved(dims, ndim) for c in self.conditions]
@@ -167,7 +167,7 @@ class ConcreteTile(values.Tile):
 
     def __init__(
         self,
-        axis: Axis,
+        axis: ConcreteAxis,
         number: int,
         bounds: tuple[int, int],
         block: int,
