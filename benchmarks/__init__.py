@@ -1,4 +1,4 @@
-"""Measurements of serrate against the machine's limits, hand-written C++ and what a user would call instead.
+"""Measurements of serrate against the hardware limit, hand-written C++ and the alternatives a user has.
 
-Comes in: nothing but the machine. Goes out: tables, JSON and plots; see `benchmarks.cpu`.
+In: nothing but the machine. Out: tables, JSON and plots; see `benchmarks.cpu`.
 """

@@ -1,7 +1,7 @@
-"""The table of calls: what a call costs beyond its kernel, on data so small that the kernel is nothing.
+"""The table of call overheads, on data so small that the kernel takes no time.
 
-Comes in: `serrate bench calls [--rounds N]`. Goes out: a table and calls.json. The kernel is hand-written C++ for the same rows,
-called with everything ready; one thread, as serrate itself uses for so little.
+In: `serrate bench calls [--rounds N]`. Out: a table and calls.json. The kernel is hand-written C++ on the same rows, with its
+arguments prepared; one thread, as serrate itself uses for so little data.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from benchmarks.tasks import DTYPES, Sizes, Task, task
 from serrate import JaggedTensor
 
 REPEATS = 20
-"""Calls timed as one: about a millisecond, which a busy machine is likely to leave alone."""
+"""Calls timed together: about a millisecond, short enough to escape interruption on a busy machine."""
 TINY = Sizes(rows=32, mean=8, features=16)
 GOALS = {"jit": 30.0, "eager": 20.0}
-"""Microseconds beyond the kernel that a warm call may cost."""
+"""The goal for the overhead of a warm call, in microseconds."""
 
 Call = Callable[[], object]
 EAGER: dict[str, Callable[..., Any]] = {
@@ -40,7 +40,7 @@ EAGER: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """One way to call one work: microseconds of a call, and of it what is not the kernel."""
+    """One way to call one task: microseconds per call, and the overhead in it."""
 
     work: str
     way: str
@@ -51,11 +51,11 @@ class Line:
 
 
 def ways(it: Task) -> dict[str, Call]:
-    """Everything that is timed for one work; the kernel first."""
+    """Everything that is timed for one task; the kernel first."""
     values, offsets = it.data.values, it.data.offsets
     jitted, eager = ours.JITTED[it.kind], EAGER[it.kind]
     jt, in_nested = JaggedTensor.from_csr(values, offsets), nested(it.data)
-    # More structures than calls are remembered: every one is new when it comes round again.
+    # More structures than the caches hold: every one is new when it comes up again.
     unseen = itertools.cycle([offsets.clone() for _ in range(4 * REPEATS)])
     hand = handwritten.way(it)
     assert hand is not None
@@ -80,7 +80,7 @@ def _flat(it: Task) -> Callable[[torch.Tensor], object]:
 
 
 def run(work: str, rounds: int) -> list[Line]:
-    """Times every way in turn, many calls at a time."""
+    """Times the methods in turn, many calls at a time."""
     it = task(work, "uniform", DTYPES["float32"], TINY)
     calls, refused = {}, {}
     for name, call in ways(it).items():
@@ -106,7 +106,7 @@ def run(work: str, rounds: int) -> list[Line]:
 
 
 def main(options: Options) -> bool:
-    """Prints the table and writes it; whether jit could be called."""
+    """Prints and writes the table; returns whether jit could be called."""
     console, machine = Console(), limits.machine()
     works = chosen("--only", options.only, EAGER)
     threads = torch.get_num_threads()

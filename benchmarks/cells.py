@@ -1,6 +1,6 @@
-"""Cells of the CPU table: one work, one dtype, one distribution of lengths; checked, then timed.
+"""Cells of the CPU table: one task, one dtype, one distribution of lengths; checked, then timed.
 
-Comes in: a task. Goes out: a `Cell` with the times of the limit, of hand-written C++, of serrate and of every peer.
+In: a task. Out: a `Cell` with the times of the limit, of hand-written C++, of serrate and of every peer.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from benchmarks.measure import Timing, measure, timing
 from benchmarks.tasks import DTYPES, WORKS, Sizes, Task, again, expected, is_right, task, traffic
 from benchmarks.ways import Call, Way
 
-# a median this many times the least is the neighbours' doing, not the code's
+# a median this many times the minimum is due to other load on the machine
 UNSTEADY = 1.25
-# beaten by more than noise, the limit is not one: the copy met slower memory than the work did
+# if the limit is beaten by more than noise, it is invalid: the copy had slower memory than the task
 BEATEN = 1.1
-# what a peer is to be behind by, wherever the limit leaves that room
+# the required lead over every peer, wherever the limit leaves room for it
 AHEAD = 1.15
-# sixteen-bit types are to reach this part of what float32 is to reach, of their own limit
+# the goal for 16-bit types, relative to the goal for float32
 NARROW = 0.8
-# one giant row is to be this near to rows alike
+# the goal for one giant row, relative to uniform lengths
 GIANT = 0.9
-# seconds: what takes longer is timed by one call, and what took this long for the first time by that one
+# seconds: slower methods are timed by a single call, and if the first call took this long, by that one
 ONCE = 1.5
 PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One work on one distribution; times are medians in milliseconds. `fault`: why there is no time of ours."""
+    """One task on one distribution; times are medians in milliseconds. `fault`: why serrate has no time."""
 
     work: str
     dtype: str
@@ -49,7 +49,7 @@ class Cell:
 
     @property
     def unsteady(self) -> bool:
-        """Whether the cell supports no claim: the same loops took different times, or something beat what is called the limit."""
+        """Whether the cell supports no claim: its times were unsteady, or something beat the limit."""
         steady = [each for name, each in self.timings.items() if name == "hand C++" or name.startswith("limit")]
         fastest = min((each for each in (self.hand, self.ours, *self.peers.values()) if each is not None), default=self.limit)
         beaten = fastest * BEATEN < self.limit and not self._may_be_beaten
@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def _may_be_beaten(self) -> bool:
-        """Whether the limit is one of other work: a copy, where most is filled; a product of float32, where it is of less."""
+        """Whether the limit may be beaten: a copy for a task that mostly fills, a float32 product for a narrower one."""
         return self.work == "to_padded" or (self.work == "grouped matmul" and self.dtype != "float32")
 
     @property
@@ -67,7 +67,7 @@ class Cell:
 
     @property
     def goal(self) -> float:
-        """The percent of the limit that this work is to reach; of a giant row, what rows alike reach decides."""
+        """The goal in percent of the limit; for a giant row it depends on what uniform lengths reach."""
         goal = WORKS[self.work].goal
         return goal if self.dtype == "float32" or self.work == "grouped matmul" else NARROW * goal
 
@@ -77,12 +77,12 @@ class Cell:
 
     @property
     def ahead(self) -> float | None:
-        """How many times the best peer's time is ours."""
+        """The best peer's time relative to serrate's."""
         return None if self.ours is None or self.best_peer is None else self.best_peer[1] / self.ours
 
     @property
     def behind_a_peer(self) -> bool:
-        """Whether the best peer is nearer than it is to be, where the limit leaves room, or one is ahead that never should."""
+        """Whether the lead over the best peer is too small although the limit leaves room, or `never_behind` is violated."""
         if self.ours is None or self.best_peer is None:
             return self.ours is None
         if self.ours > self.peers.get(WORKS[self.work].never_behind, self.ours):
@@ -102,7 +102,7 @@ def run(
     patience: float,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Cell:
-    """Check every result against plain torch, row by row, then time all ways in turn. `tell` hears what is being done."""
+    """Checks every result against plain torch, row by row, then times all methods in turn. `tell` receives progress messages."""
     torch.manual_seed(0)
     it, *more = again(task(work, distribution, DTYPES[dtype], sizes))
     wanted = expected(it)
@@ -123,7 +123,7 @@ def run(
         raise AssertionError(f"hand-written {work} on {distribution} lengths: {skipped['hand C++']}")
     del wanted
     tell("timing")
-    # A small work is timed many calls at once: the first of them meets the caches as other ways have left them.
+    # A small task is timed over many calls at once, because the first sees the caches as other methods left them.
     found = measure(calls, rounds, before=limit.before)
     timed |= {name: each if name in limit.calls else _of_one(each, 1 + len(more)) for name, each in found.items()}
     times = {name: each.median for name, each in timed.items()}
@@ -139,7 +139,7 @@ def _ways(it: Task, compiled: bool) -> list[Way]:
 
 
 def _all(*calls: Call) -> Call:
-    """One call after the other, each on data of its own."""
+    """Several calls in sequence, each on its own data."""
     if len(calls) == 1:
         return calls[0]
 
@@ -151,7 +151,7 @@ def _all(*calls: Call) -> Call:
 
 
 def _of_one(all_of_them: Timing, calls: int) -> Timing:
-    """The time of one of several calls that were timed together."""
+    """The time per call of several calls timed together."""
     return Timing(all_of_them.median / calls, all_of_them.least / calls, all_of_them.rounds)
 
 
@@ -162,7 +162,7 @@ def _limit(it: Task) -> limits.Limit:
 
 
 def _tried(way: Way, it: Task, wanted: torch.Tensor, patience: float) -> tuple[Call | None, float, str]:
-    """The call if it does the work rightly, and how long a call of it took; or why it is left out."""
+    """The call, if its result is correct, and the time of one call; or the reason why it is left out."""
     if way.reason:
         return None, 0.0, way.reason
     try:
@@ -170,14 +170,14 @@ def _tried(way: Way, it: Task, wanted: torch.Tensor, patience: float) -> tuple[C
         if not is_right(it, way.values(result), wanted):
             return None, 0.0, "wrong result"
         del result
-        # The first call may build code, which is no part of the work; one that took this long is not asked again.
+        # The first call may compile, which does not count; a call that took this long is not repeated.
         if seconds < PATIENCE:
             start = time.perf_counter()
             call()
             seconds = time.perf_counter() - start
         return call, seconds, ""
     except Exception as error:
-        # any fault of a peer is its own, and is shown; so is ours
+        # any error, of a peer or of serrate, is shown in the table
         return None, 0.0, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}" if str(error) else repr(error)
 
 

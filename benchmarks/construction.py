@@ -1,6 +1,6 @@
-"""The bookkeeping table: what it costs to make a ragged tensor of tensors that are ready, beside torch's NestedTensor.
+"""The cost of building a ragged tensor from existing tensors, compared with torch's NestedTensor.
 
-Comes in: `serrate bench construction [--rounds N] [--out DIR]`. Goes out: a printed table and construction.json.
+In: `serrate bench construction [--rounds N] [--out DIR]`. Out: a printed table and construction.json.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ REPEATS = 200
 
 @dataclass(frozen=True)
 class Line:
-    """One operation; microseconds of one call, medians, by number of rows."""
+    """One operation; median microseconds per call, by number of rows."""
 
     operation: str
     microseconds: dict[int, float]
 
 
 def operations(rows: int) -> dict[str, Callable[[], object]]:
-    """Everything that is timed, on tensors made before."""
+    """Everything that is timed, on tensors created beforehand."""
     offsets = torch.arange(0, LENGTH * rows + 1, LENGTH)
     lengths, values = offsets.diff(), torch.zeros(LENGTH * rows, 8)
     known = {"max_length": LENGTH, "min_length": LENGTH}
@@ -55,7 +55,7 @@ def operations(rows: int) -> dict[str, Callable[[], object]]:
         "from_lengths": lambda: JaggedTensor.from_lengths(values, lengths),
         "Structure.from_lengths": lambda: Structure.from_lengths(lengths),
         "with_values": lambda: one.with_values(values),
-        "two structures made unvalidated, and compared": compare_first,
+        "two structures built unvalidated, then compared": compare_first,
         "two structures compared again": lambda: one.structure == other.structure,
         "torch.nested.nested_tensor_from_jagged": lambda: torch.nested.nested_tensor_from_jagged(values, offsets),
         "torch.nested.nested_tensor_from_jagged, metadata supplied": lambda: torch.nested.nested_tensor_from_jagged(
@@ -75,7 +75,7 @@ def run(rounds: int) -> list[Line]:
 
 
 def main(options: Options) -> bool:
-    """Print the bookkeeping table and write it as JSON."""
+    """Prints the table and writes it as JSON."""
     console = Console()
     machine, lines = limits.machine(), run(min(options.rounds, 5) if options.quick else options.rounds)
     report.print_machine(machine, console)

@@ -1,7 +1,7 @@
-"""The CPU table: every work x dtype x lengths, against the limit, hand-written C++ and the peers, all in one run.
+"""The CPU table: every task x dtype x lengths, against the limit, hand-written C++ and the peers, all in one run.
 
-Comes in: `serrate bench cpu [--only WORK] [--lengths KIND] [--dtype TYPE] [--rounds N]`. Goes out: tables, on the terminal and as
-cpu.md; cpu.json; cpu-float32.png and so on. An interrupted run shows and keeps what it has.
+In: `serrate bench cpu [--only TASK] [--lengths KIND] [--dtype TYPE] [--rounds N]`. Out: tables, on the terminal and as cpu.md;
+cpu.json; cpu-float32.png and so on. An interrupted run shows and keeps the cells it has measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.tasks import DTYPES, QUICK, WORKS, Sizes
 
 
 def grid(only: Sequence[str], lengths: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str, str]]:
-    """The chosen cells as (work, dtype, lengths); everything where nothing is chosen.
+    """The selected cells as (task, dtype, lengths); all of them by default.
 
     >>> grid(["grouped matmul"], ["uniform", "giant"], ["float32"])
     [('grouped matmul', 'float32', 'uniform')]
@@ -31,7 +31,7 @@ def grid(only: Sequence[str], lengths: Sequence[str], dtypes: Sequence[str]) -> 
 
 
 def main(options: Options, name: str = "cpu") -> bool:
-    """Measures, prints and writes; whether ours ran and was right everywhere."""
+    """Measures, prints and writes; returns whether serrate ran and was correct everywhere."""
     console, machine = Console(), limits.machine()
     wanted = grid(options.only, options.lengths, options.dtypes)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def main(options: Options, name: str = "cpu") -> bool:
         try:
             for cell in _measured(wanted, options, lambda doing: progress.update(bar, description=doing)):
                 found.append(cell)
-                # after every cell: a long run that is ended keeps what it has
+                # after every cell, so that an interrupted run keeps its results
                 report.write_json(options.out / f"{name}.json", machine, found)
                 progress.advance(bar)
         except KeyboardInterrupt:
@@ -56,7 +56,7 @@ def main(options: Options, name: str = "cpu") -> bool:
 
 
 def _measured(wanted: Sequence[tuple[str, str, str]], options: Options, tell: Callable[[str], None]) -> Iterator[cells.Cell]:
-    """The cells one after the other; `tell` hears what is being done."""
+    """Yields the cells in order; `tell` receives progress messages."""
     sizes, rounds = (QUICK, min(options.rounds, 5)) if options.quick else (Sizes(), options.rounds)
     previous = None
     for work, dtype, lengths in wanted:

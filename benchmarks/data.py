@@ -1,6 +1,6 @@
 """Length distributions and seeded ragged data.
 
-Comes in: a distribution's name, rows, mean length. Goes out: lengths, or a `Ragged` of values and offsets.
+In: a distribution's name, number of rows, mean length. Out: lengths, or a `Ragged` of values and offsets.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Ragged:
 
     @property
     def padded_bytes(self) -> int:
-        """Bytes of the same rows, each padded to the longest."""
+        """The size in bytes of the same rows, padded to the longest."""
         return self.rows * self.longest * self.row_bytes
 
     def split(self) -> tuple[Tensor, ...]:
@@ -49,7 +49,7 @@ class Ragged:
 
 
 def lengths(distribution: str, rows: int, mean: float, seed: int = 0) -> Tensor:
-    """At least one element a row; the total is close to rows x mean, not exactly that.
+    """Random lengths, at least 1 each; the total is close to rows x mean, but not exact.
 
     >>> lengths("giant", rows=100, mean=10)[50].item()
     500
@@ -64,7 +64,7 @@ def lengths(distribution: str, rows: int, mean: float, seed: int = 0) -> Tensor:
         drawn = torch.where(is_short, mean / 8, 8.875 * mean)
     elif distribution == "giant":
         drawn = torch.randn(rows, generator=generator) * (mean / 32) + mean / 2
-        # in the middle: a schedule that hands out rows in order meets it late, as it may in real data
+        # in the middle: a schedule that hands out rows in order reaches it late, as it may in real data
         drawn[rows // 2] = rows * mean / 2
     else:
         raise ValueError(f"distribution {distribution!r} is not one of {', '.join(DISTRIBUTIONS)}")
@@ -72,7 +72,7 @@ def lengths(distribution: str, rows: int, mean: float, seed: int = 0) -> Tensor:
 
 
 def offsets(lengths: Tensor) -> Tensor:
-    """The boundaries of rows of these lengths.
+    """The offsets for these lengths.
 
     >>> offsets(torch.tensor([2, 1])).tolist()
     [0, 2, 3]
@@ -91,7 +91,7 @@ def ragged(
 
 
 def padded(data: Ragged, filler: float = 0.0) -> Tensor:
-    """The rows [rows, longest, ...] with `filler` in the holes, made with plain torch.
+    """The rows padded to [rows, longest, ...], with `filler` in the holes, using plain torch.
 
     >>> padded(Ragged("", torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 3])), -1.0)
     tensor([[ 1.,  2.],
@@ -103,5 +103,5 @@ def padded(data: Ragged, filler: float = 0.0) -> Tensor:
 
 
 def is_element(data: Ragged) -> Tensor:
-    """[rows, longest]: whether a position of the padded rows is one of the row."""
+    """[rows, longest]: whether a position of the padded rows is an element."""
     return torch.arange(data.longest) < data.lengths[:, None]

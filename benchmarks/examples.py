@@ -1,8 +1,8 @@
-"""The example kernels as pieces of work: what each is given, what it must give, and what it is compared with.
+"""The example kernels as benchmark cases: arguments, expected results, and baselines.
 
-Comes in: an example's name, a distribution of lengths and sizes. Goes out: a `Case` with the kernel and its arguments, the result
-of plain torch, and the bar: hand-written C++ where memory is the limit, torch's own product per group where arithmetic is. The
-bar makes a result with `torch.empty` in every call, as the kernels do.
+In: an example's name, a distribution of lengths and sizes. Out: a `Case` with the kernel and its arguments, the result of plain
+torch, and the baseline: hand-written C++ for memory-bound kernels, torch's matrix product per group for compute-bound ones. The
+baseline allocates its result with `torch.empty` in every call, as the kernels do.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from serrate import JaggedTensor, Structure
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 HAND, TORCH = "hand C++", "torch"
 GOALS = {HAND: 1.1, TORCH: 1.0}
-"""What a kernel may take, in times of its bar."""
+"""The goal for a kernel's time, relative to its baseline."""
 EPSILON = 1e-6
 ALPHA = 0.5
 PADDING = {"uniform": 1.2, "exponential": 8.0, "bimodal": 8.875, "giant": 8.0}
-"""About how many times the mean the longest row of a dense batch is."""
+"""The approximate ratio of longest row to mean length in a dense batch."""
 GIANT_ROWS = 16
-"""Rows of a dense batch with one giant row: with more of them, next to all of it would be padding."""
+"""Rows of a dense batch with one giant row: with more, almost all of it would be padding."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Rows for what memory limits, with a dense batch of `dense` floats; groups and sequences for products."""
+    """Rows for memory-bound kernels, with a dense batch of `dense` floats; groups and sequences for matrix products."""
 
     rows: int = 2560
     mean: int = 128
@@ -68,8 +68,8 @@ TINY = Sizes(4, 3, 16, 4, 15, groups=4, tokens=12, width=16, sequences=4, length
 class Case:
     """One example on one set of rows.
 
-    `absolute`: what results may differ by beside their relative tolerance. `others` are timed and not judged. `limit`: of what
-    memory limits, the time that its bytes take.
+    `absolute`: the absolute tolerance, in addition to the relative one. `others` are timed but not judged. `limit`: for
+    memory-bound kernels, the time to move their bytes.
     """
 
     kernel: Callable[..., Any]
@@ -86,7 +86,7 @@ class Case:
         return GOALS[self.against]
 
     def call(self) -> Any:
-        """The kernel as a user calls it: allocation of the result and everything before and behind its loops included."""
+        """The kernel as a user calls it, including allocation of the result and all code before and after its loops."""
         return self.kernel(*self.arguments)
 
     def is_right(self, result: Any, wanted: Tensor) -> bool:
@@ -95,7 +95,7 @@ class Case:
 
 
 def case(name: str, distribution: str, sizes: Sizes) -> Case:
-    """The data of one cell, and everything that is done with it."""
+    """The data of one cell, and everything measured on it."""
     torch.manual_seed(0)
     return EXAMPLES[name](distribution, sizes)
 
@@ -122,7 +122,7 @@ def _by_hand(
     shape: tuple[int, ...],
     limit: limits.Limit,
 ) -> Case:
-    """A case whose bar is a loop that fills what it is given."""
+    """A case whose baseline is a loop that fills a given output."""
 
     def bar() -> Tensor:
         out = torch.empty(shape)
@@ -133,7 +133,7 @@ def _by_hand(
 
 
 def _loop(function: Any, *arguments: Tensor | int | float | None) -> Callable[[Tensor], None]:
-    """A C++ function with everything ready but its result, which stands where None is."""
+    """A C++ function with all arguments bound except its result, marked by None."""
     at = arguments.index(None)
     before, behind = ([_argument(each) for each in part] for part in (arguments[:at], arguments[at + 1 :]))
 
@@ -185,7 +185,7 @@ def _sum(distribution: str, sizes: Sizes) -> Case:
     def wanted() -> Tensor:
         return torch.stack([row.sum(0) for row in data.split()])
 
-    # a sum of a hundred thousand normal values in another order moves by hundredths
+    # summing a hundred thousand normal values in another order changes the result by hundredths
     return _by_hand(example("jagged_sum").jagged, (jt,), wanted, 5e-2, loop, (data.rows, sizes.features), limit)
 
 
@@ -212,7 +212,7 @@ def _softmax(distribution: str, sizes: Sizes) -> Case:
     def wanted() -> Tensor:
         return torch.cat([torch.softmax(row, 0) for row in data.split()])
 
-    # it has no zero to come near, and a giant row's elements are tiny
+    # results are never near zero, and a giant row's elements are tiny
     return _by_hand(example("jagged_softmax").jagged, (jt,), wanted, 0.0, loop, tuple(data.values.shape), _twice(data))
 
 
@@ -228,7 +228,7 @@ def _layer_norm(distribution: str, sizes: Sizes) -> Case:
 
 
 def _twice(data: Ragged) -> limits.Limit:
-    """Values read and written; a row that no core's own cache holds is read again."""
+    """Values read and written; a row that does not fit a core's private cache is read twice."""
     traffic = Traffic(read=data.values.nbytes, written=data.values.nbytes, twice=int(data.lengths.argmax()))
     return limits.of_traffic(traffic, data.values, data.offsets)
 
@@ -256,7 +256,7 @@ def _weights(*shape: int) -> Tensor:
 
 
 def _of_torch(kernel: Callable[..., Any], arguments: tuple[Any, ...], loop: Call, **others: Call) -> Case:
-    """A case whose bar is torch itself, and is right by definition."""
+    """A case whose baseline is torch itself, and is correct by definition."""
     return Case(kernel, arguments, loop, 1e-4, TORCH, loop, others)
 
 
@@ -283,7 +283,7 @@ def _grouped_gemm(distribution: str, sizes: Sizes) -> Case:
             torch.mm(data.values[start:end], weight, out=out[start:end])
         return out
 
-    # who sees that all groups share a matrix needs no loop
+    # with a shared matrix, no loop over groups is needed
     together = {"one torch.mm": lambda: torch.mm(data.values, weight)}
     return _of_torch(example("grouped_gemm").jagged, (_jagged(data), weight), loop, **together)
 
@@ -375,4 +375,4 @@ EXAMPLES: dict[str, Callable[[str, Sizes], Case]] = {
     "jagged_flash_attention": functools.partial(_flash_attention, False),
     "jagged_flash_attention causal": functools.partial(_flash_attention, True),
 }
-"""Every ragged form of every example."""
+"""Every ragged version of every example."""

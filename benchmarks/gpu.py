@@ -1,6 +1,6 @@
 """The GPU table: ragged programs on one CUDA device, against its copy rate and its dense matrix rate.
 
-In: a CUDA device. Out: a table and gpu.json with, for every work and distribution of lengths, each strategy's percent of the
+In: a CUDA device. Out: a table and gpu.json with, for every task and distribution of lengths, each strategy's percent of the
 limit measured in the same run; some rows of each result are checked against torch first. Run as `serrate bench gpu`.
 """
 
@@ -33,7 +33,7 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Cell:
-    """One work on one distribution of lengths: the limit, and what part of it everyone reaches."""
+    """One task on one distribution of lengths: the limit, and the percent of it that each method reaches."""
 
     work: str
     lengths: str
@@ -42,7 +42,7 @@ class Cell:
 
 
 def captured(run: Run) -> Run:
-    """The run as a CUDA graph: what the device does, without the host's time between launches."""
+    """The run as a CUDA graph, which excludes host time between launches."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -71,7 +71,7 @@ def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
 
 
 def memory_work(rows: int, mean: int, inner: int, rounds: int, console: Console) -> list[Cell]:
-    """Works that move bytes: percent of what a copy moves."""
+    """Memory-bound tasks: percent of the bandwidth of a copy."""
     works: dict[str, tuple[Callable[[Any], Any], int, Callable[[Tensor], Tensor]]] = {
         "sum": (lambda x: x.sum(1), 1, lambda row: row.sum(0)),
         "pointwise": (lambda x: torch.relu(x * 2.0 + 1.0), 2, lambda row: torch.relu(row * 2 + 1)),
@@ -83,7 +83,7 @@ def memory_work(rows: int, mean: int, inner: int, rounds: int, console: Console)
         jt = _rows(distribution, rows, mean, inner, torch.float32)
         target = torch.empty_like(jt.values)
         for name, (body, passes, row) in works.items():
-            # The best of two ways to copy is the limit: in a graph a kernel can beat the copy engine.
+            # The faster of two copies is the limit: in a graph a kernel can beat the copy engine.
             runs: dict[str, Run] = {
                 "copy": partial(target.copy_, jt.values),
                 "copy by kernel": partial(torch.add, jt.values, 0.0, out=target),
@@ -99,7 +99,7 @@ def memory_work(rows: int, mean: int, inner: int, rounds: int, console: Console)
 
 
 def grouped_work(groups: int, tokens: int, k: int, n: int, rounds: int, console: Console) -> list[Cell]:
-    """Grouped matrix products in bfloat16: percent of one dense product of equal work."""
+    """Grouped matrix products in bfloat16: percent of one dense product with the same FLOPs."""
     table: list[Cell] = []
     for distribution in DISTRIBUTIONS[:3]:
         jt = _rows(distribution, groups, tokens // groups, k, torch.bfloat16)
@@ -125,7 +125,7 @@ def _product(weights: Tensor, group: int, rows: Tensor) -> Tensor:
 
 
 def _rows(distribution: str, rows: int, mean: float, inner: int, dtype: torch.dtype) -> JaggedTensor:
-    """Random rows on the device, told their longest and shortest as a caller who knows them would."""
+    """Random rows on the device, with the longest and shortest length supplied, as by a caller who knows them."""
     counts = lengths(distribution, rows, mean)
     values = torch.randn(int(counts.sum()), inner, device="cuda", dtype=dtype)
     known = (int(counts.max()), int(counts.min()))
@@ -140,7 +140,7 @@ def _checked(
     tolerance: tuple[float, float],
     console: Console,
 ) -> dict[str, Run]:
-    """The program by its strategy's name, if some of its rows are right; a fault is shown, and the others go on."""
+    """The program under its strategy's name, if a sample of its rows is correct; an error is shown, and the others continue."""
     run = partial(serrate.jit(body, backend="triton", strategy=strategy), *arguments)
     jt = arguments[0]
     bounds = jt.offsets.tolist()
@@ -156,10 +156,10 @@ def _checked(
 
 
 def main(options: Options, rows: int = 4096, mean: int = 256, inner: int = 128) -> bool:
-    """Measures everything, prints the table, writes gpu.json; whether there is a device to measure on."""
+    """Measures everything, prints the table, writes gpu.json; returns whether there is a device."""
     console = Console(width=160)
     if not torch.cuda.is_available():
-        console.print("no CUDA device is here; the GPU table needs one")
+        console.print("no CUDA device found; the GPU table needs one")
         return False
     torch.manual_seed(0)
     cells = memory_work(rows, mean, inner, options.rounds, console)

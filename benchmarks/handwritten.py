@@ -1,6 +1,6 @@
-"""The bar: hand-written C++ for some works, compiled at run time.
+"""The baseline: hand-written C++ for some tasks, compiled at run time.
 
-Comes in: a task. Goes out: a way that fills and returns one reused output: the loops are the bar, not the allocator.
+In: a task. Out: a method that fills and returns one reused output: the baseline is the loops, not the allocator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK = 1024
 
 
 def way(task: Task) -> Way | None:
-    """The hand-written loop, where there is one: in float32, with features."""
+    """The hand-written loop, if there is one: in float32, with features."""
     make = _LOOPS.get(task.work)
     if make is None or task.data.values.dtype != torch.float32:
         return None
@@ -30,9 +30,9 @@ def way(task: Task) -> Way | None:
 
 
 def _call(function: Any, out: Tensor, *arguments: Tensor | int | float) -> Call:
-    """The call with all its arguments ready; a float is a C float, an int 64 bits wide."""
+    """The call with all arguments prepared; a float becomes a C float, an int is 64 bits wide."""
     ready = [_argument(each) for each in arguments]
-    keep = arguments  # for addresses alone keep no tensor alive
+    keep = arguments  # addresses alone do not keep tensors alive
 
     def call(_keep: object = keep) -> Tensor:
         function(*ready)

@@ -1,7 +1,7 @@
-"""The tables of tile kernels: every example beside hand-written C++ or torch's products, and what its calls cost.
+"""The tables of tile kernels: every example against hand-written C++ or torch's matrix products, and its call overhead.
 
-Comes in: `serrate bench kernels [--only EXAMPLE] [--lengths KIND] [--rounds N]`. Goes out: two tables and kernels.json. A first
-call is that of a process of its own, with an empty cache; later ones are timed on next to no data, beside their programs alone.
+In: `serrate bench kernels [--only EXAMPLE] [--lengths KIND] [--rounds N]`. Out: two tables and kernels.json. A first call runs in
+a new process with an empty cache; warm calls are timed on almost no data, against their generated code alone.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from serrate.kernels import Kernel
 from serrate.runtime import cache_folder
 
 FIRST, LATER = 1.5, 15.0
-"""Seconds that a first call may take, and microseconds that a later one may take beyond its program."""
+"""Goals: seconds for a first call, and microseconds of overhead for a warm one."""
 PROCESSES = 3
 SLOW = 1e-3
-"""Seconds: calls that take longer need not be timed many at once."""
+"""Seconds: slower calls need not be timed in batches."""
 OURS, BAR, FRESH, PROGRAM = "ours", "bar", "fresh", "program of"
 
 
 @dataclass(frozen=True)
 class Speed:
-    """One example on one distribution; milliseconds, medians. `fault`: why there is no time of ours."""
+    """One example on one distribution; median milliseconds. `fault`: why serrate has no time."""
 
     example: str
     lengths: str
@@ -64,13 +64,14 @@ class Speed:
 
     @property
     def unsteady(self) -> bool:
-        """Whether it supports no claim: the same loops took different times."""
+        """Whether it supports no claim: its times were unsteady."""
         return self.timings[BAR].median > UNSTEADY * self.timings[BAR].least
 
 
 @dataclass(frozen=True)
 class Start:
-    """What calls of one example cost: seconds of the first, microseconds of later ones and of their programs alone."""
+    """The cost of calling one example: seconds for the first call, microseconds for a warm one and for its generated code
+    alone."""
 
     example: str
     first: float | None
@@ -80,12 +81,12 @@ class Start:
 
     @property
     def beyond(self) -> float | None:
-        """What a later call takes beyond the kernel's own work."""
+        """The overhead of a warm call."""
         return None if self.later is None or self.program is None else self.later - self.program
 
 
 def main(options: Options) -> bool:
-    """Measures, prints and writes; whether ours ran and was right everywhere."""
+    """Measures, prints and writes; returns whether serrate ran and was correct everywhere."""
     console, machine = Console(), limits.machine()
     names, kinds = chosen("--only", options.only, EXAMPLES), chosen("--lengths", options.lengths, DISTRIBUTIONS)
     rounds = min(options.rounds, 3) if options.quick else options.rounds
@@ -102,7 +103,7 @@ def main(options: Options) -> bool:
                     progress.update(bar, description=f"{name}, {kind}")
                     it = case(name, kind, QUICK if options.quick else Sizes())
                     speeds.append(speed(name, kind, it, rounds, options.patience))
-                    # after every cell: a long run that is ended keeps what it has
+                    # after every cell, so that an interrupted run keeps its results
                     write()
                     progress.advance(bar)
             for start in _starts(names, 1 if options.quick else PROCESSES, rounds):
@@ -126,7 +127,7 @@ def main(options: Options) -> bool:
 
 
 def speed(name: str, lengths: str, it: Case, rounds: int, patience: float) -> Speed:
-    """Checks what the bar and ours give against plain torch, then times both in turn, with the limit and what else there is."""
+    """Checks baseline and kernel against plain torch, then times both in turn, with the limit and any other methods."""
     wanted = it.wanted()
     if not it.is_right(it.bar(), wanted):
         raise AssertionError(f"{it.against} for {name} on {lengths} lengths: wrong result")
@@ -141,7 +142,7 @@ def speed(name: str, lengths: str, it: Case, rounds: int, patience: float) -> Sp
     limit = it.limit or limits.Limit({}, lambda _: 0.0, {})
     with keeping_memory():
         timed = measure({**calls, **it.others, **limit.calls}, rounds, before=limit.before) | once
-    # apart from the others, which would find no used memory after these
+    # separate from the others, which would find no reusable memory after these
     fresh = {f"{FRESH} {each}": call for each, call in calls.items()} if it.limit else {}
     timed |= measure(fresh, min(rounds, 5), before=dict.fromkeys(fresh, settle))
     bar, ours = timed[BAR].median, timed[OURS].median if OURS in timed else None
@@ -163,10 +164,10 @@ def speed(name: str, lengths: str, it: Case, rounds: int, patience: float) -> Sp
 
 @contextlib.contextmanager
 def keeping_memory() -> Iterator[None]:
-    """The C library keeps what is freed for the next result instead of giving it back, where it can be told to.
+    """Makes the C library keep freed memory for the next result instead of returning it, where that is configurable.
 
-    Every large result in pages that the system has yet to clear takes several times as long as the loops that fill it: all loops
-    would look alike.
+    Clearing fresh pages for a large result takes several times as long as the loops that fill it, which would make all loops look
+    alike.
     """
     tell = getattr(ctypes.CDLL(None), "mallopt", None)
     if tell is None:
@@ -184,7 +185,7 @@ def keeping_memory() -> Iterator[None]:
 
 
 def tried(it: Case, wanted: torch.Tensor, patience: float) -> tuple[str, float]:
-    """Why ours is not timed, or nothing; and how long a call took that built nothing."""
+    """Why serrate is not timed, or an empty string; and the time of a call that compiled nothing."""
     try:
         with ways.budget(patience):
             result = it.call()
@@ -197,7 +198,7 @@ def tried(it: Case, wanted: torch.Tensor, patience: float) -> tuple[str, float]:
     except ways.OutOfTime:
         return f"two calls not done after {patience:.0f} s", 0.0
     except Exception as error:
-        # any fault of ours is shown, and the other cells are measured
+        # any error is shown, and the other cells are measured
         return f"{type(error).__name__}: {error}".splitlines()[0][:120], 0.0
 
 
@@ -247,7 +248,7 @@ def _starts(names: Sequence[str], processes: int, rounds: int) -> Iterator[Start
 
 
 def _first(name: str, processes: int) -> tuple[float | None, str]:
-    """Seconds of a first call, the median of several processes; or why there are none."""
+    """Seconds for a first call, the median of several processes; or the reason why it failed."""
     found = []
     for _ in range(processes):
         with tempfile.TemporaryDirectory() as cache:
@@ -268,7 +269,7 @@ def _first(name: str, processes: int) -> tuple[float | None, str]:
 
 
 def _child(name: str) -> None:
-    """In a process of its own: seconds of the first call, and how many programs were there before and after it, as JSON."""
+    """In a new process: seconds for the first call, and the number of cached programs before and after it, as JSON."""
     it = case(name, "uniform", TINY)
     before = _built()
     start = time.perf_counter()
@@ -281,7 +282,7 @@ def _built() -> int:
 
 
 def _later(names: Sequence[str], rounds: int) -> tuple[dict[str, float], dict[str, str]]:
-    """Microseconds of warm calls on next to no data, and of their programs alone, one thread; and the faults of what has none."""
+    """Microseconds for warm calls on almost no data and for their generated code alone, on one thread; and errors."""
     calls: dict[str, Callable[[], object]] = {}
     each_time: dict[str, int] = {}
     faults: dict[str, str] = {}
@@ -300,7 +301,7 @@ def _later(names: Sequence[str], rounds: int) -> tuple[dict[str, float], dict[st
 
 
 def _programs(it: Case) -> Callable[[], None]:
-    """The programs of a call with everything they are given."""
+    """The programs of a call with all their arguments."""
     kernel = it.kernel
     assert isinstance(kernel, Kernel)
     ready = kernel.on("cpp").ready(*it.arguments)

@@ -1,7 +1,7 @@
-"""What the machine allows, measured in the same run as everything it is compared with.
+"""The hardware limit, measured in the same run as everything it is compared with.
 
-Comes in: tensors of the work's own size. Goes out: callables that copy, read and multiply, what their times say about a work,
-and the machine's names.
+In: tensors of the task's size. Out: callables that copy, read and multiply, the limit that their times imply for a task, and the
+machine's description.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from serrate.runtime.launch import last_level_cache
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and when a table was made; goes in its header."""
+    """Where and when a table was measured, for its header."""
 
     processor: str
     threads: int
@@ -49,7 +49,7 @@ def machine() -> Machine:
         python=platform.python_version(),
         torch=torch.__version__,
         compiler=version.splitlines()[0],
-        # the program by its name alone: where it is installed is nobody's business
+        # the program's name without its path, which is private
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     )
 
@@ -65,7 +65,7 @@ def _processor() -> str:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that a work must move. `twice`: the longest row, if two-pass work must read it a second time when it is large."""
+    """Bytes that a task must move. `twice`: the longest row, if a two-pass task must read it again when it is large."""
 
     read: int
     written: int = 0
@@ -74,7 +74,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Limit:
-    """What is timed beside the work (each with what runs before it, untimed), and what the times make of it."""
+    """Calls to time for the limit (each with an untimed call before it), and how to compute the limit from their times."""
 
     calls: Mapping[str, Callable[[], object]]
     milliseconds: Callable[[Mapping[str, Timing]], float]
@@ -82,13 +82,13 @@ class Limit:
 
 
 def of_traffic(traffic: Traffic, values: Tensor, offsets: Tensor) -> Limit:
-    """Bytes at the rate of a copy, or of a read where nothing large is written."""
-    # What fits the cache says nothing about memory.
+    """Bytes at the rate of a copy, or of a read if nothing large is written."""
+    # Data that fits the cache says nothing about memory.
     source = values if values.nbytes >= 2 * last_level_cache() else _large()
     calls: dict[str, Callable[[], object]] = {}
     before: dict[str, Callable[[], object]] = {}
     if traffic.written:
-        # Where the system puts a buffer moves the time by a tenth: the limit is the fastest of several.
+        # The placement of a buffer changes the time by a tenth: the limit is the fastest of several.
         calls = {f"limit: copy {number}": _copy(source, number) for number in range(3)}
     else:
         calls["limit: read"] = _read(source)
@@ -107,7 +107,7 @@ def of_traffic(traffic: Traffic, values: Tensor, offsets: Tensor) -> Limit:
 
 
 def of_product(tokens: Tensor, weight: Tensor) -> Limit:
-    """One dense float32 product with the work of the grouped one."""
+    """One dense float32 product with the FLOPs of the grouped one."""
     tokens, weight = tokens.float(), weight.float().contiguous()
     out = tokens.new_empty(tokens.shape[0], weight.shape[1])
     name = "limit: dense mm"
@@ -115,7 +115,7 @@ def of_product(tokens: Tensor, weight: Tensor) -> Limit:
 
 
 def own_cache() -> int:
-    """Bytes of the largest cache that a core has to itself; 1 MiB where the system does not say."""
+    """The size of a core's largest private cache; 1 MiB if the system does not report it."""
     name = "SC_LEVEL2_CACHE_SIZE"
     size = os.sysconf(name) if name in os.sysconf_names else 0
     return size if size > 0 else 1 << 20
@@ -124,7 +124,7 @@ def own_cache() -> int:
 def _copy(source: Tensor, number: int) -> Callable[[], object]:
     library, target = native.load("limits.cpp"), _target(source.nbytes, number)
     arguments = (native.pointer(source), native.pointer(target), ctypes.c_longlong(source.nbytes // 4))
-    # the tensors are kept alive by the closure, for the addresses alone do not
+    # the closure keeps the tensors alive; addresses alone do not
     return lambda: (library.copy(*arguments), source, target)
 
 
@@ -135,12 +135,12 @@ def _large() -> Tensor:
 
 @functools.cache
 def _target(size: int, number: int) -> Tensor:
-    """A buffer to copy to, kept for the run: late in it the system may have no huge pages left to give."""
+    """A buffer to copy to, kept for the whole run: later the system may have run out of huge pages."""
     return huge_pages(size)
 
 
 def huge_pages(size: int) -> Tensor:
-    """Bytes in huge pages where the system has them."""
+    """Bytes in huge pages, if the system has them."""
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memoryview(block), dtype=torch.uint8).fill_(0)

@@ -1,6 +1,6 @@
 """Interleaved timing.
 
-Comes in: callables by name. Goes out: frozen timings, in milliseconds.
+In: callables by name. Out: frozen timings, in milliseconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one callable; `rounds` is less than asked for where it was too slow to go on."""
+    """Milliseconds of one callable; `rounds` is fewer than requested if it was too slow."""
 
     median: float
     least: float
@@ -28,10 +28,10 @@ def measure(
     patience: float = 4.0,
     tick: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing]:
-    """Time the callables in turn, `rounds` times, so that a change of the machine's speed meets all of them alike.
+    """Times the callables in turn, `rounds` times, so that changes in the machine's speed affect all of them alike.
 
-    A callable that has used `patience` seconds and been timed once sits the other rounds out. What is in `before` under a
-    callable's name runs before each of its calls, untimed; `tick` after every turn.
+    A callable that has been timed at least once and has used `patience` seconds skips the remaining rounds. `before[name]` runs
+    before each call of a callable, untimed; `tick` after every turn.
 
     >>> measure({"nothing": lambda: None}, rounds=3)["nothing"].rounds
     3
@@ -48,7 +48,7 @@ def measure(
             call()
             elapsed = time.perf_counter() - start
             spent[name] += elapsed
-            # the first turn warms caches, pools and code up
+            # the first turn warms up caches, pools and code
             if turn > 0:
                 seconds[name].append(elapsed)
         tick()
@@ -56,12 +56,12 @@ def measure(
 
 
 def timing(seconds: list[float]) -> Timing:
-    """What is kept of the seconds that calls took."""
+    """Summarises the seconds that calls took."""
     return Timing(1e3 * statistics.median(seconds), 1e3 * min(seconds), len(seconds))
 
 
 def repeated(call: Callable[[], object], times: int) -> Callable[[], None]:
-    """Many calls as one, for what is too short to be timed alone."""
+    """Many calls as one, for callables too short to be timed alone."""
 
     def many() -> None:
         for _ in range(times):

@@ -1,7 +1,7 @@
-"""The memory tables: what a work holds beside its inputs and outputs, and what a result in fresh memory costs.
+"""The memory tables: peak memory on top of inputs and outputs, and the cost of a result in fresh memory.
 
-Comes in: `serrate bench memory [--only WORK] [--lengths KIND] [--rounds N]`. Goes out: two tables and memory.json. Every peak is
-that of a process of its own, which does one work in one way.
+In: `serrate bench memory [--only TASK] [--lengths KIND] [--rounds N]`. Out: two tables and memory.json. Every peak is measured in
+its own process, which runs one task with one method.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LENGTHS = ("uniform", "exponential", "bimodal")
 WAYS = ("serrate", "NestedTensor", "padded + mask", "padded bmm", "segments", "torch.mm per group")
 FRESH = ("pointwise", "softmax", "layer norm")
 AT_MOST = 1.4
-"""What a result in fresh memory may cost, in times of one in memory used before."""
+"""The goal for a result in fresh memory, relative to reused memory."""
 EXTRA, WORDS = 0.01, 4
-"""What a work may hold beside inputs and outputs: a part of them, and words for each row."""
+"""The goal for memory on top of inputs and outputs: a fraction of them, plus words per row."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Megabytes of one work done in one way; `extra` is beside the ragged inputs and outputs, None where it was not measured."""
+    """Megabytes of one task with one method; `extra` is on top of the ragged inputs and outputs, None if not measured."""
 
     work: str
     lengths: str
@@ -49,7 +49,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Fresh:
-    """Milliseconds of one work, its result in memory never touched before and in memory of an earlier result."""
+    """Milliseconds of one task, with its result in fresh memory and in reused memory."""
 
     work: str
     lengths: str
@@ -58,7 +58,7 @@ class Fresh:
 
 
 def main(options: Options) -> bool:
-    """Measures, prints and writes; whether every peak of ours could be measured."""
+    """Measures, prints and writes; returns whether every peak of serrate could be measured."""
     console, machine = Console(), limits.machine()
     works, kinds = chosen("--only", options.only, WORKS), chosen("--lengths", options.lengths, LENGTHS)
     wanted = [(work, kind) for work in works for kind in kinds if kind in WORKS[work].lengths]
@@ -86,9 +86,9 @@ def main(options: Options) -> bool:
 
 
 def _peaks(work: str, kind: str, quick: bool) -> list[Peak]:
-    """One process for each way: memory that one way freed would serve the next."""
+    """One process per method, because memory freed by one would be reused by the next."""
     command = [sys.executable, "-m", "benchmarks.memory", work, kind, "quick" if quick else "full"]
-    # The ways are asked for their names only; what they need is made in their own processes.
+    # Only the methods' names are used here; their data is created in their own processes.
     names = [way.name for way in _ways(task(work, kind, DTYPES["float32"], QUICK))]
     return [Peak(work, kind, **json.loads(_output([*command, name]))) for name in names]
 
@@ -105,7 +105,7 @@ def _output(command: list[str]) -> str:
 
 
 def _child(work: str, kind: str, size: str, name: str) -> None:
-    """In a process of its own: the peak of one way, as JSON."""
+    """In a new process: the peak of one method, as JSON."""
     it = task(work, kind, DTYPES["float32"], QUICK if size == "quick" else Sizes())
     way = next(each for each in _ways(it) if each.name == name)
     print(json.dumps(_peak(way, it.inputs, 8 * WORDS * it.data.rows)))
@@ -127,7 +127,7 @@ def _peak(way: Way, inputs: int, words: int) -> dict[str, object]:
     outputs = way.values(result).nbytes
     if peak is None or before is None or after is None:
         return {**sizes, "reason": "the system does not say how much memory a process holds"}
-    # What a way keeps of its inputs in a form of its own (padded) is part of what it costs.
+    # A method's own copy of its inputs (padded) is part of its cost.
     extra = after - before + peak - outputs
     allowed = EXTRA * (inputs + outputs) + words
     return {**sizes, "outputs": outputs / 1e6, "extra": extra / 1e6, "allowed": allowed / 1e6}
@@ -177,7 +177,7 @@ def _fresh(work: str, kind: str, options: Options) -> Fresh:
     it = task(work, kind, DTYPES["float32"], QUICK if options.quick else Sizes())
     call = ours.way(it).prepare()
     calls: dict[str, Callable[[], object]] = {"fresh": call, "reused": call}
-    # Before a fresh result, memory that is kept is given back; before a reused one there must be some.
+    # Before a fresh result, cached memory is released; before a reused one there must be some.
     timed = measure(calls, options.rounds, before={"fresh": settle, "reused": call})
     return Fresh(work, kind, timed["fresh"].median, timed["reused"].median)
 

@@ -1,6 +1,6 @@
-"""C++ next to this file, compiled at run time.
+"""C++ files in this directory, compiled at run time.
 
-Comes in: a source's name and its constants. Goes out: a loaded library, built in a directory that ends with the process.
+In: a source's name and its constants. Out: a loaded library, built in a temporary directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def compiler() -> str:
-    """The compiler's path; its absence is an error, for nothing can be compared without the hand-written bar."""
+    """The compiler's path; without it nothing can be compared, so its absence is an error."""
     found = shutil.which("g++")
     if found is None:
         raise RuntimeError("benchmarks need g++ on the PATH")
@@ -32,7 +32,7 @@ def compiler() -> str:
 
 @functools.cache
 def load(source: str, *constants: str) -> ctypes.CDLL:
-    """Build `source` with each of `constants` ("NAME=1") defined."""
+    """Compiles `source` with `constants` ("NAME=1") defined."""
     path = Path(__file__).with_name(source)
     target = Path(_directory().name) / "-".join([path.stem, *constants, "lib.so"])
     command = [compiler(), *FLAGS, *(f"-D{constant}" for constant in constants), str(path), "-o", str(target)]

@@ -1,6 +1,6 @@
-"""What a benchmark may be told.
+"""Options of benchmarks.
 
-Comes in: the options of `serrate bench`. Goes out: a frozen `Options`, and names checked against those there are.
+In: the options of `serrate bench`. Out: a frozen `Options`, with names checked against the known ones.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 
 
 class UnknownName(ValueError):
-    """An option names something that there is not."""
+    """An option with an unknown name."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Names of works, lengths and dtypes to keep (all, if there are none); how long to measure, and where results go.
+    """The tasks, lengths and dtypes to run (all by default), how long to measure, and where to write results.
 
-    `patience`: seconds that torch.compile may take for one peer, if `compiled` ones are asked for.
+    `patience`: the time limit in seconds for torch.compile per peer, if `compiled`.
     """
 
     rounds: int = 15
@@ -32,7 +32,7 @@ class Options:
 
 
 def chosen(option: str, wanted: Sequence[str], known: Iterable[str]) -> list[str]:
-    """The known names that are wanted, in the order that they are known in; all of them if none is.
+    """The selected names, in the order of the known ones; all of them by default.
 
     >>> chosen("--dtype", [], ["float32", "bfloat16"])
     ['float32', 'bfloat16']

@@ -1,6 +1,6 @@
 """serrate's own entries in the tables, written as a user would write them.
 
-Comes in: a task. Goes out: a way to do it, with plans that serrate chooses by itself and fresh results every call.
+In: a task. Out: a method for it, with plans chosen by serrate and a new result at every call.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ JITTED: dict[str, Callable[..., Any]] = {
 
 
 def way(task: Task) -> Way:
-    """The way to do the task; its tensors are ragged ones before the clock starts."""
+    """The method for the task; ragged tensors are built before timing starts."""
     return Way("serrate", lambda: _prepared(task), _values)
 
 

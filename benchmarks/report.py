@@ -1,6 +1,6 @@
-"""What is made of cells: tables, a JSON file and plots.
+"""Reports: tables, a JSON file and plots.
 
-Comes in: cells and the machine. Goes out: a table for each dtype with every miss named, JSON, and bars in multiples of the limit.
+In: cells and the machine. Out: a table per dtype that names every missed goal, JSON, and bars in multiples of the limit.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from benchmarks.limits import Machine
 
 INSTALL = "matplotlib is not installed (pip install 'serrate[bench]')"
 SHOWN = 4
-"""Peers named in a table; the JSON has all."""
+"""The number of peers named in a table; the JSON has all."""
 
 
 def goal(cell: Cell, cells: Sequence[Cell]) -> float:
-    """The percent of the limit to reach: for a giant row, a tenth below what rows alike reach in the same run."""
+    """The goal in percent of the limit: for a giant row, a tenth below what uniform lengths reach in the same run."""
     if cell.lengths != "giant":
         return cell.goal
     alike = [c.percent for c in cells if (c.work, c.dtype, c.lengths) == (cell.work, cell.dtype, "uniform") and c.percent]
@@ -34,21 +34,21 @@ def goal(cell: Cell, cells: Sequence[Cell]) -> float:
 
 
 def misses(cell: Cell, cells: Sequence[Cell]) -> list[str]:
-    """What of it is not reached: the `limit`'s percentage, the distance to the best `peer`, or everything."""
+    """The missed goals: the percentage of the `limit`, the lead over the best `peer`, or everything."""
     if cell.percent is None:
         return ["all"]
     return [*(["limit"] if cell.percent < goal(cell, cells) else []), *(["peer"] if cell.behind_a_peer else [])]
 
 
 def print_machine(machine: Machine, console: Console) -> None:
-    """Where and when, and by what command."""
+    """Prints where, when and with what command the table was measured."""
     console.print(f"{machine.processor}, {machine.threads} threads, {machine.date}", highlight=False)
     console.print(f"torch {machine.torch}, Python {machine.python}, {machine.compiler}", highlight=False)
     console.print(machine.command, highlight=False)
 
 
 def print_tables(cells: Sequence[Cell], console: Console) -> None:
-    """A table for each dtype, what did not run and why, and what the columns mean."""
+    """Prints a table per dtype, the errors, and a legend."""
     for dtype in dict.fromkeys(cell.dtype for cell in cells):
         console.print(_table([cell for cell in cells if cell.dtype == dtype], cells, dtype, console.width))
     for cell in cells:
@@ -64,7 +64,7 @@ def print_tables(cells: Sequence[Cell], console: Console) -> None:
 
 
 def _table(cells: Sequence[Cell], every: Sequence[Cell], dtype: str, width: int) -> Table:
-    """As many columns as there is room for: the JSON has everything."""
+    """As many columns as fit the terminal; the JSON has everything."""
     table = Table(title=dtype, box=SIMPLE_HEAD, pad_edge=False)
     with_times, with_others = width >= 110, width >= 150
     for heading in ("work", "lengths"):
@@ -89,7 +89,7 @@ def _table(cells: Sequence[Cell], every: Sequence[Cell], dtype: str, width: int)
 
 
 def number(value: float | None, digits: int | None = None) -> str:
-    """A figure with as many digits as say something.
+    """A figure with its significant digits.
 
     >>> number(0.123), number(12.34), number(1234.5), number(None)
     ('0.12', '12.3', '1234', '-')
@@ -100,7 +100,7 @@ def number(value: float | None, digits: int | None = None) -> str:
 
 
 def _peers(cell: Cell) -> tuple[str, str]:
-    """The best peer with its time; the next best, how many more there are, and which could not be measured and why."""
+    """The best peer with its time; the next best, the number of others, and those that could not be measured, with the reason."""
     best = [f"{name} {number(value)}" for name, value in sorted(cell.peers.items(), key=lambda named: named[1])]
     others = [", ".join(best[1:SHOWN])] if best[1:] else []
     others += [f"{len(best) - SHOWN} slower"] if len(best) > SHOWN else []
@@ -128,7 +128,7 @@ def write_json(path: Path, machine: Machine, cells: Sequence[Cell]) -> None:
 
 
 def write_markdown(path: Path, machine: Machine, cells: Sequence[Cell]) -> None:
-    """The tables as documents hold them: one for each dtype, with every peer that was timed."""
+    """The tables as Markdown: one per dtype, with every peer that was timed."""
     compiler = machine.compiler.partition(" (")[0] + " " + machine.compiler.rpartition(" ")[2]
     text = [f"{machine.processor}, {machine.threads} threads, {machine.date}, torch {machine.torch}, {compiler}."]
     text += [f"Command: `{machine.command}`. Milliseconds; a star marks a cell that supports no claim.", ""]
@@ -136,7 +136,7 @@ def write_markdown(path: Path, machine: Machine, cells: Sequence[Cell]) -> None:
         mine = [cell for cell in cells if cell.dtype == dtype]
         text += [f"### {dtype}", ""]
         text += [
-            "| work | lengths | limit | hand C++ | serrate | % of limit | goal | ahead | misses | peers |",
+            "| task | lengths | limit | hand C++ | serrate | % of limit | goal | ahead | misses | peers |",
             "| --- " * 10 + "|",
         ]
         for cell in mine:
@@ -153,7 +153,7 @@ def write_markdown(path: Path, machine: Machine, cells: Sequence[Cell]) -> None:
 
 
 def write_lines(path: Path, machine: Machine, unit: str, lines: Sequence[Any]) -> None:
-    """The lines of a smaller table, each a dataclass."""
+    """Writes the lines of a smaller table, each a dataclass."""
     rows = [dataclasses.asdict(line) for line in lines]
     _write(path, {"machine": dataclasses.asdict(machine), "unit": unit, "lines": rows})
 
@@ -164,7 +164,7 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 
 def plot(folder: Path, name: str, machine: Machine, cells: Sequence[Cell]) -> list[Path]:
-    """One picture for each dtype, a panel for each work: bars in multiples of the limit. None where matplotlib is missing."""
+    """One plot per dtype with a panel per task: bars in multiples of the limit. None without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return []
     import matplotlib

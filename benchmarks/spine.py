@@ -1,6 +1,6 @@
-"""The five works that have hand-written C++ to be compared with: the CPU table, of these and in float32 alone.
+"""The CPU table for the five tasks with a hand-written baseline, in float32 only.
 
-Comes in: the options of the CPU table. Goes out: the same, as spine.json and spine-float32.png.
+In: the options of the CPU table. Out: the same outputs, as spine.json and spine-float32.png.
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ from benchmarks.tasks import SPINE
 
 
 def main(options: Options) -> bool:
-    """Measures, prints and writes; whether ours ran and was right everywhere."""
+    """Measures, prints and writes; returns whether serrate ran and was correct everywhere."""
     only = tuple(chosen("--only", options.only, SPINE))
     return cpu.main(dataclasses.replace(options, only=only, dtypes=("float32",)), "spine")

@@ -1,7 +1,7 @@
-"""Pieces of work on ragged data: what they are given, what they must give, and which bytes they must move.
+"""Tasks on ragged data: their inputs, expected results, and the bytes they must move.
 
-Comes in: a work's name, a distribution of lengths, a dtype and sizes. Goes out: a `Task`, the result that plain torch gives row
-by row, and the traffic that the machine's limit is computed from.
+In: a task's name, a distribution of lengths, a dtype and sizes. Out: a `Task`, its result in plain torch, row by row, and the
+traffic from which the limit is computed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from serrate.runtime.launch import last_level_cache
 EPSILON = 1e-5
 SCALE = 1.5
 PARTS = 16
-"""Groups of a block permutation: rows are blocks, `PARTS` of them for each component."""
+"""Groups of a block permutation: rows are blocks, `PARTS` of them per component."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The shapes of the tables; 1-D works have no features and longer rows."""
+    """The sizes used in the tables; 1-D tasks have no features and longer rows."""
 
     rows: int = 4096
     mean: int = 128
@@ -44,7 +44,7 @@ QUICK = Sizes(rows=256, groups=16, tokens=1024, width=128)
 
 @dataclass(frozen=True)
 class Task:
-    """One work on one set of rows; `operands` are what the work takes beside them."""
+    """One task on one set of rows; `operands` are its other inputs."""
 
     work: str
     data: Ragged
@@ -52,23 +52,23 @@ class Task:
 
     @property
     def kind(self) -> str:
-        """The work without its rank: a 1-D sum is a sum."""
+        """The task's name without its rank: a 1-D sum is a sum."""
         return self.work.removeprefix("1-D ")
 
     @property
     def inputs(self) -> int:
-        """Bytes that the work is given."""
+        """The size of the inputs in bytes."""
         read = 0 if self.work == "from_padded" else self.data.values.nbytes
         return read + sum(each.nbytes for each in self.operands if isinstance(each, Tensor))
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is known of a work before there is data.
+    """What is known about a task before there is data.
 
-    `goal`: the percent of the limit it is to reach. `absolute`: what results may differ by beside their relative tolerance; a
-    softmax has no zero to come near and a giant row's elements are tiny, so it gets none; a sum of a hundred thousand normal
-    values in another order moves by hundredths. `never_behind`: a peer that it is never to be slower than.
+    `goal`: the goal in percent of the limit. `absolute`: the absolute tolerance, in addition to the relative one; softmax gets
+    none, because its results are never near zero and a giant row's elements are tiny; summing a hundred thousand normal values in
+    another order changes the result by hundredths. `never_behind`: a peer that it must never be slower than.
     """
 
     goal: float
@@ -77,8 +77,8 @@ class Work:
     never_behind: str = ""
 
 
-# Where every row is padded, or a group has its own weight, one row of half the data is left out: it would be padded to all of
-# memory, or be a dense product.
+# Tasks that pad every row, or have a weight per group, skip the giant row: it would be padded to all of memory, or be a dense
+# product.
 _NO_GIANT = tuple(each for each in DISTRIBUTIONS if each != "giant")
 
 WORKS = {
@@ -100,7 +100,7 @@ WORKS = {
     "grouped matmul": Work(100 / 1.15, 1e-4, _NO_GIANT, never_behind="torch.mm per group"),
 }
 SPINE = ("sum", "pointwise", "softmax", "layer norm", "grouped matmul")
-"""The works that also have a hand-written loop."""
+"""The tasks that also have a hand-written baseline."""
 
 
 def task(work: str, distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task:
@@ -125,9 +125,9 @@ def task(work: str, distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task
 
 
 def again(it: Task) -> list[Task]:
-    """The task, and copies of it if it is small: one after the other they do not fit the cache.
+    """The task, and copies of it if it is small, so that together they do not fit the cache.
 
-    Memory is the limit that work is compared with, so that is where its data has to come from.
+    The limit is memory bandwidth, so the data has to come from memory.
     """
     times = min(-(-3 * last_level_cache() // it.inputs), 16) if it.inputs < last_level_cache() else 1
     return [it, *(replace(it, data=replace(it.data, values=it.data.values.clone())) for _ in range(times - 1))]
@@ -147,7 +147,7 @@ def _documents(sentences: int) -> Tensor:
 
 
 def expected(it: Task) -> Tensor:
-    """What plain torch gives row by row, in float32."""
+    """The result of plain torch, row by row, in float32."""
     if it.work in ("to_padded", "jagged + dense", "1-D jagged + dense"):
         dense = padded(it.data).float()
         return dense.add_(it.operands[0]) if it.operands else dense
@@ -165,7 +165,7 @@ def expected(it: Task) -> Tensor:
 
 
 def permuted(blocks: int) -> list[int]:
-    """Blocks ordered by component, then group, where they were ordered by group, then component."""
+    """Reorders blocks from (group, component) order to (component, group) order."""
     return torch.arange(blocks).view(PARTS, -1).t().reshape(-1).tolist()
 
 
@@ -184,21 +184,21 @@ _ELEMENTS: dict[str, Callable[..., Tensor]] = {
 
 
 def is_right(it: Task, result: Tensor, wanted: Tensor) -> bool:
-    """Whether a result is the one wanted, as far as its dtype can tell."""
+    """Whether a result is correct, within the tolerance of its dtype."""
     relative, absolute = 1e-3, WORKS[it.work].absolute
     if it.data.values.dtype != torch.float32:
-        # peers round every step to sixteen bits, which near zero is much beside the result
+        # peers round every step to 16 bits, a large relative error near zero
         relative, absolute = 3e-2, max(absolute, 2e-2) if absolute else 0.0
     return result.shape == wanted.shape and torch.allclose(result.float(), wanted, rtol=relative, atol=absolute)
 
 
 def traffic(it: Task) -> Traffic:
-    """The bytes that must move; nothing for a product, whose limit is another product."""
+    """The bytes that must move; not used for matrix products, whose limit is another product."""
     values = it.data.values.nbytes
     if it.kind in _OF_A_ROW or it.kind == "two-level sum":
         return Traffic(read=values)
     if it.kind in ("softmax", "layer norm"):
-        # a row that no core's own cache holds comes from memory, or from a cache further out, for both of its passes
+        # a row that does not fit a core's private cache comes from memory or an outer cache in both passes
         return Traffic(read=values, written=values, twice=int(it.data.lengths.argmax()))
     if it.kind == "to_padded":
         return Traffic(read=values, written=it.data.padded_bytes)

@@ -1,7 +1,7 @@
-"""Ways to do one piece of work: ours, by hand, and what a user would call instead.
+"""Methods for one task: serrate, hand-written, and what a user would call instead.
 
-Comes in: a name and how to prepare a call. Goes out: a `Way`; what a way needs beside its inputs (padded copies, indices,
-compiled code) is made when it is prepared, so that a way that is not asked for costs nothing.
+In: a name and how to prepare a call. Out: a `Way`; whatever it needs besides its inputs (padded copies, indices, compiled code)
+is created in `prepare`, so that unused methods cost nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Way:
-    """`prepare` gives the call that is timed; `values` turns its result into one plain tensor, and is not timed.
+    """`prepare` returns the call to time; `values` converts its result to a plain tensor, untimed.
 
-    `reason` says why a way is not tried at all; `compiles` that its first call may take long.
+    `reason` says why a method is not tried; `compiles` that its first call may take long.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Way:
 
 
 def simple(name: str, call: Call, values: Callable[[Any], Tensor] = lambda result: result) -> Way:
-    """A way that needs nothing prepared."""
+    """A method that needs no preparation."""
     return Way(name, lambda: call, values)
 
 
@@ -51,7 +51,7 @@ def both(
     reason: str = "",
     compiled: bool = True,
 ) -> list[Way]:
-    """A function of torch's as it is, and by torch.compile. The arguments are made once for both."""
+    """A torch function, plain and under torch.compile. The arguments are created once for both."""
     arguments = functools.cache(arguments)
 
     def eager() -> Call:
@@ -71,31 +71,31 @@ def both(
 @functools.cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     quiet()
-    # dynamic: one build serves all lengths, as it would have to for a user whose batches differ
+    # dynamic: one compilation serves all lengths, as a user with varying batches needs
     return torch.compile(function, dynamic=True)
 
 
 def quiet() -> None:
-    """torch says much when NestedTensors are first used or compiled; none of it is about the measurement."""
+    """Silences torch's warnings about NestedTensors, which are irrelevant to the measurement."""
     warnings.filterwarnings("ignore", module=r"torch\..*")
     for name in ("torch.fx._symbolic_trace", "torch._inductor", "torch._dynamo", "torch._functorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def forget_compiled() -> None:
-    """Between works: torch compiles one function only so many times, then silently runs it as it is."""
-    if _compiled.cache_info().currsize:  # to reset what was never used would load all of torch's compiler
+    """Resets torch.compile between tasks: after a number of recompilations it silently runs a function uncompiled."""
+    if _compiled.cache_info().currsize:  # resetting an unused compiler would load all of it
         _compiled.cache_clear()
         torch.compiler.reset()
 
 
 class OutOfTime(Exception):
-    """A first call took longer than its budget."""
+    """A first call exceeded its time limit."""
 
 
 @contextlib.contextmanager
 def budget(seconds: float) -> Iterator[None]:
-    """Raises `OutOfTime` in what runs inside once the seconds are over."""
+    """Raises `OutOfTime` inside the context after the given number of seconds."""
 
     def stop(*_: object) -> None:
         raise OutOfTime(f"not compiled after {seconds:.0f} s")
@@ -110,9 +110,9 @@ def budget(seconds: float) -> Iterator[None]:
 
 
 def too_large(data: Ragged) -> str:
-    """Why the padded data would not fit beside its copies, or nothing.
+    """Why the padded data would not fit in memory, or an empty string.
 
-    Asked for, torch may take memory until the system ends the process, so it is not tried.
+    It is not tried, because torch might allocate until the system kills the process.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return f"pads to {data.padded_bytes / 1e9:.0f} GB" if data.padded_bytes > memory / 8 else ""

@@ -1,6 +1,6 @@
 """What a user would call instead of serrate.
 
-Comes in: a task. Goes out: ways to do it, torch's own and those of libraries that are installed.
+In: a task. Out: methods for it, from torch and from installed libraries.
 """
 
 from __future__ import annotations
@@ -11,5 +11,5 @@ from benchmarks.ways import Way
 
 
 def ways(task: Task, compiled: bool = True) -> list[Way]:
-    """Every peer that can do the work; those of torch also by torch.compile if `compiled`."""
+    """Every peer that supports the task; torch's also under torch.compile if `compiled`."""
     return [*padding.ways(task, compiled), *segments.ways(task, compiled), *libraries.ways(task)]

@@ -1,6 +1,6 @@
-"""Peers from other libraries: FBGEMM, Awkward Array and numpy, where they are installed.
+"""Peers from other libraries: FBGEMM, Awkward Array and numpy, if installed.
 
-Comes in: a task. Goes out: ways to do it; a library that is not installed is named with what to install.
+In: a task. Out: methods for it; a missing library is reported with how to install it.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def _with_fbgemm(make: Callable[[Any, Task], Call], task: Task) -> Call:
     try:
         import fbgemm_gpu  # noqa: F401  registers torch.ops.fbgemm
     except (ImportError, OSError) as error:
-        # a build for another torch is found, and does not load
+        # a build for another torch version is found but does not load
         raise RuntimeError(f"does not load: {str(error).splitlines()[0]}") from error
     return make(torch.ops.fbgemm, task)
 
 
 def _columns(values: Tensor) -> Tensor:
-    """[total, 1] for [total]: FBGEMM wants an inner dim."""
+    """[total, 1] for [total]: FBGEMM needs an inner dim."""
     return values if values.dim() > 1 else values[:, None]
 
 
@@ -111,7 +111,7 @@ def _add(fbgemm: Any, task: Task) -> Call:
 
 
 def _permute(fbgemm: Any, task: Task) -> Call:
-    # it moves single elements: a position is as many of them as it has features
+    # it moves single elements, so a position counts once per feature
     order = torch.tensor(permuted(task.data.rows), dtype=torch.int32)
     lengths, values = (task.data.lengths * task.data.values.shape[1])[:, None], task.data.values.view(-1)
     return lambda: fbgemm.permute_2D_sparse_data(order, lengths, values, None, None)
@@ -127,7 +127,7 @@ def _as_is(task: Task) -> Callable[[Any], Tensor]:
 
 
 def _first(task: Task) -> Callable[[Any], Tensor]:
-    """The values of a pair of values and offsets, in the shape that they came in."""
+    """The values of a (values, offsets) pair, in their original shape."""
     return lambda result: result[0].view(-1, *task.data.values.shape[1:])
 
 

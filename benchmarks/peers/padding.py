@@ -1,6 +1,6 @@
-"""Peers that pad: torch's NestedTensor, and padded tensors with a mask, both as they are and by torch.compile.
+"""Peers that pad: torch's NestedTensor, and padded tensors with a mask, both plain and under torch.compile.
 
-Comes in: a task. Goes out: ways to do it; none for what would be padded to more memory than there is.
+In: a task. Out: methods for it, unless padding would need more memory than the machine has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def ways(task: Task, compiled: bool) -> list[Way]:
     if task.kind in _NESTED:
         elements = task.kind in ("pointwise", "softmax", "layer norm", "from_padded")
         of = _nested_values if elements else _as_is
-        # the elementwise operations of a NestedTensor do not pad
+        # elementwise operations on a NestedTensor do not pad
         why = "" if task.kind == "pointwise" else reason
         found += both("NestedTensor", _NESTED[task.kind], lambda: _nested_arguments(task), of, why, compiled)
     if task.kind in _MASKED:
@@ -57,7 +57,7 @@ def _nested_arguments(task: Task) -> tuple[Any, ...]:
 
 
 def nested(data: Ragged) -> Tensor:
-    """The rows as a NestedTensor that is told its longest row: otherwise it pads every row to the total of all rows."""
+    """The rows as a NestedTensor with its longest row supplied; otherwise it pads every row to the total of all rows."""
     quiet()
     return torch.nested.nested_tensor_from_jagged(data.values, data.offsets, min_seqlen=1, max_seqlen=data.longest)
 
@@ -98,7 +98,7 @@ def _name(task: Task) -> str:
 
 
 def _masked_arguments(task: Task) -> tuple[Any, ...]:
-    """The data is padded and filled beforehand, as a user of this peer would hold it: only the work itself is timed."""
+    """The data is padded beforehand, as a user of this peer would keep it: only the task itself is timed."""
     data = task.data
     if task.kind == "from_padded":
         return task.operands[0], is_element(data), data.lengths, *task.operands

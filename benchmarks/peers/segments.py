@@ -1,6 +1,6 @@
 """Peers that do not pad: torch's operations on segments, bags and flat values.
 
-Comes in: a task. Goes out: ways to do it, the longer ones also by torch.compile.
+In: a task. Out: methods for it, the longer ones also under torch.compile.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _two_levels(task: Task) -> list[Way]:
         sentences = torch.segment_reduce(data.values, "sum", offsets=data.offsets)
         return torch.segment_reduce(sentences, "sum", offsets=documents)
 
-    # sums of sums are sums over joined rows, if a user sees that and joins the offsets
+    # sums of sums are sums over merged rows, if a user notices and merges the offsets
     joined = Ragged(data.distribution, data.values, data.offsets[documents])
     return [simple("segment_reduce twice", twice), _bag(joined, "sum"), _index_add(joined, "sum")]
 
