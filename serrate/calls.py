@@ -5,9 +5,9 @@ In: a Python function. Out: an object that is called like it, and runs compiled 
     trace      what the function does, for dtypes, ranks, sizes that do not change, and which
                arguments share a structure                                                          a fusion
     compile    its plan and code                                                                    a `Compiled`
-    prepare    arrays, sizes and structures of results, for one structure and one set of shapes     a `Ready`
+    bind       arrays, sizes and structures of results, for one structure and one set of shapes     a binding
 
-A call like one before finds its `Ready` by one look-up and goes straight to the code.
+A call like an earlier one finds its binding by one look-up and goes straight to the code (`runtime/dispatch.py`).
 """
 
 from __future__ import annotations
@@ -24,26 +24,22 @@ from typing import Any
 
 import torch
 
-from serrate import settings
 from serrate.engine import Compiled
 from serrate.errors import CallError, GradientError, TraceError
 from serrate.frontend import autocast
 from serrate.frontend.dependencies import Snapshot, WeakMethod, kept, snapshot
 from serrate.frontend.leaves import Leaves, leaves_of, refuse_nested
 from serrate.frontend.specialise import Specialised, changing
-from serrate.frontend.trace import BY_VALUE, Key, TracedFunction, described, inputs_of, kind_of, static_of, trace
+from serrate.frontend.trace import BY_VALUE, TracedFunction, described, inputs_of, kind_of, static_of, trace
 from serrate.ir.view import TensorView
-from serrate.modes import is_batch_invariant
+from serrate.runtime.dispatch import Binding, FastPath, Key, Other, key_of, remember
 from serrate.runtime.locks import making
 from serrate.runtime.results import remember_structure
 from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor
 from serrate.tensor.hints import NO_HINTS
-from serrate.tensor.jagged import trusted
 from serrate.tensor.torch_private import has_tangent, in_dual_level
 
-READY = 32
-"""How many prepared calls are remembered for one function; the oldest goes first. Each keeps its structures alive."""
 KINDS = 64
 """For how many kinds of arguments a function's programs are kept; the kind that was not called for longest goes first."""
 STATES = 16
@@ -53,55 +49,48 @@ STATES = 16
 Program = tuple[TracedFunction, Compiled]
 
 
-class Ready:
-    """A call with everything but the addresses of its tensors."""
+def _bind(traced: TracedFunction, compiled: Compiled, leaves: Leaves) -> Binding:
+    """What a call of a traced function runs."""
+    given = inputs_of(leaves, traced.constants)
+    ragged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
+    for leaf in ragged:
+        remember_structure(leaf)
+    # Results with the rows of the first ragged tensor have its hints.
+    hints = (ragged[0].structure, ragged[0].hints) if ragged and ragged[0].hints is not NO_HINTS else None
+    sources = [g.tensor if g.leaf is None else g.leaf for g in given]
+    keep = [leaf.structure for leaf in ragged]
+    return compiled.bind([g.tensor for g in given], sources, _finish(traced), hints=hints, keep=keep)
 
-    __slots__ = ("_copied", "_first", "_fixed", "_keep", "_leaves", "_rebuild", "_run")
 
-    def __init__(self, traced: TracedFunction, compiled: Compiled, leaves: Leaves) -> None:
-        given = inputs_of(leaves, traced.constants)
-        self._leaves = [g.leaf for g in given]
-        self._fixed = [g.tensor if g.leaf is None else None for g in given]
-        # Structures are found by identity: as long as they are kept here no other has the same.
-        self._keep = [leaf.structure for leaf in leaves if isinstance(leaf, JaggedTensor)]
-        self._rebuild = traced.rebuild
-        self._copied = traced.copied
-        self._first = next((k for k, leaf in enumerate(leaves) if isinstance(leaf, JaggedTensor)), None)
-        for leaf in leaves:
-            if isinstance(leaf, JaggedTensor):
-                remember_structure(leaf)
-        self._run = compiled.ready(*(g.tensor for g in given))
+def _finish(traced: TracedFunction) -> Callable[[list[Any]], Any]:
+    if not traced.copied:
+        return traced.rebuild
 
-    def __call__(self, leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> Any:
-        values: list[Any] = [leaf._values if type(leaf) is JaggedTensor else leaf for leaf in leaves]
-        tensors: list[Any] = [fixed if k is None else values[k] for k, fixed in zip(self._leaves, self._fixed, strict=True)]
-        results = self._run(tensors, into)
-        for k in self._copied:
+    def finish(results: list[Any]) -> Any:
+        for k in traced.copied:
             results[k] = results[k].clone()
-        if self._first is not None:
-            first: Any = leaves[self._first]
-            if first._hints is not NO_HINTS:
-                results = [_advised(result, first) for result in results]
-        return self._rebuild(results)
+        return traced.rebuild(results)
+
+    return finish
 
 
-def _advised(result: Any, first: JaggedTensor) -> Any:
-    """A result with the hints of the first ragged argument, if it has the same rows."""
-    if isinstance(result, JaggedTensor) and result.structure is first.structure:
-        return trusted(result.values, result.structure, first.hints)
-    return result
-
-
-class State:
+class FunctionState:
     """Programs of a function, for one state of what it reads beside its arguments."""
 
-    __slots__ = ("kinds", "ready", "snapshot", "used")
+    __slots__ = ("bindings", "function", "kinds", "snapshot", "used")
 
-    def __init__(self, taken: Snapshot | None, used: tuple[int, ...] = ()) -> None:
-        self.snapshot, self.used = taken, used
+    def __init__(self, function: Callable[..., Any], taken: Snapshot | None, used: tuple[int, ...] = ()) -> None:
+        self.function, self.snapshot, self.used = function, taken, used
         """Which of the tensors that can be reached are inputs of the programs. Grows while the function is traced."""
         self.kinds: OrderedDict[Key, Specialised[Program]] = OrderedDict()
-        self.ready: OrderedDict[Key, Ready] = OrderedDict()
+        self.bindings: OrderedDict[Key, Binding] = OrderedDict()
+
+    def read(self, objects: Sequence[Any]) -> Sequence[Any] | None:
+        """The tensors that the function reaches; None if anything that it reads is not as it was."""
+        if self.snapshot is None:
+            return ()
+        reached = self.snapshot.read(self.function, objects)
+        return reached if type(reached) is tuple else None
 
     def programs(self, kind: Key, leaves: Leaves, arguments: Leaves) -> tuple[Specialised[Program], list[int]]:
         """What was made for calls of a kind, and the sizes of a call's tensors, the first of which are its arguments."""
@@ -135,8 +124,7 @@ class Jitted:
         self._backend, self._strategy = backend, strategy
         # One operation of our own reaches nothing but its arguments.
         self._alone = alone
-        self._states: tuple[State, ...] = (State(None),) if alone else ()
-        """Used last, first. Replaced as a whole: a thread that comes in between may lose a state, which is then made again."""
+        self._fast = FastPath(STATES, *([FunctionState(function, None)] if alone else []))
         self._count = 0
         self._function = _plain_function(function)
         self._own = (None, None) if self._function is None else (self._function.__defaults__, self._function.__kwdefaults__)
@@ -144,11 +132,11 @@ class Jitted:
         self._methods: dict[int, tuple[weakref.ref[Any], Jitted]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        ready, leaves = self._found(args, kwargs)
-        if ready is None:
+        binding, leaves = self._found(args, kwargs)
+        if binding is None:
             # Called by a function that is being traced: what this one does is part of that trace.
             return self.fn(*args, **kwargs)
-        return ready(leaves)
+        return binding(leaves)
 
     def __get__(self, owner: Any, kind: Any = None) -> Jitted:
         """The method of an object."""
@@ -168,74 +156,69 @@ class Jitted:
 
     def into(self, memory: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call whose results are written into `memory` where the program has one place for each; see `eager`."""
-        ready, leaves = self._found(args, kwargs)
-        assert ready is not None
-        return ready(leaves, memory)
+        binding, leaves = self._found(args, kwargs)
+        assert binding is not None
+        return binding(leaves, memory)
 
-    def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Ready | None, list[Any]]:
-        """What was prepared for calls like this one, and the tensors that it takes: arguments, then what is reached otherwise."""
+    def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Binding | None, list[Any]]:
+        """What was bound for calls like this one, and its leaves: arguments, then what is reached otherwise."""
         if not self._alone:
             args, kwargs = self._defaulted(args, kwargs)
         leaves: list[Any] = []
-        objects: list[Any] | None = None if self._alone else []
+        objects: list[Any] = []
         try:
-            key = _exact(args, kwargs, leaves, objects)
+            given = self._key(args, kwargs, leaves, objects)
         except RuntimeError:
             refuse_nested(leaves)  # torch's nested tensors have no shape
             raise
-        state, reached = self._state(objects)
+        state, reached = self._fast.state(objects)
         if state is None:
-            return self._prepare(args, kwargs)
-        used = state.used
-        if used:
-            key = _and_outside(key, [reached[k] for k in used], leaves)
+            return self._bound(args, kwargs, given, objects)
+        key = given if not state.used else _and_outside(given, [reached[k] for k in state.used], leaves)
         try:
-            ready = state.ready.get(key)
+            binding = state.bindings.get(key)
         except TypeError:
             static_of((args, kwargs), alone=self._alone)  # says which argument cannot be hashed
             raise
-        return (ready, leaves) if ready is not None else self._prepare(args, kwargs)
+        return (binding, leaves) if binding is not None else self._bound(args, kwargs, given, objects)
 
-    def _state(self, objects: Sequence[Any] | None) -> tuple[State | None, Sequence[Any]]:
-        """The state in which everything is that is read beside arguments, and the tensors reached; None if it is a new one."""
-        states = self._states
-        if objects is None:
-            return states[0], ()
-        for k, state in enumerate(states):
-            assert state.snapshot is not None
-            reached = state.snapshot.read(self.fn, objects)
-            if type(reached) is tuple:
-                if k:
-                    self._states = (state, *states[:k], *states[k + 1 :])
-                return state, reached
-        return None, ()
+    def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any], objects: list[Any]) -> Key:
+        """Everything that a binding depends on. Fills `leaves` with the tensors among the arguments, and `objects` with what is
+        known by what can be read of it; of an operation of our own, everything is known by its value."""
+        other = _by_value if self._alone else _by_reading
+        key = key_of(args, leaves, objects, other)
+        key += (torch.get_default_dtype(), autocast.state())
+        if kwargs:
+            key += kwargs
+            key_of(kwargs.values(), leaves, objects, other, key=key)
+        if in_dual_level():
+            _refuse_tangents(leaves)
+        return tuple(key)
 
-    def _prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Ready | None, list[Any]]:
+    def _bound(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], given: Key, objects: Sequence[Any]
+    ) -> tuple[Binding | None, list[Any]]:
+        """Binds a call that has no binding yet, and remembers it; `given` is the key of its arguments alone."""
         if _is_traced((args, kwargs)):
             return None, []
         with making:
-            state, traced, leaves = self._traced(args, kwargs)
+            state, traced, leaves = self._traced(args, kwargs, objects)
             # While tracing, more may have been found outside than was known before.
-            key = _exact(args, kwargs, [], None if self._alone else [])
-            if state.used:
-                key = _and_outside(key, leaves[-len(state.used) :], [])
-            ready = state.ready.get(key)
-            if ready is None:
-                ready = Ready(*traced, leaves)
-                while len(state.ready) >= READY:
-                    state.ready.popitem(last=False)
-                state.ready[key] = ready
-        return ready, leaves
+            key = given if not state.used else _and_outside(given, leaves[-len(state.used) :], [])
+            binding = state.bindings.get(key)
+            if binding is None:
+                binding = _bind(*traced, leaves)
+                remember(state.bindings, key, binding)
+        return binding, [leaf.values if isinstance(leaf, JaggedTensor) else leaf for leaf in leaves]
 
-    def _traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[State, Program, list[Any]]:
+    def _traced(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], objects: Sequence[Any]
+    ) -> tuple[FunctionState, Program, list[Any]]:
         """The state that everything is in, what the function is compiled to in it, and the tensors that a call takes; the lock of
         what is made is held."""
         leaves: list[Any] = leaves_of(args, kwargs)
-        objects: list[Any] | None = None if self._alone else []
-        _exact(args, kwargs, [], objects)
-        state, reached = self._state(objects)
+        state, reached = self._fast.state(objects)
         if state is None:
-            assert objects is not None
             state, reached = self._new_state(objects)
 
         def found(leaf: Any) -> bool:
@@ -256,7 +239,7 @@ class Jitted:
             wanted = programs.wanted(sizes)
             traced = trace(self.fn, args, kwargs, outside, None if self._alone else found, wanted, generators)
             if state.snapshot is not None and state.snapshot.writes:
-                self._refuse_kept(objects or ())
+                self._refuse_kept(objects)
             # While tracing, more may have been found outside than was known before.
             every = [*leaves, *(reached[k] for k in state.used)]
             programs, _ = state.programs(kind_of(args, kwargs, every, alone=self._alone), every, leaves)
@@ -274,18 +257,17 @@ class Jitted:
                 "tensor, and keep what the call gives"
             )
 
-    def _new_state(self, objects: Sequence[Any]) -> tuple[State, Sequence[Any]]:
+    def _new_state(self, objects: Sequence[Any]) -> tuple[FunctionState, Sequence[Any]]:
         taken, reached = snapshot(self.fn, objects)
         self._count += 1
         if self._count == STATES + 1:
             self._warn(objects)
         # The rows of ragged tensors are known by their structures, whatever is asked of them.
-        state = State(taken, tuple(k for k, leaf in enumerate(reached) if isinstance(leaf, JaggedTensor)))
-        self._states = (state, *self._states[: STATES - 1])
-        return state, reached
+        used = tuple(k for k, leaf in enumerate(reached) if isinstance(leaf, JaggedTensor))
+        return self._fast.add(FunctionState(self.fn, taken, used)), reached
 
     def _warn(self, objects: Sequence[Any]) -> None:
-        last = self._states[0].snapshot
+        last = self._fast.states[0].snapshot
         assert last is not None
         way = last.read(self.fn, objects)
         warnings.warn(
@@ -309,8 +291,10 @@ class Jitted:
     def compiled(self, *args: Any, **kwargs: Any) -> tuple[Compiled, list[torch.Tensor]]:
         """What these arguments are compiled to, and the tensors it is called with."""
         given, named = self._defaulted(args, kwargs)
+        objects: list[Any] = []
+        self._key(given, named, [], objects)
         with making:
-            _, (traced, compiled), leaves = self._traced(given, named)
+            _, (traced, compiled), leaves = self._traced(given, named, objects)
         return compiled, [g.tensor for g in inputs_of(leaves, traced.constants)]
 
     def source(self, *args: Any, **kwargs: Any) -> str:
@@ -352,72 +336,49 @@ def _tensor_defaults(function: Callable[..., Any]) -> tuple[inspect.Signature | 
     return signature, [(p.name, p.default) for p in (*tensors, *before)]
 
 
-def _exact(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any], objects: list[Any] | None) -> Key:
-    """Everything that a prepared call depends on. Fills `leaves` with the tensors among the arguments, and `objects` with what is
-    known by what can be read of it; without `objects` everything is known by its value."""
-    grad = torch.is_grad_enabled()
-    key: list[Any] = [torch.get_num_threads(), torch.get_default_dtype(), autocast.state(), settings.current().backend]
-    key.append(is_batch_invariant())
-    for value in args:
-        _describe(value, key, leaves, objects, grad)
-    for name, value in kwargs.items():
-        key.append(name)
-        _describe(value, key, leaves, objects, grad)
+def _and_outside(key: Key, outside: Sequence[Any], leaves: list[Any]) -> Key:
+    """The key of a call with the tensors that it takes beside its arguments, which come after those."""
+    further = key_of(outside, leaves, [], _by_value, key=[*key])
     if in_dual_level():
         _refuse_tangents(leaves)
-    return tuple(key)
-
-
-def _and_outside(key: Key, outside: Sequence[Any], leaves: list[Any]) -> Key:
-    """The key of a call with the tensors that it takes beside its arguments, which come behind those."""
-    grad = torch.is_grad_enabled()
-    further = [*key]
-    for tensor in outside:
-        _describe(tensor, further, leaves, None, grad)
-    if in_dual_level():
-        _refuse_tangents(outside)
     return tuple(further)
 
 
 def _refuse_tangents(leaves: Sequence[Any]) -> None:
-    for leaf in leaves:
-        tensor = leaf.values if isinstance(leaf, JaggedTensor) else leaf
-        if has_tangent(tensor):
-            raise GradientError(
-                "compiled programs have no forward-mode gradients, and a tensor here has a tangent; call it with "
-                "forward_ad.unpack_dual(x).primal"
-            )
+    if any(map(has_tangent, leaves)):
+        raise GradientError(
+            "compiled programs have no forward-mode gradients, and a tensor here has a tangent; call it with "
+            "forward_ad.unpack_dual(x).primal"
+        )
 
 
-def _describe(value: Any, key: list[Any], leaves: list[Any], objects: list[Any] | None, grad: bool) -> None:
+def _by_value(value: Any, key: list[Any], leaves: list[Any], objects: list[Any]) -> None:
+    """What an argument of an operation is known by."""
     kind = type(value)
-    if kind is JaggedTensor:
-        values, structure = value._values, value._structure
-        leaves.append(value)
-        key += (id(structure), values.shape, values.dtype, values.is_contiguous(), grad and values.requires_grad)
-        for rows in structure._rows:
-            key += rows.versions()
-    elif kind is int or kind is bool or value is None or kind is str:
-        key += (kind, value)
-    elif kind is float or kind is complex:
+    if isinstance(value, list | tuple | dict):
+        _inside(value, key, leaves, objects, _by_value)
+    else:
+        key += described(value) if kind is float or kind is complex else (kind, value)
+
+
+def _by_reading(value: Any, key: list[Any], leaves: list[Any], objects: list[Any]) -> None:
+    """What an argument of a traced function is known by: an object by its class, and by what is read of it."""
+    kind = type(value)
+    if kind is float or kind is complex:
         key += described(value)
-    elif isinstance(value, torch.Tensor):
-        leaves.append(value)
-        key += (value.shape, value.dtype, value.device, value.is_contiguous(), grad and value.requires_grad)
-    elif isinstance(value, list | tuple):
-        key += (kind, len(value))
-        for each in value:
-            _describe(each, key, leaves, objects, grad)
-    elif isinstance(value, dict):
-        key += (kind, len(value))
-        for name, each in value.items():
-            key.append(name)
-            _describe(each, key, leaves, objects, grad)
-    elif objects is None or isinstance(value, BY_VALUE):
+    elif isinstance(value, list | tuple | dict):
+        _inside(value, key, leaves, objects, _by_reading)
+    elif isinstance(value, BY_VALUE):
         key += (kind, value)
     else:
         key.append(kind)
         objects.append(value)
+
+
+def _inside(value: Any, key: list[Any], leaves: list[Any], objects: list[Any], other: Other) -> None:
+    """The parts of a container of a class of the user's."""
+    key += (type(value), len(value), *(value if isinstance(value, dict) else ()))
+    key_of(value.values() if isinstance(value, dict) else value, leaves, objects, other, key=key)
 
 
 def jit(function: Callable[..., Any] | None = None, *, backend: str | None = None, strategy: str | None = None) -> Any:

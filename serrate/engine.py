@@ -10,9 +10,11 @@ import functools
 import itertools
 import logging
 import warnings
+from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -31,9 +33,10 @@ from serrate.lower.stages import arrays_of, stages
 from serrate.modes import is_batch_invariant
 from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
-from serrate.runtime.bind import Binder, Call
+from serrate.runtime.bind import Arguments, Binder, Call
+from serrate.runtime.dispatch import Binding, Key, Leaves, Prepared, bound, key_of, remember
 from serrate.runtime.indices import require_inside
-from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, bound, load_together
+from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, load_together
 from serrate.runtime.locks import making
 from serrate.runtime.results import Result, groups, result
 from serrate.schedule.by_hand import by_hand, vector_checks
@@ -44,6 +47,9 @@ from serrate.schedule.plan import Plan
 from serrate.schedule.prepare import RowFacts, row_facts
 from serrate.schedule.strategies import STRATEGIES, check, plan
 from serrate.schedule.target import CPU, GPU, Target
+from serrate.tensor import Structure
+from serrate.tensor.hints import Hints
+from serrate.tensor.torch_private import version
 
 log = logging.getLogger("serrate")
 
@@ -54,11 +60,13 @@ FLAT = 64
 BACKENDS: dict[str, Target] = {"reference": CPU, "cpp": CPU, "triton": GPU}
 
 
-def build(program: TileProgram, chosen: Plan, name: str, backend: str, is_wide: Callable[[Array], bool]) -> Executable:
-    """The compiler in one function: schedule, lower, print, build. `is_wide` tells which arrays hold int64."""
+def build(
+    program: TileProgram, chosen: Plan, name: str, backend: str, is_wide: Callable[[Array], bool], title: str | None = None
+) -> Executable:
+    """The compiler in one function: schedule, lower, print, build. `is_wide` tells which arrays hold int64; `title` is the first
+    line of what is generated."""
     scheduled = chosen.apply(program)
-    header = (f"{name}: {chosen.strategy}", *chosen.lines[1:])
-    loops = lower(scheduled, name, header, BACKENDS[backend])
+    loops = lower(scheduled, name, (title or f"{name}: {chosen.strategy}", *chosen.lines[1:]), BACKENDS[backend])
     if backend == "reference":
         return ReferenceExecutable(loops)
     if backend == "cpp":
@@ -92,34 +100,91 @@ def default_backend(device: torch.device) -> str:
     return "cpp"
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Everything about a call that depends only on its offsets and extents: made once, used by every call like it."""
+class CompiledStage(ABC):
+    """A tile program and everything that was built for it so far: a stage of a fusion, or a device loop of a kernel."""
 
-    plan: Plan
-    executable: Executable
-    arrays: tuple[torch.Tensor, ...]
-    indices: tuple[tuple[int, Array], ...]
-    """Which of the arrays are integers that a caller may change from call to call, and where they come from."""
-    symbols: tuple[int, ...]
-    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-    """Of outputs and scratch that are in memory."""
-    private: tuple[torch.Tensor, ...]
-    results: tuple[Result, ...]
+    def __init__(self, program: TileProgram, arguments: Arguments) -> None:
+        self.naive, self.arguments = program, arguments
+        self._built: dict[Any, tuple[Plan, Executable]] = {}
+
+    @abstractmethod
+    def planned(self, strategy: str, options: dict[str, Any], target: Target) -> Plan:
+        """The plan under a strategy."""
+
+    def header(self, chosen: Plan) -> str:
+        """The first line of what is generated."""
+        return f"{self.naive.name}: {chosen.strategy}"
+
+    def allocated(self, program: LoopProgram) -> tuple[Tensor, ...]:
+        """The tensors of a program that are allocated for a call."""
+        return (*program.outputs, *program.scratch)
+
+    def is_exact(self, tensor: Tensor) -> bool:
+        """Whether a tensor must have the size that it has in the call, wherever its lengths are."""
+        return False
+
+    def built(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
+        """The program under a strategy, built for the dtypes of a call's arrays."""
+        arrays = [call.args[k].dtype for k in self.arguments.offsets]
+        key = (backend, strategy, tuple(sorted(options.items())), tuple(arrays))
+        if key not in self._built:
+            with making:
+                if key not in self._built:
+                    self._built[key] = self._build(call, backend, strategy, options)
+        return self._built[key]
+
+    def _build(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
+        chosen = self.planned(strategy, options, BACKENDS[backend])
+        if "plan" in settings.current().log:
+            log.warning("%s", chosen)
+        wide = lambda a: self.arguments.array(call, a).dtype == torch.int64  # noqa: E731
+        built = build(self.naive, chosen, self.naive.name, backend, wide, self.header(chosen))
+        if "source" in settings.current().log:
+            log.warning("%s", built.source)
+        return chosen, built
+
+    def prepare(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> Prepared:
+        """Everything that calls with these offsets and extents run with."""
+        chosen, executable = self.built(call, backend, strategy, options)
+        program, allocated = executable.program, self.allocated(executable.program)
+        private = [t for t in allocated if t.role is Role.PRIVATE]
+        assert list(allocated[len(allocated) - len(private) :]) == private, "private tensors are the last"
+        return Prepared(
+            chosen,
+            executable,
+            tuple(readable(self.arguments.array(call, a)) for a in program.arrays),
+            tuple((k, a) for k, a in enumerate(program.arrays) if a.signed),
+            tuple(self._number_of(call, program, s) for s in program.symbols),
+            tuple((self._shape(call, t), t.dtype) for t in allocated if t.role is not Role.PRIVATE),
+            tuple(torch.empty(self._row_shape(call, t, chosen), dtype=t.dtype, device="meta") for t in private),
+        )
+
+    def _number_of(self, call: Call, program: LoopProgram, wanted: Symbol) -> int:
+        place = self.arguments.symbols.get(wanted)
+        if place is not None:
+            return call.numbers[place]
+        return self.arguments.extent(call, dict(program.launched)[wanted])
+
+    def _shape(self, call: Call, tensor: Tensor) -> tuple[int, ...]:
+        """The shape in memory: exact for a result and where lengths are at hand, else as large as what is known on the host.
+
+        Of rows by rows, what is known on the host is the square of all positions: far more than there is memory for.
+        """
+        exact, ready = self.is_exact(tensor) or call.device.type == "cpu", self.arguments.ready
+        sizes = (d.extent_expr if exact and ready(call, *d.extent_expr.arrays) else d.host_bound for d in tensor.storage)
+        return tuple(max(0, self.arguments.extent(call, size)) for size in sizes)
+
+    def _row_shape(self, call: Call, tensor: Tensor, chosen: Plan) -> tuple[int, ...]:
+        """The shape of a private row: of a kernel as it says, of a fusion as long as the longest row that one worker does."""
+        return self._shape(call, tensor)
 
 
-class Run(Protocol):
-    """A prepared call: takes the tensors, and the memory for results if there is some; gives the results."""
-
-    def __call__(self, tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor] = ()) -> list[Any]: ...
-
-
-class Kernels:
-    """One stage: a tile program, and everything that was built for it so far."""
+class FusionStage(CompiledStage):
+    """A stage of a fusion."""
 
     def __init__(self, owner: Compiled, program: TileProgram) -> None:
-        self.owner, self.naive = owner, program
-        self._built: dict[Any, tuple[Plan, Executable]] = {}
+        super().__init__(program, owner.binder)
+        self.owner, self.binder = owner, owner.binder
         self._flat: dict[Any, Prepared] = {}
         self._number = next(_numbers)
 
@@ -138,7 +203,7 @@ class Kernels:
         tensors = [*inputs, *memory_, *ready.private]
         arrays = ready.arrays
         if ready.indices:
-            fresh = {k: _readable(self.owner.binder.array(call, array)) for k, array in ready.indices}
+            fresh = {k: readable(self.binder.array(call, array)) for k, array in ready.indices}
             arrays = tuple(fresh.get(k, a) for k, a in enumerate(arrays))
         ready.executable(tensors, arrays, ready.symbols)
         return ready, tensors
@@ -146,85 +211,41 @@ class Kernels:
     def prepared(self, call: Call) -> Prepared:
         """What is known of calls with these offsets and extents."""
         if call.computed:
-            return self._prepare(call)
+            return self._prepared(call)
         key = (self._number, call.numbers, call.device, self.owner.backend or settings.current().backend, is_batch_invariant())
-        owners = tuple(call.args[k] for k in self.owner.binder.offsets)
+        owners = tuple(call.args[k] for k in self.binder.offsets)
         if owners:
-            return remembered(owners, key, lambda: self._prepare(call))
+            return remembered(owners, key, lambda: self._prepared(call))
         ready = self._flat.get(key)
         if ready is None:
-            ready = self._flat[key] = self._prepare(call)
+            ready = self._flat[key] = self._prepared(call)
             while len(self._flat) > FLAT:
                 self._flat.pop(next(iter(self._flat)))
         return ready
 
-    def _prepare(self, call: Call) -> Prepared:
-        owner, binder = self.owner, self.owner.binder
-        binder.check(call)
-        backend = owner.backend or default_backend(call.device)
-        binder.check_vectors(call, self._vector_checks)
-        strategy, options = self._choice(call, backend)
-        plan_, executable = self._build(call, backend, strategy, options)
-        program = executable.program
-        in_memory = [t for t in (*program.outputs, *program.scratch) if t.role is not Role.PRIVATE]
-        private = [t for t in program.scratch if t.role is Role.PRIVATE]
-        return Prepared(
-            plan_,
-            executable,
-            tuple(_readable(binder.array(call, a)) for a in program.arrays),
-            tuple((k, a) for k, a in enumerate(program.arrays) if a.signed),
-            tuple(self._number_of(call, program, s) for s in program.symbols),
-            tuple((self._shape(call, t), t.dtype) for t in in_memory),
-            tuple(torch.empty(self._row_shape(call, t, plan_), dtype=t.dtype, device="meta") for t in private),
-            owner.results(call, program) if call.computed is None else (),
-        )
+    def _prepared(self, call: Call) -> Prepared:
+        self.binder.check(call)
+        backend = self.owner.backend or default_backend(call.device)
+        self.binder.check_vectors(call, self._vector_checks)
+        ready = self.prepare(call, backend, *self._choice(call, backend))
+        return ready if call.computed is not None else replace(ready, results=self.owner.results(call, ready.executable.program))
 
-    def _number_of(self, call: Call, program: LoopProgram, wanted: Symbol) -> int:
-        binder = self.owner.binder
-        if wanted in binder.symbols:
-            return call.numbers[binder.symbols[wanted]]
-        return binder.extent(call, dict(program.launched)[wanted])
+    def planned(self, strategy: str, options: dict[str, Any], target: Target) -> Plan:
+        hand = self.owner.hand
+        return by_hand(self.naive, hand, target) if hand else plan(self.naive, strategy, target, **options)
 
-    def _shape(self, call: Call, tensor: Tensor) -> tuple[int, ...]:
-        """The shape in memory: exact for a result and where lengths are at hand, else as large as what is known on the host.
-
-        Of rows by rows, what is known on the host is the square of all positions: far more than there is memory for.
-        """
-        binder = self.owner.binder
-        exact = tensor.name in self.owner.result_names or call.device.type == "cpu"
-        sizes = (d.extent_expr if exact and binder.ready(call, *d.extent_expr.arrays) else d.host_bound for d in tensor.storage)
-        return tuple(binder.extent(call, size) for size in sizes)
+    def is_exact(self, tensor: Tensor) -> bool:
+        return tensor.name in self.owner.result_names
 
     def _row_shape(self, call: Call, tensor: Tensor, chosen: Plan) -> tuple[int, ...]:
         row = next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
         inner = [d for d in tensor.logical if d.uid not in (row.uid, row.component.uid)]
-        longest = self.owner.binder.longest(call, row)
+        longest = self.binder.longest(call, row)
         rows = longest if chosen.most is None else min(longest, chosen.most)
-        return (rows, *(self.owner.binder.extent(call, d.extent_expr) for d in inner))
-
-    def _build(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
-        owner = self.owner
-        dtypes = tuple(call.args[k].dtype for k in owner.binder.offsets)
-        key = (backend, strategy, tuple(sorted(options.items())), dtypes)
-        if key not in self._built:
-            with making:
-                if key not in self._built:
-                    self._built[key] = self._make(call, backend, strategy, options)
-        return self._built[key]
-
-    def _make(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
-        owner = self.owner
-        target = BACKENDS[backend]
-        chosen = by_hand(self.naive, owner.hand, target) if owner.hand else plan(self.naive, strategy, target, **options)
-        if "plan" in settings.current().log:
-            log.warning("%s", chosen)
-        built = build(self.naive, chosen, self.naive.name, backend, lambda a: owner.binder.array(call, a).dtype == torch.int64)
-        if "source" in settings.current().log:
-            log.warning("%s", built.source)
-        return chosen, built
+        return (rows, *(self.binder.extent(call, d.extent_expr) for d in inner))
 
     def _choice(self, call: Call, backend: str) -> tuple[str, dict[str, Any]]:
-        owner = self.owner
+        owner, binder = self.owner, self.binder
         if is_batch_invariant():
             named = "by_hand" if owner.hand else owner.strategy
             return invariant(named, owner.options, BACKENDS[backend], self.naive.name)
@@ -235,12 +256,12 @@ class Kernels:
         if facts is not None:
             width = 1
             for extent in facts.inner:
-                width *= owner.binder.extent(call, extent)
+                width *= binder.extent(call, extent)
             # On a device nothing is copied to the host only to choose a plan.
-            longest = owner.binder.known_longest(call, facts.ragged)
-            count = owner.binder.extent(call, facts.ragged.component.host_bound)
+            longest = binder.known_longest(call, facts.ragged)
+            count = binder.extent(call, facts.ragged.component.host_bound)
             # Where rows are apart from each other, what is known on the host is the room they have.
-            total = owner.binder.extent(call, facts.ragged.extent_expr if call.device.type == "cpu" else facts.ragged.host_bound)
+            total = binder.extent(call, facts.ragged.extent_expr if call.device.type == "cpu" else facts.ragged.host_bound)
             rows = RowStatistics(count, total, longest, width * facts.itemsize)
         strategy, options = choose(rows, target, device_workers(call.device), product=facts is not None and facts.product)
         return strategy, {**options, **owner.options}
@@ -271,74 +292,91 @@ class Compiled:
         self._dims = [groups(view) for view in fusion.results]
         self.binder = Binder(fusion)
         self.result_names = frozenset(view.tensor.memory.name for view in fusion.results)
-        self.stages = tuple(Kernels(self, s) if isinstance(s, TileProgram) else s for s in stages(fusion))
+        self.stages = tuple(FusionStage(self, s) if isinstance(s, TileProgram) else s for s in stages(fusion))
         self.hand = schedule_of(fusion) if strategy is None and fusion.schedule is not None else None
         for stage in self.stages:
-            if isinstance(stage, Kernels) and self.hand is not None:
+            if isinstance(stage, FusionStage) and self.hand is not None:
                 # An illegal schedule is told here, not at the first call.
                 by_hand(stage.naive, self.hand, BACKENDS[backend or "reference"])
         given = {t.name for t in self.binder.inputs}
         hidden = {a.name for view in fusion.results for a in arrays_of(view.tensor.logical)} - given
         first = self.stages[0]
-        self._whole = first if len(self.stages) == 1 and isinstance(first, Kernels) and not hidden else None
+        self._bindings: OrderedDict[Key, Binding] = OrderedDict()
+        self._whole = first if len(self.stages) == 1 and isinstance(first, FusionStage) and not hidden else None
 
     def __call__(self, *args: Any) -> Any:
-        call = self.binder.bind(args)
-        if self._whole is None:
-            return self._staged(call)
-        ready, tensors = self._whole.run(call, call.args)
-        return self._handed_out(call.args, [r.of(tensors[r.place]) for r in ready.results])
+        leaves: Leaves = []
+        key = key_of(args, leaves, [], _unknown)
+        for k in self.binder.offsets if len(args) == len(self.binder.inputs) else ():
+            # Its numbers are part of what a binding depends on.
+            key += (id(args[k]), version(args[k]) if isinstance(args[k], torch.Tensor) else None)
+        exact = tuple(key)
+        binding = self._bindings.get(exact)
+        if binding is None:
+            binding = self.bind(args, range(len(args)), _handed_out)
+            remember(self._bindings, exact, binding)
+        return binding(leaves)
 
-    def _handed_out(self, args: Sequence[torch.Tensor], results: list[Any]) -> Any:
-        """The outputs among the results, once what the program's own checks have found is judged."""
-        if self.fusion.index_checks:
-            count = len(self.fusion.outputs)
-            require_inside(self.fusion, args, results[count:])
-            del results[count:]
-        return results[0] if len(results) == 1 else tuple(results)
+    def bind(
+        self,
+        args: Sequence[Any],
+        sources: Sequence[int | torch.Tensor],
+        finish: Callable[[list[Any]], Any] = list,
+        *,
+        hints: tuple[Structure, Hints] | None = None,
+        keep: Sequence[object] = (),
+    ) -> Binding:
+        """What runs these arguments, or others like them: of the same shapes and with the same offsets.
 
-    def ready(self, *args: Any) -> Run:
-        """A function that runs these arguments, or others like them: of the same shapes and with the same offsets."""
+        `sources` say where each argument is found among the leaves of a call, and `finish` turns the results into what the call
+        returns. Results over the structure in `hints` get those hints; `keep` lives as long as the binding.
+        """
         call = self.binder.bind(args)
         clean = all(given is arg for given, arg in zip(call.args, args, strict=True))
         ready = None if self._whole is None or not clean else self._whole.prepared(call)
         if ready is None or ready.indices:
-            return self._indirect
-        results, device, shapes, private = ready.results, call.device, ready.shapes, ready.private
-        like = [*args, *(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes), *private]
-        run = bound(ready.executable, like, ready.arrays, ready.symbols)
+            return functools.partial(self._unbound, sources, finish, hints)
+        results, count = _hinted(ready.results, hints), len(self.fusion.outputs)
+        found, require = [r.place for r in results[count:]], functools.partial(require_inside, self.fusion)
+        # Offsets are told apart by identity.
+        keep = (*keep, *(args[k] for k in self.binder.offsets))
+        return bound(
+            ready,
+            sources,
+            args,
+            results=results[:count],
+            require=require if found else None,
+            found=found,
+            finish=finish,
+            keep=keep,
+        )
 
-        count, fusion = len(args), self.fusion
-        shown = results[: len(fusion.outputs)]
-        found = [r.place for r in results[len(fusion.outputs) :]]
+    def ready(self, *args: Any) -> Binding:
+        """What runs these arguments, or others like them, and gives a list of results."""
+        return self.bind(args, range(len(args)))
 
-        def direct(tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor] = ()) -> list[Any]:
-            if into:
-                # Memory of another size or dtype is not used; the caller sees that the result is not there.
-                given = {r.place: t for r, t in zip(shown, into, strict=True) if t.shape == r.shape}
-                made = [
-                    given[k].view(shape) if k in given and given[k].dtype == dtype else memory.empty(shape, dtype, device)
-                    for k, (shape, dtype) in enumerate(shapes, count)
-                ]
-            else:
-                made = [memory.empty(shape, dtype, device) for shape, dtype in shapes]
-            every = [*tensors, *made, *private]
-            run(every)
-            if found:
-                require_inside(fusion, tensors, [every[k] for k in found])
-            return [r.of(every[r.place]) for r in shown]
-
-        return direct
-
-    def _indirect(self, tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor] = ()) -> list[Any]:
-        """What is computed in stages, or from arguments that must be copied first, has results of its own."""
-        result = self(*tensors)
-        return [result] if len(self.fusion.outputs) == 1 else list(result)
-
-    def _staged(self, call: Call) -> Any:
-        """Stage after stage; what one computes is there for the next."""
-        call, env = self._run_stages(call)
-        return self._handed_out(call.args, [r.of(env[r.tensor]) for r in self.results(call, None)])
+    def _unbound(
+        self,
+        sources: Sequence[int | torch.Tensor],
+        finish: Callable[[list[Any]], Any],
+        hints: tuple[Structure, Hints] | None,
+        leaves: Leaves,
+        into: Sequence[torch.Tensor] = (),
+    ) -> Any:
+        """Runs what is bound anew at every call, and has results of its own: stages, whose extents are computed; indices, which
+        change from call to call; arguments that must be copied first."""
+        call = self.binder.bind([leaves[s] if isinstance(s, int) else s for s in sources])
+        if self._whole is None:
+            call, env = self._run_stages(call)
+            results: list[Any] = [r.of(env[r.tensor]) for r in _hinted(self.results(call, None), hints)]
+        else:
+            ready, tensors = self._whole.run(call, call.args)
+            results = [r.of(tensors[r.place]) for r in _hinted(ready.results, hints)]
+        if self.fusion.index_checks:
+            count = len(self.fusion.outputs)
+            require_inside(self.fusion, call.args, results[count:])
+            del results[count:]
+        return finish(results)
 
     def _run_stages(self, call: Call, seen: Callable[[Prepared], None] = lambda _: None) -> tuple[Call, dict[str, torch.Tensor]]:
         computed: dict[str, torch.Tensor] = {}
@@ -346,7 +384,7 @@ class Compiled:
         env = dict(zip((t.name for t in self.binder.inputs), call.args, strict=True))
         self.binder.check(call)
         for stage in self.stages:
-            if isinstance(stage, Kernels):
+            if isinstance(stage, FusionStage):
                 program = stage.naive
                 ready, tensors = stage.run(call, [env[t.name] for t in program.inputs])
                 seen(ready)
@@ -401,7 +439,25 @@ class Compiled:
         return [ready.plan for ready in self._prepared(*args)]
 
 
-def _readable(array: torch.Tensor) -> torch.Tensor:
+def _hinted(results: tuple[Result, ...], hints: tuple[Structure, Hints] | None) -> tuple[Result, ...]:
+    """Results, with hints where they have the rows that these are for."""
+    if hints is None:
+        return results
+    structure, given = hints
+    return tuple(replace(r, hints=given) if r.structure is structure else r for r in results)
+
+
+def _handed_out(results: list[Any]) -> Any:
+    """What a fusion returns."""
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _unknown(value: Any, key: list[Any], leaves: Leaves, objects: list[Any]) -> None:
+    """What is no tensor is not an argument of a fusion; binding says so."""
+    key.append(object())
+
+
+def readable(array: torch.Tensor) -> torch.Tensor:
     """An array that has an element behind its first: without components, code may still ask for the length of the first."""
     return array if array.numel() > 1 else torch.cat([array, array.new_zeros(2 - array.numel())])
 

@@ -17,6 +17,7 @@ import torch
 from serrate import settings
 from serrate.engine import default_backend
 from serrate.errors import BackendError, CallError, IgnoredWarning, StrategyError, choices
+from serrate.frontend.kernel.machine import activate, deactivate
 from serrate.interpret.interpreter import interpret, prepare
 from serrate.interpret.source import AnnotatedKernel
 from serrate.modes import is_batch_invariant
@@ -156,7 +157,12 @@ class Kernel:
             _, _, compiled = self._now = self._chosen()
         if compiled is None:
             return interpret(self._source, args, kwargs, block_sizes=self.config.block_sizes, check=True)
-        return compiled(*args, **kwargs)
+        # What calling it does, without a call: a warm call is short.
+        token = activate(compiled.machine)
+        try:
+            return compiled.host(*args, **kwargs)
+        finally:
+            deactivate(token)
 
     def _chosen(self) -> tuple[settings.Settings, bool, CompiledKernel | None]:
         now = settings.current()

@@ -69,7 +69,7 @@ def test_a_zero_has_a_sign_and_every_nan_is_one_number() -> None:
     assert scaled(jt, -0.0).values.signbit().all()
     for _ in range(3):
         assert scaled(jt, float("nan")).values.isnan().all()
-    assert sum(len(state.kinds) for state in scaled._states) == 3
+    assert sum(len(state.kinds) for state in scaled._fast.states) == 3
 
 
 def test_tensors_of_inference_mode() -> None:

@@ -58,7 +58,7 @@ RANDOM = frozenset(
 )
 """Functions whose result differs from call to call."""
 
-_ASKED = "shape dtype device ndim layout requires_grad is_leaf grad_fn grad itemsize nbytes is_cuda is_sparse is_quantized"
+_ASKED = "shape dtype device ndim layout requires_grad is_leaf grad_fn grad itemsize nbytes is_cpu is_cuda is_sparse is_quantized"
 _METHODS = (
     "size dim numel nelement stride is_contiguous is_floating_point is_complex element_size get_device __len__ __hash__ __repr__"
 )

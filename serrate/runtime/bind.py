@@ -1,15 +1,16 @@
-"""Binding: a caller's arguments to the extents and structures of a fusion, checked.
+"""Binding: the arguments of a call to the extents, arrays and structures of a program, checked.
 
-In: a fusion and its arguments. Out: a `Call`: the arguments, and what symbols and arrays stand for. Everything that can be
-wrong with a call is found here, before anything runs. What depends on lengths is checked once for each tensor of offsets.
+In: named tensors and numbers. Out: a `Call`, and from it what any symbol, extent or array of the program is in that call.
+`Arguments` does this for every program, also for those of kernels; `Binder` adds what a fusion knows about its inputs. Everything
+that can be wrong with a call of a fusion is found here, before anything runs. What depends on lengths is checked once for each
+tensor of offsets.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -53,47 +54,94 @@ class Call:
     device: torch.device
     computed: dict[str, torch.Tensor] | None = None
     """What earlier stages of the program have made, by name; None where there is one stage."""
-    memo: dict[Any, Any] | None = None
-    """What was derived from computed tensors: such tensors are new in every call, and so is what depends on them."""
+    memo: dict[Any, Any] = field(default_factory=dict)
+    """What was derived in this call. Computed tensors are new in every call, and so is what depends on them."""
 
     def remember(self, owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
-        """What `make` gives for these tensors: remembered with them, or for this call where one of them was computed."""
-        if self.computed is None or self.memo is None or not any(o is t for o in owners for t in self.computed.values()):
-            return remembered(owners, key, make)
+        """What `make` gives for these tensors: remembered with them, or only for this call where one of them was computed."""
         full = (key, *map(id, owners))
         if full not in self.memo:
-            self.memo[full] = make()
+            computed = (self.computed or {}).values()
+            ours = any(owner is tensor for owner in owners for tensor in computed)
+            self.memo[full] = make() if ours else remembered(owners, key, make)
         made: T = self.memo[full]
         return made
 
 
-class Binder:
+class Arguments:
+    """The named tensors and the symbols of a program: what its extents and arrays are evaluated from."""
+
+    def __init__(self, names: Sequence[str], symbols: Iterable[Symbol]) -> None:
+        self.names = tuple(names)
+        self.symbols = {symbol: k for k, symbol in enumerate(symbols)}
+        self._place = {name: k for k, name in enumerate(self.names)}
+        self.offsets = tuple(range(len(self.names)))
+        """Which of the tensors describe rows."""
+        self._sizes: dict[Expr, Callable[[Sequence[int]], int]] = {}
+
+    def size(self, expr: Expr) -> Callable[[Sequence[int]], int]:
+        """An extent without arrays, as a function of a call's numbers."""
+        if expr not in self._sizes:
+            self._sizes[expr] = size_function(expr, tuple(self.symbols))
+        return self._sizes[expr]
+
+    def extent(self, call: Call, expr: Expr) -> int:
+        """An extent as a number; one that only lengths tell is read from them, on the host."""
+        if not expr.arrays:
+            return self.size(expr)(call.numbers)
+        symbols = dict(zip(self.symbols, call.numbers, strict=True))
+        why = f"the extent {expr}"
+
+        def read(array: Array, k: int) -> int:
+            known = self._longest_of(call, array, why)
+            return int(host_copy(self.array(call, array)[k], why)) if known is None else known
+
+        return int(expr.evaluate(Environment(symbols, read)))
+
+    def _longest_of(self, call: Call, array: Array, why: str) -> int | None:
+        """What an array holds that is the longest row of offsets, where that is known without a host copy."""
+        return None
+
+    def array(self, call: Call, array: Array) -> torch.Tensor:
+        """The elements of an array in a call."""
+        if array.recipe is None and array.data is None and array.name in self._place:
+            # The very tensor where possible: things are remembered by which tensor it is.
+            tensor = call.args[self._place[array.name]]
+            return tensor if tensor.ndim == 1 else tensor.reshape(-1)
+        named = dict(zip(self.names, call.args, strict=True)) | (call.computed or {})
+        symbols = dict(zip(self.symbols, call.numbers, strict=True))
+        return derive(array, named, symbols, call.device, call.remember)
+
+    def ready(self, call: Call, *arrays: Array) -> bool:
+        """Whether everything that arrays are made from is there."""
+        computed = call.computed or {}
+        return all(source.name in self._place or source.name in computed for array in arrays for source in array.sources)
+
+
+class Binder(Arguments):
     """Everything about a fusion's arguments that can be worked out before the first call."""
 
     def __init__(self, fusion: Fusion) -> None:
         self.name = fusion.name
         self.checks = tuple(fusion.checks)
         self.inputs = tuple(view.tensor for view in fusion.inputs)
-        self.symbols: dict[Symbol, int] = {}
+        symbols: list[Symbol] = []
         self._forms = []
         for tensor in self.inputs:
             fixed, unknown = [], []
             for dim, domain in enumerate(tensor.logical):
                 extent = domain.extent_expr
                 if isinstance(extent, Symbol):
-                    self.symbols[extent] = len(self.symbols)
+                    symbols.append(extent)
                     unknown.append(dim)
                 else:
                     fixed.append((dim, extent.value))
             self._forms.append((tensor.dtype, len(tensor.logical), tuple(fixed), tuple(unknown)))
-        place = {tensor.name: k for k, tensor in enumerate(self.inputs)}
+        super().__init__([tensor.name for tensor in self.inputs], symbols)
         self.partitions = _partitions(fusion)
         self._told: set[int] = set()
-        self._sizes: dict[Expr, Callable[[Sequence[int]], int]] = {}
         # What was prepared for one structure must never run for another, so nothing that describes rows may be missing here.
-        self.offsets = tuple(sorted({place[a.name] for a in _describing(fusion) if a.name in place}))
-        self._given = frozenset(place)
-        self._place = place
+        self.offsets = tuple(sorted({self._place[a.name] for a in _describing(fusion) if a.name in self._place}))
         self._offsets_of: dict[int, Array] = {}
 
     def bind(self, args: Sequence[torch.Tensor]) -> Call:
@@ -137,25 +185,6 @@ class Binder:
             )
         return arg.contiguous()
 
-    def size(self, expr: Expr) -> Callable[[Sequence[int]], int]:
-        """An extent without arrays, as a function of a call's numbers."""
-        if expr not in self._sizes:
-            self._sizes[expr] = size_function(expr, tuple(self.symbols))
-        return self._sizes[expr]
-
-    def extent(self, call: Call, expr: Expr) -> int:
-        """An extent as a number; one that only lengths tell is read from them, on the host."""
-        if not expr.arrays:
-            return self.size(expr)(call.numbers)
-        symbols = dict(zip(self.symbols, call.numbers, strict=True))
-        why = f"the extent {expr}"
-
-        def read(array: Array, k: int) -> int:
-            known = self._longest_of(call, array, why)
-            return int(host_copy(self.array(call, array)[k], why)) if known is None else known
-
-        return int(expr.evaluate(Environment(symbols, read)))
-
     def _longest_of(self, call: Call, array: Array, why: str) -> int | None:
         """What an array holds that is the longest row of offsets: a structure may know that without a host copy."""
         recipe = array.recipe
@@ -166,27 +195,12 @@ class Binder:
                     return self.structure(call, (offsets,), total).max_length(why=why)
         return None
 
-    def array(self, call: Call, array: Array) -> torch.Tensor:
-        """The elements of an array in a call."""
-        if array.recipe is None and array.data is None and array.name in self._place:
-            # The very tensor where possible: things are remembered by which tensor it is.
-            tensor = call.args[self._place[array.name]]
-            return tensor if tensor.ndim == 1 else tensor.reshape(-1)
-        named = {t.name: x for t, x in zip(self.inputs, call.args, strict=True)} | (call.computed or {})
-        symbols = dict(zip(self.symbols, call.numbers, strict=True))
-        return derive(array, named, symbols, call.device, call.remember)
-
     def offsets_of(self, ragged: RaggedIterDomain) -> Array:
         """The array of a ragged domain's offsets, worked out once."""
         found = self._offsets_of.get(ragged.uid)
         if found is None:
             found = self._offsets_of[ragged.uid] = offsets_array(ragged)
         return found
-
-    def ready(self, call: Call, *arrays: Array) -> bool:
-        """Whether everything that arrays are made from is there."""
-        known = self._given | (call.computed or {}).keys()
-        return all(source.name in known for array in arrays for source in array.sources)
 
     def check(self, call: Call) -> None:
         """Everything that depends on lengths that are there; done once for each tensor of offsets."""
@@ -364,13 +378,18 @@ def _arrays(check: Check) -> tuple[Array, ...]:
     return tuple(side for side in (check.left, check.right) if isinstance(side, Array))
 
 
-@contextmanager
-def _named(operation: str) -> Iterator[None]:
+class _named:
     """Errors that leave this begin with the operation that rows entered by."""
-    try:
-        yield
-    except StructureError as error:
-        raise StructureError(f"{operation}: {error}") from None
+
+    def __init__(self, operation: str) -> None:
+        self._operation = operation
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, StructureError):
+            raise StructureError(f"{self._operation}: {error}") from None
 
 
 def _described(arg: object) -> str:

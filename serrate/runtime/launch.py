@@ -11,7 +11,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -37,11 +37,27 @@ class Executable(Protocol):
     def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None: ...
 
 
-def bound(executable: Executable, like: Tensors, arrays: Tensors, symbols: Numbers) -> Callable[[Tensors], None]:
-    """The executable with everything but the addresses of its tensors, which must be as large as those it is made with."""
-    if isinstance(executable, CppExecutable):
-        return executable.bound(like, arrays, symbols)
-    return lambda tensors: executable(tensors, arrays, symbols)
+class BoundProgram(NamedTuple):
+    """A compiled program with everything but the addresses of its tensors."""
+
+    function: Callable[[bytes, bytes], None]
+    """Takes addresses and numbers, each as bytes."""
+    packed: Callable[..., bytes]
+    """Makes bytes of addresses."""
+    addresses: list[int]
+    """The addresses of tensors, all 0 because they differ from call to call; then those of arrays."""
+    numbers: bytes
+    rows: Sequence[tuple[int, Callable[[], int]]]
+    """Which tensors are private rows, each with what gives the address of this thread's."""
+    arrays: Tensors
+    """Kept alive: addresses alone do not."""
+
+    def __call__(self, tensors: Tensors) -> None:
+        """Runs it on tensors, the private ones of which are meta tensors."""
+        pointers = [*(0 if t.is_meta else t.data_ptr() for t in tensors), *self.addresses[len(tensors) :]]
+        for k, row in self.rows:
+            pointers[k] = row()
+        self.function(self.packed(*pointers), self.numbers)
 
 
 class ReferenceExecutable:
@@ -77,6 +93,7 @@ class CppExecutable:
         self.unit = cache.Unit(printed.name, printed.text)
         self.compiler = compiler or find_compiler()
         self._function: Any = None
+        self._dtypes = [t.dtype for t in program.tensors]
         self._outputs = [k for k, t in enumerate(program.tensors) if t.role is Role.OUTPUT]
         self._private = [k for k, t in enumerate(program.tensors) if t.role is Role.PRIVATE]
         # Bytes are made faster than arrays of ctypes, and may be shared by threads.
@@ -85,7 +102,7 @@ class CppExecutable:
         self._rows = threading.local()
 
     def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None:
-        self.bound(tensors, arrays, symbols)(tensors)
+        self.bound([t.numel() for t in tensors], arrays, symbols)(tensors)
 
     def function(self) -> Any:
         """The function itself, built and loaded if it is not: it takes addresses and numbers, each as bytes."""
@@ -93,44 +110,33 @@ class CppExecutable:
             load_together([self])
         return self._function
 
-    def bound(self, like: Tensors, arrays: Tensors, symbols: Numbers) -> Callable[[Tensors], None]:
-        """The program with everything but addresses; `like` tells how large its tensors are."""
-        function, pointers_of = self.function(), self._pointers
-        threads = torch.get_num_threads() if max([t.numel() for t in like]) >= self.SMALL else 1
-        stream = any(like[k].nbytes > last_level_cache() for k in self._outputs)
-        known = [a.data_ptr() for a in arrays]
-        private = [(k, like[k]) for k in self._private]
-        if private:
-            sizes = [row_size(row) for _, row in private]
-            numbers = self._numbers(threads, stream, *symbols, *sizes)
+    def bound(self, sizes: Numbers, arrays: Tensors, symbols: Numbers) -> BoundProgram:
+        """The program with everything but the addresses of its tensors, which have these numbers of elements."""
+        dtypes = self._dtypes
+        threads, stream = 1, False
+        if max(sizes) >= self.SMALL:
+            threads, stream = (
+                torch.get_num_threads(),
+                any(sizes[k] * dtypes[k].itemsize > last_level_cache() for k in self._outputs),
+            )
+        lengths = [row_size(sizes[k], dtypes[k].itemsize) for k in self._private]
+        rows = [(k, functools.partial(self._row, k, n * threads)) for k, n in zip(self._private, lengths, strict=True)]
+        addresses = [0] * len(sizes) + [a.data_ptr() for a in arrays]
+        numbers = self._numbers(threads, stream, *symbols, *lengths)
+        return BoundProgram(self.function(), self._pointers, addresses, numbers, rows, arrays)
 
-            def with_rows(tensors: Tensors, _alive: Tensors = arrays) -> None:
-                pointers = [t.data_ptr() for t in tensors]
-                rows = [self.row(k, row, size * threads) for (k, row), size in zip(private, sizes, strict=True)]
-                for (k, _), row in zip(private, rows, strict=True):
-                    pointers[k] = row.data_ptr()
-                function(pointers_of(*pointers, *known), numbers)
-
-            return with_rows
-        numbers = self._numbers(threads, stream, *symbols)
-
-        def run(tensors: Tensors, _alive: Tensors = arrays) -> None:
-            function(pointers_of(*[t.data_ptr() for t in tensors], *known), numbers)
-
-        return run
-
-    def row(self, k: int, like: torch.Tensor, count: int) -> torch.Tensor:
-        """Memory for one private row of each thread, kept from call to call."""
+    def _row(self, k: int, count: int) -> int:
+        """The address of memory for one private row of each thread, kept from call to call."""
         rows: dict[int, torch.Tensor] = self._rows.__dict__.setdefault("rows", {})
         kept = rows.get(k)
         if kept is None or kept.numel() < count:
-            kept = rows[k] = torch.empty(count, dtype=like.dtype, device="cpu")
-        return kept
+            kept = rows[k] = torch.empty(count, dtype=self._dtypes[k], device="cpu")
+        return kept.data_ptr()
 
 
-def row_size(like: torch.Tensor) -> int:
+def row_size(elements: int, itemsize: int) -> int:
     """The elements of a private row: whole cache lines, so that threads do not share one."""
-    return -(-max(like.numel(), 1) * like.itemsize // 64) * 64 // like.itemsize
+    return -(-max(elements, 1) * itemsize // 64) * 64 // itemsize
 
 
 def load_together(executables: Sequence[CppExecutable]) -> None:

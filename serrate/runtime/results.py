@@ -26,6 +26,7 @@ from serrate.ir.view import TensorView
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, Call, known_key
 from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.jagged import trusted
 from serrate.tensor.rows import Rows
 
@@ -42,12 +43,13 @@ class Result:
     """Where the tensor stands among inputs and outputs of a program that is all of the fusion."""
     shape: tuple[int, ...]
     structure: Structure | None
+    hints: Hints = NO_HINTS
 
     def of(self, values: torch.Tensor) -> torch.Tensor | JaggedTensor:
         """The result that these values are."""
         if values.shape != self.shape:
             values = values.view(self.shape)
-        return values if self.structure is None else trusted(values, self.structure)
+        return values if self.structure is None else trusted(values, self.structure, self.hints)
 
 
 def result(binder: Binder, call: Call, view: TensorView, dims: Sequence[Group], names: Sequence[str]) -> Result:

@@ -1,68 +1,69 @@
-"""Calls of kernels: which program serves which arguments, and how it gets them.
+"""Calls of kernels: which program serves which arguments, and how it is bound.
 
-In: what a device loop uses, by name, at every call. Out: the loop, run. A program is traced once for each form of these (dtypes,
-numbers of dims, how rows are described, sizes that are compiled in); what changes from call to call is given to it. A size is
-compiled in until it is seen to change; numbers of rows, their lengths and the first dim of a tensor never are, unless the loop
-needs them when it is compiled: then there is a program for each. Calls like one before take a shorter way (`later.py`).
+In: what a device loop uses, by name, at every call. Out: the loop, run. A loop is traced once for each signature (dtypes, numbers
+of dims, how rows are described, sizes that are compiled in); what changes from call to call is an argument of its program. A
+size is compiled in until it is seen to change. Numbers of rows, their lengths and the first dim of a tensor never are, unless the
+loop needs them when it is compiled: then each value has a program. From there on a program is a `CompiledStage` like those of
+fusions: built by the same compiler, bound by the same binder, and found again by the same fast path.
 """
 
 from __future__ import annotations
 
+import builtins
 import functools
+import itertools
 import logging
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from serrate import settings
+from serrate.engine import CompiledStage
 from serrate.errors import CallError, InvarianceError, KernelError, StrategyError, choices
-from serrate.frontend.kernel.machine import BlockSize, BlockSizes, NamedBlock, current, refuse, running, user_frame
+from serrate.frontend.kernel.machine import (
+    BlockSize,
+    BlockSizes,
+    LazyMachine,
+    NamedBlock,
+    activate,
+    current,
+    deactivate,
+    refuse,
+    running,
+    user_frame,
+)
 from serrate.ir.expr import const
-from serrate.ir.loops import Declare, Load, LoopProgram, Write, load, nodes, number, values_of
+from serrate.ir.loops import Declare, LoopProgram, Write, load, nodes, number
 from serrate.ir.tile import Axis, Carry, TileProgram, statements
-from serrate.ir.values import Role
-from serrate.lower.pipeline import lower
-from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, bound
+from serrate.ir.values import Tensor
+from serrate.runtime import dispatch
+from serrate.runtime.bind import Call
+from serrate.runtime.dispatch import Binding, FastPath, Key, Leaves, Prepared, bound, remember
+from serrate.runtime.launch import CppExecutable, Executable
 from serrate.runtime.locks import making
+from serrate.schedule.heuristic import RowStatistics, choose
 from serrate.schedule.plan import Plan
 from serrate.schedule.statistics import below_their_maximum
 from serrate.schedule.strategies import plan
-from serrate.schedule.target import CPU
+from serrate.schedule.target import CPU, Target
 from serrate.tensor import JaggedTensor
-from serrate.tiles.derived import Derived
-from serrate.tiles.forms import (
-    NUMBERS,
-    Container,
-    Env,
-    Fixed,
-    Given,
-    Path,
-    Readings,
-    Ways,
-    counts_of,
-    describe,
-    flattened,
-    number_at,
-    refuse_shared,
-    single,
-    strategy_for,
-    widths,
-)
-from serrate.tiles.later import Later
+from serrate.tensor.structure import Structure
+from serrate.tensor.torch_private import in_dual_level
+from serrate.tiles.aliasing import Aliasing
 from serrate.tiles.loops import Again, RetraceFacts
 from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.proof import agree, at_random, backend_to_try, refusal, tiles_to_try, unproven
+from serrate.tiles.signature import Fixed, Reading, attributes, counts_of, is_read, key_of, signature, single, widths
 from serrate.tiles.source import DeviceLoop, outside, split
+from serrate.tiles.sources import CPU_DEVICE, NUMBERS, ArgumentSources, Container, Env, Path, flattened, number_at
 from serrate.tiles.trace import DEFAULT_BLOCK, Trace
 from serrate.tiles.values import Traced
 
 log = logging.getLogger("serrate")
-CPU_DEVICE = torch.device("cpu")
-"""Programs are made and given what they need on this device, whatever torch's default is."""
 
 
 @dataclass
@@ -109,79 +110,138 @@ def _require_order(name: str, program: TileProgram) -> None:
             )
 
 
-def _span(x: torch.Tensor) -> tuple[int, int]:
-    """The addresses between which a tensor lies; none of one that has no elements, or no memory."""
-    if not x.numel() or x.device.type != "cpu":
-        return 0, 0
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.itemsize
+POSITION_BYTES = 64
+"""What a position of a row is taken to hold: one structure serves tensors of different widths, by one program."""
 
 
-@dataclass(eq=False)
+def _strategy_for(structure: Structure) -> str:
+    """The strategy when nobody names one, by the lengths of rows."""
+    if structure.levels != 1:
+        return "maskless"
+    why = "how rows are shared out"
+    total, longest = structure.total_elements(why=why), structure.max_length(why=why)
+    return choose(RowStatistics(structure.num_rows(), total, longest, POSITION_BYTES), CPU)[0]
+
+
+@dataclass(frozen=True)
 class Variant:
-    """A program for one form of what a loop uses, and what it is given."""
+    """A program that serves some arguments, as it is built for them."""
 
     program: TileProgram
     plan: Plan
     executable: Executable
-    tensors: list[Given]
-    arrays: list[Given]
-    symbols: list[Given]
-    outputs: list[int]
 
     def explained(self) -> str:
         """The plan, and what every loop carries."""
         return "\n".join([*self.plan.lines, *(f"  {each}" for each in self.program.notes)])
 
-    def __call__(self, env: Env) -> None:
-        """Runs it."""
-        self.ready(env)()
 
-    def _require_apart(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises where something that is stored to shares memory with something else."""
-        spans = [_span(t) for t in tensors]
-        for k in self.outputs:
-            for j, (begin, end) in enumerate(spans):
-                mine, theirs = self.tensors[k].path, self.tensors[j].path
-                same = spans[k] == (begin, end) and tensors[k].shape == tensors[j].shape
-                if j == k or mine is None or theirs is None or (same and self.in_place(k, j)):
-                    continue
-                if spans[k][0] < end and begin < spans[k][1]:
-                    refuse_shared(mine, theirs)
+class LoopStage(CompiledStage):
+    """The program of a device loop for one signature."""
 
-    def in_place(self, stored: int, read: int) -> bool:
-        """Whether one tensor is read only where the other is stored to, element by element: then they may be the same one."""
-        x, y = (self.executable.program.tensors[k] for k in (stored, read))
-        if read in self.outputs:
-            return False
-        for kernel in self.executable.program.kernels:
-            for node in nodes(kernel.body):
-                for v in (v for value in values_of(node) for v in value.walk() if isinstance(v, Load) and v.tensor is y):
-                    if not (isinstance(node, Write) and node.tensor is x and node.index == v.index):
-                        return False
-        return True
+    def __init__(self, name: str, program: TileProgram, sources: ArgumentSources, options: Options) -> None:
+        super().__init__(program, sources.arguments)
+        self.name, self._sources, self._options = name, sources, options
+        self.reasons: tuple[str, ...] = ()
+        """What is worth knowing about its plans."""
+        self._aliasing: dict[Executable, Aliasing] = {}
+
+    def header(self, chosen: Plan) -> str:
+        return f"{self.name}: {chosen.strategy}"
+
+    def allocated(self, program: LoopProgram) -> tuple[Tensor, ...]:
+        # What it stores to is the caller's.
+        return program.scratch
+
+    def planned(self, strategy: str, options: dict[str, Any], target: Target) -> Plan:
+        lanes = self._options.lanes
+        if not options:
+            return plan(self.naive, strategy, target, lanes)
+        try:
+            chosen = plan(self.naive, strategy, target, lanes)
+            if any(step.primitive in ("cut", "combine") for step in chosen.steps):
+                return chosen
+            why = chosen.reasons[-1]
+        except StrategyError as error:
+            why = str(error)
+        log.debug("%s: one row has most of the work, and stays whole: %s", self.name, why)
+        return plan(self.naive, "maskless", target, lanes)
+
+    def _build(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
+        chosen, executable = super()._build(call, backend, strategy, options)
+        _require_room(executable.program)
+        return chosen, executable
+
+    def _prepared(self, env: Env) -> Prepared:
+        return self.prepare(self._sources.call(env), self._options.backend, *self._choice(env))
+
+    def _choice(self, env: Env) -> tuple[str, dict[str, Any]]:
+        if self._options.strategy is not None:
+            return self._options.strategy, {}
+        structures = {id(x.structure): x.structure for x in env.values() if isinstance(x, JaggedTensor)}
+        wanted = {_strategy_for(structure) for structure in structures.values()}
+        # Only where rows can be cut: otherwise there is nothing to share out.
+        return ("persistent_dynamic", {"only_if_cut": True}) if "persistent_dynamic" in wanted else ("maskless", {})
+
+    def _apart(self, executable: Executable) -> Aliasing:
+        if executable not in self._aliasing:
+            paths = [self._sources.path(t) for t in (*executable.program.inputs, *executable.program.outputs)]
+            self._aliasing[executable] = Aliasing(executable.program, paths)
+        return self._aliasing[executable]
+
+    def variant(self, env: Env) -> Variant:
+        """The program as it is built for these arguments."""
+        ready = self._prepared(env)
+        return Variant(self.naive, functools.reduce(Plan.because, self.reasons, ready.plan), ready.executable)
+
+    def bind(self, env: Env, places: Mapping[str, int]) -> Binding | None:
+        """What runs these arguments, or others like them; `places` are those of names among the leaves of a call.
+
+        None if every call must be bound anew: tensors that are not contiguous are copied first, and a loop that stores to offsets
+        changes them without changing any key.
+        """
+        ready = self._prepared(env)
+        program = ready.executable.program
+        if not program.kernels:
+            return _nothing
+        used = (*program.inputs, *program.outputs)
+        tensors = [self._sources.tensor(t, env) for t in used]
+        sources = [self._sources.source(t, env, places) for t in used]
+        stored = sources[len(program.inputs) :]
+        if not isinstance(ready.executable, CppExecutable) or not all(isinstance(s, int) for s in stored):
+            return None
+        if not all(t.is_contiguous() for t in tensors):
+            return None
+        structures = [x.structure for x in env.values() if isinstance(x, JaggedTensor)]
+        return bound(ready, sources, tensors, apart=self._apart(ready.executable).check(tensors), keep=structures)
 
     def ready(self, env: Env) -> Callable[[], None]:
-        """The program with everything it is given: what is left is its own work."""
-        if not self.executable.program.kernels:
+        """The program bound to these very arguments: what is left is its own work."""
+        ready = self._prepared(env)
+        program = ready.executable.program
+        if not program.kernels:
             return lambda: None
-        tensors = [each.now(env) for each in self.tensors]
-        self._require_apart(tensors)
-        kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for k, t in enumerate(tensors):
-            if not t.is_contiguous():
-                tensors[k] = t.contiguous()
-                if k in self.outputs:
-                    kept.append((t, tensors[k]))
-        arrays = [each.now(env) for each in self.arrays]
-        run = bound(self.executable, tensors, arrays, [each.now(env) for each in self.symbols])
+        given = [self._sources.tensor(t, env) for t in (*program.inputs, *program.outputs)]
+        self._apart(ready.executable).require_apart(given)
+        tensors = [t.contiguous() for t in given]
+        first = len(program.inputs)
+        copied = [(t, made) for t, made in zip(given[first:], tensors[first:], strict=True) if made is not t]
+        binding = bound(ready, range(len(tensors)), tensors)
 
         def work() -> None:
-            run(tensors)
-            for target, made in kept:
+            binding(tensors)
+            for target, made in copied:
                 target.copy_(made)
 
         return work
+
+    def outputs(self, env: Env) -> list[torch.Tensor]:
+        """The tensors that the program stores to."""
+        return [self._sources.tensor(t, env) for t in self.naive.outputs]
+
+
+def _nothing(leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> None:
+    """A loop that does nothing."""
 
 
 @dataclass
@@ -190,6 +250,39 @@ class Form:
 
     seen: list[dict[Path, int]] = field(default_factory=list)
     static: set[Path] = field(default_factory=set)
+
+
+STATES = 32
+"""For how many states of what a loop reads of objects its bindings are remembered; the oldest goes first."""
+ITSELF = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
+"""What is the same only if it is the very same."""
+
+
+LEAVES = (torch.Tensor, JaggedTensor, float)
+
+
+class Settled(NamedTuple):
+    """Names of the outside that are compared with what they stood for, and not described in every key."""
+
+    token: object
+    """Part of every key, and another one whenever this changes."""
+    names: tuple[tuple[str, Any, Any], ...]
+    """Each with what Python has under it, and what it stands for."""
+    others: tuple[str, ...]
+
+
+class DeviceLoopState:
+    """Bindings of a device loop, for one reading of the objects that it uses; None where there are none."""
+
+    __slots__ = ("bindings", "reading")
+
+    def __init__(self, reading: Reading | None) -> None:
+        self.reading = reading
+        self.bindings: OrderedDict[Key, Binding] = OrderedDict()
+
+    def read(self, objects: Sequence[Any]) -> Sequence[Any] | None:
+        """Tensors are not reached through objects; None if what was read of them is not as it was."""
+        return () if self.reading is None or self.reading.holds(objects) else None
 
 
 class Site:
@@ -206,37 +299,132 @@ class Site:
         self.name, self.function, self.loop, self.options = name, function, loop, options
         self._report = traced
         """Told of every program before it is built."""
-        self.variants: dict[Any, Variant] = {}
+        self.programs: dict[Any, LoopStage] = {}
         self.changing: set[Path] = set()
         """Sizes that were seen to change, and integers that were a number of rows or a length when first seen."""
         self.forms: dict[Any, Form] = {}
         self.open_blocks = 0
         """How many block sizes of the configuration it takes."""
         self._decided: set[Path] = set()
-        self.readings = Readings(function)
-        self._later = Later(function, loop.outside, self.readings)
+        self._without = DeviceLoopState(None)
+        """The bindings of calls that read nothing of objects."""
+        self._fast = FastPath[DeviceLoopState](STATES)
+        self._numbers = itertools.count(1)
+        self._attributes = attributes(function.__code__)
+        self._plain: set[Any] = set()
+        """Modules, functions, classes and dtypes that nothing is read of."""
+        self._settled = Settled(object(), (), loop.outside)
 
     def __call__(self, given: dict[str, Any]) -> None:
-        if self._later(given):
-            return
+        leaves: Leaves = []
+        objects: list[Any] = []
+        key = self._key(given, leaves, objects)
+        state, _ = self._fast.state(objects) if objects else (self._without, ())
+        binding = None if state is None else state.bindings.get(key)
+        if binding is None or in_dual_level():
+            self._call(given, key, leaves, objects)
+        else:
+            binding(leaves)
+
+    def _key(self, given: Mapping[str, Any], leaves: Leaves, objects: list[Any]) -> Key:
+        """Everything that a binding depends on. Fills `leaves` with tensors and floats, and `objects` with what is read of."""
+        key = dispatch.key_of(given.values(), leaves, objects, self._other, True)
+        if len(given) != len(self.loop.names):
+            key.append(tuple(given))
+        settled, names = self._settled, self.function.__globals__
+        for name, builtin, value in settled.names:
+            if names.get(name, builtin) is not value:
+                settled = self._settled = Settled(object(), (), self.loop.outside)
+                break
+        key.append(settled.token)
+        if settled.others:
+            dispatch.key_of([outside(self.function, n) for n in settled.others], leaves, objects, self._other, True, key)
+        if objects:
+            # Two blocks of one size are the same only if they are of one axis.
+            axes = [value.axis for value in objects if type(value) is BlockSize]
+            key += [next(k for k, other in enumerate(axes) if other is axis) for axis in axes]
+            objects[:] = [value for value in objects if type(value) is not BlockSize]
+        return tuple(key)
+
+    def _settle(self) -> bool:
+        """Takes names of the outside that stand for something nothing is read of out of the keys; whether there are some."""
+        names, free = self.function.__globals__, self.function.__code__.co_freevars
+        every = [(name, getattr(builtins, name, None)) for name in self.loop.outside if name not in free]
+        found = [(name, builtin, names.get(name, builtin)) for name, builtin in every]
+        plain = tuple((n, builtin, value) for n, builtin, value in found if isinstance(value, ITSELF) and value in self._plain)
+        if plain:
+            settled = {name for name, _, _ in plain}
+            self._settled = Settled(object(), plain, tuple(n for n in self.loop.outside if n not in settled))
+        return bool(plain)
+
+    def _other(self, value: Any, key: list[Any], leaves: Leaves, objects: list[Any]) -> None:
+        kind = type(value)
+        if isinstance(value, float):
+            key.append(kind)
+            leaves.append(value)
+        elif isinstance(value, ITSELF):
+            key.append(value)
+            if value not in self._plain:
+                if is_read(value):
+                    objects.append(value)
+                else:
+                    self._plain.add(value)
+        else:
+            key += (kind, key_of(value))
+            if kind is BlockSize or is_read(value):
+                objects.append(value)
+
+    def _call(self, given: dict[str, Any], key: Key, leaves: Leaves, objects: Sequence[Any]) -> None:
+        """Serves a call that has no binding yet, and leaves one."""
         env = self.complete(given)
-        with making, CPU_DEVICE:
-            variant = self.variant(env)
-        variant(env)
-        if isinstance(variant.executable, CppExecutable):
-            with making, CPU_DEVICE:
-                static = {path for form in self.forms.values() for path in form.static}
-                self._later.note(given, env, variant, frozenset(self.changing), frozenset(static))
+        state = self._state(objects)
+        program = self.program(env, state.reading)
+        places = {name: k for k, name in enumerate(n for n, x in env.items() if isinstance(x, LEAVES))}
+        binding = program.bind(env, places)
+        if binding is None:
+            program.ready(env)()
+            return
+        if not self._settled.names and self._settle():
+            key = self._key(given, [], [])
+        remember(state.bindings, key, binding)
+        binding(leaves)
+
+    def _state(self, objects: Sequence[Any]) -> DeviceLoopState:
+        """The state that objects are in, read if it is new."""
+        if not objects:
+            return self._without
+        state, _ = self._fast.state(objects)
+        if state is None:
+            with making:
+                state, _ = self._fast.state(objects)
+                if state is None:
+                    state = self._fast.add(DeviceLoopState(Reading(objects, self._attributes, next(self._numbers))))
+        return state
 
     def complete(self, given: dict[str, Any]) -> dict[str, Any]:
         """Everything that the loop uses: what it is given, what is outside of the kernel, and what is in containers."""
         return flattened(given | {name: outside(self.function, name) for name in self.loop.outside})
 
-    def variant(self, env: Env) -> Variant:
-        """The program for these, traced and built if there is none yet."""
-        described, sizes = describe(env)
-        described = (self.readings.number(env)[0], described)
-        form = self.forms.setdefault(described, Form())
+    def asked(self, given: dict[str, Any]) -> tuple[LoopStage, Env]:
+        """The program for these, and everything that the loop uses."""
+        env, objects = self.complete(given), list[Any]()
+        self._key(given, [], objects)
+        return self.program(env, self._state(objects).reading), env
+
+    def program(self, env: Env, reading: Reading | None) -> LoopStage:
+        """The program for these, traced if there is none yet."""
+        form_key, sizes = signature(env)
+        form_key = (0 if reading is None else reading.number, form_key)
+        form = self.forms.get(form_key)
+        found = None if form is None else self.programs.get((form_key, self._compiled_in(form, sizes, env)))
+        if found is None:
+            with making, CPU_DEVICE:
+                found = self._new(env, form_key, sizes)
+        return found
+
+    def _new(self, env: Env, form_key: Key, sizes: dict[Path, int]) -> LoopStage:
+        """The program for a form or for sizes that no program was found for; the lock of what is made is held."""
+        form = self.forms.setdefault(form_key, Form())
         new = {path for path in sizes if len(path) == 1} - self._decided
         if new:
             counts = counts_of(env)
@@ -246,79 +434,52 @@ class Site:
             self.changing |= sizes.keys() - form.static - widths(env)
         elif self.options.static_shapes is False:
             self.changing |= {path for path in sizes if path not in form.static}
-        found = self.variants.get((described, self._compiled_in(form, sizes, env)))
-        if found is None:
-            # Sizes that differ from an earlier call of the same form are not compiled in any more, unless they must be.
-            for other in form.seen if self.options.static_shapes is None and not self.options.alone else ():
-                self.changing |= {p for p, v in sizes.items() if other[p] != v and p not in form.static}
-            form.seen.append(sizes)
-            found = self.variants.get((described, self._compiled_in(form, sizes, env)))
+        found = self.programs.get((form_key, self._compiled_in(form, sizes, env)))
+        if found is not None:
+            return found
+        # Sizes that differ from an earlier call of the same form are not compiled in any more, unless they must be.
+        for other in form.seen if self.options.static_shapes is None and not self.options.alone else ():
+            self.changing |= {p for p, v in sizes.items() if other[p] != v and p not in form.static}
+        form.seen.append(sizes)
+        found = self.programs.get((form_key, self._compiled_in(form, sizes, env)))
         if found is None:
             found = self._make(env, sizes, form)
             # While it was made, more may have been found that it needs.
-            self.variants[described, self._compiled_in(form, sizes, env)] = found
+            self.programs[form_key, self._compiled_in(form, sizes, env)] = found
         return found
 
     def _compiled_in(self, form: Form, sizes: dict[Path, int], env: Env) -> tuple[tuple[Path, int], ...]:
         """The sizes that a program for these has in it."""
         chosen = {p: v for p, v in sizes.items() if p not in self.changing}
-        return (*chosen.items(), *((p, now(p, env)) for p in sorted(form.static - chosen.keys(), key=repr)))
+        return (*chosen.items(), *((p, number_at(p, env)) for p in sorted(form.static - chosen.keys(), key=repr)))
 
-    def _make(self, env: Env, sizes: dict[Path, int], form: Form) -> Variant:
+    def _make(self, env: Env, sizes: dict[Path, int], form: Form) -> LoopStage:
         program, trace = self._traced(env, sizes, form)
         self._report(self, program)
         if self.options.alone:
             _require_order(self.name, program)
         program = below_their_maximum(program)
-        made = self._built(program, trace, env, self.options)
+        sources = ArgumentSources(trace)
+        made = LoopStage(self.name, program, sources, self.options)
+        made.variant(env)
         doubtful = unproven(program)
         if doubtful:
-            self._try(program, trace, env, doubtful)
+            self._try(program, sources, env, doubtful)
             names = ", ".join(dict.fromkeys(str(c) for _, c in doubtful))
-            made.plan = made.plan.because(f"the tiles around {names}: tested, not proven")
+            made.reasons = (f"the tiles around {names}: tested, not proven",)
         return made
 
-    def _try(self, program: TileProgram, trace: Trace, env: Env, doubtful: Sequence[tuple[Axis, Carry]]) -> None:
+    def _try(self, program: TileProgram, sources: ArgumentSources, env: Env, doubtful: Sequence[tuple[Axis, Carry]]) -> None:
         """Raises unless the size of a tile is not part of what the program means."""
         tiles = tiles_to_try(env)
         found = []
         for size in tiles:
             options = Options("maskless", backend_to_try(env), lanes={axis.name: size for axis, _ in doubtful})
-            variant, trial = self._built(program, trace, env, options), at_random(env)
-            variant(trial)
-            found.append([variant.tensors[k].now(trial) for k in variant.outputs])
+            stage, trial = LoopStage(self.name, program, sources, options), at_random(env)
+            stage.ready(trial)()
+            found.append(stage.outputs(trial))
         if not agree(found):
             raise refusal(doubtful, tiles)
-
-    def _built(self, program: TileProgram, trace: Trace, env: Env, options: Options, *, cut: bool = False) -> Variant:
-        """A program under a strategy, built; `cut` asks for one that has something to share out."""
-        strategy = options.strategy or "maskless"
-        wanted = {strategy_for(x.structure) for x in env.values() if isinstance(x, JaggedTensor)}
-        if options.strategy is None and "persistent_dynamic" in wanted:
-            try:
-                return self._built(program, trace, env, replace(options, strategy="persistent_dynamic"), cut=True)
-            except StrategyError as error:
-                log.debug("%s: one row has most of the work, and stays whole: %s", self.name, error)
-        chosen = plan(program, strategy, CPU, options.lanes)
-        if cut and not any(step.primitive in ("cut", "combine") for step in chosen.steps):
-            raise StrategyError(chosen.reasons[-1])
-        first, *rest = chosen.lines
-        loops = lower(chosen.apply(program), program.name, (f"{self.name}: {first}", *rest), CPU)
-        _require_room(loops)
-        executable: Executable
-        ways = Ways(trace)
-        derived = Derived(ways.array, ways.number)
-        arrays = [derived.array(a) for a in loops.arrays]
-        if options.backend == "reference":
-            executable = ReferenceExecutable(loops)
-        else:
-            wide = frozenset(a for a, own in zip(loops.arrays, arrays, strict=True) if own.now(env).dtype == torch.int64)
-            executable = CppExecutable(loops, wide)
-        if "source" in settings.current().log:
-            log.warning("%s", executable.source)
-        outputs = [k for k, t in enumerate(loops.tensors) if t.role is Role.OUTPUT]
-        tensors = [ways.tensor(t) for t in (*loops.inputs, *loops.outputs)] + [derived.scratch(t) for t in loops.scratch]
-        return Variant(program, chosen, executable, tensors, arrays, [ways.number(s) for s in loops.symbols], outputs)
 
     def _traced(self, env: Env, sizes: dict[Path, int], form: Form) -> tuple[TileProgram, Trace]:
         # What loops carry is found anew for every program: it may be another dtype.
@@ -329,7 +490,7 @@ class Site:
 
             def size(path: Path) -> int | None:
                 if path[-1] == "now":
-                    return now(path[:-1], env)
+                    return number_at(path[:-1], env)
                 if path[0] == NUMBERS:
                     return sum(isinstance(x, float) for x in env.values())
                 if path in sizes and path not in self.changing:
@@ -349,10 +510,6 @@ class Site:
                 continue
         raise KernelError(f"{self.name}: the values that its loops carry change their form in every iteration")
 
-    def sources(self) -> str:
-        """What was generated so far."""
-        return "\n".join(v.executable.source for v in self.variants.values())
-
 
 def _is_single(path: Path, env: Env) -> bool:
     """Whether a size of a tensor is 1, which is part of a form."""
@@ -362,11 +519,6 @@ def _is_single(path: Path, env: Env) -> bool:
         case (name, "values", "shape", k) if k > 0:
             return single(env[name].values)[k]
     return False
-
-
-def now(path: Path, env: Env) -> int:
-    """A number of the outside at this call."""
-    return int(number_at(path)(env))
 
 
 def proxied(trace: Trace, name: str, value: Any, env: Env) -> Any:
@@ -436,24 +588,28 @@ class CompiledKernel:
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         if not isinstance(function, types.FunctionType):
             raise KernelError(f"@serrate.kernel takes a plain function, not a {type(function).__name__}")
+        self._function, self._options = function, options
         with making:
             self._parts = split(function)
-            self._host = self._parts.host(self._launch)
-        self._function, self._options = function, options
-        self.sites = [self._made(number, options) for number in range(len(self._parts.loops))]
+            self.sites = [self._made(number, options) for number in range(len(self._parts.loops))]
+            # Loops that take block sizes of the configuration look up first which.
+            by_number = [functools.partial(self._launch, number) for number in range(len(self.sites))]
+            self.host = self._parts.host(by_number if options.blocks else self.sites)
+            """The function, in which device loops are launches; it runs while `machine` is the current one."""
+        self.machine = LazyMachine(functools.partial(Host, options.blocks))
         self._axes: dict[int, frozenset[str]] = {}
         """The names of axes of the device loops that were traced."""
         self._later_sites: dict[tuple[int, int], Site] = {}
         """Device loops before which a call has asked for block sizes: these take the next ones of the configuration."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with running(Host(self._options.blocks)):
-            return self._host(*args, **kwargs)
+        token = activate(self.machine)
+        try:
+            return self.host(*args, **kwargs)
+        finally:
+            deactivate(token)
 
     def _launch(self, number: int, env: dict[str, Any]) -> None:
-        if not self._options.blocks:
-            self.sites[number](env)
-            return
         host: Host = current("a kernel")
         site = self._site(number, host)
         site(env)
@@ -494,25 +650,23 @@ class CompiledKernel:
 
     def variants(self, *args: Any, **kwargs: Any) -> list[Variant]:
         """The programs that run for these arguments; none is run."""
-        return [variant for variant, _ in self._asked(args, kwargs)]
+        return [program.variant(env) for program, env in self._asked(args, kwargs)]
 
     def ready(self, *args: Any, **kwargs: Any) -> list[Callable[[], None]]:
-        """These programs, each with everything it is given: what a call does beside them is not the kernel's own work."""
-        return [variant.ready(env) for variant, env in self._asked(args, kwargs)]
+        """These programs, each bound to its arguments: what a call does beside them is not the kernel's own work."""
+        return [program.ready(env) for program, env in self._asked(args, kwargs)]
 
-    def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Variant, Env]]:
-        found: list[tuple[Variant, Env]] = []
+    def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[LoopStage, Env]]:
+        found: list[tuple[LoopStage, Env]] = []
 
         def ask(number: int, given: dict[str, Any]) -> None:
             host: Host = current("a kernel")
             site = self._site(number, host)
-            env = site.complete(given)
-            with making, CPU_DEVICE:
-                found.append((site.variant(env), env))
+            found.append(site.asked(given))
             host.passed(number, site.open_blocks)
 
         with making:
-            host = self._parts.host(ask)
+            host = self._parts.host([functools.partial(ask, number) for number in range(len(self.sites))])
         with running(Host(self._options.blocks)):
             host(*args, **kwargs)
         return found

@@ -3,7 +3,7 @@
 In: a Python function. Out: the same function, in which every outermost loop over tiles is a call that hands over the names the
 loop uses; and for each of them a function of these names, with notes at its loops and branches for whoever traces it.
 
-    for tile in hl.tile(n):             __serrate_launch__(0, {"x": x, "out": out})
+    for tile in hl.tile(n):             __serrate_launch__[0]({"x": x, "out": out})
         out[tile] = x[tile] * 2
 
 Line numbers are the user's in both.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import builtins
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +54,8 @@ class DeviceLoop:
 class SplitKernel:
     """A kernel's function in two parts."""
 
-    host: Callable[[Callable[..., Any]], Callable[..., Any]]
-    """The function, given what launches a loop: a number and a dictionary of names."""
+    host: Callable[[Sequence[Callable[[dict[str, Any]], None]]], Callable[..., Any]]
+    """The function, given what launches each of its loops: it takes what the loop uses, by name."""
     loops: tuple[DeviceLoop, ...]
 
 
@@ -72,7 +72,7 @@ def split(function: types.FunctionType) -> SplitKernel:
         ast.increment_lineno(found, offset)
     ast.increment_lineno(tree, offset)
     loops = tuple(_device(function, *each) for each in finder.found)
-    return SplitKernel(lambda launch: with_defaults(rebuilt(function, tree, {LAUNCH: launch}), function), loops)
+    return SplitKernel(lambda launches: with_defaults(rebuilt(function, tree, {LAUNCH: launches}), function), loops)
 
 
 def _refuse_results(tree: ast.FunctionDef, finder: _Finder) -> None:
@@ -141,7 +141,7 @@ class _Finder:
         # What the loop only writes does not exist before it.
         given = ", ".join(f"{n!r}: {n}" for n in names if n not in written)
         maybe = "".join(f", **({{{n!r}: {n}}} if {n!r} in {LOCALS}() else {{}})" for n in names if n in written)
-        call = ast.parse(f"{LAUNCH}({len(self.found)}, {{{given}{maybe if given else maybe[2:]}}})").body[0]
+        call = ast.parse(f"{LAUNCH}[{len(self.found)}]({{{given}{maybe if given else maybe[2:]}}})").body[0]
         for part in ast.walk(call):
             ast.copy_location(part, loop)
         self.launches.append(call)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from serrate import JaggedTensor, Structure, calls, jit, ops, settings
 from serrate.errors import CallError, GradientError, ShapeError, StructureError, TraceError
+from serrate.runtime.dispatch import BINDINGS
 from serrate.runtime.launch import ReferenceExecutable
 
 LENGTHS = [3, 0, 5, 2]
@@ -413,7 +414,7 @@ def test_kinds_of_arguments_are_not_kept_for_ever() -> None:
     scaled = jit(lambda x, scale: x * scale)
     for k in (*range(calls.KINDS + 10), 0):
         assert scaled(jt, k).tolist() == [[k, k], [k]]
-    assert all(len(state.kinds) <= calls.KINDS and len(state.ready) <= calls.READY for state in scaled._states)
+    assert all(len(state.kinds) <= calls.KINDS and len(state.bindings) <= BINDINGS for state in scaled._fast.states)
 
 
 def test_a_backend_that_is_asked_for_between_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from serrate.errors import StrategyError
 from serrate.kernels import Kernel
 from serrate.runtime import launch
 from serrate.runtime.compiler import find_compiler
+from serrate.tiles import launch as calls
 from tests.codegen.sanitized import FLAGS
 from tests.language.kinds import LENGTHS
 from tests.language.programs import write
@@ -70,13 +71,13 @@ def overrun() -> None:
                 total = total + jt[b, t].sum(1)
             out[b] = total
 
-    bound = launch.CppExecutable.bound
+    bound = calls.bound
 
-    def shortened(self: launch.CppExecutable, like: Any, arrays: Any, symbols: Any) -> Any:
-        run = bound(self, like, arrays, symbols)
-        return lambda tensors: run([t[:60].clone() if t.numel() == 64 else t for t in tensors])
+    def shortened(*args: Any, **kwargs: Any) -> Any:
+        binding = bound(*args, **kwargs)
+        return lambda leaves: binding([t[:60].clone() if t.numel() == 64 else t for t in leaves])
 
-    launch.CppExecutable.bound = shortened  # type: ignore[method-assign]
+    calls.bound = shortened  # type: ignore[attr-defined]
     k.on("cpp")(serrate.JaggedTensor.from_lengths(torch.ones(64), [30, 34]), torch.empty(2))
 
 

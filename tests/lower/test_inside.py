@@ -25,7 +25,7 @@ from serrate.ir.loops import Assign, Dot, For, Lanes, Load, LoopProgram, Node, R
 from serrate.lower import pipeline
 from serrate.lower.facts import Facts
 from serrate.lower.limits import is_held
-from serrate.runtime.launch import CppExecutable
+from serrate.runtime import dispatch
 from serrate.schedule.target import CPU, GPU
 from tests.engine import composed
 from tests.engine.cases import CASES, NESTED_CASES
@@ -102,19 +102,22 @@ def run_changed(program: LoopProgram, tensors: Any, arrays: Any, symbols: Any) -
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever runs in the test runs again with other offsets."""
-    plain_run, plain_bound = engine.Kernels.run, CppExecutable.bound
+    plain_run, plain_launch = engine.FusionStage.run, dispatch._launch
 
     def run(self: Any, call: Any, inputs: Any) -> Any:
         ready, tensors = plain_run(self, call, inputs)
         run_changed(ready.executable.program, tensors, ready.arrays, ready.symbols)
         return ready, tensors
 
-    def bound(self: Any, like: Any, arrays: Any, symbols: Any) -> Any:
-        run_changed(self.program, like, arrays, symbols)
-        return plain_bound(self, like, arrays, symbols)
+    def launch(ready: Any, sources: Any, shapes: Any, *rest: Any) -> Any:
+        program = ready.executable.program
+        pairs = zip(program.tensors, shapes, strict=True)
+        tensors = [torch.empty(tuple(shape), dtype=t.dtype, device="meta") for t, shape in pairs]
+        run_changed(program, tensors, ready.arrays, ready.symbols)
+        return plain_launch(ready, sources, shapes, *rest)
 
-    monkeypatch.setattr(engine.Kernels, "run", run)
-    monkeypatch.setattr(CppExecutable, "bound", bound)
+    monkeypatch.setattr(engine.FusionStage, "run", run)
+    monkeypatch.setattr(dispatch, "_launch", launch)
     with composed.one_thread():
         yield
 

@@ -481,8 +481,8 @@ RUNTIME = [
         _cases("chosen_plan or softmax_rows"),
         ("if kept is None or kept.numel() < count:", "if kept is None:"),
         (
-            "return -(-max(like.numel(), 1) * like.itemsize // 64) * 64 // like.itemsize",
-            "return max(like.numel(), 1) * like.itemsize // 64 * 64 // like.itemsize",
+            "return -(-max(elements, 1) * itemsize // 64) * 64 // itemsize",
+            "return max(elements, 1) * itemsize // 64 * 64 // itemsize",
             ("tests/engine/test_determinism.py",),
         ),
     ),
@@ -638,20 +638,25 @@ FRONTEND = [
 
 CALLS = [
     *_of(
+        "serrate/runtime/dispatch.py",
+        JIT,
+        ("settings.current().backend, is_batch_invariant()]", "is_batch_invariant()]", ("tests/test_calls.py",)),
+        ("settings.current().backend, is_batch_invariant()]", "settings.current().backend]", INVARIANCE),
+        ("[get_num_threads(), is_grad_enabled()", "[is_grad_enabled()", ("tests/language/test_calls.py",)),
+        ("key += rows.versions()", "pass"),
+        (
+            "own.shape == (shape if shown is None else shown) and own.dtype == dtype",
+            "own.shape == (shape if shown is None else shown)",
+            EAGER,
+        ),
+        ("own.shape == (shape if shown is None else shown) and", "own.numel() and", EAGER),
+        ("            apart(pointers)\n", "            pass\n", ("tests/language/test_calls.py",)),
+        ("while len(bindings) >= BINDINGS:", "while len(bindings) >= BINDINGS + 1_000_000:", ("tests/runtime/test_arrays.py",)),
+    ),
+    *_of(
         "serrate/calls.py",
         JIT,
-        (
-            "torch.get_default_dtype(), autocast.state(), settings.current().backend]",
-            "torch.get_default_dtype(), autocast.state()]",
-            ("tests/engine/test_jit.py",),
-        ),
-        (
-            "[torch.get_num_threads(), torch.get_default_dtype(), autocast.state(), settings",
-            "[torch.get_num_threads(), torch.get_default_dtype(), settings",
-            ("tests/engine/test_autocast.py",),
-        ),
-        ("key.append(is_batch_invariant())", "pass", INVARIANCE),
-        ("key += rows.versions()", "pass"),
+        ("(torch.get_default_dtype(), autocast.state())", "(torch.get_default_dtype(),)", ("tests/engine/test_autocast.py",)),
         ("results[k] = results[k].clone()", "pass"),
         ("while len(self.kinds) > KINDS:", "while len(self.kinds) > KINDS + 1_000_000:", ("tests/engine/test_jit.py",)),
     ),
@@ -662,8 +667,6 @@ CALLS = [
         ("key = (self._number, call.numbers, call.device,", "key = (call.numbers, call.device,"),
         ("settings.current().backend, is_batch_invariant())", "settings.current().backend)", INVARIANCE),
         ("        if is_batch_invariant():\n", "        if False:\n", INVARIANCE),
-        ("if k in given and given[k].dtype == dtype else", "if k in given else", EAGER),
-        ("if t.shape == r.shape}", "if t.numel()}", EAGER),
     ),
     *_of(
         "serrate/kernels.py",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
 from types import CodeType, FrameType
@@ -91,9 +92,25 @@ class BlockSizes:
 _current: ContextVar[Any] = ContextVar("serrate_kernel_machine", default=None)
 
 
+class LazyMachine:
+    """A machine that is made when something asks for it: most calls of a compiled kernel need none."""
+
+    __slots__ = ("make",)
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+
+activate, deactivate = _current.set, _current.reset
+"""What `running` does, without an object for it: for calls that must be cheap."""
+
+
 def current(what: str) -> Any:
     """The current machine; if there is none, raises and names the construct that needs it."""
     machine = _current.get()
+    if type(machine) is LazyMachine:
+        machine = machine.make()
+        _current.set(machine)
     if machine is None:
         raise KernelError(f"{what} can only be used inside a function decorated with @serrate.kernel")
     return machine

@@ -1,0 +1,318 @@
+"""Dispatch: the fast path of every call.
+
+In: the arguments of a call. Out: the binding that an earlier call with the same key left. Traced functions, eager operators,
+compiled fusions and the device loops of kernels all come through here.
+
+    key       everything a binding depends on: threads and modes; the shape, dtype, device and contiguity of every tensor; the
+              structure of every ragged tensor, and how often its offsets were written to; every number and string
+    binding   a program with everything but the addresses of the call's tensors: its numbers and derived arrays, how its outputs
+              and scratch are allocated, what its results are (`bound`)
+
+A warm call walks over its arguments once to make the key, looks it up, and runs the binding. It checks nothing again: whatever a
+check could find is part of the key. A call without a binding is bound by its owner, which checks everything and remembers it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from operator import attrgetter
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import empty_like, get_num_threads, is_grad_enabled
+
+from serrate import settings
+from serrate.ir.expr import Array
+from serrate.modes import is_batch_invariant
+from serrate.runtime import memory
+from serrate.runtime.launch import CppExecutable, Executable
+from serrate.runtime.locks import Lock
+from serrate.runtime.results import Result
+from serrate.schedule.plan import Plan
+from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor.hints import NO_HINTS, Hints
+from serrate.tensor.jagged import trusted
+
+Key = tuple[Any, ...]
+Leaves = list[Any]
+"""What a binding reads at every call, in the order of the arguments: tensors, the values of ragged tensors, and numbers that are
+not part of the key."""
+Other = Callable[[Any, list[Any], Leaves, list[Any]], None]
+"""Describes what is neither a tensor, nor a plain number or string, nor a plain container: value, key, leaves, objects."""
+
+Apart = Callable[[Sequence[int]], None]
+"""Raises where, at these addresses of a program's tensors, memory is shared that must not be."""
+
+BINDINGS = 64
+"""How many bindings are remembered in one place; the oldest goes first. Each keeps its structures alive."""
+
+_lock = Lock()
+
+
+# --- keys ----------------------------------------------------------------------------------------------------------------
+
+
+_of_tensor: Callable[[torch.Tensor], tuple[Any, ...]] = attrgetter("shape", "dtype", "requires_grad", "is_cpu")
+"""One call instead of four: keys are made at every call."""
+
+
+def key_of(
+    values: Iterable[Any],
+    leaves: Leaves,
+    objects: list[Any],
+    other: Other,
+    live: bool = False,
+    key: list[Any] | None = None,
+) -> list[Any]:
+    """The key of a call with these arguments; given `key`, extends it instead. Appends the arguments' tensors to the leaves.
+
+    Structures are told apart by identity: a binding keeps those in its key alive, so their ids are not reused. `live` floats are
+    leaves instead of part of the key.
+    """
+    if key is None:
+        key = [get_num_threads(), is_grad_enabled(), settings.current().backend, is_batch_invariant()]
+    for value in values:
+        kind = type(value)
+        if kind is torch.Tensor:
+            leaves.append(value)
+            described = _of_tensor(value)
+            key += (described, value.is_contiguous())
+            if not described[3]:
+                key.append(value.device)
+        elif kind is JaggedTensor:
+            # Its device is that of its structure.
+            own, structure, hints = value._values, value._structure, value._hints
+            leaves.append(own)
+            key += (_of_tensor(own), own.is_contiguous(), id(structure))
+            if hints is not NO_HINTS:
+                key.append(hints)
+            for rows in structure._rows:
+                key += rows.versions()
+        elif live and kind is float:
+            key.append(kind)
+            leaves.append(value)
+        elif kind is int or kind is bool or value is None or kind is str:
+            key += (kind, value)
+        elif isinstance(value, torch.Tensor):
+            leaves.append(value)
+            key += (kind, _of_tensor(value), value.is_contiguous(), value.device)
+        elif kind is tuple or kind is list:
+            key += (kind, len(value))
+            key_of(value, leaves, objects, other, live, key)
+        elif kind is dict:
+            key += (kind, *value)
+            key_of(value.values(), leaves, objects, other, live, key)
+        else:
+            other(value, key, leaves, objects)
+    return key
+
+
+# --- bindings ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything about a call that depends only on its offsets and extents: made once, used by every call like it."""
+
+    plan: Plan
+    executable: Executable
+    arrays: tuple[torch.Tensor, ...]
+    indices: tuple[tuple[int, Array], ...]
+    """Which of the arrays are integers that a caller may change from call to call, and where they come from."""
+    symbols: tuple[int, ...]
+    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    """Of outputs and scratch that are allocated for the call."""
+    private: tuple[torch.Tensor, ...]
+    results: tuple[Result, ...] = ()
+
+
+@dataclass(frozen=True)
+class Doubles:
+    """Floats among the leaves that a program reads from memory: other floats need no other binding."""
+
+    places: tuple[int, ...]
+
+
+Source = int | torch.Tensor | Doubles
+"""Where a program's tensor comes from: the place of a leaf, a tensor that the binding holds, or floats among the leaves."""
+
+
+class Binding(Protocol):
+    """Runs a call, given its leaves; results go into memory that the caller has, where it fits."""
+
+    def __call__(self, leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> Any: ...
+
+
+def bound(
+    ready: Prepared,
+    sources: Sequence[Source],
+    tensors: Sequence[torch.Tensor],
+    *,
+    results: Sequence[Result] = (),
+    require: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None] | None = None,
+    found: Sequence[int] = (),
+    finish: Callable[[list[Any]], Any] | None = None,
+    apart: Apart | None = None,
+    keep: Sequence[object] = (),
+) -> Binding:
+    """A program bound to everything but the addresses of a call's tensors.
+
+    `tensors` are those of this call, one for each source. `require` judges the tensors at the places `found`; `finish` turns the
+    results into what the call returns, and without it the call returns None; `apart` checks addresses; `keep` lives as long as
+    the binding.
+    """
+    count, private = len(sources), ready.private
+    device = tensors[0].device if tensors else torch.device("cpu")
+    models = [(shape, dtype, _model(shape, dtype, sources, tensors)) for shape, dtype in ready.shapes]
+    shapes = [*(t.shape for t in tensors), *(shape for shape, _ in ready.shapes), *(row.shape for row in private)]
+    # Most results are handed out in the shape that they are allocated in.
+    parts = [(r.place, None if shapes[r.place] == r.shape else r.shape, r.structure, r.hints) for r in results]
+    launch = _launch(ready, sources, shapes, apart, keep)
+    if not models and require is None and finish is None:
+        return launch
+
+    def run(leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> Any:
+        if into:
+            made = _into(into, models, parts, count, device)
+        else:
+            made = []
+            for shape, dtype, model in models:
+                made.append(memory.empty(shape, dtype, device) if model is None else empty_like(leaves[model]))
+        launch(leaves, made)
+        if require is not None:
+            require(_given(sources, leaves), [made[k - count] for k in found])
+        if finish is None:
+            return None
+        returned: list[Any] = []
+        for place, shown, structure, hints in parts:
+            values = made[place - count] if place >= count else _given(sources, leaves)[place]
+            if shown is not None:
+                values = values.view(shown)
+            returned.append(values if structure is None else trusted(values, structure, hints))
+        return finish(returned)
+
+    return run
+
+
+def _launch(
+    ready: Prepared, sources: Sequence[Source], shapes: Sequence[Sequence[int]], apart: Apart | None, keep: Sequence[object]
+) -> Binding:
+    """Runs the program on the leaves of a call, and on what was allocated for it."""
+    executable, arrays, symbols = ready.executable, ready.arrays, ready.symbols
+    if not isinstance(executable, CppExecutable):
+
+        def execute(leaves: Leaves, into: Sequence[torch.Tensor] = (), _keep: object = keep) -> None:
+            executable([*_given(sources, leaves), *into, *ready.private], arrays, symbols)
+
+        return execute
+    function, packed, addresses, numbers, rows, _ = executable.bound([*map(prod, shapes)], arrays, symbols)
+    known, places, floats, count = addresses, list[tuple[int, int]](), list[tuple[int, tuple[int, ...]]](), len(sources)
+    for k, source in enumerate(sources):
+        if isinstance(source, int):
+            places.append((k, source))
+        elif isinstance(source, Doubles):
+            floats.append((k, source.places))
+        else:
+            known[k] = source.data_ptr()
+
+    def launch(leaves: Leaves, into: Sequence[torch.Tensor] = (), _keep: object = (arrays, sources, keep)) -> None:
+        pointers = known.copy()
+        for k, place in places:
+            pointers[k] = leaves[place].data_ptr()
+        for k, own in floats:
+            # Alive until the program has run.
+            doubles = array("d", map(leaves.__getitem__, own))
+            pointers[k] = doubles.buffer_info()[0]
+        for k, each in enumerate(into, count) if into else ():
+            pointers[k] = each.data_ptr()
+        for k, row in rows:
+            pointers[k] = row()
+        if apart is not None:
+            apart(pointers)
+        function(packed(*pointers), numbers)
+
+    return launch
+
+
+def _given(sources: Sequence[Source], leaves: Leaves) -> list[Any]:
+    """The tensors that a program is given."""
+    return [leaves[source] if isinstance(source, int) else source for source in sources]
+
+
+Models = Sequence[tuple[tuple[int, ...], torch.dtype, int | None]]
+Parts = Sequence[tuple[int, tuple[int, ...] | None, Structure | None, Hints]]
+
+
+def _into(into: Sequence[torch.Tensor], models: Models, parts: Parts, count: int, device: torch.device) -> list[torch.Tensor]:
+    """Outputs in memory that the caller has. Memory of another size or dtype is not used; the caller sees that the result is not
+    there."""
+    given = {place - count: (own, shown) for (place, shown, _, _), own in zip(parts, into, strict=True)}
+    made = []
+    for k, (shape, dtype, _) in enumerate(models):
+        own, shown = given.get(k, (None, None))
+        if own is not None and own.shape == (shape if shown is None else shown) and own.dtype == dtype:
+            made.append(own.view(shape))
+        else:
+            made.append(memory.empty(shape, dtype, device))
+    return made
+
+
+def _model(shape: tuple[int, ...], dtype: torch.dtype, sources: Sequence[Source], tensors: Sequence[torch.Tensor]) -> int | None:
+    """The leaf that a small output is allocated like, which is the quickest way; None if there is none."""
+    if prod(shape) * dtype.itemsize < memory.SMALLEST:
+        for source, tensor in zip(sources, tensors, strict=True):
+            if isinstance(source, int) and type(tensor) is torch.Tensor and (tensor.shape, tensor.dtype) == (shape, dtype):
+                return source if tensor.is_contiguous() else None
+    return None
+
+
+# --- what is remembered --------------------------------------------------------------------------------------------------
+
+
+class CallState(Protocol):
+    """Bindings for one state of everything that is read beside arguments."""
+
+    bindings: OrderedDict[Key, Binding]
+
+    def read(self, objects: Sequence[Any]) -> Sequence[Any] | None:
+        """The tensors that are reached from these objects and from outside; None if anything is not as it was."""
+
+
+S = TypeVar("S", bound=CallState)
+
+
+class FastPath(Generic[S]):
+    """The bindings of one callee: a traced function, an operator, a compiled fusion, a device loop."""
+
+    def __init__(self, limit: int, *states: S) -> None:
+        self._limit = limit
+        self.states: tuple[S, ...] = states
+        """Used last, first. Replaced as a whole: a thread that comes in between may lose a state, which is then made again."""
+
+    def state(self, objects: Sequence[Any]) -> tuple[S | None, Sequence[Any]]:
+        """The state that everything is in, and the tensors reached; None if it is a new one."""
+        states = self.states
+        for k, state in enumerate(states):
+            reached = state.read(objects)
+            if reached is not None:
+                if k:
+                    self.states = (state, *states[:k], *states[k + 1 :])
+                return state, reached
+        return None, ()
+
+    def add(self, state: S) -> S:
+        """Remembers a state; the one that was not used for longest goes."""
+        self.states = (state, *self.states[: self._limit - 1])
+        return state
+
+
+def remember(bindings: OrderedDict[Key, Binding], key: Key, binding: Binding) -> None:
+    """Remembers a binding."""
+    with _lock:
+        while len(bindings) >= BINDINGS:
+            bindings.popitem(last=False)
+        bindings[key] = binding
