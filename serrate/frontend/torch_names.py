@@ -201,6 +201,7 @@ NOT_METHODS = (
     "rms_norm",
     "normalize",
     "embedding",
+    "embedding_bag",
     "dropout",
     "scaled_dot_product_attention",
 )

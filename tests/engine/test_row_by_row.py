@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serrate import JaggedTensor, Structure, jit
-from serrate.errors import CallError, DtypeError, ShapeError, StructureMismatch
+from serrate.errors import CallError, ShapeError, StructureMismatch
 from tests.engine.oracle import BACKENDS, STRATEGIES
 
 # Triton's interpreter computes where nothing exists, and says so.
@@ -158,13 +158,13 @@ def test_cross_entropy_refuses() -> None:
     with pytest.raises(
         ShapeError, match=r"cross_entropy of \(2, r0, 5\) and \(2, r0, 5\): the last dim of the logits holds the classes"
     ):
-        F.cross_entropy(logits, logits)
-    with pytest.raises(DtypeError, match=r"gather: indices must be integers, got torch\.float32"):
+        F.cross_entropy(logits, logits.long())
+    with pytest.raises(ShapeError, match=r"and the target must have .* the same dims if it holds probabilities"):
         F.cross_entropy(logits, wanted.float())
-    with pytest.raises(ShapeError, match=r"weight must have one value for each of 5 classes, got \(4,\)"):
+    with pytest.raises(ShapeError, match=r"weight must have one value for each class, got \(4,\)"):
         F.cross_entropy(logits, wanted, torch.ones(4))
-    with pytest.raises(CallError, match=r"label_smoothing must be 0, got 0\.1"):
-        F.cross_entropy(logits, wanted, label_smoothing=0.1)
+    with pytest.raises(CallError, match=r"label_smoothing must be between 0 and 1, got 1\.5"):
+        F.cross_entropy(logits, wanted, label_smoothing=1.5)
     with pytest.raises(CallError, match="reduction must be 'mean', 'sum' or 'none', got 'max'"):
         F.cross_entropy(logits, wanted, reduction="max")
     with pytest.raises(StructureMismatch, match="the rows differ"):

@@ -188,6 +188,7 @@ from serrate.frontend.ops.structure import (
     unflatten,
     unsqueeze,
 )
+from serrate.frontend.ops.tables import embedding_bag
 
 __all__ = [
     "ValuesIndices",
@@ -236,6 +237,7 @@ __all__ = [
     "div",
     "elu",
     "embedding",
+    "embedding_bag",
     "eq",
     "erf",
     "erfc",

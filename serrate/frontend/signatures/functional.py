@@ -12,6 +12,7 @@ from serrate.errors import CallError, ShapeError, TraceError
 from serrate.frontend import ops
 from serrate.frontend.ops.common import Number
 from serrate.frontend.ops.movement import require_inside
+from serrate.frontend.shapes import shown
 from serrate.frontend.signatures.reducing import vector_norm
 from serrate.ir.view import TensorView
 
@@ -68,6 +69,36 @@ def embedding(
     return found
 
 
+def embedding_bag(
+    input: TensorView,
+    weight: TensorView,
+    offsets: TensorView | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: TensorView | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> TensorView:
+    """Bags are the rows of a ragged `input`, those of a dense one of two dims, or parts of a flat one, by `offsets`."""
+    if max_norm is not None:
+        raise CallError("embedding_bag: max_norm changes the table while it is read; scale the table before the call")
+    if (offsets is not None) != (input.ndim == 1):
+        raise CallError(f"embedding_bag: offsets divide a tensor of one dim into bags, and only that; got {shown(input)}")
+    if offsets is not None:
+        if not include_last_offset:
+            # The total after them: added to a 0, and 0 to the others.
+            last = ops.pad(ops.mul(offsets, 0), 0, 0, 1, 1)
+            offsets = ops.add(ops.pad(offsets, 0, 0, 1), ops.mul(last, input.size_of(0)))
+        input, flat = ops.as_nested(input, offsets), per_sample_weights
+        per_sample_weights = None if flat is None else ops.as_nested(flat, offsets)
+    found = ops.embedding_bag(input, weight, mode=mode, per_sample_weights=per_sample_weights, padding_idx=padding_idx)
+    require_inside("embedding_bag", weight, 0, input)
+    return found
+
+
 def cross_entropy(
     input: TensorView,
     target: TensorView,
@@ -80,10 +111,15 @@ def cross_entropy(
 ) -> TensorView:
     if size_average is not None or reduce is not None:
         raise CallError("cross_entropy: size_average and reduce are deprecated; use reduction='mean', 'sum' or 'none'")
-    if label_smoothing:
-        raise CallError(f"cross_entropy: label_smoothing must be 0, got {label_smoothing}")
-    cost = ops.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction)
-    require_inside("cross_entropy: target", input, -1, target, ignored=ignore_index)
+    cost = ops.cross_entropy(
+        input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )
+    if not target.dtype.is_floating_point:
+        if input.domains[-1].is_ragged:
+            inside = ops.where(ops.eq(target, ignore_index), 0, target)
+            require_inside("cross_entropy: target", input, -1, ops.unsqueeze(inside, -1))
+        else:
+            require_inside("cross_entropy: target", input, -1, target, ignored=ignore_index)
     return cost
 
 
