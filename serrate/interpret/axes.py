@@ -104,7 +104,8 @@ def fixed(size: int) -> ConcreteAxis | None:
 def meet(one: ConcreteAxis | None, other: ConcreteAxis | None) -> bool:
     """Whether two dims may be aligned: they belong to the same tile, or at least one has a fixed number of lanes.
 
-    >>> meet(Axis("a"), Axis("b")), meet(Axis("a"), fixed(4)), meet(Axis("a", lanes=4), fixed(4))
+    >>> one, other = ConcreteAxis("a"), ConcreteAxis("b")
+    >>> meet(one, other), meet(one, fixed(4)), meet(ConcreteAxis("a", lanes=4), fixed(4))
     (False, False, True)
     """
     if one is other or one is None or other is None:

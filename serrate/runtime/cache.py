@@ -25,11 +25,11 @@ from serrate.runtime.compiler import Compiler
 
 _loaded: dict[str, Any] = {}
 _building = threading.Lock()
-"""Threads of one process build one after the other: what one has built, the next finds."""
+"""Threads of one process compile one at a time, so that each finds what the previous one compiled."""
 
 
 def _after_fork() -> None:
-    """A thread of the parent that held the lock does not exist in the child."""
+    """After a fork, the parent's thread that held the lock does not exist in the child."""
     global _building
     _building = threading.Lock()
 
@@ -49,14 +49,14 @@ class Unit:
 
 
 def functions(units: Sequence[Unit], prelude: str, compiler: Compiler) -> list[Any]:
-    """The functions of all units, building those that are missing in one translation unit."""
+    """The functions of all units; missing ones are compiled in one translation unit."""
     wanted = {unit.digest(prelude, compiler): unit for unit in units}
     with _building:
         for _ in range(3):
             missing = {d: u for d, u in wanted.items() if d not in _loaded and not _load(d, u.name)}
             if not missing:
                 break
-            # Entries that another process built can be cleared before they are loaded here.
+            # Entries compiled by another process may be cleared before they are loaded here.
             cache_folder.write(functools.partial(_build, units=missing, prelude=prelude, compiler=compiler))
         else:
             raise CacheError("built programs are deleted as soon as they are written; is something clearing the cache folder?")
@@ -68,7 +68,7 @@ def _symbol(name: str, digest: str) -> str:
 
 
 def _build(folder: Path, units: dict[str, Unit], prelude: str, compiler: Compiler) -> None:
-    # Processes that start together want the same programs: one builds, the others wait.
+    # Processes that start together need the same programs: one compiles, the others wait.
     lock = folder / f"{min(units)}.lock"
     with FileLock(lock):
         left = {d: u for d, u in units.items() if not (folder / d).is_dir()}
@@ -93,12 +93,12 @@ def _compile(folder: Path, units: dict[str, Unit], prelude: str, compiler: Compi
         for digest, text in texts.items():
             source_text = f"{prelude}\n{text}".encode()
             cache_folder.put(folder, digest, {"program.cpp": source_text, "program.so": library, "sha256": check})
-            # Loaded at once: another process may clear the cache as soon as an entry is in it.
+            # Loaded immediately: another process may clear the cache at any time.
             _loaded[digest] = _function(folder / digest / "program.so", content, _symbol(units[digest].name, digest))
 
 
 def _load(digest: str, name: str) -> bool:
-    """Loads an entry if it is in one of the places."""
+    """Loads an entry if one of the folders has it."""
     for place in cache_folder.places():
         entry = place / digest
         if not entry.is_dir():

@@ -27,7 +27,7 @@ from serrate import settings
 from serrate.errors import CacheError, CacheWarning
 
 PROGRAMS = "programs"
-"""The subfolder of the cache folder that holds one folder for each built program."""
+"""The subfolder of the cache folder with one folder per compiled program."""
 
 BUILDING, FAILED, REMOVING = "building-", "failed-", ".removing"
 """Folders of a build in progress, of a build that the compiler refused, and of an entry that is being deleted."""
@@ -50,7 +50,7 @@ def places() -> list[Path]:
 
 
 def check_private(path: Path) -> None:
-    """Refuses a folder that belongs to somebody else, or in which somebody else can put or exchange files."""
+    """Raises if a folder belongs to another user, or if another user can create or replace files in it."""
     status = path.stat()
     if status.st_uid != os.getuid():
         raise CacheError(f"{path} belongs to another user (uid {status.st_uid}); name a folder of your own in SERRATE_CACHE_DIR")
@@ -70,14 +70,14 @@ def check_private(path: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """The folder and the cache folder above it, closed to others from the moment they exist."""
+    """Creates the folder and the cache folder above it, private from the start."""
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
     for path in (folder.parent, folder):
         path.mkdir(mode=0o700, exist_ok=True)
 
 
 def write(use: Callable[[Path], None]) -> None:
-    """Calls `use` with the folder to write to; where that fails for reasons of the disk, with a temporary one instead."""
+    """Calls `use` with the folder to write to; if the disk fails, with a temporary one instead."""
     folder = settings.current().cache_dir / PROGRAMS
     try:
         make_private(folder)
@@ -139,7 +139,8 @@ def building(folder: Path) -> Iterator[Path]:
 
 
 def leftovers(folder: Path, failed_for: float = 0.0) -> list[Path]:
-    """What interrupted processes left: builds and locks that nobody holds, and sources that failed `failed_for` seconds ago."""
+    """Leftovers of interrupted processes: builds and locks that nobody holds, and sources that failed `failed_for` seconds
+    ago."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_symlink():
@@ -158,7 +159,7 @@ def leftovers(folder: Path, failed_for: float = 0.0) -> list[Path]:
 
 
 def discard(path: Path) -> None:
-    """Deletes a file or folder, whole or not at all for whoever looks at it from another process."""
+    """Deletes a file or folder atomically, as seen from other processes."""
     if path.is_file():
         path.unlink(missing_ok=True)
         return
@@ -197,7 +198,7 @@ def _sweep_once(folder: Path) -> None:
 
 
 def _is_free(lock: Path) -> bool:
-    # Taking the lock would make the file; a build whose lock does not exist yet began this instant.
+    # Taking the lock would create the file; a build whose lock does not exist yet has only just begun.
     if not lock.exists():
         return _age(lock.parent) > 60
     try:

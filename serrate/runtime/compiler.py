@@ -25,7 +25,7 @@ FLAGS = (
     "-fopenmp",
     "-fno-math-errno",
     "-fno-trapping-math",
-    # A product and a sum are two roundings, as in torch; where one is better, the code asks for it.
+    # A product and a sum round twice, as in torch; fused multiply-adds are written explicitly.
     "-ffp-contract=off",
     "-fno-exceptions",
     "-fno-rtti",
@@ -37,13 +37,13 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class Compiler:
-    """A compiler and everything about it that changes what it makes."""
+    """A compiler and everything about it that affects its output."""
 
     command: tuple[str, ...]
-    """The program and what stands before it, such as `ccache g++`."""
+    """The command, including wrappers such as `ccache g++`."""
     version: str
     native: str
-    """The flag that lets it use all instructions of this CPU."""
+    """The flag that enables all instructions of this CPU."""
     features: str
     """The CPU's instruction sets: a library built for one CPU must not be loaded on another."""
     extra: tuple[str, ...] = ()
@@ -53,9 +53,9 @@ class Compiler:
         return "\n".join((*self.command, self.version, self.native, self.features, *FLAGS, *self.extra))
 
     def build(self, source: Path, library: Path) -> None:
-        """Compiles `source` to `library`; a disk that cannot take it is an `OSError`."""
+        """Compiles `source` to `library`; raises `OSError` if the disk is full or read-only."""
         command = [*self.command, *FLAGS, self.native, *self.extra, "-o", str(library), str(source)]
-        # In the C locale messages are the ones looked for below.
+        # The C locale gives the messages that are searched for below.
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
         if done.returncode:
             for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):

@@ -1,4 +1,4 @@
-"""Indices that are outside: what the checks of a program have found, as errors.
+"""Indices out of range, found by a program's own checks, raised as errors.
 
 In: a fusion, its arguments, and what each of its `index_checks` found. Out: nothing, or an `IndexOutOfRange` that names the
 position; on a device it is raised at a later call, because nothing waits for the numbers.
@@ -20,7 +20,7 @@ from serrate.tensor.sync import on_host
 
 
 def require_inside(fusion: Fusion, args: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> None:
-    """Raises if a check has found something: at once on a CPU, on a device at a later call."""
+    """Raises if a check has found something: immediately on a CPU, at a later call on a GPU."""
     for check, one in zip(fusion.index_checks, found, strict=True):
         if not on_host(one):
             forms = [(arg.shape, arg.dtype) for arg in args]
@@ -54,7 +54,7 @@ def _limit(check: IndicesInside, size: int | None) -> str:
 
 
 def _outside(fusion: Fusion, check: IndicesInside, args: Sequence[torch.Tensor]) -> IndexOutOfRange:
-    """The error that names the first index outside, found by evaluating once more what the check looked at."""
+    """The error that names the first index out of range, found by evaluating the checked indices again."""
     again = fusion.clone()
     copy = again.index_checks[fusion.index_checks.index(check)]
     again.outputs, again.index_checks = [], []

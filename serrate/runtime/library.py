@@ -25,12 +25,12 @@ from serrate.runtime.compiler import find_compiler
 
 
 def group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Offsets of `count` groups, and the permutation that puts equal keys side by side, each group in its old order.
+    """Offsets of `count` groups, and the stable permutation that puts equal keys side by side.
 
     >>> group_by(torch.tensor([2, 0, 2, 1]), 3)
     (tensor([0, 1, 2, 4]), tensor([1, 3, 0, 2]))
     """
-    # Keys of no group come last, behind every group's end.
+    # Keys outside all groups come last.
     known = torch.where((keys < 0) | (keys >= count), count, keys)
     ordered, permutation = torch.sort(known, stable=True)
     bounds = torch.arange(count + 1, device=keys.device, dtype=ordered.dtype)
@@ -49,13 +49,13 @@ def invert(permutation: Tensor) -> tuple[Tensor]:
 
 
 def topk(x: Tensor, k: int, dim: int, largest: int) -> tuple[Tensor, Tensor]:
-    """The `k` largest or smallest along a dim, in order, and where they are."""
+    """The `k` largest or smallest elements along a dim, in order, and their positions."""
     values, indices = torch.topk(x, k, dim, bool(largest))
     return values, indices
 
 
 def sort(x: Tensor, dim: int, descending: int) -> tuple[Tensor, Tensor]:
-    """The elements along a dim in order, equal ones as they were, and where they were."""
+    """A stable sort along a dim: the elements and their original positions."""
     values, indices = torch.sort(x, dim=dim, descending=bool(descending), stable=True)
     return values, indices
 
@@ -83,7 +83,7 @@ FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {f.__name__: f for f i
 
 
 def compiled_group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`group_by` by generated code's own compiler: a counting sort instead of a comparing one."""
+    """`group_by` as compiled C++: a counting sort instead of a comparison sort."""
     threads = torch.get_num_threads() if len(keys) >= 1 << 15 else 1
     offsets, permutation = torch.empty(count + 1, dtype=torch.int64, device="cpu"), torch.empty_like(keys)
     scratch = torch.empty((threads, count + 1), dtype=torch.int64, device="cpu")
@@ -93,7 +93,7 @@ def compiled_group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def compiled_sort_rows(x: Tensor, within: Tensor, positions: Tensor, before: int, descending: int) -> tuple[Tensor, Tensor]:
-    """`sort_rows` without comparing elements of different rows: each row is sorted where it lies."""
+    """`sort_rows` without comparing elements of different rows: each row is sorted in place."""
     inner = prod(x.shape[before + within.ndim :])
     within, total = within.reshape(-1), int(positions)
     starts = torch.cat([(within[:total] == 0).nonzero().flatten(), positions])
@@ -101,7 +101,7 @@ def compiled_sort_rows(x: Tensor, within: Tensor, positions: Tensor, before: int
     outer = prod(x.shape[:before])
     threads = torch.get_num_threads() if x.numel() >= 1 << 13 else 1
     values, indices = torch.empty_like(x), torch.empty(x.shape, dtype=torch.int64, device="cpu")
-    # Two rows of words for each thread; a word is a key and a position, each of at most 64 bits.
+    # Two rows of words per thread; a word is a key and a position, each of at most 64 bits.
     scratch = torch.empty((threads, 2, longest, 2), dtype=torch.int64, device="cpu")
     pointers = (ctypes.c_void_p * 5)(*(t.data_ptr() for t in (x, starts, values, indices, scratch)))
     numbers = (threads, outer, len(starts) - 1, inner, len(within), longest, descending)
