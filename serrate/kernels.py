@@ -29,7 +29,7 @@ from serrate.tiles.launch import CompiledKernel, Options, Variant
 CPU_DEVICE = torch.device("cpu")
 
 EFFORTS = ("none", "quick", "full")
-BACKENDS = ("cpp", "reference")
+BACKENDS = ("cpp", "reference", "triton")
 FOR_GPUS = (
     "flatten_loops", "indexing", "l2_groupings", "load_eviction_policies", "loop_orders", "num_stages", "num_warps", "pid_type",
     "range_flattens", "range_multi_buffers", "range_num_stages", "range_unroll_factors", "range_warp_specializes",
@@ -128,10 +128,7 @@ class Kernel:
     def on(self, backend: str) -> CompiledKernel:
         """The kernel compiled for a backend: "cpp", or "reference", which runs the same loop program with plain torch."""
         if backend not in BACKENDS:
-            known = (
-                f"kernels run on a CPU so far, not on {backend}" if backend == "triton" else f"no backend is called {backend!r}"
-            )
-            raise BackendError(f"{known}: {choices(backend, BACKENDS)}")
+            raise BackendError(f"no backend is called {backend!r}: {choices(backend, BACKENDS)}")
         alone = is_batch_invariant()
         if (backend, alone) not in self._compiled:
             for name, value in self._without_effect().items():

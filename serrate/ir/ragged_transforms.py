@@ -309,8 +309,9 @@ def cover(ragged: IterDomain, bound: Expr | int, group: IterDomain | None = None
     return once(ragged, ("cover", length, None if group is None else group.uid), make)[0]
 
 
-def within_row(component: IterDomain, whole: IterDomain, length: Expr) -> RaggedIterDomain:
-    """I -> its leading positions, as many as a component's row has; `length` is an expression in COORDINATE.
+def within_row(component: IterDomain, whole: IterDomain, length: Expr, bound: Expr | None = None) -> RaggedIterDomain:
+    """I -> its leading positions, as many as a component's row has; `length` is an expression in COORDINATE, and `bound` is not less
+    than all lengths together.
 
     >>> str(within_row(IterDomain(3, name="c"), IterDomain(9, name="k"), Array("n")[COORDINATE]))
     'ragged.kr{n[c]}'
@@ -318,7 +319,8 @@ def within_row(component: IterDomain, whole: IterDomain, length: Expr) -> Ragged
     plain("within_row", component), plain("within_row", whole)
 
     def make() -> Outputs:
-        row = RaggedIterDomain(total_of(component, length), name=f"{whole.name}r", component=component, length=length)
+        total = total_of(component, length)
+        row = RaggedIterDomain(total, name=f"{whole.name}r", component=component, length=length, bound=bound)
         return finish(WithinRow((whole,), (), const(0)), (row,))
 
     return cast(RaggedIterDomain, once(whole, ("within_row", component.uid, length), make)[0])

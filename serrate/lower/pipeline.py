@@ -26,6 +26,7 @@ from serrate.lower.passes.launch_bounds import launch_bounds
 from serrate.lower.passes.long_sums import long_sums
 from serrate.lower.passes.name_indices import name_indices
 from serrate.lower.passes.narrow import narrow
+from serrate.lower.passes.pad_lanes import pad_lanes
 from serrate.lower.passes.prefetch import prefetch
 from serrate.lower.passes.strip_mine import strip_mine
 from serrate.lower.passes.tabulate import tabulate
@@ -42,6 +43,8 @@ Pass = Callable[[LoopProgram], LoopProgram]
 def passes(target: Target) -> list[tuple[str, Pass]]:
     """All passes over loop programs, in order, with their names."""
     wanted: list[tuple[bool, Pass]] = [
+        # blocks have powers of two lanes
+        (target.power_of_two_lanes, pad_lanes),
         # folds of lanes are loops
         (not target.folds, unfold),
         # lanes of private blocks that nobody reads are not computed

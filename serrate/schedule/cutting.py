@@ -114,7 +114,17 @@ def ragged(program: TileProgram, phase: Phase, loop: Loop) -> Loop:
     _check_ends(rows, axis, loop)
     length = maximum(rows.length - axis.begin, 0) if axis.begin.value != 0 else rows.length
     length = length.substitute({rows.component.position: COORDINATE})
-    return replace(loop, domain=ragged_transforms.within_row(rows.counted, axis.domain, length))
+    bound = _positions(program, rows) if (axis.begin.bounds[0] or 0) >= 0 else None
+    return replace(loop, domain=ragged_transforms.within_row(rows.counted, axis.domain, length, bound))
+
+
+def _positions(program: TileProgram, rows: CutRows) -> Expr | None:
+    """How many positions all rows have together, where they lie between offsets into so many."""
+    at = rows.component.position
+    for offsets, most in program.limits:
+        if rows.length is offsets[at + 1] - offsets[at] and not most.arrays:
+            return most
+    return None
 
 
 def _check_ends(rows: CutRows, axis: Axis, loop: Loop) -> None:
@@ -248,7 +258,8 @@ class _Copy(Renaming):
         """What a loop of the copy runs over: its axis, as far as the row has positions."""
         own = {old.domain.uid: new.domain for old, new in self.axes.items()}
         if isinstance(domain, RaggedIterDomain) and isinstance(domain.definition, ragged_transforms.WithinRow):
-            return ragged_transforms.within_row(domain.component, own[domain.definition.inputs[0].uid], domain.length)
+            whole = own[domain.definition.inputs[0].uid]
+            return ragged_transforms.within_row(domain.component, whole, domain.length, domain.bound)
         return own[domain.uid]
 
 
@@ -358,7 +369,7 @@ class Cut:
         by_position = {a.position: a for a in self.program.axes}
         axes = [by_position[lane.symbol] for lane in local.lanes if by_position[lane.symbol] is not self.component]
         name = f"{local.name}_kept"
-        dims = [IterDomain(self.list.extent_expr, name=f"{name}_0")]
+        dims = [IterDomain(self.list.extent_expr, name=f"{name}_0", bound=self.list.bound)]
         around = [a for a in self._inside if a not in axes]
         for axis in (*around, *axes):
             if not self._has_one_size(axis):

@@ -7,11 +7,13 @@ is not shown, the program was refused before, with the carried value to blame.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Element, Expr, Sum, Symbol
-from serrate.ir.loops import Block, Dot, Load, Reduce, Write, expressions_of, flat_index, values_of
+from serrate.ir.loops import Block, Dot, Lanes, Load, Reduce, Write, expressions_of, flat_index, values_of
 from serrate.ir.ragged_transforms import Combine
 from serrate.ir.tile import GRID, Around, Axis, Leaf, Loop, Phase, Statement, TileProgram, statements
 from serrate.ir.transforms import Split
@@ -52,6 +54,7 @@ def sizes(program: TileProgram, rows: int, target: Target, asked: Mapping[str, i
     _products(program.axes, chosen, facts, target)
     _vectors(program, phase, chosen, facts, target)
     _rest(program, phase, chosen, target)
+    _fit(program, phase, chosen, target)
     found = {a.name: max(chosen[a], a.least) for a in program.axes}
     return {
         a.name: (asked or {}).get(a.name, found[a.name]) if a.looped and a.block is None else found[a.name] for a in program.axes
@@ -129,6 +132,34 @@ def _vectors(program: TileProgram, phase: Phase, chosen: dict[Axis, int], facts:
         if not chosen[axis] and axis.position in facts.along:
             size = _stored_size(phase, axis)
             chosen[axis] = _at_most(axis, target.widest if size is None else 2 * target.store_bytes // size)
+
+
+def _fit(program: TileProgram, phase: Phase, chosen: dict[Axis, int], target: Target) -> None:
+    """Halves tiles that the user left open until no statement has a larger block than the target holds."""
+    axes = {a.position: a for a in program.axes}
+    blocks = [
+        [axes[lane.symbol] for lane in lanes]
+        for node in statements(phase.body)
+        if isinstance(node, Block)
+        for lanes in _held_at_once(node)
+    ]
+    for block in blocks:
+        while math.prod(map(chosen.__getitem__, block)) > target.largest:
+            widest = max((a for a in block if a.looped and a.block is None), key=lambda a: (chosen[a], a.name), default=None)
+            if widest is None or chosen[widest] <= max(widest.least, target.least_matmul if _multiplied(phase, widest) else 1):
+                break
+            chosen[widest] = -(-chosen[widest] // 2)
+
+
+def _held_at_once(node: Block) -> Iterable[Lanes]:
+    """The lanes of blocks that a statement makes: a product of floats never holds all three of its own."""
+    if isinstance(node, Dot) and node.local.dtype.is_floating_point:
+        return itertools.combinations(node.lanes, len(node.lanes) - 1)
+    return [node.lanes]
+
+
+def _multiplied(phase: Phase, axis: Axis) -> bool:
+    return any(isinstance(n, Dot) and axis.position in {lane.symbol for lane in n.lanes} for n in statements(phase.body))
 
 
 def _stored_size(phase: Phase, axis: Axis) -> int | None:

@@ -148,7 +148,7 @@ def _two_loops(
         return None
     domain = again.domain
     if isinstance(loop.domain, RaggedIterDomain):
-        domain = within_row(loop.domain.component, domain, loop.domain.length)
+        domain = within_row(loop.domain.component, domain, loop.domain.length, loop.domain.bound)
     return again, (first, Loop(domain, loop.kind, second, tuple(Carry((each,), passes.second) for each in sums)))
 
 

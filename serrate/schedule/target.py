@@ -23,6 +23,8 @@ class Target:
     """The most lanes one dim may have."""
     block: int
     """Elements of a block that is reduced at once where that takes more than one operator: each block has work of its own."""
+    largest: int
+    """Elements that one block may have at most."""
     near_block: int
     """Elements of a block that several statements of a kernel read, so that it must stay close."""
     simple_block: int
@@ -65,6 +67,7 @@ CPU = Target(
     least_matmul=1,
     widest=1024,
     block=2048,
+    largest=1 << 24,
     near_block=1024,
     simple_block=0,
     store_bytes=512,
@@ -89,6 +92,7 @@ GPU = Target(
     least_matmul=16,
     widest=1024,
     block=2048,
+    largest=16384,
     near_block=2048,
     simple_block=8192,
     store_bytes=8192,

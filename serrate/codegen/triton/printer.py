@@ -7,11 +7,12 @@ Only `triton.language` is used. Lanes are `tl.arange`s; a value has its own lane
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import keyword
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import torch
 
 from serrate.codegen.expressions import Spelling, written
 from serrate.codegen.names import Reserved, identifier, renamed, spellings
-from serrate.errors import DtypeError, VerificationError
+from serrate.errors import VerificationError
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
 from serrate.ir.loops import (
     Assign,
@@ -82,6 +83,9 @@ FUNCTIONS: dict[str, str] = {
     "sub": "({0} - {1})",
     "mul": "({0} * {1})",
     "div": "({0} / {1})",
+    "bitand": "({0} & {1})",
+    "bitor": "({0} | {1})",
+    "bitxor": "({0} ^ {1})",
     "lt": "({0} < {1})",
     "le": "({0} <= {1})",
     "gt": "({0} > {1})",
@@ -156,6 +160,8 @@ REDUCERS = {
 PRELUDE = (Path(__file__).parent / "prelude.txt").read_text()
 """The prelude of generated modules: imports, then helper functions, whose names begin with `HELPER`."""
 HELPER = "sr_"
+LEAST_PRODUCT = 16
+"""The fewest rows, columns or depth that `tl.dot` takes."""
 RESERVED = Reserved(
     frozenset((*keyword.kwlist, *dir(builtins), "tl", "triton", "libdevice", "position")),
     re.compile(rf"v\d+|{HELPER}\w*|__\w*"),
@@ -244,6 +250,8 @@ class _TritonPrinter:
         self.count = 0
         self.lanes_of: dict[Symbol, Lanes] = {}
         self.variables: dict[Symbol, str] = {}
+        self.single: dict[Symbol, str] = {}
+        """Lanes that a loop runs over, one at a time: what holds all their positions."""
         self.shared: dict[tuple[int, Lanes, Guard], str] = {}
         self.kept: list[Value] = []
 
@@ -254,6 +262,7 @@ class _TritonPrinter:
         arrays = self._arrays(every)
         symbols = self._symbols(every)
         lanes = dict.fromkeys(lane for n in every for lane in (*getattr(n, "lanes", ()), *_counted(n)))
+        self.blocks = {n.local.name: n.local for n in every if isinstance(n, Declare)}
         for lane in lanes:
             self.lanes_of[lane.symbol] = (lane,)
             # Two loops over one domain may have blocks of different sizes.
@@ -283,7 +292,7 @@ class _TritonPrinter:
         for node in every:
             for expr in (*expressions_of(node), *self._strides(node)):
                 for e in expr.walk():
-                    if isinstance(e, Element | Search):
+                    if isinstance(e, Element | Search) and not e.array.local:
                         found[e.array] = None
         return tuple(found)
 
@@ -326,10 +335,17 @@ class _TritonPrinter:
             minimum="tl.minimum",
             maximum="tl.maximum",
             symbol=lambda s: self.spread(self.variables.get(s, s.name), self.lanes_of.get(s, ()), lanes),
-            element=lambda e, go: _clamped(f"tl.load({self.names[e.array]} + {go(e.index)}).to(tl.int64)", e, go),
+            element=lambda e, go: _clamped(self._element(e, lanes, go), e, go),
             search=self._search,
         )
         return written(expr, spelling)
+
+    def _element(self, e: Element, lanes: Lanes, go: Callable[[Expr], str]) -> str:
+        """An element of an array in memory, or of a private block of indices."""
+        if not e.array.local:
+            return f"tl.load({self.names[e.array]} + {go(e.index)}).to(tl.int64)"
+        block = self.blocks[e.array.name]
+        return self.spread(block.name, _places(e.index, block), lanes)
 
     def _search(self, e: Search, go: Callable[[Expr], str]) -> str:
         name = "sr_owners" if self.lanes_in(e.position) | self.lanes_in(e.first) else "sr_owner"
@@ -339,6 +355,7 @@ class _TritonPrinter:
         return f"{name}({self.names[e.array]}{row}, {go(e.count)}, {go(e.position)}{wide})"
 
     def lanes_in(self, expr: Expr) -> set[Lane]:
+        """The lanes that an index depends on. A number that the program has worked out has none, or is a block of its own."""
         return {lane for s in expr.symbols for lane in self.lanes_of.get(s, ())}
 
     # --- loops -----------------------------------------------------------------------------------------------------------
@@ -372,20 +389,9 @@ class _TritonPrinter:
 
     def _node(self, node: Node) -> None:
         if isinstance(node, For):
-            lane, variable = self.lanes_of.pop(node.symbol, None), self.variables.get(node.symbol)
-            if lane is not None:
-                # A domain that is lanes elsewhere in the kernel: the variable for its lanes must not be overwritten by the loop's
-                # index.
-                self.variables[node.symbol] = f"{node.symbol}_now"
-            self.put(f"for {self.variables.get(node.symbol, node.symbol.name)} in range(0, {self.index(node.extent)}):")
-            self.indent += 1
-            outer = self.shared
-            self.shared = {}
-            self._nodes(node.body)
-            self.shared = outer
-            self.indent -= 1
-            if lane is not None and variable is not None:
-                self.lanes_of[node.symbol], self.variables[node.symbol] = lane, variable
+            extent = self.index(node.extent)
+            with self._one_lane(node.symbol) as name:
+                self._under(f"for {name} in range(0, {extent}):", node.body)
         elif isinstance(node, Bind):
             self._bind(node)
         elif isinstance(node, Declare):
@@ -396,10 +402,52 @@ class _TritonPrinter:
             else:
                 self.put(f"{node.local.name} = tl.full([], {number}, {kind})")
             self._forget(node.local.name)
+        elif isinstance(node, If):
+            self._if(node)
+        elif isinstance(node, While):
+            self._nodes(node.test)
+            self._under(f"while {self._all(node.guard)}:", (*node.body, *node.test))
         elif not isinstance(node, Prefetch):
-            if isinstance(node, If | While):
-                raise VerificationError("the triton backend has no branches on numbers of the device")
             self._block(node)
+
+    @contextlib.contextmanager
+    def _one_lane(self, s: Symbol) -> Iterator[str]:
+        """What a loop index is called. Where it counts the lanes of a block, statements in the loop are about that lane alone."""
+        lanes, variable = self.lanes_of.pop(s, None), self.variables.get(s, s.name)
+        if lanes:
+            self.variables[s] = f"{s}_now"
+            self.single[s] = variable
+        yield self.variables.get(s, s.name)
+        if lanes:
+            self.lanes_of[s], self.variables[s] = lanes, variable
+            del self.single[s]
+
+    def _if(self, node: If) -> None:
+        if node.then:
+            self._under(f"if {self._all(node.guard)}:", node.then)
+        if node.other:
+            self._under("else:" if node.then else f"if not ({self._all(node.guard)}):", node.other)
+
+    def _all(self, guard: Guard) -> str:
+        return " & ".join(f"({self._condition(g, ())})" for g in guard) or "True"
+
+    def _under(self, head: str, body: Sequence[Node]) -> None:
+        """Statements inside a loop or a branch: what they compute is not there behind it."""
+        self.put(head)
+        self.indent += 1
+        outer, self.shared = self.shared, {}
+        with contextlib.ExitStack() as scope:
+            for node in body:
+                if isinstance(node, Bind) and self.lanes_of.get(node.symbol):
+                    scope.enter_context(self._one_lane(node.symbol))
+                self._node(node)
+        if not body or all(isinstance(n, Prefetch) for n in body):
+            self.put("pass")
+        self.shared = outer
+        self.indent -= 1
+        for node in nodes(tuple(body)):
+            for local in (*written_by(node), *([node.local] if isinstance(node, Declare) else [])):
+                self._forget(local.name)
 
     def _block(self, node: Assign | Reduce | Fold | Dot | Running | Write) -> None:
         """A block operation; its lane-invariant conditions become a branch around it."""
@@ -420,10 +468,7 @@ class _TritonPrinter:
         if isinstance(node, Write):
             self._write(node)
         elif isinstance(node, Assign):
-            value = self._full(node.value, node.lanes, node.guard)
-            mask = self._mask(node.guard, node.lanes, set(node.lanes))
-            self.put(f"{node.local.name} = {f'tl.where({mask}, {value}, {node.local.name})' if mask else value}")
-            self._forget(node.local.name)
+            self._assign(node)
         elif isinstance(node, Reduce):
             self._reduce(node)
         elif isinstance(node, Fold):
@@ -439,9 +484,10 @@ class _TritonPrinter:
         self.shared = {key: name for key, name in self.shared.items() if key[0] not in stale}
 
     def _bind(self, node: Bind) -> None:
-        self.lanes_of[node.symbol] = node.lanes
+        if node.lanes:
+            self.lanes_of[node.symbol] = node.lanes
         if not node.lanes or isinstance(node.expr, Search):
-            self.put(f"{node.symbol} = {self.index(node.expr, node.lanes)}")
+            self.put(f"{self.variables.get(node.symbol, node.symbol.name)} = {self.index(node.expr, node.lanes)}")
             return
         assert isinstance(node.expr, Element)
         mask = self._mask(node.guard, node.lanes, set(node.lanes))
@@ -485,7 +531,7 @@ class _TritonPrinter:
                 return f"tl.full([], {int(value.number)}, tl.int64)"
             return _number(float(value.number) if value.dtype.is_floating_point else value.number)
         if isinstance(value, Held):
-            return self.spread(value.local.name, value.local.lanes, lanes)
+            return self._held(value.local, lanes)
         key = (id(value), lanes, guard)
         if key not in self.shared or raw:
             text = self._load(value, lanes, guard, raw) if isinstance(value, Load) else self._compute(value, lanes, guard)
@@ -496,6 +542,34 @@ class _TritonPrinter:
             self.shared[key] = name
             self.kept.append(value)
         return self.shared[key]
+
+    def _held(self, local: Local, lanes: Lanes) -> str:
+        """A private block, spread over `lanes`; of a lane that a loop runs over, the position that it is at."""
+        text, own = local.name, local.lanes
+        for lane in (each for each in local.lanes if each.symbol in self.single):
+            text = f"tl.sum(tl.where({self._at_lane(lane, own)}, {text}, 0), {own.index(lane)})"
+            own = tuple(other for other in own if other is not lane)
+        if own != local.lanes:
+            text = f"{text}.to({TYPES[carried_dtype(local.dtype)]})"
+        return self.spread(text, own, lanes)
+
+    def _at_lane(self, lane: Lane, lanes: Lanes) -> str:
+        """Where a lane is the one that a loop is at."""
+        return f"{self.spread(self.single[lane.symbol], (lane,), lanes)} == {self.variables[lane.symbol]}"
+
+    def _assign(self, node: Assign) -> None:
+        local, mask = node.local, self._mask(node.guard, node.lanes, set(node.lanes))
+        value = self._full(node.value, node.lanes, node.guard)
+        value = f"tl.where({mask}, {value}, {self._held(local, node.lanes)})" if mask else value
+        single = [lane for lane in local.lanes if lane.symbol in self.single]
+        if single:
+            here = " & ".join(f"({self._at_lane(lane, local.lanes)})" for lane in single)
+            left = tuple(lane for lane in local.lanes if lane not in single)
+            new = self.fresh()
+            self.put(f"{new} = {value}")
+            value = f"tl.where({here}, {self.spread(new, left, local.lanes)}, {local.name})"
+        self.put(f"{local.name} = {value}")
+        self._forget(local.name)
 
     def _load(self, value: Load, lanes: Lanes, guard: Guard, raw: bool) -> str:
         pointer, own = self._pointer(value.tensor, value.index, lanes)
@@ -563,7 +637,9 @@ class _TritonPrinter:
         return f"({total}) * 1.0" if all(c.isdigit() for c in counts) else f"({total}).to({TYPES[value.dtype]})"
 
     def _full(self, value: Value, lanes: Lanes, guard: Guard) -> str:
-        """A value as a block with exactly these lanes."""
+        """A value as a block of exactly these lanes."""
+        if isinstance(value, Constant):
+            return f"tl.full({_shape(lanes)}, {_number(value.number)}, {TYPES[carried_dtype(value.dtype)]})"
         text = self.value(value, lanes, guard)
         return f"tl.broadcast_to({text}, {_shape(lanes)})" if lanes else text
 
@@ -572,7 +648,12 @@ class _TritonPrinter:
         pointer += self._still(set(node.lanes) - own, node.lanes)
         mask = self._mask(node.guard, node.lanes, set(node.lanes))
         value = self._full(node.value, node.lanes, node.guard)
-        self.put(f"tl.store({pointer}, {value}{f', mask={mask}' if mask else ''})")
+        masked = f", mask={mask}" if mask else ""
+        if node.add:
+            # Atomic additions do not convert.
+            self.put(f'tl.atomic_add({pointer}, ({value}).to({TYPES[node.tensor.dtype]}){masked}, sem="relaxed")')
+        else:
+            self.put(f"tl.store({pointer}, {value}{masked})")
 
     def _reduce(self, node: Reduce) -> None:
         local, lanes = node.local, node.lanes
@@ -602,10 +683,7 @@ class _TritonPrinter:
         blocks = [self.fresh() for _ in node.locals]
         for k, (block, local, value) in enumerate(zip(blocks, node.locals, node.values, strict=True)):
             dtype = TYPES[carried_dtype(local.dtype)]
-            if isinstance(value, Constant):
-                text = f"tl.full({_shape(node.lanes)}, {_number(value.number)}, {dtype})"
-            else:
-                text = f"{self._full(value, node.lanes, node.guard)}.to({dtype})"
+            text = f"{self._full(value, node.lanes, node.guard)}.to({dtype})"
             nothing = _number(node.reduction.identity(k, local.dtype))
             self.put(f"{block} = {f'tl.where({mask}, {text}, {nothing})' if mask else text}")
         every = ", ".join(blocks)
@@ -667,26 +745,43 @@ class _TritonPrinter:
 
     def _dot(self, node: Dot) -> None:
         rows, columns, depth = node.lanes
-        if not node.local.dtype.is_floating_point:
-            raise DtypeError("matrix products of integers are made on a CPU only, as in torch: convert the operands to floats")
-        left = self._operand(node.left, (rows, depth), node.guard, depth)
-        right = self._operand(node.right, (depth, columns), node.guard, depth)
-        precision = ', input_precision="ieee"' if node.local.dtype == torch.float32 else ""
-        kind = TYPES[node.local.dtype]
-        self.put(f"{node.local.name} = tl.dot({left}, {right}, acc={node.local.name}{precision}, out_dtype={kind})")
-        self._forget(node.local.name)
+        local, kind = node.local.name, TYPES[carried_dtype(node.local.dtype)]
+        left, left_dtype = self._operand(node.left, (rows, depth), node.guard)
+        right, right_dtype = self._operand(node.right, (depth, columns), node.guard)
+        if not node.local.dtype.is_floating_point or min(lane.size for lane in node.lanes) < LEAST_PRODUCT:
+            # Tensor cores take floats, and no smaller blocks.
+            left, right = self._named(left), self._named(right)
+            self.put(f"{local} += tl.sum({left}.to({kind})[:, :, None] * {right}.to({kind})[None, :, :], 1)")
+        else:
+            common = torch.promote_types(left_dtype, right_dtype)
+            left, right = (
+                text if own == common else f"{text}.to({TYPES[common]})"
+                for text, own in ((left, left_dtype), (right, right_dtype))
+            )
+            precision = ', input_precision="ieee"' if common == torch.float32 else ""
+            self.put(f"{local} = tl.dot({left}, {right}, acc={local}{precision}, out_dtype={kind})")
+        self._forget(local)
 
-    def _operand(self, value: Value, lanes: Lanes, guard: Guard, depth: Lane) -> str:
+    def _named(self, text: str) -> str:
+        name = self.fresh()
+        self.put(f"{name} = {text}")
+        return name
+
+    def _operand(self, value: Value, lanes: Lanes, guard: Guard) -> tuple[str, torch.dtype]:
+        """A block of a product, and the dtype that it has."""
         own = tuple(g for g in guard if (self.lanes_in(g.left) | self.lanes_in(g.right)) <= set(lanes))
-        if isinstance(value, Load):
-            return self.value(value, lanes, own, raw=not self.interpreted)
-        # A prologue may turn a masked zero into something else.
+        wide = carried_dtype(value.dtype)
+        if isinstance(value, Load) and self._pointer(value.tensor, value.index, lanes)[1] == set(lanes):
+            return self.value(value, lanes, own, raw=not self.interpreted), wide if self.interpreted else value.dtype
+        # What a prologue makes of a masked zero need not be zero.
         mask = self._mask(own, lanes, set(lanes))
         text = self._full(value, lanes, own)
-        text = f"tl.where({mask}, {text}, 0.0)" if mask else text
-        # A value rounded to 16 bits is combined with a 16-bit operand.
-        rounded = isinstance(value, Call) and value.function == "cast" and carried_dtype(value.dtype) != value.dtype
-        return f"({text}).to({TYPES[value.dtype]})" if rounded and not self.interpreted else text
+        text = f"tl.where({mask}, {text}, 0)" if mask else text
+        # What is rounded to sixteen bits meets an operand that has them.
+        rounded = isinstance(value, Call) and value.function == "cast" and wide != value.dtype
+        if rounded and not self.interpreted:
+            return f"({text}).to({TYPES[value.dtype]})", value.dtype
+        return text, wide
 
 
 def _room(lane: Lane, condition: Less) -> Expr:
@@ -695,6 +790,20 @@ def _room(lane: Lane, condition: Less) -> Expr:
     if end is None:
         raise VerificationError(f"the guard {condition} does not bound the lane {lane}")
     return end
+
+
+def _places(index: Expr, block: Local) -> Lanes:
+    """The lanes along which a private block is read: its own, or others of the same sizes."""
+    terms = dict(index.terms) if isinstance(index, Sum) else {index: 1}
+    by_stride = {factor: term for term, factor in terms.items()}
+    found, stride = [], math.prod(lane.size for lane in block.lanes)
+    for lane in block.lanes:
+        stride //= lane.size
+        at = by_stride.get(stride)
+        if not isinstance(at, Symbol) or len(terms) != len(block.lanes):
+            raise VerificationError(f"{block} is read at {index}, which does not say at which position of each lane")
+        found.append(Lane(at, lane.size))
+    return tuple(found)
 
 
 def _counted(node: Node) -> tuple[Lane, ...]:
