@@ -310,8 +310,9 @@ def cover(ragged: IterDomain, bound: Expr | int, group: IterDomain | None = None
 
 
 def within_row(component: IterDomain, whole: IterDomain, length: Expr, bound: Expr | None = None) -> RaggedIterDomain:
-    """I -> its leading positions, as many as a component's row has; `length` is an expression in COORDINATE, and `bound` is not less
-    than all lengths together.
+    """I -> its leading positions, as many as a component's row has; `length` is an expression in COORDINATE.
+
+    `bound` is an upper bound of all lengths together.
 
     >>> str(within_row(IterDomain(3, name="c"), IterDomain(9, name="k"), Array("n")[COORDINATE]))
     'ragged.kr{n[c]}'

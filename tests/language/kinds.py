@@ -14,6 +14,7 @@ import torch
 import serrate
 from serrate.errors import StrategyError
 from serrate.kernels import Kernel
+from tests.conftest import FULL
 
 TILES: tuple[int | str, ...] = (
     1,
@@ -23,6 +24,7 @@ TILES: tuple[int | str, ...] = (
     "cpp",
     "reference masked",
     "reference persistent_dynamic cut",
+    *(("triton", "triton masked", "triton persistent_dynamic cut") if FULL else ()),
 )
 """Tiles of the interpreter; backends of the compiler, with a strategy where it is not its own choice."""
 

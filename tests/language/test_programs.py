@@ -173,6 +173,13 @@ def test_compiled(kind: str, seed: int) -> None:
     agree(program, ["cpp"], [program.plans[seed % len(program.plans)]])
 
 
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("seed", range(200, 220 if FULL else 201))
+def test_on_triton(kind: str, seed: int) -> None:
+    program = write(Random(seed), kind)
+    agree(program, ["triton"], program.plans if FULL else [program.plans[seed % len(program.plans)]])
+
+
 @pytest.mark.slow
 @given(random=st.randoms(use_true_random=False), kind=st.sampled_from(EVERY_KIND))
 def test_search(random: Random, kind: str) -> None:

@@ -1,0 +1,110 @@
+"""Tile kernels as Triton: every example under every strategy, interpreted; and compiled for a GPU that need not be there.
+
+Expected values come from the check of each example, which is plain torch row by row.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import serrate
+import serrate.language as hl
+from serrate import JaggedTensor
+from tests.conftest import FULL
+from tests.language.kinds import LENGTHS, ran
+from tests.language.test_examples import NAMES, example
+
+ROOT = Path(__file__).resolve().parents[2]
+STRATEGIES = ("maskless", "masked", "persistent_dynamic cut")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", NAMES)
+def test_examples(name: str, strategy: str) -> None:
+    torch.manual_seed(0)
+    for kind in LENGTHS if FULL else ("bimodal", "zeros"):
+        example(name).check(LENGTHS[kind], lambda kernel: ran(kernel, f"triton {strategy}"))
+
+
+def test_examples_compile_for_a_gpu() -> None:
+    """In a process of its own: this one interprets."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.language.compiled", *(NAMES if FULL else NAMES[3:9:2])]
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def rows(lengths: list[int]) -> JaggedTensor:
+    torch.manual_seed(0)
+    return JaggedTensor.from_lengths(torch.randn(sum(lengths)), lengths)
+
+
+def test_branches_and_loops_on_numbers_of_the_device() -> None:
+    def halvings(x: JaggedTensor) -> torch.Tensor:
+        out = torch.zeros(x.num_rows, dtype=torch.int64)
+        for b in hl.grid(x.num_rows):
+            left, steps = x.lengths[b], 0
+            while left > 1:
+                left = left // 2
+                steps = steps + 1
+            if steps > 2:
+                out[b] = steps
+            else:
+                out[b] = -steps
+        return out
+
+    lengths = [1, 0, 9, 40, 3]
+    steps = [max(n.bit_length() - 1, 0) for n in lengths]
+    found = serrate.kernel(halvings).on("triton")(rows(lengths))
+    assert found.tolist() == [s if s > 2 else -s for s in steps]
+
+
+def test_atomic_adds() -> None:
+    def histogram(x: JaggedTensor, bins: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(4, dtype=torch.int64)
+        for b in hl.grid(x.num_rows):
+            for k in hl.tile(x.max_length):
+                hl.atomic_add(out, [bins[x[b, k]]], torch.ones_like(x[b, k]))
+        return out
+
+    ids = JaggedTensor.from_lengths(torch.tensor([0, 1, 2, 2, 1, 0, 0]), [3, 0, 4])
+    bins = torch.tensor([3, 1, 3])
+    wanted = torch.bincount(bins[ids.values], minlength=4)
+    assert torch.equal(serrate.kernel(histogram).on("triton")(ids, bins), wanted)
+
+
+@pytest.mark.parametrize("width", [1, 3, 5, 48])
+def test_widths_that_are_no_powers_of_two(width: int) -> None:
+    def centred(x: JaggedTensor) -> JaggedTensor:
+        out = torch.zeros_like(x)
+        for b in hl.grid(x.num_rows):
+            for k in hl.tile(x.max_length, block_size=3):
+                block = x[b, k, :]
+                out[b, k, :] = block - block.mean(1, keepdim=True)
+        return out
+
+    x = JaggedTensor.from_lengths(torch.randn(11, width), [4, 0, 7])
+    wanted = x.values - x.values.mean(1, keepdim=True)
+    torch.testing.assert_close(serrate.kernel(centred).on("triton")(x).values, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
+def test_products_of_small_and_of_integer_blocks(dtype: torch.dtype) -> None:
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(a.size(0), b.size(1), dtype=a.dtype)
+        for i, j in hl.tile([a.size(0), b.size(1)], block_size=[4, 5]):
+            acc = hl.zeros([i, j], dtype=torch.int32 if a.dtype == torch.int32 else torch.float32)
+            for k in hl.tile(a.size(1), block_size=3):
+                acc = acc + a[i, k] @ b[k, j]
+            out[i, j] = acc.to(a.dtype)
+        return out
+
+    a, b = (torch.randint(-3, 4, shape).to(dtype) for shape in ((9, 7), (7, 11)))
+    wanted = (a.double() @ b.double()).to(dtype)
+    assert torch.equal(serrate.kernel(product).on("triton")(a, b), wanted)
