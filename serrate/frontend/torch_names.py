@@ -23,6 +23,7 @@ from serrate.frontend.ops.elementwise import typed
 from serrate.frontend.signatures import functional as of_networks
 from serrate.frontend.signatures import pointwise, reducing, shaping
 from serrate.ir.view import TensorView
+from serrate.tensor.torch_private import GROUPED_MM
 
 OF_ONE = (  # noqa: SIM905  a list of words reads better without quotes
     "neg abs exp log sqrt rsqrt reciprocal sigmoid tanh erf floor ceil square isnan logical_not sin cos sign trunc "
@@ -196,6 +197,8 @@ def _by_name() -> dict[str, Callable[..., Any]]:
 
 NOT_METHODS = (
     "linear",
+    "einsum",
+    "grouped_mm",
     "cross_entropy",
     "layer_norm",
     "rms_norm",
@@ -236,6 +239,8 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
         "mT": shaping.matrix_transpose,
         torch.Tensor.__getitem__: shaping.getitem,
     }
+    if GROUPED_MM is not None:
+        spellings[GROUPED_MM] = of_networks.grouped_mm
     found.update((name, spelled(operation, NAMES.get(operation.__name__))) for name, operation in spellings.items())
     typed: dict[Any, Callable[..., Any]] = {
         torch.linalg.vector_norm: reducing.vector_norm,

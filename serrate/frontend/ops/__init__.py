@@ -16,6 +16,7 @@ from serrate.frontend.ops.blocks import (
     regroup,
     transpose,
 )
+from serrate.frontend.ops.einsum import einsum
 from serrate.frontend.ops.elementwise import (
     abs,
     add,
@@ -235,6 +236,7 @@ __all__ = [
     "deg2rad",
     "digamma",
     "div",
+    "einsum",
     "elu",
     "embedding",
     "embedding_bag",

@@ -11,6 +11,7 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import apart, match, under
 from serrate.frontend.ops.common import NoOperand, require_equal
 from serrate.frontend.ops.elementwise import add, as_dtype, typed
+from serrate.frontend.ops.structure import squeeze, unsqueeze
 from serrate.frontend.shapes import both, shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain
@@ -37,6 +38,10 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
     for side in (x, w):
         if not isinstance(side, TensorView):
             raise NoOperand(f"both operands must be tensors, got {side!r} of type {type(side).__name__}")
+    if w.ndim == 1 and x.ndim > 1:
+        return squeeze(matmul(x, unsqueeze(w, 1)), -1)
+    if x.ndim == 1 and w.ndim > 1:
+        return squeeze(matmul(unsqueeze(x, 0), w), -2)
     fusion = x.fusion
     what = f"matmul of {both(x, w)}"
     if x.ndim < 2 or w.ndim < 2 or (w.ndim > 3 and w.ndim != x.ndim):
@@ -45,7 +50,7 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
         )
     if x.dtype != w.dtype:
         raise DtypeError(f"{what}: dtypes must be equal, got {x.dtype} and {w.dtype}; convert one of them")
-    dtype, carried = _dtypes("matmul", x)
+    dtype, carried = product_dtypes("matmul", x)
     k, j = x.domains[-1], w.domains[-1]
     if k.is_ragged != w.domains[-2].is_ragged:
         raise ShapeError(
@@ -119,7 +124,7 @@ def linear(x: TensorView, weight: TensorView, bias: TensorView | None = None) ->
     what = f"linear of {shown(x)} and a weight {shown(weight)}: the features of both"
     require_equal(fusion, what, k, weight.domains[1], "linear: the features of rows and weight")
     kept = (*x.domains[:-1], j)
-    dtype, carried = _dtypes("linear", x)
+    dtype, carried = product_dtypes("linear", x)
     state = fusion.tensor(carried, kept)
     sides = operand(x, x.domains), operand(weight, (j, k))
     product = call("mul", *(as_dtype(side, carried) for side in sides), dtype=carried)
@@ -127,7 +132,7 @@ def linear(x: TensorView, weight: TensorView, bias: TensorView | None = None) ->
     return typed(out if bias is None else add(out, bias), dtype)
 
 
-def _dtypes(name: str, x: TensorView) -> tuple[torch.dtype, torch.dtype]:
+def product_dtypes(name: str, x: TensorView) -> tuple[torch.dtype, torch.dtype]:
     """The dtype of a product of tensors of one dtype, and the dtype it accumulates in; integers wrap around either way."""
     if x.dtype == torch.bool:
         raise DtypeError(f"{name}: {x.dtype} is not supported; convert it first")

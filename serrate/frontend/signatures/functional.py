@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from serrate.errors import CallError, ShapeError, TraceError
 from serrate.frontend import ops
 from serrate.frontend.ops.common import Number
@@ -19,6 +21,58 @@ from serrate.ir.view import TensorView
 
 def linear(input: TensorView, weight: TensorView, bias: TensorView | None = None) -> TensorView:
     return ops.linear(input, weight, bias)
+
+
+def einsum(equation: str, *operands: TensorView) -> TensorView:
+    return ops.einsum(equation, *operands)
+
+
+def bmm(input: TensorView, mat2: TensorView) -> TensorView:
+    return _of_dims("bmm", 3, input, mat2)
+
+
+def mm(input: TensorView, mat2: TensorView) -> TensorView:
+    return _of_dims("mm", 2, input, mat2)
+
+
+def mv(input: TensorView, vec: TensorView) -> TensorView:
+    return ops.matmul(input, vec)
+
+
+def _of_dims(name: str, dims: int, a: TensorView, b: TensorView) -> TensorView:
+    if a.ndim != dims or b.ndim != dims:
+        raise ShapeError(f"{name} of {shown(a)} and {shown(b)}: both must have {dims} dims; use matmul")
+    return ops.matmul(a, b)
+
+
+def grouped_mm(
+    mat_a: TensorView,
+    mat_b: TensorView,
+    *,
+    offs: TensorView | None = None,
+    bias: TensorView | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> TensorView:
+    """A product for each group. Without `offs` the groups are dim 0 of both, whose rows may be ragged; `offs` are the ends of
+    groups in the flat dim: the rows of `mat_a`, the columns of `mat_b`, or the dim that both contract."""
+    if bias is not None:
+        raise CallError("grouped_mm: bias is not supported, in torch neither; add it to the result")
+    if offs is None:
+        found = _of_dims("grouped_mm", 3, mat_a, mat_b)
+        return found if out_dtype is None else ops.cast(found, out_dtype)
+    offsets = ops.pad(offs, 0, 1, 0)
+    if (mat_a.ndim, mat_b.ndim) == (2, 3):
+        rows = ops.as_nested(mat_a, offsets)
+        found = ops.as_flattened(ops.matmul(rows, mat_b))
+    elif (mat_a.ndim, mat_b.ndim) == (3, 2):
+        columns = ops.as_nested(mat_b, offsets, ragged_dim=1)
+        found = ops.as_flattened(ops.einsum("gmk,kgn->mgn", mat_a, columns), component_dim=1, ragged_dim=2)
+    elif (mat_a.ndim, mat_b.ndim) == (2, 2):
+        a, b = ops.as_nested(mat_a, offsets, ragged_dim=1), ops.as_nested(mat_b, offsets)
+        found = ops.einsum("mgk,gkn->gmn", a, b)
+    else:
+        raise ShapeError(f"grouped_mm of {shown(mat_a)} and {shown(mat_b)}: offs divide a dim of a tensor of two dims")
+    return found if out_dtype is None else ops.cast(found, out_dtype)
 
 
 def layer_norm(
