@@ -74,7 +74,7 @@ class InPlaceError(SerrateError, RuntimeError):
 
 
 class TraceAttributeError(TraceError, AttributeError):
-    """An attribute of a ragged tensor that is not known while tracing, such as its values or lengths."""
+    """An attribute of a ragged tensor that is not known while tracing, such as its device or its longest row."""
 
 
 class GradientError(SerrateError, RuntimeError):

@@ -385,6 +385,11 @@ class TensorView:
             raise CallError(f"{name} is not supported on ragged tensors in a traced function ({user_line()})")
         return cls.operators[function](*args, **(kwargs or {}))
 
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise CallError(
+            f"a tensor cannot be called ({user_line()}): values, lengths and offsets are attributes, so write x.values, x.lengths"
+        )
+
     def __bool__(self) -> bool:
         raise TraceError(
             f"a branch on data cannot be traced, because data is not known at trace time ({user_line()}); write "
@@ -405,7 +410,7 @@ class TensorView:
     __int__ = __index__ = __float__
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("T", "mT"):
+        if name in ATTRIBUTES:
             return TensorView.operators[name](self)
         if name in TensorView.operators:
             operation = TensorView.operators[name]
@@ -422,6 +427,8 @@ class TensorView:
         )
 
 
+ATTRIBUTES = ("T", "mT", "values", "lengths", "offsets")
+"""Operations without arguments that are written as attributes."""
 _DATA = ("item", "tolist", "numpy", "unbind", "nonzero")
 """Methods that return host data or depend on it."""
 

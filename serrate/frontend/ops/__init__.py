@@ -102,6 +102,7 @@ from serrate.frontend.ops.padding import (
     from_padded,
     to_padded,
 )
+from serrate.frontend.ops.parts import lengths, offsets, position, tril, triu, values, with_values
 from serrate.frontend.ops.products import (
     linear,
     matmul,
@@ -275,6 +276,7 @@ __all__ = [
     "ldexp",
     "le",
     "leaky_relu",
+    "lengths",
     "lerp",
     "lgamma",
     "linear",
@@ -300,8 +302,10 @@ __all__ = [
     "mul",
     "ne",
     "neg",
+    "offsets",
     "pad",
     "permute",
+    "position",
     "pow",
     "prod",
     "rad2deg",
@@ -340,11 +344,15 @@ __all__ = [
     "to_padded",
     "topk",
     "transpose",
+    "tril",
+    "triu",
     "trunc",
     "unflatten",
     "unsqueeze",
+    "values",
     "var",
     "where",
+    "with_values",
     "xlogy",
 ]
 

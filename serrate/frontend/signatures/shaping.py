@@ -63,6 +63,14 @@ def narrow(input: TensorView, dim: int, start: int, length: int) -> TensorView:
     return ops.slice(input, dim, start, start + length)
 
 
+def tril(input: TensorView, diagonal: int = 0) -> TensorView:
+    return ops.tril(input, diagonal)
+
+
+def triu(input: TensorView, diagonal: int = 0) -> TensorView:
+    return ops.triu(input, diagonal)
+
+
 def flip(input: TensorView, *dims: Any) -> TensorView:
     for dim in dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims:
         input = ops.flip(input, dim)
