@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from serrate.ir.conditions import bounding, bounds_a_lane, conditions_of
 from serrate.ir.expr import const
 from serrate.ir.loops import (
     Assign,
@@ -24,7 +25,6 @@ from serrate.ir.loops import (
     Fold,
     For,
     Guard,
-    Held,
     Lanes,
     Load,
     Local,
@@ -32,11 +32,12 @@ from serrate.ir.loops import (
     Reduce,
     existing,
     held,
+    symbols_of,
 )
 from serrate.ir.reductions import Reduction, States
 from serrate.ir.solve import end_of
 from serrate.ir.tile import SERIAL
-from serrate.ir.values import Call, Constant, Value, call, carried_dtype, rewrite
+from serrate.ir.values import COSTLY, Call, Constant, Value, call, carried_dtype, rewrite
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,16 @@ class ReductionTile:
     def reduced(self) -> Lanes:
         return tuple(lane for lane in self.lanes if lane not in self.kept)
 
+    def of(self, state: Local) -> ReductionTile:
+        """The tile as a state sees it that has not all the lanes that others keep."""
+        gone = [lane for lane in self.kept if lane not in state.lanes]
+        if not gone:
+            return self
+        symbols = {lane.symbol for lane in gone}
+        lanes, kept = (tuple(lane for lane in every if lane not in gone) for every in (self.lanes, self.kept))
+        guard, kept_guard = (tuple(g for g in every if not g.symbols & symbols) for every in (self.guard, self.kept_guard))
+        return ReductionTile(lanes, guard, kept, kept_guard)
+
 
 def expand(
     kind: Reduction, states: tuple[Local, ...], values: tuple[Value, ...], tile: ReductionTile, *, merge: bool
@@ -59,11 +70,11 @@ def expand(
     """Block statements that combine `values` (whole states where `merge`) into `states` over the lanes the states do not have."""
     new = values if merge else kind.lifted(values)
     if kind.operator is not None:
-        product = as_dot(kind, states[0], new[0], tile)
+        product = as_dot(states[0], new[0], tile) if kind.operator == "sum" else None
         return [product or Reduce(tile.lanes, tile.guard, states[0], kind.operator, new[0])]
     carried = tuple(map(held, states))
     if not tile.reduced:
-        return assigned(states, kind.combine(carried, new), tile.lanes, tile.guard)
+        return assigned(states, kind.combine(carried, new), [(tile.of(s).lanes, tile.of(s).guard) for s in states])
     if kind.in_block is None:
         return [Fold(tile.lanes, tile.guard, states, kind, new)]
     block = _BlockEmitter(kind, states, tile)
@@ -75,28 +86,30 @@ def steps(fold: Fold) -> list[Node]:
     """A fold as loops."""
     kept = fold.locals[0].lanes
     combined = fold.reduction.combine(tuple(map(held, fold.locals)), fold.values)
-    body = assigned(fold.locals, combined, tuple(lane for lane in fold.lanes if lane in kept), fold.guard)
+    lanes = tuple(lane for lane in fold.lanes if lane in kept)
+    body = assigned(fold.locals, combined, [(lanes, fold.guard)] * len(fold.locals))
     for lane in reversed(fold.lanes):
         if lane not in kept:
             body = [For(lane.symbol, const(lane.size), SERIAL, tuple(body), const(lane.size))]
     return body
 
 
-def assigned(states: Sequence[Local], values: States, lanes: Lanes, guard: Guard) -> list[Node]:
-    """Statements after which all states hold these values, which read what the states held before."""
+def assigned(states: Sequence[Local], values: States, where: Sequence[tuple[Lanes, Guard]]) -> list[Node]:
+    """Statements after which all states hold these values, which read what the states held before; each in its own lanes."""
     out: list[Node] = []
     pending = dict(zip(states, values, strict=True))
+    places = dict(zip(states, where, strict=True))
     while pending:
         free = next((s for s in pending if not any(_reads(v, s) for other, v in pending.items() if other is not s)), None)
         if free is None:
             # Around in a circle: what the others need of one is kept aside.
             free = next(iter(pending))
             before = Local(f"{free.name}_before", free.dtype, free.lanes)
-            out += [Declare(before, None), Assign(lanes, guard, before, held(free))]
+            out += [Declare(before, None), Assign(*places[free], before, held(free))]
             pending = {s: v if s is free else _reading(v, free, before) for s, v in pending.items()}
         value = pending.pop(free)
         if value is not held(free):
-            out.append(Assign(lanes, guard, free, value))
+            out.append(Assign(*places[free], free, value))
     return out
 
 
@@ -119,7 +132,7 @@ class _BlockEmitter:
     nodes: list[Node] = field(default_factory=list)
 
     def reduced(self, state: int, operator: str, value: Value) -> Value:
-        local, dtype = self._like(state), self.states[state].dtype
+        local, tile, dtype = self._like(state), self.tile.of(self.states[state]), self.states[state].dtype
         if operator == "sum" and isinstance(value, Constant) and value.number == 1 and self._bounded():
             # The elements that exist are counted by where they end.
             return existing(self.tile.reduced, self._own_guard(), dtype)
@@ -127,20 +140,33 @@ class _BlockEmitter:
             # A block is short enough to be reduced in the dtype of its elements.
             local = replace(local, dtype=torch.float32)
         self.declared.append(Declare(local, self.kind.identity(state, local.dtype)))
-        self.nodes.append(Reduce(self.tile.lanes, self.tile.guard, local, operator, value))
+        self.nodes.append(Reduce(tile.lanes, tile.guard, local, operator, value))
         return held(local) if local.dtype == dtype else call("cast", held(local), dtype=dtype)
 
     def once(self, state: int, value: Value) -> Value:
-        local = self._like(state)
+        local, tile = self._like(state), self.tile.of(self.states[state])
         self.declared.append(Declare(local, self.kind.identity(state, local.dtype)))
-        self.nodes.append(Assign(self.tile.kept, self.tile.kept_guard, local, value))
+        self.nodes.append(Assign(tile.kept, tile.kept_guard, local, value))
+        return held(local)
+
+    def each(self, value: Value) -> Value:
+        if not any(isinstance(v, Load) or (isinstance(v, Call) and v.function in COSTLY) for v in value.walk()):
+            return value
+        tile = self.tile.of(self.states[0])
+        local = replace(self._like(0), dtype=value.dtype, lanes=tile.lanes)
+        whole = all(bounds_a_lane(g, tile.lanes) for g in tile.guard)
+        self.declared.append(Declare(local, None if whole else 0))
+        self.nodes.append(Assign(tile.lanes, tile.guard, local, value))
         return held(local)
 
     def update(self, states: States) -> None:
-        self.nodes += assigned(self.states, states, self.tile.kept, self.tile.kept_guard)
+        tiles = [self.tile.of(s) for s in self.states]
+        self.nodes += assigned(self.states, states, [(tile.kept, tile.kept_guard) for tile in tiles])
 
     def into(self, state: int, operator: str, value: Value) -> None:
-        self.nodes.append(Reduce(self.tile.lanes, self.tile.guard, self.states[state], operator, value))
+        local, tile = self.states[state], self.tile.of(self.states[state])
+        product = as_dot(local, value, tile) if operator == "sum" else None
+        self.nodes.append(product or Reduce(tile.lanes, tile.guard, local, operator, value))
 
     def _like(self, state: int) -> Local:
         like, names = self.states[state], {n.local.name for n in self.declared if isinstance(n, Declare)}
@@ -156,27 +182,56 @@ class _BlockEmitter:
         return all(end_of(g, symbol) is not None for g in self._own_guard() for symbol in reduced if symbol in g.symbols)
 
 
-def as_dot(kind: Reduction, local: Local, value: Value, tile: ReductionTile) -> Dot | None:
-    """The reduction as a matrix product, if it is one: a product of two blocks that share exactly the reduced lane."""
-    if kind.operator != "sum" or len(tile.reduced) != 1 or len(tile.kept) != 2:
-        return None
-    if not (isinstance(value, Call) and value.function == "mul"):
+def as_dot(local: Local, value: Value, tile: ReductionTile) -> Dot | None:
+    """A sum as a matrix product, if it is one: of products of two blocks that share exactly the reduced lane.
+
+    A product takes conditions on one lane each. Where others do not hold, an operand is 0 (`existing_only`, `Block.each`).
+    """
+    if len(tile.reduced) != 1 or len(tile.kept) != 2 or not (isinstance(value, Call) and value.function == "mul"):
         return None
     inner = tile.reduced[0]
     left, right = value.args
     for a, b in ((left, right), (right, left)):
         if lanes_of(a, tile.lanes) == {tile.kept[0], inner} and lanes_of(b, tile.lanes) == {tile.kept[1], inner}:
-            return Dot((*tile.kept, inner), tile.guard, local, a, b)
+            lanes = (*tile.kept, inner)
+            return Dot(lanes, bounding(tile.guard, lanes), local, a, b)
     return None
 
 
 def lanes_of(value: Value, lanes: Lanes) -> set[object]:
     """The lanes a value varies over."""
-    found: set[object] = set()
-    for node in value.walk():
-        if isinstance(node, Held):
-            found.update(node.local.lanes)
-        elif isinstance(node, Load):
-            symbols = frozenset().union(*(e.symbols for e in node.index)) if node.index else frozenset()
-            found.update(lane for lane in lanes if lane.symbol in symbols)
-    return found
+    symbols = symbols_of(value)
+    return {lane for lane in lanes if lane.symbol in symbols}
+
+
+def existing_only(kind: Reduction, values: tuple[Value, ...], tile: ReductionTile) -> tuple[tuple[Value, ...], ReductionTile]:
+    """An element that changes nothing unless a condition on positions holds need not exist where it does not hold.
+
+    m max= where(k <= q, x, -inf)   ->   m max= x  where k <= q
+    t sum= where(k <= q, x, 0) * y  ->   the same  where k <= q
+    """
+    neutral, (value, *others) = kind.neutral(values[0].dtype), values
+    if neutral is None or not isinstance(value, Call):
+        return values, tile
+    if kind.operator == "sum" and value.function == "mul":
+        found = tuple(g for side in value.args for g in _chosen(side, 0)[0])
+        return values, replace(tile, guard=_with(tile.guard, found))
+    found, kept = _chosen(value, neutral)
+    return (kept, *others), replace(tile, guard=_with(tile.guard, found))
+
+
+def _with(guard: Guard, more: Guard) -> Guard:
+    return tuple(dict.fromkeys((*guard, *(g for g in more if not g.proven))))
+
+
+def _chosen(value: Value, other: float | int | bool) -> tuple[Guard, Value]:
+    """The conditions on positions without which a value is `other`, and what it is where they hold."""
+    if isinstance(value, Call) and value.function == "cast":
+        return _chosen(value.args[0], other)[0], value
+    if not (isinstance(value, Call) and value.function == "where"):
+        return (), value
+    test, there, missing = value.args
+    if not isinstance(missing, Constant) or missing.number != other:
+        return (), value
+    found, left = conditions_of(test)
+    return found, there if left is None else call("where", left, there, missing, dtype=value.dtype)

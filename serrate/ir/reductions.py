@@ -65,6 +65,9 @@ class Block(Protocol):
     def once(self, state: int, value: Value) -> Value:
         """`value`, computed once per block; shaped like `state`."""
 
+    def each(self, value: Value) -> Value:
+        """`value` of every element, worked out once where that takes long; 0 of elements that do not exist."""
+
     def update(self, states: States) -> None:
         """Assigns all states simultaneously."""
 
@@ -317,11 +320,22 @@ def _rescaled(a: States, b: States) -> States:
 def _rescaled_once(block: Block, carried: States, new: States) -> None:
     """Takes the block's maximum first: totals are rescaled once, and every element adds its power relative to the new maximum."""
     (m, *totals), (x, *weights) = carried, new
+    x = block.each(x) if len(totals) > 1 else x
     grown = _call("maximum", m, block.reduced(0, "max", x))
     scale = _call("exp_diff", m, grown)
+    scale = block.once(0, scale) if len(totals) > 1 else scale
     block.update((grown, *(_call("mul", t, scale) for t in totals)))
+    power = call("exp_diff", x, m, dtype=m.dtype)
+    power = block.each(power) if len(totals) > 1 else power
     for k, weight in enumerate(weights, 1):
-        block.into(k, "sum", _mul(weight, call("exp_diff", x, m, dtype=m.dtype)))
+        block.into(k, "sum", _weighted(power, weight))
+
+
+def _weighted(power: Value, weight: Value) -> Value:
+    """A power times a weight; where weights have sixteen bits, the power is rounded to as many, as the sides of a product are."""
+    if carried_dtype(weight.dtype) == weight.dtype:
+        return _mul(power, weight)
+    return call("mul", call("cast", power, dtype=weight.dtype), weight, dtype=power.dtype)
 
 
 def _powers(new: States, maximum: Value) -> States:

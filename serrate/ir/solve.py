@@ -70,3 +70,26 @@ def loosest(condition: Less, others: Collection[Symbol]) -> Less | None:
         return None
     zero: dict[Expr, Expr] = {s: const(0) for s in mine}
     return Less(condition.left.substitute(zero), condition.right.substitute(zero))
+
+
+def possible(condition: Less, others: Collection[Symbol]) -> Less | None:
+    """The condition that holds wherever this one does for some of the `others`, each between its bounds: it has none of them.
+    None where one of them is not a plain term, or has no bound on the side that matters.
+
+    >>> from serrate.ir.expr import symbol
+    >>> q, k = symbol("q", 0, 7), symbol("k", 0, 7)
+    >>> print(possible(Less(symbol("o") * 8 + k, q + 1), [q, k]))
+    o*8 < 8
+    """
+    mine = [s for s in condition.symbols if s in others]
+    if not mine:
+        return condition
+    difference = condition.left - condition.right
+    best: dict[Expr, Expr] = {}
+    for s in mine:
+        factor = factor_of(difference, s)
+        bound = s.bounds[0] if factor > 0 else s.bounds[1]
+        if not factor or bound is None:
+            return None
+        best[s] = const(bound)
+    return Less(condition.left.substitute(best), condition.right.substitute(best))

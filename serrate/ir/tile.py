@@ -92,9 +92,16 @@ class Accumulate:
     values: tuple[Value, ...]
     over: tuple[IterDomain, ...]
     merge: bool = False
+    places: tuple[Index, ...] = ()
+    """The index of each target, where some do not vary along all of `index`: the maximum of a row of scores is one for all
+    features of the values that the row weighs."""
+
+    def place(self, target: Tensor) -> Index:
+        """The index of a target."""
+        return self.places[self.targets.index(target)] if self.places else self.index
 
     def __str__(self) -> str:
-        targets = ", ".join(_access(t, self.index) for t in self.targets)
+        targets = ", ".join(_access(t, self.place(t)) for t in self.targets)
         how = f"merge {self.reduction}" if self.merge else str(self.reduction)
         return f"{targets} {how}= {', '.join(map(str, self.values))} over {', '.join(d.name for d in self.over)}"
 
@@ -290,8 +297,10 @@ Around = Loop | Along | ByLength | At
 Statement = Around | If | While | Leaf | Bind | Declare | Block
 
 
-def written_at(leaf: Leaf) -> Index:
-    """The index at which a statement writes its targets."""
+def written_at(leaf: Leaf, target: Tensor) -> Index:
+    """The index at which a statement writes one of its targets."""
+    if isinstance(leaf, Accumulate):
+        return leaf.place(target)
     return leaf.place if isinstance(leaf, Scan) else leaf.index
 
 

@@ -15,7 +15,7 @@ from serrate.analysis.guards import condition, needed
 from serrate.analysis.indices import Indices
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain
-from serrate.ir.expansion import ReductionTile, expand
+from serrate.ir.expansion import ReductionTile, existing_only, expand
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Symbol, const, maximum, minimum, symbol
 from serrate.ir.loops import (
     Assign,
@@ -147,9 +147,8 @@ class _PhaseLowering:
         """Blocks of what this phase both writes and reads; `fuse` has made sure that one position does both."""
         for leaf, loops in walk(phase.body):
             if isinstance(leaf, Leaf):
-                lanes = self._index_lanes(written_at(leaf), loops)
                 held_here = [t for t in leaf.targets if t in phase.reads and t.role is not Role.PRIVATE]
-                self.private.update((t, self._local(t, lanes)) for t in held_here)
+                self.private.update((t, self._local(t, self._index_lanes(written_at(leaf, t), loops))) for t in held_here)
         self.declared: set[int] = set()
         self.known: set[Local] = set()
 
@@ -232,10 +231,10 @@ class _PhaseLowering:
         return True
 
     def _states(self, leaf: Carrying, loops: tuple[Loop, ...]) -> tuple[Local, ...]:
-        lanes = self._index_lanes(leaf.index, loops)
         if isinstance(leaf, Scan):
+            lanes = self._index_lanes(leaf.index, loops)
             return tuple(Local(f"{t.name}_carry", t.dtype, lanes) for t in leaf.targets)
-        return tuple(self.private.get(t) or self._local(t, lanes) for t in leaf.targets)
+        return tuple(self.private.get(t) or self._local(t, self._index_lanes(leaf.place(t), loops)) for t in leaf.targets)
 
     def _declare(self, leaf: Carrying, loops: tuple[Loop, ...]) -> list[Node]:
         states = self._states(leaf, loops)
@@ -271,11 +270,10 @@ class _PhaseLowering:
         out: list[Node] = []
         if isinstance(leaf, Scan):
             return out
-        kept_loops = tuple(self._kept(leaf.index, loops))
-        scope = _LoopScope(kept_loops)
         for target, state in zip(leaf.targets, self._states(leaf, loops), strict=True):
             if self.stores(target):
-                out.append(Write(state.lanes, scope.guard(), target, self._place(target, leaf.index, scope), held(state)))
+                scope = _LoopScope(tuple(self._kept(leaf.place(target), loops)))
+                out.append(Write(state.lanes, scope.guard(), target, self._place(target, leaf.place(target), scope), held(state)))
         return out
 
     def _leaf(self, leaf: Leaf, scope: _LoopScope) -> list[Node]:
@@ -295,8 +293,11 @@ class _PhaseLowering:
             return self._scan(leaf, scope)
         kept_loops = tuple(self._kept(leaf.index, scope.loops))
         states = self._states(leaf, scope.loops)
-        tile = ReductionTile(scope.lanes, scope.guard(), states[0].lanes, _LoopScope(kept_loops).guard())
+        kept = self._index_lanes(leaf.index, scope.loops)
+        tile = ReductionTile(scope.lanes, scope.guard(), kept, _LoopScope(kept_loops).guard())
         values = tuple(self._value(v, scope) for v in leaf.values)
+        if not leaf.merge:
+            values, tile = existing_only(leaf.reduction, values, tile)
         made = expand(leaf.reduction, states, values, tile, merge=leaf.merge)
         # Where a tile has nothing, states stay as they are.
         return [replace(n, rests=(tile.guard,)) if isinstance(n, Assign) else n for n in made]

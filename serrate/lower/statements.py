@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 from serrate.analysis.indices import Indices
+from serrate.ir.conditions import bounds_a_lane
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Element, Expr, Less, Sum, Symbol, const, minimum, symbol
 from serrate.ir.loops import (
@@ -45,7 +46,6 @@ from serrate.ir.renaming import Renaming
 from serrate.ir.tile import GRID, SERIAL, Along, At, Axis, ByLength, Leaf, Loop, Phase, Statement, TileProgram, inner
 from serrate.ir.values import Role, Tensor, Value, call, rewrite
 from serrate.lower.passes.common import found_in, without
-from serrate.lower.passes.narrow import bounds_a_lane
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ from serrate.ir.transforms import Merge
 from serrate.ir.values import Call, Computed, Extent, Place, Position, Read, Role, Tensor, domains_of
 from serrate.schedule.plan import Recorder
 
+WIDEST = 1024
+"""The most features of values that are summed along rectangles at once."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -129,6 +132,8 @@ def prepare(recorder: Recorder) -> None:
     if recorder.program.axes:
         return
     inline_elementwise(recorder)
+    if contract_rectangles(recorder):
+        inline_elementwise(recorder)
     flatten_levels(recorder)
     flatten_rows(recorder)
 
@@ -144,6 +149,65 @@ def inline_elementwise(recorder: Recorder) -> None:
         readers = [p for p in recorder.program.phases if found[1].tensor in {t.memory for t in p.reads}]
         if free or all(_runs_over(p) == own or _reads_once(p, found[1].tensor) for p in readers):
             recorder.attempt("inline", phase.name)
+
+
+def contract_rectangles(recorder: Recorder) -> bool:
+    """Sums along one side of rectangles that are made of rows by rows: what is summed is computed where it is, a block at a time.
+
+    Weights of a softmax become a state of it; other functions of the rectangle are computed in the product. Says whether there
+    are any.
+    """
+    found = False
+    for phase in recorder.program.phases:
+        loops = chain(phase)
+        sides = None if loops is None else contracted(loops[1])
+        if sides is None or loops is None:
+            continue
+        if recorder.attempt("online", phase.name):
+            found = True
+            continue
+        for element in {r.tensor: r for v in loops[1].values for r in v.reads}.values():
+            if _is_rectangle(recorder.program, element.tensor, sides, phase):
+                found |= recorder.attempt("inline", element.tensor.name)
+    return found
+
+
+def contracted(leaf: Leaf) -> tuple[RaggedIterDomain, RaggedIterDomain] | None:
+    """Of a sum of products along one side of rectangles, the side that is kept and the one that is summed."""
+    if not isinstance(leaf, Accumulate) or leaf.merge or len(leaf.over) != 1 or not isinstance(leaf.over[0], RaggedIterDomain):
+        return None
+    along = leaf.over[0]
+    kept = [d for d in leaf.index if isinstance(d, RaggedIterDomain) and d.component.uid == along.component.uid]
+    if len(kept) != 1 or not all(fits_lanes(d) for d in columns_of(leaf, kept[0], along)):
+        return None
+    value = leaf.values[0]
+    product = leaf.reduction.operator == "sum" and isinstance(value, Call) and value.function == "mul"
+    return (kept[0], along) if product or leaf.places else None
+
+
+def columns_of(leaf: Accumulate, kept: RaggedIterDomain, along: RaggedIterDomain) -> tuple[IterDomain, ...]:
+    """The dims of a contraction's result that its rectangle lacks: features of the values that are summed."""
+    rectangle = {d.uid for v in leaf.values for r in v.reads for d in domains_of(r.index) if _has(r, kept) and _has(r, along)}
+    rectangle |= {kept.component.uid, kept.uid}
+    return tuple(d for d in leaf.index if d is not None and d.uid not in rectangle)
+
+
+def _has(element: Read, domain: IterDomain) -> bool:
+    return any(d.uid == domain.uid for d in domains_of(element.index))
+
+
+def fits_lanes(domain: IterDomain) -> bool:
+    """Whether a dim can be all lanes of one block."""
+    size = domain.extent_expr.value
+    return not domain.is_ragged and size is not None and size <= WIDEST
+
+
+def _is_rectangle(program: TileProgram, tensor: Tensor, sides: tuple[IterDomain, IterDomain], reader: Phase) -> bool:
+    """Whether a tensor is computed for both sides of a rectangle, element by element, for one phase only."""
+    readers = [p for p in program.phases if tensor in {t.memory for t in p.reads}]
+    stored = next((found[1] for p in program.phases if p.name == tensor.name and (found := chain(p)) is not None), None)
+    both = {d.uid for d in sides} <= {d.uid for d in tensor.logical}
+    return both and isinstance(stored, Store) and tensor.role is Role.SCRATCH and readers == [reader]
 
 
 def _reads_once(phase: Phase, tensor: Tensor) -> bool:

@@ -40,7 +40,7 @@ from serrate.ir.tile import (
     written_at,
 )
 from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, read, reindex
-from serrate.schedule import block_loops, cutting, statistics
+from serrate.schedule import block_loops, cutting, statistics, weighted_sums
 from serrate.schedule.block_loops import find, loop_named, loop_replaced, swap
 from serrate.schedule.hand import check_no_rows, check_order, check_resize, check_swizzle
 from serrate.schedule.one_pass import one_pass
@@ -306,8 +306,8 @@ def inline(program: TileProgram, tensor: str) -> TileProgram:
 def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
     """t[c] += x over (o, n)   ->   p[c, o] += x over n;  t[c] += p[c, o] over o   (`kept` is o)"""
     loops, leaf = _loops(program, phase)
-    if not isinstance(leaf, Accumulate) or leaf.merge:
-        raise ScheduleError(f"phase {phase} is not a reduction of values; there is nothing to factor")
+    if not isinstance(leaf, Accumulate) or leaf.merge or leaf.places:
+        raise ScheduleError(f"phase {phase} is not a reduction of values at one index; there is nothing to factor")
     chosen = tuple(loops[_position(loops, phase, name)][0] for name in kept)
     known = _known(leaf.index)
     if any(known.knows(d) for d in chosen):
@@ -337,7 +337,7 @@ def two_pass(program: TileProgram, phase: str, loop: str = "") -> TileProgram:
         return found
     loops, leaf = _loops(program, phase)
     passes = leaf.reduction.two_pass if isinstance(leaf, Accumulate) else None
-    if not isinstance(leaf, Accumulate) or passes is None or leaf.merge:
+    if not isinstance(leaf, Accumulate) or passes is None or leaf.merge or leaf.places:
         raise ScheduleError(f"phase {phase} does not reduce values in a way that has two passes")
     first, *others = leaf.targets
     lifted = leaf.reduction.lifted(leaf.values)
@@ -345,6 +345,11 @@ def two_pass(program: TileProgram, phase: str, loop: str = "") -> TileProgram:
     made = [replace(leaf, targets=(first,), reduction=passes.first, values=lifted[:1])]
     made += (replace(leaf, targets=(t,), reduction=passes.second, values=(v,)) for t, v in zip(others, terms, strict=True))
     return swap(program, phase, *(Phase(s.targets[0].name, nest(loops, s)) for s in made))
+
+
+def online(program: TileProgram, phase: str) -> TileProgram:
+    """(m, t) softmax= s;  w = e^(s - m)*f;  o sum= w*v   ->   (m, t, u) softmax= s, 1, v;  o = u*f   (`phase` is o)"""
+    return weighted_sums.online(program, find(program, phase))
 
 
 def keep(program: TileProgram, phase: str, loop: str = "", most: int = 0) -> TileProgram:
@@ -487,7 +492,9 @@ def _merged(a: tuple[Statement, ...], b: tuple[Statement, ...], depth: int) -> t
 
 def _check_private(tensor: Tensor, a: Phase, b: Phase, loops: list[Loop]) -> None:
     """Each position of the shared loops must read only what the same position wrote, and all of it in one block."""
-    writers = [(written_at(leaf), around) for leaf, around in walk(a.body) if isinstance(leaf, Leaf) and tensor in leaf.targets]
+    writers = [
+        (written_at(leaf, tensor), around) for leaf, around in walk(a.body) if isinstance(leaf, Leaf) and tensor in leaf.targets
+    ]
     readers = [
         (element.index, around)
         for leaf, around in walk(b.body)
@@ -536,6 +543,6 @@ PRIMITIVES: dict[str, Callable[..., TileProgram]] = {
     f.__name__: f
     for f in (
         *(split, merge, partition, combine, ragged, fork, cut, resize, swizzle, cover, reorder),
-        *(mark, inline, share, rfactor, two_pass, one_pass, keep, delay, allocate, fuse),
+        *(mark, inline, share, rfactor, two_pass, one_pass, online, keep, delay, allocate, fuse),
     )
 }

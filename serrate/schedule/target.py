@@ -37,6 +37,8 @@ class Target:
     """Whether a worker can keep a whole row private, so that exp is not computed twice."""
     matmul: tuple[int, int, int]
     """Rows, columns and depth of one block of a matrix product."""
+    rectangle: tuple[int, int]
+    """Positions of both sides of a block of rows by rows: those that are kept, and those that are summed along."""
     rows_together: int
     """Rows that `masked` processes as lanes."""
     short_bytes: int
@@ -74,6 +76,7 @@ CPU = Target(
     chunk=131072,
     keeps_rows=True,
     matmul=(64, 32, 512),
+    rectangle=(128, 64),
     rows_together=8,
     short_bytes=32,
     finish=1,
@@ -99,6 +102,7 @@ GPU = Target(
     chunk=131072,
     keeps_rows=False,
     matmul=(128, 256, 64),
+    rectangle=(64, 64),
     rows_together=4,
     short_bytes=512,
     finish=8192,

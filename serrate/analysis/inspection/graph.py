@@ -365,7 +365,7 @@ def _gathered(source: Fusion | TileProgram | Iterable[IterDomain]) -> _Program:
         return _Program(list(source), [])
     for leaf in found.leaves:
         elements = [r for value in leaf.values for r in value.reads]
-        for tensor, index in (*((t, written_at(leaf)) for t in leaf.targets), *((e.tensor, e.index) for e in elements)):
+        for tensor, index in (*((t, written_at(leaf, t)) for t in leaf.targets), *((e.tensor, e.index) for e in elements)):
             found.domains += _of_tensor(tensor)
             # A computed place says where an element is, not that two dims are one index.
             plain = tuple(at if isinstance(at, IterDomain) else None for at in index)

@@ -561,13 +561,24 @@ template <class T> static void dot(T* __restrict acc, i64 ld, const T* __restric
     if (i + 2 <= rows) { dot_rows<2, W, NV>(acc + i * ld + j, ld, a + i * am, am, b + j, bk, depth); i += 2; }
     for (; i < rows; i++) dot_rows<1, W, NV>(acc + i * ld + j, ld, a + i * am, am, b + j, bk, depth);
   }
-  if (j < columns)
-    for (i64 i = 0; i < rows; i++)
-      for (i64 k = 0; k < depth; k++) {
-        T x = a[i * am + k];
-#pragma omp simd
-        for (i64 n = j; n < columns; n++) acc[i * ld + n] = fused(x, b[k * bk + n], acc[i * ld + n]);
-      }
+  // Fewer columns than are done at once: with zeros beside them they are as many, a part of the depth at a time.
+  enum { DEPTH = 64 };
+  alignas(64) T wide[DEPTH * W * NV], sums[M * W * NV];
+  const i64 left = columns - j;
+  for (i64 begin = 0; left > 0 && begin < depth; begin += DEPTH) {
+    const i64 some = smaller<i64>(DEPTH, depth - begin);
+    for (i64 k = 0; k < some; k++)
+      for (i64 n = 0; n < W * NV; n++) wide[k * W * NV + n] = n < left ? b[(begin + k) * bk + j + n] : 0;
+    for (i64 i = 0; i < rows; i += M) {
+      const i64 here = smaller<i64>(M, rows - i);
+      for (i64 m = 0; m < here; m++)
+        for (i64 n = 0; n < left; n++) sums[m * W * NV + n] = acc[(i + m) * ld + j + n];
+      if (here == M) dot_rows<M, W, NV>(sums, W * NV, a + i * am + begin, am, wide, W * NV, some);
+      else for (i64 m = 0; m < here; m++) dot_rows<1, W, NV>(sums + m * W * NV, W * NV, a + (i + m) * am + begin, am, wide, W * NV, some);
+      for (i64 m = 0; m < here; m++)
+        for (i64 n = 0; n < left; n++) acc[(i + m) * ld + j + n] = sums[m * W * NV + n];
+    }
+  }
 }
 
 // The same for bf16, summed in float32, in blocks of 32 columns: two products at a time where the CPU has an instruction for that,

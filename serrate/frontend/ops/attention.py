@@ -14,7 +14,7 @@ from serrate.frontend.broadcast import match, under
 from serrate.frontend.ops.common import Number, floating, require_equal
 from serrate.frontend.ops.elementwise import mul, typed
 from serrate.frontend.ops.movement import pulled
-from serrate.frontend.ops.normalise import softmax
+from serrate.frontend.ops.normalise import softmax_or_zero
 from serrate.frontend.ops.products import operand
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain
@@ -60,15 +60,15 @@ def attention(
     if scale is None:
         scale = 1.0 / sqrt(fusion.fixed(features.extent_expr))
     rows = (*leading, queries, keys)
-    read = operand(mul(typed(query, state), scale), query.domains, dtype)
-    product = call("mul", read, operand(key, (*leading, keys, features)), dtype=state)
+    product = call("mul", operand(query, query.domains), operand(key, (*leading, keys, features)), dtype=state)
     targets = (fusion.tensor(state, rows),)
     scores = fusion.define(targets, (*rows, features), Accumulate(targets, rows, SUM, (product,), (features,)))[0]
+    scores = mul(scores, scale)
     if is_causal:
         seen = call("le", position(keys), position(queries), dtype=torch.bool)
         masked = call("where", seen, scores.at(rows), constant(float("-inf"), state), dtype=state)
         scores = pulled(fusion, state, rows, masked)
-    weights = softmax(scores, -1)
+    weights = softmax_or_zero(scores, -1)
     width_of_values = value.domains[-1]
     kept: tuple[IterDomain, ...] = (*leading, queries, width_of_values)
     term = call("mul", operand(weights, rows, dtype), operand(value, (*leading, keys, width_of_values)), dtype=state)

@@ -8,7 +8,21 @@ from __future__ import annotations
 import torch
 
 from serrate.frontend.ops.common import Dims, Operand, dims_of, floating
-from serrate.frontend.ops.elementwise import add, cast, div, elementwise, log, mul, reciprocal, rsqrt, square, sub, typed
+from serrate.frontend.ops.elementwise import (
+    add,
+    cast,
+    div,
+    elementwise,
+    eq,
+    log,
+    mul,
+    reciprocal,
+    rsqrt,
+    square,
+    sub,
+    typed,
+    where,
+)
 from serrate.frontend.ops.reducing import count, keep, reduced
 from serrate.frontend.ops.reductions import moments
 from serrate.ir.reductions import SOFTMAX, SUM
@@ -32,7 +46,18 @@ def softmax(x: TensorView, dim: Dims, dtype: torch.dtype | None = None) -> Tenso
     """`torch.softmax` over one or more dims, ragged or regular."""
     x = x if dtype is None else cast(x, dtype)
     dims, largest, total = softmax_states(x, dim)
-    scale = keep(x, add(reciprocal(total), _undefined(largest)), dims, True)
+    return _weights(x, dims, largest, add(reciprocal(total), _undefined(largest)))
+
+
+def softmax_or_zero(x: TensorView, dim: Dims) -> TensorView:
+    """The same, and 0 in rows that have nothing but -inf: weights of a query that sees no key, as torch has them."""
+    dims, largest, total = softmax_states(x, dim)
+    scale = add(reciprocal(total), _undefined(largest))
+    return _weights(x, dims, largest, where(eq(total, 0), 0.0, scale))
+
+
+def _weights(x: TensorView, dims: tuple[int, ...], largest: TensorView, scale: TensorView) -> TensorView:
+    scale = keep(x, scale, dims, True)
     power = elementwise("exp_diff", scale.dtype, x, keep(x, largest, dims, True), compute=scale.dtype)
     return typed(mul(power, scale), x.dtype)
 

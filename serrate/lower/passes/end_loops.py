@@ -41,7 +41,7 @@ from serrate.ir.loops import (
     with_bodies,
     written_by,
 )
-from serrate.ir.solve import end_of, loosest
+from serrate.ir.solve import end_of, loosest, possible
 from serrate.ir.tile import GRID
 from serrate.ir.values import Value
 from serrate.lower.facts import Facts
@@ -166,24 +166,33 @@ class _End:
             self.asked = tuple(g for g in self._shared() if not g.symbols & fixed and not self.own.mentioned(g))
 
     def _shared(self) -> list[Less]:
-        """The conditions that all statements of the loop ask."""
-        return [g for g in self.guarded[0].guard if all(g in s.guard for s in self.guarded)]
+        """The conditions that all statements of the loop ask, if of all lanes together."""
+        asked = [self._loose(s.guard) for s in self.guarded]
+        return [g for loose, g in asked[0].items() if all(loose in other for other in asked)]
+
+    def _loose(self, guard: Guard) -> dict[Less, Less]:
+        """Conditions by what they say of the loop, wherever lanes and loops further inside are."""
+        inner = self.lanes.keys() | {s for s in self.own.symbols if isinstance(s, Symbol)}
+        return {possible(g, inner) or g: g for g in guard}
 
     def _take(self, guard: Less) -> bool:
         """Ends the loop where a condition cannot hold any more; whether another may be looked at."""
         loop = self.loop.symbol
-        if loop in guard.right.symbols or not all(guard in fed for s in self.lasting for fed in getattr(s, "rests", ())):
-            return True
         inner = {s for s in self.own.symbols if isinstance(s, Symbol)}
+        loose = possible(guard, self.lanes.keys() | inner)
+        fed = [self._loose(rests) for s in self.lasting for rests in getattr(s, "rests", ())]
+        if loop in guard.right.symbols or not all((loose or guard) in each for each in fed):
+            return True
         if self.alone and guard.symbols & (inner | self.lanes.keys()):
             return True
         along = [self.lanes[s] for s in guard.right.symbols if s in self.lanes]
+        along = [] if loose is not None else along
         if along:
             if _fitted(self.loop) or self.own.mentioned(guard):
                 return True
             limit, before = self._longest(guard.right, along)
             guard = Less(guard.left, limit)
-        loose = loosest(guard, self.lanes.keys() | inner)
+            loose = possible(guard, self.lanes.keys() | inner)
         end = None if loose is None or self.own.mentioned(loose) else end_of(loose, loop)
         if end is None or end is self.loop.extent:
             return True

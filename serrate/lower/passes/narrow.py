@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from serrate.ir.conditions import bounding
 from serrate.ir.expr import Element, Expr, Less, Symbol, const
 from serrate.ir.loops import (
     Assign,
@@ -22,7 +23,6 @@ from serrate.ir.loops import (
     For,
     Guard,
     Held,
-    Lanes,
     Load,
     Local,
     LoopProgram,
@@ -34,7 +34,6 @@ from serrate.ir.loops import (
     nodes,
     values_of,
 )
-from serrate.ir.solve import end_of, start_of
 from serrate.ir.values import Value
 from serrate.lower.passes.common import Body, Effect, blocks_read, effects, inward, kept, per_kernel, with_values, without
 
@@ -42,12 +41,6 @@ from serrate.lower.passes.common import Body, Effect, blocks_read, effects, inwa
 def narrow(program: LoopProgram) -> LoopProgram:
     """Asks of every private block only the lanes that somebody reads."""
     return per_kernel(program, lambda k: _narrowed(k.body))
-
-
-def bounds_a_lane(guard: Less, lanes: Lanes) -> bool:
-    """Whether a condition says where one lane begins or ends, or nothing of any: products of blocks take no others."""
-    mine = {lane.symbol for lane in lanes} & guard.symbols
-    return len(mine) <= 1 and all((end_of(guard, s) or start_of(guard, s)) is not None for s in mine)
 
 
 def _narrowed(body: Body) -> Body:
@@ -137,7 +130,7 @@ def _with_guards(body: Body, needed: Mapping[str, Guard]) -> Body:
         elif isinstance(node, Assign | Reduce | Dot) and node.local.name in needed:
             more = tuple(g for g in needed[node.local.name] if not _is_asked(g, node.guard))
             if isinstance(node, Dot):
-                more = tuple(g for g in more if bounds_a_lane(g, node.lanes))
+                more = tuple(g for g in bounding(more, node.lanes) if not _is_asked(g, node.guard))
             node = _asking(node, (*node.guard, *more)) if more else node
         out.append(node)
     return kept(body, out)

@@ -17,6 +17,7 @@ from serrate.schedule.plan import Recorder
 from serrate.schedule.prepare import Shape, describe, reduced_loops
 from serrate.schedule.primitives import goes_in_order
 from serrate.schedule.strategies.kernels import Lanes
+from serrate.schedule.strategies.rectangles import contractions, schedule_contraction
 from serrate.schedule.target import Target, power_of_two_at_least
 
 LONG = 4096
@@ -305,8 +306,13 @@ def schedule(recorder: Recorder, target: Target, rows: RowLoops, lanes: Lanes | 
         rows.kernel(recorder, target, lanes or {})
         return
     found = shapes(recorder.program)
-    for shape in found:
-        _schedule_phase(recorder, shape, found, target, rows)
+    together = contractions(found)
+    done = {shape.phase for each in together for shape in each.phases}
+    for each in together:
+        schedule_contraction(recorder, each, target)
+    left = [shape for shape in found if shape.phase not in done]
+    for shape in left:
+        _schedule_phase(recorder, shape, left, target, rows)
     fuse_neighbours(recorder)
 
 

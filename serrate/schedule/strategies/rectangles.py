@@ -1,0 +1,122 @@
+"""Contractions of rectangles: sums along one side of rows by rows, of which nothing is in memory but a block at a time.
+
+In: a recorder, after `prepare`. Out: recorded steps. Attention is the example: scores are queries by keys of a sequence, and what
+is summed along the keys is a function of them. Blocks of queries of all sequences are one list on the grid. A worker goes through
+the keys of its sequence in blocks, makes a block of scores by a product, and adds what it weighs to sums that it carries:
+
+    for c: for q[c]: for k[c]: for d: s[q, k] += x[q, d]*y[k, d]            grid (c, qo):
+    for c: for q[c]: for k[c]: for v: o[q, v] += f(s[q, k])*z[k, v]    ->     serial ko:  lanes qi, ki, d: s += x*y
+    for c: for q[c]: for v: r[q, v] = g(o[q, v])                                          lanes qi, v, ki: o += f(s)*z
+                                                                              lanes qi, v: r = g(o)
+
+All strategies do these alike: a block of queries is as good a share of the work as any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serrate.ir.domains import IterDomain
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.tile import Accumulate, Store
+from serrate.schedule.plan import Recorder
+from serrate.schedule.prepare import Shape, columns_of, contracted
+from serrate.schedule.target import Target, power_of_two_at_least
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A sum along one side of rectangles, with the phases that make the rectangles and those that finish its results."""
+
+    root: Shape
+    makers: tuple[Shape, ...]
+    finishers: tuple[Shape, ...]
+    kept: RaggedIterDomain
+    """The side that results have: queries."""
+    along: RaggedIterDomain
+    """The side that is summed: keys."""
+    columns: tuple[IterDomain, ...]
+
+    @property
+    def phases(self) -> tuple[Shape, ...]:
+        return (*self.makers, self.root, *self.finishers)
+
+    @property
+    def outer(self) -> tuple[IterDomain, ...]:
+        """Dims that all of it is done for: heads."""
+        inner = {d.uid for d in (self.kept.component, self.kept, self.along, *self.columns)}
+        return tuple(d for d in self.root.domains if d.uid not in inner)
+
+
+def contractions(shapes: Sequence[Shape]) -> list[Contraction]:
+    """The contractions among the phases of a program whose rectangles are made there, or go into a softmax."""
+    found: list[Contraction] = []
+    for place, root in enumerate(shapes):
+        sides = contracted(root.leaf)
+        if sides is None or not isinstance(root.leaf, Accumulate):
+            continue
+        read = {r.tensor.memory for v in root.leaf.values for r in v.reads}
+        both = {d.uid for d in sides}
+        makers = tuple(s for s in shapes[:place] if s.is_product and s.leaf.targets[0] in read and both <= _index(s))
+        if makers or root.leaf.places:
+            columns = columns_of(root.leaf, *sides)
+            found.append(Contraction(root, makers, _finishers(root, shapes[place + 1 :], sides[0]), *sides, columns))
+    return found
+
+
+def _index(shape: Shape) -> set[int]:
+    return {d.uid for d in shape.leaf.index if d is not None}
+
+
+def _finishers(root: Shape, later: Sequence[Shape], kept: RaggedIterDomain) -> tuple[Shape, ...]:
+    """What is stored of a contraction's results, element by element."""
+    made, found = set(root.leaf.targets), []
+    needed = {kept.uid, kept.component.uid}
+    for shape in later:
+        own = {d.uid for d in shape.domains}
+        if isinstance(shape.leaf, Store) and needed <= own <= _index(root) and made & {r.tensor for r in shape.leaf.value.reads}:
+            made |= set(shape.leaf.targets)
+            found.append(shape)
+    return tuple(found)
+
+
+def schedule_contraction(recorder: Recorder, found: Contraction, target: Target) -> None:
+    """Arranges the loops of all phases of a contraction, so that they can be fused."""
+    for maker in found.makers:
+        recorder.attempt("delay", maker.phase, found.root.phase)
+    for shape in found.phases:
+        _arrange(recorder, found, shape, target)
+
+
+def _arrange(recorder: Recorder, found: Contraction, shape: Shape, target: Target) -> None:
+    phase, component, rows = shape.phase, found.kept.component.name, found.kept.name
+    there = {d.uid for d in shape.domains}
+    outer = [d.name for d in found.outer if d.uid in there]
+    inner = [d.name for d in shape.domains if d.name not in (*outer, component, rows)]
+    m, k = target.rectangle
+    recorder.do("split", phase, rows, m)
+    recorder.do("reorder", phase, *outer, component, f"{rows}o", f"{rows}i", *inner)
+    recorder.do("combine", phase, component, f"{rows}o")
+    serial: list[str] = []
+    lanes = [f"{rows}i"]
+    depth = [d for d in shape.domains if d.uid in shape.reduced and d.uid != found.along.uid]
+    columns = [d for d in found.columns if d.uid in there]
+    along = [found.along] if found.along.uid in there else []
+    # A product's lanes are rows, columns and depth: keys are the columns of what makes a rectangle, and the depth of its contraction.
+    for domain in (*columns, *along, *depth):
+        extent = domain.extent_expr.value
+        size = k if domain.uid == found.along.uid else min(extent or target.matmul[2], target.matmul[2])
+        size = max(power_of_two_at_least(size), 16) if target.power_of_two else size
+        if extent == size and not domain.is_ragged:
+            lanes.append(domain.name)
+            continue
+        recorder.do("split", phase, domain.name, size)
+        serial.append(f"{domain.name}o")
+        lanes.append(f"{domain.name}i")
+    grid = [*outer, f"{component}{rows}o"]
+    recorder.do("reorder", phase, *grid, *serial, *lanes)
+    for name in grid:
+        recorder.do("mark", phase, name, "grid")
+    for name in lanes:
+        recorder.do("mark", phase, name, "lanes")
