@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.attention.bias import CausalBias
 
 from serrate.errors import CallError
 from serrate.ir.view import TensorView
@@ -46,6 +47,9 @@ def mapped(value: Any, change: Callable[[Leaf], Any]) -> Any:
     if isinstance(value, TensorView):
         # Already traced; while tracing, `isinstance` takes it for a ragged tensor.
         return value
+    if isinstance(value, CausalBias):
+        # A tensor only in name: it says where the diagonal of a causal mask begins, whatever the lengths.
+        return value.variant.name.lower()
     if isinstance(value, JaggedTensor | torch.Tensor):
         return change(value)
     if isinstance(value, list | tuple):

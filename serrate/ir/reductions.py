@@ -334,7 +334,7 @@ def _rescaled_once(block: Block, carried: States, new: States) -> None:
 def _weighted(power: Value, weight: Value) -> Value:
     """A power times a weight; where weights have sixteen bits, the power is rounded to as many, as the sides of a product are."""
     if carried_dtype(weight.dtype) == weight.dtype:
-        return _mul(power, weight)
+        return _mul(weight, power)
     return call("mul", call("cast", power, dtype=weight.dtype), weight, dtype=power.dtype)
 
 

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import serrate
 from serrate import JaggedTensor, ir, ops
+from serrate.errors import ShapeError
 from serrate.ir.loops import Dot, nodes
 
 BACKENDS = ["reference", "cpp", "triton"]
@@ -126,3 +128,125 @@ def test_a_function_of_scores_is_computed_a_block_at_a_time() -> None:
     wanted = torch.cat([F.silu(a @ b.T) @ c for a, b, c in zip(q.unbind(), k.unbind(), v.unbind(), strict=True)])
     torch.testing.assert_close(pointwise(q, k, v).values, wanted, rtol=1e-4, atol=1e-4)
     assert "r0o" in str(pointwise.plan(q, k, v))
+
+
+# --- what happens to scores: against scores of one sequence, written out ------------------------------------------------------
+
+Scores = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+NONE = float("-inf")
+
+
+def by_scores(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor, change: Scores) -> torch.Tensor:
+    """Attention of each sequence in float64, its scores changed by a function of queries' and keys' numbers."""
+    found = []
+    for a, b, c in zip(q.unbind(), k.unbind(), v.unbind(), strict=True):
+        scores = a.double() @ b.double().T / a.size(1) ** 0.5
+        scores = change(scores, torch.arange(len(a))[:, None], torch.arange(len(b))[None])
+        found.append(torch.softmax(scores, 1).nan_to_num(0.0) @ c.double())
+    return torch.cat(found)
+
+
+MASK = torch.randn(130, 130)
+SEEN = torch.rand(130, 130) > 0.4
+CHANGES: dict[str, tuple[Callable[..., JaggedTensor], Scores]] = {
+    "window": (
+        lambda q, k, v: ops.attention(q, k, v, is_causal=True, window=20),
+        lambda s, i, j: s.masked_fill((j > i) | (j <= i - 20), NONE),
+    ),
+    "window_on_both_sides": (
+        lambda q, k, v: ops.attention(q, k, v, window=3),
+        lambda s, i, j: s.masked_fill((i - j).abs() >= 3, NONE),
+    ),
+    "soft_cap": (lambda q, k, v: ops.attention(q, k, v, soft_cap=0.5), lambda s, i, j: 0.5 * torch.tanh(s / 0.5)),
+    "alibi": (
+        lambda q, k, v: ops.attention(q, k, v, is_causal=True, score_mod=lambda s, b, h, i, j: s - 0.1 * (i - j)),
+        lambda s, i, j: (s - 0.1 * (i - j)).masked_fill(j > i, NONE),
+    ),
+    "score_mod_that_masks": (
+        lambda q, k, v: ops.attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(j <= i, s, NONE)),
+        lambda s, i, j: s.masked_fill(j > i, NONE),
+    ),
+    "dense_mask": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=MASK),
+        lambda s, i, j: s + MASK[: s.size(0), : s.size(1)],
+    ),
+    "dense_mask_of_bools": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=SEEN),
+        lambda s, i, j: s.masked_fill(~SEEN[: s.size(0), : s.size(1)], NONE),
+    ),
+    "mask_of_rows_by_rows": (
+        lambda q, k, v: ops.attention(q, k, v, mask=q @ k.transpose(1, 2)),
+        lambda s, i, j: s * (1 + 16**0.5),
+    ),
+    "upper_left": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=causal_upper_left(3, 3)),
+        lambda s, i, j: s.masked_fill(j > i, NONE),
+    ),
+    "lower_right": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(3, 4)),
+        lambda s, i, j: s.masked_fill(j > i + s.size(1) - s.size(0), NONE),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_scores_are_changed_a_block_at_a_time(name: str) -> None:
+    function, change = CHANGES[name]
+    traced = serrate.jit(function)
+    q, k, v = rows(LENGTHS, 16), rows([7, 2, 100, 3, 129], 16), rows([7, 2, 100, 3, 129], 16)
+    v = k.with_values(v.values)
+    torch.testing.assert_close(traced(q, k, v).values.double(), by_scores(q, k, v, change), rtol=1e-4, atol=1e-5)
+    assert "online" in str(traced.plan(q, k, v))
+
+
+def test_a_score_mod_is_told_the_sequence_and_the_head() -> None:
+    slopes = torch.tensor([0.5, 0.25, 0.125])
+
+    @serrate.jit
+    def sloped(x: JaggedTensor) -> JaggedTensor:
+        x = x.transpose(1, 2)
+        made = ops.attention(x, x, x, score_mod=lambda s, b, h, i, j: s - (h + 1) * 0.5 * (i - j).abs() * (b % 2))
+        return made.transpose(1, 2)
+
+    x = rows([4, 9, 2], 3, 8)
+    got = sloped(x)
+    for b, row in enumerate(x.unbind()):
+        for h in range(len(slopes)):
+            scores = row[:, h] @ row[:, h].T / 8**0.5
+            apart = (torch.arange(len(row))[:, None] - torch.arange(len(row))).abs()
+            wanted = torch.softmax(scores - (h + 1) * 0.5 * apart * (b % 2), 1) @ row[:, h]
+            torch.testing.assert_close(got.unbind()[b][:, h], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_heads_of_queries_share_heads_of_keys(heads_first: bool) -> None:
+    there, back = ((2, 0, 1, 3), (1, 2, 0, 3)) if heads_first else ((0, 2, 1, 3), (0, 2, 1, 3))
+
+    @serrate.jit
+    def grouped(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> JaggedTensor:
+        q, k, v = (x.permute(*there) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).permute(*back)
+
+    q, k, v = rows(LENGTHS, 6, 8), rows(LENGTHS, 2, 8), rows(LENGTHS, 2, 8)
+    k, v = q.with_values(k.values), q.with_values(v.values)
+    wanted = by_sequence(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(grouped(q, k, v).values.double(), wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ShapeError, match="5 heads of queries cannot share 2 heads"):
+        grouped(rows(LENGTHS, 5, 8), k, v)
+
+
+def test_projections_before_and_after_run_in_the_same_program() -> None:
+    w, o = torch.randn(3, 8, 8), torch.randn(8, 8)
+
+    @serrate.jit
+    def layer(x: JaggedTensor, w: torch.Tensor, o: torch.Tensor) -> JaggedTensor:
+        q, k, v = (x @ w[n] for n in range(3))
+        return F.relu(F.scaled_dot_product_attention(q, k, v) @ o) + x
+
+    x = rows(LENGTHS, 8)
+    wanted = []
+    for row in x.unbind():
+        made = F.scaled_dot_product_attention(*((row @ w[n])[None] for n in range(3)))[0]
+        wanted.append(F.relu(made @ o) + row)
+    torch.testing.assert_close(layer(x, w, o).values, torch.cat(wanted), rtol=1e-3, atol=1e-3)
+    assert "online" in str(layer.plan(x, w, o))

@@ -538,8 +538,8 @@ FRONTEND = [
         "serrate/frontend/ops/normalise.py",
         _cases("infinities and softmax"),
         (
-            "scale = keep(x, add(reciprocal(total), _undefined(largest)), dims, True)",
-            "scale = keep(x, reciprocal(total), dims, True)",
+            "return _weights(x, dims, largest, add(reciprocal(total), _undefined(largest)))",
+            "return _weights(x, dims, largest, reciprocal(total))",
         ),
         ("scale = keep(x, add(log(total), _undefined(largest)), dims, True)", "scale = keep(x, log(total), dims, True)"),
     ),
@@ -579,8 +579,8 @@ FRONTEND = [
         "serrate/frontend/ops/attention.py",
         _cases("attention_is_torch", *EAGER),
         (
-            'seen = call("le", position(keys), position(queries), dtype=torch.bool)',
-            'seen = call("lt", position(keys), position(queries), dtype=torch.bool)',
+            'seen = call("le", number, place, dtype=torch.bool) if is_causal else None',
+            'seen = call("lt", number, place, dtype=torch.bool) if is_causal else None',
         ),
     ),
     *_of(

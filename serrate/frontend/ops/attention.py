@@ -1,37 +1,61 @@
-"""Self- and cross-attention over sequences of different lengths, without padding.
+"""Attention of sequences of different lengths, each to itself or to another: nothing is padded, and no scores are kept.
 
-In: queries, keys and values, `[..., rows, features]`. Out: one row of features per query.
+In: queries, keys and values, `[..., rows, features]`. Out: one row of features for each query. Written as what it is, a softmax
+of products times values; schedules make one pass over blocks of keys of it (`schedule/strategies/rectangles.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import sqrt
+from typing import Literal
 
 import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import match, under
 from serrate.frontend.ops.common import Number, floating, require_equal
-from serrate.frontend.ops.elementwise import mul, typed
+from serrate.frontend.ops.elementwise import add, div, mul, tanh, typed, where
 from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.normalise import softmax_or_zero
 from serrate.frontend.ops.products import operand
+from serrate.frontend.ops.structure import unsqueeze
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import SUM
 from serrate.ir.tile import Accumulate
-from serrate.ir.values import call, carried_dtype, constant, position
+from serrate.ir.values import Place, Value, call, carried_dtype, constant, extent, index_of, position
 from serrate.ir.view import TensorView
+
+Corner = Literal["upper_left", "lower_right"]
+ScoreMod = Callable[[TensorView, TensorView, TensorView, TensorView, TensorView], TensorView]
 
 
 def attention(
-    query: TensorView, key: TensorView, value: TensorView, *, is_causal: bool = False, scale: Number | None = None
+    query: TensorView,
+    key: TensorView,
+    value: TensorView,
+    *,
+    mask: TensorView | None = None,
+    is_causal: bool | Corner = False,
+    window: int | None = None,
+    scale: Number | None = None,
+    soft_cap: Number | None = None,
+    score_mod: ScoreMod | None = None,
+    enable_gqa: bool = False,
 ) -> TensorView:
     """`softmax(query @ keyᵀ * scale) @ value` within each sequence; `scale` defaults to `1 / sqrt(features)`.
 
     The ragged dim is the second to last; the dims before it, heads and sequences, are the same in all three. Queries and keys may
-    have different lengths. With `is_causal`, query `i` sees keys `0` to `i`.
+    have different lengths. What happens to scores, in this order:
+
+    - `soft_cap`: `soft_cap * tanh(scores / soft_cap)`
+    - `score_mod(score, sequence, head, query, key)`: any function of a score and of whole numbers that say which it is
+    - `mask`: added, or, if it is bool, where a query sees a key. `[queries, keys]` for all sequences, or with dims before them
+    - `is_causal`: query number `i` sees the keys up to number `i`; with "lower_right", the last query sees the last key
+    - `window`: and of those only the last `window`
+    With `enable_gqa`, several heads of queries share a head of keys and values. A query that sees no key gets zeros.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -50,31 +74,97 @@ def attention(
     fusion, dtype = query.fusion, floating("attention", query)
     state = carried_dtype(dtype)
     *leading, queries, features = query.domains
-    for other in (key, value):
-        for own, beside in zip(leading, other.domains[:-2], strict=True):
-            require_equal(fusion, "attention: the numbers of heads or sequences", own, beside)
     match(fusion, f"attention: keys {shown(key)} and values {shown(value)}", key.domains[-2], value.domains[-2], "attention")
     require_equal(fusion, "attention: the features of queries and keys", features, key.domains[-1])
     assert isinstance(queries, RaggedIterDomain) and isinstance(key.domains[-2], RaggedIterDomain)
+    shared = [_heads(query, other, queries.component, enable_gqa=enable_gqa) for other in (key, value)]
     keys = under(queries.component, key.domains[-2], fusion.fresh("r"))
     if scale is None:
         scale = 1.0 / sqrt(fusion.fixed(features.extent_expr))
+    fusion.fixed(value.domains[-1].extent_expr)
     rows = (*leading, queries, keys)
-    product = call("mul", operand(query, query.domains), operand(key, (*leading, keys, features)), dtype=state)
+    product = call("mul", operand(query, query.domains), operand(key, (*shared[0], keys, features)), dtype=state)
     targets = (fusion.tensor(state, rows),)
     scores = fusion.define(targets, (*rows, features), Accumulate(targets, rows, SUM, (product,), (features,)))[0]
     scores = mul(scores, scale)
-    if is_causal:
-        seen = call("le", position(keys), position(queries), dtype=torch.bool)
+    if soft_cap is not None:
+        scores = mul(tanh(div(scores, soft_cap)), soft_cap)
+    if score_mod is not None:
+        scores = _modified(scores, score_mod, queries.component)
+    if mask is not None:
+        scores = _masked(scores, mask)
+    seen = _seen(queries, keys, is_causal, window)
+    if seen is not None:
         masked = call("where", seen, scores.at(rows), constant(float("-inf"), state), dtype=state)
         scores = pulled(fusion, state, rows, masked)
     weights = softmax_or_zero(scores, -1)
-    width_of_values = value.domains[-1]
-    kept: tuple[IterDomain, ...] = (*leading, queries, width_of_values)
-    term = call("mul", operand(weights, rows, dtype), operand(value, (*leading, keys, width_of_values)), dtype=state)
+    width = value.domains[-1]
+    if width.uid in {d.uid for d in rows}:
+        raise ShapeError(f"attention: the features of values {shown(value)} are a dim of the scores")
+    kept: tuple[IterDomain, ...] = (*leading, queries, width)
+    term = call("mul", operand(weights, rows, dtype), operand(value, (*shared[1], keys, width)), dtype=state)
     targets = (fusion.tensor(state, kept),)
     found = fusion.define(targets, (*kept, keys), Accumulate(targets, kept, SUM, (term,), (keys,)))[0]
     return typed(found, dtype)
+
+
+def _heads(query: TensorView, other: TensorView, component: IterDomain, *, enable_gqa: bool) -> tuple[IterDomain | Place, ...]:
+    """Where keys or values are read in the dims before their rows: at the same head and sequence, or at the head of a group."""
+    fusion, found = query.fusion, list[IterDomain | Place]()
+    for own, beside in zip(query.domains[:-2], other.domains[:-2], strict=True):
+        if not enable_gqa or own.uid == component.uid:
+            require_equal(fusion, "attention: the numbers of heads or sequences", own, beside)
+            found.append(own)
+            continue
+        heads, groups = fusion.fixed(own.extent_expr), fusion.fixed(beside.extent_expr)
+        if heads % max(groups, 1):
+            raise ShapeError(f"attention: {heads} heads of queries cannot share {groups} heads of keys and values evenly")
+        found.append(own if heads == groups else Place(index_of(own) // (heads // groups), (own,)))
+    return tuple(found)
+
+
+def _modified(scores: TensorView, score_mod: ScoreMod, component: IterDomain) -> TensorView:
+    """Scores as a function of the caller makes them; one head is head 0."""
+    fusion, rows = scores.fusion, scores.domains
+    heads = [d for d in rows[:-2] if d.uid != component.uid]
+
+    def number(value: Value) -> TensorView:
+        return pulled(fusion, torch.int64, rows, value)
+
+    head = position(heads[-1]) if heads else constant(0, torch.int64)
+    made = score_mod(scores, number(position(component)), number(head), *(number(position(d)) for d in rows[-2:]))
+    if not isinstance(made, TensorView) or [d.uid for d in made.domains] != [d.uid for d in rows]:
+        raise ShapeError(f"attention: score_mod must return one score for each, got {made!r}")
+    return typed(made, scores.dtype)
+
+
+def _masked(scores: TensorView, mask: TensorView) -> TensorView:
+    if mask.ndim > scores.ndim or mask.ndim < 2:
+        raise ShapeError(f"attention: a mask is [queries, keys], or has dims of {shown(scores)} before them; got {shown(mask)}")
+    while mask.ndim < scores.ndim and not any(d.is_ragged for d in mask.domains):
+        mask = unsqueeze(mask, 0)
+    if mask.dtype == torch.bool:
+        return where(mask, scores, float("-inf"))
+    return typed(add(scores, typed(mask, scores.dtype)), scores.dtype)
+
+
+def _seen(queries: IterDomain, keys: IterDomain, is_causal: bool | Corner, window: int | None) -> Value | None:
+    """Which keys a query sees, by their numbers; None for all."""
+    if not is_causal and window is None:
+        return None
+    place, number = position(queries), position(keys)
+    if is_causal == "lower_right":
+        later = call("sub", extent(keys), extent(queries), dtype=torch.int64)
+        place = call("add", place, later, dtype=torch.int64)
+    seen = call("le", number, place, dtype=torch.bool) if is_causal else None
+    if window is None:
+        return seen
+    first = call("sub", place, constant(window, torch.int64), dtype=torch.int64)
+    near = call("gt", number, first, dtype=torch.bool)
+    if seen is None:
+        last = call("add", place, constant(window, torch.int64), dtype=torch.int64)
+        seen = call("lt", number, last, dtype=torch.bool)
+    return call("logical_and", seen, near, dtype=torch.bool)
 
 
 def _check(name: str, x: TensorView) -> None:

@@ -6,12 +6,13 @@ In: traced tensors and options as torch's functions take them. Out: traced tenso
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from serrate.errors import CallError, ShapeError, TraceError
 from serrate.frontend import ops
+from serrate.frontend.ops.attention import Corner
 from serrate.frontend.ops.common import Number
 from serrate.frontend.ops.movement import require_inside
 from serrate.frontend.shapes import shown
@@ -204,14 +205,12 @@ def scaled_dot_product_attention(
     scale: Number | None = None,
     enable_gqa: bool = False,
 ) -> TensorView:
-    name = "scaled_dot_product_attention"
-    if attn_mask is not None:
-        raise CallError(
-            f"{name}: attn_mask is not supported, because nothing is padded; use is_causal=True, or write "
-            "softmax(q @ k.transpose(-1, -2) + bias, -1) @ v with the bias you need"
-        )
     if dropout_p > 0:
-        raise CallError(f"{name}: dropout_p must be 0, got {dropout_p}; apply dropout to the result")
-    if enable_gqa:
-        raise CallError(f"{name}: enable_gqa is not supported; repeat keys and values for every query head")
-    return ops.attention(query, key, value, is_causal=is_causal, scale=scale)
+        raise CallError(f"scaled_dot_product_attention: dropout_p must be 0, got {dropout_p}; apply dropout to the result")
+    corner: bool | Corner = is_causal
+    if isinstance(attn_mask, str) and attn_mask in get_args(Corner):
+        # torch.nn.attention.bias.causal_lower_right and causal_upper_left
+        corner, attn_mask = attn_mask, None
+    if attn_mask is not None and is_causal:
+        raise CallError("scaled_dot_product_attention: attn_mask and is_causal=True exclude each other, as in torch")
+    return ops.attention(query, key, value, mask=attn_mask, is_causal=corner, scale=scale, enable_gqa=enable_gqa)

@@ -101,13 +101,14 @@ def _arrange(recorder: Recorder, found: Contraction, shape: Shape, target: Targe
     serial: list[str] = []
     lanes = [f"{rows}i"]
     depth = [d for d in shape.domains if d.uid in shape.reduced and d.uid != found.along.uid]
-    columns = [d for d in found.columns if d.uid in there]
+    # Features of keys that are values too are columns of one phase and depth of another.
+    columns = [d for d in found.columns if d.uid in there - shape.reduced]
     along = [found.along] if found.along.uid in there else []
-    # A product's lanes are rows, columns and depth: keys are the columns of what makes a rectangle, and the depth of its contraction.
+    # A product's lanes are rows, columns and depth: keys are columns of a rectangle's own, depth of its contraction.
     for domain in (*columns, *along, *depth):
         extent = domain.extent_expr.value
         size = k if domain.uid == found.along.uid else min(extent or target.matmul[2], target.matmul[2])
-        size = max(power_of_two_at_least(size), 16) if target.power_of_two else size
+        size = max(power_of_two_at_least(size), 16) if target.power_of_two_lanes else size
         if extent == size and not domain.is_ragged:
             lanes.append(domain.name)
             continue
