@@ -5,11 +5,11 @@ In: arguments. Out: their tensors in order, or the same arguments with every ten
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.nn.attention.bias import CausalBias
 
 from serrate.errors import CallError
 from serrate.ir.view import TensorView
@@ -47,7 +47,8 @@ def mapped(value: Any, change: Callable[[Leaf], Any]) -> Any:
     if isinstance(value, TensorView):
         # Already traced; while tracing, `isinstance` takes it for a ragged tensor.
         return value
-    if isinstance(value, CausalBias):
+    bias = sys.modules.get("torch.nn.attention.bias")  # takes a second to import, so only a caller's own import counts
+    if bias is not None and isinstance(value, bias.CausalBias):
         # A tensor only in name: it says where the diagonal of a causal mask begins, whatever the lengths.
         return value.variant.name.lower()
     if isinstance(value, JaggedTensor | torch.Tensor):

@@ -307,7 +307,7 @@ def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
     """t[c] += x over (o, n)   ->   p[c, o] += x over n;  t[c] += p[c, o] over o   (`kept` is o)"""
     loops, leaf = _loops(program, phase)
     if not isinstance(leaf, Accumulate) or leaf.merge or leaf.places:
-        raise ScheduleError(f"phase {phase} is not a reduction of values at one index; there is nothing to factor")
+        raise ScheduleError(f"phase {phase} is not a reduction of values; there is nothing to factor")
     chosen = tuple(loops[_position(loops, phase, name)][0] for name in kept)
     known = _known(leaf.index)
     if any(known.knows(d) for d in chosen):

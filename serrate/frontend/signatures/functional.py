@@ -6,7 +6,7 @@ In: traced tensors and options as torch's functions take them. Out: traced tenso
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
@@ -208,9 +208,9 @@ def scaled_dot_product_attention(
     if dropout_p > 0:
         raise CallError(f"scaled_dot_product_attention: dropout_p must be 0, got {dropout_p}; apply dropout to the result")
     corner: bool | Corner = is_causal
-    if isinstance(attn_mask, str) and attn_mask in get_args(Corner):
-        # torch.nn.attention.bias.causal_lower_right and causal_upper_left
-        corner, attn_mask = attn_mask, None
+    if isinstance(attn_mask, str):
+        # torch.nn.attention.bias.causal_lower_right or causal_upper_left
+        corner, attn_mask = "lower_right" if attn_mask == "lower_right" else "upper_left", None
     if attn_mask is not None and is_causal:
         raise CallError("scaled_dot_product_attention: attn_mask and is_causal=True exclude each other, as in torch")
     return ops.attention(query, key, value, mask=attn_mask, is_causal=corner, scale=scale, enable_gqa=enable_gqa)
