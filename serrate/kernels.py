@@ -12,10 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from serrate import settings
-from serrate.engine import default_backend
 from serrate.errors import BackendError, CallError, IgnoredWarning, StrategyError, choices
 from serrate.frontend.kernel.machine import activate, deactivate
 from serrate.interpret.interpreter import interpret, prepare
@@ -25,8 +22,6 @@ from serrate.schedule.heuristic import invariant
 from serrate.schedule.strategies import STRATEGIES
 from serrate.schedule.target import CPU
 from serrate.tiles.launch import CompiledKernel, Options, Variant
-
-CPU_DEVICE = torch.device("cpu")
 
 EFFORTS = ("none", "quick", "full")
 BACKENDS = ("cpp", "reference", "triton")
@@ -117,7 +112,7 @@ class Kernel:
         self.config = config
         self.asked = dict(asked)
         """What else the decorator was given."""
-        self._compiled: dict[tuple[str, bool], CompiledKernel] = {}
+        self._compiled: dict[tuple[str | None, bool], CompiledKernel] = {}
         self._now: tuple[settings.Settings | None, bool, CompiledKernel | None] = (None, False, None)
         """The settings and the mode at the last call, and what calls go to under them; None for the interpreter."""
 
@@ -126,9 +121,13 @@ class Kernel:
         return prepare(self.fn)
 
     def on(self, backend: str) -> CompiledKernel:
-        """The kernel compiled for a backend: "cpp", or "reference", which runs the same loop program with plain torch."""
+        """The kernel compiled for a backend: "cpp", "triton", or "reference", which runs its loop program with plain torch."""
         if backend not in BACKENDS:
             raise BackendError(f"no backend is called {backend!r}: {choices(backend, BACKENDS)}")
+        return self._on(backend)
+
+    def _on(self, backend: str | None) -> CompiledKernel:
+        """The kernel on a backend; None for that of the device that its arguments are on."""
         alone = is_batch_invariant()
         if (backend, alone) not in self._compiled:
             for name, value in self._without_effect().items():
@@ -163,7 +162,7 @@ class Kernel:
 
     def _chosen(self) -> tuple[settings.Settings, bool, CompiledKernel | None]:
         now = settings.current()
-        return now, is_batch_invariant(), None if now.check else self.on(default_backend(CPU_DEVICE))
+        return now, is_batch_invariant(), None if now.check else self._on(now.backend)
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The code that runs for these arguments; nothing is run.
@@ -191,7 +190,7 @@ class Kernel:
         return "\n".join([*(v.explained() for v in self._variants(args, kwargs)), *ignored])
 
     def _variants(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Variant]:
-        return self.on(default_backend(CPU_DEVICE)).variants(*args, **kwargs)
+        return self._on(settings.current().backend).variants(*args, **kwargs)
 
     def interpreted(self, *, tile: int | str | None = None, check: bool = True) -> Callable[..., Any]:
         """The kernel on the reference interpreter, with tiles of this many lanes wherever the kernel does not fix them.

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from serrate.engine import CompiledStage
+from serrate.engine import CompiledStage, default_backend
 from serrate.errors import CallError, InvarianceError, KernelError, StrategyError, choices
 from serrate.frontend.kernel.machine import (
     BlockSize,
@@ -42,7 +42,7 @@ from serrate.ir.tile import Axis, Carry, TileProgram, statements
 from serrate.ir.values import Tensor
 from serrate.runtime import dispatch
 from serrate.runtime.bind import Call
-from serrate.runtime.dispatch import Binding, FastPath, Key, Leaves, Prepared, bound, remember
+from serrate.runtime.dispatch import Binding, Doubles, FastPath, Key, Leaves, Prepared, bound, remember
 from serrate.runtime.launch import CppExecutable, Executable
 from serrate.runtime.locks import making
 from serrate.schedule.heuristic import RowStatistics, choose
@@ -71,7 +71,8 @@ class Options:
     """How a kernel's loops are compiled."""
 
     strategy: str | None = None
-    backend: str = "cpp"
+    backend: str | None = None
+    """Where nothing is asked for, what runs on the device of the arguments."""
     blocks: tuple[int | None, ...] = ()
     lanes: dict[str, int] = field(default_factory=dict)
     """Lanes of axes by name, where a plan is tried that no strategy makes."""
@@ -118,8 +119,11 @@ def _strategy_for(structure: Structure) -> str:
     """The strategy when nobody names one, by the lengths of rows."""
     if structure.levels != 1:
         return "maskless"
-    why = "how rows are shared out"
-    total, longest = structure.total_elements(why=why), structure.max_length(why=why)
+    longest = structure.known_max_length()
+    if longest is None:
+        # On a device nothing is copied to the host only to choose a plan: whatever the rows are, this one has no worst case.
+        return "persistent_dynamic"
+    total = structure.total_elements(why="how rows are shared out")
     return choose(RowStatistics(structure.num_rows(), total, longest, POSITION_BYTES), CPU)[0]
 
 
@@ -173,7 +177,8 @@ class LoopStage(CompiledStage):
         return chosen, executable
 
     def _prepared(self, env: Env) -> Prepared:
-        return self.prepare(self._sources.call(env), self._options.backend, *self._choice(env))
+        call = self._sources.call(env)
+        return self.prepare(call, self._options.backend or default_backend(call.device), *self._choice(env))
 
     def _choice(self, env: Env) -> tuple[str, dict[str, Any]]:
         if self._options.strategy is not None:
@@ -208,12 +213,15 @@ class LoopStage(CompiledStage):
         tensors = [self._sources.tensor(t, env) for t in used]
         sources = [self._sources.source(t, env, places) for t in used]
         stored = sources[len(program.inputs) :]
-        if not isinstance(ready.executable, CppExecutable) or not all(isinstance(s, int) for s in stored):
+        if not all(isinstance(s, int) for s in stored):
             return None
         if not all(t.is_contiguous() for t in tensors):
             return None
+        apart = self._apart(ready.executable).check(tensors)
+        if not isinstance(ready.executable, CppExecutable) and (apart or any(isinstance(s, Doubles) for s in sources)):
+            return None
         structures = [x.structure for x in env.values() if isinstance(x, JaggedTensor)]
-        return bound(ready, sources, tensors, apart=self._apart(ready.executable).check(tensors), keep=structures)
+        return bound(ready, sources, tensors, apart=apart, keep=structures)
 
     def ready(self, env: Env) -> Callable[[], None]:
         """The program bound to these very arguments: what is left is its own work."""

@@ -49,17 +49,17 @@ def backend_to_try(env: Mapping[str, Any]) -> str:
 
 
 def at_random(env: Mapping[str, Any]) -> dict[str, Any]:
-    """The same things with other numbers in them: random where they are floats, copies where they may be indices."""
+    """The same things with other numbers in them, on a CPU: random where they are floats, copies where they may be indices."""
     generator = torch.Generator("cpu").manual_seed(0)
 
     def other(x: torch.Tensor) -> torch.Tensor:
         if not x.is_floating_point():
-            return x.clone()
+            return x.to("cpu", copy=True)
         return torch.randn(x.shape, generator=generator, device="cpu").to(x.dtype)
 
     with torch.no_grad():
         return {
-            name: x.with_values(other(x.values))
+            name: x.cpu().with_values(other(x.values))
             if isinstance(x, JaggedTensor)
             else other(x)
             if isinstance(x, torch.Tensor)

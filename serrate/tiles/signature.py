@@ -180,8 +180,8 @@ def attributes(code: types.CodeType) -> frozenset[str]:
 
 def check(x: torch.Tensor) -> None:
     """Raises for tensors that compiled kernels do not take."""
-    if not x.is_cpu:
-        raise DeviceError(f"compiled kernels run on a CPU, and an argument is on {x.device}: move it with .cpu()")
+    if not (x.is_cpu or x.is_cuda):
+        raise DeviceError(f"compiled kernels run on a CPU or a CUDA device, and an argument is on {x.device}")
     if x.requires_grad and torch.is_grad_enabled():
         raise GradientError("a kernel has no gradient: call it under torch.no_grad(), or with detached tensors")
     if has_tangent(x):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from serrate.errors import DeviceError
 from serrate.ir.values import Tensor
 from serrate.runtime.bind import Arguments, Call
 from serrate.runtime.dispatch import Doubles, Source
@@ -23,7 +24,7 @@ Env = Mapping[str, Any]
 """What a loop uses, by name."""
 
 CPU_DEVICE = torch.device("cpu")
-"""Programs are made and given what they need on this device, whatever torch's default is."""
+"""Programs are made on this device, whatever torch's default is."""
 NUMBERS = "(numbers)"
 """The tensor that holds all the floats a loop uses: they are given to the program, so that others need no other program.
 No name of the user's is this one."""
@@ -70,12 +71,23 @@ def flattened(given: dict[str, Any]) -> dict[str, Any]:
 # --- paths ---------------------------------------------------------------------------------------------------------------
 
 
+def device_of(env: Env) -> torch.device:
+    """The device that a loop runs on: that of its tensors."""
+    found = dict.fromkeys(x.device for x in env.values() if isinstance(x, torch.Tensor | JaggedTensor))
+    if len(found) > 1:
+        raise DeviceError(
+            f"the tensors of a device loop must be on one device, got {', '.join(map(str, found))}: allocate results where the "
+            "arguments are, as in torch.empty(..., device=x.device)"
+        )
+    return next(iter(found), CPU_DEVICE)
+
+
 def tensor_at(path: Path, env: Env) -> torch.Tensor:
     """The tensor that a path leads to."""
     name, *rest = path
     found: torch.Tensor
     if name == NUMBERS:
-        return torch.tensor([x for x in env.values() if isinstance(x, float)], dtype=torch.float64, device=CPU_DEVICE)
+        return torch.tensor([x for x in env.values() if isinstance(x, float)], dtype=torch.float64, device=device_of(env))
     if not rest:
         found = env[name]
     elif rest[0] == "tile_list":
@@ -127,7 +139,7 @@ class ArgumentSources:
     def call(self, env: Env) -> Call:
         """The arrays and numbers of a call."""
         arrays = tuple(array_of(env[jt], axis, what) for jt, axis, what in self._arrays)
-        return Call(arrays, tuple(number_at(path, env) for path in self._numbers), CPU_DEVICE)
+        return Call(arrays, tuple(number_at(path, env) for path in self._numbers), device_of(env))
 
     def path(self, tensor: Tensor) -> Path:
         """The path to a tensor that the loop uses."""

@@ -106,11 +106,11 @@ def test_what_has_no_effect_on_a_cpu_is_said_once() -> None:
 
 @pytest.mark.parametrize(("static", "programs"), [(None, 2), (True, 4), (False, 1)])
 def test_sizes_are_compiled_in_as_static_shapes_says(static: bool | None, programs: int) -> None:
-    kernel = serrate.kernel(doubled, static_shapes=static)
+    kernel = serrate.kernel(doubled, static_shapes=static).on("cpp")
     for columns in (3, 4, 5, 3, 6):
         x = torch.randn(2, columns)
         assert torch.equal(kernel(x), x * 2)
-    assert len(kernel.on("cpp").sites[0].programs) == programs
+    assert len(kernel.sites[0].programs) == programs
 
 
 def test_a_size_that_a_kernel_needs_is_compiled_in_whatever_static_shapes_says() -> None:
