@@ -290,6 +290,31 @@ def _install_dropout(eager: Callable[..., Eager]) -> None:
     install_operators({functional.dropout: dropout, torch.dropout: torch_dropout})
 
 
+# --- rows in pieces ------------------------------------------------------------------------------------------------------
+
+
+def _install_pieces(eager: Callable[..., Eager]) -> None:
+    """`split` and `chunk` along a ragged dim, which change every row; the container does other dims, by views."""
+    table = TensorView.operators
+    views = {name: getattr(JaggedTensor, name) for name in ("split", "chunk")}
+
+    def split(self: JaggedTensor, sizes: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
+        if isinstance(self.shape[dim], int):
+            pieces: tuple[Any, ...] = views["split"](self, sizes, dim)
+            return pieces
+        if isinstance(sizes, int):
+            sizes = [sizes] * max(1, -(-self.max_length // sizes))
+        return tuple(eager(table["split"])(self, tuple(sizes), dim))
+
+    def chunk(self: JaggedTensor, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+        ragged = not isinstance(self.shape[dim], int)
+        return tuple(eager(table["chunk"])(self, chunks, dim) if ragged else views["chunk"](self, chunks, dim))
+
+    for name, method in (("split", split), ("chunk", chunk)):
+        method.__qualname__, method.__doc__ = f"JaggedTensor.{name}", views[name].__doc__
+        setattr(JaggedTensor, name, method)
+
+
 def install() -> None:
     """Gives `JaggedTensor` every operation that a traced tensor has, under torch's names."""
     by_operation: dict[Any, Eager] = {}
@@ -301,6 +326,7 @@ def install() -> None:
 
     table = TensorView.operators
     _install_dropout(eager)
+    _install_pieces(eager)
     taken = installed_operators()
     install_operators({f: eager(op) for f, op in table.items() if not isinstance(f, str) and f not in taken})
     for name, operation in table.items():

@@ -199,6 +199,7 @@ NOT_METHODS = (
     "linear",
     "einsum",
     "grouped_mm",
+    "pad",
     "cross_entropy",
     "layer_norm",
     "rms_norm",

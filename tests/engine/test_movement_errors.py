@@ -54,7 +54,6 @@ RECORDED: dict[str, tuple[Make, type[Exception], str]] = {
     "slice of groups": (lambda f: ops.slice(groups(f), 0, 1), ShapeError, "flatten the outer level"),
     "pad by less": (lambda f: ops.pad(rows(f), 1, -1, 0), ShapeError, "use slice"),
     "pad with rows": (lambda f: ops.pad(rows(f), 0, 1, 0), ShapeError, "use cat to add rows"),
-    "flip of rows": (lambda f: ops.flip(rows(f), 0), ShapeError, "counts rows"),
     "flip of rows in groups": (lambda f: ops.flip(groups(f), 1), ShapeError, "rows"),
     "flip of groups": (lambda f: ops.flip(groups(f), 0), ShapeError, "rows"),
     "scan of rows": (lambda f: ops.cumsum(rows(f), 0), ShapeError, "counts rows"),

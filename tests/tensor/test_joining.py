@@ -344,7 +344,7 @@ JT = JaggedTensor.from_lengths(torch.zeros(5, 2), [3, 2])
         (lambda: serrate.cat([JT, torch.zeros(2, 2)]), ShapeError, "cat: tensor 1 has 2 dims, but the ragged tensors have 3"),
         (lambda: serrate.stack([JT, torch.zeros(2, 2, 2)]), CallError, "stack: tensor 1 is dense"),
         (lambda: serrate.stack([JT, JT], dim=5), ShapeError, "dim 5 does not exist: the stacked tensor has 4 dims"),
-        (lambda: JT.split(2, dim=1), ShapeError, "split: dim 1 is ragged and has another size in every row"),
+        (lambda: torch.tensor_split(JT, 2, 1), ShapeError, "tensor_split: dim 1 is ragged and has another size in every row"),
         (lambda: JT.split([1, 2]), ShapeError, "split: dim 0 of size 2 cannot be cut so"),
         (lambda: torch.unbind(JT, 1), ShapeError, "unbind: dim 1 is ragged"),
         (lambda: JT.permute(0, 1), ShapeError, "permute takes every dim of 3 once, got (0, 1)"),

@@ -81,6 +81,7 @@ from serrate.frontend.ops.losses import (
 )
 from serrate.frontend.ops.movement import (
     cat,
+    chunk,
     embedding,
     flip,
     gather,
@@ -88,6 +89,7 @@ from serrate.frontend.ops.movement import (
     pad,
     select,
     slice,
+    split,
     stack,
 )
 from serrate.frontend.ops.normalise import (
@@ -225,6 +227,7 @@ __all__ = [
     "cast",
     "cat",
     "ceil",
+    "chunk",
     "clamp",
     "copysign",
     "cos",
@@ -332,6 +335,7 @@ __all__ = [
     "softmax_states",
     "softplus",
     "sort",
+    "split",
     "sqrt",
     "square",
     "squeeze",

@@ -7,6 +7,7 @@ structure is derived from the old one. A place out of bounds gives 0 and touches
 from __future__ import annotations
 
 import builtins
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,8 +21,8 @@ from serrate.frontend.ops.reductions import amin
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
 from serrate.frontend.shapes import both, shown
 from serrate.ir.domains import COORDINATE, IterDomain
-from serrate.ir.expr import Array, Expr, const, maximum, minimum, symbol
-from serrate.ir.fusion import NOTHING, Fusion, IndicesInside, PositionInside
+from serrate.ir.expr import Array, Expr, ceildiv, const, maximum, minimum, symbol
+from serrate.ir.fusion import NOTHING, AtLeastLongest, Fusion, IndicesInside, PositionInside
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.recipes import Joined, RunningSum
@@ -286,8 +287,8 @@ def require_inside(name: str, x: TensorView, dim: int, indices: TensorView, *, i
 # --- ranges ------------------------------------------------------------------------------------------------------------
 
 
-def slice(x: TensorView, dim: int, start: int | None = None, stop: int | None = None) -> TensorView:
-    """`x[..., start:stop]` along `dim`, as in Python. A ragged dim is sliced row by row, which changes the lengths.
+def slice(x: TensorView, dim: int, start: int | None = None, stop: int | None = None, step: int = 1) -> TensorView:
+    """`x[..., start:stop:step]` along `dim`, as in Python. A ragged dim is sliced row by row, which changes the lengths.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -296,28 +297,81 @@ def slice(x: TensorView, dim: int, start: int | None = None, stop: int | None = 
     >>> [r.tolist() for r in f.evaluate(torch.arange(6.0), torch.tensor([0, 4, 4, 6])).unbind()]
     [[2.0, 3.0], [], [4.0, 5.0]]
     """
+    if step < 1:
+        raise ShapeError(f"slice: the step must be positive, got {step}; use flip for the opposite order")
     dim = dim_of("slice", x, dim)
-    domain = x.domains[dim]
-    length = domain.row_length
+    length = x.domains[dim].row_length
     low = const(0) if start is None else _bound(start, length)
     high = length if stop is None else _bound(stop, length)
-    extent = maximum(high - low, 0)
+    return _ranged("slice", x, dim, low, maximum(high - low + (step - 1), 0) // step, step)
+
+
+def _ranged(name: str, x: TensorView, dim: int, low: Expr, extent: Expr, step: int = 1) -> TensorView:
+    """`extent` positions of `dim` from `low` on, `step` apart; both may depend on the row of a ragged dim, through COORDINATE."""
+    domain = x.domains[dim]
     if isinstance(domain, RaggedIterDomain):
-        domains, row = _resized("slice", x, dim, extent, domain.host_bound)
+        domains, row = _resized(name, x, dim, extent, domain.host_bound)
         rows = domains[dim]
         places = list[IterDomain | Place | None](domains)
-        places[dim] = Place(index_of(rows) + _in_row(low, row), (rows, *row.domains))
+        places[dim] = Place(index_of(rows) * step + _in_row(low, row), (rows, *row.domains))
         return pulled(x.fusion, x.dtype, domains, x.at(tuple(places)))
     if counted(x, dim):
-        place = _whole_rows("slice", x, dim)
+        place = _whole_rows(name, x, dim)
         ragged = x.domains[place]
         assert isinstance(ragged, RaggedIterDomain)
-        component, kept = rows_of(x.fusion, ragged.length_of(COORDINATE + low), extent, ragged.host_bound)
-        return _picked(x, dim, place, component, kept, Place(index_of(component) + low, (component,)))
+        component, kept = rows_of(x.fusion, ragged.length_of(COORDINATE * step + low), extent, ragged.host_bound)
+        return _picked(x, dim, place, component, kept, Place(index_of(component) * step + low, (component,)))
     new = IterDomain(extent, name=x.fusion.fresh("d"))
-    shifted = Place(index_of(new) + low, (new,))
+    shifted = Place(index_of(new) * step + low, (new,))
     at = tuple(shifted if k == dim else d for k, d in enumerate(x.domains))
     return pulled(x.fusion, x.dtype, (*x.domains[:dim], new, *x.domains[dim + 1 :]), x.at(at))
+
+
+def split(x: TensorView, sizes: int | Sequence[int], dim: int = 0) -> tuple[TensorView, ...]:
+    """`torch.split`. Along a ragged dim every row is split, so that pieces may be shorter in some rows, or empty; there the sizes
+    are a list, which reaches to the end of the longest row.
+
+    >>> from serrate import ir, ops
+    >>> with ir.Fusion() as f:
+    ...     x, offsets = f.input((None,), torch.float32), f.input((None,), torch.int64)
+    ...     f.output(*split(ops.as_nested(x, offsets), [2, 3], 1))
+    >>> [[r.tolist() for r in piece.unbind()] for piece in f.evaluate(torch.arange(5.0), torch.tensor([0, 4, 5]))]
+    [[[0.0, 1.0], [4.0]], [[2.0, 3.0], []]]
+    """
+    dim = dim_of("split", x, dim)
+    domain = x.domains[dim]
+    if isinstance(domain, RaggedIterDomain):
+        if isinstance(sizes, int):
+            raise ShapeError(
+                f"split: into how many pieces dim {dim} of {shown(x)} is split is not known while tracing; give a list of sizes, "
+                "or a number of pieces to chunk"
+            )
+        whole = const(builtins.sum(sizes))
+        later = f"split of {shown(x, later=True)}, dim {dim}: the sum of the sizes"
+        x.fusion.checks.append(AtLeastLongest(whole, domain, later))
+    else:
+        extent = x.fusion.fixed(domain.extent_expr)
+        if isinstance(sizes, int):
+            if sizes < 1:
+                raise ShapeError(f"split: the size of a piece must be positive, got {sizes}")
+            sizes = [builtins.min(sizes, extent - at) for at in range(0, extent, sizes)] or [0]
+        if builtins.sum(sizes) != extent:
+            raise ShapeError(f"split: the sizes {list(sizes)} do not add up to {extent}, the size of dim {dim} of {shown(x)}")
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return tuple(slice(x, dim, a, b) for a, b in itertools.pairwise(ends))
+
+
+def chunk(x: TensorView, chunks: int, dim: int = 0) -> tuple[TensorView, ...]:
+    """`torch.chunk`. Along a ragged dim every row is cut into `chunks` pieces of its own, of which the last ones may be empty."""
+    dim = dim_of("chunk", x, dim)
+    if chunks < 1:
+        raise ShapeError(f"chunk: the number of pieces must be positive, got {chunks}")
+    domain = x.domains[dim]
+    if not isinstance(domain, RaggedIterDomain):
+        extent = x.fusion.fixed(domain.extent_expr)
+        return split(x, builtins.max(-(-extent // chunks), 1), dim)
+    size = ceildiv(domain.length, chunks)
+    return tuple(_ranged("chunk", x, dim, size * k, maximum(minimum(size, domain.length - size * k), 0)) for k in range(chunks))
 
 
 def _bound(position: int, length: Expr) -> Expr:
@@ -363,11 +417,18 @@ def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> 
 
 
 def flip(x: TensorView, dim: int) -> TensorView:
-    """Reverses `dim`; a ragged dim within each row."""
+    """Reverses `dim`; a ragged dim within each row, a dim that counts rows as whole rows."""
     dim = dim_of("flip", x, dim)
     domain = x.domains[dim]
+    if counted(x, dim) and not domain.is_ragged:
+        place = _whole_rows("flip", x, dim)
+        ragged = x.domains[place]
+        assert isinstance(ragged, RaggedIterDomain)
+        last = domain.extent_expr - 1
+        component, rows = rows_of(x.fusion, ragged.length_of(last - COORDINATE), domain.extent_expr, ragged.host_bound)
+        return _picked(x, dim, place, component, rows, Place(last - index_of(component), (component,)))
     if counted(x, dim):
-        raise ShapeError(f"flip: dim {dim} of {shown(x)} counts rows; use index(x, rows) to reorder rows")
+        raise ShapeError(f"flip: dim {dim} of {shown(x)} has other rows inside its rows; flip dim {counted(x, dim)[-1]}")
     if isinstance(domain, RaggedIterDomain):
         row = _row("flip", x, dim)
         back = Place(_in_row(domain.length, row) - 1 - index_of(domain), (domain, *row.domains))

@@ -63,6 +63,28 @@ def narrow(input: TensorView, dim: int, start: int, length: int) -> TensorView:
     return ops.slice(input, dim, start, start + length)
 
 
+def split(tensor: TensorView, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[TensorView, ...]:
+    return ops.split(tensor, split_size_or_sections, dim)
+
+
+def chunk(input: TensorView, chunks: int, dim: int = 0) -> tuple[TensorView, ...]:
+    return ops.chunk(input, chunks, dim)
+
+
+def pad(input: TensorView, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> TensorView:
+    """`F.pad` by a constant: two numbers for each dim, from the last one on; those below zero take positions away."""
+    if mode != "constant" or len(pad) % 2 or len(pad) > 2 * input.ndim:
+        raise ShapeError(f"pad: takes mode='constant' and two numbers for each of the last dims, got {mode!r} and {tuple(pad)}")
+    for k in range(len(pad) // 2):
+        before, after = pad[2 * k], pad[2 * k + 1]
+        dim = input.ndim - 1 - k
+        if min(before, after) < 0:
+            input = ops.slice(input, dim, max(-before, 0), None if after >= 0 else after)
+        if max(before, after) > 0:
+            input = ops.pad(input, dim, max(before, 0), max(after, 0), 0 if value is None else value)
+    return input
+
+
 def tril(input: TensorView, diagonal: int = 0) -> TensorView:
     return ops.tril(input, diagonal)
 
@@ -138,10 +160,8 @@ def getitem(input: TensorView, key: Any) -> TensorView:
         if each is None:
             input, at = ops.unsqueeze(input, at), at + 1
         elif isinstance(each, slice):
-            if each.step not in (None, 1):
-                raise ShapeError(f"a slice of a traced tensor must have step 1, got {each.step}")
-            if each.start is not None or each.stop is not None:
-                input = ops.slice(input, at, each.start, each.stop)
+            if each != slice(None):
+                input = ops.slice(input, at, each.start, each.stop, 1 if each.step is None else each.step)
             at += 1
         elif isinstance(each, TensorView):
             if each.dtype == torch.bool:
