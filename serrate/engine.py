@@ -33,7 +33,7 @@ from serrate.lower.stages import arrays_of, stages
 from serrate.modes import is_batch_invariant
 from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
-from serrate.runtime.bind import Arguments, Binder, Call
+from serrate.runtime.bind import Arguments, Binder, BoundCall
 from serrate.runtime.dispatch import Binding, Key, Leaves, Prepared, bound, key_of, remember
 from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, load_together
@@ -123,7 +123,7 @@ class CompiledStage(ABC):
         """Whether a tensor must have the size that it has in the call, wherever its lengths are."""
         return False
 
-    def built(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
+    def built(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
         """The program under a strategy, built for the dtypes of a call's arrays."""
         arrays = [call.args[k].dtype for k in self.arguments.offsets]
         key = (backend, strategy, tuple(sorted(options.items())), tuple(arrays))
@@ -133,7 +133,7 @@ class CompiledStage(ABC):
                     self._built[key] = self._build(call, backend, strategy, options)
         return self._built[key]
 
-    def _build(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
+    def _build(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
         chosen = self.planned(strategy, options, BACKENDS[backend])
         if "plan" in settings.current().log:
             log.warning("%s", chosen)
@@ -143,7 +143,7 @@ class CompiledStage(ABC):
             log.warning("%s", built.source)
         return chosen, built
 
-    def prepare(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> Prepared:
+    def prepare(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> Prepared:
         """Everything that calls with these offsets and extents run with."""
         chosen, executable = self.built(call, backend, strategy, options)
         program, allocated = executable.program, self.allocated(executable.program)
@@ -159,13 +159,13 @@ class CompiledStage(ABC):
             tuple(torch.empty(self._row_shape(call, t, chosen), dtype=t.dtype, device="meta") for t in private),
         )
 
-    def _number_of(self, call: Call, program: LoopProgram, wanted: Symbol) -> int:
+    def _number_of(self, call: BoundCall, program: LoopProgram, wanted: Symbol) -> int:
         place = self.arguments.symbols.get(wanted)
         if place is not None:
             return call.numbers[place]
         return self.arguments.extent(call, dict(program.launched)[wanted])
 
-    def _shape(self, call: Call, tensor: Tensor) -> tuple[int, ...]:
+    def _shape(self, call: BoundCall, tensor: Tensor) -> tuple[int, ...]:
         """The shape in memory: exact for a result and where lengths are at hand, else as large as what is known on the host.
 
         Of rows by rows, what is known on the host is the square of all positions: far more than there is memory for.
@@ -174,7 +174,7 @@ class CompiledStage(ABC):
         sizes = (d.extent_expr if exact and ready(call, *d.extent_expr.arrays) else d.host_bound for d in tensor.storage)
         return tuple(max(0, self.arguments.extent(call, size)) for size in sizes)
 
-    def _row_shape(self, call: Call, tensor: Tensor, chosen: Plan) -> tuple[int, ...]:
+    def _row_shape(self, call: BoundCall, tensor: Tensor, chosen: Plan) -> tuple[int, ...]:
         """The shape of a private row: of a kernel as it says, of a fusion as long as the longest row that one worker does."""
         return self._shape(call, tensor)
 
@@ -196,7 +196,7 @@ class FusionStage(CompiledStage):
     def _vector_checks(self) -> tuple[MustDivide, ...]:
         return () if self.owner.hand is None else vector_checks(self.naive, self.owner.hand)
 
-    def run(self, call: Call, inputs: Sequence[torch.Tensor]) -> tuple[Prepared, list[torch.Tensor]]:
+    def run(self, call: BoundCall, inputs: Sequence[torch.Tensor]) -> tuple[Prepared, list[torch.Tensor]]:
         """Runs the stage; gives what it was prepared with and its tensors: inputs, outputs, scratch."""
         ready = self.prepared(call)
         memory_ = [memory.empty(shape, dtype, call.device) for shape, dtype in ready.shapes]
@@ -208,7 +208,7 @@ class FusionStage(CompiledStage):
         ready.executable(tensors, arrays, ready.symbols)
         return ready, tensors
 
-    def prepared(self, call: Call) -> Prepared:
+    def prepared(self, call: BoundCall) -> Prepared:
         """What is known of calls with these offsets and extents."""
         if call.computed:
             return self._prepared(call)
@@ -223,7 +223,7 @@ class FusionStage(CompiledStage):
                 self._flat.pop(next(iter(self._flat)))
         return ready
 
-    def _prepared(self, call: Call) -> Prepared:
+    def _prepared(self, call: BoundCall) -> Prepared:
         self.binder.check(call)
         backend = self.owner.backend or default_backend(call.device)
         self.binder.check_vectors(call, self._vector_checks)
@@ -237,14 +237,14 @@ class FusionStage(CompiledStage):
     def is_exact(self, tensor: Tensor) -> bool:
         return tensor.name in self.owner.result_names
 
-    def _row_shape(self, call: Call, tensor: Tensor, chosen: Plan) -> tuple[int, ...]:
+    def _row_shape(self, call: BoundCall, tensor: Tensor, chosen: Plan) -> tuple[int, ...]:
         row = next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
         inner = [d for d in tensor.logical if d.uid not in (row.uid, row.component.uid)]
         longest = self.binder.longest(call, row)
         rows = longest if chosen.most is None else min(longest, chosen.most)
         return (rows, *(self.binder.extent(call, d.extent_expr) for d in inner))
 
-    def _choice(self, call: Call, backend: str) -> tuple[str, dict[str, Any]]:
+    def _choice(self, call: BoundCall, backend: str) -> tuple[str, dict[str, Any]]:
         owner, binder = self.owner, self.binder
         if is_batch_invariant():
             named = "by_hand" if owner.hand else owner.strategy
@@ -378,7 +378,9 @@ class Compiled:
             del results[count:]
         return finish(results)
 
-    def _run_stages(self, call: Call, seen: Callable[[Prepared], None] = lambda _: None) -> tuple[Call, dict[str, torch.Tensor]]:
+    def _run_stages(
+        self, call: BoundCall, seen: Callable[[Prepared], None] = lambda _: None
+    ) -> tuple[BoundCall, dict[str, torch.Tensor]]:
         computed: dict[str, torch.Tensor] = {}
         call = replace(call, computed=computed, memo={})
         env = dict(zip((t.name for t in self.binder.inputs), call.args, strict=True))
@@ -398,7 +400,7 @@ class Compiled:
             env.update(made)
         return call, env
 
-    def _narrowed(self, call: Call, tensor: Tensor, made: torch.Tensor) -> torch.Tensor:
+    def _narrowed(self, call: BoundCall, tensor: Tensor, made: torch.Tensor) -> torch.Tensor:
         """What a library call made; of a result, which is handed out as it is, only what exists."""
         if tensor.name not in self.result_names:
             return made
@@ -407,7 +409,7 @@ class Compiled:
             made = made.narrow(dim, 0, size)
         return made.contiguous()
 
-    def results(self, call: Call, program: LoopProgram | None) -> tuple[Result, ...]:
+    def results(self, call: BoundCall, program: LoopProgram | None) -> tuple[Result, ...]:
         """Where each result is, its shape, and its structure."""
         names = [] if program is None else [t.name for t in (*program.inputs, *program.outputs)]
         outputs = zip(self.fusion.results, self._dims, strict=True)

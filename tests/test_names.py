@@ -16,9 +16,6 @@ from tests.test_imports import FREE, ORDER
 
 ROOT = Path(__file__).resolve().parent.parent
 
-SHARED = {"Call", "State"}
-"""Names that still mean two things: a function applied to values, and a call of a program; what is carried, and what is read."""
-
 PAGES = ("CONTRIBUTING.md", "docs/architecture.md")
 
 
@@ -28,7 +25,7 @@ def test_a_class_name_is_used_once() -> None:
         for node in ast.walk(ast.parse(path.read_text(), str(path))):
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert {name: found for name, found in places.items() if len(found) > 1 and name not in SHARED} == {}
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 @pytest.mark.parametrize("page", PAGES)

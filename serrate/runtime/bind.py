@@ -1,6 +1,6 @@
 """Binding: the arguments of a call to the extents, arrays and structures of a program, checked.
 
-In: named tensors and numbers. Out: a `Call`, and from it what any symbol, extent or array of the program is in that call.
+In: named tensors and numbers. Out: a `BoundCall`, and from it what any symbol, extent or array of the program is in that call.
 `Arguments` does this for every program, also for those of kernels; `Binder` adds what a fusion knows about its inputs. Everything
 that can be wrong with a call of a fusion is found here, before anything runs. What depends on lengths is checked once for each
 tensor of offsets.
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Call:
+class BoundCall:
     """One call of a program: its arguments, and the values of the fusion's symbols in the order of `Binder.symbols`."""
 
     args: tuple[torch.Tensor, ...]
@@ -85,7 +85,7 @@ class Arguments:
             self._sizes[expr] = size_function(expr, tuple(self.symbols))
         return self._sizes[expr]
 
-    def extent(self, call: Call, expr: Expr) -> int:
+    def extent(self, call: BoundCall, expr: Expr) -> int:
         """An extent as a number; one that only lengths tell is read from them, on the host."""
         if not expr.arrays:
             return self.size(expr)(call.numbers)
@@ -98,11 +98,11 @@ class Arguments:
 
         return int(expr.evaluate(Environment(symbols, read)))
 
-    def _longest_of(self, call: Call, array: Array, why: str) -> int | None:
+    def _longest_of(self, call: BoundCall, array: Array, why: str) -> int | None:
         """What an array holds that is the longest row of offsets, where that is known without a host copy."""
         return None
 
-    def array(self, call: Call, array: Array) -> torch.Tensor:
+    def array(self, call: BoundCall, array: Array) -> torch.Tensor:
         """The elements of an array in a call."""
         if array.recipe is None and array.data is None and array.name in self._place:
             # The very tensor where possible: things are remembered by which tensor it is.
@@ -112,7 +112,7 @@ class Arguments:
         symbols = dict(zip(self.symbols, call.numbers, strict=True))
         return derive(array, named, symbols, call.device, call.remember)
 
-    def ready(self, call: Call, *arrays: Array) -> bool:
+    def ready(self, call: BoundCall, *arrays: Array) -> bool:
         """Whether everything that arrays are made from is there."""
         computed = call.computed or {}
         return all(source.name in self._place or source.name in computed for array in arrays for source in array.sources)
@@ -144,7 +144,7 @@ class Binder(Arguments):
         self.offsets = tuple(sorted({self._place[a.name] for a in _describing(fusion) if a.name in self._place}))
         self._offsets_of: dict[int, Array] = {}
 
-    def bind(self, args: Sequence[torch.Tensor]) -> Call:
+    def bind(self, args: Sequence[torch.Tensor]) -> BoundCall:
         """Checks the arguments and binds them; what depends on lengths is left to `check`."""
         if len(args) != len(self.inputs):
             raise CallError(f"{self.name} takes {len(self.inputs)} arguments, got {len(args)}")
@@ -171,7 +171,7 @@ class Binder(Arguments):
                 numbers.append(shape[dim])
             clean = clean and arg.is_contiguous()
         given = tuple(args) if clean else tuple(self._packed(k, a) for k, a in enumerate(args))
-        return Call(given, tuple(numbers), device)
+        return BoundCall(given, tuple(numbers), device)
 
     def _packed(self, k: int, arg: torch.Tensor) -> torch.Tensor:
         """The argument with its elements side by side; says so, once, where that takes a copy."""
@@ -185,7 +185,7 @@ class Binder(Arguments):
             )
         return arg.contiguous()
 
-    def _longest_of(self, call: Call, array: Array, why: str) -> int | None:
+    def _longest_of(self, call: BoundCall, array: Array, why: str) -> int | None:
         """What an array holds that is the longest row of offsets: a structure may know that without a host copy."""
         recipe = array.recipe
         if isinstance(recipe, Largest):
@@ -202,7 +202,7 @@ class Binder(Arguments):
             found = self._offsets_of[ragged.uid] = offsets_array(ragged)
         return found
 
-    def check(self, call: Call) -> None:
+    def check(self, call: BoundCall) -> None:
         """Everything that depends on lengths that are there; done once for each tensor of offsets."""
         for chain, total in self.partitions:
             if self.ready(call, *chain):
@@ -239,7 +239,7 @@ class Binder(Arguments):
                 if a != b:
                     raise ShapeError(f"{check.what} differ: {a} and {b}")
 
-    def check_vectors(self, call: Call, checks: Sequence[MustDivide]) -> None:
+    def check_vectors(self, call: BoundCall, checks: Sequence[MustDivide]) -> None:
         """Loops that were vectorized by hand must be whole vectors; where only a call tells, it is asked here."""
         for check in checks:
             if check.rows is None:
@@ -251,7 +251,7 @@ class Binder(Arguments):
                 if value % check.size:
                     raise ShapeError(f"a loop is vectorized, but {check.size} does not divide {value}, {check.what}")
 
-    def _check_rows_of_offsets(self, call: Call, check: RowsOfOffsets) -> None:
+    def _check_rows_of_offsets(self, call: BoundCall, check: RowsOfOffsets) -> None:
         rows = self.array(call, check.offsets).reshape(-1, self.extent(call, check.count) + 1)
         if isinstance(check.domain, RaggedIterDomain):
             ends = self.array(call, offsets_array(check.domain)).diff()[: len(rows)]
@@ -279,14 +279,14 @@ class Binder(Arguments):
         numbers = [rows[:, 0].any(), falls.any(), apart.any()]
         judged([n.long() for n in numbers], judge, moment(None, rows), "validating offsets")
 
-    def _check_rows_inside(self, call: Call, check: RowsInside) -> None:
+    def _check_rows_inside(self, call: BoundCall, check: RowsInside) -> None:
         starts, lengths = self.array(call, check.starts), self.array(call, check.lengths)
         when = moment(None, starts)
         if when is Moment.NOW:
             check_lengths([lengths], None)
         check_starts(starts, lengths, self.extent(call, check.extent), when)
 
-    def _check_rectangles(self, call: Call, check: Rectangles) -> None:
+    def _check_rectangles(self, call: BoundCall, check: Rectangles) -> None:
         rows, columns = self.array(call, check.rows), self.array(call, check.columns)
         for name, offsets in (("rows", rows), ("columns", columns)):
             try:
@@ -309,7 +309,7 @@ class Binder(Arguments):
 
         judged([sizes.sum()], judge, when, "validating rectangles")
 
-    def levels(self, call: Call, logical: Sequence[IterDomain]) -> tuple[torch.Tensor, ...]:
+    def levels(self, call: BoundCall, logical: Sequence[IterDomain]) -> tuple[torch.Tensor, ...]:
         """The offsets of every level of rows, outermost first: what a structure is made of.
 
         Parts of equal number in every component are a level of their own.
@@ -328,15 +328,15 @@ class Binder(Arguments):
             found.append(self.array(call, self.offsets_of(domain)))
         return tuple(x.to(found[-1].dtype) for x in found)
 
-    def structure(self, call: Call, chain: tuple[Array, ...], total: Expr) -> Structure:
+    def structure(self, call: BoundCall, chain: tuple[Array, ...], total: Expr) -> Structure:
         """The structure that a chain of offsets describes, validated once for each tensor."""
         return self.structure_of(call, tuple(self.array(call, a) for a in chain), self.extent(call, total))
 
-    def structure_of(self, call: Call, tensors: tuple[torch.Tensor, ...], size: int) -> Structure:
+    def structure_of(self, call: BoundCall, tensors: tuple[torch.Tensor, ...], size: int) -> Structure:
         """The structure of offsets, outermost first, over `size` positions."""
         return call.remember(tensors, known_key(size), lambda: Structure.from_offsets(*tensors, total=size))
 
-    def known_longest(self, call: Call, ragged: RaggedIterDomain) -> int | None:
+    def known_longest(self, call: BoundCall, ragged: RaggedIterDomain) -> int | None:
         """The length of the longest row, if nothing needs to be copied to the host to say it."""
         array = self.offsets_of(ragged)
         total = next((t for chain, t in self.partitions if chain == (array,)), None)
@@ -344,7 +344,7 @@ class Binder(Arguments):
             return self.structure(call, (array,), total).known_max_length()
         return self.longest(call, ragged) if call.device.type == "cpu" else None
 
-    def longest(self, call: Call, ragged: RaggedIterDomain) -> int:
+    def longest(self, call: BoundCall, ragged: RaggedIterDomain) -> int:
         """The length of the longest row."""
         array = self.offsets_of(ragged)
         total = next((t for chain, t in self.partitions if chain == (array,)), None)

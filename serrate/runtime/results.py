@@ -24,7 +24,7 @@ from serrate.ir.ragged_transforms import product
 from serrate.ir.transforms import Merge
 from serrate.ir.view import TensorView
 from serrate.runtime.arrays import remembered
-from serrate.runtime.bind import Binder, Call, known_key
+from serrate.runtime.bind import Binder, BoundCall, known_key
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.jagged import trusted
@@ -52,7 +52,7 @@ class Result:
         return values if self.structure is None else trusted(values, self.structure, self.hints)
 
 
-def result(binder: Binder, call: Call, view: TensorView, dims: Sequence[Group], names: Sequence[str]) -> Result:
+def result(binder: Binder, call: BoundCall, view: TensorView, dims: Sequence[Group], names: Sequence[str]) -> Result:
     """What an output is in a call; `dims` are its `groups`, `names` the tensors of the program that is all of the fusion."""
     name = view.tensor.memory.name
     place = names.index(name) if name in names else -1
@@ -117,7 +117,7 @@ def owners(ragged: IterDomain) -> list[IterDomain]:
     return found
 
 
-def _positions(binder: Binder, call: Call, ragged: Sequence[RaggedIterDomain]) -> int:
+def _positions(binder: Binder, call: BoundCall, ragged: Sequence[RaggedIterDomain]) -> int:
     """How many positions of one dim of the values the rows take."""
     pair = _rectangle(ragged)
     return binder.extent(call, (ragged[-1] if pair is None else product(*pair)).extent_expr)
@@ -130,7 +130,7 @@ def _rectangle(ragged: Sequence[RaggedIterDomain]) -> tuple[RaggedIterDomain, Ra
     return None
 
 
-def _structure(binder: Binder, call: Call, rows: Sequence[tuple[int, Group]], shape: Sequence[int]) -> Structure:
+def _structure(binder: Binder, call: BoundCall, rows: Sequence[tuple[int, Group]], shape: Sequence[int]) -> Structure:
     chains: list[tuple[torch.Tensor, ...]] = []
     columns: list[torch.Tensor | None] = []
     for _, group in rows:

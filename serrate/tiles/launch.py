@@ -41,7 +41,7 @@ from serrate.ir.loops import Declare, LoopProgram, Write, load, nodes, number
 from serrate.ir.tile import Axis, Carry, TileProgram, statements
 from serrate.ir.values import Tensor
 from serrate.runtime import dispatch
-from serrate.runtime.bind import Call
+from serrate.runtime.bind import BoundCall
 from serrate.runtime.dispatch import Binding, Doubles, FastPath, Key, Leaves, Prepared, bound, remember
 from serrate.runtime.launch import CppExecutable, Executable
 from serrate.runtime.locks import making
@@ -171,7 +171,7 @@ class LoopStage(CompiledStage):
         log.debug("%s: one row has most of the work, and stays whole: %s", self.name, why)
         return plan(self.naive, "maskless", target, lanes)
 
-    def _build(self, call: Call, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
+    def _build(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
         chosen, executable = super()._build(call, backend, strategy, options)
         _require_room(executable.program)
         return chosen, executable

@@ -14,7 +14,7 @@ import torch
 
 from serrate.errors import DeviceError
 from serrate.ir.values import Tensor
-from serrate.runtime.bind import Arguments, Call
+from serrate.runtime.bind import Arguments, BoundCall
 from serrate.runtime.dispatch import Doubles, Source
 from serrate.tensor import JaggedTensor
 from serrate.tiles.trace import Trace
@@ -136,10 +136,10 @@ class ArgumentSources:
         self._arrays = tuple(trace.described)
         self.arguments = Arguments([a.name for a in trace.described.values()], trace.numbers.values())
 
-    def call(self, env: Env) -> Call:
+    def call(self, env: Env) -> BoundCall:
         """The arrays and numbers of a call."""
         arrays = tuple(array_of(env[jt], axis, what) for jt, axis, what in self._arrays)
-        return Call(arrays, tuple(number_at(path, env) for path in self._numbers), device_of(env))
+        return BoundCall(arrays, tuple(number_at(path, env) for path in self._numbers), device_of(env))
 
     def path(self, tensor: Tensor) -> Path:
         """The path to a tensor that the loop uses."""
