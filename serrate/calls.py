@@ -307,6 +307,11 @@ class Jitted:
         compiled, tensors = self.compiled(*args, **kwargs)
         return compiled.plan(*tensors)
 
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """The plans that are used for these arguments and why, one for each stage, as kernels explain theirs."""
+        compiled, tensors = self.compiled(*args, **kwargs)
+        return "\n".join(line for plan in compiled.plans(*tensors) for line in plan.lines)
+
 
 def _is_traced(value: Any) -> bool:
     """Whether a traced tensor is among arguments."""

@@ -440,3 +440,10 @@ def test_rows_that_are_equal_and_told_in_different_ways() -> None:
     for a, b in ((one, other), (other, one), (one, one), (other, other)):
         want = a.values + b.values
         assert added(a, b).tolist() == [want[:3].tolist(), [], want[3:].tolist()]
+
+
+def test_a_traced_function_explains_its_plans() -> None:
+    f = jit(lambda x: torch.softmax(x, 1))
+    told = f.explain(rows())
+    assert told.splitlines()[0] == f.plan(rows()).strategy and "mark" in told
+    assert str(f.plan(rows()).steps[0]) in told

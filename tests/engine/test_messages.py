@@ -156,6 +156,20 @@ BOTH: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
         (ROWS,),
     ),
     (CallError, "matmul: both operands must be tensors, got 3 of type int", lambda x: x @ 3, (ROWS,)),
+    # attention
+    *(
+        (
+            ShapeError,
+            f"attention: {name} is dense, (3, 5, 4), and its sequences must be rows of a ragged tensor: use "
+            f"JaggedTensor.from_padded({name}, lengths)",
+            call,
+            (ROWS, torch.ones(3, 5, 4)),
+        )
+        for name, call in (
+            ("key", lambda x, k: F.scaled_dot_product_attention(x, k, k)),
+            ("query", lambda x, q: F.scaled_dot_product_attention(q, x, x)),
+        )
+    ),
     # something that is no operand
     (CallError, "add: an operand must be a tensor or a real number, got 'a' of type str", lambda x: x + "a", (ROWS,)),
     (CallError, "mul: an operand must be a tensor or a real number, got [1, 2] of type list", lambda x: x * [1, 2], (ROWS,)),

@@ -172,6 +172,11 @@ def _check(name: str, x: TensorView) -> None:
     ragged = [k for k, d in enumerate(x.domains) if d.is_ragged]
     if ragged == [x.ndim - 2]:
         return
+    if not ragged:
+        raise ShapeError(
+            f"attention: {name} is dense, {shown(x)}, and its sequences must be rows of a ragged tensor: use "
+            f"JaggedTensor.from_padded({name}, lengths)"
+        )
     if len(ragged) != 1:
         raise ShapeError(
             f"attention: {name} must have one ragged dim, the sequence, got {shown(x)}; flatten the outer level first"

@@ -32,6 +32,7 @@ Term = tuple[TensorView, str]
 def einsum(equation: str, *operands: TensorView) -> TensorView:
     """`torch.einsum`. A ragged letter needs the letters of the dims that count its rows: `"bik,bjk->bij"`.
 
+    >>> import torch
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
     ...     x, off = f.input((None, 8), torch.float32), f.input((4,), torch.int64)
