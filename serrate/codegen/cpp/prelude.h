@@ -553,30 +553,39 @@ template <class T> static void dot(T* __restrict acc, i64 ld, const T* __restric
 #else
   enum { W = 32 / sizeof(T), NV = 2, M = 6 };
 #endif
-  i64 j = 0;
-  for (; j + W * NV <= columns; j += W * NV) {
-    i64 i = 0;
-    for (; i + M <= rows; i += M) dot_rows<M, W, NV>(acc + i * ld + j, ld, a + i * am, am, b + j, bk, depth);
-    if (i + 4 <= rows) { dot_rows<4, W, NV>(acc + i * ld + j, ld, a + i * am, am, b + j, bk, depth); i += 4; }
-    if (i + 2 <= rows) { dot_rows<2, W, NV>(acc + i * ld + j, ld, a + i * am, am, b + j, bk, depth); i += 2; }
-    for (; i < rows; i++) dot_rows<1, W, NV>(acc + i * ld + j, ld, a + i * am, am, b + j, bk, depth);
-  }
-  // Fewer columns than are done at once: with zeros beside them they are as many, a part of the depth at a time.
-  enum { DEPTH = 64 };
-  alignas(64) T wide[DEPTH * W * NV], sums[M * W * NV];
-  const i64 left = columns - j;
-  for (i64 begin = 0; left > 0 && begin < depth; begin += DEPTH) {
-    const i64 some = smaller<i64>(DEPTH, depth - begin);
-    for (i64 k = 0; k < some; k++)
-      for (i64 n = 0; n < W * NV; n++) wide[k * W * NV + n] = n < left ? b[(begin + k) * bk + j + n] : 0;
-    for (i64 i = 0; i < rows; i += M) {
-      const i64 here = smaller<i64>(M, rows - i);
-      for (i64 m = 0; m < here; m++)
-        for (i64 n = 0; n < left; n++) sums[m * W * NV + n] = acc[(i + m) * ld + j + n];
-      if (here == M) dot_rows<M, W, NV>(sums, W * NV, a + i * am + begin, am, wide, W * NV, some);
-      else for (i64 m = 0; m < here; m++) dot_rows<1, W, NV>(sums + m * W * NV, W * NV, a + (i + m) * am + begin, am, wide, W * NV, some);
-      for (i64 m = 0; m < here; m++)
-        for (i64 n = 0; n < left; n++) acc[(i + m) * ld + j + n] = sums[m * W * NV + n];
+  // Columns that are done at once lie side by side in a copy, with zeros beside the last ones: rows of b may be any distance apart.
+  enum { N = W * NV, DEPTH = 64 };
+  alignas(64) T panel[DEPTH * N], sums[M * N];
+  for (i64 j = 0; j < columns; j += N) {
+    const i64 here = smaller<i64>(N, columns - j);
+    for (i64 begin = 0; begin < depth; begin += DEPTH) {
+      const i64 some = smaller<i64>(DEPTH, depth - begin);
+      const T* from = a + begin;
+      const T* by = b + begin * bk + j;
+      i64 step = bk;
+      if (rows >= 2 * M || here < N) {
+        for (i64 k = 0; k < some; k++) {
+          if (here == N) __builtin_memcpy(panel + k * N, by + k * bk, sizeof(T) * N);
+          else for (i64 n = 0; n < N; n++) panel[k * N + n] = n < here ? by[k * bk + n] : 0;
+        }
+        by = panel, step = N;
+      }
+      i64 i = 0;
+      if (here == N) {
+        for (; i + M <= rows; i += M) dot_rows<M, W, NV>(acc + i * ld + j, ld, from + i * am, am, by, step, some);
+        if (i + 4 <= rows) { dot_rows<4, W, NV>(acc + i * ld + j, ld, from + i * am, am, by, step, some); i += 4; }
+        if (i + 2 <= rows) { dot_rows<2, W, NV>(acc + i * ld + j, ld, from + i * am, am, by, step, some); i += 2; }
+        for (; i < rows; i++) dot_rows<1, W, NV>(acc + i * ld + j, ld, from + i * am, am, by, step, some);
+      }
+      for (; i < rows; i += M) {
+        const i64 few = smaller<i64>(M, rows - i);
+        for (i64 m = 0; m < few; m++)
+          for (i64 n = 0; n < N; n++) sums[m * N + n] = n < here ? acc[(i + m) * ld + j + n] : 0;
+        if (few == M) dot_rows<M, W, NV>(sums, N, from + i * am, am, by, step, some);
+        else for (i64 m = 0; m < few; m++) dot_rows<1, W, NV>(sums + m * N, N, from + (i + m) * am, am, by, step, some);
+        for (i64 m = 0; m < few; m++)
+          for (i64 n = 0; n < here; n++) acc[(i + m) * ld + j + n] = sums[m * N + n];
+      }
     }
   }
 }
@@ -605,35 +614,50 @@ template <int M> static inline void dot_pairs_rows(f32* __restrict acc, i64 ld, 
   for (int i = 0; i < M; i++) *(vec*)(acc + i * ld) = c[i][0], *(vec*)(acc + i * ld + 16) = c[i][1];
 }
 #endif
-template <int R, int K> static void dot_pairs(f32* __restrict acc, i64 ld, const bf16* __restrict a, i64 am, const bf16* __restrict b, i64 bk, i64 rows, i64 columns, i64 depth) {
+// With `across`, b holds its columns side by side in rows `bk` apart.
+template <int R, int K, bool across> static void dot_pairs(f32* __restrict acc, i64 ld, const bf16* __restrict a, i64 am, const bf16* __restrict b, i64 bk, i64 rows, i64 columns, i64 depth) {
+  for (i64 j = 0; j < columns; j += 32, acc += 32, b += across ? 32 * bk : 32) {
+    const i64 here = smaller<i64>(32, columns - j);
 #if defined(__AVX512BF16__)
-  // Rows 2k and 2k + 1 of b side by side, as the instruction takes them; columns that are not there are 0.
-  alignas(64) static thread_local u32 pairs[(K / 2 + 1) * 32];
-  const i64 half = (depth + 1) / 2;
-  static const bf16 none[32] = {};
-  for (i64 k = 0; k < half; k++) {
-    const bf16* first = b + 2 * k * bk;
-    const bf16* second = 2 * k + 1 < depth ? first + bk : none;
+    // Rows 2k and 2k + 1 of b side by side, as the instruction takes them; columns that are not there are 0.
+    alignas(64) static thread_local u32 pairs[(K / 2 + 1) * 32];
+    const i64 half = (depth + 1) / 2;
+    static const bf16 none[32] = {};
+    if (across && bk % 2 == 0 && (unsigned long)b % 4 == 0) {
+      turned<u32>(pairs, 32, (const u32*)b, bk / 2, depth / 2, here);
+      if (depth % 2)
+        for (i64 n = 0; n < here; n++) pairs[32 * (half - 1) + n] = b[n * bk + depth - 1].bits;
+    } else {
+      const i64 row = across ? 1 : bk, column = across ? bk : 1;
+      for (i64 k = 0; k < half; k++) {
+        const bf16* first = b + 2 * k * row;
+        const bool last = 2 * k + 1 == depth;
+        const bf16* second = last ? none : first + row;
+        const i64 step = last ? 0 : column;
 #pragma omp simd
-    for (i64 n = 0; n < columns; n++) pairs[32 * k + n] = first[n].bits | (u32)second[n].bits << 16;
-    for (i64 n = columns; n < 32; n++) pairs[32 * k + n] = 0;
-  }
-  // An odd row of a ends in the middle of a pair: the last one is made of a copy.
-  i64 i = 0;
-  for (; i + 8 <= rows; i += 8) dot_pairs_rows<8>(acc + i * ld, ld, a + i * am, am, pairs, depth / 2);
-  for (; i + 2 <= rows; i += 2) dot_pairs_rows<2>(acc + i * ld, ld, a + i * am, am, pairs, depth / 2);
-  if (i < rows) dot_pairs_rows<1>(acc + i * ld, ld, a + i * am, am, pairs, depth / 2);
-  if (depth % 2)
-    for (i = 0; i < rows; i++) {
-      const bf16 last[2] = {a[i * am + depth - 1], {0}};
-      dot_pairs_rows<1>(acc + i * ld, ld, last, 0, pairs + 32 * (half - 1), 1);
+        for (i64 n = 0; n < here; n++) pairs[32 * k + n] = first[n * column].bits | (u32)second[n * step].bits << 16;
+      }
     }
+    if (here < 32)
+      for (i64 k = 0; k < half; k++)
+        for (i64 n = here; n < 32; n++) pairs[32 * k + n] = 0;
+    // An odd row of a ends in the middle of a pair: the last one is made of a copy.
+    i64 i = 0;
+    for (; i + 8 <= rows; i += 8) dot_pairs_rows<8>(acc + i * ld, ld, a + i * am, am, pairs, depth / 2);
+    for (; i + 2 <= rows; i += 2) dot_pairs_rows<2>(acc + i * ld, ld, a + i * am, am, pairs, depth / 2);
+    if (i < rows) dot_pairs_rows<1>(acc + i * ld, ld, a + i * am, am, pairs, depth / 2);
+    if (depth % 2)
+      for (i = 0; i < rows; i++) {
+        const bf16 last[2] = {a[i * am + depth - 1], {0}};
+        dot_pairs_rows<1>(acc + i * ld, ld, last, 0, pairs + 32 * (half - 1), 1);
+      }
 #else
-  static thread_local f32 wide_a[R * K], wide_b[K * 32];
-  for (i64 i = 0; i < rows; i++)
-    for (i64 k = 0; k < depth; k++) wide_a[i * K + k] = load(a[i * am + k]);
-  for (i64 k = 0; k < depth; k++)
-    for (i64 n = 0; n < columns; n++) wide_b[k * 32 + n] = load(b[k * bk + n]);
-  dot<f32>(acc, ld, wide_a, K, wide_b, 32, rows, columns, depth);
+    static thread_local f32 wide_a[R * K], wide_b[K * 32];
+    for (i64 i = 0; i < rows; i++)
+      for (i64 k = 0; k < depth; k++) wide_a[i * K + k] = load(a[i * am + k]);
+    for (i64 k = 0; k < depth; k++)
+      for (i64 n = 0; n < here; n++) wide_b[k * 32 + n] = load(across ? b[n * bk + k] : b[k * bk + n]);
+    dot<f32>(acc, ld, wide_a, K, wide_b, 32, rows, here, depth);
 #endif
+  }
 }

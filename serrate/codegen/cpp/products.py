@@ -29,15 +29,17 @@ def product(text: Text, node: Dot) -> None:
     conditions = text.outside(node)
     text.open(f"if ({' && '.join(conditions)})" if conditions else "")
     ranges = {lane: _range(text, lane, node, bounds[lane]) for lane in node.lanes}
-    pairs = columns.size == PAIRED and node.local.dtype == torch.float32 and ranges[columns].start == "0"
+    pairs = columns.size % PAIRED == 0 and node.local.dtype == torch.float32 and ranges[columns].start == "0"
     pairs = pairs and all(_is_bfloat16(v) for v in (node.left, node.right))
     kind = "bf16" if pairs else computed(node.local.dtype)
     a, am = _operand(text, node.left, rows, depth, ranges, kind)
-    b, bk = _operand(text, node.right, depth, columns, ranges, kind)
+    across = _across(text, node.right, depth, columns, kind) if pairs else None
+    b, bk = across or _operand(text, node.right, depth, columns, ranges, kind)
     to = _moved(node.local.name, str(columns.size), ranges[rows], ranges[columns])
-    a, b = _moved(a, am, ranges[rows], ranges[depth]), _moved(b, bk, ranges[depth], ranges[columns])
+    inward = (columns, depth) if across else (depth, columns)
+    a, b = _moved(a, am, ranges[rows], ranges[depth]), _moved(b, bk, *(ranges[lane] for lane in inward))
     extents = ", ".join(ranges[lane].count for lane in (rows, columns, depth))
-    name = f"dot_pairs<{rows.size}, {depth.size}>" if pairs else f"dot<{kind}>"
+    name = f"dot_pairs<{rows.size}, {depth.size}, {'true' if across else 'false'}>" if pairs else f"dot<{kind}>"
     text.put(f"{name}({to}, {columns.size}, {a}, {am}, {b}, {bk}, {extents});")
     text.close()
 
