@@ -17,6 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
@@ -24,6 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import empty_like, get_num_threads, is_grad_enabled
+from torch.autograd.profiler import record_function
 
 from serrate import settings
 from serrate.ir.expr import Array
@@ -36,6 +38,7 @@ from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.jagged import trusted
+from serrate.tensor.torch_private import PROFILER
 
 Key = tuple[Any, ...]
 Leaves = list[Any]
@@ -203,10 +206,12 @@ def _launch(
 ) -> Binding:
     """Runs the program on the leaves of a call, and on what was allocated for it."""
     executable, arrays, symbols = ready.executable, ready.arrays, ready.symbols
+    shown = f"serrate: {executable.program.name} ({ready.plan.strategy})"
     if not isinstance(executable, CppExecutable):
 
         def execute(leaves: Leaves, into: Sequence[torch.Tensor] = (), _keep: object = keep) -> None:
-            executable([*_given(sources, leaves), *into, *ready.private], arrays, symbols)
+            with record_function(shown) if PROFILER._is_profiler_enabled else nullcontext():
+                executable([*_given(sources, leaves), *into, *ready.private], arrays, symbols)
 
         return execute
     function, packed, addresses, numbers, rows, _ = executable.bound([*map(prod, shapes)], arrays, symbols)
@@ -233,7 +238,11 @@ def _launch(
             pointers[k] = row()
         if apart is not None:
             apart(pointers)
-        function(packed(*pointers), numbers)
+        if PROFILER._is_profiler_enabled:
+            with record_function(shown):
+                function(packed(*pointers), numbers)
+        else:
+            function(packed(*pointers), numbers)
 
     return launch
 

@@ -17,6 +17,10 @@ from torch.autograd import forward_ad
 # only dataclasses and would make a leaf of the structure. `torch.func` and `torch.export` see containers only through this.
 from torch.utils._pytree import register_pytree_node
 
+PROFILER: Any = torch.autograd.profiler
+"""Its `_is_profiler_enabled` says whether a profiler is on, which is read at every call: the public question takes ten times as
+long (100 ns)."""
+
 GROUPED_MM: Callable[..., Any] | None = getattr(torch, "_grouped_mm", None)
 """What `torch.nn.functional.grouped_mm` calls; only this function asks its arguments whether they override it."""
 
