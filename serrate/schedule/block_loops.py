@@ -1,7 +1,7 @@
-"""The primitives `split`, `combine` and `mark` on phases of block statements, and how such phases are rewritten.
+"""The primitives `split`, `combine` and `mark` on phases of block statements.
 
-In: a program, the name of a phase, and the name of one of its loops. Out: a new program. Such a phase is a tree of loops around
-statements over axes; a loop is found by the name of its domain, wherever in the tree it is.
+In: a program, the name of a phase, and the name of one of its loops. Out: a new program. The phase is a tree of loops around
+statements over axes; a loop is identified by the name of its domain, at any depth.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def find(program: TileProgram, name: str) -> Phase:
 
 
 def swap(program: TileProgram, name: str, *new: Phase) -> TileProgram:
-    """The program with other phases in the place of one."""
+    """The program with one phase replaced by others."""
     phases: list[Phase] = []
     for phase in program.phases:
         phases.extend(new if phase.name == name else (phase,))
@@ -36,7 +36,7 @@ def swap(program: TileProgram, name: str, *new: Phase) -> TileProgram:
 def loop_replaced(
     program: TileProgram, name: str, domain: str, change: Callable[[Loop], tuple[Statement, ...]], *lanes: IterDomain
 ) -> TileProgram:
-    """The program with one loop of a phase of block statements replaced, wherever in the tree it is; lanes may be added."""
+    """The program with one loop of a phase of block statements replaced, at any depth; `lanes` are added to the phase."""
     phase, found = find(program, name), 0
 
     def rewritten(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -70,10 +70,10 @@ def split(program: TileProgram, name: str, domain: str, factor: int) -> TileProg
     loop = loop_named(find(program, name), domain)
     axis = program.axis_of(loop.domain)
     if axis is not None and axis.block is not None and factor % axis.block:
-        raise ScheduleError(f"phase {name}: tiles of {axis} have {axis.block} lanes, so {factor} positions are not whole tiles")
+        raise ScheduleError(f"phase {name}: tiles of {axis} have {axis.block} lanes, and {factor} is not a multiple of that")
     whole, made = loop.domain.extent_expr.value, loop.domain.definition
     if isinstance(made, transforms.Split) and loop.domain is made.outputs[1] and whole is not None and whole % factor:
-        raise ScheduleError(f"phase {name}: {whole} positions of {axis} are a part, and not whole tiles of {factor}")
+        raise ScheduleError(f"phase {name}: a piece has {whole} positions of {axis}, which is not a multiple of {factor}")
 
     def change(loop: Loop) -> tuple[Statement, ...]:
         outer, rest = transforms.split(loop.domain, factor)
@@ -83,28 +83,28 @@ def split(program: TileProgram, name: str, domain: str, factor: int) -> TileProg
 
 
 def combine(program: TileProgram, name: str, component: str, ragged: str) -> TileProgram:
-    """The same for two loops of programs, which run in any order: others may stand between them."""
+    """`combine` for two loops on the grid. These run in any order, so other grid loops may lie between them."""
     phase = find(program, name)
     pair = [loop_named(phase, each) for each in (component, ragged)]
     if any(loop.kind is not GRID for loop in pair):
-        raise ScheduleError(f"phase {name}: {component} and {ragged} are not both loops of programs; cut the row instead")
+        raise ScheduleError(f"phase {name}: {component} and {ragged} are not both on the grid; cut the row instead")
     return swap(program, name, replace(phase, body=cutting.list_tiles(program, phase, *pair)))
 
 
 def mark(program: TileProgram, name: str, domain: str, wanted: ParallelType) -> TileProgram:
-    """for i: (a; b)   ->   a in lanes i;  b in lanes i.  A tile is a block to each statement: that is what a kernel means."""
+    """for i: (a; b)   ->   a in lanes i;  b in lanes i.  Each statement of a kernel processes its tile as one block."""
     loop = loop_named(find(program, name), domain)
     axis, size = program.axis_of(loop.domain), loop.domain.extent_expr.value
     if wanted is SERIAL and loop.kind is GRID:
-        # One worker takes these programs, one after the other.
+        # One worker then runs these iterations one after the other.
         return loop_replaced(program, name, domain, lambda found: (replace(found, kind=SERIAL),))
     if wanted is GRID and loop is _alone(find(program, name)) and not loop.carried:
         require_independent(program, loop)
         return loop_replaced(program, name, domain, lambda found: (replace(found, kind=GRID),))
     if wanted is not LANES:
         raise ScheduleError(
-            f"phase {name}: programs of a kernel are its outermost loops, and those alone inside them that carry nothing; "
-            f"{domain} cannot be {wanted.value}"
+            f"phase {name}: {domain} cannot be {wanted.value}; only the outermost loops of a kernel go on the grid, "
+            "and inside them a loop that carries nothing and has no statement beside it"
         )
     if axis is None or loop.domain.is_ragged or size is None:
         raise ScheduleError(f"phase {name}: {loop.domain} cannot be lanes: its extent is not known; split it first")
@@ -114,7 +114,7 @@ def mark(program: TileProgram, name: str, domain: str, wanted: ParallelType) -> 
 
 
 def _alone(phase: Phase) -> Statement | None:
-    """The first statement that is no loop of programs, if it is all there is inside these."""
+    """The only statement inside the grid loops of a phase; None if there are several."""
     body = phase.body
     while len(body) == 1 and isinstance(body[0], Loop) and body[0].kind is GRID:
         body = body[0].body

@@ -1,16 +1,16 @@
-"""The primitives `ragged`, `fork` and `cut` on loops of block statements: rows are shared out in parts.
+"""The primitives `ragged`, `fork` and `cut` on loops of block statements: how a kernel's rows are cut into pieces.
 
-In: a loop over positions of which only those of a row do anything. Out: the same over the row; or two phases, the first over a
-list of parts of all rows, the second over the rows.
+In: a loop whose statements only take effect inside a row. Out: the same loop over the row alone; or two phases, the first over a
+work list of the pieces of all rows, the second over the rows.
 
     ragged   for c: for k < n: s where k < length[c]   ->   for c: for r[c]: s
     fork     for c: for r[c]: s                        ->   for c: if length[c] <= N: for r'[c]: s  else: for r[c]: s
     cut      for c: (a; for r[c]: t += x; b)           ->   for (c, o): (a; for q: t += x; p[c, o] = t);
                                                             for c: (a; for o[c]: t += p[c, o]; b)
 
-A loop that carries something is cut only if that is a reduction: a part begins with nothing, and whatever comes behind the loop
-first combines what the parts of its row have kept, in order, so that the bits do not depend on who worked on what. Where a phase
-was forked, a row that is one part is finished by whoever has that part; only longer rows leave anything for a second phase.
+A loop is cut only if every value it carries is a reduction. Each piece starts from the identity and stores a partial result; the
+second phase combines the partial results of a row in order, so the bits do not depend on which worker took which piece. After a
+`fork`, a row that fits one piece is finished by the worker that takes it, and only longer rows leave partial results.
 """
 
 from __future__ import annotations
@@ -68,24 +68,24 @@ from serrate.schedule.dependences import require_independent, require_movable_ah
 
 @dataclass(frozen=True)
 class CutRows:
-    """Rows that loops of a phase run along: which axis counts them, which axes run along them, and their length."""
+    """The rows that a phase iterates over: the axis that counts them, the axes that run along them, and their length."""
 
     component: Axis
     along: tuple[Axis, ...]
     length: Expr
-    """In the position of the component."""
+    """As a function of the component's position."""
     count: Expr
-    """How many rows there are; the loop over components may have been told another number."""
+    """The number of rows. The loop over components may have another bound."""
 
     @property
     def counted(self) -> IterDomain:
-        """The positions of the component that are rows."""
+        """The component domain, restricted to positions that are rows."""
         whole = self.component.domain
         return whole if self.count is whole.extent_expr else transforms.restrict(whole, 0, self.count)
 
 
 def rows_of(program: TileProgram, phase: Phase) -> list[CutRows]:
-    """The rows that the conditions of a phase are about, those first that come first."""
+    """The rows whose lengths guard statements of a phase, in order of first use."""
     counts = dict(program.counts)
     axes = {a.position: a for a in program.axes if a.looped and a.alias_of is None}
     programs = [n.domain.uid for n in statements(phase.body) if isinstance(n, Loop) and n.kind is GRID]
@@ -106,11 +106,11 @@ def rows_of(program: TileProgram, phase: Phase) -> list[CutRows]:
 
 
 def ragged(program: TileProgram, phase: Phase, loop: Loop) -> Loop:
-    """The loop over the positions of its row alone; raises where something in it goes on past the row."""
+    """The loop, restricted to its row. Raises if a statement in it takes effect past the end of the row."""
     axis = program.axis_of(loop.domain)
     rows = next((r for r in rows_of(program, phase) if axis in r.along), None)
     if axis is None or rows is None or axis.domain is not loop.domain:
-        raise ScheduleError(f"phase {phase.name}: nothing in the loop over {loop.domain.name} asks whether a row is that long")
+        raise ScheduleError(f"phase {phase.name}: no statement in the loop over {loop.domain.name} is guarded by a row length")
     _check_ends(rows, axis, loop)
     length = maximum(rows.length - axis.begin, 0) if axis.begin.value != 0 else rows.length
     length = length.substitute({rows.component.position: COORDINATE})
@@ -119,7 +119,7 @@ def ragged(program: TileProgram, phase: Phase, loop: Loop) -> Loop:
 
 
 def _positions(program: TileProgram, rows: CutRows) -> Expr | None:
-    """How many positions all rows have together, where they lie between offsets into so many."""
+    """A bound on the total length of all rows: the size of the dim that their offsets index. None if it is not known."""
     at = rows.component.position
     for offsets, most in program.limits:
         if rows.length is offsets[at + 1] - offsets[at] and not most.arrays:
@@ -128,22 +128,22 @@ def _positions(program: TileProgram, rows: CutRows) -> Expr | None:
 
 
 def _check_ends(rows: CutRows, axis: Axis, loop: Loop) -> None:
-    """Raises unless nothing is stored or carried past the row."""
+    """Raises if the loop stores, or updates a carried value, past the end of the row."""
     within = Less(axis.position, rows.length)
     own = {n.local.name for n in statements(loop.body) if isinstance(n, Declare)}
     for node in statements(loop.body):
         if isinstance(node, Write) and within not in node.guard:
-            raise ScheduleError(f"the loop over {axis} stores past the ends of rows")
+            raise ScheduleError(f"the loop over {axis} stores past the end of a row")
         if isinstance(node, Reduce | Dot | Running | Assign) and node.local.name not in own:
             fed = node.rests if isinstance(node, Assign) else (node.guard,)
             if not fed or not all(within in each for each in fed):
-                raise ScheduleError(f"{node.local.name} goes on past the ends of rows")
+                raise ScheduleError(f"{node.local.name} is updated past the end of a row")
 
 
 def list_tiles(program: TileProgram, phase: Phase, component: Loop, tiles: Loop) -> tuple[Statement, ...]:
-    """for c: for o[c]: s   ->   for t: s   where all these loops are programs, in any order."""
+    """for c: for o[c]: s   ->   for t: s   where these loops are all on the grid, in any order."""
     if not isinstance(tiles.domain, RaggedIterDomain):
-        raise ScheduleError(f"phase {phase.name}: {tiles.domain} is not ragged; there is nothing to list")
+        raise ScheduleError(f"phase {phase.name}: {tiles.domain} is not ragged, so its tiles need no work list")
     row = tiles.domain
     pair = ragged_transforms.combine(row.component, row)
 
@@ -153,7 +153,7 @@ def list_tiles(program: TileProgram, phase: Phase, component: Loop, tiles: Loop)
             if isinstance(node, Loop) and node.domain is tiles.domain:
                 out += changed(node.body)
             elif isinstance(node, Loop) and node.domain is component.domain:
-                out.append(replace(node, domain=pair, body=_asked_for(_component(program, row), row, changed(node.body))))
+                out.append(replace(node, domain=pair, body=_requested_only(_component(program, row), row, changed(node.body))))
             else:
                 out.append(node)
         return tuple(out)
@@ -162,9 +162,9 @@ def list_tiles(program: TileProgram, phase: Phase, component: Loop, tiles: Loop)
 
 
 def forked(program: TileProgram, phase: Phase, loop: Loop, size: int) -> TileProgram:
-    """Rows of at most `size` positions apart from longer ones, so that each kind can have loops of its own."""
+    """Separates rows of at most `size` positions from longer ones, so that each kind can be scheduled differently."""
     if not isinstance(loop.domain, RaggedIterDomain):
-        raise ScheduleError(f"phase {phase.name}: {loop.domain} is not ragged; all its rows are alike")
+        raise ScheduleError(f"phase {phase.name}: {loop.domain} is not ragged, so all its rows are equally long")
     component = _component(program, loop.domain)
     _require_rows(component, loop.domain)
     copy, row = _Copy(program, phase), loop.domain
@@ -186,23 +186,25 @@ def _component(program: TileProgram, row: RaggedIterDomain) -> Axis:
     return axis
 
 
-def _asked_for(axis: Axis, row: RaggedIterDomain, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Statements for the rows that the loop over them was told to do, where that may be fewer than there are."""
+def _requested_only(axis: Axis, row: RaggedIterDomain, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """The statements, guarded by the bound of the loop over rows if that may be less than the number of rows."""
     if axis.domain.uid == row.component.uid:
         return body
     if len(body) == 1 and isinstance(body[0], Loop) and body[0].kind is GRID:
-        return (replace(body[0], body=_asked_for(axis, row, body[0].body)),)
+        return (replace(body[0], body=_requested_only(axis, row, body[0].body)),)
     return (branch((Less(axis.position, axis.end),), body),)
 
 
 def _require_rows(axis: Axis, row: RaggedIterDomain) -> None:
-    """Raises where a loop over rows is told another number than there are: past the last one nothing has a length."""
+    """Raises unless a loop over rows runs over all of them and no more: past the last row there are no lengths."""
     if axis.domain.uid != row.component.uid:
-        raise ScheduleError(f"{axis} has {axis.end} positions, and there are {row.component.extent_expr} rows: loop over these")
+        raise ScheduleError(
+            f"{axis} has {axis.end} positions, but there are {row.component.extent_expr} rows: loop over exactly the rows"
+        )
 
 
 class _Copy(Renaming):
-    """Statements of a phase once more, over axes and private blocks of their own."""
+    """Copies the statements of a phase, with fresh axes and private blocks."""
 
     def __init__(self, program: TileProgram, phase: Phase) -> None:
         own = [n for n in statements(phase.body) if isinstance(n, Loop) and n.kind is not GRID]
@@ -239,7 +241,7 @@ class _Copy(Renaming):
         return self.names.get(name, name)
 
     def body(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """The statements of a body, copied."""
+        """A copy of these statements."""
         return tuple(map(self._copied, body))
 
     def _copied(self, node: Statement) -> Statement:
@@ -255,7 +257,7 @@ class _Copy(Renaming):
         return self.node(node)
 
     def _domain(self, domain: IterDomain) -> IterDomain:
-        """What a loop of the copy runs over: its axis, as far as the row has positions."""
+        """The domain of a copied loop: the copied axis, within the same row."""
         own = {old.domain.uid: new.domain for old, new in self.axes.items()}
         if isinstance(domain, RaggedIterDomain) and isinstance(domain.definition, ragged_transforms.WithinRow):
             whole = own[domain.definition.inputs[0].uid]
@@ -264,7 +266,7 @@ class _Copy(Renaming):
 
 
 class Cut:
-    """A phase whose loop over rows is cut: the phase over parts, and the one over rows, if anything is left to do in it."""
+    """Cuts one loop over rows: makes a phase over the pieces, and one over the rows if any work is left for it."""
 
     def __init__(self, program: TileProgram, phase: Phase, loop: Loop, size: int) -> None:
         self.program, self.phase, self.loop, self.size = program, phase, loop, size
@@ -275,27 +277,28 @@ class Cut:
         self.path = _path(phase.body, loop)
         self.carried = [local for carry in loop.carried for local in carry.locals]
         self._check()
-        self.parts, self.rest = transforms.split(loop.domain, size)
-        self.list = ragged_transforms.combine(loop.domain.component, self.parts)
-        self.number = Axis(f"{self.list.name}_part", const(0), self.list.extent_expr, 1, "the list of parts", given=self.list)
+        self.pieces, self.within = transforms.split(loop.domain, size)
+        self.work_list = ragged_transforms.combine(loop.domain.component, self.pieces)
+        count = self.work_list.extent_expr
+        self.entry = Axis(f"{self.work_list.name}_entry", const(0), count, 1, "the work list", given=self.work_list)
         self.scratch = {local.name: self._memory(local) for local in self.carried}
 
     def _check(self) -> None:
         for carry in self.loop.carried:
             if carry.reduction is None:
                 raise ScheduleError(
-                    f"{carry}, carried around {self.axis}, is no reduction that parts of a row can be combined of"
+                    f"{carry}, carried around {self.axis}, is not a known reduction, so pieces of a row cannot be combined"
                 )
         if any(a.alias_of is self.axis for a in self.program.axes):
-            raise ScheduleError(f"{self.axis} stands in two dims of one value, so that its tiles cannot be shared out")
-        needed = self._needed()
+            raise ScheduleError(f"{self.axis} indexes two dims of one value, so its rows cannot be cut")
+        needed = self._carried_outside()
         if needed:
             raise ScheduleError(f"the loop over {self.axis} needs {needed}, which a loop around it carries")
         require_independent(self.program, self.loop)
         require_movable_ahead(self.phase, self.loop)
 
-    def _needed(self) -> str:
-        """A value that the loop needs and a loop around it carries: parts begin before it is there."""
+    def _carried_outside(self) -> str:
+        """The values that the loop reads and that depend on what an enclosing loop carries: pieces run before these are known."""
         around = (c for outer in self.path if outer.kind is not GRID for c in outer.carried)
         names = {local.name for carry in around for local in carry.locals}
         own = {local.name for local in self.carried}
@@ -308,72 +311,74 @@ class Cut:
 
     @property
     def _inside(self) -> list[Axis]:
-        """The axes of serial loops around the one that is cut."""
+        """The axes of the serial loops around the loop being cut."""
         found = (self.program.axis_of(loop.domain) for loop in self.path if loop.kind is not GRID)
         return [a for a in found if a is not None]
 
-    def program_cut(self) -> TileProgram:
-        """The phase over parts, and the phase over rows, if that stores anything, in the place of the phase."""
-        parts = replace(self.phase, name=f"{self.phase.name}_{self.loop.domain.name}", body=self._of_parts(self.phase.body))
-        rows = replace(self.phase, body=self._of_rows(self.phase.body))
+    def rewritten(self) -> TileProgram:
+        """The program with this phase replaced by one over pieces, followed by one over rows if that stores anything."""
+        parts = replace(self.phase, name=f"{self.phase.name}_{self.loop.domain.name}", body=self._over_pieces(self.phase.body))
+        rows = replace(self.phase, body=self._over_rows(self.phase.body))
         new = (parts, rows) if any(isinstance(n, Write) for n in statements(rows.body)) else (parts,)
         if len(new) > 1:
             assert isinstance(self.loop.domain, RaggedIterDomain)
             _require_rows(self.component, self.loop.domain)
         phases = [p for each in self.program.phases for p in (new if each is self.phase else (each,))]
-        return replace(self.program, phases=tuple(phases), axes=(*self.program.axes, self.number))
+        return replace(self.program, phases=tuple(phases), axes=(*self.program.axes, self.entry))
 
-    def _of_parts(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """What leads to the loop, without stores; a part of the loop; and what the part has found."""
+    def _over_pieces(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """The code before the loop, without its stores; one piece of the loop; and the store of its partial result."""
         out: list[Statement] = []
         for node in body:
             if node is self.loop:
-                out += [node for carry in self.loop.carried for node in _begun(carry)]
-                out.append(replace(self.loop, domain=self.rest))
+                out += [node for carry in self.loop.carried for node in _identities(carry)]
+                out.append(replace(self.loop, domain=self.within))
                 out += map(self._keep, self.carried)
                 break
             if isinstance(node, Loop) and node in self.path:
-                inside = self._of_parts(node.body)
+                inside = self._over_pieces(node.body)
                 if node.domain.uid == self.component.domain.uid:
                     assert isinstance(self.loop.domain, RaggedIterDomain)
-                    inside = _asked_for(self.component, self.loop.domain, inside)
-                    node = replace(node, domain=self.list)
+                    inside = _requested_only(self.component, self.loop.domain, inside)
+                    node = replace(node, domain=self.work_list)
                 out.append(replace(node, body=inside))
                 break
             if isinstance(node, ByLength):
-                # A row that is one part is finished here, unless an earlier phase has done it.
-                out.append(replace(node, other=self._of_parts(node.other)))
+                # A row that fits one piece is finished here, unless an earlier phase has finished it.
+                out.append(replace(node, other=self._over_pieces(node.other)))
                 break
             out += _without_stores(node)
         return tuple(out)
 
-    def _of_rows(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """Everything, where the loop combines what its parts have found."""
+    def _over_rows(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """The whole phase, in which the loop combines partial results."""
         out: list[Statement] = []
         for node in body:
             if node is self.loop:
-                out += [Loop(self.parts, SERIAL, self._combined())] if self.loop.carried else []
+                out += [Loop(self.pieces, SERIAL, self._combined())] if self.loop.carried else []
             elif isinstance(node, Loop) and node in self.path:
-                out.append(replace(node, body=self._of_rows(node.body)))
+                out.append(replace(node, body=self._over_rows(node.body)))
             elif isinstance(node, ByLength):
-                # A row that is one part is finished; an empty row had no part.
-                out.append(replace(node, least=1, short=(), other=self._of_rows(node.other)))
+                # A row that fits one piece is already finished; an empty row had no piece.
+                out.append(replace(node, least=1, short=(), other=self._over_rows(node.other)))
             else:
                 out.append(node)
         return tuple(out)
 
-    # --- what parts keep ---
+    # --- partial results ---
 
     def _memory(self, local: Local) -> tuple[Tensor, list[Axis]]:
-        """The memory for what parts keep of a private block: the part, the loops around, then the axes of the block."""
+        """The tensor that holds partial results of a private block: over entries, enclosing loops, then the axes of the block."""
         by_position = {a.position: a for a in self.program.axes}
         axes = [by_position[lane.symbol] for lane in local.lanes if by_position[lane.symbol] is not self.component]
         name = f"{local.name}_kept"
-        dims = [IterDomain(self.list.extent_expr, name=f"{name}_0", bound=self.list.bound)]
+        dims = [IterDomain(self.work_list.extent_expr, name=f"{name}_0", bound=self.work_list.bound)]
         around = [a for a in self._inside if a not in axes]
         for axis in (*around, *axes):
             if not self._has_one_size(axis):
-                raise ScheduleError(f"{axis} has another size in every tile around it, so parts have no room for {local.name}")
+                raise ScheduleError(
+                    f"{axis} has a different size in each tile around it, so partial results of {local.name} have no fixed shape"
+                )
         dims += [IterDomain(a.end - a.begin, name=f"{name}_{k + 1}") for k, a in enumerate((*around, *axes))]
         return Tensor(name, carried_dtype(local.dtype), tuple(dims), tuple(dims), Role.SCRATCH), axes
 
@@ -384,9 +389,9 @@ class Cut:
         return not size.symbols & moving and not any(isinstance(e, Element) and e.array.local for e in size.walk())
 
     def _place(self, axes: Sequence[Axis]) -> tuple[tuple[Expr, ...], tuple[Less, ...]]:
-        """Where a part keeps what it has found, and in which lanes there is something: a tile of a loop around has one place."""
+        """The index of a partial result, and the guard of its lanes. Each tile of an enclosing loop has one place."""
         around = [a for a in self._inside if a not in axes]
-        index = (self.number.position, *(a.first - a.begin for a in around), *(a.position - a.begin for a in axes))
+        index = (self.entry.position, *(a.first - a.begin for a in around), *(a.position - a.begin for a in axes))
         return index, tuple(Less(a.position, a.end) for a in axes if a.looped)
 
     def _keep(self, local: Local) -> Statement:
@@ -395,26 +400,26 @@ class Cut:
         return Write(local.lanes, guard, tensor, index, _cast(held(local), tensor.dtype))
 
     def _combined(self) -> tuple[Statement, ...]:
-        """One part after the other, combined into what is carried."""
+        """Combines the partial result of one piece into the carried values."""
         body: list[Statement] = []
         for carry in self.loop.carried:
             assert carry.reduction is not None
             dtype = functools.reduce(torch.promote_types, (self.scratch[local.name][0].dtype for local in carry.locals))
             mine = tuple(_cast(held(local), dtype) for local in carry.locals)
-            new = carry.reduction.combine(mine, tuple(self._part(local, dtype) for local in carry.locals))
-            # States are made of those before them, so that the last one changes first.
+            new = carry.reduction.combine(mine, tuple(self._partial(local, dtype) for local in carry.locals))
+            # Each state is computed from those before it, so the last one is assigned first.
             for local, value in reversed(list(zip(carry.locals, new, strict=True))):
                 body.append(Assign(local.lanes, (), local, _cast(value, local.dtype)))
         return tuple(body)
 
-    def _part(self, local: Local, dtype: torch.dtype) -> Value:
+    def _partial(self, local: Local, dtype: torch.dtype) -> Value:
         tensor, axes = self.scratch[local.name]
         index, guard = self._place(axes)
         return _cast(load(tensor, index, guard), dtype)
 
 
 def _path(body: tuple[Statement, ...], wanted: Loop) -> tuple[Loop, ...]:
-    """The loops around a loop; raises where something else is around it too."""
+    """The loops around a loop. Raises if it is inside an `if` or `while`."""
     for node in body:
         if node is wanted:
             return ()
@@ -443,15 +448,15 @@ def _cast(value: Value, dtype: torch.dtype) -> Value:
     return value if value.dtype == dtype else call("cast", value, dtype=dtype)
 
 
-def _begun(carry: Carry) -> Iterator[Statement]:
-    """What a part begins with: nothing."""
+def _identities(carry: Carry) -> Iterator[Statement]:
+    """Sets carried values to their identities, which is where each piece starts."""
     assert carry.reduction is not None
     for k, local in enumerate(carry.locals):
         yield Assign(local.lanes, (), local, constant(carry.reduction.identity(k, local.dtype), local.dtype))
 
 
 def _without_stores(node: Statement) -> list[Statement]:
-    """A statement without what it stores."""
+    """A statement without its stores to memory."""
     if isinstance(node, Write) and node.tensor.role is not Role.PRIVATE:
         return []
     if inner(node):

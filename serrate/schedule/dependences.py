@@ -1,9 +1,9 @@
 """Memory dependences of block statements: may a loop run in any order, and ahead of the statements before it?
 
-In: a phase and one of its loops. Out: nothing, or a `ScheduleError` that names the tensor. Private blocks are not looked at here:
-what a loop carries is listed on it. Two accesses can meet only within one iteration if they agree in a dim whose index moves with
-the loop; any other pair of accesses to a tensor, one of them a store, may meet across iterations. Stores at the numbers of an
-index tensor are taken to be at different places, as torch takes them to be.
+In: a phase and one of its loops. Out: nothing, or a `ScheduleError` that names the tensor. Private blocks are not
+considered: a loop lists the ones it carries. If two accesses have the same index in a dim, and that index is different in every
+iteration, they conflict within one iteration at most. Any other pair of accesses to a tensor, one of them a store, may conflict
+across iterations. Like torch, this assumes that stores through an index tensor go to distinct places.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from serrate.ir.values import Call, Role, Tensor, Value
 
 @dataclass(frozen=True)
 class Access:
-    """A load or a store of a tensor that outlives its program."""
+    """A load or a store of a tensor in memory."""
 
     tensor: Tensor
     index: tuple[Expr, ...]
     stores: bool
     adds: bool = False
-    """Atomically; such stores may come in any order."""
+    """An atomic add; these may come in any order."""
 
 
 def accesses(nodes: Iterable[Statement]) -> Iterator[Access]:
-    """What statements load and store; statements inside them are statements of their own."""
+    """The loads and stores of these statements, without those of nested statements."""
     for node in nodes:
         if not isinstance(node, Block):
             continue
@@ -43,7 +43,7 @@ def accesses(nodes: Iterable[Statement]) -> Iterator[Access]:
 
 
 def require_independent(program: TileProgram, loop: Loop) -> None:
-    """Raises unless the iterations of a loop may run in any order and at the same time, as far as memory goes."""
+    """Raises if memory accesses keep the iterations of a loop from running in any order and concurrently."""
     axis = program.axis_of(loop.domain)
     assert axis is not None
     moves = _Moving(program, loop, axis)
@@ -53,14 +53,14 @@ def require_independent(program: TileProgram, loop: Loop) -> None:
             dims = [mine for mine, its in zip(store.index, other.index, strict=True) if mine is its]
             if not any(moves.along(e) or (other.stores and moves.by_numbers(e)) for e in dims):
                 how, name = "store" if other.stores else "read", store.tensor.name
-                raise ScheduleError(f"iterations of {axis} run in order: one may {how} what another stores to {name}")
+                raise ScheduleError(f"iterations of {axis} must run in order: one may {how} what another stores to {name}")
     for add in (a for a in found if a.adds):
         if any(a.tensor is add.tensor and not a.adds for a in found):
-            raise ScheduleError(f"iterations of {axis} run in order: one may read what another adds to {add.tensor.name}")
+            raise ScheduleError(f"iterations of {axis} must run in order: one may read what another adds to {add.tensor.name}")
 
 
 class _Moving:
-    """How an index changes from one iteration of a loop to the next, whatever the loops inside it do."""
+    """How indices vary over the iterations of a loop, whatever the loops inside it do."""
 
     def __init__(self, program: TileProgram, loop: Loop, axis: Axis) -> None:
         self.axis = axis
@@ -68,15 +68,15 @@ class _Moving:
         self.symbols = {s for a in (axis, *inside) for s in (a.position, a.lane, a.number, a.first, a.last)}
         assigned = [n for n in statements(loop.body) if isinstance(n, Assign)]
         self.numbers = {n.local.name for n in assigned if isinstance(_uncast(n.value), Load)}
-        """Private blocks of numbers that were read from an index tensor."""
+        """Private blocks that were loaded from an index tensor."""
 
     def along(self, index: Expr) -> bool:
-        """Whether it is another one at every position of the axis."""
+        """Whether an index is different at every position of the axis."""
         terms = dict(index.terms) if isinstance(index, Sum) else {index: 1}
         return self.axis.position in terms and not any(t.symbols & self.symbols for t in terms if t is not self.axis.position)
 
     def by_numbers(self, index: Expr) -> bool:
-        """Whether it is a number of an index tensor for every position of the axis."""
+        """Whether an index is read from an index tensor, at a different place for every position of the axis."""
         if not isinstance(index, Element) or (index.array.local and index.array.name not in self.numbers):
             return False
         return self.along(index.index) or (index.array.local and self.axis.lane in index.index.symbols)
@@ -87,7 +87,7 @@ def _uncast(value: Value) -> Value:
 
 
 def require_movable_ahead(phase: Phase, loop: Loop) -> None:
-    """Raises unless a loop may run before the stores that precede it, while others still work out what it needs."""
+    """Raises unless a loop may run ahead of the stores before it, with the loads before it repeated."""
     before = list(accesses(statements(_preceding(phase.body, loop))))
     own = list(accesses(statements(loop.body)))
     needed = {a.tensor for a in (*own, *(a for a in before if not a.stores))}
@@ -101,7 +101,7 @@ def require_movable_ahead(phase: Phase, loop: Loop) -> None:
 
 
 def _preceding(body: tuple[Statement, ...], loop: Loop) -> tuple[Statement, ...]:
-    """The statements that run before a loop; inside another serial loop, those behind it too."""
+    """The statements that run before a loop. Inside another serial loop, this includes those after it."""
     out: list[Statement] = []
     for node in body:
         if node is loop:
@@ -116,7 +116,7 @@ def _preceding(body: tuple[Statement, ...], loop: Loop) -> tuple[Statement, ...]
 
 
 def _others(body: tuple[Statement, ...], loop: Loop) -> tuple[Statement, ...]:
-    """All leaves of a body but those inside a loop."""
+    """All leaves of a body except those inside `loop`."""
     out: list[Statement] = []
     for node in body:
         if node is loop:

@@ -35,16 +35,16 @@ class Plan:
     strategy: str
     steps: tuple[Step, ...]
     warps: int = 4
-    """How many warps a GPU program runs with; nothing to a CPU."""
+    """Warps per GPU program; ignored on a CPU."""
     reasons: tuple[str, ...] = ()
-    """What is worth knowing about how it came about."""
+    """Why the plan is as it is; shown by `explain`."""
     short: Plan | None = None
-    """How rows are done that are one part, where longer ones are cut: by whoever has that part, from beginning to end."""
+    """The plan for rows that fit one piece, if longer ones are cut: one worker processes each from beginning to end."""
     most: int | None = None
-    """How many positions such a row has at most."""
+    """The length of the longest row that fits one piece."""
 
     def because(self, reason: str) -> Plan:
-        """The plan with a line that says why."""
+        """The plan with one more reason."""
         return replace(self, reasons=(*self.reasons, reason))
 
     def apply(self, program: TileProgram) -> TileProgram:
@@ -57,18 +57,18 @@ class Plan:
         return made if self.short is None else by_length(self.short.apply(program), made)
 
     def __str__(self) -> str:
-        short = "" if self.short is None else f" | rows that are one part by {self.short}"
+        short = "" if self.short is None else f" | rows that fit one piece by {self.short}"
         return f"{self.strategy}: {'; '.join(map(str, self.steps))}{short}"
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The plan as people read it, a step on each line."""
-        short = () if self.short is None else ("  rows that are one part:", *(f"  {line}" for line in self.short.lines))
+        """The plan for people to read, one step per line."""
+        short = () if self.short is None else ("  rows that fit one piece:", *(f"  {line}" for line in self.short.lines))
         return (self.strategy, *(f"  {step}" for step in self.steps), *short, *(f"  # {reason}" for reason in self.reasons))
 
 
 class Recorder:
-    """Applies primitives one by one and remembers them; how strategies write plans."""
+    """Applies primitives one by one and records them. Strategies write their plans with it."""
 
     def __init__(self, program: TileProgram) -> None:
         self.program = program
@@ -94,7 +94,7 @@ class Recorder:
         self.steps.clear()
 
     def because(self, reason: str) -> None:
-        """Notes what is worth knowing about the steps."""
+        """Adds a reason to the plan."""
         self.reasons.append(reason)
 
     def plan(self, strategy: str, warps: int = 4) -> Plan:

@@ -2,7 +2,7 @@
 
 In: a program and the names of phases and domains. Out: a new program. Every primitive has three parts in this order:
 check the arguments, prove the rewrite legal (or raise `ScheduleError` saying why it is not), rewrite. A phase of a fusion is
-a perfect nest until `fuse` joins it to another; a phase of block statements is a tree, whose loops are told apart by name.
+a perfect nest until `fuse` joins it to another; a phase of block statements is a tree, whose loops are identified by name.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _position(loops: Loops, phase: str, domain: str) -> int:
 def split(program: TileProgram, phase: str, domain: str, factor: int, inner: int = 1) -> TileProgram:
     """for r: s   ->   for ro: for ri in factor: s   (without `inner`, the factor is the outer extent)
 
-    Block statements over an axis are done tile by tile: the size that the user gave tiles is a multiple of no other.
+    In block statements a tile is the unit of work: if the user fixed its size, the factor must be a multiple of it.
     """
     if find(program, phase).is_blocks:
         return block_loops.split(program, phase, domain, factor)
@@ -85,7 +85,7 @@ def split(program: TileProgram, phase: str, domain: str, factor: int, inner: int
 
 
 def merge(program: TileProgram, phase: str, outer: str, inner: str) -> TileProgram:
-    """for a: for b: s   ->   for ab: s   (a and b are found again by division)"""
+    """for a: for b: s   ->   for ab: s   (a and b are recovered by division)"""
     loops, leaf = _loops(program, phase)
     k = _neighbours(loops, phase, "merge", outer, inner)
     _check_alike(loops[k : k + 2], phase, leaf)
@@ -101,7 +101,7 @@ def _neighbours(loops: Loops, phase: str, function: str, outer: str, inner: str)
 
 
 def _check_alike(loops: Loops, phase: str, leaf: Leaf) -> None:
-    """Loops that become one are all reduced or all kept: the position in the result must follow from the loops."""
+    """Raises if loops to be merged are partly reduced and partly kept: the loops must determine the position in the result."""
     known = _known(leaf.index)
     kept = [d.name for d, _ in loops if known.knows(d)]
     if kept and len(kept) < len(loops):
@@ -110,17 +110,16 @@ def _check_alike(loops: Loops, phase: str, leaf: Leaf) -> None:
 
 
 def partition(program: TileProgram, phase: str, domain: str, *offsets: str | int) -> TileProgram:
-    """for i: s   ->   for c: for r[c]: s.  By numbers, or by an input that already partitions an extent like this one's.
+    """for i: s   ->   for c: for r[c]: s.  By numbers, or by an input that already partitions an equal extent.
 
-    Offsets known only when the program runs are checked there for what the program itself partitions by them: that they
-    end at the extent is known for that extent only.
+    Runtime offsets are checked against the extents that the program itself partitions by them, so no other extent is accepted.
     """
     loops, _ = _loops(program, phase)
     k = _position(loops, phase, domain)
     whole, numbers = loops[k][0], [b for b in offsets if isinstance(b, int)]
     if len(numbers) == len(offsets):
         if whole.extent_expr.value is None:
-            raise ScheduleError(f"phase {phase}: {whole} has an extent known only when run; {numbers} may not end there")
+            raise ScheduleError(f"phase {phase}: {whole} has an extent known only at run time; {numbers} may not end there")
         component, ragged = make_partition(whole, numbers)
     else:
         given = next((t for t in program.inputs if (t.name,) == offsets), None)
@@ -131,7 +130,7 @@ def partition(program: TileProgram, phase: str, domain: str, *offsets: str | int
 
 
 def _partitioned(program: TileProgram, offsets: Tensor, like: IterDomain) -> bool:
-    """Whether the program partitions an extent like that of `like` by these offsets."""
+    """Whether the program partitions an extent equal to that of `like` by these offsets."""
     tensors = {t for p in program.phases for t in p.writes | p.reads}
     loops = {loop.domain for p in program.phases for loop, _ in walk(p.body) if isinstance(loop, Loop)}
     for domain in (*loops, *(d for t in tensors for d in t.logical)):
@@ -143,7 +142,7 @@ def _partitioned(program: TileProgram, offsets: Tensor, like: IterDomain) -> boo
 
 
 def combine(program: TileProgram, phase: str, component: str, ragged: str) -> TileProgram:
-    """for c: for r[c]: s   ->   for i: s   (c and r are found again from i, by search where they are needed)"""
+    """for c: for r[c]: s   ->   for i: s   (where c and r are needed, a search recovers them from i)"""
 
     if find(program, phase).is_blocks:
         return block_loops.combine(program, phase, component, ragged)
@@ -152,14 +151,14 @@ def combine(program: TileProgram, phase: str, component: str, ragged: str) -> Ti
         k = _neighbours(loops, phase, "combine", component, ragged)
         leaf = _loops(program, phase)[1]
         if isinstance(leaf, Scan) and any(d.uid == loops[k + 1][0].uid for d in leaf.over):
-            raise ScheduleError(f"phase {phase}: `{leaf}` begins anew in every row, so rows cannot be one loop")
+            raise ScheduleError(f"phase {phase}: `{leaf}` restarts in every row, so rows cannot become one loop")
         return (*loops[:k], (ragged_transforms.combine(loops[k][0], loops[k + 1][0]), loops[k][1]), *loops[k + 2 :])
 
     return _relooped(program, phase, change)
 
 
 def ragged(program: TileProgram, phase: str, loop: str) -> TileProgram:
-    """for k < n: s where k < length[c]   ->   for r[c]: s   (where nothing in the loop goes on past the row)"""
+    """for k < n: s where k < length[c]   ->   for r[c]: s   (if no statement of the loop takes effect past the row)"""
     found = find(program, phase)
     return loop_replaced(program, phase, loop, lambda node: (cutting.ragged(program, found, node),))
 
@@ -171,13 +170,13 @@ def fork(program: TileProgram, phase: str, loop: str, size: int) -> TileProgram:
 
 
 def cut(program: TileProgram, phase: str, loop: str, size: int) -> TileProgram:
-    """for c: for r[c]: t += x   ->   for (c, o): p[c, o] += x over parts of `size`;  for c: for o[c]: t += p[c, o]"""
+    """for c: for r[c]: t += x   ->   for (c, o): p[c, o] += x over pieces of `size`;  for c: for o[c]: t += p[c, o]"""
     found = find(program, phase)
-    return cutting.Cut(program, found, loop_named(found, loop), size).program_cut()
+    return cutting.Cut(program, found, loop_named(found, loop), size).rewritten()
 
 
 def resize(program: TileProgram, phase: str, domain: str, left: int, right: int) -> TileProgram:
-    """for i in n: s   ->   for i' in left+n+right: s at i' - left   (what lies outside is guarded away)"""
+    """for i in n: s   ->   for i' in left+n+right: s at i' - left   (positions outside are guarded)"""
     loops, _ = _loops(program, phase)
     k = _position(loops, phase, domain)
     check_resize(f"phase {phase}", loops[k][0], left, right)
@@ -195,7 +194,7 @@ def swizzle(program: TileProgram, phase: str, domain: str, by: str) -> TileProgr
     check_swizzle(f"phase {phase}", axis, loops[k][0], by_is_reduced=reduced[0], is_reduced=reduced[1])
     check_no_rows("swizzle", f"phase {phase}", [d for d, _ in loops], loops[k][0])
     if goes_in_order(leaf) and reduced[1]:
-        raise ScheduleError(f"phase {phase}: `{leaf}` goes from element to element, so {domain} cannot be in another order")
+        raise ScheduleError(f"phase {phase}: `{leaf}` depends on the order of elements, so {domain} cannot be permuted")
     made = transforms.swizzle(axis, loops[k][0])[1]
     return _relooped(program, phase, lambda old: (*old[:k], (made, old[k][1]), *old[k + 1 :]))
 
@@ -207,7 +206,7 @@ def cover(program: TileProgram, phase: str, ragged: str, group: str, size: int) 
         k = _position(loops, phase, ragged)
         row = loops[k][0]
         if not isinstance(row, RaggedIterDomain):
-            raise ScheduleError(f"phase {phase}: {ragged} is not ragged; nothing to cover")
+            raise ScheduleError(f"phase {phase}: {ragged} is not ragged; there is nothing to cover")
         outer = loops[_position(loops, phase, group)][0]
         longest = Array(
             f"longest{size}({row.length.substitute({COORDINATE: symbol('c')})})",
@@ -229,7 +228,7 @@ def reorder(program: TileProgram, phase: str, *order: str) -> TileProgram:
         check_order("reorder", f"phase {phase}", [d for d, _ in new])
         if goes_in_order(leaf) and _reduced(new, leaf) != _reduced(loops, leaf):
             raise ScheduleError(
-                f"phase {phase}: `{leaf}` goes from element to element, so {', '.join(order)} cannot be its loops"
+                f"phase {phase}: `{leaf}` depends on the order of elements, so its loops cannot run as {', '.join(order)}"
             )
         return new
 
@@ -237,7 +236,7 @@ def reorder(program: TileProgram, phase: str, *order: str) -> TileProgram:
 
 
 def goes_in_order(leaf: Leaf) -> bool:
-    """Whether a statement depends on the order of the loops that it reduces: all scans, and reductions that do not commute."""
+    """Whether a statement depends on the order of the loops that it reduces: scans, and reductions that do not commute."""
     return isinstance(leaf, Scan) or (isinstance(leaf, Accumulate) and not leaf.reduction.commutative)
 
 
@@ -250,8 +249,8 @@ def _reduced(loops: Loops, leaf: Leaf) -> list[int]:
 def mark(program: TileProgram, phase: str, domain: str, kind: str) -> TileProgram:
     """serial r: s   ->   grid r: s  (or lanes).
 
-    Lanes need an extent known when the program is compiled. What is reduced cannot be on the grid: workers would share a
-    result; `rfactor` gives each its own.
+    Lanes need a compile-time extent. A reduced loop cannot be on the grid, because workers would share a result; `rfactor`
+    first gives each its own.
     """
     wanted = ParallelType(kind)
     if find(program, phase).is_blocks:
@@ -261,7 +260,7 @@ def mark(program: TileProgram, phase: str, domain: str, kind: str) -> TileProgra
     def change(loops: Loops) -> Loops:
         k = _position(loops, phase, domain)
         if wanted is GRID and not _known(leaf.index).knows(loops[k][0]):
-            raise ScheduleError(f"phase {phase} reduces {domain}, so that it cannot be spread over workers; rfactor it first")
+            raise ScheduleError(f"phase {phase} reduces {domain}, so it cannot be spread over workers; rfactor it first")
         if wanted is LANES and (loops[k][0].is_ragged or loops[k][0].extent_expr.value is None):
             raise ScheduleError(f"phase {phase}: {loops[k][0]} cannot be lanes: its extent is not known; split it first")
         return (*loops[:k], (loops[k][0], wanted), *loops[k + 1 :])
@@ -270,7 +269,7 @@ def mark(program: TileProgram, phase: str, domain: str, kind: str) -> TileProgra
 
 
 def share(program: TileProgram, phase: str) -> TileProgram:
-    """a = f(x);  b = g(f(x))   ->   t = f(x);  a = t;  b = g(t)   for costly f, and f that many lanes would repeat"""
+    """a = f(x);  b = g(f(x))   ->   t = f(x);  a = t;  b = g(t)   for expensive f, and f that many lanes would repeat"""
     found = find(program, phase)
     return swap(program, phase, replace(found, body=shared(program, found.body)))
 
@@ -279,7 +278,7 @@ def inline(program: TileProgram, tensor: str) -> TileProgram:
     """t[i] = f(x[i]); ... g(t[j])   ->   ... g(f(x[j]))"""
     _, leaf = _loops(program, tensor)
     if not isinstance(leaf, Store):
-        raise ScheduleError(f"{tensor} is a reduction; only elementwise results can be computed where they are read")
+        raise ScheduleError(f"{tensor} is a reduction; only elementwise results can be inlined")
     if leaf.tensor.role is not Role.SCRATCH:
         raise ScheduleError(f"{tensor} is an output; it must be stored")
     target, definition = leaf.tensor, leaf
@@ -287,11 +286,11 @@ def inline(program: TileProgram, tensor: str) -> TileProgram:
     def replaced(value: Value) -> Value | None:
         if isinstance(value, Read) and value.tensor.memory is target:
             if value.tensor is not target:
-                raise ScheduleError(f"{tensor} is read through a view whose place in it is not known; it must be stored")
+                raise ScheduleError(f"{tensor} is read through a view whose index mapping is unknown; it must be stored")
             moved: dict[int, IterDomain | None] = {}
             for own, at in zip(definition.index, value.index, strict=True):
                 if isinstance(at, Place):
-                    raise ScheduleError(f"{tensor} is read at a computed place, which may lie outside it; it must be stored")
+                    raise ScheduleError(f"{tensor} is read at a computed index, which may be out of bounds; it must be stored")
                 if own is not None:
                     moved[own.uid] = at
             return reindex(definition.value, moved)
@@ -307,7 +306,7 @@ def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
     """t[c] += x over (o, n)   ->   p[c, o] += x over n;  t[c] += p[c, o] over o   (`kept` is o)"""
     loops, leaf = _loops(program, phase)
     if not isinstance(leaf, Accumulate) or leaf.merge or leaf.places:
-        raise ScheduleError(f"phase {phase} is not a reduction of values; there is nothing to factor")
+        raise ScheduleError(f"phase {phase} is not a reduction of values; there is nothing to rfactor")
     chosen = tuple(loops[_position(loops, phase, name)][0] for name in kept)
     known = _known(leaf.index)
     if any(known.knows(d) for d in chosen):
@@ -329,16 +328,16 @@ def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
 
 
 def two_pass(program: TileProgram, phase: str, loop: str = "") -> TileProgram:
-    """(m, t) softmax= x   ->   m softmax_max= x;  t sum= e^(x - m)   (of block statements, those of one loop)"""
+    """(m, t) softmax= x   ->   m softmax_max= x;  t sum= e^(x - m)   (in block statements, for the loop named)"""
     if find(program, phase).is_blocks:
         found = statistics.two_pass(program, find(program, phase), loop)
         if found is None:
-            raise ScheduleError(f"phase {phase}: the loop over {loop} does not carry softmax statistics alone")
+            raise ScheduleError(f"phase {phase}: the loop over {loop} carries more than softmax statistics")
         return found
     loops, leaf = _loops(program, phase)
     passes = leaf.reduction.two_pass if isinstance(leaf, Accumulate) else None
     if not isinstance(leaf, Accumulate) or passes is None or leaf.merge or leaf.places:
-        raise ScheduleError(f"phase {phase} does not reduce values in a way that has two passes")
+        raise ScheduleError(f"phase {phase} is not a reduction with a two-pass form")
     first, *others = leaf.targets
     lifted = leaf.reduction.lifted(leaf.values)
     terms = passes.terms(lifted, read(first, leaf.index))
@@ -355,26 +354,26 @@ def online(program: TileProgram, phase: str) -> TileProgram:
 def keep(program: TileProgram, phase: str, loop: str = "", most: int = 0) -> TileProgram:
     """t sum= f(x);  ... f(x)   ->   e = f(x);  t sum= f(x);  ... e   (the first two are fused, so f is computed once)
 
-    e is a row long and private to a worker. Refused where nobody needs what is summed again.
+    e is as long as a row and private to a worker. Raises if no later statement needs f(x) again.
     """
     if find(program, phase).is_blocks:
         found = statistics.keep(program, find(program, phase), loop, most)
         if found is None:
-            raise ScheduleError(f"phase {phase}: nothing behind the loop over {loop} needs what it sums")
+            raise ScheduleError(f"phase {phase}: nothing after the loop over {loop} needs the terms it sums")
         return found
     loops, leaf = _loops(program, phase)
     if not isinstance(leaf, Accumulate) or leaf.reduction.operator != "sum" or leaf.merge:
-        raise ScheduleError(f"phase {phase} is not a sum of values; there is nothing to keep")
+        raise ScheduleError(f"phase {phase} is not a sum of values; it has no terms to keep")
     rows = [d for d, _ in loops if isinstance(d, RaggedIterDomain)]
     if len(rows) != 1:
-        raise ScheduleError(f"phase {phase} does not run over one row at a time, so none can be kept")
-    # A row that is kept lies in one piece, whatever the order of the tensor's dims: its owner, the row, what positions hold.
+        raise ScheduleError(f"phase {phase} does not run over one row at a time, so it cannot keep one")
+    # A kept row is contiguous, whatever the order of the tensor's dims: component first, then the row, then the regular dims.
     ranks = {rows[0].component.uid: 0, rows[0].uid: 1}
     domains = tuple(sorted((d for d, _ in loops), key=lambda d: ranks.get(d.uid, 2)))
     summed, total = leaf.values[0], leaf.targets[0]
     place = next(k for k, p in enumerate(program.phases) if p.name == phase)
     if not any(summed in set(v.walk()) for p in program.phases[place + 1 :] for each in p.leaves for v in each.values):
-        raise ScheduleError(f"phase {phase}: nothing needs {summed} again")
+        raise ScheduleError(f"phase {phase}: nothing after it needs {summed} again")
     kept = Tensor(f"{total.name}_e", total.dtype, domains, storage_of(domains), Role.PRIVATE)
 
     def use(value: Value) -> Value | None:
@@ -394,7 +393,7 @@ def delay(program: TileProgram, first: str, second: str) -> TileProgram:
     for between in program.phases[place + 1 : end]:
         met = {t.memory for t in a.writes | a.reads} & between.writes | a.writes & {t.memory for t in between.reads}
         if met:
-            raise ScheduleError(f"delay: {between.name}, which runs before {second}, needs {next(iter(met)).name} of {first}")
+            raise ScheduleError(f"delay: {between.name}, which runs before {second}, uses {next(iter(met)).name} of {first}")
     phases = [p for p in program.phases if p is not a]
     phases.insert(end - 1, a)
     return program.with_phases(tuple(phases))
@@ -403,12 +402,12 @@ def delay(program: TileProgram, first: str, second: str) -> TileProgram:
 def allocate(program: TileProgram, tensor: str, how: str, *args: str | int) -> TileProgram:
     """t in memory [6]   ->   t in memory [2, 4]   (`allocate t split d 4`; also `merge a b`, and `reorder` of all dims)
 
-    Every element keeps a place of its own, since each of these has an inverse on elements. An indivisible split leaves
-    places that hold nothing; accesses are guarded by the dims of the tensor, so nothing reads them.
+    Each of these is invertible, so every element keeps its own place. An indivisible split leaves unused places; accesses
+    are guarded by the dims of the tensor, so nothing reads them.
     """
     old = next((t for p in program.phases for t in p.writes if t.name == tensor), None)
     if old is None or old.role is not Role.SCRATCH:
-        what = "is not computed here" if old is None else f"is {old.role.value}, whose memory is not the program's to arrange"
+        what = "is not computed here" if old is None else f"is {old.role.value}, whose memory layout the caller decides"
         raise ScheduleError(f"allocate: {tensor} {what}")
     dims = {d.name: d for d in old.storage}
     named = [a for a in args if isinstance(a, str)]
@@ -422,11 +421,11 @@ def allocate(program: TileProgram, tensor: str, how: str, *args: str | int) -> T
     elif how == "reorder" and sorted(named) == sorted(dims):
         made = tuple(dims[name] for name in named)
     else:
-        raise ScheduleError(f"allocate: {how} {' '.join(map(str, args))} is not a change of [{', '.join(dims)}]")
+        raise ScheduleError(f"allocate: {how} {' '.join(map(str, args))} is not a valid change of [{', '.join(dims)}]")
     names = [d.name for d in old.storage]
     k = 0 if how == "reorder" else names.index(named[0])
     if names[k : k + len(named)] != named and how == "merge":
-        raise ScheduleError(f"allocate: {named[1]} does not lie right inside {named[0]} in the memory of {tensor}")
+        raise ScheduleError(f"allocate: {named[1]} is not the dim right after {named[0]} in the memory of {tensor}")
     storage = (*old.storage[:k], *made, *old.storage[k + len(named) :])
     return _with_tensor(program, old, replace(old, storage=storage))
 
@@ -469,7 +468,7 @@ def fuse(program: TileProgram, first: str, second: str, depth: int) -> TileProgr
 
 
 def _prefix(a: tuple[Statement, ...], b: tuple[Statement, ...], depth: int) -> list[Loop] | None:
-    """The last loops of the first phase that are the first loops of the second, as they stand in the first."""
+    """The outermost `depth` loops that the end of one phase and the start of the next have in common, as in the first."""
     shared: list[Loop] = []
     for _ in range(depth):
         left, right = a[-1] if a else None, b[0] if b else None
@@ -491,7 +490,7 @@ def _merged(a: tuple[Statement, ...], b: tuple[Statement, ...], depth: int) -> t
 
 
 def _check_private(tensor: Tensor, a: Phase, b: Phase, loops: list[Loop]) -> None:
-    """Each position of the shared loops must read only what the same position wrote, and all of it in one block."""
+    """Raises unless each position of the shared loops reads only what it wrote itself, as one block."""
     writers = [
         (written_at(leaf, tensor), around) for leaf, around in walk(a.body) if isinstance(leaf, Leaf) and tensor in leaf.targets
     ]
@@ -517,10 +516,10 @@ def _check_private(tensor: Tensor, a: Phase, b: Phase, loops: list[Loop]) -> Non
                 )
         for other, reading in readers:
             if _places(other) != _places(index):
-                raise ScheduleError(f"fuse: {tensor.name} is read at another place than it is written at")
+                raise ScheduleError(f"fuse: {tensor.name} is read at a different index than it is written at")
             if tensor.role is not Role.PRIVATE and _apart(index, around, shared) != _apart(index, reading, shared):
                 raise ScheduleError(
-                    f"fuse: {tensor.name} is written and read by loops of their own; share them too, or make them lanes"
+                    f"fuse: {tensor.name} is written and read by separate loops; share them too, or make them lanes"
                 )
 
 
@@ -529,7 +528,7 @@ def _known(index: Index) -> Indices:
 
 
 def _apart(index: Index, loops: tuple[Loop, ...], shared: set[int]) -> tuple[object, ...]:
-    """What an access runs over beyond the shared loops: lanes by domain; any other loop makes it one of its own."""
+    """The unshared loops of an access, for comparison: lanes compare by domain, any other loop is unlike all others."""
     known = _known(index)
     own = [loop for loop in loops if loop.domain.uid not in shared and known.knows(loop.domain)]
     return tuple(loop.domain.uid if loop.kind is LANES else object() for loop in own)

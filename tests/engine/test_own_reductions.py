@@ -240,7 +240,7 @@ def _phase(kind: Reduction) -> Any:
 
 def test_order_is_kept_where_it_matters() -> None:
     program, name = _phase(ENDS)
-    with pytest.raises(ScheduleError, match="goes from element to element"):
+    with pytest.raises(ScheduleError, match="depends on the order of elements"):
         reorder(program, name, "c0", "d1", "r0")
     with pytest.raises(ScheduleError, match="d1 is not the outermost loop it reduces"):
         rfactor(program, name, "d1")

@@ -207,5 +207,5 @@ def test_a_scratch_that_differs_from_tile_to_tile_is_refused() -> None:
     x, w = rows(LENGTHS), torch.randn(7)
     wanted = torch.stack([r.sum() for r in x.unbind()])[:, None] * w[None]
     torch.testing.assert_close(serrate.kernel(triangle, strategy="maskless")(x, w), wanted, rtol=1e-3, atol=1e-3)
-    with pytest.raises(StrategyError, match="has another size in every tile"):
+    with pytest.raises(StrategyError, match="has a different size in each tile"):
         serrate.kernel(triangle, strategy="persistent_dynamic", lanes={"chunk": 4})(x, w)

@@ -328,7 +328,7 @@ def cut_or_refused(function: Any, backend: str, given: Given) -> None:
     try:
         found = serrate.kernel(function.fn, **CUT).on(backend)(*given())
     except StrategyError as error:
-        assert "cuts rows, and" in str(error)
+        assert "cannot cut" in str(error)
         return
     torch.testing.assert_close(found, wanted)
 

@@ -249,7 +249,7 @@ def test_rows_are_not_cut_where_a_tile_meets_itself() -> None:
             out[b] = acc
         return out
 
-    with pytest.raises(StrategyError, match="stands in two dims of one value"):
+    with pytest.raises(StrategyError, match="indexes two dims of one value"):
         k(ragged())
 
 

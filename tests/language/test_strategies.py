@@ -66,7 +66,7 @@ def doubled(block: int | None, strategy: str | None) -> Any:
 
 @pytest.mark.parametrize("made", [sums, doubled])
 def test_a_list_of_pieces_takes_one_row_at_a_time(made: Any) -> None:
-    with pytest.raises(StrategyError, match=r"takes one row at a time, and the tile of line .* has 2"):
+    with pytest.raises(StrategyError, match=r"takes one row at a time, but the tile of line .* has 2 lanes"):
         made(2, "persistent_dynamic")(ragged(SHORT))
 
 
@@ -81,7 +81,7 @@ def test_several_rows_at_a_time_stay_whole_where_one_is_long() -> None:
 def test_explain_says_that_rows_are_cut_only_where_they_are() -> None:
     jt = ragged(SHORT)
     cut = sums(None, "persistent_dynamic")
-    assert "are cut into parts" in cut.explain(jt) and "cut k tr" in cut.explain(jt) and "_kept" in cut.source(jt)
+    assert "are cut into pieces" in cut.explain(jt) and "cut k tr" in cut.explain(jt) and "_kept" in cut.source(jt)
     tiles = doubled(None, "persistent_dynamic")
     assert "programs are the tiles of" in tiles.explain(jt) and "cut" not in tiles.explain(jt) and "_kept" not in tiles.source(jt)
 
@@ -122,7 +122,7 @@ def halved(strategy: str | None) -> Any:
 def test_rows_are_cut_inside_other_loops(made: Any, factor: float, lengths: list[int]) -> None:
     jt, found = ragged(lengths), serrate.kernel(made(None).fn, strategy="persistent_dynamic", lanes={"chunk": 64})
     torch.testing.assert_close(found(jt), torch.stack([factor * r.sum() for r in jt.unbind()]), rtol=1e-3, atol=1e-3)
-    assert "are cut into parts" in found.explain(jt) and "_kept" in found.source(jt)
+    assert "are cut into pieces" in found.explain(jt) and "_kept" in found.source(jt)
 
 
 def test_explain_says_that_rows_stay_whole() -> None:

@@ -192,8 +192,8 @@ SCHEDULE = [
         ("tests/language/test_dependences.py", "tests/language/test_strategies.py"),
         ("if isinstance(node, ByLength) and any(n is wanted for n in statements(node.other)):", "if len(inner(node)) == 2:"),
         (
-            "replace(node, least=1, short=(), other=self._of_rows(node.other))",
-            "replace(node, short=(), other=self._of_rows(node.other))",
+            "replace(node, least=1, short=(), other=self._over_rows(node.other))",
+            "replace(node, short=(), other=self._over_rows(node.other))",
         ),
         ("        require_independent(self.program, self.loop)\n", ""),
         ("        require_movable_ahead(self.phase, self.loop)\n", ""),

@@ -543,7 +543,7 @@ def test_offsets_that_nothing_checks_are_refused() -> None:
         (lambda y: y.parallelize(0, ParallelType.MESH), "a mesh of processes, and this program is compiled for one process"),
         (
             lambda y: y.parallelize(1, "block_x"),
-            "phase T3 reduces r0, so that it cannot be spread over workers; rfactor it first",
+            "phase T3 reduces r0, so it cannot be spread over workers; rfactor it first",
         ),
         (lambda y: y.split(0, 2).parallelize(1, "lanes"), "the length of r0 depends on c0i, which must stay outside it"),
     ],

@@ -90,14 +90,17 @@ def loops(program: TileProgram) -> list[tuple[str, list[str]]]:
         ([("mark", "centred", "k", "lanes")], r"cannot be lanes: its extent is not known; split it first"),
         ([("mark", "centred", "k", "grid")], "those alone inside them that carry nothing; k cannot be grid"),
         ([("cut", "centred", "k", 8)], "is not ragged; nothing to cut"),
-        ([("fork", "centred", "k", 8)], "is not ragged; all its rows are alike"),
-        ([("ragged", "centred", "b")], "asks whether a row is that long"),
-        ([("ragged", "centred", "k"), ("ragged", "centred", "kr")], "asks whether a row is that long"),
-        ([("combine", "centred", "b", "k")], "are not both loops of programs; cut the row instead"),
-        ([("two_pass", "centred", "k")], "does not carry softmax statistics alone"),
+        ([("fork", "centred", "k", 8)], "is not ragged, so all its rows are equally long"),
+        ([("ragged", "centred", "b")], "is guarded by a row length"),
+        ([("ragged", "centred", "k"), ("ragged", "centred", "kr")], "is guarded by a row length"),
+        ([("combine", "centred", "b", "k")], "are not both on the grid; cut the row instead"),
+        ([("two_pass", "centred", "k")], "carries more than softmax statistics"),
         ([("one_pass", "centred", "k", "j")], "the loop over j does more than to reduce a row"),
-        ([("ragged", "centred", "k"), ("split", "centred", "kr", 8), ("split", "centred", "kri", 3)], "not whole tiles of 3"),
-        ([("keep", "centred", "k")], "nothing behind the loop over k needs what it sums"),
+        (
+            [("ragged", "centred", "k"), ("split", "centred", "kr", 8), ("split", "centred", "kri", 3)],
+            "a piece has 8 positions .* not a multiple of 3",
+        ),
+        ([("keep", "centred", "k")], "nothing after the loop over k needs the terms it sums"),
     ],
 )
 def test_what_does_not_apply_is_refused(steps: list[tuple[Any, ...]], message: str) -> None:
@@ -112,10 +115,10 @@ def test_what_does_not_apply_is_refused(steps: list[tuple[Any, ...]], message: s
 
 def test_opaque_updates_are_not_cut_and_keep_their_tiles() -> None:
     recorder = Recorder(program_of(decayed, rows()))
-    with pytest.raises(ScheduleError, match=r"tiles of the tile of line .* have 4 lanes, so 6 positions are not whole tiles"):
+    with pytest.raises(ScheduleError, match=r"tiles of the tile of line .* have 4 lanes, and 6 is not a multiple of that"):
         recorder.do("split", "decayed", "k", 6)
     recorder.do("ragged", "decayed", "k")
-    with pytest.raises(ScheduleError, match=r"acc, carried around the tile of line .*, is no reduction that parts"):
+    with pytest.raises(ScheduleError, match=r"acc, carried around the tile of line .*, is not a known reduction"):
         recorder.do("cut", "decayed", "kr", 8)
     recorder.do("split", "decayed", "kr", 8)
     with pytest.raises(ScheduleError, match="have 4 lanes, not 8"):
@@ -124,7 +127,7 @@ def test_opaque_updates_are_not_cut_and_keep_their_tiles() -> None:
 
 def test_a_loop_that_stores_past_the_rows_does_not_end_with_them() -> None:
     recorder = Recorder(program_of(past_the_rows, rows(), torch.zeros(5, 12)))
-    with pytest.raises(ScheduleError, match="nothing in the loop over k asks whether a row is that long"):
+    with pytest.raises(ScheduleError, match="no statement in the loop over k is guarded by a row length"):
         recorder.do("ragged", "past_the_rows", "k")
 
 

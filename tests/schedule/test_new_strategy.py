@@ -20,7 +20,7 @@ from serrate.ir.tile import Loop, TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, prepare
 from serrate.schedule.strategies import STRATEGIES
-from serrate.schedule.strategies.common import Pieces, schedule, schedule_product, warps_for
+from serrate.schedule.strategies.common import PhaseBlocks, schedule, schedule_product, warps_for
 from serrate.schedule.strategies.kernels import whole_rows
 from serrate.schedule.target import Target
 from tests.engine.across_cases import SCANS
@@ -68,7 +68,7 @@ class NeighbouringRows:
     def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
         schedule_product(recorder, shape, target, rows=shape.ragged, before=self._members(recorder, shape), grid=1)
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> Pieces:
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> PhaseBlocks:
         return ((shape.phase, block),)
 
     def kernel(self, recorder: Recorder, target: Target, lanes: Mapping[str, int]) -> None:

@@ -63,7 +63,7 @@ def test_partition() -> None:
         "serial i.d1{4}",
     ]
     with pytest.raises(
-        ScheduleError, match=r"phase T6: i.d0\{n0\} has an extent known only when run; \[0, 1\] may not end there"
+        ScheduleError, match=r"phase T6: i.d0\{n0\} has an extent known only at run time; \[0, 1\] may not end there"
     ):
         after(Step("partition", ("T6", "d0", 0, 1)))
     with pytest.raises(ScheduleError, match=r"phase T6: nothing checks that T1 are offsets of i.d1\{4\}; use numbers"):
@@ -78,14 +78,14 @@ def test_partition_and_combine_are_inverse() -> None:
 
 
 def test_what_is_reduced_is_not_spread_over_workers() -> None:
-    with pytest.raises(ScheduleError, match="phase T3 reduces r0, so that it cannot be spread over workers; rfactor it first"):
+    with pytest.raises(ScheduleError, match="phase T3 reduces r0, so it cannot be spread over workers; rfactor it first"):
         after(Step("mark", ("T3", "r0", "grid")))
     assert loops(after(Step("mark", ("T3", "c0", "grid"))), "T3")[0] == "grid i.c0{n1 - 1}"
 
 
 def test_delay() -> None:
     assert [p.name for p in after(Step("delay", ("T5", "T6"))).phases] == ["T3", "T4", "T5", "T6"]
-    with pytest.raises(ScheduleError, match="delay: T4, which runs before T5, needs T3 of T3"):
+    with pytest.raises(ScheduleError, match="delay: T4, which runs before T5, uses T3 of T3"):
         after(Step("delay", ("T3", "T5")))
     for second in ("T3", "T6"):
         with pytest.raises(ScheduleError, match=f"delay: T6 does not run before {second}"):
@@ -138,7 +138,7 @@ def test_a_reader_of_other_places_does_not_share_loops(dim: int) -> None:
     first, second = (phase.name for phase in made.phases)
     assert loops(made, first) == loops(made, second)
     for depth in (1, 2, 3):
-        assert "is read at another place than it is written at" in refused(made, Step("fuse", (first, second, depth)))
+        assert "is read at a different index than it is written at" in refused(made, Step("fuse", (first, second, depth)))
 
 
 def test_a_reader_through_a_view_does_not_share_loops() -> None:
@@ -150,7 +150,7 @@ def test_a_reader_through_a_view_does_not_share_loops() -> None:
 
 def test_a_scan_begins_anew_in_every_row() -> None:
     made = rows(lambda y: ops.cumsum(y, 1))
-    assert "begins anew in every row" in refused(made, Step("combine", (made.phases[0].name, "c0", "r0")))
+    assert "restarts in every row" in refused(made, Step("combine", (made.phases[0].name, "c0", "r0")))
     along = rows(lambda y: ops.cumsum(y, 2))
     Plan("test", (Step("combine", (along.phases[0].name, "c0", "r0")),)).apply(along)
 
@@ -159,7 +159,7 @@ def test_only_what_is_reduced_is_factored() -> None:
     for kept in (("c0",), ("r0", "c0"), ("c0", "r0"), ("d1",)):
         assert refused(program(), Step("rfactor", ("T3", *kept))) == f"phase T3: {', '.join(kept)} is not reduced there"
     assert (
-        refused(program(), Step("rfactor", ("T4", "c0"))) == "phase T4 is not a reduction of values; there is nothing to factor"
+        refused(program(), Step("rfactor", ("T4", "c0"))) == "phase T4 is not a reduction of values; there is nothing to rfactor"
     )
     made = after(Step("split", ("T3", "r0", 2)), Step("rfactor", ("T3", "r0o")))
     assert loops(made, "T3")[:2] == ["serial i.c0{n1 - 1}", "serial ragged.r0o{(T1[c + 1] - T1[c] + 1) // 2}"]
@@ -176,12 +176,12 @@ def test_allocate() -> None:
     assert tensor in find(made, "T5").reads
     assert [d.name for d in tensor.logical] == ["c0", "d1"], "only its memory changed"
     for args, message in (
-        (("T5", "split", "d1", 2), "allocate: T5 is output, whose memory is not the program's to arrange"),
+        (("T5", "split", "d1", 2), "allocate: T5 is output, whose memory layout the caller decides"),
         (("T0", "split", "d1", 2), "allocate: T0 is not computed here"),
         (("T4", "split", "d0", 2), r"allocate: the memory of T4 is \[c0, d1\], got d0"),
-        (("T4", "merge", "d1", "c0"), "allocate: c0 does not lie right inside d1 in the memory of T4"),
-        (("T4", "reorder", "c0"), r"allocate: reorder c0 is not a change of \[c0, d1\]"),
-        (("T4", "fold", "c0"), r"allocate: fold c0 is not a change of \[c0, d1\]"),
+        (("T4", "merge", "d1", "c0"), "allocate: c0 is not the dim right after d1 in the memory of T4"),
+        (("T4", "reorder", "c0"), r"allocate: reorder c0 is not a valid change of \[c0, d1\]"),
+        (("T4", "fold", "c0"), r"allocate: fold c0 is not a valid change of \[c0, d1\]"),
     ):
         with pytest.raises(ScheduleError, match=message):
             after(Step("allocate", args))

@@ -1,4 +1,4 @@
-"""Rows that are one part are finished where they are read, and longer ones are cut: by their own length, in one program.
+"""Rows that fit one piece are finished where they are read, and longer ones are cut: by their own length, in one program.
 
 In: fusions of ragged tensors whose rows are shorter and longer than a part. Out: failures that name the operation and the row.
 """
@@ -60,7 +60,7 @@ def test_rows_of_every_length(name: str, backend: str, lengths: list[int]) -> No
     for one, other, row in zip(got, whole, values.split(lengths), strict=True):
         torch.testing.assert_close(one, OPERATIONS[name][1](row), equal_nan=True)
         if 0 < len(row) <= PART:
-            # A row that is one part is done as a whole row is, to the bit.
+            # A row that fits one piece is done as a whole row is, to the bit.
             assert torch.equal(one.nan_to_num(7.5), other.nan_to_num(7.5))
 
 
@@ -82,7 +82,7 @@ def the_plan(make: Callable[[Any], Any], target: Any = CPU) -> tuple[Plan, Any]:
 
 def test_a_plan_has_a_plan_for_short_rows_only_where_parts_leave_something() -> None:
     chosen, naive = the_plan(lambda x: ops.softmax(x, 1))
-    assert chosen.short is not None and chosen.short.strategy == "maskless" and "rows that are one part" in str(chosen)
+    assert chosen.short is not None and chosen.short.strategy == "maskless" and "rows that fit one piece" in str(chosen)
     program = chosen.apply(naive)
     forks = [n for phase in program.phases for n in statements(phase.body) if isinstance(n, ByLength)]
     assert len(forks) == len(program.phases) and sum(bool(n.short) for n in forks) == 1
@@ -93,7 +93,7 @@ def test_a_plan_has_a_plan_for_short_rows_only_where_parts_leave_something() -> 
     assert the_plan(lambda x: ops.softmax(x, 1), GPU)[0].short is None
 
 
-def test_private_rows_are_no_longer_than_a_part() -> None:
+def test_private_rows_are_no_longer_than_a_piece() -> None:
     lengths = [5, 100_000]
     values, offsets = arguments(lengths)
     run = compiled("softmax", "cpp", "persistent_dynamic", tile=8, chunk=PART)

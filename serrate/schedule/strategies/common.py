@@ -1,6 +1,7 @@
-"""What strategies share: which phase gets which loops, lanes for regular dims, matrix products, fusing.
+"""Scheduling of fusions, shared by all strategies: loops of each phase, lanes of regular dims, matrix products, fusion of loops.
 
-In: a recorder, and a strategy's way to arrange component and ragged loops. Out: recorded steps. `schedule` is the whole of it.
+In: a recorder, and a `RowLoops`, which arranges component and ragged loops for one strategy. Out: recorded steps. The entry
+point is `schedule`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from serrate.schedule.strategies.rectangles import contractions, schedule_contra
 from serrate.schedule.target import Target, power_of_two_at_least
 
 LONG = 4096
-"""The longest block of a row: enough to make the loop around it free."""
+"""The longest block of a row: long enough that the overhead of the loop around it vanishes."""
 
 
 def loop_names(recorder: Recorder, phase: str) -> list[str]:
@@ -32,16 +33,16 @@ def loop_names(recorder: Recorder, phase: str) -> list[str]:
 
 
 def lanes_of(domain: IterDomain, target: Target, most: int) -> int:
-    """How many lanes a regular dim gets: all of it where it fits, else a part."""
+    """How many lanes a regular dim gets: its extent, but at most `most`."""
     extent = domain.extent_expr.value
     wanted = most if extent is None else min(extent, most)
     return power_of_two_at_least(wanted) if target.power_of_two_lanes else max(wanted, 1)
 
 
 def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list[str], list[str], list[str]]:
-    """Makes the innermost regular dim lanes (split if it is wide) and leaves the others, and loops over rows, as they are.
+    """Makes the innermost regular dim lanes, split if it is wide. Other dims, and loops over rows, stay as they are.
 
-    Gives the names of loops that are kept, loops that are reduced, and lanes.
+    Returns the names of loops that are kept, loops that are reduced, and lanes.
     """
     kept: list[str] = []
     reduced: list[str] = []
@@ -53,7 +54,7 @@ def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list
             continue
         size = lanes_of(domain, target, target.widest)
         if domain.extent_expr.value is None and isinstance(shape.leaf, Store):
-            # Nothing is known of the dim that more lanes would be good for.
+            # The extent is unknown, and more lanes than one store covers would not help.
             size = min(size, target.store_bytes // shape.leaf.tensor.dtype.itemsize)
         if domain.extent_expr.value == size:
             lanes.append(domain.name)
@@ -65,24 +66,24 @@ def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list
 
 
 def _of_rows(domain: IterDomain) -> bool:
-    """Whether a domain is a part of rows that were cut: its positions are lines, and a block of whole lines is no block."""
+    """Whether a domain is made from rows that were cut: its positions are then whole inner rows, which cannot be lanes."""
     made = domain.definition
     return made is not None and any(source.is_ragged for source in made.inputs)
 
 
 def block_size(asked: int | None, usual: int, target: Target) -> int:
-    """The size a caller asked for, or the usual one, in a form the target can have."""
+    """The requested size, or else the usual one, rounded up to what the target supports."""
     size = asked or usual
     return power_of_two_at_least(size) if target.power_of_two_lanes else size
 
 
 def shapes(program: TileProgram) -> list[Shape]:
-    """What the phases of a fusion are; those of a kernel are of no such kind."""
+    """A description of each phase of a fusion; empty for a kernel."""
     return [] if program.axes else [describe(program, p.name) for p in program.phases]
 
 
 def warps_for(program: TileProgram, target: Target) -> int:
-    """More warps where each lane carries much (several states, blocks of matrix products), so that registers suffice."""
+    """The number of warps: more if each lane carries much (several states, blocks of matrix products), to avoid spills."""
     heavy = any(isinstance(s.leaf, Accumulate) and (len(s.leaf.targets) > 1 or s.is_product) for s in shapes(program))
     return 2 * target.warps if heavy else target.warps
 
@@ -94,13 +95,13 @@ def width(shape: Shape, target: Target) -> int:
 
 
 def row_block(shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
-    """How many positions of a row one block holds. Phases that keep rows agree on it, so that they can be fused."""
+    """How many positions of a row are in one block. Phases that keep rows use the same number, so that they can be fused."""
     across = width(shape, target)
     if isinstance(shape.leaf, Accumulate) and shape.reduces_rows:
         if shape.leaf.reduction.operator is None:
             size = target.block // across
         else:
-            # Without blocks of its own a reduction is a plain loop over the row.
+            # A target without blocks for simple reductions runs a plain loop over the row.
             size = target.simple_block // across or LONG
     elif isinstance(shape.leaf, Store) and shape.leaf.tensor.role is Role.PRIVATE:
         size = LONG
@@ -125,8 +126,8 @@ def finish_loops(recorder: Recorder, phase: str, order: list[str], grid: list[st
 
 
 def _as_elements_go(recorder: Recorder, phase: str, order: list[str], lanes: list[str]) -> tuple[list[str], list[str]]:
-    """The order, and the lanes, where a statement needs its elements in order: the loops that it reduces stay as they are, and
-    of them only the innermost can be lanes."""
+    """The order and the lanes for a statement that needs its elements in order: loops that it reduces keep their order, and only
+    the innermost of them can be lanes."""
     found = chain(next(p for p in recorder.program.phases if p.name == phase))
     assert found is not None
     domains = [loop.domain for loop in found[0]]
@@ -142,7 +143,7 @@ def _as_elements_go(recorder: Recorder, phase: str, order: list[str], lanes: lis
 
 
 def schedule_regular(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], target: Target) -> None:
-    """A phase with no ragged pair left: its first dim in blocks on the grid, the last as lanes."""
+    """Schedules a phase without ragged loops: blocks of its first dim on the grid, its last dim as lanes."""
     domains = shape.regular if shape.component is None else (shape.component, *shape.regular)
     if not domains:
         return
@@ -169,7 +170,7 @@ def schedule_regular(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], 
 
 
 def _schedule_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain, ...], target: Target) -> None:
-    """A reduction over the first dim: parts of it on the grid, finished in order by one worker."""
+    """Schedules a reduction over the first dim: pieces of it on the grid, combined in order by one worker."""
     first, rest = domains[0], domains[1:]
     across = lanes_of(rest[-1], target, target.widest) if rest else 1
     block = block_size(None, max(target.block // across, 1), target)
@@ -192,7 +193,7 @@ def _finish_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain, .
 
 
 def _schedule_running(recorder: Recorder, shape: Shape, domains: tuple[IterDomain, ...], target: Target) -> None:
-    """A scan along the first dim: a block of it after the other; what it is done for is on the grid."""
+    """Schedules a scan along the first dim: block after block, with the other kept dims on the grid."""
     first = domains[0]
     rest = Shape(shape.phase, shape.leaf, None, None, domains[1:], shape.reduced)
     kept, reduced, lanes = lane_regular(recorder, rest, target)
@@ -203,7 +204,7 @@ def _schedule_running(recorder: Recorder, shape: Shape, domains: tuple[IterDomai
 
 
 def _first_block(shapes: Sequence[Shape], target: Target) -> int:
-    """Positions of the first dim in one block: the same for all phases, so that they can be fused."""
+    """How many positions of the first dim are in one block: the same for all phases, so that they can be fused."""
     sizes = []
     for shape in shapes:
         if not shape.is_product:
@@ -223,11 +224,11 @@ def schedule_product(
     block: str = "",
     grid: int = 99,
 ) -> None:
-    """A matrix product: rows, columns and depth in blocks; every block of the result is one worker's. What finishes a product
-    has no depth.
+    """Schedules a matrix product: rows, columns and depth in blocks, one worker per block of the result. An epilogue has no
+    depth.
 
-    `rows` is the domain to be split into blocks of rows; a strategy that has split it already names the `block` instead.
-    `before` are loops already outside; the outermost `grid` of all loops that are kept go on the grid.
+    `rows` is the domain to split into blocks of rows; a strategy that has already split it passes the name of the `block`.
+    `before` names loops that are already outside. The outermost `grid` kept loops go on the grid.
     """
     depth = next((d for d in shape.regular if d.uid in shape.reduced), None)
     others = [d for d in shape.regular if d.uid not in shape.reduced and (rows is None or d.uid != rows.uid)]
@@ -249,7 +250,7 @@ def schedule_product(
 
 
 def finishes_product(shape: Shape, shapes: Sequence[Shape]) -> bool:
-    """Whether a phase makes its elements of those of a matrix product, one of one: it is done block by block with it."""
+    """Whether a phase is the epilogue of a matrix product: elementwise, over the same elements, so it can share its blocks."""
     if not isinstance(shape.leaf, Store):
         return False
     read = {r.tensor for r in shape.leaf.value.reads if r.index == shape.leaf.index}
@@ -258,7 +259,7 @@ def finishes_product(shape: Shape, shapes: Sequence[Shape]) -> bool:
 
 
 def fuse_neighbours(recorder: Recorder) -> None:
-    """Fuses each phase with the one before it at the deepest loops where that is legal; stops at the grid otherwise."""
+    """Fuses each phase with the one before it, sharing as many loops as is legal."""
     k = 1
     while k < len(recorder.program.phases):
         first, second = recorder.program.phases[k - 1], recorder.program.phases[k]
@@ -270,38 +271,38 @@ def _fused(recorder: Recorder, first: str, second: str) -> bool:
     return any(recorder.attempt("fuse", first, second, depth) for depth in range(8, 0, -1))
 
 
-Pieces = tuple[tuple[str, int | None], ...]
-"""Phases by name, each with how many positions of a row one block of it holds; None where they are taken one by one."""
+PhaseBlocks = tuple[tuple[str, int | None], ...]
+"""Names of phases, each with its number of positions per block; None if positions are taken one by one."""
 
 
 class RowLoops(Protocol):
-    """What makes a strategy: how the loops over components and rows are arranged."""
+    """What distinguishes strategies: how the loops over components and rows are arranged."""
 
     @property
     def tile(self) -> int | None:
-        """How many positions of a row one block holds, if the caller said so."""
+        """How many positions of a row are in one block, if the caller chose it."""
 
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
-        """Arranges a loop over components alone: gives grid loops and lanes."""
+        """Arranges a loop over components alone; returns grid loops and lanes."""
 
     def per_row(self, recorder: Recorder, shape: Shape, block: int | None) -> tuple[list[str], list[str], list[str]]:
-        """Arranges component and ragged loops: gives grid loops, serial loops and lanes. What is left runs inside the grid.
+        """Arranges component and ragged loops; returns grid loops, serial loops and lanes. Remaining loops run inside the grid.
 
-        Without a block, positions of a row are taken one by one.
+        If `block` is None, positions of a row are taken one by one.
         """
 
     def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
         """Arranges a matrix product whose rows are ragged."""
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> Pieces:
-        """Cuts rows into parts, if the strategy does; gives the phases to go on with, and their blocks."""
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> PhaseBlocks:
+        """Cuts rows into pieces if the strategy does so; returns the phases left to schedule, and their blocks."""
 
     def kernel(self, recorder: Recorder, target: Target, lanes: Lanes) -> None:
-        """Arranges the loops of a kernel, which are fused and in order already; `lanes` are sizes of tiles that are asked for."""
+        """Arranges the loops of a kernel, which are already fused and in order; `lanes` are requested tile sizes."""
 
 
 def schedule(recorder: Recorder, target: Target, rows: RowLoops, lanes: Lanes | None = None) -> None:
-    """Arranges the loops of all phases, then fuses what runs alike."""
+    """Arranges the loops of all phases, then fuses phases with matching loops."""
     if recorder.program.axes:
         rows.kernel(recorder, target, lanes or {})
         return
@@ -324,7 +325,7 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
         kept, reduced, lanes = lane_regular(recorder, _left(recorder, shape, [*grid, *own]), target)
         if _moves_rows(shape):
             kept, lanes = _lane_block(recorder, shape, target, kept, lanes)
-            # All positions cost the same, so few long rows are shared out as well as many short ones.
+            # All positions cost the same, so the kept loops can go on the grid too, which balances a few long rows.
             grid, kept = [*grid, *kept], []
         finish_loops(recorder, shape.phase, [*grid, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
     elif shape.is_product or finishes_product(shape, shapes):
@@ -333,7 +334,7 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
         for name in (f"{shape.leaf.targets[0].name}_{shape.regular[-1].name}", shape.phase):
             _schedule_phase(recorder, describe(recorder.program, name), shapes, target, rows)
     else:
-        # Lines of a rectangle are taken one after the other, so what there is one of for each line is, too.
+        # Inner rows of a product are taken one by one, and so are values with one element per inner row.
         is_line = shape.ragged.uid in _lines(shapes) and not shape.reduces_rows
         block = None if is_line else block_size(rows.tile, row_block(shape, shapes, target), target)
         for phase, size in rows.cut(recorder, shape, block, target):
@@ -341,14 +342,14 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
 
 
 def _moves_rows(shape: Shape) -> bool:
-    """Whether a phase stores, position by position, what lies at computed places: rows that are padded."""
+    """Whether a phase stores elements read at computed indices, as padding does."""
     return isinstance(shape.leaf, Store) and any(isinstance(at, Place) for r in shape.leaf.value.reads for at in r.index)
 
 
 def _lane_block(
     recorder: Recorder, shape: Shape, target: Target, kept: list[str], lanes: list[str]
 ) -> tuple[list[str], list[str]]:
-    """Positions of the last two dims as one block, if they fit: they lie behind each other."""
+    """Makes the last two dims one block if they fit: they are contiguous."""
     if len(shape.regular) < 2 or lanes != [shape.regular[-1].name] or kept[-1:] != [shape.regular[-2].name]:
         return kept, lanes
     across = lanes_of(shape.regular[-1], target, target.widest) * shape.leaf.targets[0].dtype.itemsize
@@ -361,7 +362,7 @@ def _lane_block(
 
 
 def _lines(shapes: Sequence[Shape]) -> set[int]:
-    """The outer sides of rectangles."""
+    """The outer ragged dims of products, by uid."""
     return {s.own_rows[0].uid for s in shapes if len(s.own_rows) > 1}
 
 
@@ -369,7 +370,7 @@ def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLo
     phase = shape.phase
     grid, serial, own = rows.per_row(recorder, shape, block)
     rest = _left(recorder, shape, [*grid, *serial, *own])
-    # What stands outside a row stays outside it: a row is read from its start to its end.
+    # Loops outside the row stay outside: a row is read from start to end.
     outside = _outside(recorder, phase, serial)
     kept, reduced, lanes = lane_regular(recorder, rest, target)
     if not shape.reduces_rows:
@@ -381,7 +382,7 @@ def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLo
     if not target.factors_blocks or goes_in_order(shape.leaf) or (isinstance(shape.leaf, Accumulate) and shape.leaf.merge):
         finish_loops(recorder, phase, order, grid, [*own, *lanes])
         return
-    # Every lane reduces what it sees; lanes are combined once, behind the loop over the row.
+    # Each lane reduces its own elements; lanes are combined once, after the loop over the row.
     recorder.do("rfactor", phase, own[-1])
     finish_loops(recorder, f"{_first_target(recorder, phase)}_{own[-1]}", order, grid, [*own, *lanes])
     still = [name for name in serial if name in loop_names(recorder, phase)]
@@ -389,7 +390,7 @@ def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLo
 
 
 def _left(recorder: Recorder, shape: Shape, arranged: Sequence[str]) -> Shape:
-    """A phase without the loops that a strategy has arranged."""
+    """A description of the loops of a phase that the strategy has not arranged."""
     found = chain(next(p for p in recorder.program.phases if p.name == shape.phase))
     assert found is not None
     domains = [loop.domain for loop in found[0]]
@@ -398,7 +399,7 @@ def _left(recorder: Recorder, shape: Shape, arranged: Sequence[str]) -> Shape:
 
 
 def _outside(recorder: Recorder, phase: str, serial: Sequence[str]) -> list[str]:
-    """The loops that stand outside the loop over a row."""
+    """The loops outside the loop over a row."""
     order = loop_names(recorder, phase)
     return order[: order.index(serial[0])]
 

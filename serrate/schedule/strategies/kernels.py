@@ -1,7 +1,7 @@
-"""What strategies share for kernels: tiles of all loops, statistics in two passes, rows that are cut.
+"""Scheduling of kernels, shared by all strategies: tile sizes, two-pass statistics, rows cut into pieces.
 
-In: a recorder with a program of block statements, and what a strategy says of its rows. Out: recorded steps. A kernel's loops are
-fused and ordered already, so that sizes of tiles are most of a plan.
+In: a recorder with a program of block statements, and how a strategy wants its rows. Out: recorded steps. The loops of a kernel
+are already fused and ordered, so most of a plan is tile sizes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from serrate.schedule.statistics import side_by_side
 from serrate.schedule.target import Target
 
 Lanes = Mapping[str, int]
-"""Lanes by the names of axes, where others than the usual ones are asked for; `chunk` is the size of parts of rows."""
+"""Requested numbers of lanes, by axis name; `chunk` is the size of pieces of rows."""
 
 
 def whole_rows(recorder: Recorder, target: Target, lanes: Lanes, rows: int, *, near: bool) -> None:
-    """Programs have `rows` whole rows each; a row is `near` for a second pass where it is alone."""
+    """Each worker takes `rows` whole rows. `near`: a row stays in cache, so a second pass over it is cheap."""
     program = recorder.program
     (phase,) = (p.name for p in program.phases)
     passes = near and _in_two_passes(recorder, phase)
@@ -37,7 +37,7 @@ def whole_rows(recorder: Recorder, target: Target, lanes: Lanes, rows: int, *, n
 
 
 def _in_two_passes(recorder: Recorder, phase: str, most: int = 0) -> bool:
-    """Statistics in two passes; with `most`, only of the rows that a fork has set apart as having at most so many positions."""
+    """Computes statistics in two passes; with `most`, only for rows of at most so many positions, which a fork has separated."""
 
     def loops() -> list[str]:
         body = find(recorder.program, phase).body
@@ -53,15 +53,15 @@ def _in_two_passes(recorder: Recorder, phase: str, most: int = 0) -> bool:
     return bool(done)
 
 
-def parts_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int | None) -> None:
-    """Rows are shared out in parts: one list of the tiles that there are, or of parts of `chunk` positions."""
+def pieces_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int | None) -> None:
+    """Distributes rows by a work list: of their tiles, or of pieces of `chunk` positions."""
     try:
-        _parts_of_rows(recorder, target, lanes, chunk)
+        _pieces_of_rows(recorder, target, lanes, chunk)
     except ScheduleError as error:
-        raise StrategyError(f"persistent_dynamic cuts rows, and {error}") from None
+        raise StrategyError(f"persistent_dynamic cannot cut these rows: {error}") from None
 
 
-def _parts_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int | None) -> None:
+def _pieces_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int | None) -> None:
     program = recorder.program
     (phase,) = (p.name for p in program.phases)
     rows = _shared_rows(program, program.phases[0])
@@ -70,13 +70,13 @@ def _parts_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int 
         return
     loops = [n for n in statements(program.phases[0].body) if isinstance(n, Loop)]
     along = [loop for loop in loops if program.axis_of(loop.domain) in rows.along]
-    # What runs along a row inside a part of it stays as it is.
+    # A loop nested in another over the same row stays as it is.
     along = [loop for loop in along if not any(loop in statements(outer.body) for outer in along)]
     if any(loop.kind is GRID for loop in along):
         _list_tiles(recorder, phase, rows, target, lanes)
-        recorder.because("programs are the tiles of rows that there are")
+        recorder.because("programs are the tiles of all rows")
         return
-    size, lanes = _part_size(program, target, lanes, chunk, [loop.domain.name for loop in along])
+    size, lanes = _piece_size(program, target, lanes, chunk, [loop.domain.name for loop in along])
     for loop in along:
         recorder.do("ragged", phase, loop.domain.name)
     if _needs_second_phase(program, along):
@@ -86,20 +86,20 @@ def _parts_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int 
     passes = _in_one_pass(recorder, phase, [f"{loop.domain.name}r" for loop in along])
     recorder.do("share", phase)
     chosen = sizes(recorder.program, 1, target, lanes)
-    # The last tile of a part would reach into the next one.
+    # Otherwise the last tile of a piece would reach into the next piece.
     chosen |= {loop.domain.name: _dividing(size, chosen[loop.domain.name]) for loop in along}
     _require_single(rows, chosen)
     for name in passes:
         recorder.do("cut", phase, name, size)
     for each in recorder.program.phases:
         tiled(recorder, each.name, chosen)
-    short = "; others are finished where they are read" if any(s.primitive == "fork" for s in recorder.steps) else ""
-    recorder.because(f"rows of more than {size} positions are cut into parts of as many{short}")
+    short = "; shorter ones are finished where they are read" if any(s.primitive == "fork" for s in recorder.steps) else ""
+    recorder.because(f"rows of more than {size} positions are cut into pieces of {size}{short}")
 
 
 def _in_one_pass(recorder: Recorder, phase: str, loops: Sequence[str]) -> list[str]:
-    """The loops over cut rows that are left: where one needs nothing of a row but what the one before it could find, it is read
-    once for both. Its parts are far away by the time that all of them are read."""
+    """Merges loops over a cut row where one pass can serve two, and returns the loops that remain. A cut row is too long to stay
+    in cache for a second pass."""
     left = list(loops[:1])
     for name in loops[1:]:
         if not recorder.attempt("one_pass", phase, left[-1], name):
@@ -108,37 +108,37 @@ def _in_one_pass(recorder: Recorder, phase: str, loops: Sequence[str]) -> list[s
 
 
 def _dividing(size: int, most: int) -> int:
-    """The largest number up to `most` that a size is a multiple of."""
+    """The largest divisor of a size that is at most `most`."""
     return next(n for n in range(min(size, most), 0, -1) if size % n == 0)
 
 
 def _share_out_evenly(recorder: Recorder, phase: str, target: Target, lanes: Lanes, chunk: int | None) -> None:
-    """Where nothing that is stored goes by the length of a row, all rows are alike: parts of what a loop stores are programs."""
-    reason = "no store goes by the length of a row: programs are alike, and rows stay whole"
+    """Without a store guarded by a row length, all rows cost the same: cuts the first serial loop evenly, if that is legal."""
+    reason = "no store is guarded by a row length: all programs do equal work, and rows stay whole"
     loop = next((n for n in statements(recorder.program.phases[0].body) if isinstance(n, Loop) and n.kind is SERIAL), None)
     recorder.do("share", phase)
     if loop is not None:
         name = loop.domain.name
-        size, smaller = _part_size(recorder.program, target, lanes, chunk, [name])
+        size, smaller = _piece_size(recorder.program, target, lanes, chunk, [name])
         trial = Recorder(recorder.program)
         if trial.attempt("split", phase, name, size) and trial.attempt("mark", phase, f"{name}o", "grid"):
             recorder.do("split", phase, name, size)
             recorder.do("mark", phase, f"{name}o", "grid")
-            reason, lanes = f"all rows are stored as far: programs are parts of {size} positions", smaller
+            reason, lanes = f"all rows are stored to the same length: programs are pieces of {size} positions", smaller
     chosen = sizes(recorder.program, 1, target, lanes)
     tiled(recorder, phase, chosen)
     recorder.because(reason)
 
 
 def _needs_second_phase(program: TileProgram, loops: Sequence[Loop]) -> bool:
-    """Whether work is left when the parts of a row are done; a single loop that carries nothing and stores leaves none."""
+    """Whether work is left after the pieces of a row. A single loop that only stores, and carries nothing, leaves none."""
     inside = {n for loop in loops for n in statements(loop.body)}
     others = [n for n in statements(program.phases[0].body) if isinstance(n, Write) and n not in inside]
     return len(loops) > 1 or bool(loops[0].carried) or bool(others)
 
 
 def _list_tiles(recorder: Recorder, phase: str, rows: CutRows, target: Target, lanes: Lanes) -> None:
-    """One list of the tiles that rows have, in the place of as many for each row as the longest has."""
+    """One work list of the tiles that rows have, instead of as many tiles for every row as the longest has."""
     recorder.do("share", phase)
     chosen = sizes(recorder.program, 1, target, lanes)
     _require_single(rows, chosen)
@@ -152,16 +152,16 @@ def _list_tiles(recorder: Recorder, phase: str, rows: CutRows, target: Target, l
 def _require_single(rows: CutRows, lanes: Lanes) -> None:
     if lanes[rows.component.name] > 1:
         raise StrategyError(
-            f"persistent_dynamic takes one row at a time, and {rows.component} has {lanes[rows.component.name]}: "
+            f"persistent_dynamic takes one row at a time, but {rows.component} has {lanes[rows.component.name]} lanes: "
             "leave its block_size open, or make it 1"
         )
 
 
-def _part_size(
+def _piece_size(
     program: TileProgram, target: Target, lanes: Lanes, chunk: int | None, loops: list[str]
 ) -> tuple[int, dict[str, int]]:
-    """How many positions are one part: as many as asked for, or as it takes to be worth a worker; whole tiles of all loops, which
-    are smaller if a part is."""
+    """The size of a piece, as requested or as large as is worth a worker, in whole tiles of all `loops`; and the lanes, reduced
+    where a tile would be larger than a piece."""
     trial = Recorder(program)
     trial.do("share", program.phases[0].name)
     asked = dict(lanes)
@@ -173,7 +173,7 @@ def _part_size(
 
 
 def _shared_rows(program: TileProgram, phase: Phase) -> CutRows | None:
-    """The rows that are shared out: the first that loops run along. Where programs do, all they store must go by them."""
+    """The rows to cut: the first that loops run along. If a grid loop does, every store must be guarded by their length."""
     programs = {n.domain.uid for n in statements(phase.body) if isinstance(n, Loop) and n.kind is GRID}
     for rows in rows_of(program, phase):
         own = [Less(a.position, rows.length) for a in rows.along if a.domain.uid in programs]
@@ -184,7 +184,7 @@ def _shared_rows(program: TileProgram, phase: Phase) -> CutRows | None:
 
 
 def _worthwhile(program: TileProgram, lanes: Lanes, elements: int, along: Sequence[str]) -> int:
-    """How many positions of a row are worth a worker: whole tiles of the loops `along` it, of about `elements` elements."""
+    """How many positions of a row are worth a worker: whole tiles of the loops `along` it, about `elements` elements."""
     size = 1
     for loop in (n for phase in program.phases for n in statements(phase.body)):
         axis = program.axis_of(loop.domain) if isinstance(loop, Loop) and loop.kind is SERIAL else None

@@ -1,4 +1,4 @@
-"""masked: several rows at once, as far as the longest of them.
+"""masked: several rows at once, up to the length of the longest.
 
 for c: for r[c]: s  ->  grid co: serial xo: lanes ci, xi: s where r < length[c]      (x covers the rows of a group)
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, prepare
-from serrate.schedule.strategies.common import Pieces, block_size, schedule, schedule_product, warps_for
+from serrate.schedule.strategies.common import PhaseBlocks, block_size, schedule, schedule_product, warps_for
 from serrate.schedule.strategies.kernels import Lanes, whole_rows
 from serrate.schedule.strategies.maskless import WholeRows
 from serrate.schedule.target import Target
@@ -33,7 +33,7 @@ def masked(
 
 @dataclass(frozen=True)
 class GroupedRows:
-    """Groups of components on the grid, their rows as lanes, as far as the longest of them."""
+    """Groups of components on the grid, with rows as lanes, up to the length of the longest row."""
 
     tile: int | None
     size: int
@@ -41,7 +41,7 @@ class GroupedRows:
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         assert shape.component is not None
         if shape.ragged is None and shape.has_other_rows:
-            # Rows of rows: how many there are would depend on a lane.
+            # Nested rows: the trip count would differ between lanes.
             return WholeRows(self.tile).per_component(recorder, shape)
         recorder.do("split", shape.phase, shape.component.name, self.size)
         return [f"{shape.component.name}o"], [f"{shape.component.name}i"]
@@ -54,16 +54,16 @@ class GroupedRows:
         cover = f"{shape.ragged.name}x"
         if block is None:
             return [group], [cover], [member]
-        # A block the caller asked for is a block of each row; the usual one is shared by the rows of the group.
+        # A requested block is one of each row; the usual block is divided among the rows of a group.
         recorder.do("split", shape.phase, cover, block if self.tile else max(block // self.size, 1))
         return [group], [f"{cover}o"], [member, f"{cover}i"]
 
     def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
-        # Rows of a group have different weights, so the lanes of a product are positions of one row.
+        # Components of a group have different weights, so the lanes of a product are positions of one row.
         assert shape.component is not None
         schedule_product(recorder, shape, target, rows=shape.ragged, before=[shape.component.name], grid=2)
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> Pieces:
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> PhaseBlocks:
         return ((shape.phase, block),)
 
     def kernel(self, recorder: Recorder, target: Target, lanes: Lanes) -> None:

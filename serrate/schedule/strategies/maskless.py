@@ -1,4 +1,4 @@
-"""maskless: one worker for each row, which runs over exactly that row.
+"""maskless: one worker per row, with the exact length of the row as its loop bound.
 
 for c:  for r[c]: s   ->   grid c:  serial ro:  lanes ri: s       (ro ends with the row; only the last block has holes)
 """
@@ -11,7 +11,7 @@ from serrate.ir.tile import TileProgram
 from serrate.ir.values import Role
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
-from serrate.schedule.strategies.common import Pieces, schedule, schedule_product, warps_for
+from serrate.schedule.strategies.common import PhaseBlocks, schedule, schedule_product, warps_for
 from serrate.schedule.strategies.kernels import Lanes, whole_rows
 from serrate.schedule.target import Target
 
@@ -24,7 +24,7 @@ def maskless(
     warps: int | None = None,
     lanes: Lanes | None = None,
 ) -> Plan:
-    """A plan with rows on the grid; `tile` overrides how many positions of a row are one block, `lanes` the tiles of a kernel."""
+    """A plan with rows on the grid; `tile` is the number of positions per block, `lanes` the tile sizes of a kernel."""
     recorder = Recorder(program)
     prepare(recorder)
     keep = target.keeps_rows if keep_rows is None else keep_rows
@@ -38,7 +38,7 @@ def maskless(
 
 @dataclass(frozen=True)
 class WholeRows:
-    """Components on the grid, a row serially in blocks."""
+    """Components on the grid; a worker runs through its row in blocks."""
 
     tile: int | None
 
@@ -57,7 +57,7 @@ class WholeRows:
         assert shape.component is not None
         schedule_product(recorder, shape, target, rows=shape.ragged, before=[shape.component.name], grid=2)
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> Pieces:
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> PhaseBlocks:
         return ((shape.phase, block),)
 
     def kernel(self, recorder: Recorder, target: Target, lanes: Lanes) -> None:
@@ -65,13 +65,13 @@ class WholeRows:
 
 
 def _shares_rows(program: TileProgram) -> bool:
-    """Whether a row that is private to a worker is needed by another launch."""
+    """Whether a row that is private to a worker is also needed by another phase."""
     private = {t for p in program.phases for t in p.writes if t.role is Role.PRIVATE}
     return any(sum(1 for p in program.phases if t in p.writes | p.reads) > 1 for t in private)
 
 
 def _in_two_passes(recorder: Recorder, keep: bool) -> None:
-    """Reductions in two passes where their definition has such a form; terms that a later phase needs again may be kept."""
+    """Computes reductions in two passes where they have such a form; with `keep`, keeps the terms that a later phase needs."""
     for phase in [p.name for p in recorder.program.phases]:
         shape = describe(recorder.program, phase)
         if shape.reduces_rows and not any(d.uid in shape.reduced for d in shape.regular) and recorder.attempt("two_pass", phase):

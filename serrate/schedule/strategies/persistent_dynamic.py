@@ -1,8 +1,8 @@
-"""persistent_dynamic: rows are cut into parts, and one flat list of parts is shared by all workers.
+"""persistent_dynamic: rows are cut into pieces, and all workers share one flat work list of pieces.
 
     for c: for r[c]: s  ->  (o, q) = split r;  grid t = combine(c, o):  serial qo:  lanes qi: s
-A reduction over a cut row leaves one partial result for each part; a later phase finishes them, in the order of the parts,
-so results do not depend on who computed what. Of a rectangle, the side that is kept is cut: then nothing is partial.
+A reduction over a cut row leaves one partial result per piece; a later phase combines them in order, so results do not depend
+on which worker computed what. Of a product of two ragged dims, the one that is kept is cut, which leaves no partial results.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Accumulate, Scan, TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
-from serrate.schedule.short_rows import by_length, longest_part
+from serrate.schedule.short_rows import by_length, longest_piece
 from serrate.schedule.strategies.common import (
-    Pieces,
+    PhaseBlocks,
     block_size,
     finish_loops,
     lane_regular,
@@ -27,15 +27,15 @@ from serrate.schedule.strategies.common import (
     warps_for,
     width,
 )
-from serrate.schedule.strategies.kernels import Lanes, parts_of_rows
+from serrate.schedule.strategies.kernels import Lanes, pieces_of_rows
 from serrate.schedule.strategies.maskless import maskless
 from serrate.schedule.target import Target
 
 LINE = 512
-"""About how long a line of a rectangle is, where parts are made of whole lines."""
+"""Assumed length of the inner rows of a product, where a piece consists of whole inner rows."""
 
 FOLDED = 64
-"""Elements of partial results that are combined at once by a fold, which takes the longer the more lanes it has."""
+"""Elements of partial results that one fold combines; folds get slower with more lanes."""
 
 
 def persistent_dynamic(
@@ -46,31 +46,31 @@ def persistent_dynamic(
     warps: int | None = None,
     lanes: Lanes | None = None,
 ) -> Plan:
-    """A plan with parts of rows on the grid; `chunk` positions are one part, `tile` of them one block."""
+    """A plan with pieces of rows on the grid; a piece has `chunk` positions, a block `tile` of them."""
     recorder = Recorder(program)
     prepare(recorder)
     across = max((width(s, target) for s in shapes(recorder.program)), default=1)
-    part = block_size(chunk, max(target.chunk // across, 1), target)
-    # Parts are short enough that large blocks would leave most of their lanes without work.
+    piece = block_size(chunk, max(target.chunk // across, 1), target)
+    # Pieces are so short that large blocks would leave most lanes idle.
     simple_block = target.block if target.simple_block else 0
-    schedule(recorder, replace(target, simple_block=simple_block), PartsOfRows(tile, part, chunk), lanes)
+    schedule(recorder, replace(target, simple_block=simple_block), PiecesOfRows(tile, piece, chunk), lanes)
     plan = recorder.plan("persistent_dynamic", warps or warps_for(program, target))
     return _with_short_rows(plan, program, target, tile) if target.keeps_rows and not program.axes else plan
 
 
 def _with_short_rows(plan: Plan, program: TileProgram, target: Target, tile: int | None) -> Plan:
-    """The plan with rows that are one part done as a whole, where all it does is done row by row."""
-    parts, short = plan.apply(program), maskless(program, target, tile)
+    """The plan, with a plan for rows that fit one piece if all phases run row by row."""
+    pieces, short = plan.apply(program), maskless(program, target, tile)
     try:
-        by_length(short.apply(program), parts)
+        by_length(short.apply(program), pieces)
     except ScheduleError:
         return plan
-    return replace(plan, short=short, most=longest_part(parts))
+    return replace(plan, short=short, most=longest_piece(pieces))
 
 
 def _cut_rows(shape: Shape) -> RaggedIterDomain | None:
-    """Which rows are cut; None where they stay whole, because a running value goes from part to part, or because partial
-    results are combined in order. Of a rectangle, the outer side that is kept, so that parts do not share results."""
+    """The rows to cut; None if they stay whole, because a scan runs along them or their partial results are combined in order. Of
+    a product, the outermost dim that is kept, so that no two pieces contribute to one result."""
     if isinstance(shape.leaf, Accumulate) and shape.leaf.merge:
         return None
     kept = [rows for rows in shape.own_rows if rows.uid not in shape.reduced]
@@ -80,42 +80,42 @@ def _cut_rows(shape: Shape) -> RaggedIterDomain | None:
 
 
 @dataclass(frozen=True)
-class PartsOfRows:
-    """One list of the parts of all rows on the grid, a part serially in blocks."""
+class PiecesOfRows:
+    """A work list of the pieces of all rows on the grid; a worker runs through its piece in blocks."""
 
     tile: int | None
-    part: int
+    piece: int
     asked: int | None
-    """The size of a part, if the caller said so."""
+    """The size of a piece, if the caller chose it."""
 
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         assert shape.component is not None
         return [shape.component.name], []
 
-    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> Pieces:
+    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> PhaseBlocks:
         rows = _cut_rows(shape)
         if rows is None:
             return ((shape.phase, block),)
-        # A part is whole blocks, or its last block would reach into the next part.
-        size = self._lines if rows is not shape.ragged or block is None else -(-self.part // block) * block
+        # A piece consists of whole blocks; otherwise its last block would reach into the next piece.
+        size = self._lines if rows is not shape.ragged or block is None else -(-self.piece // block) * block
         recorder.do("split", shape.phase, rows.name, size)
         if rows.uid not in shape.reduced:
             return ((shape.phase, block),)
         recorder.do("rfactor", shape.phase, f"{rows.name}o")
         self._finish(recorder, describe(recorder.program, shape.phase), target)
-        parts = [f"{t.name}_{rows.name}o" for t in shape.leaf.targets]
-        if target.keeps_rows and recorder.attempt("two_pass", parts[0]):
-            # What is read twice is the part, which is near enough, so blocks of it need not be.
-            return tuple((part, block if self.tile else size) for part in parts)
-        return ((parts[0], block),)
+        pieces = [f"{t.name}_{rows.name}o" for t in shape.leaf.targets]
+        if target.keeps_rows and recorder.attempt("two_pass", pieces[0]):
+            # Both passes read the piece, which stays in cache, so blocks can be as large as the piece.
+            return tuple((piece, block if self.tile else size) for piece in pieces)
+        return ((pieces[0], block),)
 
     def kernel(self, recorder: Recorder, target: Target, lanes: Lanes) -> None:
-        parts_of_rows(recorder, target, lanes, self.asked)
+        pieces_of_rows(recorder, target, lanes, self.asked)
 
     @property
     def _lines(self) -> int:
-        """Lines of a rectangle that are one part; how long each is differs from one rectangle to the next."""
-        return max(self.part // LINE, 1)
+        """How many inner rows of a product make a piece. Their length differs between components."""
+        return max(self.piece // LINE, 1)
 
     def per_row(self, recorder: Recorder, shape: Shape, block: int | None) -> tuple[list[str], list[str], list[str]]:
         assert shape.component is not None and shape.ragged is not None
@@ -139,11 +139,11 @@ class PartsOfRows:
         recorder.do("combine", shape.phase, row, f"{ragged}o")
         schedule_product(recorder, shape, target, rows=None, before=[f"{row}{ragged}o"], block=f"{ragged}i")
 
-    def _beside(self, recorder: Recorder, phase: str, row: str, parts: str) -> None:
-        """Brings the loop over parts right inside the one over rows, where another loop stands between them."""
+    def _beside(self, recorder: Recorder, phase: str, row: str, pieces: str) -> None:
+        """Moves the loop over pieces right inside the one over rows."""
         names = loop_names(recorder, phase)
-        order = [n for n in names if n != parts]
-        order.insert(order.index(row) + 1, parts)
+        order = [n for n in names if n != pieces]
+        order.insert(order.index(row) + 1, pieces)
         if order != names:
             recorder.do("reorder", phase, *order)
 
@@ -151,11 +151,11 @@ class PartsOfRows:
         """Combines the partial results of a row, in order."""
         assert shape.component is not None and shape.ragged is not None
         kept, reduced, lanes = lane_regular(recorder, shape, target)
-        row, parts = shape.component.name, shape.ragged.name
-        serial = parts
+        row, pieces = shape.component.name, shape.ragged.name
+        serial = pieces
         if target.finish > 1:
             folds = isinstance(shape.leaf, Accumulate) and shape.leaf.reduction.folds
             size = (min(target.finish, FOLDED) if folds else target.finish) // width(shape, target)
-            recorder.do("split", shape.phase, parts, block_size(None, max(size, 1), target))
-            serial, lanes = f"{parts}o", [f"{parts}i", *lanes]
+            recorder.do("split", shape.phase, pieces, block_size(None, max(size, 1), target))
+            serial, lanes = f"{pieces}o", [f"{pieces}i", *lanes]
         finish_loops(recorder, shape.phase, [row, *kept, serial, *reduced, *lanes], [row], lanes)
