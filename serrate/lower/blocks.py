@@ -1,8 +1,8 @@
 """From scheduled tile programs to loop programs: domains become index expressions, lanes become blocks.
 
-In: a scheduled `TileProgram`. Out: a `LoopProgram` before any pass (`pipeline` runs those next). For every
-statement the indices of its loops give the index of every access; the guards of those loops say where it exists. A
-scratch tensor that only one position of the kept loops writes and reads becomes a private block.
+In: a scheduled `TileProgram`. Out: a `LoopProgram` before any pass (`pipeline` runs those next). The
+loops around a statement determine the index expression of every access, and the guards under which it exists. A scratch tensor
+that is written and read by the same position of the kept loops becomes a private block.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def blocks(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProg
 
 @dataclass(frozen=True)
 class _LoopScope:
-    """The loops around a statement, their symbols, and what follows from them."""
+    """The loops around a statement, with their symbols, indices, lanes and guard."""
 
     loops: tuple[Loop, ...]
 
@@ -104,19 +104,19 @@ class _LoopScope:
         return tuple(_lane(loop) for loop in self.loops if loop.kind is LANES and not _once(loop))
 
     def guard(self) -> Guard:
-        """The conditions under which a position of these loops is an element, those that always hold left out."""
+        """The conditions under which a position of these loops is an element, without those that always hold."""
         indices = self.indices
         found = (condition(n.domain, indices, n.lower) for n in needed([loop.domain for loop in self.loops]))
         return tuple(g for g in found if not g.proven)
 
 
 def _once(loop: Loop) -> bool:
-    """Whether a loop has exactly one position: then it needs neither a loop nor a lane."""
+    """Whether a loop has exactly one position, so it needs neither a loop nor a lane."""
     return not loop.domain.is_ragged and loop.domain.extent_expr.value == 1
 
 
 def loop_symbol(loop: Loop) -> Expr:
-    """The index of a loop: a symbol with its domain's name, bounded by its extent; 0 where that is all there is."""
+    """The index of a loop: a symbol with the name of its domain, bounded by its extent; 0 if the loop has only one position."""
     if loop.index is not None:
         return loop.index
     if _once(loop):
@@ -128,12 +128,12 @@ def loop_symbol(loop: Loop) -> Expr:
 def _lane(loop: Loop) -> Lane:
     size = loop.domain.extent_expr.value
     if size is None:
-        raise ScheduleError(f"lanes over {loop.domain} need an extent that is known when the program is compiled")
+        raise ScheduleError(f"lanes over {loop.domain} need a compile-time extent")
     return Lane(cast(Symbol, loop_symbol(loop)), size)
 
 
 Carrying = Accumulate | Scan
-"""Statements whose value goes from one iteration of a loop to the next."""
+"""Statements that carry a value from one iteration of a loop to the next."""
 
 
 class _PhaseLowering:
@@ -142,9 +142,9 @@ class _PhaseLowering:
         outside = [p for k, p in enumerate(program.phases) if k != number_]
         self.shared = {t.memory for p in outside for t in p.reads}
         self.finished = False
-        """Whether a row is finished here, so that no other phase reads what is found out about it."""
+        """Whether this branch finishes its rows, so no other phase reads its intermediate results."""
         self.private: dict[Tensor, Local] = {}
-        """Blocks of what this phase both writes and reads; `fuse` has made sure that one position does both."""
+        """Private blocks for tensors that this phase both writes and reads; `fuse` has checked that one position does both."""
         for leaf, loops in walk(phase.body):
             if isinstance(leaf, Leaf):
                 held_here = [t for t in leaf.targets if t in phase.reads and t.role is not Role.PRIVATE]
@@ -153,7 +153,7 @@ class _PhaseLowering:
         self.known: set[Local] = set()
 
     def _local(self, tensor: Tensor, lanes: Lanes) -> Local:
-        """A block named after a tensor, told apart from it where that is in memory too."""
+        """A block named after a tensor, with a suffix if the tensor is in memory too."""
         return Local(f"{tensor.name}_" if self.stores(tensor) else tensor.name, tensor.dtype, lanes)
 
     def stores(self, tensor: Tensor) -> bool:
@@ -167,7 +167,7 @@ class _PhaseLowering:
         return tuple(_lane(loop) for loop in loops if loop.kind is LANES and loop.domain.uid in kept and not _once(loop))
 
     def _kept(self, index: Index, loops: tuple[Loop, ...]) -> list[Loop]:
-        """The loops whose position follows from the index; the others are reduced."""
+        """The loops that the index determines; the others are reduced."""
         known = Indices([(d, symbol(f"@{d.uid}")) for d in index if d is not None])
         return [loop for loop in loops if known.knows(loop.domain)]
 
@@ -218,7 +218,7 @@ class _PhaseLowering:
     def _begins(self, found: tuple[Carrying, tuple[Loop, ...]], statement: Statement, outer: tuple[Loop, ...]) -> bool:
         leaf, loops = found
         if isinstance(statement, Loop) and statement.kind is LANES:
-            # Lanes are no loops of their own: a reduction over lanes alone begins where it stands among its neighbours.
+            # Lanes are not loops: a reduction over lanes alone starts at its own statement.
             return False
         kept = {loop.domain.uid for loop in self._kept(leaf.index, loops)}
         inside = [loop for loop in loops[len(outer) :] if loop.kind is not LANES]
@@ -246,7 +246,7 @@ class _PhaseLowering:
         return out
 
     def _first_value(self, leaf: Accumulate, state: int, local: Local, loops: tuple[Loop, ...]) -> list[Node]:
-        """A state of nothing that may be anything begins as that of the row's first element."""
+        """The initial value of a state whose identity is arbitrary: that of the row's first element."""
         scope = _LoopScope(loops)
         kept = {loop.domain.uid for loop in self._kept(leaf.index, loops)}
         reduced = [loop for loop in loops if loop.domain.uid not in kept and not _once(loop)]
@@ -254,19 +254,19 @@ class _PhaseLowering:
         value = self._value(leaf.reduction.lifted(leaf.values)[state], scope)
         blocks_read = [v.local for v in value.walk() if isinstance(v, Held)]
         if any(set(read.lanes) - set(local.lanes) or read not in self.known for read in blocks_read):
-            # A block of the row itself has no first element out here; to begin with the identity is right too.
+            # Outside the loop, a block of the row has no first element; starting with the identity is also correct.
             return []
-        # A serial loop that does not run at all has no first element, and nothing that could be asked about it.
+        # A serial loop that does not run has no first element, and no condition could guard the read.
         runs = tuple(Less(const(0), self._for(loop, loops, ()).extent) for loop in reduced if loop.kind is not LANES)
         if any(_picks_row(g, start.keys()) for g in (*scope.guard(), *runs)):
-            # Across rows, the first row may not be there at all, or be empty.
+            # Across rows, the first row may be missing or empty.
             return []
         value = Swap(start).value(value)
         guard = runs + tuple(g.substitute(start) for g in scope.guard())
         return [Assign(local.lanes, tuple(g for g in guard if not g.proven), local, value)]
 
     def _publish(self, leaf: Carrying, loops: tuple[Loop, ...]) -> list[Node]:
-        """Writes states that others read to memory."""
+        """Stores the states that other phases read."""
         out: list[Node] = []
         if isinstance(leaf, Scan):
             return out
@@ -299,7 +299,7 @@ class _PhaseLowering:
         if not leaf.merge:
             values, tile = existing_only(leaf.reduction, values, tile)
         made = expand(leaf.reduction, states, values, tile, merge=leaf.merge)
-        # Where a tile has nothing, states stay as they are.
+        # A tile without elements leaves the states unchanged.
         return [replace(n, rests=(tile.guard,)) if isinstance(n, Assign) else n for n in made]
 
     def _scan(self, leaf: Scan, scope: _LoopScope) -> list[Node]:
@@ -314,7 +314,7 @@ class _PhaseLowering:
         value = self._value(leaf.values[0], scope)
         operator, identity = leaf.reduction.operator, leaf.reduction.identity(0, local.dtype)
         if operator is None:
-            raise ScheduleError(f"phase {self.phase.name}: `{leaf}` has no block operator, and scans have nothing else")
+            raise ScheduleError(f"phase {self.phase.name}: `{leaf}` has no block operator, and a scan needs one")
         out: list[Node] = [
             Declare(local, identity),
             Running(scope.lanes, scope.guard(), local, carry, axis, operator, value),
@@ -328,7 +328,7 @@ class _PhaseLowering:
 
         def change(v: Value) -> Value | None:
             if isinstance(v, Call) and v.function == "cast" and isinstance(v.args[0], Read) and v.args[0].dtype == v.dtype:
-                # What memory holds in a dtype is rounded to it.
+                # Values are rounded to the dtype of their memory.
                 return None if v.args[0].tensor in self.private else change(v.args[0])
             if isinstance(v, Read):
                 if v.tensor in self.private:
@@ -346,7 +346,7 @@ class _PhaseLowering:
         return rewrite(value, change)
 
     def _known(self, tensor: Tensor, index: Places, scope: _LoopScope) -> list[tuple[IterDomain, Expr]]:
-        """The index expression of each logical dim. A computed component is kept where lengths can be read."""
+        """The index expression of each logical dim. A computed component is clamped, so that its length can be read."""
         owners = {d.component.uid for d in tensor.logical if isinstance(d, RaggedIterDomain)}
         known: list[tuple[IterDomain, Expr]] = []
         for domain, at in zip(tensor.logical, index, strict=True):
@@ -355,7 +355,7 @@ class _PhaseLowering:
                 e = _kept_inside(e, domain)
             known.append((domain, e))
         if any(isinstance(at, Place) for at in index):
-            # What owns rows may follow from a computed place: a sentence that its document does not have.
+            # A component may come from a computed index, such as a sentence that its document does not have.
             there = {domain.uid for domain in tensor.logical}
             inner = (d.component for d in tensor.logical if isinstance(d, RaggedIterDomain) and d.component.uid not in there)
             for component in inner:
@@ -363,7 +363,7 @@ class _PhaseLowering:
         return known
 
     def _checks(self, tensor: Tensor, index: Places, scope: _LoopScope) -> Guard:
-        """Where computed places lie inside the tensor, components before the rows whose lengths they pick."""
+        """The bounds checks of computed indices, components before the rows whose lengths they select."""
         indices = Indices(self._known(tensor, index, scope))
         found: list[Less] = []
         for domain, at in zip(tensor.logical, index, strict=True):
@@ -373,10 +373,10 @@ class _PhaseLowering:
         return tuple(g for g in found if not g.proven)
 
     def _place(self, tensor: Tensor, index: Places, scope: _LoopScope) -> tuple[Expr, ...]:
-        """Index expressions in storage for an access at logical domains."""
+        """The storage index of an access at logical domains."""
         known = self._known(tensor, index, scope)
         if tensor.role is Role.PRIVATE:
-            # One row at a time: the component's own dim has no place in it.
+            # A private row holds one row at a time, so it has no dim for the component.
             owners = {d.component.uid for d, _ in known if isinstance(d, RaggedIterDomain)}
             return tuple(e for d, e in known if d.uid not in owners)
         storage = Indices(known)
@@ -384,12 +384,12 @@ class _PhaseLowering:
 
 
 def _kept_inside(e: Expr, component: IterDomain) -> Expr:
-    """The index of a component where lengths can be read."""
+    """The index of a component, clamped so that its length can be read."""
     return maximum(minimum(e, component.extent_expr - 1), 0)
 
 
 def _picks_row(condition: Less, loops: Collection[Expr]) -> bool:
-    """Whether one of the loops decides which length a condition reads."""
+    """Whether one of the loops determines which length a condition reads."""
     inner = (e for side in (condition.left, condition.right) for e in side.walk() if isinstance(e, Element | Search))
     return any(s in loops for e in inner for s in e.symbols)
 
@@ -406,7 +406,7 @@ def _index(at: IterDomain | Place | None, indices: Indices) -> Expr:
 
 
 def extent_of(domain: IterDomain, indices: Indices) -> Expr:
-    """The extent of a domain; of a ragged one, in the row that the indices lie in."""
+    """The extent of a domain; if it is ragged, in the row that the indices select."""
     if isinstance(domain, RaggedIterDomain):
         return domain.length_of(indices.of(domain.component))
     return domain.extent_expr

@@ -1,6 +1,6 @@
-"""Facts: what loops and guards say at a place of a loop program, and what follows from it.
+"""Facts: what loops and guards imply at a point of a loop program.
 
-In: conditions that hold, names of expressions. Out: whether an expression cannot be negative there.
+In: conditions that hold, names of expressions. Out: whether an expression is provably non-negative there.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ DEPTH = 8
 
 
 class Facts:
-    """What loops and guards say, each as an expression that is not negative. `0 <= e` holds if `e` is a sum of facts and of
-    something whose bounds are not negative."""
+    """Facts from loops and guards, each an expression that is non-negative. `0 <= e` holds if `e` is a sum of facts plus an
+    expression whose lower bound is non-negative."""
 
     def __init__(self, known: Sequence[Expr], names: Mapping[Expr, Expr] = MappingProxyType({})) -> None:
         self.known, self.names = tuple(known), names
-        """Names stand for expressions, of which more is known: facts and what is to be proven are spelled out."""
+        """Names stand for expressions about which more is known, so facts and goals are expanded before a proof."""
 
     def and_(self, *conditions: Less) -> Facts:
-        """With conditions that hold here."""
+        """These facts and the given conditions."""
         spelled = (Less(self.spelled_out(c.left), self.spelled_out(c.right)) for c in conditions)
         return Facts((*self.known, *(fact for c in spelled for fact in _facts_of(c))), self.names)
 
     def named(self, node: Bind) -> Facts:
-        """With a name for an expression."""
+        """These facts and a name for an expression."""
         return self if node.guard else Facts(self.known, {**self.names, node.symbol: self.spelled_out(node.expr)})
 
     def spelled_out(self, e: Expr) -> Expr:
-        """An expression without names."""
+        """An expression with all names expanded."""
         return e.substitute(self.names) if self.names else e
 
     def holds(self, condition: Less) -> bool:
@@ -52,7 +52,7 @@ class Facts:
             bound = term.bounds[1 if factor < 0 else 0]
             if bound is None or (factor > 0 and bound < 0):
                 return self._without(e, term, factor, depth)
-        # Bounds of all terms are known, and yet too far apart: a fact about several of them may say more.
+        # The bounds of single terms are too loose; a fact about several terms may be tighter.
         return any(self._without(e, term, factor, depth) for term, factor in terms_of(e) if factor < 0)
 
     def _without(self, e: Expr, term: Expr, factor: int, depth: int) -> bool:
@@ -64,7 +64,7 @@ class Facts:
         rest = e - term * factor
         if isinstance(term, FloorDiv) and term.right.value is not None:
             size = term.right.value
-            # size * (v // size) is at most v, and more than v - size; what is more than -size is not negative when divided.
+            # size * (v // size) is at most v and more than v - size; a multiple of size that exceeds -size is non-negative.
             top = term.left if factor < 0 else term.left - (size - 1)
             return self.prove(rest * size + top * factor + (size - 1), depth - 1)
         if isinstance(term, Minimum | Maximum) and (factor < 0) == isinstance(term, Maximum):
@@ -73,7 +73,7 @@ class Facts:
 
 
 def _facts_of(condition: Less) -> Iterator[Expr]:
-    """left < right: right - left - 1 is not negative; of the smaller of two, that of both."""
+    """left < right: right - left - 1 is non-negative. A minimum on the right gives one fact for each operand."""
     if isinstance(condition.right, Minimum):
         for operand in condition.right.operands:
             yield from _facts_of(Less(condition.left, operand))
@@ -85,7 +85,7 @@ def _facts_of(condition: Less) -> Iterator[Expr]:
 
 
 def _about(e: Expr) -> Iterator[Expr]:
-    """What is true of an expression by what it is."""
+    """Facts that follow from the form of an expression."""
     if isinstance(e, Minimum):
         yield from (operand - e for operand in e.operands)
     elif isinstance(e, Maximum):
@@ -106,7 +106,7 @@ def _about(e: Expr) -> Iterator[Expr]:
 
 
 def _owned(e: Element) -> Iterator[Expr]:
-    """Of a running sum at the owner of a position: it is at most that position, and the next one is more."""
+    """Facts about a running sum at the owner of a position: it is at most that position, and the next sum exceeds it."""
     for owner, after in ((e.index, 0), (e.index - 1, 1)):
         position: Expr | None = None
         if isinstance(owner, Search) and owner.array == e.array:

@@ -1,6 +1,6 @@
-"""Limits: what the numbers in a program's arrays are at most, which the extents that rows lie in say.
+"""Limits: upper bounds of the elements of a program's arrays, taken from the extents that their rows lie in.
 
-In: a scheduled tile program. Out: a limit for each array that a caller holds. `passes/inside.py` clamps what is read to it.
+In: a scheduled tile program. Out: a limit for each array that a caller holds. `passes/inside.py` clamps reads to it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from serrate.ir.tile import Loop, TileProgram, walk
 from serrate.ir.traversal import traverse
 
 Limits = Mapping[Array, Expr]
-"""What elements of arrays are at most."""
+"""The upper bound of the elements of each array."""
 
 
 def is_held(array: Array) -> bool:
-    """Whether an array lies in memory that a caller holds, and may change at any time."""
+    """Whether an array is in memory that the caller holds and may change at any time."""
     return array.recipe is None and array.data is None and not array.local
 
 
 def limits_of(program: TileProgram) -> dict[Array, Expr]:
-    """What the offsets, starts and lengths of rows are at most: the extent that rows lie in."""
+    """The upper bound of the offsets, starts and lengths of rows: the extent that the rows lie in."""
     tensors = {*program.inputs, *program.outputs, *(t for phase in program.phases for t in phase.reads | phase.writes)}
     domains = [d for t in tensors for d in (*t.logical, *t.storage)]
     domains += [s.domain for phase in program.phases for s, _ in walk(phase.body) if isinstance(s, Loop)]
@@ -40,7 +40,7 @@ def limits_of(program: TileProgram) -> dict[Array, Expr]:
                     found[array] = minimum(found.get(array, settled(whole.extent_expr)), settled(whole.extent_expr))
     for node in behind:
         if isinstance(node, RaggedIterDomain):
-            # Rows without a common place, such as those of rectangles: what they ended at when they were checked.
+            # Rows without a common extent, such as those of rectangles: their end when they were checked.
             for e in node.length.walk():
                 if isinstance(e, Element) and is_held(e.array) and not e.array.signed and e.array not in found:
                     found[e.array] = most_of(e.array, node.component.extent_expr)
@@ -48,9 +48,9 @@ def limits_of(program: TileProgram) -> dict[Array, Expr]:
 
 
 def settled(extent: Expr) -> Expr:
-    """An extent as it was when its program was prepared: memory is as large as that."""
+    """An extent as it was when the program was prepared, which is when memory was allocated."""
     read = [e for e in extent.walk() if isinstance(e, Element) and is_held(e.array)]
-    # An element of any array, at any place: the length of a row that was selected, as well as where the last one ends.
+    # Any element of any array counts: the length of a selected row as well as the end of the last one.
     return extent.substitute({e: longest(e, const(1)) for e in read}) if read else extent
 
 

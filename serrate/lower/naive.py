@@ -1,7 +1,7 @@
-"""The naive tile program of a stage: one phase for each operation, serial loops over its domains.
+"""The naive tile program of a stage: one phase per operation, with serial loops over its domains.
 
-In: definitions of a fusion. Out: a `TileProgram` that means the same and is slow; schedules rewrite it. Views (`as_nested`
-and friends) disappear here: a read of a view becomes a read of the tensor it views wherever their domains say how.
+In: definitions of a fusion. Out: a `TileProgram` that is correct and slow; schedules rewrite it. Views (`as_nested` and
+friends) disappear here: a read of a view becomes a read of its base, if the domains determine the index.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from serrate.ir.values import Place, Places, Read, Role, Tensor, Value, rewrite
 def naive(
     name: str, definitions: Sequence[Definition], inputs: tuple[Tensor, ...], swap: Callable[[Tensor], Tensor]
 ) -> TileProgram:
-    """One phase for each definition, named after the tensor it writes; `swap` gives tensors the role they have here."""
+    """One phase per definition, named after the tensor it writes; `swap` gives tensors their role in this stage."""
 
     def resolve(value: Value) -> Value | None:
         if not isinstance(value, Read):
@@ -46,11 +46,11 @@ def naive(
 
 
 def base_index(element: Read) -> Places | None:
-    """Where a read of a view lies in the tensor it views, if domains alone tell; the index itself for a plain tensor.
+    """The index into the base of a view, if the domains alone determine it; for a plain tensor, the index itself.
 
-    A base dim that is a dim of the view is read where the view is. One that the view has partitioned (or combined) is
-    itself an index as long as the view is read at the very domains that came of it. One that the view stores by domains
-    of its own (rows by columns) has no index but the place of an element.
+    A base dim that is also a dim of the view keeps its index. A base dim that the view partitions (or combines) is itself
+    the index, as long as the view is read at exactly the domains made from it. A base dim that the view stores under
+    other domains (rows by columns) has no index of its own.
     """
     view, base = element.tensor, element.tensor.memory
     if view is base:
@@ -72,7 +72,7 @@ def base_index(element: Read) -> Places | None:
 
 
 def _unmoved(domain: IterDomain, view: Tensor, index: Places) -> bool:
-    """Whether every dim of the view that is connected to `domain` by transforms is read at itself."""
+    """Whether every dim of the view that transforms connect to `domain` is read at itself."""
     for own, at in zip(view.logical, index, strict=True):
         if (not isinstance(at, IterDomain) or at.uid != own.uid) and (_descends(own, domain) or _descends(domain, own)):
             return False

@@ -1,4 +1,4 @@
-"""Names in loop programs: of the arrays that a program reads, and new ones that nothing in it has yet.
+"""Names in loop programs: identifiers for the arrays a program reads, and fresh names.
 
 In: a loop program. Out: identifiers.
 """
@@ -9,11 +9,11 @@ from serrate.ir.expr import Array, Element, Search
 from serrate.ir.loops import Bind, Declare, For, LoopProgram, expressions_of, nodes
 
 LONGEST = 60
-"""Characters of a name that is made of others."""
+"""The maximum length of a generated name."""
 
 
 def array_names(program: LoopProgram) -> dict[Array, str]:
-    """An identifier for every array the program reads: its own name for an argument, else `derived0`, `derived1`, ..."""
+    """An identifier for every array the program reads: arguments keep their names, others are `derived0`, `derived1`, ..."""
     found: dict[Array, None] = {}
     for kernel in program.kernels:
         for node in nodes(kernel.body):
@@ -21,17 +21,17 @@ def array_names(program: LoopProgram) -> dict[Array, str]:
                 for inner in expr.walk():
                     if isinstance(inner, Element | Search):
                         found[inner.array] = None
-    # Strides may be lengths too: of a tensor whose inner dim is as long as the longest row.
+    # Strides may depend on lengths too, if an inner dim is as long as the longest row.
     strides = (d.extent_expr for tensor in program.tensors for d in tensor.storage[1:])
     found.update((e.array, None) for extent in strides for e in extent.walk() if isinstance(e, Element | Search))
     derived = (f"derived{k}" for k in range(len(found)))
     names = {a: a.name if a.recipe is None and a.data is None else next(derived) for a in found}
-    # One tensor may be both offsets and indices; those are arrays of their own, because indices may be negative.
+    # One tensor may serve as offsets and as indices. These are two arrays, because indices may be negative.
     return {a: f"{name}_index" if a.signed and not a.local else name for a, name in names.items()}
 
 
 class Names:
-    """New names for things of a loop program, different from all that it has."""
+    """Fresh names: different from all names that a loop program already uses."""
 
     def __init__(self, program: LoopProgram) -> None:
         self._taken = {t.name for t in program.tensors}
@@ -45,7 +45,7 @@ class Names:
         self._made: dict[object, str] = {}
 
     def of(self, thing: object, wish: str) -> str:
-        """The name of a thing: the one wished for, or with a number."""
+        """The requested name, with a number appended if it is taken."""
         if thing not in self._made:
             found, k = wish[:LONGEST], 1
             while found in self._taken:

@@ -1,6 +1,6 @@
-"""Nests: which statements may run lane by lane in one nest of loops, where lanes are loops.
+"""Nests: which statements can share one nest of loops, on targets where lanes are loops.
 
-In: block statements. Out: whether one joins those before it, and the private blocks they touch.
+In: block statements. Out: whether a statement can join those before it, and the private blocks they touch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _loads(node: Block) -> list[Load]:
 
 
 def _in_another_order(writer: Block, reader: Block) -> bool:
-    """Whether a statement reads a private block along other lanes than another one writes it: then in other iterations too."""
+    """Whether a statement reads a private block along other lanes than another writes it, and so in other iterations."""
     if not isinstance(writer, Assign | Reduce | Running):
         return False
     return any(x.name == writer.local.name and x != writer.local for x in locals_of(reader))
@@ -41,10 +41,10 @@ def joins(group: list[Block], node: Block) -> bool:
                 return False
         if isinstance(earlier, Write) and earlier.tensor in loaded:
             return False
-        # What a lane writes, another one may still have to read.
+        # One lane must not overwrite what another has yet to read.
         if isinstance(node, Write) and any(v.index != node.index for v in _loads(earlier) if v.tensor == node.tensor):
             return False
-        # A block that an earlier statement reads must not change before all its lanes were read.
+        # A block that an earlier statement reads must not change before all its lanes have been read.
         if isinstance(node, Reduce) and node.lanes != node.local.lanes:
             own = {earlier.local} if isinstance(earlier, Assign | Reduce) else set()
             if node.local in locals_of(earlier) - own:

@@ -1,8 +1,8 @@
-"""The lowering pipeline: what becomes of a loop program on its way to a backend, for fusions, kernels and every target alike.
+"""The lowering pipeline: one ordered list of passes, for fusions and kernels and for every target.
 
-In: a scheduled `TileProgram`. Out: the `LoopProgram` that is printed or run as it is. A pass takes a program and returns one; it
-applies where it finds its pattern and else returns what it was given. Which passes a target wants is said by facts about the
-target. The program is verified after each of them, and `SERRATE_LOG=passes` prints it.
+In: a scheduled `TileProgram`. Out: the `LoopProgram` that backends print or run. A pass is a function from program to program; if
+it does not find its pattern, it returns the program unchanged. Flags of the target select passes. The program is verified after
+each pass, and `SERRATE_LOG=passes` prints it.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ Pass = Callable[[LoopProgram], LoopProgram]
 
 
 def passes(target: Target) -> list[tuple[str, Pass]]:
-    """All passes over loop programs, in order, with their names."""
+    """The passes that a target wants, in order, with their names."""
     wanted: list[tuple[bool, Pass]] = [
-        # blocks have powers of two lanes
+        # pad lanes to powers of two
         (target.power_of_two_lanes, pad_lanes),
-        # folds of lanes are loops
+        # turn folds of lanes into loops
         (not target.folds, unfold),
-        # lanes of private blocks that nobody reads are not computed
+        # do not compute lanes of private blocks that nothing reads
         (True, narrow),
-        # loops end where nothing in them exists any more; workers without work end at once
+        # stop loops past the last element; let idle workers exit at once
         (True, functools.partial(end_loops, branches=target.branches)),
-        # the component that owns a grid position comes from a table; a grid that only lengths bound is launched by a number
+        # look up the owner of a grid position in a table; launch grids bounded only by lengths with a host-known bound
         (target.tables, tabulate),
         (target.tables, launch_bounds),
-        # numbers that callers could still change are clamped, so that no access leaves its tensor
+        # clamp values that a caller could still change, so that no access leaves its tensor
         (True, inside),
-        # the next row is fetched while one is worked on
+        # prefetch the next row while processing the current one
         (True, prefetch),
-        # a reduction over several lanes keeps one result for each of the innermost until its block is done
+        # keep one partial result per innermost lane while reducing over several lanes
         (target.lanes_in_order, lane_partials),
-        # array reads and searches that several statements share get a name, as far out as possible
+        # hoist array reads and searches as far out as possible, and name them
         (True, name_indices),
-        # powers are relative to a guess, where that serves, and not to a maximum that takes a pass of its own
+        # guess the maximum of a softmax where possible, instead of computing it in a separate pass
         (target.guesses_maxima, guess_maxima),
-        # no statement adds many positions of a lane to one element, one by one; no loop adds to a float for long
+        # split deep sums: over lanes by strip-mining, over loops by flushing into a wider block
         (target.lanes_in_order, strip_mine),
         (True, functools.partial(long_sums, branches=target.branches)),
-        # which arrays and extents the program needs from its caller
+        # list the arrays and extents that the caller supplies
         (True, collect),
     ]
     return [(getattr(p, "func", p).__name__, p) for applies, p in wanted if applies]

@@ -1,11 +1,11 @@
-"""Where sixteen-bit numbers are rounded: an intermediate is float32 for all its readers, and rounded where it becomes a result.
+"""Rounding of sixteen-bit tensors: intermediates are float32 for all readers, and are rounded only when they become results.
 
-In: the definitions of a fusion, and which tensors are results. Out: the same definitions, each tensor in the dtype of its memory.
+In: the definitions of a fusion, and which tensors are results. Out: the same definitions, each tensor with its storage dtype.
 A sixteen-bit tensor is stored in
 
     its own dtype   where rounding loses nothing (its elements are moved, or were rounded already), where all its readers round it
                     themselves (operands of matrix products), or where it is a result that nothing reads
-    float32         otherwise; a result that is read becomes two tensors: one that is read, and one that is handed out
+    float32         otherwise; a result that is also read becomes two tensors: one to read, and one to return
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from serrate.ir.tile import Leaf, Library, Store
 from serrate.ir.values import Call, Constant, Read, Tensor, Value, carried_dtype, read, rewrite
 
 EXACT = frozenset(("neg", "abs", "relu", "maximum", "minimum", "where"))
-"""Functions that give one of their operands, or its opposite."""
+"""Functions that return one of their operands, possibly negated."""
 
 
 def unrounded(live: Sequence[Definition], results: Sequence[Tensor]) -> list[Definition]:
-    """The definitions with every tensor as it is stored; results that are also read are rounded by a definition of their own."""
+    """The definitions with storage dtypes; results that are also read are rounded by a separate definition."""
     used = {t for d in live for v in d.statement.values for t in _used_as_they_are(v)}
     given = {t.memory for t in results}
     stored: dict[Tensor, Tensor] = {}
@@ -45,7 +45,7 @@ def unrounded(live: Sequence[Definition], results: Sequence[Tensor]) -> list[Def
 
 
 def _used_as_they_are(value: Value) -> Iterator[Tensor]:
-    """The tensors that are read in a value, less those that are rounded to their dtype right away."""
+    """The tensors that a value reads, except those that it rounds to their dtype at once."""
     pending, seen = [value], set[int]()
     while pending:
         v = pending.pop()
@@ -67,7 +67,7 @@ def _rounds(value: Value) -> bool:
 
 
 def _read_from(value: Value, stored: dict[Tensor, Tensor]) -> Value:
-    """The value with reads of tensors as they are stored."""
+    """The value with reads of stored tensors."""
 
     def change(v: Value) -> Value | None:
         return v.of(_seen(v.tensor, stored), v.index) if isinstance(v, Read) and v.tensor.memory in stored else None
@@ -76,13 +76,13 @@ def _read_from(value: Value, stored: dict[Tensor, Tensor]) -> Value:
 
 
 def _seen(tensor: Tensor, stored: dict[Tensor, Tensor]) -> Tensor:
-    """A tensor, or a view of one, as it is stored."""
+    """The stored tensor for a tensor or a view of one."""
     memory = stored[tensor.memory]
     return memory if tensor.base is None else replace(tensor, base=memory, dtype=memory.dtype)
 
 
 def _exact(statement: Leaf | Library, values: Sequence[Value], dtype: torch.dtype) -> bool:
-    """Whether what a statement gives is of a dtype already."""
+    """Whether the results of a statement are exact in a dtype, so rounding loses nothing."""
     if isinstance(statement, Library):
         # Sorting moves elements.
         return all(v.dtype == dtype for v in values if v.dtype.is_floating_point)

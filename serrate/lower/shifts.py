@@ -1,4 +1,4 @@
-"""Shifts: whether results stay the same when a number that powers are relative to is another one.
+"""Shifts: whether results are independent of the value that exponentials are taken relative to.
 
 In: a private block m, and all statements that may read it. Out: whether m is only a shift.
 
@@ -6,7 +6,7 @@ If every m is replaced by m + d, a value v becomes e^(w*d) * v + a*d. The pair (
 
     m: (0, 1)        e^(x - m): (-1, 0)       a sum of such: (-1, 0)       log of it: (0, -1)      m + log t: (0, 0)
 
-m is a shift if everything that is written to memory, and asked, has degree (0, 0). What is not understood has none.
+m is a shift if everything that is stored or tested has degree (0, 0). Values that are not understood have no degree.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 
 
 class Unknown(Exception):
-    """A value that changes in a way that has no degree."""
+    """Raised for a value that has no degree."""
 
 
 def is_shift(local: Local, statements: Iterable[Node]) -> bool:
-    """Whether what statements leave in memory does not depend on how large the numbers of a block are, but for rounding."""
+    """Whether the results of statements do not depend on the value of a block, apart from rounding."""
     degrees = _Degrees({local.name: (0, 1)})
     try:
-        # Twice: what a loop carries has its degree in the second iteration too.
+        # Twice: a carried value must have the same degree in the second iteration.
         degrees.body(tuple(statements))
         degrees.body(tuple(statements))
     except Unknown:
@@ -59,7 +59,7 @@ def is_shift(local: Local, statements: Iterable[Node]) -> bool:
 @dataclass
 class _Degrees:
     blocks: dict[str, Degree | None]
-    """Of private blocks; None for one that holds nothing but zeros, whose degree may be any."""
+    """The degrees of private blocks; None for a block of zeros, which has every degree."""
     rows: dict[Tensor, Degree | None] = field(default_factory=dict)
 
     def body(self, body: tuple[Node, ...]) -> None:
@@ -91,7 +91,7 @@ class _Degrees:
             raise Unknown
 
     def _join(self, known: dict[Key, Degree | None], key: Key, degree: Degree | None) -> None:
-        """Adds a degree to what something has: all of its elements have one."""
+        """Gives a block a degree. All its elements must have the same one."""
         have = known.get(key)
         if have is not None and degree is not None and have != degree:
             raise Unknown
@@ -141,7 +141,7 @@ class _Degrees:
 
     def _same(self, found: list[Degree | None]) -> Degree | None:
         kinds = {d for d in found if d is not None}
-        # Zero is not shifted: it compares with what is scaled, not with what is moved.
+        # Zero is invariant under scaling but not under translation, so it may be compared with scaled values only.
         if len(kinds) > 1 or (None in found and any(d[1] for d in kinds)):
             raise Unknown
         return kinds.pop() if kinds else None

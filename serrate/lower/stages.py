@@ -1,10 +1,10 @@
-"""Stages: a fusion, cut where one part must be complete before the next can be planned.
+"""Stages: a fusion, cut wherever one part must be complete before the next can be planned.
 
-In: a fusion. Out: its stages in order, each a naive `TileProgram` or a library call. A cut is needed where something that
-the fusion computes is used as an array of integers: offsets that make rows, or indices that other tensors are read at;
-and on both sides of a library call. What crosses a cut becomes an output of one stage and an input of the next, over the
-very same domains, so ragged tensors keep their structure. The offsets of a ragged result are outputs too, hidden ones:
-they stay where they were computed, and the user sees one tensor. A fusion that computes no offsets is one stage.
+In: a fusion. Out: its stages in order, each a naive `TileProgram` or a library call. A cut is needed where the
+fusion uses integers that it computes itself (offsets of rows, or indices that other tensors are read at), and on both sides of
+a library call. A tensor that crosses a cut is an output of one stage and an input of the next, over the same domains, so
+ragged tensors keep their structure. The offsets of a ragged result are hidden outputs: they stay on the device, and the user
+sees one tensor. A fusion that computes no offsets is one stage.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def stages(fusion: Fusion) -> tuple[Stage, ...]:
 
 
 def _numbered(live: list[Definition]) -> list[int]:
-    """The number of each definition's stage: one more than that of anything that must be complete before it."""
+    """The stage number of each definition: one more than that of anything that must be complete before it."""
     made: dict[str, tuple[int, bool]] = {}
     numbers: list[int] = []
     for definition in live:
@@ -66,7 +66,7 @@ def _read_as_tensors(definition: Definition) -> set[str]:
 
 
 def _read_as_arrays(definition: Definition) -> set[str]:
-    """Tensors that make the domains of a definition, or that its computed places are read at."""
+    """Tensors that determine the domains or the computed indices of a definition."""
     found = {r.memory.name for v in definition.statement.values for r in _place_tensors(v.walk())}
     tensors = [*definition.statement.targets, *(r.tensor for v in definition.statement.values for r in v.reads)]
     domains = [*definition.domains, *(d for t in tensors for d in (*t.logical, *t.storage))]
@@ -80,7 +80,7 @@ def _place_tensors(values: Iterable[object]) -> Iterator[Tensor]:
 
 
 def arrays_of(domains: Iterable[IterDomain]) -> frozenset[Array]:
-    """The arguments and computed tensors that domains get their extents, starts and positions from."""
+    """The arguments and computed tensors that determine the extents, starts and positions of domains."""
     found = {node for domain in domains for node in traverse(domain) if isinstance(node, Array)}
     return frozenset(source for array in found for source in array.sources)
 
@@ -88,7 +88,7 @@ def arrays_of(domains: Iterable[IterDomain]) -> frozenset[Array]:
 def _program(
     name: str, own: list[Definition], later: list[Definition], results: list[Tensor], inputs: list[Tensor], *, whole: bool
 ) -> TileProgram:
-    """The naive program of one stage; `whole` where it is the only one and takes the fusion's inputs as they are."""
+    """The naive program of one stage. `whole`: it is the only stage, and takes the fusion's inputs unchanged."""
     written = {t for d in own for t in d.statement.targets}
     wanted = {n for d in later for n in (*_read_as_tensors(d), *_read_as_arrays(d))}
     wanted |= {t.memory.name for t in results} | {a.name for t in results for a in arrays_of(t.logical)}
@@ -105,7 +105,7 @@ def _in_order(own: list[Definition]) -> list[Tensor]:
 
 
 def _swapped(roles: dict[Tensor, Tensor]) -> Callable[[Tensor], Tensor]:
-    """Tensors with the roles they have in this stage; a view follows the tensor it views."""
+    """Replaces tensors by ones with their role in this stage; a view follows its base."""
 
     def swap(tensor: Tensor) -> Tensor:
         if tensor.base is not None and tensor.memory in roles:

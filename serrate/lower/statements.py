@@ -1,8 +1,8 @@
 """From scheduled phases of block statements to loops: axes become loop indices and lanes.
 
-In: a phase whose loops a schedule has split. Out: statements of a loop program. The indices of the loops around a statement, and
-its lanes, give the position along every axis; everything a statement says in positions is rewritten in those. Conditions that
-hold, and those that loops see to, are dropped.
+In: a phase whose loops a schedule has split. Out: statements of a loop program. The loops around a statement and its
+lanes determine the position along every axis; index expressions are rewritten in terms of them. Conditions that hold anyway,
+or that loop bounds enforce, are dropped.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from serrate.lower.passes.common import found_in, without
 
 @dataclass(frozen=True)
 class _Scope(Renaming):
-    """Where a statement stands: the indices that loops have, what axes are in them, and conditions that need no asking."""
+    """The context of a statement: loop indices, axes in terms of them, and conditions that are known to hold."""
 
     lane_of: Mapping[Symbol, Lane | None]
-    """The lane that an axis is, by its position; None for one lane."""
+    """The lane of each axis, by its position; None if it has a single lane."""
     indices: tuple[tuple[IterDomain, Expr], ...] = ()
     swap: Mapping[Expr, Expr] = field(default_factory=dict)
     known: frozenset[Less] = frozenset()
@@ -70,14 +70,14 @@ class _Scope(Renaming):
 
 
 def block_statements(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProgram:
-    """The loop program of a scheduled tile program of block statements; phases that store nothing are left out."""
+    """The loop program of a scheduled tile program of block statements, without phases that store nothing."""
     kernels: list[LoopKernel] = []
     for phase in program.phases:
         body = BlockStatements(program, phase).run()
         if any(isinstance(n, Write) for n in nodes(body)):
             kernels.append(LoopKernel(name if not kernels else f"{name}_{len(kernels)}", body))
     private = sorted({t for p in program.phases for t in p.writes if t.role is Role.PRIVATE}, key=lambda t: t.name)
-    # A row that a statement asks for may not be there: where nothing says how many there are, it is read where it is asked for.
+    # A statement may ask for a row that does not exist. If the number of rows is unknown, its boundaries are read in place.
     read = (e.array for k in kernels for e in found_in(k.body) if isinstance(e, Element) and not e.array.local)
     counts = {a: a.recipe.count if isinstance(a.recipe, RunningSum) else None for a in read} | dict(program.counts)
     loops = LoopProgram(name, tuple(kernels), program.inputs, program.outputs, (*program.scratch, *private), (), (), header)
@@ -128,7 +128,7 @@ class BlockStatements:
         return replace(scope, indices=indices, swap=swap, known=frozenset(held_), entered=frozenset(entered))
 
     def _enter(self, axis: Axis, index: Expr, swap: dict[Expr, Expr]) -> Less:
-        """What an axis is where its index is known, into `swap`; gives the condition that a tile begins inside the axis."""
+        """Adds to `swap` what an axis is at a known index; returns the condition that its tile begins inside the axis."""
         lane, own = self.lane[axis], self.lane[axis.original]
         i: Expr = const(0) if lane is None else lane.symbol
         before = index if own is None else index.substitute({own.symbol: const(0)})
@@ -158,7 +158,7 @@ class BlockStatements:
         binds: list[Node] = []
         more: list[tuple[IterDomain, Expr]] = [(domain, index)]
         if isinstance(made, Combine):
-            # The row that a part is of, and which part of it, have names.
+            # The row that owns a piece, and the number of the piece in its row, get names.
             for source, e in zip(made.inputs, made.to_inputs({domain.uid: index}), strict=True):
                 name = symbol(source.name, 0)
                 e = e.substitute({binds[0].expr: binds[0].symbol}) if binds and isinstance(binds[0], Bind) else e
@@ -168,7 +168,7 @@ class BlockStatements:
         return (For(index, extent, loop.kind, body, bound if loop.kind is GRID else extent),)
 
     def _length(self, row: RaggedIterDomain, scope: _Scope) -> Expr:
-        """The length of the row that the loops around are at."""
+        """The length of the current row of the enclosing loops."""
         return row.length_of(Indices(scope.indices).of(row.component))
 
     def _along(self, node: Along, scope: _Scope) -> tuple[Node, ...]:
@@ -231,12 +231,12 @@ class BlockStatements:
 
 
 def _asking(value: Value, guard: Guard) -> Value:
-    """A value whose reads do not ask what their statement asks already."""
+    """A value without the read conditions that its statement already has."""
     return rewrite(value, lambda v: without(v, guard) if isinstance(v, Load) and v.guard else None)
 
 
 def _numbers(expr: Expr) -> Expr:
-    """An expression in which a private block of one index is a number of that name."""
+    """An expression with single-element private blocks replaced by symbols of the same name."""
     single: dict[Expr, Expr] = {e: symbol(e.array.name, None, None) for e in expr.walk() if _is_number(e)}
     return expr.substitute(single) if single else expr
 
@@ -265,7 +265,7 @@ def _symbols(value: Value) -> set[Symbol]:
 
 
 def _inward(lanes: Lanes, value: Value, target: tuple[Tensor, tuple[Expr, ...]] | None = None) -> Lanes:
-    """The lanes with the one along which memory runs innermost."""
+    """The lanes, with the one that is contiguous in memory innermost."""
     if len(lanes) < 2:
         return lanes
     accesses = [(v.tensor, v.index) for v in value.walk() if isinstance(v, Load)]

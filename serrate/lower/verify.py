@@ -1,4 +1,4 @@
-"""Whether a loop program is legal: the rules of docs/ir.md, checked after every pass.
+"""The verifier of loop programs: the rules of docs/ir.md, checked after every pass.
 
 In: a loop program. Out: nothing, or a `VerificationError` that names the statement and the rule it breaks.
 """
@@ -46,7 +46,7 @@ REDUCTIONS = frozenset((*OPERATORS.values(), MAX_NUMBER))
 
 
 def verify_loops(program: LoopProgram, *, complete: bool) -> None:
-    """Raises unless the program is legal; in a `complete` one, every symbol is known where it is used."""
+    """Raises unless the program is legal; if it is `complete`, every symbol must be defined where it is used."""
     _Verifier(program, complete).run()
 
 
@@ -85,7 +85,7 @@ class _Verifier:
         for node in body:
             self.node = node
             if isinstance(node, While):
-                # Its guard is asked when its test has worked out what it needs.
+                # Its guard is evaluated after the statements of its test.
                 self.body((*node.test, If(node.guard, node.body, ())), frozenset(names), blocks)
                 continue
             self._symbols(node, names)
@@ -94,7 +94,7 @@ class _Verifier:
             elif isinstance(node, Declare):
                 blocks[node.local.name] = node.local
                 if not node.local.lanes:
-                    # A number of the program's own may be an index.
+                    # A number that the program computes may be an index.
                     names |= {symbol(node.local.name, None, None), symbol(node.local.name)}
             elif isinstance(node, For):
                 if node.kind not in (GRID, SERIAL):
@@ -166,7 +166,7 @@ class _Verifier:
             self.fail(f"lanes that {local.name} does not have would write it in turn")
 
     def _block_like(self, local: Local, blocks: dict[str, Local]) -> Local:
-        """The declaration of a private block, which has as many elements in as many lanes."""
+        """The declaration of a private block; its lanes must have the same sizes."""
         declared = blocks.get(local.name)
         if declared is None:
             self.fail(f"{local.name} is used before it is declared")
@@ -176,7 +176,7 @@ class _Verifier:
         return declared
 
     def _fits(self, node: Assign | Reduce | Dot | Running) -> None:
-        """Floats do not become integers unless a cast says so."""
+        """Floats become integers only by an explicit cast."""
         whole = not node.local.dtype.is_floating_point and node.local.dtype != torch.bool
         if whole and any(v.dtype.is_floating_point for v in values_of(node)):
             self.fail(f"{node.local.name} is {node.local.dtype}, and gets a float")
@@ -189,7 +189,7 @@ class _Verifier:
 
 
 def _dims(tensor: Tensor) -> int:
-    """How many dims a tensor has in memory: of a private one, those of one row."""
+    """How many dims a tensor has in memory; a private tensor has those of one row."""
     if tensor.role is not Role.PRIVATE:
         return len(tensor.storage)
     owners = {d.component.uid for d in tensor.logical if isinstance(d, RaggedIterDomain)}

@@ -103,8 +103,8 @@ def mark(program: TileProgram, name: str, domain: str, wanted: ParallelType) -> 
         return loop_replaced(program, name, domain, lambda found: (replace(found, kind=GRID),))
     if wanted is not LANES:
         raise ScheduleError(
-            f"phase {name}: {domain} cannot be {wanted.value}; only the outermost loops of a kernel go on the grid, "
-            "and inside them a loop that carries nothing and has no statement beside it"
+            f"phase {name}: {domain} cannot be {wanted.value}: besides the outermost loops of a kernel, the grid takes only a "
+            "loop that is alone inside them and carries nothing"
         )
     if axis is None or loop.domain.is_ragged or size is None:
         raise ScheduleError(f"phase {name}: {loop.domain} cannot be lanes: its extent is not known; split it first")

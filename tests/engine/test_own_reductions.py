@@ -246,7 +246,7 @@ def test_order_is_kept_where_it_matters() -> None:
         rfactor(program, name, "d1")
     rfactor(program, name, "r0")
     cut = split(split(program, name, "d1", 4), name, "d1i", 2)
-    with pytest.raises(ScheduleError, match="cannot be in another order"):
+    with pytest.raises(ScheduleError, match="cannot be permuted"):
         swizzle(cut, name, "d1ii", "d1io")
     program, name = _phase(TURNS)
     reorder(program, name, "c0", "d1", "r0")

@@ -1,6 +1,6 @@
-"""Collect: what a program needs from its caller.
+"""Collect: lists the arrays and symbols that a program needs from its caller.
 
-In: a loop program in which everything else is done. Out: the same, with the arrays and symbols that the caller supplies.
+In: a loop program after all other passes. Out: the same, with `arrays` and `symbols` filled in.
 """
 
 from __future__ import annotations

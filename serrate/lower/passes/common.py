@@ -1,6 +1,6 @@
-"""What passes share: statements with their index expressions changed, and facts about statements.
+"""Helpers of the passes: rewriting of index expressions, and queries on statements.
 
-In: statements of a loop program. Out: others. What a change leaves as it is stays the same object, so that a pass that does
+In: statements of a loop program. Out: rewritten statements. Unchanged statements stay the same objects, so a pass that changes
 nothing returns the program it was given.
 """
 
@@ -50,7 +50,7 @@ Effect = Assign | Reduce | Fold | Dot | Running | Write
 
 
 def per_kernel(program: LoopProgram, change: Callable[[LoopKernel], Body]) -> LoopProgram:
-    """The program with other statements in its kernels; the same one if none of them changed."""
+    """The program with the statements of each kernel rewritten; the same object if nothing changed."""
     kernels = tuple(k if (body := change(k)) is k.body else replace(k, body=body) for k in program.kernels)
     return program if same(program.kernels, kernels) else replace(program, kernels=kernels)
 
@@ -61,13 +61,13 @@ def same(old: tuple[object, ...], new: tuple[object, ...]) -> bool:
 
 
 def kept(old: Body, new: Iterable[Node]) -> Body:
-    """The new statements; the old tuple itself where they are the same."""
+    """The new statements; the old tuple itself if they are the same."""
     made = tuple(new)
     return old if same(old, made) else made
 
 
 def inward(node: Node, change: Callable[[Body], Body]) -> Node:
-    """A statement with every list of statements inside it changed."""
+    """A statement with every body inside it rewritten."""
     parts = bodies(node)
     new = tuple(change(part) for part in parts)
     return node if same(parts, new) else with_bodies(node, new)
@@ -77,14 +77,14 @@ N = TypeVar("N", bound=Node)
 
 
 def changed(node: N, **parts: object) -> N:
-    """A statement with other parts; the same one where they are the same."""
+    """A statement with fields replaced; the same object if they are the same."""
     old = [getattr(node, name) for name in parts]
     unchanged = all(a is b or a == b for a, b in zip(old, parts.values(), strict=True))
     return node if unchanged else replace(node, **parts)  # type: ignore[arg-type]
 
 
 def effects(body: Body) -> list[Effect]:
-    """The statements of a body, and of those inside it, that change something."""
+    """The statements of a body, at any depth, that write a private block or memory."""
     return [n for n in nodes(body) if isinstance(n, Effect)]
 
 
@@ -101,13 +101,13 @@ def names_in(*exprs: Expr) -> set[str]:
 
 
 def blocks_read(node: Node) -> set[str]:
-    """The private blocks that a statement reads, also as indices."""
+    """The private blocks that a statement reads, including those it uses as indices."""
     found = {v.local.name for value in values_of(node) for v in value.walk() if isinstance(v, Held)}
     return found | {e.array.name for x in expressions_of(node) for e in x.walk() if isinstance(e, Element) and e.array.local}
 
 
 def without(value: Load, known: Iterable[Less]) -> Value:
-    """A read that does not ask what is known already."""
+    """A read without the conditions that are known to hold."""
     return load(value.tensor, value.index, tuple(g for g in value.guard if g not in known), value.other)
 
 
@@ -115,12 +115,12 @@ def without(value: Load, known: Iterable[Less]) -> Value:
 
 
 def substituted(body: Body, names: Mapping[Expr, Expr]) -> Body:
-    """Statements, and those inside them, with index expressions replaced."""
+    """Statements with index expressions substituted, at any depth."""
     return mapped(body, lambda e: e.substitute(names)) if names else body
 
 
 def mapped(body: Body, change: Callable[[Expr], Expr]) -> Body:
-    """Statements, and those inside them, with every index expression changed."""
+    """Statements with every index expression rewritten, at any depth."""
     return kept(body, (_changed(node, change) for node in body))
 
 
@@ -160,5 +160,5 @@ def _changed(node: Node, change: Callable[[Expr], Expr]) -> Node:
 
 
 def found_in(body: Body) -> Iterable[Expr]:
-    """Every index expression of a body, and every one inside those."""
+    """Every index expression of a body, with all subexpressions."""
     return (e for node in nodes(body) for x in expressions_of(node) for e in x.walk())

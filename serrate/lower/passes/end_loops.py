@@ -1,14 +1,14 @@
-"""End loops: a loop ends where nothing in it exists any more.
+"""End loops: a loop stops at the first position past which nothing in it exists.
 
-In: a loop program. Out: the same, with less to do:
+In: a loop program. Out: the same, with tighter loop bounds:
 
     serial r < longest:  t sum= x[r]  where r < len[c]      ->   serial r < min(longest, len[c]):  t sum= x[r]  where r < len[c]
 
 Skipping what does not exist changes nothing: a reduction does not count it, a store does not write it, and a carried value rests
-(`Assign.rests`). A loop runs on for a store that does not ask whether its row is that long, and for a carried value that
-something else still feeds. Where lanes hold rows side by side, the loop goes on as long as the longest of them, unless its
-schedule has seen to that. A grid loop ends early only by conditions of its own. What else all stores of a worker ask is asked
-once, before its body, where the target has branches; and so is what all lanes of its reads ask alike.
+(`Assign.rests`). A loop continues for a store that is not guarded by the row's length, and for a carried value that something
+else still feeds. If lanes hold several rows, the loop runs to the end of the longest, unless the schedule already bounds it. A
+grid loop ends early only by conditions on its own index. On targets with branches, the other conditions that all stores of a
+worker share are tested once before its body, and so are read conditions that are the same in all lanes.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from serrate.lower.names import Names
 from serrate.lower.passes.common import Body, Effect, changed, effects, inward, kept, names_in, per_kernel, with_values, without
 
 MOST_TESTS = 4
-"""Conditions of reads that are asked once for a whole worker: its body is there twice then."""
+"""How many read conditions may be tested once per worker; doing so duplicates its body."""
 
 
 def end_loops(program: LoopProgram, *, branches: bool) -> LoopProgram:
-    """Ends loops where everything inside is guarded away; with `branches`, leaves out workers that store nothing."""
+    """Ends loops where every statement inside is masked off; with `branches`, skips workers that store nothing."""
     ending = _Ending(Names(program), branches)
     return per_kernel(program, lambda k: ending.body(k.body, Facts(())))
 
@@ -63,7 +63,7 @@ class _Ending:
         self.names, self.branches = names, branches
 
     def body(self, body: Body, facts: Facts) -> Body:
-        """Statements under what is known around them."""
+        """Rewrites statements, given the facts that hold around them."""
         out: list[Node] = []
         for node in body:
             if isinstance(node, For):
@@ -97,11 +97,11 @@ class _Ending:
         inner = settled(loop.body, (*asked, *found.met))
         body = self.body(inner, facts.and_(*asked, Less(loop.symbol, extent)))
         made = (*found.before, replace(loop, extent=extent, bound=extent, body=body))
-        # Where a row ends is asked only of rows that there are.
+        # The end of a row is read only for rows that exist.
         return (If(asked, made, ()),) if asked else made
 
     def _worker(self, body: Body, facts: Facts) -> Body:
-        """The body of a worker, left out where none of its stores has an element."""
+        """The body of a worker, skipped if none of its stores writes an element."""
         writes = [n for n in nodes(body) if isinstance(n, Write)]
         lanes = {lane.symbol for n in writes for lane in n.lanes}
         own = _Own(body)
@@ -122,22 +122,22 @@ class _Ending:
 
 
 class _Own:
-    """What statements introduce themselves: loops, names and private blocks, none of which is there before them."""
+    """What statements introduce: loops, names and private blocks, none of which is defined before them."""
 
     def __init__(self, body: Body) -> None:
         self.symbols = {n.symbol for n in nodes(body) if isinstance(n, For | Bind)}
         self.locals = {n.local.name for n in nodes(body) if isinstance(n, Declare)}
 
     def mentioned(self, condition: Less, but: Collection[Symbol] = ()) -> bool:
-        """Whether a condition is on something of these; `but` are allowed."""
+        """Whether a condition mentions any of these, except those in `but`."""
         return bool(condition.symbols & self.symbols - set(but) or names_in(condition.left, condition.right) & self.locals)
 
 
 class _End:
-    """Where a loop ends, if that is known: the first position from which on nothing exists.
+    """Where a loop can end, if that is known: the first position past which nothing exists.
 
-    Also the statements that find it out, what must hold before they may ask, and the conditions that are met wherever the loop
-    then runs. With `alone`, only conditions count that loops and lanes further inside have no part in.
+    Also the statements that compute it, the conditions under which these are safe, and the conditions that the new bound
+    implies. With `alone`, only conditions without inner loops and lanes count.
     """
 
     def __init__(self, loop: For, names: Names, *, alone: bool) -> None:
@@ -149,7 +149,7 @@ class _End:
         statements = effects(loop.body)
         self.own = _Own(loop.body)
         self.guarded = [s for s in statements if any(loop.symbol in g.symbols for g in s.guard)]
-        # What is kept beyond an iteration goes on, unless nothing feeds it there.
+        # A value that outlives the iteration keeps the loop going, unless nothing feeds it.
         self.lasting = [
             s
             for s in statements
@@ -166,17 +166,17 @@ class _End:
             self.asked = tuple(g for g in self._shared() if not g.symbols & fixed and not self.own.mentioned(g))
 
     def _shared(self) -> list[Less]:
-        """The conditions that all statements of the loop ask, if of all lanes together."""
+        """The conditions that all statements of the loop share, the same for all lanes."""
         asked = [self._loose(s.guard) for s in self.guarded]
         return [g for loose, g in asked[0].items() if all(loose in other for other in asked)]
 
     def _loose(self, guard: Guard) -> dict[Less, Less]:
-        """Conditions by what they say of the loop, wherever lanes and loops further inside are."""
+        """Conditions relaxed to the loop index alone, for any position of inner lanes and loops."""
         inner = self.lanes.keys() | {s for s in self.own.symbols if isinstance(s, Symbol)}
         return {possible(g, inner) or g: g for g in guard}
 
     def _take(self, guard: Less) -> bool:
-        """Ends the loop where a condition cannot hold any more; whether another may be looked at."""
+        """Ends the loop where a condition can no longer hold; returns whether to try another."""
         loop = self.loop.symbol
         inner = {s for s in self.own.symbols if isinstance(s, Symbol)}
         loose = possible(guard, self.lanes.keys() | inner)
@@ -203,7 +203,7 @@ class _End:
         return not along
 
     def _longest(self, limit: Expr, along: list[Lane]) -> tuple[Expr, list[Node]]:
-        """Rows side by side go on as long as the longest of them."""
+        """The bound for several rows in lanes: the longest of them."""
         local = Local(self.names.of(self.loop, f"longest_{self.loop.symbol}"), torch.int64, ())
         own = {lane.symbol for lane in along}
         far = self.lanes.keys() - own | {self.loop.symbol}
@@ -212,17 +212,17 @@ class _End:
 
 
 def _of_an_entry(condition: Less) -> bool:
-    """Whether a condition is on an entry of a work list, found by its owner: there is something to do for every entry."""
+    """Whether a condition is on an entry of a work list, looked up through its owner: every entry has work to do."""
     return any(isinstance(e, Search) for side in (condition.left, condition.right) for e in side.walk())
 
 
 def _fitted(loop: For) -> bool:
-    """Whether a loop's extent is that of the rows it is for: it reads an array where they are."""
+    """Whether a loop's extent already depends on its rows: it reads an array at their index."""
     return any(isinstance(e, Element) and e.index.symbols for e in loop.extent.walk())
 
 
 def _shared_tests(body: Body, own: _Own) -> Guard:
-    """The conditions of reads that are the same in all lanes, and known before the worker begins."""
+    """Read conditions that are the same in all lanes and can be tested before the worker's body."""
     statements = effects(body)
     values = [v for n in statements if n.lanes for v in values_of(n)]
     lanes = {lane.symbol for n in statements for lane in n.lanes}
@@ -232,7 +232,7 @@ def _shared_tests(body: Body, own: _Own) -> Guard:
 
 
 def settled(body: Body, known: Collection[Less]) -> Body:
-    """Statements that do not ask what holds where they stand."""
+    """Statements without the conditions that are known to hold around them."""
     if not known:
         return body
     out: list[Node] = []

@@ -1,18 +1,18 @@
-"""Guess maxima: softmax statistics without a pass for the maximum, where a guess serves.
+"""Guess maxima: softmax statistics without a separate pass for the maximum, if a guess is good enough.
 
-In: a loop program. Out: the same, in which a row's powers are taken relative to the largest of its first positions:
+In: a loop program. Out: the same, with a row's exponentials taken relative to the largest of its first positions:
 
     m max= x over the row                       m max= x over its head
     t sum= e^(x - m) over the row        ->     t sum= e^(x - m), high max= height of x above m, over the row
                                                 far max= whether that is too high
                                                 if 0 < far:  both loops as before
 
-Only m + log t means anything, so any m will do that nothing lies far above: e^(x - m) must not overflow, and log t not grow so
-large that its rounding shows. A NaN makes t NaN either way; an infinity is too high above any guess, and not a guess itself.
-Where all results have sixteen bits, the powers need not have more than a few bits beyond those.
+Only m + log t matters, so any m will do as long as no x is far above it: e^(x - m) must not overflow, and log t must not grow so
+large that rounding shows. A NaN makes t NaN either way; an infinity is too far above any guess, and is never a guess itself. If
+all results have sixteen bits, the exponentials need only a few bits more.
 
-Whether m means anything by itself: a maximum that starts at the least finite number is the shift of a softmax, which asks no more
-of it than this. Of any other, everything that follows is looked at (`lower/shifts.py`).
+m must not matter by itself. A maximum that starts at the least finite number is the shift of a softmax, so this holds. For any
+other maximum, `lower/shifts.py` checks all statements that follow.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from serrate.lower.passes.common import Body, effects, inward, kept, per_kernel
 from serrate.lower.shifts import is_shift
 
 HEAD = 16
-"""Positions of every block of a row whose largest value is the guess."""
+"""How many positions at the start of a row's block the guess is the maximum of."""
 POWERS = ("exp_diff", "exp_below")
-"""e^(x - m) of an m that is not below x."""
+"""Functions that compute e^(x - m) for x <= m."""
 
 
 def guess_maxima(program: LoopProgram) -> LoopProgram:
-    """The program with every maximum guessed that may be."""
+    """Guesses every maximum for which it is legal."""
     rough = all(t.dtype in (torch.bfloat16, torch.float16) for t in program.outputs)
     guessing = _Guessing(Names(program), "exp_rough" if rough else "exp_near")
     return per_kernel(program, lambda k: guessing.body(k.body, last=False))
@@ -63,7 +63,7 @@ def guess_maxima(program: LoopProgram) -> LoopProgram:
 
 @dataclass(frozen=True)
 class _Statistics:
-    """Two loops over a row: where they are in their body, how what each fills begins, and the lane whose head is a guess."""
+    """Two loops over a row: their places in the body, the initial values of their blocks, and the lane to guess from."""
 
     maxima: int
     sums: int
@@ -77,7 +77,7 @@ class _Guessing:
         self.names, self.power = names, power
 
     def body(self, body: Body, *, last: bool) -> Body:
-        """Statements with maxima guessed; `last`: whether nothing comes after them in their worker."""
+        """Rewrites statements; `last`: whether they are the last of their worker."""
         for k in range(len(body)):
             found = _statistics(body, k, last)
             if found is not None:
@@ -113,7 +113,7 @@ class _Guessing:
         ]
 
     def _quickly(self, node: Node, high: Local) -> tuple[Node, ...]:
-        """A statement of powers with the short form of them; where they are summed, how high they are too."""
+        """A statement with cheaper exponentials; if it sums them, it also tracks how far they exceed the guess."""
         if not isinstance(node, Reduce | Write):
             return (node,)
         assert isinstance(node.value, Call)
@@ -124,8 +124,8 @@ class _Guessing:
 
 
 def _statistics(body: Body, at: int, last: bool) -> _Statistics | None:
-    """The statistics that the statement at a place begins: it takes the maximum of a row, and a later one sums powers relative to
-    that. In between blocks are declared, and the maximum is written to memory, which may as well happen later."""
+    """The statistics that start at this statement: it takes the maximum of a row, and a later one sums exponentials relative to
+    it. In between there may be declarations, and stores of the maximum, which can be postponed."""
     found = _maximum(body[at])
     if found is None:
         return None
@@ -151,12 +151,12 @@ def _statistics(body: Body, at: int, last: bool) -> _Statistics | None:
 
 
 def _waits(node: Node, shift: Local) -> bool:
-    """Whether a statement may stand between the loops: it declares a block, or writes the maximum to memory, as it is."""
+    """Whether a statement may lie between the two loops: a declaration, or a store of the maximum itself."""
     return isinstance(node, Declare) or (isinstance(node, Write) and node.value is held(shift))
 
 
 def _start(body: Sequence[Node], at: int, local: Local) -> Assign | None:
-    """What a block that nothing has touched since began with, before a place of a body."""
+    """The initial value of a block that is untouched before this place of a body."""
     for node in reversed(body[:at]):
         if isinstance(node, Declare) and node.local == local:
             return None if node.number is None else Assign(local.lanes, (), local, constant(node.number, local.dtype))
@@ -173,7 +173,7 @@ def _number(value: Value) -> float | None:
 
 
 def _maximum(node: Node) -> tuple[Local, Lane] | None:
-    """What a loop takes the maximum of a row into, and the lane along the row whose first positions make the guess."""
+    """The block into which a loop takes the maximum of a row, and the lane along the row to guess from."""
     found = [n for n in nodes((node,)) if not isinstance(n, For)]
     if len(found) != 1 or not isinstance(found[0], Reduce) or found[0].operator != "max":
         return None
@@ -190,7 +190,7 @@ def _is_power(value: Value, shift: Local) -> bool:
 
 
 def _changed(node: Node, change: Callable[[Any], tuple[Node, ...]]) -> tuple[Node, ...]:
-    """The statements inside a loop, or a statement itself, replaced."""
+    """A statement replaced, or the statements inside a loop."""
     if isinstance(node, For):
         return (replace(node, body=tuple(new for inner in node.body for new in _changed(inner, change))),)
     return change(node)

@@ -1,17 +1,17 @@
-"""Inside: no access leaves its tensor, whatever numbers the arrays of a program hold.
+"""Inside: no access leaves its tensor, whatever the arrays of a program contain.
 
-In: a loop program, and how large the numbers in its arrays may be. Out: the same program; elements of those arrays are clamped,
-and an access that could still leave its tensor is guarded.
+In: a loop program, and upper bounds for the elements of its arrays. Out: the same program with these elements clamped; an access
+that could still leave its tensor is guarded.
 
-Offsets are checked before a program runs, but they can be written to where nobody can notice: through NumPy memory, through
-`.data`, in inference mode. So memory safety rests on nothing that a caller holds, only on what programs are given by the runtime:
-extents, and derived arrays, which lie in memory of their own. If offsets change late, rows are wrong, but never outside.
+Offsets are checked before a program runs, but later writes can go unnoticed: through NumPy memory, through `.data`, in inference
+mode. So memory safety does not rely on anything that a caller holds, only on what the runtime supplies: extents, and derived
+arrays, which it allocates itself. If offsets change late, rows are wrong, but no access is out of bounds.
 
     T1[c]       ->   clamp(T1[c], n0)           T1 has the offsets of rows in n0 positions
     T2[c, r]    ->   T2[c, r] where r < n2      the length of row c was all that kept r inside
 
-Starts and ends are scalars of a row, so a clamp costs nothing in the loop over its elements, and a guard on a lane is one more
-bound of that loop.
+Starts and ends are scalars of a row, so clamping costs nothing in the loop over its elements, and a guard on a lane only adds a
+bound to that loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from serrate.lower.passes.common import Body, Effect, changed, found_in, inward,
 
 
 def inside(program: LoopProgram) -> LoopProgram:
-    """Clamps what is read from arrays that callers hold, and guards accesses that could still leave their tensors."""
+    """Clamps elements of arrays that callers hold, and guards accesses that could still leave their tensors."""
     limits, steps = dict(program.limits), {}
     private = [t for t in program.scratch if t.role is Role.PRIVATE and any(d.is_ragged for d in t.logical)]
     for row in map(_row_of, private):
@@ -53,12 +53,12 @@ def _kept_inside(body: Body, limits: Limits, steps: Limits) -> Body:
     used = set(found_in(body))
     for e in used:
         if isinstance(e, Element) and is_held(e.array) and not e.array.signed and e.array not in limits:
-            raise VerificationError(f"nothing says how large {e.array} may be, so reads by it cannot be kept inside")
+            raise VerificationError(f"elements of {e.array} have no known bound, so accesses through it cannot be kept in bounds")
     return _guarded(mapped(body, _Clamps(limits, steps, used)), Facts(()))
 
 
 def _row_of(tensor: Tensor) -> RaggedIterDomain:
-    """The rows of which a private tensor holds one."""
+    """The rows that a private tensor holds one of."""
     return next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
 
 
@@ -82,7 +82,7 @@ class _Clamps:
         if step is None:
             return limit
         before = element(e.array, e.index - 1)
-        # Of two neighbours, the second is the end of a row; what stands alone may be where any row begins.
+        # Of two neighbours, the second is the end of a row; a single element may be the start of any row.
         return minimum(limit, self(before) + step) if before in self.used else limit
 
 
@@ -108,7 +108,7 @@ def _guarded(body: Body, facts: Facts) -> Body:
 
 
 def _statement(node: Effect, facts: Facts) -> Effect:
-    """A statement that touches nothing outside. A read with a guard of its own is guarded further; others, with the statement."""
+    """A statement with all accesses in bounds. A read that has its own guard is guarded further; others, with the statement."""
     here = facts.and_(*node.guard)
     more: dict[Less, None] = {}
     if isinstance(node, Write):
@@ -119,7 +119,7 @@ def _statement(node: Effect, facts: Facts) -> Effect:
         if not isinstance(v, Load):
             return None
         missing = _open(v.tensor, v.index, here.and_(*v.guard))
-        # Products take whole blocks, from their first lane on to the last: what is not there is read as 0.
+        # Products take whole blocks, from the first lane to the last: missing elements are read as 0.
         within = isinstance(node, Dot) and any(loosest(g, lanes) is None for g in missing)
         if (v.guard or within) and missing:
             return load(v.tensor, v.index, (*v.guard, *missing), v.other)
@@ -131,12 +131,12 @@ def _statement(node: Effect, facts: Facts) -> Effect:
 
 
 def _open(tensor: Tensor, index: Sequence[Expr], facts: Facts) -> Guard:
-    """The conditions that keep an access inside its tensor and do not follow from what is known."""
+    """The bounds checks of an access that the known facts do not imply."""
     found: list[Less] = []
     for e, size in zip(index, _sizes(tensor), strict=True):
         spelled = facts.spelled_out(e)
         if not any(is_held(a) for x in (spelled, *_near(spelled, facts)) for a in x.arrays):
-            # Nothing that a caller holds has a part in this.
+            # This does not depend on anything that a caller holds.
             continue
         if not facts.prove(spelled):
             found.append(Less(const(-1), e))
@@ -146,7 +146,7 @@ def _open(tensor: Tensor, index: Sequence[Expr], facts: Facts) -> Guard:
 
 
 def _near(e: Expr, facts: Facts) -> Iterable[Expr]:
-    """The facts that say something about the symbols of an expression."""
+    """The facts that mention symbols of an expression."""
     return (fact for fact in facts.known if fact.symbols & e.symbols)
 
 

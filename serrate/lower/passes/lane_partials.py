@@ -1,6 +1,6 @@
-"""Lane partials: a reduction over several lanes keeps one result for each position of the innermost until its block is done.
+"""Lane partials: a reduction over several lanes keeps one partial result per position of the innermost lane.
 
-In: a loop program. Out: the same; such results lie side by side, so that a vector takes many of them, and are combined once.
+In: a loop program. Out: the same; partial results are contiguous, so they vectorize, and are combined once per block.
 
     [r:16, d:64] t sum= x[r, d]   ->   t_d<d:64> = 0;  [r:16, d:64] t_d sum= x[r, d];  [d:64] t sum= t_d
 """
@@ -15,11 +15,11 @@ from serrate.lower.names import Names
 from serrate.lower.passes.common import Body, inward, kept, per_kernel
 
 NARROWEST = 8
-"""Positions of the innermost lane from which on it is worth it."""
+"""The fewest positions of the innermost lane for which this pays off."""
 
 
 def lane_partials(program: LoopProgram) -> LoopProgram:
-    """Reductions over several lanes in two steps."""
+    """Splits reductions over several lanes into two steps."""
     names = Names(program)
 
     def change(body: Body) -> Body:

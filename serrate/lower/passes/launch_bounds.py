@@ -1,7 +1,6 @@
-"""Launch bounds: a grid that only lengths bound is launched by a number of its own.
+"""Launch bounds: a grid that is bounded only by lengths gets a launch size that is known on the host.
 
-In: a loop program. Out: the same; a grid whose bound is read from arrays has a symbol instead, which the caller works out:
-a launch needs a number on the host.
+In: a loop program. Out: the same; a grid whose bound is read from arrays is launched with a symbol, which the caller computes.
 
     grid p < parts[n]  (launched parts[n] times)   ->   grid p < parts[n]  (launched launched0 times)
 """
@@ -17,7 +16,7 @@ from serrate.lower.passes.common import Body, inward, kept, per_kernel
 
 
 def launch_bounds(program: LoopProgram) -> LoopProgram:
-    """Gives grids whose bound is read from arrays a symbol as their bound."""
+    """Adds a launch symbol to every grid whose bound is read from arrays."""
     found: dict[Expr, Symbol] = {}
 
     def change(body: Body) -> Body:

@@ -1,6 +1,6 @@
-"""Long sums: what a serial loop adds to for long is emptied into a wider block every few hundred additions.
+"""Long sums: a sum over a long serial loop is flushed into a wider block every few hundred additions.
 
-In: a loop program. Out: the same, whose float sums and scans are as exact as blocked ones, however long the loops are.
+In: a loop program. Out: the same, with float sums and scans as accurate as blocked ones, however long the loops are.
 
     t = 0                                t = 0
     serial k < n:                        serial g < ceil(n / 128):
@@ -8,13 +8,13 @@ In: a loop program. Out: the same, whose float sums and scans are as exact as bl
                                            serial w < min(128, n - g*128):
                                              k := g*128 + w
                                              t sum= x[k]
-                                         if something was emptied:  t = wide + t
+                                         if something was flushed:  t = wide + t
 
-A running sum is rounded at its own size with every addition, so its error grows with their number; here it grows with the few
-hundred that a block gets. `wide` is float64. A loop that ends before a block is full does nothing more than before.
-A scan that sums keeps what it has emptied beside its carry, and adds it to every position. Products lose as much at any size, so
-scans that multiply carry float64. Where the target has no branches, a group is summed into a block of its own, in the same dtype,
-and every scan carries float64; matrix products are left to the units that make them.
+Every addition rounds the running sum, so its error grows with the number of additions; here it grows with the few hundred per
+flush. `wide` is float64. A loop that ends before the first flush does no extra work. A scan that sums keeps the flushed total
+beside its carry and adds it to every position. The error of a product does not depend on its size, so scans that multiply carry
+float64. On targets without branches, each group is summed into its own block, in the same dtype, and every scan carries float64;
+matrix products are left to the matrix units.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ from serrate.lower.names import Names
 from serrate.lower.passes.common import Body, inward, kept, per_kernel
 
 STEPS = 128
-"""Additions to an element between two times that it is emptied."""
+"""Additions to an element between flushes."""
 DEPTH = 1024
 """The same for matrix products, whose blocks are larger; libraries sum about as many at once."""
 ABREAST = 32
 """Positions of the innermost lane that are summed side by side."""
 OUTER = 8
-"""Positions of a loop around the one that sums, after which a block is emptied whatever the inner one did."""
+"""Positions of an outer loop after which a block is flushed, whatever the inner loop did."""
 GROUP = 64
-"""Positions of a loop that are summed into a block of their own, each of them the sum of many lanes."""
+"""Positions of a loop per group without branches; each is already the sum of many lanes."""
 
 Change = Callable[[For, Sequence[Local], str], tuple[Node, ...]]
-"""What becomes of a loop that adds to blocks; names of several loops of one body end differently."""
+"""Rewrites a loop that adds to blocks; the suffix keeps the names of several loops in one body apart."""
 
 
 def long_sums(program: LoopProgram, *, branches: bool) -> LoopProgram:
@@ -74,7 +74,7 @@ def long_sums(program: LoopProgram, *, branches: bool) -> LoopProgram:
 
 
 def _body(body: Body, change: Change) -> Body:
-    """Statements whose loops add to blocks that begin here, those loops changed."""
+    """Rewrites the loops of a body that add to blocks declared in it."""
     body = kept(body, (inward(n, lambda part: _body(part, change)) for n in body))
     begun = dict.fromkeys(n.local for n in body if isinstance(n, Declare | Assign) and _begins(n))
     sums = [local for local in begun if local.dtype.is_floating_point and _only_summed(local, body)]
@@ -104,7 +104,7 @@ def _adds(node: Node, local: Local) -> bool:
 
 
 def _only_summed(local: Local, body: tuple[Node, ...]) -> bool:
-    """Whether every loop of a body that writes a block adds to it, under nothing but loops and conditions, and never reads it."""
+    """Whether every loop of a body that writes a block only adds to it, inside loops and branches, and never reads it."""
     for node in body:
         inside = list(nodes((node,)))
         writers = [n for n in inside if _writes(n, local)]
@@ -123,7 +123,7 @@ def _only_summed(local: Local, body: tuple[Node, ...]) -> bool:
 
 
 def _begins_anew(node: Node, local: Local) -> bool:
-    """Whether a branch has nothing to do with what a block held before: wherever it writes the block, it begins with it."""
+    """Whether a branch ignores the previous contents of a block: wherever it writes the block, it first initialises it."""
     if not isinstance(node, If):
         return False
     writers = [next((n for n in part if any(_writes(x, local) for x in nodes((n,)))), None) for part in bodies(node)]
@@ -136,7 +136,7 @@ def _loops_inside(loop: For, locals_: Sequence[Local]) -> list[For]:
 
 
 def _direct(body: tuple[Node, ...], local: Local) -> Iterator[Reduce | Dot | Running]:
-    """The statements of a loop that add to a block once in each of its positions."""
+    """The statements of a loop that add to a block once per iteration."""
     for node in body:
         if isinstance(node, Reduce | Dot | Running) and _writes(node, local):
             yield node
@@ -146,7 +146,7 @@ def _direct(body: tuple[Node, ...], local: Local) -> Iterator[Reduce | Dot | Run
 
 
 def _period(loop: For, local: Local) -> int:
-    """How many positions of a loop fill a block."""
+    """How many iterations of a loop lie between flushes."""
     found = list(_direct(loop.body, local))
     products = [n.lanes[-1].size for n in found if isinstance(n, Dot)]
     if products:
@@ -155,7 +155,7 @@ def _period(loop: For, local: Local) -> int:
 
 
 def _depth(node: Reduce | Running) -> int:
-    """How many positions a statement adds to one element, one after the other."""
+    """How many positions a statement adds to one element sequentially."""
     if isinstance(node, Running):
         return 1 if node.axis is None else node.axis.size
     depth = 1
@@ -166,7 +166,7 @@ def _depth(node: Reduce | Running) -> int:
 
 
 def _in_groups(names: Names, loop: For, size: int, before: tuple[Node, ...], after: tuple[Node, ...] = ()) -> For:
-    """A loop as one over groups of its positions, with statements before and after each group."""
+    """A loop split into groups of iterations, with statements before and after each group."""
     group = symbol(names.of((loop.symbol, "group"), f"{loop.symbol.name}_group"), 0)
     within = symbol(names.of((loop.symbol, "within"), f"{loop.symbol.name}_within"), 0, size - 1)
     extent = minimum(const(size), loop.extent - group * size)
@@ -176,17 +176,17 @@ def _in_groups(names: Names, loop: For, size: int, before: tuple[Node, ...], aft
 
 
 def _short(loop: For, period: int) -> bool:
-    """Whether a loop is known to end before a block is full."""
+    """Whether a loop provably ends before the first flush."""
     most = loop.extent.bounds[1]
     return most is not None and most <= period
 
 
-# --- emptied into a wider block ------------------------------------------------------------------------------------------
+# --- flushed into a wider block ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Emptying:
-    """How a block is emptied, and what must be there before and happen after the loop that does it."""
+    """How a block is flushed: statements before the loop, at each flush, and after the loop."""
 
     before: tuple[Node, ...]
     empty: tuple[Node, ...]
@@ -194,7 +194,7 @@ class _Emptying:
 
 
 def _emptying(names: Names, loop: For, locals_: Sequence[Local], suffix: str) -> tuple[Node, ...]:
-    """A loop that empties the blocks it adds to."""
+    """A loop that flushes the blocks it adds to."""
     if not _loops_inside(loop, locals_) and _short(loop, min(_period(loop, local) for local in locals_)):
         return (loop,)
     ways: dict[Local, _Emptying] = {}
@@ -211,7 +211,7 @@ def _emptying(names: Names, loop: For, locals_: Sequence[Local], suffix: str) ->
 
 
 def _emptied(names: Names, loop: For, ways: dict[Local, _Emptying]) -> For:
-    """A loop that empties blocks as often as it fills them, and so do those inside it."""
+    """A loop that flushes blocks when they are full, and so do the loops inside it."""
     own = {local: way for local, way in ways.items() if any(_writes(n, local) for n in nodes(loop.body))}
     empty = tuple(n for way in own.values() for n in way.empty)
     inner = _loops_inside(loop, [*own])
@@ -227,7 +227,7 @@ def _emptied(names: Names, loop: For, ways: dict[Local, _Emptying]) -> For:
 
 
 def _of_sum(names: Names, local: Local, suffix: str) -> _Emptying:
-    """What was emptied first need not be added to anything; nothing is added to what was never emptied."""
+    """The first flush assigns instead of adding; without a flush, nothing is added at the end."""
     wide = Local(_name(names, local, f"wide{suffix}"), torch.float64, local.lanes)
     emptied = Local(_name(names, local, f"emptied{suffix}"), torch.int64, ())
     happened = symbol(emptied.name, None, None)
@@ -244,7 +244,7 @@ def _of_sum(names: Names, local: Local, suffix: str) -> _Emptying:
 
 
 def _of_scan(names: Names, scan: Running, suffix: str) -> tuple[_Emptying, Assign]:
-    """What was emptied lies beside the carry, in `base`, and is added to every position of the scan."""
+    """The flushed total lies beside the carry, in `base`, and is added to every position of the scan."""
     carry, dtype = scan.carry, carried_dtype(scan.carry.dtype)
     wide = Local(_name(names, carry, f"wide{suffix}"), torch.float64, carry.lanes)
     base = Local(_name(names, carry, f"base{suffix}"), dtype, carry.lanes)
@@ -269,7 +269,7 @@ def _as(value: Value, dtype: torch.dtype) -> Value:
 
 
 def _in_parts(names: Names, loop: For, locals_: Sequence[Local], suffix: str) -> tuple[Node, ...]:
-    """A loop over groups, each summed into a block of its own."""
+    """A loop over groups, each summed into its own block."""
     own = [local for local in locals_ if all(isinstance(n, Reduce) for n in nodes(loop.body) if _writes(n, local))]
     own = [local for local in own if not _loops_inside(loop, [local]) and list(_direct(loop.body, local))]
     if not own or _short(loop, GROUP):

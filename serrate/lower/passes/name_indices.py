@@ -1,14 +1,14 @@
-"""Name indices: reads of arrays and searches get a name as far out as they can be made.
+"""Name indices: array reads and searches are hoisted as far out as is safe, and named.
 
-In: a loop program. Out: the same, in which every boundary of a row is read once.
+In: a loop program. Out: the same, with every row boundary read once.
 
     grid c < n:                                              grid c < n:
       serial r < T1[c + 1] - T1[c]:                  ->        T1_c := T1[c];  T1_c_1 := T1[c + 1]
         t sum= x[T1[c] + r]                                    serial r < T1_c_1 - T1_c:  t sum= x[T1_c + r]
 
-A read must be safe where it is made. Of an array in `LoopProgram.counts` that means: the row is known to be there, by a loop, a
-branch or the condition of the statement. Of others it is enough that the loops around are those of their rows, which their
-schedule has seen to; but such a read is not moved out of a branch.
+A read must be safe where it is hoisted to. For an array in `LoopProgram.counts`, a loop, a branch or the statement's guard must
+imply that the row exists. For other arrays, the schedule guarantees that the enclosing loops run over existing rows; these reads
+are not moved out of a branch.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from serrate.lower.names import Names, array_names
 from serrate.lower.passes.common import Body, changed, kept, names_in, per_kernel, substituted
 
 LONGEST = 40
-"""Characters of a name, before it is told apart from others."""
+"""The maximum length of a name, before it is made unique."""
 
 
 def name_indices(program: LoopProgram) -> LoopProgram:
-    """Gives array reads and searches a name where their operands are first known."""
+    """Names array reads and searches where their operands are first known."""
     namer = _Namer(program)
     return per_kernel(program, lambda k: namer.kernel(k.body))
 
@@ -52,7 +52,7 @@ class _Namer:
         self.names = Names(self.program)
         self.lanes = {lane.symbol: lane for n in nodes(body) for lane in getattr(n, "lanes", ())}
         self.lanes_of: dict[Symbol, Lanes] = {s: (lane,) for s, lane in self.lanes.items()}
-        # What a program works out itself is not the same everywhere.
+        # A value that the program computes may change from place to place.
         self.computed = {n.local.name for n in nodes(body) if isinstance(n, Declare)}
         return self.body(body, frozenset(), frozenset(), {})
 
@@ -68,7 +68,7 @@ class _Namer:
             lanes = self._lanes_of(current)
             protects = tuple(g for each in guard if lanes and self._protects(g := each.substitute(named), lanes))
             if any(g.symbols & inner for g in protects):
-                # What keeps the read inside is known only in a loop further in, so it is named there.
+                # Only an inner loop guarantees that the read is in bounds, so it is named there.
                 continue
             if not self._is_there(expr, facts | frozenset(guard) if lanes else facts, certain):
                 continue
@@ -78,7 +78,7 @@ class _Namer:
         for k, node in enumerate(body):
             out.append(self._renamed(node, known, facts, named))
             if isinstance(node, Bind):
-                # What is found by a name is known after it.
+                # Reads that depend on this name can be named after it.
                 if isinstance(node.expr, Search):
                     facts |= {Less(node.symbol, node.expr.count)}
                 return (*out, *self.body(body[k + 1 :], known | {node.symbol}, facts, named))
@@ -88,7 +88,7 @@ class _Namer:
         return e.array.local or bool(names_in(e) & self.computed)
 
     def _is_there(self, e: Expr, facts: frozenset[Less], certain: bool) -> bool:
-        """Whether an array has the element that is read; `certain`: whether the read is made wherever this place is reached."""
+        """Whether the element that is read exists; `certain`: whether every path through this place performs the read."""
         if not isinstance(e, Element) or e.array not in self.counts:
             return certain
         count = self.counts[e.array]
@@ -106,14 +106,14 @@ class _Namer:
         return Bind(new, expr, lanes, guard)
 
     def _protects(self, condition: Less, lanes: Lanes) -> bool:
-        """Whether a condition can be asked before an array is read in these lanes: it is on them, and on no array itself."""
+        """Whether a condition can guard an array read in these lanes: it mentions them, and reads no array itself."""
         if condition.left.arrays | condition.right.arrays:
             return False
         varying = [s for s in condition.symbols if self.lanes_of.get(s)]
         return bool(varying) and all(s in self.lanes and self.lanes[s] in lanes for s in varying)
 
     def _renamed(self, node: Node, known: frozenset[Symbol], facts: frozenset[Less], named: dict[Expr, Expr]) -> Node:
-        """A statement with names for what it reads; those inside it get more."""
+        """A statement with reads replaced by names; statements inside it may add more."""
         if not bodies(node):
             return substituted((node,), named)[0]
         guard = tuple(g.substitute(named) for g in getattr(node, "guard", ()))
@@ -130,7 +130,7 @@ class _Namer:
 
 
 def _below(index: Symbol, extent: Expr) -> Iterator[Less]:
-    """What is known in a loop: its index is below its extent, and so below both of which that is the smaller."""
+    """What a loop implies: its index is below its extent, and below both operands if that is a minimum."""
     yield Less(index, extent)
     if isinstance(extent, Minimum):
         for operand in extent.operands:
@@ -138,8 +138,8 @@ def _below(index: Symbol, extent: Expr) -> Iterator[Less]:
 
 
 def _candidates(body: Body, certain: bool = True) -> Iterator[tuple[Expr, Guard, bool]]:
-    """Array reads and searches in the body, inner ones before those that contain them; their statement's guard, and whether no
-    branch is around them. What has a name already is not a candidate itself."""
+    """Array reads and searches in the body, inner ones before those that contain them, each with the guard of its statement and
+    whether it is outside all branches. Definitions of names are not candidates."""
     for node in body:
         guard = getattr(node, "guard", ())
         for expr in expressions_of(node):

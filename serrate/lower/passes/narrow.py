@@ -1,6 +1,6 @@
-"""Narrow: no lane of a private block is computed that nobody reads.
+"""Narrow: lanes of private blocks that nothing reads are not computed.
 
-In: a loop program. Out: the same; a statement that fills a private block asks what all readers of the block ask of its lanes.
+In: a loop program. Out: the same; a statement that fills a private block gets the conditions that all its readers share.
 
     [c:8, d:64] t = exp(x[c, d])                          [c:8, d:64] t = exp(x[c, d])  where c < n
     [c:8, d:64] y[c, d] = t  where c < n          ->      [c:8, d:64] y[c, d] = t       where c < n
@@ -39,7 +39,7 @@ from serrate.lower.passes.common import Body, Effect, blocks_read, effects, inwa
 
 
 def narrow(program: LoopProgram) -> LoopProgram:
-    """Asks of every private block only the lanes that somebody reads."""
+    """Computes only those lanes of private blocks that are read."""
     return per_kernel(program, lambda k: _narrowed(k.body))
 
 
@@ -76,7 +76,7 @@ def _narrowed(body: Body) -> Body:
 
 
 def _fills(node: Effect) -> str:
-    """The private block that a statement fills; nothing for one that writes to memory, or fills several."""
+    """The private block that a statement fills; None if it stores to memory or fills several blocks."""
     return "" if isinstance(node, Write | Fold) else node.local.name
 
 
@@ -96,15 +96,15 @@ def _known_at(body: Body) -> dict[str, frozenset[Symbol]]:
 
 
 def _about(condition: Less, own: set[Symbol], lanes: set[Symbol]) -> bool:
-    """Whether a condition mentions no lanes but these, and nothing that the program works out itself."""
+    """Whether a condition mentions only these lanes, and no values that the program computes."""
     local = any(isinstance(e, Element) and e.array.local for x in (condition.left, condition.right) for e in x.walk())
     return not local and not condition.symbols & (lanes - own) and all(s.bounds[0] is not None for s in condition.symbols)
 
 
 def _read_in_place(node: Effect, local: Local) -> set[Symbol]:
-    """The lanes of a block in which a statement reads it where it is itself: what it asks of them is asked of the block.
+    """The lanes along which a statement reads a block at its own position: conditions on these carry over to the block.
 
-    A block may be read along another lane of as many positions, or at computed places: of that lane nothing is known.
+    A block may also be read along another lane of the same size, or at a computed index; then nothing is known.
     """
     parts = [v for value in values_of(node) for v in value.walk()]
     place: Expr = const(0)
@@ -137,12 +137,12 @@ def _with_guards(body: Body, needed: Mapping[str, Guard]) -> Body:
 
 
 def _is_asked(condition: Less, guard: Guard) -> bool:
-    """Whether a guard has a condition, or one on the same position that knows more: where a row ends, of all rows the longest."""
+    """Whether a guard implies a condition: it contains it, or a tighter one on the same position (a row's own end)."""
     return any(g == condition or (g.left is condition.left and g.right.symbols > condition.right.symbols) for g in guard)
 
 
 def _asking(node: Effect, guard: Guard) -> Effect:
-    """The statement under more conditions, which its reads need not ask again."""
+    """The statement with more conditions, which are dropped from its reads."""
 
     def change(v: Value) -> Value | None:
         return without(v, guard) if isinstance(v, Load) and v.guard else None

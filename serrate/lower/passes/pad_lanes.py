@@ -1,6 +1,6 @@
-"""Pad lanes: every lane gets a power of two positions, for targets whose blocks have no other sizes.
+"""Pad lanes: rounds the size of every lane up to a power of two, for targets that need it.
 
-In: a loop program. Out: the same; statements say which positions exist, and indices into private blocks count padded ones.
+In: a loop program. Out: the same; padding positions are masked, and indices into private blocks use padded strides.
 
     [k:48] t += x[k]   ->   [k:64] t += x[k]  where k < 48
 """
@@ -34,7 +34,7 @@ from serrate.schedule.target import power_of_two_at_least
 
 
 def pad_lanes(program: LoopProgram) -> LoopProgram:
-    """Lanes of powers of two, with guards."""
+    """Pads lanes to powers of two, with guards."""
 
     def change(body: Body) -> Body:
         lanes = {lane for node in nodes(body) for lane in _lanes_of(node)}
@@ -55,7 +55,7 @@ def _lanes_of(node: Node) -> Lanes:
 @dataclass(frozen=True)
 class _Padding(Renaming):
     sizes: Mapping[Symbol, int]
-    """The lanes that are padded, and how many of their positions exist."""
+    """The padded lanes, with the number of positions that exist."""
     blocks: Mapping[str, Local]
 
     def body(self, body: Body) -> Body:
@@ -70,7 +70,7 @@ class _Padding(Renaming):
         return inward(node, self.body)
 
     def _existing(self, lanes: Lanes) -> Guard:
-        """Where positions of padded lanes exist."""
+        """The conditions under which positions of padded lanes exist."""
         return tuple(Less(self._symbol(lane.symbol), const(lane.size)) for lane in lanes if lane.symbol in self.sizes)
 
     def _symbol(self, s: Symbol) -> Symbol:
@@ -87,14 +87,14 @@ class _Padding(Renaming):
         return expr.substitute(known)
 
     def _place(self, index: Expr, block: Local) -> Expr:
-        """An index into a private block, which counts positions of its lanes, where these are padded."""
+        """An index into a private block whose lanes are padded, with the strides of the padded block."""
         sizes = [lane.size for lane in block.lanes]
         strides = dict(zip(_strides(sizes), _strides([power_of_two_at_least(n) for n in sizes]), strict=True))
         terms = index.terms if isinstance(index, Sum) else ((index, 1),)
         if index.value == 0 or all(strides.get(factor) == factor for _, factor in terms):
             return index
         if (isinstance(index, Sum) and index.constant) or any(factor not in strides for _, factor in terms):
-            raise VerificationError(f"{block} is read at {index}, which does not say at which position of each lane")
+            raise VerificationError(f"{block} is read at {index}, which does not determine a position in each lane")
         return sum((term * strides[factor] for term, factor in terms), const(0))
 
     def value(self, value: Value) -> Value:
@@ -111,7 +111,7 @@ class _Padding(Renaming):
 
 
 def _strides(sizes: Sequence[int]) -> list[int]:
-    """How far apart neighbours along each lane of a block lie."""
+    """The stride of each lane of a block."""
     out, stride = [], 1
     for size in reversed(sizes):
         out.append(stride)

@@ -1,12 +1,12 @@
-"""Prefetch: while a row is worked on in private, the next one is fetched, which lies right after it.
+"""Prefetch: while a row is processed in private memory, the next row, which lies right after it, is prefetched.
 
-In: a loop program. Out: the same, with hints. A loop that reads a row again, and keeps what it makes of it in private memory, has
-more to do than to wait for memory:
+In: a loop program. Out: the same, with hints. A loop that rereads a row and keeps its results in private memory leaves memory
+bandwidth unused:
 
     serial r < len:  m max= x[start + r]                  serial r < len:  m max= x[start + r]
     serial r < len:  row[r] = exp(x[start + r] - m)  ->   serial r < len:  prefetch x[start + len + r];  row[r] = exp(...)
 
-A loop that keeps nothing is as fast as memory is without hints, and slower with them.
+A loop that keeps nothing already runs at memory speed, and hints would slow it down.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from serrate.lower.passes.common import Body, effects, inward, kept, per_kernel
 
 
 def prefetch(program: LoopProgram) -> LoopProgram:
-    """Fetches the next row in the first loop that keeps what it makes of its own."""
+    """Prefetches the next row in the first loop that keeps results of the current one."""
     return per_kernel(program, lambda k: _body(k.body))
 
 
@@ -49,7 +49,7 @@ def _is_private(node: Node) -> bool:
 
 
 def _fetching(loop: For, seen: set[Tensor]) -> For:
-    """A loop with a hint for everything that it reads again."""
+    """A loop with a hint for everything that it rereads."""
     out: list[Node] = []
     fetched: set[tuple[Tensor, tuple[Expr, ...]]] = set()
     for node in loop.body:
@@ -66,8 +66,8 @@ def _fetching(loop: For, seen: set[Tensor]) -> For:
 
 
 def _length(node: Reduce | Write, loop: For) -> Expr | None:
-    """The length of the row that a loop runs over from its first position on, if a statement asks for it. Of a part of a row the
-    next part is another worker's; of rows side by side the next one is another lane's."""
+    """The length of the row that a loop runs over from its first position, if it guards a statement. None for pieces of rows,
+    where the next piece is another worker's, and for rows in lanes, where the next row is another lane's."""
     zero: dict[Expr, Expr] = {s: const(0) for s in (loop.symbol, *(lane.symbol for lane in node.lanes))}
     rows = (g for g in node.guard if g.right.arrays and loop.symbol in g.left.symbols)
     return next((g.right for g in rows if g.left.substitute(zero).value == 0 and not g.right.symbols & zero.keys()), None)

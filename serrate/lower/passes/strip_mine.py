@@ -1,11 +1,11 @@
-"""Strip-mine: statements that add many positions of a lane to the same elements, one by one, become a loop over shorter ones.
+"""Strip-mine: a statement that adds many positions of a lane to the same element sequentially becomes a loop.
 
 In: a loop program. Out: the same, in which no statement adds more than `STEPS` positions to an element, so that `long_sums` can
-empty it in between:
+flush it in between:
 
     [r:4096, d:64] t sum= x[r, d]   ->   serial m < 32:  [r:128, d:64] t sum= x[m*128 + r, d]
 
-An innermost lane is summed many positions side by side, and is not deep. Statements that share a nest of loops stay together.
+The innermost lane is vectorized, so it is not split. Statements that share a nest of loops stay together.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from serrate.lower.passes.long_sums import STEPS
 
 
 def strip_mine(program: LoopProgram) -> LoopProgram:
-    """The program without deep blocks."""
+    """Splits statements that add too many positions."""
     names = Names(program)
     return per_kernel(program, lambda k: _body(k.body, _named(k.body), names))
 
 
 def _named(body: Body) -> dict[Symbol, Lanes]:
-    """Names of indices that have lanes: they are spelled out elsewhere, and their lanes stay as they are."""
+    """Names of indices that have lanes: these were expanded elsewhere, so their lanes are left alone."""
     return {n.symbol: n.lanes for n in nodes(body) if isinstance(n, Bind) and n.lanes}
 
 
@@ -93,7 +93,7 @@ def _shorter(node: Node, lanes: Lanes, inside: Guard) -> Node:
 
 
 def _end(guard: Guard, lane: Lane, varying: set[Symbol]) -> Expr:
-    """Where a lane ends, so that short rows take no empty steps: at its size, or at a bound that no other lane has a part in."""
+    """The end of a lane: its size, or a bound that depends on no other lane, so that short rows take no empty steps."""
     end: Expr = const(lane.size)
     for condition in guard:
         found = end_of(condition, lane.symbol)
@@ -103,7 +103,7 @@ def _end(guard: Guard, lane: Lane, varying: set[Symbol]) -> Expr:
 
 
 def _deep_lanes(node: Block) -> list[Lane]:
-    """Lanes of which a statement adds many positions to each element, the innermost lane being of those elements."""
+    """The lanes that a statement reduces sequentially with too many positions; the innermost lane is kept."""
     if not isinstance(node, Reduce) or node.operator != "sum" or not node.local.dtype.is_floating_point:
         return []
     if not node.lanes or node.lanes[-1] not in node.local.lanes:

@@ -1,6 +1,6 @@
-"""Tabulate: the component that owns a grid position is looked up instead of searched for by every worker.
+"""Tabulate: workers look up the component that owns a grid position in a table, instead of searching for it.
 
-In: a loop program. Out: the same; searches by a grid's index read a derived array, made once for each structure.
+In: a loop program. Out: the same; a search by a grid index becomes a read of a derived array, computed once per structure.
 
     grid p < n:  c := search(parts, p)   ->   grid p < n:  c := owners(parts)[p]
 """
@@ -20,11 +20,11 @@ def tabulate(program: LoopProgram) -> LoopProgram:
 
 
 def _tabulated(kernel: LoopKernel) -> Body:
-    # Grids of different kernels may have one name and different bounds, so each kernel is looked at alone.
+    # Grids of different kernels may share a name but not a bound, so each kernel is handled separately.
     grids = {n.symbol: n.bound for n in nodes(kernel.body) if isinstance(n, For) and n.kind is GRID}
     found: dict[Expr, Expr] = {}
     for e in found_in(kernel.body):
-        # Where an array holds several rows of offsets, a position alone has no owner.
+        # In an array with several rows of offsets, a position alone does not determine an owner.
         if isinstance(e, Search) and e.first.value == 0 and e.position in grids and not grids[e.position].arrays:
             table = Array(f"owners({e.array.name})", recipe=Owners(e.array, e.count, grids[e.position]))
             found[e] = table[e.position]

@@ -1,6 +1,6 @@
-"""Unfold: folds of lanes become loops, where lanes are loops anyway.
+"""Unfold: folds of lanes become loops, on targets where lanes are loops anyway.
 
-In: a loop program. Out: the same without `Fold`: positions are combined one after the other, from the first to the last.
+In: a loop program. Out: the same without `Fold`: positions are combined in order, from first to last.
 
     [r:8, d:4] a, b fold= x[r, d]   ->   serial r < 8:  [d:4] a, b = combine((a, b), lift(x[r, d]))
 """
