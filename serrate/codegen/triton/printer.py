@@ -606,6 +606,10 @@ class _TritonPrinter:
             return self._cast(value, args[0])
         if value.function not in FUNCTIONS:
             raise VerificationError(f"the triton backend has no function {value.function!r}")
+        if value.function in LIBRARY_BINARY:
+            # A plain number would be float32 there, whatever it meets.
+            kind = TYPES[carried_dtype(value.dtype)]
+            args = [f"tl.full([], {a}, {kind})" if isinstance(v, Constant) else a for a, v in zip(args, value.args, strict=True)]
         special = SPECIAL.get((value.function, _kind(value.dtype)))
         return (special or FUNCTIONS[value.function]).format(*args)
 
