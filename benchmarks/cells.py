@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import handwritten, limits, ours, peers, ways
 from benchmarks.measure import Timing, measure, timing
-from benchmarks.tasks import DTYPES, WORKS, Sizes, Task, again, expected, is_right, task, traffic
+from benchmarks.tasks import DTYPES, PRODUCTS, WORKS, Sizes, Task, again, dense_product, expected, is_right, task, traffic
 from benchmarks.ways import Call, Way
 
 # a median this many times the minimum is due to other load on the machine
@@ -58,7 +58,7 @@ class Cell:
     @property
     def _may_be_beaten(self) -> bool:
         """Whether the limit may be beaten: a copy for a task that mostly fills, a float32 product for a narrower one."""
-        return self.work == "to_padded" or (self.work == "grouped matmul" and self.dtype != "float32")
+        return self.work == "to_padded" or (self.work in PRODUCTS and self.dtype != "float32")
 
     @property
     def percent(self) -> float | None:
@@ -69,7 +69,7 @@ class Cell:
     def goal(self) -> float:
         """The goal in percent of the limit; for a giant row it depends on what uniform lengths reach."""
         goal = WORKS[self.work].goal
-        return goal if self.dtype == "float32" or self.work == "grouped matmul" else NARROW * goal
+        return goal if self.dtype == "float32" or self.work in PRODUCTS else NARROW * goal
 
     @property
     def best_peer(self) -> tuple[str, float] | None:
@@ -156,8 +156,8 @@ def _of_one(all_of_them: Timing, calls: int) -> Timing:
 
 
 def _limit(it: Task) -> limits.Limit:
-    if it.work == "grouped matmul":
-        return limits.of_product(it.data.values, it.operands[0][0])
+    if it.work in PRODUCTS:
+        return limits.of_product(*dense_product(it))
     return limits.of_traffic(traffic(it), it.data.values, it.data.offsets)
 
 

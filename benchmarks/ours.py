@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 import serrate
@@ -68,6 +69,12 @@ def grouped_matmul(jt: Any, weights: Any) -> Any:
     return jt @ weights
 
 
+@serrate.jit
+def attention(query: Any, key: Any, value: Any, is_causal: bool) -> Any:
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal).transpose(1, 2)
+
+
 JITTED: dict[str, Callable[..., Any]] = {
     "sum": sum_rows,
     "mean": mean_rows,
@@ -97,6 +104,9 @@ def _prepared(task: Task) -> Call:
         blocks = JaggedTensor.from_lengths(task.data.values, task.data.lengths.view(PARTS, -1))
         return lambda: blocks.permute(1, 0, 2, 3)
     jt = _ragged(task.data)
+    if task.kind.endswith("attention"):
+        key, value = (jt.with_values(x) for x in task.operands)
+        return lambda: attention(jt, key, value, task.kind == "causal attention")
     if task.kind == "to_padded":
         return lambda: jt.to_padded()
     function = JITTED[task.kind]

@@ -37,9 +37,12 @@ class Sizes:
     groups: int = 64
     tokens: int = 8192
     width: int = 512
+    sequences: int = 32
+    length: int = 256
+    heads: int = 8
 
 
-QUICK = Sizes(rows=256, groups=16, tokens=1024, width=128)
+QUICK = Sizes(rows=256, groups=16, tokens=1024, width=128, sequences=8, length=64)
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,11 @@ WORKS = {
     "1-D softmax": Work(45, 0.0),
     "block permute": Work(80, 0.0),
     "grouped matmul": Work(100 / 1.15, 1e-4, _NO_GIANT, never_behind="torch.mm per group"),
+    "attention": Work(70, 1e-4, never_behind="SDPA per sequence"),
+    "causal attention": Work(70, 1e-4, never_behind="SDPA per sequence"),
 }
+PRODUCTS = ("grouped matmul", "attention", "causal attention")
+"""Tasks whose limit is a dense float32 product."""
 SPINE = ("sum", "pointwise", "softmax", "layer norm", "grouped matmul")
 """The tasks that also have a hand-written baseline."""
 
@@ -107,6 +114,8 @@ def task(work: str, distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task
     """The data of one cell."""
     if work == "grouped matmul":
         return _grouped_matmul(distribution, dtype, sizes)
+    if work in PRODUCTS:
+        return _attention(work, distribution, dtype, sizes)
     flat = work.startswith("1-D ")
     features, mean = (None, sizes.mean_flat) if flat else (sizes.features, sizes.mean)
     data = ragged(distribution, sizes.rows, mean, features, dtype)
@@ -139,6 +148,31 @@ def _grouped_matmul(distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task
     return Task("grouped matmul", data, (weights.to(dtype),))
 
 
+def _attention(work: str, distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task:
+    data = ragged(distribution, sizes.sequences, sizes.length, sizes.heads * sizes.features, dtype)
+    shape = (-1, sizes.heads, sizes.features)
+    generator = torch.Generator().manual_seed(4)
+    others = (torch.randn(data.values.shape, generator=generator).to(dtype).view(shape) for _ in range(2))
+    return Task(work, replace(data, values=data.values.view(shape)), tuple(others))
+
+
+def dense_product(it: Task) -> tuple[Tensor, Tensor]:
+    """Operands of a dense product that takes as many additions and multiplications as the task."""
+    if it.work == "grouped matmul":
+        return it.data.values, it.operands[0][0]
+    lengths = it.data.lengths
+    scores = int((lengths * (lengths + 1) // 2 if it.work == "causal attention" else lengths * lengths).sum())
+    rows = 2 * scores * it.data.values[0].numel() // 512**2
+    return torch.ones(max(rows, 1), 512), torch.ones(512, 512)
+
+
+def attend(task: Task, *rows: Tensor) -> Tensor:
+    """torch's attention of one sequence: `[length, heads, features]` in and out."""
+    query, key, value = (row.transpose(0, 1)[None] for row in rows)
+    is_causal = task.work == "causal attention"
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)[0].transpose(0, 1)
+
+
 def _documents(sentences: int) -> Tensor:
     """Offsets of documents of 1 to 15 sentences."""
     generator = torch.Generator().manual_seed(3)
@@ -159,6 +193,9 @@ def expected(it: Task) -> Tensor:
         return torch.stack([each.sum(0) for each in torch.split(torch.stack([row.sum(0) for row in rows]), parts)])
     if it.kind == "grouped matmul":
         return torch.cat([row @ weight.float() for row, weight in zip(rows, it.operands[0], strict=True)])
+    if it.kind in PRODUCTS:
+        others = (torch.split(x.float(), it.data.lengths.tolist()) for x in it.operands)
+        return torch.cat([attend(it, *each) for each in zip(rows, *others, strict=True)])
     if it.kind in _OF_A_ROW:
         return torch.stack([_OF_A_ROW[it.kind](row) for row in rows])
     return torch.cat([_ELEMENTS[it.kind](row, *it.operands) for row in rows])

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.data import Ragged
-from benchmarks.tasks import Task, permuted
+from benchmarks.tasks import Task, attend, permuted
 from benchmarks.ways import Call, Way, both, simple
 
 
@@ -39,12 +39,19 @@ def ways(task: Task, compiled: bool) -> list[Way]:
         return [Way("split and cat", lambda: _split_and_cat(data)), Way("index_select", lambda: _by_index(data))]
     if task.kind == "grouped matmul":
         return _products(task)
+    if task.kind.endswith("attention"):
+        return [Way("SDPA per sequence", lambda: _per_sequence(task), torch.cat)]
     return []
 
 
 def row_of(data: Ragged) -> Tensor:
     """The row of every position."""
     return torch.repeat_interleave(torch.arange(data.rows), data.lengths)
+
+
+def _per_sequence(task: Task) -> Call:
+    rows = [torch.split(x, task.data.lengths.tolist()) for x in (task.data.values, *task.operands)]
+    return lambda: [attend(task, *each) for each in zip(*rows, strict=True)]
 
 
 # --- reductions ----------------------------------------------------------------------------------------------------------
