@@ -1,8 +1,7 @@
-"""TileProgram: phases of loops over domains. What schedules rewrite, whether a fusion or a kernel was written.
+"""TileProgram: phases of loops over domains. Schedules rewrite it, for fusions and kernels alike.
 
 In: a fusion lowered op by op, or a traced kernel. Out: the same program with other loops. Statements name *logical* domains
-only and never change under a schedule; loops run over whatever domains a schedule has made of them, and analysis connects the
-two.
+only, and a schedule never changes them; it changes the domains that loops run over, and analysis connects the two.
 
     program   ::= phase*                          phases run one after the other, each one launch
     phase     ::= name, statement*, lanes
@@ -93,8 +92,8 @@ class Accumulate:
     over: tuple[IterDomain, ...]
     merge: bool = False
     places: tuple[Index, ...] = ()
-    """The index of each target, where some do not vary along all of `index`: the maximum of a row of scores is one for all
-    features of the values that the row weighs."""
+    """The index of each target, if some do not vary along all of `index`: in attention, a row of scores has one maximum for all
+    features of the values."""
 
     def place(self, target: Tensor) -> Index:
         """The index of a target."""
@@ -108,9 +107,9 @@ class Accumulate:
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """`targets[place] = values[0] combined ... combined values[n]` over the positions of `over` up to each one.
+    """A running reduction: `targets[place]` combines the values at all positions of `over` up to this one.
 
-    `index` is what one scan belongs to: `place` without the domain that is scanned.
+    `index` identifies one scan: it is `place` without the scanned domain.
     """
 
     targets: tuple[Tensor, ...]
@@ -129,37 +128,37 @@ class Scan:
 class Axis:
     """A domain that block statements are written in, and the symbols they write it with.
 
-    A position counts from `begin`, the index of the domain from 0. Which tile a position is in, where that begins and how many
-    lanes it has is known when a schedule has split the domain; only the user's own `tile.begin`, `tile.end`, `tile.id` and
-    `tile.block_size` ever ask.
+    A position counts from `begin`, the index of the domain from 0. The tile of a position, its start and its number of lanes are
+    known once a schedule has split the domain; only the user's own `tile.begin`, `tile.end`, `tile.id` and `tile.block_size`
+    refer to them.
     """
 
     name: str
     begin: Expr
     end: Expr
     block: int | None
-    """How many lanes the user fixed its tiles to."""
+    """The tile size, if the user fixed it."""
     what: str
-    """What messages call it."""
+    """Its name in messages."""
     site: object = None
-    """Where in the source it stands; block sizes of a configuration go by that."""
+    """Its place in the source, by which block sizes of a configuration are assigned."""
     looped: bool = True
-    """Whether a loop runs over it; else all its positions are lanes, and their number is known."""
+    """Whether a loop runs over it. If not, all its positions are lanes, and their number is known."""
     least: int = 1
     """The fewest lanes a schedule may choose."""
     alias_of: Axis | None = None
-    """The axis whose lanes these are again: a value that has two dims of one tile has them over an axis and an alias."""
+    """The axis that this one duplicates: a value with the same tile in two dims has them over an axis and its alias."""
     given: IterDomain | None = None
-    """The domain, where a schedule has made it: what statements say of a list of parts."""
+    """The domain, if a schedule made it, such as a work list."""
 
     @functools.cached_property
     def domain(self) -> IterDomain:
-        """What loops run over."""
+        """The domain that loops run over."""
         return self.given or IterDomain(self.end - self.begin, name=self.name)
 
     @property
     def original(self) -> Axis:
-        """The axis itself, or the one that it is an alias of."""
+        """The axis itself, or the one it is an alias of."""
         return self.alias_of or self
 
     @property
@@ -174,27 +173,27 @@ class Axis:
 
     @property
     def lane(self) -> Symbol:
-        """Which lane of its tile a position is."""
+        """The lane of a position in its tile."""
         return symbol(f"{self.name}_lane")
 
     @property
     def lanes(self) -> Symbol:
-        """How many lanes its tiles have."""
+        """The number of lanes of its tiles."""
         return symbol(f"{self.name}_lanes", 1)
 
     @property
     def number(self) -> Symbol:
-        """Which tile it is."""
+        """The number of the current tile."""
         return symbol(f"{self.name}_id")
 
     @property
     def first(self) -> Symbol:
-        """Where the tile begins."""
+        """The first position of the current tile."""
         return symbol(f"{self.name}_begin", self._span[0])
 
     @property
     def last(self) -> Symbol:
-        """Where the tile ends: after `lanes` positions, or at the end of the axis."""
+        """The end of the current tile: after `lanes` positions, or at the end of the axis."""
         low, high = self._span
         return symbol(f"{self.name}_end", low, None if high is None else high + 1)
 
@@ -205,7 +204,7 @@ class Axis:
 
     @property
     def size(self) -> int | None:
-        """The number of positions, where it is known."""
+        """The number of positions, if it is known."""
         return (self.end - self.begin).value
 
     def __str__(self) -> str:
@@ -214,7 +213,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Carry:
-    """Private blocks that a loop carries: the states of a reduction, or one block that is updated in a way of its own."""
+    """Private blocks that a loop carries: the states of a reduction, or one block with any other update."""
 
     locals: tuple[Local, ...]
     reduction: Reduction | None
@@ -225,14 +224,14 @@ class Carry:
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """`body` for every position of `domain`; `carried` are the private blocks that go from one to the next."""
+    """`body` for every position of `domain`; `carried` are the private blocks that one iteration hands to the next."""
 
     domain: IterDomain
     kind: ParallelType
     body: tuple[Statement, ...]
     carried: tuple[Carry, ...] = ()
     index: Expr | None = None
-    """The position, where something else has determined it."""
+    """The position, if something else determines it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,13 +246,13 @@ class Along:
 
 @dataclass(frozen=True, eq=False)
 class Library:
-    """Whole tensors made by a function of the runtime: what is not a loop nest (sorting). Stands in fusions only; a
-    tile program begins behind it."""
+    """A call of a runtime function on whole tensors, for what is not a loop nest (sorting). In fusions only: a call ends
+    one stage and starts the next."""
 
     function: str
     targets: tuple[Tensor, ...]
     values: tuple[Value, ...]
-    """Reads of its arguments."""
+    """The arguments, as reads."""
     options: tuple[int, ...] = ()
 
     def __str__(self) -> str:
@@ -263,7 +262,7 @@ class Library:
 
 @dataclass(frozen=True, eq=False)
 class ByLength:
-    """`short` where the row that loops are at has `least` to `most` positions, else `other`."""
+    """`short` if the current row has `least` to `most` positions, else `other`."""
 
     row: RaggedIterDomain
     least: int
@@ -279,14 +278,14 @@ class ByLength:
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """`body` for the position of `domain` that the loop over `of` is at: a row, where that loop runs over parts of rows."""
+    """`body` for the position of `domain` that the loop over `of` is at: the row, if that loop runs over pieces of rows."""
 
     domain: IterDomain
     of: IterDomain
     body: tuple[Statement, ...]
 
     def inside(self, loops: tuple[Loop, ...], index: Expr | None = None) -> tuple[Loop, ...]:
-        """The loops around its body: one over `domain` in the place of the one over `of`."""
+        """The loops around its body: the one over `of` replaced by one over `domain`."""
         own = Loop(self.domain, GRID, self.body, index=index)
         return tuple(own if loop.domain is self.of else loop for loop in loops)
 
@@ -311,7 +310,7 @@ class Phase:
     name: str
     body: tuple[Statement, ...]
     lanes: tuple[IterDomain, ...] = ()
-    """Domains that block statements have as lanes: what is left of an axis inside the loops over its tiles."""
+    """The domains that are lanes of block statements: what remains of an axis inside the loops over its tiles."""
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -344,13 +343,13 @@ class TileProgram:
     outputs: tuple[Tensor, ...]
     phases: tuple[Phase, ...]
     axes: tuple[Axis, ...] = ()
-    """Those of block statements, in the order in which they were made: an axis may begin and end by earlier ones."""
+    """The axes of block statements, in creation order: bounds of an axis may depend on earlier ones."""
     counts: tuple[tuple[Array, Expr], ...] = ()
-    """Of how many components arrays describe the rows, where axes run over these."""
+    """The number of components that each array of row boundaries describes."""
     limits: tuple[tuple[Array, Expr], ...] = ()
-    """What the elements of such arrays are at most: the positions or rows that there are."""
+    """The upper bound of the elements of these arrays: the number of positions or rows."""
     notes: tuple[str, ...] = field(default=())
-    """What is carried around each loop, and as what it was recognised."""
+    """For each loop, the values it carries and the reductions they were recognised as."""
 
     def __str__(self) -> str:
         return text(self)
@@ -366,7 +365,7 @@ class TileProgram:
         return tuple(seen)
 
     def axis_of(self, domain: IterDomain) -> Axis | None:
-        """The axis that a domain is, or is a part of."""
+        """The axis that a domain belongs to."""
         behind, pending = {domain.uid}, [domain]
         while pending:
             made = pending.pop().definition
@@ -379,7 +378,7 @@ class TileProgram:
 
 
 def inner(node: Statement) -> tuple[tuple[Statement, ...], ...]:
-    """The statements inside a statement: of a loop one list, of a choice two."""
+    """The bodies inside a statement: one for a loop, two for a branch."""
     if isinstance(node, Loop | Along | At):
         return (node.body,)
     if isinstance(node, ByLength):
@@ -388,7 +387,7 @@ def inner(node: Statement) -> tuple[tuple[Statement, ...], ...]:
 
 
 def with_inner(node: Statement, new: tuple[tuple[Statement, ...], ...]) -> Statement:
-    """The statement with others inside it, as many lists as `inner` gives."""
+    """The statement with other bodies, one for each that `inner` returns."""
     if isinstance(node, Loop | Along | At):
         return replace(node, body=new[0])
     if isinstance(node, ByLength):
@@ -435,7 +434,7 @@ def nest(loops: tuple[tuple[IterDomain, ParallelType], ...], leaf: Leaf) -> tupl
 
 
 def chain(phase: Phase) -> tuple[tuple[Loop, ...], Leaf] | None:
-    """The loops and the statement of a phase that is a perfect nest around one statement on domains, else None."""
+    """The loops and the statement of a phase that is a perfect nest around one statement over domains; None for any other."""
     loops: list[Loop] = []
     body = phase.body
     while len(body) == 1 and isinstance(body[0], Loop):
@@ -488,7 +487,7 @@ def _access(tensor: Tensor, index: Index) -> str:
 
 
 def text(program: TileProgram) -> str:
-    """The program as people read it."""
+    """The program as text, for people to read."""
     lines = [f"program {program.name}"]
     lines += [f"  input  {t}" for t in program.inputs]
     lines += [f"  output {t}" for t in program.outputs]

@@ -1,8 +1,8 @@
-"""Schedules by hand: the work behind `TensorView.split` and its neighbours, which document each change.
+"""Schedules by hand: the implementation of `TensorView.split` and friends, where each method is documented.
 
-In: positions in the loops a tensor has now. Out: the fusion's schedule with one change more. The math never changes:
-`Fusion.compile` makes a plan of the changes (`by_hand`) and lowers it like every strategy's plan. What is wrong in itself is
-refused here, at once; what is wrong for a program, when it is compiled.
+In: positions in the current loops of a tensor. Out: the fusion's schedule with one more change. The math never changes:
+`Fusion.compile` turns the changes into a plan (`by_hand`) and lowers it like any other. Changes that can never be legal are
+refused at once; those that are illegal for the program, when it is compiled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from serrate.schedule.hand import Change, LoopState, feeds, loop_state, schedule
 
 
 class LoopHandle:
-    """The loops of one tensor of a fusion. Axes are positions in `domain.loop`, counted from the end where negative.
+    """The loops of one tensor of a fusion. Axes are positions in `domain.loop`, counted from the end if negative.
 
     A view (`as_nested` and friends) is not computed: its loops are those of the tensor it views.
     """
@@ -80,7 +80,7 @@ class LoopHandle:
         self._done(state, axis, Change("partition", state.phase, (domain,), made, args))
 
     def _known_offsets(self, domain: IterDomain, offsets: TensorView) -> Array:
-        """Offsets are checked when the program is called only where the math uses them, and against what it partitions."""
+        """Offsets are checked at a call only if the math uses them, and only against the extents that it partitions."""
         array = Array(offsets.tensor.name)
         for tensor in self.fusion.every_tensor():
             for d in tensor.logical:
@@ -182,9 +182,11 @@ class LoopHandle:
         state, tensor = self._own_state("set_allocation"), self.tensor
         if tensor.role is Role.INPUT or any(v.tensor.memory is tensor.memory for v in self.fusion.outputs):
             what = "an input" if tensor.role is Role.INPUT else "an output"
-            raise ScheduleError(f"set_allocation: {tensor.name} is {what}, whose memory is the caller's; use a cache of it")
+            raise ScheduleError(
+                f"set_allocation: {tensor.name} is {what}, whose memory is the caller's; cache it, and say this of the copy"
+            )
         if tensor.base is not None:
-            raise ScheduleError(f"set_allocation: {tensor.name} is a view of {tensor.memory.name}; say it of that")
+            raise ScheduleError(f"set_allocation: {tensor.name} is a view of {tensor.memory.name}; set the allocation of that")
         wanted = tuple(domains)
         if state.allocation is not None:
             raise ScheduleError(f"set_allocation: the memory of {tensor.name} is already {', '.join(map(str, state.allocation))}")
@@ -198,7 +200,7 @@ class LoopHandle:
         state = loop_state(self.fusion, self.tensor)
         if state is None:
             raise ScheduleError(
-                f"{function}: {self.tensor.name} is an input, which no loops compute; cache_after() gives a copy that has loops"
+                f"{function}: {self.tensor.name} is an input, which no loops compute; cache_after() makes a copy that has loops"
             )
         return state
 
@@ -231,7 +233,7 @@ class LoopHandle:
 
 
 def _new_order(state: LoopState, order: Mapping[int, int] | Sequence[int]) -> list[int]:
-    """For each place the axis that goes there."""
+    """The axis that goes to each place."""
     count = len(state.loop)
     if isinstance(order, Mapping):
         to = {hand.axis_of("reorder", state, new): hand.axis_of("reorder", state, old) for old, new in order.items()}

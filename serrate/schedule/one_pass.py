@@ -1,8 +1,8 @@
-"""The primitive `one_pass` on loops of block statements: a row is read once for two reductions of which one needs the other.
+"""The primitive `one_pass` on loops of block statements: a row is read once for two reductions, one of which needs the other.
 
-In: a loop that reduces a row, and a later one that reduces it relative to a value that is known only then. Out: the first loop,
-which also carries the states of a reduction whose definition says that the second result follows from them. That is less to read
-where a row does not stay near; where it does, two simple passes are less work.
+In: a loop that reduces a row, and a later one that reduces it relative to a value that depends on the first. Out: the first loop,
+which also carries the states of a reduction (Welford) from which the second result follows. This saves memory traffic if a row
+does not stay in cache; if it does, two simple passes are less work.
 
     total sum= x over the row;  c = f(total);  squares sum= (x - c)^2 over the row
         ->  total sum= x, (n, mean, s) welford= x over the row;  c = f(total);  squares += s + n*(mean - c)^2
@@ -64,7 +64,7 @@ class _Pass:
     node: Reduce
     reduction: Reduction
     axes: tuple[Axis, ...]
-    """Of the lanes of the statement."""
+    """The axes of the statement's lanes."""
 
     @property
     def local(self) -> Local:
@@ -83,13 +83,13 @@ class _Pass:
         carry = loop.carried[0] if len(loop.carried) == 1 else None
         node = body[0] if len(body) == 1 else None
         if carry is None or carry.reduction is None or not isinstance(node, Reduce) or carry.locals != (node.local,):
-            raise ScheduleError(f"the loop over {loop.domain.name} does more than to reduce a row")
+            raise ScheduleError(f"the loop over {loop.domain.name} does more than reduce a row")
         axes = {a.position: a for a in program.axes}
         return cls(loop, node, carry.reduction, tuple(axes[lane.symbol] for lane in node.lanes))
 
 
 def _matched(program: TileProgram, one: _Pass, other: _Pass) -> tuple[Value, Value, Reduction]:
-    """The elements, the value that the second pass is relative to, and the reduction that is both passes."""
+    """The elements, the value that the second pass is relative to, and the reduction that replaces both passes."""
     what = f"the loops over {one.loop.domain.name} and {other.loop.domain.name}"
     alike = len(one.axes) == len(other.axes) and all(map(_same_axis, one.axes, other.axes)) and _same_rows(one.loop, other.loop)
     if not alike or len(one.reduced) != len(other.reduced):
@@ -106,16 +106,16 @@ def _matched(program: TileProgram, one: _Pass, other: _Pass) -> tuple[Value, Val
         center = _center(kind.one_pass, _unwidened(one.node.value), node.value)
         if center is not None and not _varies(center, {*one.reduced, *other.reduced}) and not _holds(center, other.local):
             return one.node.value, center, kind
-    raise ScheduleError(f"{what} are not a reduction that takes one pass")
+    raise ScheduleError(f"{what} do not match a reduction with a one-pass form")
 
 
 def _center(passes: OnePass, x: Value, value: Value) -> Value | None:
-    """What the terms of the second pass are relative to."""
+    """The value that the terms of the second pass are relative to."""
     return next((c for c in value.walk() for term in passes.terms if c is not x and term(x, c) is value), None)
 
 
 def _unwidened(value: Value) -> Value:
-    """A value as it was before it got the dtype of its sum."""
+    """A value before it was widened to the dtype of its sum."""
     widened = isinstance(value, Call) and value.function == "cast" and value.dtype.is_floating_point
     if widened and torch.promote_types(value.args[0].dtype, value.dtype) == value.dtype:
         return value.args[0]
@@ -136,7 +136,7 @@ def _same_rows(one: Loop, other: Loop) -> bool:
 
 
 def _varies(value: Value, symbols: set[Symbol]) -> bool:
-    """Whether a value differs from one position of a lane to the next."""
+    """Whether a value varies along any of these lanes."""
     for v in value.walk():
         if isinstance(v, Held) and any(lane.symbol in symbols for lane in v.local.lanes):
             return True
@@ -156,12 +156,12 @@ def _holds(value: Value, local: Local) -> bool:
 
 
 def _merged(one: _Pass, kind: Reduction, states: tuple[Local, ...], x: Value) -> tuple[list[Statement], Loop]:
-    """What the states begin with, and the loop that carries them."""
+    """The declarations of the states, and the loop that carries them."""
     guard = one.node.guard
     tile = ReductionTile(one.node.lanes, guard, one.local.lanes, tuple(g for g in guard if not g.symbols & set(one.reduced)))
     assert kind.one_pass is not None
     made = expand(replace(kind, in_block=kind.one_pass.in_block), states, (x,), tile, merge=False)
-    # A tile in which there is nothing leaves the states as they are.
+    # A tile without elements leaves the states unchanged.
     rested = (replace(n, rests=(guard,)) if isinstance(n, Assign) and n.local in states else n for n in made)
     body = tuple(n for n in rested if isinstance(n, Declare | Block))
     begins: list[Statement] = [Declare(local, kind.identity(k, WIDE)) for k, local in enumerate(states)]
@@ -175,14 +175,14 @@ def _merged(one: _Pass, kind: Reduction, states: tuple[Local, ...], x: Value) ->
 
 
 def _added(local: Local, value: Value) -> Assign:
-    """A result of a row, added to what its private block began with."""
+    """Adds the result of a row to the initial value of its private block."""
     begun = call("cast", held(local), dtype=WIDE) if local.dtype != WIDE else held(local)
     total = call("add", begun, value, dtype=WIDE)
     return Assign(local.lanes, (), local, total if local.dtype == WIDE else call("cast", total, dtype=local.dtype))
 
 
 def _changes(nodes: Sequence[Statement], x: Value) -> bool:
-    """Whether statements change something that the elements are made of."""
+    """Whether statements change something that the elements are computed from."""
     loads = [v for v in x.walk() if isinstance(v, Load)]
     places = [e for v in loads for place in (*v.index, *_sides(v.guard)) for e in place.walk()]
     private = {v.local.name for v in x.walk() if isinstance(v, Held)}
@@ -197,7 +197,7 @@ def _changes(nodes: Sequence[Statement], x: Value) -> bool:
 
 
 def _fresh(name: str, names: set[str]) -> str:
-    """A name that nothing has, from now on taken."""
+    """A fresh name, which is added to `names`."""
     while name in names:
         name += "_"
     names.add(name)

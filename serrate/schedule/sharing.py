@@ -1,9 +1,9 @@
-"""The primitive `share`: parts of values that several block statements need, or that many lanes would repeat, worked out once.
+"""The primitive `share`: common subexpression elimination and hoisting for block statements.
 
-In: a phase of block statements. Out: the same, in which such parts are private blocks of their own.
+In: a phase of block statements. Out: the same, with shared subexpressions in private blocks.
 
-A part with fewer axes than its statement would be computed again in every lane that it does not depend on; a costly part that
-several statements need would be computed again in each. Neither is moved across a statement that changes what it is made of.
+A subexpression with fewer axes than its statement would be recomputed in every lane that it does not depend on; an expensive one
+that several statements need would be recomputed in each. Neither is moved across a statement that changes its operands.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from serrate.ir.values import COSTLY, Call, Constant, Role, Value, call, rewrite
 
 
 def shared(program: TileProgram, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The statements of a phase with shared parts worked out once."""
+    """The statements of a phase, with shared subexpressions computed once."""
     return _Sharing(program, body).body(body)
 
 
 def names_in(program: TileProgram, body: tuple[Statement, ...]) -> set[str]:
-    """Every name that statements, axes and tensors have: what is made must be called something else."""
+    """All names that statements, axes and tensors use, to be avoided by new ones."""
     found = {t.name for t in (*program.inputs, *program.outputs, *program.scratch)} | {a.name for a in program.axes}
     exprs = [e for a in program.axes for e in (a.begin, a.end)]
     for node in statements(body):
@@ -72,7 +72,7 @@ class _Sharing:
         self.count = 0
         self.summed = {n.local.name for n in statements(body) if isinstance(n, Dot)}
         self.made: set[str] = set()
-        """Private blocks that hold parts."""
+        """Private blocks that hold shared subexpressions."""
 
     def body(self, body: Sequence[Statement]) -> tuple[Statement, ...]:
         out: list[Statement] = []
@@ -91,7 +91,7 @@ class _Sharing:
         return tuple(out)
 
     def _outward(self, loop: Loop) -> tuple[Loop, list[Statement]]:
-        """A loop without the parts that are the same in all its tiles, and these."""
+        """Hoists loop-invariant subexpressions: returns the loop without them, and the hoisted statements."""
         axis = self.program.axis_of(loop.domain)
         axes = {a for a in self.axes.values() if a.original is axis}
         own = {s for a in axes for s in (a.position, a.lane, a.number, a.first, a.last)}
@@ -116,7 +116,7 @@ class _Sharing:
         return replace(loop, body=rest), fixed
 
     def _counts(self, body: Sequence[Statement]) -> dict[Value, int]:
-        """In how many statements of a body each part occurs; neighbours over the same lanes are worked out together."""
+        """In how many statements of a body each subexpression occurs; neighbours over the same lanes count as one."""
         found: dict[Value, int] = {}
         before: tuple[Any, set[Any]] = (None, set())
         for node in body:
@@ -152,19 +152,19 @@ class _Sharing:
         if isinstance(node, Dot):
             return replace(node, left=rewrite(node.left, change), right=rewrite(node.right, change))
         if isinstance(node, Assign) and not self._shares(node, kept):
-            # A statement that is nothing but the part itself is where it is worked out.
+            # A statement that only assigns the subexpression is where it is computed.
             return replace(node, value=self._inside(node.value, change))
         node = replace(node, value=rewrite(node.value, change))
         if isinstance(node, Write) and any(
             isinstance(v, Load) and v.tensor is node.tensor and v.index != node.index for v in node.value.walk()
         ):
-            # What one lane writes, another one may still have to read.
+            # One lane must not overwrite what another has yet to read.
             local = self._kept(node.value, [self.axes[lane.symbol] for lane in node.lanes], out, kept, counts)
             node = replace(node, value=held(local))
         return node
 
     def _rounded(self, quotient: Call) -> bool:
-        """Whether a quotient is of numbers that are rounded anyway, by a sum: then a product with the reciprocal is as good."""
+        """Whether the operands of a quotient are rounded by a sum anyway, so multiplying by the reciprocal is as accurate."""
         over, by = quotient.args
         powers = any(isinstance(v, Call) and v.function in ("exp", "exp_below") for v in over.walk())
         kept = any(isinstance(v, Load) and v.tensor.role is Role.PRIVATE for v in over.walk())
@@ -186,7 +186,7 @@ class _Sharing:
     def _kept(
         self, value: Value, axes: Sequence[Axis], out: list[Statement], kept: dict[Value, Local], counts: dict[Value, int]
     ) -> Local:
-        """A private block of its own for a part, of which parts may have such again."""
+        """A private block for a subexpression, whose own subexpressions may get blocks too."""
         self.count += 1
         name = f"t{self.count}"
         while name in self.used:
@@ -201,7 +201,7 @@ class _Sharing:
 
     @staticmethod
     def _forget(node: Statement, kept: dict[Value, Local]) -> None:
-        """Parts that are made of something the statement changes are not what they were."""
+        """Drops the subexpressions whose operands a statement changes."""
         inside = statements((node,))
         changed = {n.local.name for n in inside if isinstance(n, Assign | Reduce | Dot | Running)}
         changed |= {n.carry.name for n in statements((node,)) if isinstance(n, Running)}

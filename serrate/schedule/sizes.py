@@ -1,8 +1,8 @@
-"""Sizes of tiles: how many lanes every axis of a phase of block statements gets.
+"""Tile sizes: how many lanes every axis of a phase of block statements gets.
 
-In: the program, how many rows a strategy takes side by side, a target. Out: lanes by the names of axes; `tiled` makes them so, by
-`split` and `mark`. An axis whose tile the user fixed keeps it. The choice never changes what a kernel means (rule 6): where that
-is not shown, the program was refused before, with the carried value to blame.
+In: the program, how many rows a strategy takes at once, a target. Out: lanes by axis name; `tiled` applies them by `split` and
+`mark`. An axis keeps a tile size that the user fixed. The choice never changes what a kernel means (rule 6): a kernel for which
+this is not shown was refused before, with the carried value to blame.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from serrate.schedule.plan import Recorder
 from serrate.schedule.target import Target
 
 LONG = 4096
-"""Lanes of an axis that costs nothing but time: a tile of it is never kept."""
+"""Lanes of an axis whose tiles are never kept, so that a large tile costs no memory."""
 
 
 def tiled(recorder: Recorder, phase: str, lanes: Mapping[str, int]) -> None:
-    """Splits the loops of a phase into tiles of these sizes, by the names of axes, and makes tiles lanes."""
+    """Splits the loops of a phase into tiles of these sizes, by axis name, and makes the tiles lanes."""
     body = next(p for p in recorder.program.phases if p.name == phase).body
     for loop in (n for n in statements(body) if isinstance(n, Loop)):
         axis, name = recorder.program.axis_of(loop.domain), loop.domain.name
@@ -36,13 +36,13 @@ def tiled(recorder: Recorder, phase: str, lanes: Mapping[str, int]) -> None:
 
 
 def _counts_tiles(domain: IterDomain) -> bool:
-    """Whether positions of a domain are tiles or parts already."""
+    """Whether positions of a domain are already tiles or pieces."""
     made = domain.definition
     return isinstance(made, Combine) or (isinstance(made, Split) and domain is made.outputs[0])
 
 
 def sizes(program: TileProgram, rows: int, target: Target, asked: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Lanes of every axis, `rows` of those that count rows; `asked` are others, for axes that the user left open."""
+    """Lanes of every axis: `rows` for axes that count rows. `asked` overrides axes that the user left open."""
     (phase,) = program.phases
     facts = AxisUse(program, phase)
     chosen: dict[Axis, int] = {}
@@ -71,7 +71,7 @@ class AxisUse:
         self.columns: set[Symbol] = set()
         self.depths: set[Symbol] = set()
         self.computed: set[Symbol] = set()
-        """Axes that have an index of their own in every lane."""
+        """Axes whose lanes each have a computed index."""
         owners = {a.lane: a.position for a in program.axes}
         exprs: list[Expr] = [e for a in program.axes if a.looped for e in (a.begin, a.end)]
         for node in statements(phase.body):
@@ -88,11 +88,11 @@ class AxisUse:
                     self.components |= e.index.symbols
                 elif isinstance(e, Element):
                     self.computed |= {owners.get(s, s) for s in e.index.symbols}
-        # Rows that are found by offsets of the user's own: the lanes of a product may be gathered side by side, others not.
+        # Rows found through the user's own offsets: lanes of a matrix product may be gathered, others may not.
         self.components |= self.computed - self.rows - self.columns - self.depths
 
     def _memory(self, node: Statement) -> None:
-        """Along which axes memory runs."""
+        """Notes the axes along which an access is contiguous."""
         if not isinstance(node, Block):
             return
         accesses = [(v.tensor, v.index) for value in values_of(node) for v in value.walk() if isinstance(v, Load)]
@@ -110,7 +110,7 @@ def _fixed(axis: Axis) -> int | None:
 
 
 def _products(axes: Sequence[Axis], chosen: dict[Axis, int], facts: AxisUse, target: Target) -> None:
-    """Blocks of matrix products; an axis that is summed over in one and a column of another has room in both."""
+    """Blocks of matrix products; an axis that is the depth of one and a column of another gets a size that suits both."""
     rows, columns, depth = target.matmul
     for axis in axes:
         at = axis.position
@@ -127,7 +127,7 @@ def _products(axes: Sequence[Axis], chosen: dict[Axis, int], facts: AxisUse, tar
 
 
 def _vectors(program: TileProgram, phase: Phase, chosen: dict[Axis, int], facts: AxisUse, target: Target) -> None:
-    """The axis along which memory runs: whole where it is short, and as much as is stored at once where it is only stored."""
+    """Contiguous axes: whole if short; if they are only stored, as much as one store covers."""
     for axis in program.axes:
         if not chosen[axis] and axis.position in facts.along:
             size = _stored_size(phase, axis)
@@ -152,7 +152,7 @@ def _fit(program: TileProgram, phase: Phase, chosen: dict[Axis, int], target: Ta
 
 
 def _held_at_once(node: Block) -> Iterable[Lanes]:
-    """The lanes of blocks that a statement makes: a product of floats never holds all three of its own."""
+    """The lanes of the blocks that a statement holds at once: a float product never holds all three."""
     if isinstance(node, Dot) and node.local.dtype.is_floating_point:
         return itertools.combinations(node.lanes, len(node.lanes) - 1)
     return [node.lanes]
@@ -163,14 +163,14 @@ def _multiplied(phase: Phase, axis: Axis) -> bool:
 
 
 def _stored_size(phase: Phase, axis: Axis) -> int | None:
-    """The bytes of an element where an axis occurs in stores only; None where something is reduced over it, or kept."""
+    """The bytes per element of an axis that occurs in stores only; None if it is reduced or kept."""
     found = [n for n in statements(phase.body) if axis.position in {lane.symbol for lane in getattr(n, "lanes", ())}]
     sizes = [n.tensor.dtype.itemsize for n in found if isinstance(n, Write)]
     return max(sizes) if sizes and len(sizes) == len(found) else None
 
 
 def _rest(program: TileProgram, phase: Phase, chosen: dict[Axis, int], target: Target) -> None:
-    """Other axes share what a block has room for; independent programs take one position each."""
+    """Remaining axes share the room of a block; grid axes take one position each."""
     loops = [n for n in statements(phase.body) if isinstance(n, Loop) and n.kind is GRID]
     parallel = {a for n in loops if (a := program.axis_of(n.domain)) is not None}
     for axis in program.axes:
@@ -188,7 +188,7 @@ def _rest(program: TileProgram, phase: Phase, chosen: dict[Axis, int], target: T
 
 
 def _only_summed(phase: Phase, axis: Axis) -> bool:
-    """Whether one statement reduces over an axis and no other has it: nothing of a tile is needed twice."""
+    """Whether a single statement reduces over an axis and no other uses it, so no element of a tile is needed twice."""
     found = [n for n in statements(phase.body) if axis.position in {lane.symbol for lane in getattr(n, "lanes", ())}]
     rows = [n for n in found if isinstance(n, Write) and n.tensor.role is Role.PRIVATE]
     sums = [n for n in found if isinstance(n, Reduce) and axis.position not in {a.symbol for a in n.local.lanes}]
@@ -196,7 +196,7 @@ def _only_summed(phase: Phase, axis: Axis) -> bool:
 
 
 def _companions(phase: Phase, axis: Axis) -> set[Symbol]:
-    """Axes that occur in one statement with another."""
+    """The axes that share a statement with this one."""
     found: set[Symbol] = set()
     for node in statements(phase.body):
         lanes = {lane.symbol for lane in getattr(node, "lanes", ())}

@@ -1,8 +1,8 @@
-"""The primitives `two_pass` and `keep` on loops of block statements: statistics of a row, and powers that are worked out once.
+"""The primitives `two_pass` and `keep` on loops of block statements: softmax statistics, and exponentials computed once.
 
-In: a loop that carries a maximum and sums rescaled by it. Out: two loops: the maximum of the row first, then the sums, relative
-to it. That is the same numbers with less work where a row is near for a second pass. What a later loop over the same row would
-compute again, it then finds in a private row.
+In: a loop that carries a maximum and sums rescaled by it. Out: two loops: first the maximum of the row, then the sums relative to
+it. The results are the same, with less work if the row stays in cache for a second pass. With `keep`, a later loop over the same
+row reads the exponentials from a private row instead of recomputing them.
 
     top, total = max(top, m), total * e^(top - max(top, m)) + sum e^(x - max(top, m))
         ->  top max= x over the row;  kept = e^(x - top), total sum= kept over the row;  ... kept ...
@@ -36,7 +36,7 @@ from serrate.ir.values import Call, Role, Tensor, Value, call, carried_dtype, re
 
 
 def below_their_maximum(program: TileProgram) -> TileProgram:
-    """The program with powers relative to a running maximum as what they are: of numbers that are not above it."""
+    """The program with exponentials relative to a running maximum marked as such (`exp_below`): their arguments are at most 0."""
     return program.with_phases(tuple(replace(p, body=tuple(map(_bounded, p.body))) for p in program.phases))
 
 
@@ -55,7 +55,7 @@ def _bounded(node: Statement) -> Statement:
 
 
 def _maximum(carry: Carry) -> Local | None:
-    """The maximum among what is carried: alone, or the first of two passes."""
+    """The maximum among carried values: on its own, or as the first of two passes."""
     kind = carry.reduction
     if kind is not None and kind.two_pass is not None:
         kind = kind.two_pass.first
@@ -63,7 +63,7 @@ def _maximum(carry: Carry) -> Local | None:
 
 
 def _running_maximum(loop: Loop, top: Local) -> tuple[Value, list[Value]] | None:
-    """What a carried maximum becomes in an iteration, and the values that it is not below."""
+    """The new value of a carried maximum in an iteration, and the values that it is an upper bound of."""
     new = next((n.value for n in loop.body if isinstance(n, Assign) and n.local.name == top.name), None)
     if not isinstance(new, Call) or new.function != "maximum":
         return None
@@ -86,7 +86,7 @@ def _with_powers(node: Statement, new: Value, below: set[Value]) -> Statement:
 
 
 def two_pass(program: TileProgram, phase: Phase, name: str) -> TileProgram | None:
-    """m, t carried around the loop over `name`   ->   m max= x;  t sum= e^(x - m).  None where a loop is not of that kind."""
+    """m, t carried around the loop over `name`   ->   m max= x;  t sum= e^(x - m).  None if the loop does not match."""
     made: list[Axis] = []
 
     def changed(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -144,7 +144,7 @@ def _two_loops(
     second = tuple(moved(each[0]) for each in summed)
     own = {n.local.name for n in loop.body if isinstance(n, Declare)}
     if any(_needs(n) & own for n in (*first.body, *second)):
-        # Something else of the iteration is needed, which is not there any more.
+        # Another value of the iteration is needed, which no longer exists.
         return None
     domain = again.domain
     if isinstance(loop.domain, RaggedIterDomain):
@@ -153,7 +153,7 @@ def _two_loops(
 
 
 def keep(program: TileProgram, phase: Phase, name: str, most: int = 0) -> TileProgram | None:
-    """t sum= e^(x - m) over `name`; ... e^(x - m)   ->   e = e^(x - m); t sum= e; ... e   (e is a private row). None if not."""
+    """t sum= e^(x - m) over `name`; ... e^(x - m)   ->   e = e^(x - m); t sum= e; ... e   (e is a private row), or None."""
     done: list[bool] = []
 
     def changed(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -167,8 +167,8 @@ def keep(program: TileProgram, phase: Phase, name: str, most: int = 0) -> TilePr
 
 
 def _kept(program: TileProgram, body: tuple[Statement, ...], at: int, most: int) -> tuple[Statement, ...] | None:
-    """Powers that a loop sums and a later one over the same row needs again, in a private row, of `most` positions if so many
-    are known to be enough."""
+    """Keeps the exponentials that a loop sums, and a later loop over the same row needs again, in a private row. With `most`, no
+    row has more positions than that."""
     out, loop = list(body), body[at]
     assert isinstance(loop, Loop)
     axis = program.axis_of(loop.domain)
@@ -200,7 +200,7 @@ def _kept(program: TileProgram, body: tuple[Statement, ...], at: int, most: int)
 
 
 def _row(program: TileProgram, node: Reduce, along: Axis, most: int) -> tuple[Tensor, tuple[Expr, ...]]:
-    """A private row for a block, and where in it an element of the block is."""
+    """A private row for a block, and the index of the block's elements in it."""
     by_position = {a.position: a for a in program.axes}
     axes = [by_position[lane.symbol] for lane in node.lanes]
     inside = [a for a in axes if a is along or a.looped is False or a.size is not None]
@@ -213,7 +213,7 @@ def _row(program: TileProgram, node: Reduce, along: Axis, most: int) -> tuple[Te
 
 
 def side_by_side(program: TileProgram, phase: Phase) -> bool:
-    """Whether statements keep rows in private and have lanes across them: then each row would need one of its own."""
+    """Whether statements keep private rows while lanes run across rows, so that each lane would need its own."""
     lanes = {a.position for d in phase.lanes if (a := program.axis_of(d)) is not None}
     lanes |= {a.position for a in program.axes if not a.looped}
     for node in statements(phase.body):
@@ -225,14 +225,14 @@ def side_by_side(program: TileProgram, phase: Phase) -> bool:
 
 
 def _with_kept(node: Statement, wanted: Value, kept: Value) -> Statement:
-    """A store that takes what was kept for what it would work out."""
+    """A store that reads the kept value instead of recomputing it."""
     if not isinstance(node, Write):
         return node
     return replace(node, value=rewrite(node.value, lambda v: kept if v is wanted else None))
 
 
 def _needs(node: Statement) -> set[str]:
-    """The private blocks that a statement reads, also as indices."""
+    """The private blocks that a statement reads, including those it uses as indices."""
     if not isinstance(node, Reduce | Assign | Write):
         return set()
     found = {v.local.name for v in node.value.walk() if isinstance(v, Held)}
@@ -250,7 +250,7 @@ def _same_range(one: Axis, other: Axis) -> bool:
 
 
 def _changes(nodes: Sequence[Statement], value: Value) -> bool:
-    """Whether statements change something that a value is made of."""
+    """Whether statements change something that a value is computed from."""
     read = {v.local.name for v in value.walk() if isinstance(v, Held)}
     tensors = {v.tensor for v in value.walk() if isinstance(v, Load)}
     for node in statements(tuple(nodes)):

@@ -1,7 +1,7 @@
-"""Memory that a device loop knows under two names.
+"""Aliasing: arguments of a device loop that share memory.
 
-In: a loop program, and the paths of the tensors it is given. Out: `KernelError` if a call stores to memory that it also knows
-under another name: what that name then holds would be a guess.
+In: a loop program, and the paths of its tensor arguments. Out: `KernelError` if a call stores to memory that it also accesses
+through another argument, since the result would depend on the order of accesses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Aliasing:
         self._pairs = [(k, j, self._in_place(k, j)) for k in stored for j in named if j != k and not (j in stored and j < k)]
 
     def _in_place(self, stored: int, read: int) -> bool:
-        """Whether one tensor is read only where the other is stored to, element by element: then they may be the same one."""
+        """Whether one tensor is only read at the index where the other is stored, so that they may be the same tensor."""
         x, y = (self._program.tensors[k] for k in (stored, read))
         if y.role is Role.OUTPUT:
             return False
@@ -39,7 +39,7 @@ class Aliasing:
         return True
 
     def require_apart(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises where something that is stored to shares memory with something else; strides may be any."""
+        """Raises if a tensor that is stored to shares memory with another; strides are arbitrary."""
         spans = [_span(t) for t in tensors]
         for k, j, in_place in self._pairs:
             (first, end), (other, last) = spans[k], spans[j]
@@ -75,7 +75,7 @@ class Aliasing:
 
 
 def _span(x: torch.Tensor) -> tuple[int, int]:
-    """The addresses between which a tensor lies; none of one that has no elements, or no memory."""
+    """The address range of a tensor; empty if it has no elements or no memory."""
     if not x.numel() or x.device.type != "cpu":
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))

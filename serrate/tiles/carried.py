@@ -1,14 +1,14 @@
-"""What a loop carries from one iteration to the next.
+"""Carried values: what one iteration of a loop hands to the next.
 
-In: the carried values of a loop, as they were before it and as an iteration leaves them. Out: the statements that end an
-iteration, and what each value was recognised as.
+In: the carried values of a loop, before it and after an iteration. Out: the statements that end an iteration, and the reduction
+that each value was recognised as.
 
-    acc = acc + x.sum(1)                        the reduction goes straight into acc; a row that has ended adds nothing
+    acc = acc + x.sum(1)                        reduces directly into acc; a row that has ended adds nothing
     acc = torch.maximum(acc, x.amax(1))         likewise, and min, prod, any, all
-    acc = acc * exp(top - new) + p @ v          acc is rescaled where something existed, then the product goes into it
-    anything else                               where something existed, the new value; elsewhere the old one (rule 5)
+    acc = acc * exp(top - new) + p @ v          rescales acc where something existed, then accumulates the product into it
+    anything else                               the new value where something existed, the old one elsewhere (rule 5)
 
-A recognised reduction does not depend on how a row is cut into tiles (rule 6); of any other value that must be shown.
+A recognised reduction does not depend on how a row is cut into tiles (rule 6); for any other value this must be shown.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ COMBINES = {function: REDUCTIONS[name] for function, name in OPERATORS.items()}
 
 @dataclass(eq=False)
 class Carried:
-    """One name: its private block, what it holds after an iteration, and the reductions of that iteration that feed it."""
+    """A carried variable: its private block, its value after an iteration, and the reductions of that iteration that feed it."""
 
     name: str
     local: Local
     value: Traced
     now: tuple[Fed, ...]
     kind: str | None = None
-    """What it was recognised as, in words."""
+    """The reduction it was recognised as, in words."""
     top: Local | None = None
-    """The maximum that a rescaled sum goes by."""
+    """The maximum that a rescaled sum is relative to."""
 
 
 def finish(body: list[Statement], carried: Sequence[Carried], reductions: dict[str, str]) -> tuple[Statement, ...]:
-    """The body of a loop with the statements that bring every carried value up to date.
+    """The body of a loop, followed by the statements that update every carried value.
 
-    `reductions` are private blocks that hold a reduction of what came before them, by name; carried ones join them.
+    `reductions` maps names of private blocks to the reductions they hold; carried ones are added.
     """
     uses = _uses(body, carried)
     actions: list[_Action] = []
@@ -64,7 +64,7 @@ def finish(body: list[Statement], carried: Sequence[Carried], reductions: dict[s
 
 
 def carries(carried: Sequence[Carried]) -> tuple[Carry, ...]:
-    """What a loop carries, as reductions: sums that are rescaled by a maximum belong to it."""
+    """The carried values of a loop as reductions; a sum that is rescaled by a maximum is grouped with it."""
     sums = {c.local: [s for s in carried if s.kind == RESCALED and s.top == c.local] for c in carried if c.kind == MAX.name}
     found: list[Carry] = []
     for each in carried:
@@ -78,7 +78,7 @@ def carries(carried: Sequence[Carried]) -> tuple[Carry, ...]:
 
 @dataclass(eq=False)
 class _Action:
-    """Statements that bring one carried value up to date, and those they take the place of."""
+    """The statements that update one carried value, and those they replace."""
 
     local: Local
     nodes: list[Statement]
@@ -95,7 +95,7 @@ def _values(node: Statement) -> tuple[Value, ...]:
 
 
 def _uses(body: Sequence[Statement], carried: Sequence[Carried]) -> dict[str, int]:
-    """How often private blocks are read, by statements and by what is carried."""
+    """How often private blocks are read, by statements and by carried values."""
     found: dict[str, int] = {}
     values = [v for node in statements(tuple(body)) for v in _values(node)] + [c.value.value for c in carried]
     for value in values:
@@ -106,7 +106,7 @@ def _uses(body: Sequence[Statement], carried: Sequence[Carried]) -> dict[str, in
 
 
 def _parts(value: Value) -> tuple[str, Value, Value] | None:
-    """The operator and operands of a combination; what only changes the dtype of a number is not part of it."""
+    """The operator and operands of a combination, ignoring casts of numbers."""
     value = _widened(value)
     if isinstance(value, Call) and value.function in COMBINES:
         return value.function, *map(_widened, value.args)  # type: ignore[return-value]
@@ -114,7 +114,7 @@ def _parts(value: Value) -> tuple[str, Value, Value] | None:
 
 
 def _widened(value: Value) -> Value:
-    """The value without casts that round nothing: to a dtype that is at least as exact."""
+    """The value without lossless casts."""
     while isinstance(value, Call) and value.function == "cast" and value.dtype.is_floating_point:
         (inner,) = value.args
         exact = carried_dtype(value.dtype) == value.dtype and torch.promote_types(inner.dtype, value.dtype) == value.dtype
@@ -125,7 +125,7 @@ def _widened(value: Value) -> Value:
 
 
 def _split(each: Carried, reductions: dict[str, str]) -> tuple[str, Value, Held] | None:
-    """An update as (operator, what becomes of the old value, the reduction that is combined into it)."""
+    """An update as (operator, rescaled old value, reduction combined into it)."""
     parts = _parts(each.value.value)
     if parts is None:
         return None
@@ -144,7 +144,7 @@ def _mentions(value: Value, local: Local) -> bool:
 
 
 def _kind(each: Carried, carried: Sequence[Carried], reductions: dict[str, str]) -> str | None:
-    """What a carried value was recognised as, or None."""
+    """The reduction that a carried value is recognised as; None if it is not."""
     split = _split(each, reductions)
     if split is None:
         return None
@@ -157,7 +157,7 @@ def _kind(each: Carried, carried: Sequence[Carried], reductions: dict[str, str])
 
 
 def _rescales(base: Value, each: Carried, carried: Sequence[Carried]) -> bool:
-    """Whether the old value is multiplied by e^(old maximum - new maximum) of a maximum that the loop carries too."""
+    """Whether the old value is multiplied by e^(old maximum - new maximum) for a maximum that the loop also carries."""
     if not (isinstance(base, Call) and base.function == "mul"):
         return False
     for old, factor in (base.args, base.args[::-1]):
@@ -203,7 +203,7 @@ def _assign(each: Carried, value: Value) -> Assign:
 
 
 def _into(node: Reduce | Dot, alias: Local, local: Local) -> Reduce | Dot:
-    """A reduction that goes into another block, in that one's dtype: along the lanes by which its result was read."""
+    """A reduction redirected into another block, in its dtype, along the lanes at which the result was read."""
     if isinstance(node, Reduce) and node.value.dtype != local.dtype:
         node = replace(node, value=call("cast", node.value, dtype=local.dtype))
     lanes = {old.symbol: new.symbol for old, new in zip(node.local.lanes, alias.lanes, strict=True) if old != new}
@@ -217,7 +217,7 @@ def _fitting(value: Value, local: Local) -> Value:
 
 
 def _resting(value: Value, each: Carried) -> Value:
-    """The new value where something that feeds it existed in this iteration, else the old one."""
+    """The new value if something that feeds it existed in this iteration, else the old one."""
     value = _fitting(value, each.local)
     if not each.now:
         return value
@@ -230,13 +230,13 @@ def _resting(value: Value, each: Carried) -> Value:
 
 
 def _ordered(actions: list[_Action]) -> list[Statement]:
-    """Actions in an order in which each one reads what the iteration began with; where there is none, through copies."""
+    """Actions ordered so that each reads the values from the start of the iteration, with copies if there is a cycle."""
     pending = list(actions)
     out: list[Statement] = []
     while pending:
         free = next((a for a in pending if not any(a.local.name in b.reads for b in pending if b is not a)), None)
         if free is None:
-            # Around in a circle: what the others need of the first is kept aside.
+            # A cycle: the value of the first that the others need is copied.
             free = pending[0]
             kept = Local(f"{free.local.name}_before", free.local.dtype, free.local.lanes)
             out += [Declare(kept, 0), Assign(kept.lanes, (), kept, held(free.local))]

@@ -1,10 +1,10 @@
 """Calls of kernels: which program serves which arguments, and how it is bound.
 
-In: what a device loop uses, by name, at every call. Out: the loop, run. A loop is traced once for each signature (dtypes, numbers
-of dims, how rows are described, sizes that are compiled in); what changes from call to call is an argument of its program. A
-size is compiled in until it is seen to change. Numbers of rows, their lengths and the first dim of a tensor never are, unless the
-loop needs them when it is compiled: then each value has a program. From there on a program is a `CompiledStage` like those of
-fusions: built by the same compiler, bound by the same binder, and found again by the same fast path.
+In: the variables that a device loop uses, at every call. Out: the loop, run. A loop is traced once per signature (dtypes, ranks,
+row formats, compiled-in sizes); everything else is an argument of the program. A size is compiled in until it is seen to change.
+Numbers of rows, their lengths and first dims of tensors are never compiled in, unless the loop needs them at compile time; then
+each value gets its own program. The program is a `CompiledStage` like those of fusions: built by the same compiler, bound by the
+same binder, and dispatched by the same fast path.
 """
 
 from __future__ import annotations
@@ -75,34 +75,34 @@ class Options:
     """Where nothing is asked for, what runs on the device of the arguments."""
     blocks: tuple[int | None, ...] = ()
     lanes: dict[str, int] = field(default_factory=dict)
-    """Lanes of axes by name, where a plan is tried that no strategy makes."""
+    """Lanes by axis name, overriding those that the strategy chooses."""
     static_shapes: bool | None = None
-    """Whether all sizes are compiled in (True), none that can be given (False), or those that were not seen to change (None)."""
+    """Which sizes are compiled in: all (True), only those that must be (False), or those that have not changed so far (None)."""
     alone: bool = False
-    """Whether the bits of a row must follow from that row alone: of all sizes only widths of ragged tensors are compiled in,
-    because others may be those of the batch, and additions in no fixed order are refused."""
+    """Whether the bits of a row must depend on that row alone. Only widths of ragged tensors are compiled in then, because other
+    sizes may depend on the batch, and additions in no fixed order are refused."""
 
 
 ROOM = 1 << 28
-"""Bytes that the values of a tile may have, together, in each thread."""
+"""The most bytes that the values of one tile may take in each thread."""
 
 
 def _require_room(loops: LoopProgram) -> None:
-    """Raises for a program whose private blocks are larger than a thread should have memory for."""
+    """Raises if the private blocks of a program take too much memory per thread."""
     for kernel in loops.kernels:
         blocks = {n.local.name: n.local for n in nodes(kernel.body) if isinstance(n, Declare) and n.local.lanes}.values()
-        # The first with the most elements is one of the user's; passes may have put wider ones beside it.
+        # The first block with the most elements is the user's own; passes may have added wider ones.
         total, largest = sum(b.nbytes for b in blocks), max(blocks, key=lambda b: prod(n.size for n in b.lanes), default=None)
         if largest is not None and total > ROOM:
             lanes = " x ".join(str(lane.size) for lane in largest.lanes)
             raise KernelError(
-                f"the values of one tile take {total >> 20} MiB in each thread, and may take {ROOM >> 20}: "
+                f"the values of one tile take {total >> 20} MiB per thread, and the limit is {ROOM >> 20} MiB: "
                 f"{largest.name} alone has {lanes} lanes. Choose smaller block sizes, or put another loop over tiles around it"
             )
 
 
 def _require_order(name: str, program: TileProgram) -> None:
-    """Raises for atomic additions whose order shows in the result."""
+    """Raises for atomic additions whose order affects the result."""
     for node in (n for phase in program.phases for n in statements(phase.body)):
         if isinstance(node, Write) and node.add and node.tensor.dtype.is_floating_point:
             raise InvarianceError(
@@ -112,11 +112,11 @@ def _require_order(name: str, program: TileProgram) -> None:
 
 
 POSITION_BYTES = 64
-"""What a position of a row is taken to hold: one structure serves tensors of different widths, by one program."""
+"""Assumed bytes per position of a row: one program may process tensors of different widths over one structure."""
 
 
 def _strategy_for(structure: Structure) -> str:
-    """The strategy when nobody names one, by the lengths of rows."""
+    """The default strategy for rows of these lengths."""
     if structure.levels != 1:
         return "maskless"
     longest = structure.known_max_length()
@@ -129,7 +129,7 @@ def _strategy_for(structure: Structure) -> str:
 
 @dataclass(frozen=True)
 class Variant:
-    """A program that serves some arguments, as it is built for them."""
+    """A program as built for some arguments."""
 
     program: TileProgram
     plan: Plan
@@ -147,14 +147,14 @@ class LoopStage(CompiledStage):
         super().__init__(program, sources.arguments)
         self.name, self._sources, self._options = name, sources, options
         self.reasons: tuple[str, ...] = ()
-        """What is worth knowing about its plans."""
+        """Reasons to add to its plans."""
         self._aliasing: dict[Executable, Aliasing] = {}
 
     def header(self, chosen: Plan) -> str:
         return f"{self.name}: {chosen.strategy}"
 
     def allocated(self, program: LoopProgram) -> tuple[Tensor, ...]:
-        # What it stores to is the caller's.
+        # Tensors it stores to belong to the caller.
         return program.scratch
 
     def planned(self, strategy: str, options: dict[str, Any], target: Target) -> Plan:
@@ -185,7 +185,7 @@ class LoopStage(CompiledStage):
             return self._options.strategy, {}
         structures = {id(x.structure): x.structure for x in env.values() if isinstance(x, JaggedTensor)}
         wanted = {_strategy_for(structure) for structure in structures.values()}
-        # Only where rows can be cut: otherwise there is nothing to share out.
+        # Only if rows can be cut; otherwise there are no pieces to distribute.
         return ("persistent_dynamic", {"only_if_cut": True}) if "persistent_dynamic" in wanted else ("maskless", {})
 
     def _apart(self, executable: Executable) -> Aliasing:
@@ -200,10 +200,10 @@ class LoopStage(CompiledStage):
         return Variant(self.naive, functools.reduce(Plan.because, self.reasons, ready.plan), ready.executable)
 
     def bind(self, env: Env, places: Mapping[str, int]) -> Binding | None:
-        """What runs these arguments, or others like them; `places` are those of names among the leaves of a call.
+        """A binding for these arguments and others with the same key; `places` maps names to leaves of a call.
 
-        None if every call must be bound anew: tensors that are not contiguous are copied first, and a loop that stores to offsets
-        changes them without changing any key.
+        None if every call must be bound anew: non-contiguous tensors are copied first, and a loop that stores to offsets changes
+        them without changing any key.
         """
         ready = self._prepared(env)
         program = ready.executable.program
@@ -224,7 +224,7 @@ class LoopStage(CompiledStage):
         return bound(ready, sources, tensors, apart=apart, keep=structures)
 
     def ready(self, env: Env) -> Callable[[], None]:
-        """The program bound to these very arguments: what is left is its own work."""
+        """The program bound to exactly these arguments, for timing it without the cost of a call."""
         ready = self._prepared(env)
         program = ready.executable.program
         if not program.kernels:
@@ -254,33 +254,33 @@ def _nothing(leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> None:
 
 @dataclass
 class Form:
-    """One form of what a loop uses: sizes that it was called with, and those that the loop needs when it is compiled."""
+    """One form of a loop's arguments: the sizes seen so far, and those that the loop needs at compile time."""
 
     seen: list[dict[Path, int]] = field(default_factory=list)
     static: set[Path] = field(default_factory=set)
 
 
 STATES = 32
-"""For how many states of what a loop reads of objects its bindings are remembered; the oldest goes first."""
+"""For how many states of the objects that a loop reads bindings are remembered; the oldest is dropped first."""
 ITSELF = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
-"""What is the same only if it is the very same."""
+"""Types of values that are compared by identity."""
 
 
 LEAVES = (torch.Tensor, JaggedTensor, float)
 
 
 class Settled(NamedTuple):
-    """Names of the outside that are compared with what they stood for, and not described in every key."""
+    """Outer names that are compared with their earlier values instead of being described in every key."""
 
     token: object
-    """Part of every key, and another one whenever this changes."""
+    """Part of every key; replaced whenever this changes."""
     names: tuple[tuple[str, Any, Any], ...]
-    """Each with what Python has under it, and what it stands for."""
+    """Each name with the builtin of that name, if any, and its value."""
     others: tuple[str, ...]
 
 
 class DeviceLoopState:
-    """Bindings of a device loop, for one reading of the objects that it uses; None where there are none."""
+    """Bindings of a device loop for one reading of the objects that it uses; None if it uses no objects."""
 
     __slots__ = ("bindings", "reading")
 
@@ -289,12 +289,12 @@ class DeviceLoopState:
         self.bindings: OrderedDict[Key, Binding] = OrderedDict()
 
     def read(self, objects: Sequence[Any]) -> Sequence[Any] | None:
-        """Tensors are not reached through objects; None if what was read of them is not as it was."""
+        """An empty tuple, because no tensors are reached through objects; None if an object has changed."""
         return () if self.reading is None or self.reading.holds(objects) else None
 
 
 class Site:
-    """One device loop of a kernel, and every program made of it so far."""
+    """One device loop of a kernel, with all programs made for it so far."""
 
     def __init__(
         self,
@@ -306,7 +306,7 @@ class Site:
     ) -> None:
         self.name, self.function, self.loop, self.options = name, function, loop, options
         self._report = traced
-        """Told of every program before it is built."""
+        """Called with every program before it is built."""
         self.programs: dict[Any, LoopStage] = {}
         self.changing: set[Path] = set()
         """Sizes that were seen to change, and integers that were a number of rows or a length when first seen."""
@@ -315,12 +315,12 @@ class Site:
         """How many block sizes of the configuration it takes."""
         self._decided: set[Path] = set()
         self._without = DeviceLoopState(None)
-        """The bindings of calls that read nothing of objects."""
+        """The bindings of calls that read no objects."""
         self._fast = FastPath[DeviceLoopState](STATES)
         self._numbers = itertools.count(1)
         self._attributes = attributes(function.__code__)
         self._plain: set[Any] = set()
-        """Modules, functions, classes and dtypes that nothing is read of."""
+        """Modules, functions, classes and dtypes whose attributes are not read."""
         self._settled = Settled(object(), (), loop.outside)
 
     def __call__(self, given: dict[str, Any]) -> None:
@@ -335,7 +335,7 @@ class Site:
             binding(leaves)
 
     def _key(self, given: Mapping[str, Any], leaves: Leaves, objects: list[Any]) -> Key:
-        """Everything that a binding depends on. Fills `leaves` with tensors and floats, and `objects` with what is read of."""
+        """Everything that a binding depends on. Fills `leaves` with tensors and floats, and `objects` with what is read."""
         key = dispatch.key_of(given.values(), leaves, objects, self._other, True)
         if len(given) != len(self.loop.names):
             key.append(tuple(given))
@@ -355,7 +355,7 @@ class Site:
         return tuple(key)
 
     def _settle(self) -> bool:
-        """Takes names of the outside that stand for something nothing is read of out of the keys; whether there are some."""
+        """Removes outer names whose attributes are not read from the keys; returns whether there are any."""
         names, free = self.function.__globals__, self.function.__code__.co_freevars
         every = [(name, getattr(builtins, name, None)) for name in self.loop.outside if name not in free]
         found = [(name, builtin, names.get(name, builtin)) for name, builtin in every]
@@ -383,7 +383,7 @@ class Site:
                 objects.append(value)
 
     def _call(self, given: dict[str, Any], key: Key, leaves: Leaves, objects: Sequence[Any]) -> None:
-        """Serves a call that has no binding yet, and leaves one."""
+        """Serves a call that has no binding yet, and remembers one."""
         env = self.complete(given)
         state = self._state(objects)
         program = self.program(env, state.reading)
@@ -398,7 +398,7 @@ class Site:
         binding(leaves)
 
     def _state(self, objects: Sequence[Any]) -> DeviceLoopState:
-        """The state that objects are in, read if it is new."""
+        """The state of these objects, read if it is new."""
         if not objects:
             return self._without
         state, _ = self._fast.state(objects)
@@ -410,7 +410,7 @@ class Site:
         return state
 
     def complete(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Everything that the loop uses: what it is given, what is outside of the kernel, and what is in containers."""
+        """Everything that the loop uses: local variables, outer names, and the contents of containers."""
         return flattened(given | {name: outside(self.function, name) for name in self.loop.outside})
 
     def asked(self, given: dict[str, Any]) -> tuple[LoopStage, Env]:
@@ -431,7 +431,7 @@ class Site:
         return found
 
     def _new(self, env: Env, form_key: Key, sizes: dict[Path, int]) -> LoopStage:
-        """The program for a form or for sizes that no program was found for; the lock of what is made is held."""
+        """The program for a new form or new sizes. The caller holds the lock `making`."""
         form = self.forms.setdefault(form_key, Form())
         new = {path for path in sizes if len(path) == 1} - self._decided
         if new:
@@ -445,19 +445,19 @@ class Site:
         found = self.programs.get((form_key, self._compiled_in(form, sizes, env)))
         if found is not None:
             return found
-        # Sizes that differ from an earlier call of the same form are not compiled in any more, unless they must be.
+        # Sizes that differ from an earlier call of the same form are no longer compiled in, unless they must be.
         for other in form.seen if self.options.static_shapes is None and not self.options.alone else ():
             self.changing |= {p for p, v in sizes.items() if other[p] != v and p not in form.static}
         form.seen.append(sizes)
         found = self.programs.get((form_key, self._compiled_in(form, sizes, env)))
         if found is None:
             found = self._make(env, sizes, form)
-            # While it was made, more may have been found that it needs.
+            # Tracing may have found more sizes that it needs.
             self.programs[form_key, self._compiled_in(form, sizes, env)] = found
         return found
 
     def _compiled_in(self, form: Form, sizes: dict[Path, int], env: Env) -> tuple[tuple[Path, int], ...]:
-        """The sizes that a program for these has in it."""
+        """The sizes that are compiled into a program for these arguments."""
         chosen = {p: v for p, v in sizes.items() if p not in self.changing}
         return (*chosen.items(), *((p, number_at(p, env)) for p in sorted(form.static - chosen.keys(), key=repr)))
 
@@ -478,7 +478,7 @@ class Site:
         return made
 
     def _try(self, program: TileProgram, sources: ArgumentSources, env: Env, doubtful: Sequence[tuple[Axis, Carry]]) -> None:
-        """Raises unless the size of a tile is not part of what the program means."""
+        """Raises if the results depend on the tile size."""
         tiles = tiles_to_try(env)
         found = []
         for size in tiles:
@@ -490,7 +490,7 @@ class Site:
             raise refusal(doubtful, tiles)
 
     def _traced(self, env: Env, sizes: dict[Path, int], form: Form) -> tuple[TileProgram, Trace]:
-        # What loops carry is found anew for every program: it may be another dtype.
+        # Carried values are determined anew for every program: their dtypes may differ.
         known = RetraceFacts()
         known.static = form.static
         for _ in range(20):
@@ -516,11 +516,11 @@ class Site:
                 return program, trace
             except Again:
                 continue
-        raise KernelError(f"{self.name}: the values that its loops carry change their form in every iteration")
+        raise KernelError(f"{self.name}: the values that its loops carry change shape or dtype in every iteration")
 
 
 def _is_single(path: Path, env: Env) -> bool:
-    """Whether a size of a tensor is 1, which is part of a form."""
+    """Whether a size is 1, which is part of a form."""
     match path:
         case (name, "shape", k) if isinstance(env[name], torch.Tensor):
             return single(env[name])[k]
@@ -530,7 +530,7 @@ def _is_single(path: Path, env: Env) -> bool:
 
 
 def proxied(trace: Trace, name: str, value: Any, env: Env) -> Any:
-    """What a name stands for while a loop is traced."""
+    """The symbolic value of a name while a loop is traced."""
     if isinstance(value, torch.Tensor):
         return trace.tensor((name,), value)
     if isinstance(value, JaggedTensor):
@@ -553,10 +553,10 @@ class Host(BlockSizes):
     def __init__(self, blocks: tuple[int | None, ...]) -> None:
         super().__init__(blocks, DEFAULT_BLOCK)
         self.first: dict[int, int] = {}
-        """How many block sizes there were before each device loop."""
+        """How many block sizes were taken before each device loop."""
 
     def passed(self, loop: int, count: int) -> None:
-        """A device loop has run, and taken so many block sizes."""
+        """Notes that a device loop has run and taken `count` block sizes."""
         if loop not in self.first:
             self.first[loop] = self.taken
             self.taken += count
@@ -574,13 +574,13 @@ class Host(BlockSizes):
         return BlockSize(size, NamedBlock(f"the block of line {frame.f_lineno}"))
 
     def full(self, shape: Any, value: Any, dtype: torch.dtype) -> Any:
-        """A number that no tile has a part in is a number."""
+        """A value without tile dims is a plain number."""
         if len(shape):
             self.zeros()
         return value if dtype == torch.bool else float(value) if dtype.is_floating_point else int(value)
 
     def ranges(self, what: str, *_: Any, **__: Any) -> Any:
-        """`hl.tile` and `hl.grid` in a place where no compiler sees them."""
+        """`hl.tile` and `hl.grid` outside the source that the compiler sees."""
         refuse(f"{what} must be used in a `for` statement of the kernel itself, not in a function it calls")
 
     def __getattr__(self, name: str) -> Any:
@@ -591,7 +591,7 @@ class Host(BlockSizes):
 
 
 class CompiledKernel:
-    """A kernel on one backend: its function, in which device loops are programs."""
+    """A kernel on one backend: its function, with device loops replaced by launches."""
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         if not isinstance(function, types.FunctionType):

@@ -194,5 +194,5 @@ def test_large_blocks_in_a_thread_with_a_small_stack() -> None:
 
 def test_blocks_that_no_thread_has_memory_for_are_refused() -> None:
     jt = JaggedTensor.from_lengths(torch.randn(3, 8), [1, 2])
-    with pytest.raises(KernelError, match=r"MiB in each thread, and may take 256: total alone has 1099511627776 x 8 lanes"):
+    with pytest.raises(KernelError, match=r"MiB per thread, and the limit is 256 MiB: total alone has 1099511627776 x 8 lanes"):
         Kernel(row_sums.fn, Config(block_sizes=[1 << 40, 1]))(jt)

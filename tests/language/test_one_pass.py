@@ -195,5 +195,5 @@ def changed_between(jt: JaggedTensor, weights: torch.Tensor) -> torch.Tensor:
 def test_elements_that_are_stored_between_the_passes_are_read_again() -> None:
     jt = rows(torch.float32, 1.0, (3, 0, 5))
     recorder = Recorder(changed_between.on("reference").variants(jt, torch.ones(3))[0].program)
-    with pytest.raises(ScheduleError, match="the loop over k does more than to reduce a row"):
+    with pytest.raises(ScheduleError, match="the loop over k does more than reduce a row"):
         recorder.do("one_pass", "changed_between", "k", "k2")

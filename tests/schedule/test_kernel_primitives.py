@@ -95,7 +95,7 @@ def loops(program: TileProgram) -> list[tuple[str, list[str]]]:
         ([("ragged", "centred", "k"), ("ragged", "centred", "kr")], "is guarded by a row length"),
         ([("combine", "centred", "b", "k")], "are not both on the grid; cut the row instead"),
         ([("two_pass", "centred", "k")], "carries more than softmax statistics"),
-        ([("one_pass", "centred", "k", "j")], "the loop over j does more than to reduce a row"),
+        ([("one_pass", "centred", "k", "j")], "the loop over j does more than reduce a row"),
         (
             [("ragged", "centred", "k"), ("split", "centred", "kr", 8), ("split", "centred", "kri", 3)],
             "a piece has 8 positions .* not a multiple of 3",
