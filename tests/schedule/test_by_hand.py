@@ -505,7 +505,7 @@ def test_random_schedules_of_several_tensors_agree_or_are_refused(f: Fusion, len
         (lambda y: y.rfactor([]), "rfactor: both stages need something to reduce; .* not none"),
         (lambda y: y.inline_at(y, 1), "inline_at: T3 is not computed from T3"),
         (lambda y: y.set_allocation([]), "set_allocation: T3 is an output, whose memory is the caller's"),
-        (lambda y: y.fusion.inputs[0].split(0, 2), r"split: T0 is an input, which no loops compute; cache_after\(\) gives"),
+        (lambda y: y.fusion.inputs[0].split(0, 2), r"split: T0 is an input, which no loops compute; cache_after\(\) makes"),
         (lambda y: y.fusion.inputs[0].cache_before(), "cache_before: T0 is an input; only what is computed"),
         (lambda y: y.cache_after(), "cache_after: nothing reads T3"),
         (lambda y: y.split(1, 2).cache_before(), "cache_before: T3 has a schedule already; cache first"),
