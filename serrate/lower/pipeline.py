@@ -43,9 +43,9 @@ Pass = Callable[[LoopProgram], LoopProgram]
 def passes(target: Target) -> list[tuple[str, Pass]]:
     """The passes that a target wants, in order, with their names."""
     wanted: list[tuple[bool, Pass]] = [
-        # pad lanes to powers of two
-        (target.power_of_two_lanes, pad_lanes),
-        # turn folds of lanes into loops
+        # pad lanes to sizes that the target has
+        (target.power_of_two_lanes, functools.partial(pad_lanes, least=target.least_matmul)),
+        # folds of lanes are loops
         (not target.folds, unfold),
         # do not compute lanes of private blocks that nothing reads
         (True, narrow),

@@ -11,7 +11,6 @@ import serrate
 import serrate.language as hl
 from serrate import JaggedTensor
 from serrate.runtime import launch
-from serrate.tiles import later
 
 LENGTHS = (5, 300, 0, 17, 1000, 64, 3)
 
@@ -20,8 +19,7 @@ LENGTHS = (5, 300, 0, 17, 1000, 64, 3)
 def past_the_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No result is small enough to stay; afterwards the usual number of threads."""
     threads = torch.get_num_threads()
-    for module in (launch, later):
-        monkeypatch.setattr(module, "last_level_cache", lambda: -1)
+    monkeypatch.setattr(launch, "last_level_cache", lambda: -1)
     yield
     torch.set_num_threads(threads)
 

@@ -90,9 +90,9 @@ FUNCTIONS: dict[str, str] = {
     "eq": "({0} == {1})",
     "ne": "({0} != {1})",
     # The interpreter supports `&` of two blocks or of two scalars, but not of one of each.
-    "logical_and": "tl.where({0}, {1}, False)",
-    "logical_or": "tl.where({0}, True, {1})",
-    "logical_not": "tl.where({0}, False, True)",
+    "logical_and": "tl.where({0}, {1}, False).to(tl.int1)",
+    "logical_or": "tl.where({0}, True, {1}).to(tl.int1)",
+    "logical_not": "tl.where({0}, False, True).to(tl.int1)",
     "neg": "(-{0})",
     "square": "({0} * {0})",
     "reciprocal": "(1.0 / {0})",
