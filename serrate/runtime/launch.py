@@ -41,16 +41,16 @@ class BoundProgram(NamedTuple):
     """A compiled program with everything but the addresses of its tensors."""
 
     function: Callable[[bytes, bytes], None]
-    """Takes addresses and numbers, each as bytes."""
+    """The compiled function; it takes addresses and numbers, each as bytes."""
     packed: Callable[..., bytes]
-    """Makes bytes of addresses."""
+    """Packs addresses into bytes."""
     addresses: list[int]
     """The addresses of tensors, all 0 because they differ from call to call; then those of arrays."""
     numbers: bytes
     rows: Sequence[tuple[int, Callable[[], int]]]
     """Which tensors are private rows, each with what gives the address of this thread's."""
     arrays: Tensors
-    """Kept alive: addresses alone do not."""
+    """Kept alive, because addresses alone keep nothing alive."""
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs it on tensors, the private ones of which are meta tensors."""
@@ -84,7 +84,7 @@ class CppExecutable:
     """Calls generated C++."""
 
     SMALL = 1 << 15
-    """Elements below which one thread is faster than waking others."""
+    """Below this many elements, one thread is faster than waking others."""
 
     def __init__(self, program: LoopProgram, wide: frozenset[Array], compiler: Compiler | None = None) -> None:
         self.program = program

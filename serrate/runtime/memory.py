@@ -16,13 +16,13 @@ from collections.abc import Sequence
 import torch
 
 SMALLEST = 1 << 20
-"""Below this torch's own allocator is as good."""
+"""Below this size, torch's own allocator is as good."""
 LIMIT = max(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
 """The most that is kept: a padded result may be many times the size of its rows, and is as dear to touch first."""
 
 _lock = threading.Lock()
 _free: list[mmap.mmap] = []
-"""Blocks to be used again, those used last behind the others."""
+"""Blocks for reuse, the most recently used last."""
 _returned: deque[mmap.mmap] = deque()
 """Blocks that came back and are not among the free ones yet: they come at any time, also while the lock is held."""
 
@@ -79,7 +79,7 @@ def _give_back(block: mmap.mmap) -> None:
 
 
 def _sort_in() -> None:
-    """Puts what came back among the free blocks, and lets go of the oldest beyond the limit; the lock is held."""
+    """Moves returned blocks to the free list and drops the oldest beyond the limit. The caller holds the lock."""
     while _returned:
         block = _returned.popleft()
         if len(block) <= LIMIT:
@@ -89,12 +89,12 @@ def _sort_in() -> None:
 
 
 def kept() -> int:
-    """Bytes that wait to be used again."""
+    """The number of bytes kept for reuse."""
     return sum(map(len, (*_free, *_returned)))
 
 
 def trim() -> int:
-    """Gives all kept memory back to the system; says how many bytes it was."""
+    """Returns all kept memory to the system; returns the number of bytes."""
     with _lock:
         freed = kept()
         _free.clear()

@@ -1,6 +1,6 @@
-"""Results: what a fusion's outputs are when they are handed out.
+"""Results: how the outputs of a fusion are returned.
 
-In: the logical dims of an output, and a call. Out: the shape its values have, and the structure of its rows.
+In: the logical dims of an output, and a call. Out: the shape of its values, and the structure of its rows.
 
     [B, D]                    a plain tensor
     [4, C, R, D]              dim 1 of the values partitioned into rows
@@ -31,7 +31,7 @@ from serrate.tensor.jagged import trusted
 from serrate.tensor.rows import Rows
 
 Group = tuple[IterDomain, ...]
-"""The dims that one dim of the values is seen as: one as it is, or components with their rows."""
+"""The logical dims of one dim of the values: a single dim, or components with their rows."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def groups(view: TensorView) -> list[Group]:
 
 
 def owners(ragged: IterDomain) -> list[IterDomain]:
-    """What a ragged domain is part of: its component, what that was merged from or is a part of itself, and so on."""
+    """The owners of a ragged domain: its component, the domains that was made from, and so on."""
     assert isinstance(ragged, RaggedIterDomain)
     found: list[IterDomain] = []
     pending = [ragged.component]
@@ -163,7 +163,7 @@ def _rows(chain: tuple[torch.Tensor, ...], columns: torch.Tensor | None, size: i
 
 
 def _key(dims: tuple[int, ...], depths: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[object, ...]:
-    """What a structure is remembered under, beside the offsets that it is made of."""
+    """The key of a remembered structure, in addition to its offsets."""
     return ("structure", dims, depths, sizes)
 
 

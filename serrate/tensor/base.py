@@ -1,7 +1,7 @@
-"""The parts of a ragged tensor and what they say about it: values, structure and hints; shape, sizes and metadata.
+"""The state and metadata of a ragged tensor: values, structure and hints; shape, sizes and lengths.
 
-In: values with a structure that fits them. Out: `JaggedBase`, what `JaggedTensor` is to the functions behind its methods, which
-cannot know those methods; and `RaggedSize`, the size of a ragged dim.
+In: values with a structure that fits them. Out: `JaggedBase`, the part of `JaggedTensor` that the functions behind its methods
+use (they cannot import the class itself); and `RaggedSize`, the size of a ragged dim.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from serrate.tensor.structure import Dim, Structure
 
 
 class RaggedSize:
-    """What `jt.size(dim)` gives for a ragged dim: equal to another one of the same level of an equal structure.
+    """What `jt.size(dim)` returns for a ragged dim; equal to the size of the same level of an equal structure.
 
     >>> import torch
     >>> size = RaggedSize(Structure.from_lengths(torch.tensor([3, 1])), 0)
@@ -68,7 +68,7 @@ class RaggedSize:
 
 
 class JaggedBase:
-    """Values, a structure and hints. Metadata is of the innermost rows; `jt.structure` has that of every level."""
+    """Values, a structure and hints. Metadata describes the innermost rows; `jt.structure` has it for every level."""
 
     __slots__ = ("__weakref__", "_hints", "_structure", "_values")
 
@@ -124,12 +124,12 @@ class JaggedBase:
 
     @property
     def hints(self) -> Hints:
-        """What `with_hint` was told."""
+        """The hints given to `with_hint`."""
         return self._hints
 
     @property
     def format(self) -> str:
-        """How the values are stored: `csr` back to back, `padded` each row with the same room, `gaps` otherwise."""
+        """How the values are stored: `csr` (back to back), `padded` (all rows to one length), or `gaps` (anything else)."""
         return self._structure.format
 
     @property
@@ -139,7 +139,7 @@ class JaggedBase:
 
     @property
     def device(self) -> torch.device:
-        """Where values and offsets are."""
+        """The device of values and offsets."""
         return self._values.device
 
     @property
@@ -149,7 +149,7 @@ class JaggedBase:
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        """What every dim is: as it is in the values, a count of rows, or ragged."""
+        """The kind of every dim: a dim of the values, a count of rows, or ragged."""
         return self._structure.dims_of(self._values.dim())
 
     @property
@@ -207,7 +207,7 @@ class JaggedBase:
         return self.ndim
 
     def size(self, dim: int | None = None) -> int | RaggedSize | tuple[int | RaggedSize, ...]:
-        """The size of a dim, counted from the end if negative; for a ragged dim a symbol that is no int. Or all of them.
+        """The size of a dim, counted from the end if negative; a symbol, not an int, for a ragged dim. Without `dim`, all sizes.
 
         >>> from serrate import JaggedTensor
         >>> JaggedTensor.from_list([torch.zeros(3, 4)]).size(1)
@@ -223,7 +223,7 @@ class JaggedBase:
         return values.shape[found.values_dim] if found.axis is None else self._size(found)
 
     def is_ragged(self, dim: int) -> bool:
-        """Whether a dim has another size for every row.
+        """Whether a dim has a different size in each row.
 
         >>> from serrate import JaggedTensor
         >>> JaggedTensor.from_list([torch.zeros(3, 4)]).is_ragged(1)

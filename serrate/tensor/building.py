@@ -1,6 +1,6 @@
-"""Rows made from what a user gives, and checked: the work behind `Structure.from_offsets` and its neighbours.
+"""Construction and validation of rows: the implementation of `Structure.from_offsets` and its siblings.
 
-In: offsets, lengths, starts or counts, and how they are to be validated. Out: `Rows` that know what the checks found.
+In: offsets, lengths, starts or counts, and how to validate them. Out: `Rows`, with the facts that the checks established.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from serrate.tensor.rows import Rows
 from serrate.tensor.sync import host_copy, on_host
 
 PerLevel = int | Sequence[int | None] | None
-"""A length known to the caller: of the innermost level, or one for each level (None where it is not known)."""
+"""A length that the caller knows: of the innermost level, or one per level (None if unknown)."""
 
 
 def rows_from_offsets(
     offsets: Sequence[Tensor], total: int | None, max_length: PerLevel, min_length: PerLevel, validate: Validate
 ) -> tuple[Rows, int | None]:
-    """The rows of `Structure.from_offsets`, and how many positions they hold together where that is known."""
+    """The rows for `Structure.from_offsets`, and their total number of positions if it is known."""
     poll()
     if validate is None and len(offsets) == 1 and (quick := one_level(offsets[0], total, max_length, min_length)) is not None:
         return quick, int(quick._facts["total", 0])
@@ -73,7 +73,7 @@ def rows_from_offsets(
 def rows_from_lengths(
     lengths: Sequence[Tensor], total: int | None, max_length: PerLevel, min_length: PerLevel, validate: Validate
 ) -> tuple[Rows, int | None]:
-    """The rows of `Structure.from_lengths`, and how many positions they hold together where that is known."""
+    """The rows for `Structure.from_lengths`, and their total number of positions if it is known."""
     poll()
     when = Moment.NEVER
     if validate is not False:
@@ -154,9 +154,9 @@ def rows_with_columns(rows: Rows, counts: Tensor, packed: bool, max_length: int 
 
 
 def one_level(level: Tensor, total: int | None, max_length: PerLevel, min_length: PerLevel) -> Rows | None:
-    """The rows of offsets on a CPU if everything about them is as it should be: the usual case, in as few calls as can tell.
+    """The rows of valid offsets on a CPU: a fast path for the common case, with as few torch calls as possible.
 
-    Whatever is unusual gives None, and is left to the checks that find the words for it.
+    Returns None for anything unusual, and leaves it to the checks that produce error messages.
 
     >>> one_level(torch.tensor([0, 3, 4]), 4, None, None), one_level(torch.tensor([0, 3, 4]), 5, None, None)
     (2 > 4, None)
@@ -192,7 +192,7 @@ def _noted(
     min_length: PerLevel,
     when: Moment,
 ) -> KnownLengths:
-    """Notes what shapes, checks and the caller say of the rows; what the caller says is compared with what is known."""
+    """Records the facts known from shapes, from checks and from the caller; the caller's are verified against the others."""
     facts = rows._facts
     if total is not None:
         facts["total", rows.depth - 1] = total
@@ -229,7 +229,7 @@ _NOTHING = known_of(None, None, 1)
 
 
 def _keep_lengths(rows: Rows, lengths: Sequence[Tensor | None]) -> None:
-    """Lengths that were computed to be checked need not be computed again."""
+    """Keeps lengths that were computed for a check, so they are not computed again."""
     if len(lengths) != rows.depth:
         return
     for level, each in enumerate(lengths):

@@ -1,9 +1,9 @@
-"""What a user may promise the tuner about a ragged tensor.
+"""Hints: what a user may tell the tuner about a ragged tensor.
 
-In: words given to `JaggedTensor.with_hint`. Out: a frozen record of them, every word checked.
+In: the arguments of `JaggedTensor.with_hint`. Out: a frozen, validated record of them.
 
-Hints stay with a tensor through whatever keeps its rows or takes a part of them: another device or dtype, other values or
-features, another format, every kind of indexing. What a program computes has none.
+Hints survive every operation that keeps a tensor's rows or selects from them: a change of device, dtype, values, features or
+format, and every kind of indexing. Computed results have no hints.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from serrate.errors import CallError
 
 Distribution = Literal["uniform", "exponential", "bimodal", "giant"]
-"""How lengths are spread: all of about one length, many short and few long ones, two kinds, or one row that dwarfs the rest."""
+"""How lengths are distributed: all similar, many short and few long, two kinds, or one row that dwarfs the rest."""
 AccessPattern = Literal["row_major", "random", "streaming"]
 """How rows are visited: in order, in any order, or in order and only once."""
 Reuse = Literal["low", "medium", "high"]
@@ -30,7 +30,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Hints:
-    """Advice that may change which plan is chosen and never what is computed; None where nothing was said.
+    """Advice that may change which plan is chosen, never what is computed; None for hints that were not given.
 
     >>> Hints(reuse="high")
     Hints(reuse='high')
@@ -49,7 +49,7 @@ class Hints:
                 raise CallError(f"{name}={word!r} is not a hint: use one of {', '.join(map(repr, _WORDS[name]))}")
 
     def told(self) -> dict[str, str]:
-        """What was said, without what was not.
+        """The hints that were given.
 
         >>> Hints(distribution="giant").told()
         {'distribution': 'giant'}
@@ -65,7 +65,7 @@ NO_HINTS = Hints()
 
 
 def more_hints(before: Hints, words: Mapping[str, str | None]) -> Hints:
-    """What was advised before, with new words beside or in place of it; None says nothing.
+    """Earlier hints, updated with new ones; None leaves a hint as it was.
 
     >>> more_hints(Hints(reuse="high"), {"distribution": "uniform", "reuse": None})
     Hints(distribution='uniform', reuse='high')

@@ -1,8 +1,8 @@
-"""`JaggedTensor`: values with the structure that says which of them belong to which row.
+"""`JaggedTensor`: values with a structure that says which of them belong to which row.
 
 In: values and offsets, lengths, padded values or lists of rows. Out: a ragged tensor, its rows, and its conversions. The whole
-surface is here, one short method for each name; the work is in the modules that are imported. Shape and metadata are in `base`,
-dtypes and devices in `casts`.
+public interface is here, as short methods; the work is done in the modules it imports. Shape and metadata are in `base`, dtypes
+and devices in `casts`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _operators: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def install_operators(functions: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
-    """Teaches torch functions to take a JaggedTensor: each key is a torch function, each value what runs instead.
+    """Registers implementations of torch functions for JaggedTensors: keys are torch functions, values run in their place.
 
     >>> install_operators({torch.numel: lambda jt: jt.numel()})
     >>> torch.numel(JaggedTensor.from_list([torch.zeros(2), torch.zeros(1)]))
@@ -68,8 +68,8 @@ class JaggedTensor(Casts):
         rows = [values[offsets[b]:offsets[b + 1]] for b in range(B)]
 
     and a two-level one of shape `[G, r0, r1, *inner]` is a list of such lists. Gradients belong to `values`.
-    The constructor takes values and a structure; the `from_` class methods take everything else. It is no
-    torch.Tensor, but takes torch's operations, each a compiled program; `serrate.jit` makes one program of many.
+    The constructor takes values and a structure; the `from_` class methods take everything else. It is not a
+    torch.Tensor, but supports torch's operations, each a compiled program; `serrate.jit` fuses many into one.
 
     >>> jt = JaggedTensor.from_list([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
     >>> jt
@@ -148,7 +148,7 @@ class JaggedTensor(Casts):
         min_length: PerLevel = None,
         validate: Validate = None,
     ) -> Self:
-        """Rows that may leave gaps between them, by where each starts and how long it is; nothing is copied.
+        """Rows given by starts and lengths, possibly with gaps between them; nothing is copied.
 
         >>> JaggedTensor.from_starts(torch.arange(8), [0, 4], [3, 2]).unbind()
         (tensor([0, 1, 2]), tensor([4, 5]))
@@ -171,9 +171,9 @@ class JaggedTensor(Casts):
 
     @classmethod
     def from_row_ids(cls, values: Tensor, row_ids: Tensor | Sequence[int], num_rows: int | None = None) -> Self:
-        """Rows by the number of the row that every position is in, in order: the inverse of `row_ids`.
+        """Rows given by the row number of every position, in order: the inverse of `row_ids`.
 
-        `num_rows` counts rows without elements at the end too; without it the last number tells, which is a host fact.
+        `num_rows` includes empty rows at the end. Without it, the last number decides, which takes a host copy on a device.
 
         >>> JaggedTensor.from_row_ids(torch.arange(4), torch.tensor([0, 0, 2, 2]), num_rows=4).tolist()
         [[0, 1], [], [2, 3], []]
@@ -187,7 +187,7 @@ class JaggedTensor(Casts):
 
     @classmethod
     def from_list(cls, rows: Iterable[Tensor]) -> Self:
-        """One row for each tensor; the first dim of each is ragged, the others must agree. An empty list has 0 rows.
+        """One row per tensor; first dims may differ, all other dims must agree. An empty list has 0 rows.
 
         >>> JaggedTensor.from_list([torch.zeros(3, 4), torch.zeros(1, 4)]).shape
         (2, r0, 4)
@@ -257,10 +257,10 @@ class JaggedTensor(Casts):
         reuse: Reuse | None = None,
         **unknown: Any,
     ) -> Self:
-        """The same tensor with advice for the tuner, beside what was advised before; it never changes a result.
+        """The same tensor with hints for the tuner, in addition to earlier ones; they never change a result.
 
-        Hints are checked and kept, but no plan is chosen by them yet. They stay through whatever keeps the rows or takes a part
-        of them; `serrate.tensor.hints` has the words.
+        Hints are validated and kept, but no plan depends on them yet. `serrate.tensor.hints` lists them, and says which
+        operations keep them.
 
         >>> JaggedTensor.from_list([torch.zeros(2)]).with_hint(distribution="uniform", reuse="high").hints
         Hints(distribution='uniform', reuse='high')
@@ -269,7 +269,7 @@ class JaggedTensor(Casts):
         return type(self)(self._values, self._structure, hints=more_hints(self._hints, told))
 
     def detach(self) -> Self:
-        """The same values, cut off from the gradient's history.
+        """The same values, detached from the autograd graph.
 
         >>> JaggedTensor.from_list([torch.zeros(2, requires_grad=True)]).detach().requires_grad
         False
@@ -277,7 +277,7 @@ class JaggedTensor(Casts):
         return self.with_values(self._values.detach())
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Asks for gradients of the values; the tensor itself.
+        """Turns gradients of the values on or off; returns the tensor itself.
 
         >>> JaggedTensor.from_list([torch.zeros(2)]).requires_grad_().values.requires_grad
         True
@@ -286,7 +286,7 @@ class JaggedTensor(Casts):
         return self
 
     def clone(self) -> Self:
-        """A copy of the values with the same structure, which never changes and is shared.
+        """A copy of the values. The structure is immutable, and shared.
 
         >>> jt = JaggedTensor.from_list([torch.zeros(2)])
         >>> jt.clone().structure is jt.structure
@@ -311,7 +311,7 @@ class JaggedTensor(Casts):
         atol: float = 1e-08,
         equal_nan: bool = False,
     ) -> bool:
-        """Whether another ragged tensor has the same rows and elements that are near.
+        """Whether another ragged tensor has the same rows, and elements that agree within tolerance.
 
         >>> jt = JaggedTensor.from_list([torch.tensor([1.0, 2.0])])
         >>> jt.allclose(jt.with_values(jt.values + 1e-7))
@@ -321,7 +321,7 @@ class JaggedTensor(Casts):
         return bool(near(self, other, rtol, atol, equal_nan))
 
     def zero_(self) -> Self:
-        """Every element 0, in place; what lies between rows is left as it is.
+        """Sets every element to 0 in place; gaps between rows are left alone.
 
         >>> JaggedTensor.from_list([torch.tensor([1, 2])]).zero_().values
         tensor([0, 0])
@@ -329,7 +329,7 @@ class JaggedTensor(Casts):
         return self.fill_(0)
 
     def fill_(self, value: Any) -> Self:
-        """Every element `value`, in place; what lies between rows is left as it is.
+        """Sets every element to `value` in place; gaps between rows are left alone.
 
         >>> JaggedTensor.from_list([torch.tensor([1, 2])]).fill_(7).values
         tensor([7, 7])
@@ -339,7 +339,7 @@ class JaggedTensor(Casts):
         return self
 
     def copy_(self, src: Any, non_blocking: bool = False) -> Self:
-        """The elements of `src`, which has the same rows or is one tensor for all, in place.
+        """Copies the elements of `src` in place: a ragged tensor with the same rows, or a tensor that broadcasts.
 
         >>> jt = JaggedTensor.from_list([torch.tensor([1, 2])])
         >>> jt.copy_(jt.with_values(torch.tensor([3, 4]))).values
@@ -355,14 +355,14 @@ class JaggedTensor(Casts):
 
     def _check_writable(self) -> None:
         if self.requires_grad and torch.is_grad_enabled():
-            raise GradientError("what requires a gradient cannot be written to in place; do it under torch.no_grad()")
+            raise GradientError("a tensor that requires a gradient cannot be written to in place; do it under torch.no_grad()")
 
     # --- rows ---
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """The rows: tensors that share storage with the values, or for nested levels JaggedTensors of one level less.
 
-        Another dim than the first may be named, if it is not ragged.
+        `dim` may name another dim, if it is not ragged.
 
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).unbind()
         (tensor([0, 1]), tensor([2]))
@@ -379,7 +379,7 @@ class JaggedTensor(Casts):
         return [piece if isinstance(piece, Tensor) else piece.to_list() for piece in pieces]
 
     def row_ids(self, level: int = -1) -> Tensor:
-        """Which row of a level every position belongs to, on the device: int64, one number for each position.
+        """The row number of every position on a level, as an int64 tensor on the device.
 
         Columns count as positions. With several partitioned dims the positions are those of the level's dim.
 
@@ -391,7 +391,7 @@ class JaggedTensor(Casts):
         return row_ids(rows, own, "row_ids")
 
     def positions(self, level: int = -1) -> Tensor:
-        """The place of every position along the ragged dim of a level, on the device: its place within its row.
+        """The index of every position within its row on a level, on the device.
 
         >>> words = JaggedTensor.from_lengths(torch.arange(6), [torch.tensor([2, 1]), torch.tensor([1, 3, 2])])
         >>> words.positions(), words.positions(level=0)
@@ -401,7 +401,7 @@ class JaggedTensor(Casts):
         return coordinates(rows, "positions")[own + 1]
 
     def total_tiles(self, block: int) -> int:
-        """How many tiles of so many positions the innermost rows have together; an empty row has none.
+        """The total number of tiles of `block` positions in the innermost rows; an empty row has none.
 
         >>> JaggedTensor.from_lengths(torch.arange(7), [5, 0, 2]).total_tiles(2)
         4
@@ -409,7 +409,7 @@ class JaggedTensor(Casts):
         return total_tiles(self._structure, block)
 
     def tile_list(self, block: int) -> tuple[Tensor, Tensor]:
-        """The row that every one of these tiles belongs to, and its first position there.
+        """The row of every tile, and the first position of the tile in that row.
 
         >>> JaggedTensor.from_lengths(torch.arange(7), [5, 0, 2]).tile_list(2)
         (tensor([0, 0, 0, 2]), tensor([0, 2, 4, 0]))
@@ -417,7 +417,7 @@ class JaggedTensor(Casts):
         return tile_list(self._structure, block)
 
     def split(self, sizes: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
-        """Pieces of so many rows each, the last one smaller; or of these numbers of rows. Or of a regular dim.
+        """Splits the rows, or a regular dim, into pieces of one size (the last may be smaller) or of the given sizes.
 
         >>> [len(piece) for piece in JaggedTensor.from_lengths(torch.arange(3), [1, 0, 2]).split(2)]
         [2, 1]
@@ -425,7 +425,7 @@ class JaggedTensor(Casts):
         return tuple(map(self._piece, split(self._values, self._structure, sizes, self._dim(dim))))
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
-        """At most so many pieces of equally many rows, the last one smaller; or of a regular dim.
+        """Splits the rows, or a regular dim, into at most `chunks` pieces of equal size (the last may be smaller).
 
         >>> [len(piece) for piece in JaggedTensor.from_lengths(torch.arange(3), [1, 0, 2]).chunk(2)]
         [2, 1]
@@ -434,7 +434,7 @@ class JaggedTensor(Casts):
         return tuple(map(self._piece, pieces))
 
     def select(self, dim: int, index: int) -> Any:
-        """One place of a dim, which goes away: `jt.select(2, 0)` is `jt[:, :, 0]`.
+        """Selects one index of a dim and removes the dim: `jt.select(2, 0)` is `jt[:, :, 0]`.
 
         >>> JaggedTensor.from_lengths(torch.arange(6).view(3, 2), [2, 1]).select(-1, 0).to_list()
         [tensor([0, 2]), tensor([4])]
@@ -442,7 +442,7 @@ class JaggedTensor(Casts):
         return self[(slice(None),) * self._dim(dim) + (index,)]
 
     def index_select(self, dim: int, index: Tensor) -> Any:
-        """Rows, or places of a regular dim, by number: `jt.index_select(0, index)` is `jt[index]`.
+        """Selects rows, or indices of a regular dim: `jt.index_select(0, index)` is `jt[index]`.
 
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).index_select(0, torch.tensor([1, 0])).to_list()
         [tensor([2]), tensor([0, 1])]
@@ -463,7 +463,7 @@ class JaggedTensor(Casts):
         return found
 
     def squeeze(self, dim: int) -> JaggedTensor:
-        """Without a regular dim of size 1; itself if its size is another.
+        """Removes a regular dim of size 1; returns the tensor itself if the size is not 1.
 
         >>> JaggedTensor.from_lengths(torch.zeros(3, 1), [2, 1]).squeeze(-1).shape
         (2, r0)
@@ -476,10 +476,10 @@ class JaggedTensor(Casts):
         return found
 
     def permute(self, *dims: int | Sequence[int]) -> JaggedTensor:
-        """The dims in another order. A ragged dim stays behind the dim that counts its rows.
+        """Permutes the dims. A ragged dim must stay right after the dim that counts its rows.
 
-        Counts of nested rows change places if every row has as many parts: `[rank, expert, tokens]` becomes
-        `[expert, rank, tokens]`, and rows move. All else is a view.
+        Dims that count nested rows can trade places if every row has the same number of parts: `[rank, expert, tokens]`
+        becomes `[expert, rank, tokens]`, which moves rows. Everything else is a view.
 
         >>> tokens = JaggedTensor.from_lengths(torch.arange(6), [[1, 2], [3, 0]])
         >>> tokens.permute(1, 0, 2).to_list()
@@ -489,7 +489,7 @@ class JaggedTensor(Casts):
         return JaggedTensor(*permute(self._values, self._structure, order), hints=self._hints)
 
     def transpose(self, dim0: int, dim1: int) -> JaggedTensor:
-        """Two dims in each other's place; see `permute`.
+        """Swaps two dims; see `permute`.
 
         >>> JaggedTensor.from_lengths(torch.zeros(6, 4, 5), [1, 5]).transpose(2, 3).shape
         (2, r0, 5, 4)
@@ -500,7 +500,7 @@ class JaggedTensor(Casts):
         return self.permute(*order)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
-        """Dims as one: a level of nested rows left out, a ragged dim with the regular one behind it, or all rows as one.
+        """Flattens dims: drops a level of nested rows, merges a ragged dim with the regular one after it, or joins all rows.
 
         >>> words = JaggedTensor.from_lengths(torch.arange(6), [torch.tensor([2, 1]), torch.tensor([1, 3, 2])])
         >>> words.flatten(1, 2).lengths, words.flatten(0, 1).lengths
@@ -513,7 +513,7 @@ class JaggedTensor(Casts):
     def to_padded(self, fill: complex = 0, *, max_length: int | None = None) -> Tensor:
         """A tensor `[B, longest, *inner]`, or `[G, most parts, longest, *inner]` for two levels, with `fill` in the holes.
 
-        `max_length` is the size of the last ragged dim instead of the longest length: longer rows are cut there.
+        `max_length` sets the size of the last ragged dim instead of the longest length; longer rows are truncated.
 
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).to_padded(fill=-1)
         tensor([[ 0,  1],
@@ -544,8 +544,8 @@ class JaggedTensor(Casts):
         return padding.mask(self._values, self._structure, "mask")
 
     def to_format(self, format: str) -> Any:
-        """The same rows stored another way: `csr` back to back, `padded` each with the room of the longest; as a ragged tensor,
-        itself if it is stored so already. Or `nested`: a list of tensors, as `to_list` gives it.
+        """Converts the storage: `csr` (back to back) and `padded` (to the longest row) return a ragged tensor, the tensor itself
+        if it already has that format; `nested` returns a list of tensors, as `to_list` does.
 
         >>> jt = JaggedTensor.from_lengths(torch.arange(3), [2, 1])
         >>> jt.to_format("padded").values
@@ -565,7 +565,7 @@ class JaggedTensor(Casts):
         return JaggedTensor(stored.values, stored.structure, hints=self._hints)
 
     def contiguous(self) -> JaggedTensor:
-        """The same rows back to back, columns packed, and contiguous in memory; itself if they are.
+        """The same rows back to back and contiguous in memory, with columns packed; the tensor itself if they already are.
 
         >>> JaggedTensor.from_starts(torch.arange(8), [0, 4], [3, 2]).contiguous().values
         tensor([0, 1, 2, 4, 5])
@@ -641,9 +641,9 @@ class JaggedTensor(Casts):
         validate: bool | None = None,
         copy: bool | None = None,
     ) -> Self:
-        """Rows as variable-length attention kernels are told of them; values and boundaries are shared.
+        """Rows in the format of variable-length attention kernels; values and boundaries are shared.
 
-        `max_seqlen` is an upper bound: checked where lengths can be read, elsewhere believed to be the longest length.
+        `max_seqlen` is an upper bound. It is checked if lengths can be read, and otherwise trusted to be the longest length.
 
         >>> JaggedTensor.from_cu_seqlens(torch.zeros(5, 2), torch.tensor([0, 2, 5], dtype=torch.int32), 3).shape
         (2, r0, 2)
@@ -663,10 +663,10 @@ class JaggedTensor(Casts):
 
     @classmethod
     def from_group_ends(cls, values: Tensor, ends: Tensor, *, validate: bool | None = None, copy: bool | None = None) -> Self:
-        """Groups by where each ends, as `torch.nn.functional.grouped_mm(offs=)` takes them; the values are shared.
+        """Groups given by their ends, as `torch.nn.functional.grouped_mm(offs=)` takes them; the values are shared.
 
-        Values behind the last end belong to no group and are left out; on a device, where that cannot be read, the last end
-        is trusted to be the number of values.
+        Values past the last end belong to no group and are left out. On a device, where that cannot be read, the last end is
+        trusted to equal the number of values.
 
         >>> JaggedTensor.from_group_ends(torch.zeros(5, 2), torch.tensor([2, 5], dtype=torch.int32)).lengths
         tensor([2, 3], dtype=torch.int32)
@@ -832,7 +832,7 @@ class JaggedTensor(Casts):
     # --- memory ---
 
     def share_memory_(self) -> Self:
-        """Moves values and structure into memory that other processes see; the tensor itself.
+        """Moves values and structure to shared memory; returns the tensor itself.
 
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).share_memory_().is_shared()
         True
@@ -841,7 +841,7 @@ class JaggedTensor(Casts):
         return self
 
     def is_shared(self) -> bool:
-        """Whether other processes can see values and structure.
+        """Whether values and structure are in shared memory.
 
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).is_shared()
         False
@@ -849,7 +849,7 @@ class JaggedTensor(Casts):
         return shared(self._values, self._structure)
 
     def pin_memory(self) -> Self:
-        """A copy whose values and structure are in page-locked memory, from which a device copies without waiting."""
+        """A copy with values and structure in page-locked memory, for asynchronous copies to a device."""
         return type(self)(*pinned(self._values, self._structure), hints=self._hints)
 
     def is_pinned(self) -> bool:
@@ -900,7 +900,7 @@ class JaggedTensor(Casts):
             setitem(self._values, self._structure, key, x)
 
     def __bool__(self) -> NoReturn:
-        raise CallError("a JaggedTensor is neither true nor false: ask len(jt), jt.numel(), or torch.equal(jt, other)")
+        raise CallError("a JaggedTensor has no truth value: use len(jt), jt.numel(), or torch.equal(jt, other)")
 
     if not TYPE_CHECKING:  # a type checker would take it for every attribute there could be
 

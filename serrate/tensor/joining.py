@@ -1,6 +1,6 @@
-"""`cat`, `stack` and `collate`: ragged tensors put one behind the other, on top of each other, or samples made into a batch.
+"""`cat`, `stack` and `collate`: concatenation of ragged tensors, stacking them, and batching samples.
 
-In: ragged tensors and plain ones. Out: one ragged tensor, or for `collate` what a DataLoader hands on.
+In: ragged and plain tensors. Out: one ragged tensor; for `collate`, a batch for a DataLoader.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _Whole = tuple[Tensor, Structure]
 
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> JaggedTensor:
-    """Tensors one behind the other along a dim.
+    """Concatenates tensors along a dim.
 
-    Along the dim that counts rows: all rows of the first, then all of the second. Along a ragged dim: row by row, of as many rows
-    each. Along a regular dim: of the same rows. A dense tensor `[B, k, *inner]` stands for B rows of length k.
+    Along the dim that counts rows: all rows of the first tensor, then all of the second. Along a ragged dim: row by row; the
+    tensors must have equally many rows. Along a regular dim: the tensors must have the same rows. A dense tensor `[B, k, *inner]`
+    counts as B rows of length k.
 
     >>> one = JaggedTensor.from_lengths(torch.arange(3), [2, 1])
     >>> two = JaggedTensor.from_lengths(torch.arange(10, 13), [0, 3])
@@ -54,9 +55,9 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> JaggedTensor:
 
 
 def stack(tensors: Sequence[Any], dim: int = 0) -> JaggedTensor:
-    """Tensors on top of each other along a new dim.
+    """Stacks tensors along a new dim.
 
-    A new first dim of ragged tensors counts them: a nested tensor of one level more. Elsewhere it is a regular dim, and the
+    A new first dim counts the tensors: the result is nested one level deeper. Anywhere else, the new dim is regular, and the
     tensors must have the same rows.
 
     >>> one = JaggedTensor.from_lengths(torch.arange(3), [2, 1])
@@ -151,7 +152,7 @@ def _rows_of_one_length(what: str, k: int, x: Tensor, like: JaggedTensor, dense:
 
 
 def _check_alike(what: str, jts: Sequence[JaggedTensor], skip: int | None) -> None:
-    """Raises unless all have the same kinds of dims, and regular ones of the same size but for that which is joined."""
+    """Raises unless all have the same kinds of dims, and the same sizes in all regular dims except the joined one."""
     first = jts[0]
     for k, jt in enumerate(jts[1:], 1):
         alike = jt.ndim == first.ndim and all(
@@ -164,7 +165,7 @@ def _check_alike(what: str, jts: Sequence[JaggedTensor], skip: int | None) -> No
 
 
 def _same_rows(what: str, jts: Sequence[JaggedTensor], skip: int | None) -> list[_Whole]:
-    """Values and structures that lie alike, so that values can be put together as they are."""
+    """Values and structures in the same layout, so that values can be concatenated directly."""
     first = jts[0]
     where = None if skip is None else first.dims[skip].values_dim
 
@@ -181,7 +182,7 @@ def _same_rows(what: str, jts: Sequence[JaggedTensor], skip: int | None) -> list
 
 
 def _apart(mine: Structure, other: Structure) -> str:
-    """What tells two structures apart: their innermost lengths, if these can be read here and do."""
+    """How two structures differ: by their innermost lengths, if these can be read and differ."""
     ends = [each.rows[-1] for each in (mine, other)]
     lengths = [rows.inner_lengths().tolist() if rows.readable() and rows.device.type == "cpu" else [] for rows in ends]
     if lengths[0] != lengths[1] and all(len(each) <= 8 for each in lengths):

@@ -1,7 +1,7 @@
-"""Loops and branches of a traced function: what they run over, what they carry, and both sides of an `if`.
+"""Loops and branches of a traced function: what they iterate over, what they carry, and both sides of an `if`.
 
-In: notes that `source.py` has put into the function. Out: statements of a tile program. A loop over tiles is run through once,
-with symbols; plain Python loops and branches run as they are.
+In: the hooks that `source.py` put into the function. Out: statements of a tile program. The body of a loop over tiles runs once,
+on symbols; plain Python loops and branches run as usual.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Again(Exception):
 
 
 class RetraceFacts:
-    """What one trace of a loop has found out for the next one: sizes to compile in, forms of carried values."""
+    """What one trace of a loop found out for the next: sizes to compile in, shapes and dtypes of carried values."""
 
     def __init__(self) -> None:
         self.static: set[tuple[Any, ...]] = set()
         self.written: set[str] = set()
-        """Tensors that are stored to: what is read from them is read where it stands."""
+        """Tensors that are stored to, whose reads must stay in place."""
         self.carried: dict[tuple[int, str], tuple[torch.dtype, tuple[tuple[str, int | None] | None, ...]]] = {}
         """The dtype of a carried value, and for each dim the name of its axis; its size too where no loop runs over it."""
 
 
 class TracedRange:
-    """What `hl.tile`, `hl.jagged_tile` and `hl.grid` give: one run through the loop's body, with symbols."""
+    """What `hl.tile`, `hl.jagged_tile` and `hl.grid` return: an iterator that runs the loop's body once, on symbols."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class TracedRange:
 
 
 class TracedLoop:
-    """One loop statement: a loop over tiles, a `while` on numbers of the device, or plain Python, which runs as it is."""
+    """One loop statement: a loop over tiles, a `while` on runtime values, or a plain Python loop, which runs as usual."""
 
     def __init__(self, trace: Trace, targets: Sequence[str], left: Sequence[str]) -> None:
         self.trace, self.targets, self.left = trace, tuple(targets), frozenset(left)
@@ -78,10 +78,10 @@ class TracedLoop:
         self.carried: dict[str, tuple[Local, Traced]] = {}
         self.updates: dict[str, Traced] = {}
         self.kept: dict[str, Any] = {}
-        """What programs find, and must leave as it is."""
+        """Values from before a grid loop, which its iterations must not change."""
         self.conditions: dict[str, list[Condition]] = {}
         self.plain: set[str] = set()
-        """Carried values that begin as a number of Python's, which takes the dtype of what it meets."""
+        """Carried values that start as a Python number, which takes the dtype of the other operand."""
         self.stepped = False
         self.start = 0
         self.test: tuple[list[Statement], tuple[Less, ...]] | None = None
@@ -102,7 +102,7 @@ class TracedLoop:
         self.start = trace.clock
 
     def again(self, test: Any) -> bool:
-        """Whether a `while` goes on: of plain Python as it says; of a number of the device, through its body once."""
+        """Whether a `while` continues: in plain Python, as its test says; on a runtime value, for one run through its body."""
         trace = self.trace
         if self.test is not None:
             return False
@@ -118,7 +118,7 @@ class TracedLoop:
         return True
 
     def prepare(self) -> None:
-        """It may be a `while` on numbers of the device: what its test works out belongs to it."""
+        """Starts what may be a `while` on runtime values: statements of its test belong to it."""
         trace = self.trace
         self.outer, trace.block = trace.block, []
         trace.clock += 1
@@ -270,7 +270,7 @@ class TracedLoop:
         )
 
     def _changing(self) -> list[set[Symbol]]:
-        """What is another number in every iteration."""
+        """The symbols that change in every iteration."""
         axes = [a for a in self.trace.axes if a.original in self.axes]
         return [{a.position, a.lane, a.number, a.first, a.last} for a in axes]
 
@@ -313,7 +313,7 @@ class TracedLoop:
 
 
 class Branch:
-    """An `if` statement: on plain Python one branch, on a number of the device both."""
+    """An `if` statement: on a plain Python value, one branch is traced; on a runtime value, both."""
 
     def __init__(self, trace: Trace, test: Any) -> None:
         self.trace = trace
@@ -334,7 +334,7 @@ class Branch:
             self.known = bool(test)
 
     def save(self, name: str, value: Any) -> None:
-        """What a name stands for before the branches."""
+        """Notes the value of a name before the branches."""
         self.before[name] = value
 
     def then(self) -> bool:
@@ -352,11 +352,11 @@ class Branch:
         return True
 
     def keep(self, side: int, name: str, value: Any) -> None:
-        """What a name stands for after a branch."""
+        """Notes the value of a name after a branch."""
         self.sides[side][name] = value
 
     def restore(self, name: str, value: Any) -> Any:
-        """What the second branch begins with."""
+        """The value of a name at the start of the second branch."""
         return value if self.known is not None else self.before.get(name, value)
 
     def close(self) -> None:
@@ -389,7 +389,7 @@ class Branch:
         return Traced(held(local), axes, conditions, self._fed(values, axes))
 
     def _fed(self, values: Sequence[Traced], axes: Sequence[Axis | None]) -> list[Fed]:
-        """What feeds a value is what fed it in the branch that ran: each one notes whether something did."""
+        """A value is fed by whatever fed it in the branch that ran; each branch notes whether something did."""
         trace = self.trace
         since = next((loop.start for loop in reversed(trace.loops) if loop.outer is not None), 0)
         now = [[f for f in v.fed if f.time >= since] for v in values]
@@ -407,7 +407,7 @@ class Branch:
         return [*before, Fed(trace.clock, (), (Less(const(0), trace._element(local.name, own)),))]
 
     def result(self, name: str, value: Any) -> Any:
-        """What a name stands for after both branches."""
+        """The value of a name after both branches."""
         return value if self.known is not None else self.merged.get(name, value)
 
 

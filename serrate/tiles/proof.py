@@ -1,10 +1,10 @@
-"""Whether the size of a tile is the compiler's to choose (rule 6).
+"""Whether the compiler may choose a tile size (rule 6).
 
-In: the program of a kernel. Out: the carried values of which that is not known from what they are; and what to try it on.
+In: the program of a kernel. Out: the carried values for which this is not proven, and the means to test it.
 
-A recognised reduction is the same however a row is cut into tiles. Any other carried value is tried: with tiles of one position,
-of three, and of the whole row, on random numbers. Where they agree, that is tested and not proven; where they do not, the user
-must say how large a tile is.
+A recognised reduction does not depend on how a row is cut into tiles. For any other carried value, the kernel is run on random
+data with tiles of one position, three positions, and the whole row. If the results agree, this is tested, not proven; if not,
+the user must fix the tile size.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from serrate.ir.tile import SERIAL, Axis, Carry, Loop, TileProgram, statements
 from serrate.tensor import JaggedTensor
 
 WHOLE = 512
-"""The longest row that is tried in one tile."""
+"""The longest row that is tested in one tile."""
 FEW = 1 << 11
-"""Elements up to which programs are tried on the reference backend, which has nothing to build."""
+"""The most elements for which programs are tested on the reference backend, which needs no compiler."""
 
 
 def unproven(program: TileProgram) -> list[tuple[Axis, Carry]]:
-    """Carried values that may depend on the size of a tile that nobody has fixed."""
+    """Carried values that may depend on a tile size that the user left open."""
     found: dict[Carry, Axis] = {}
     for node in (n for phase in program.phases for n in statements(phase.body)):
         if isinstance(node, Loop) and node.kind is SERIAL:
@@ -43,13 +43,13 @@ def tiles_to_try(env: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def backend_to_try(env: Mapping[str, Any]) -> str:
-    """Where a program is tried: few elements need no compiler."""
+    """The backend to test on: few elements need no compiler."""
     tensors = [x.values if isinstance(x, JaggedTensor) else x for x in env.values()]
     return "reference" if sum(t.numel() for t in tensors if isinstance(t, torch.Tensor)) <= FEW else "cpp"
 
 
 def at_random(env: Mapping[str, Any]) -> dict[str, Any]:
-    """The same things with other numbers in them, on a CPU: random where they are floats, copies where they may be indices."""
+    """The same arguments with other contents, on a CPU: floats are random, integers are copied because they may be indices."""
     generator = torch.Generator("cpu").manual_seed(0)
 
     def other(x: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ def at_random(env: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def agree(results: Sequence[Sequence[torch.Tensor]]) -> bool:
-    """Whether results are the same, as far as rounding lets them be."""
+    """Whether results agree within rounding."""
     first, *others = results
     for other in others:
         for a, b in zip(first, other, strict=True):

@@ -1,7 +1,7 @@
-"""A kernel's function taken apart: what stays Python, and one function for each of its device loops.
+"""Splits a kernel's function into host code and device loops.
 
-In: a Python function. Out: the same function, in which every outermost loop over tiles is a call that hands over the names the
-loop uses; and for each of them a function of these names, with notes at its loops and branches for whoever traces it.
+In: a Python function. Out: the same function with every outermost loop over tiles replaced by a launch, which passes the
+variables that the loop uses; and for each loop a function of these, with hooks at its loops and branches for the tracer.
 
     for tile in hl.tile(n):             __serrate_launch__[0]({"x": x, "out": out})
         out[tile] = x[tile] * 2
@@ -42,9 +42,9 @@ class DeviceLoop:
     """One outermost loop over tiles."""
 
     names: tuple[str, ...]
-    """The names of the kernel's own that it uses."""
+    """The local variables that it uses."""
     outside: tuple[str, ...]
-    """Other names it uses: of enclosing functions, and globals."""
+    """The other names that it uses: of enclosing functions, and globals."""
     make: Callable[[Any], Callable[..., Any]]
     """The loop as a function of all these names, for a machine."""
     line: int
@@ -52,15 +52,15 @@ class DeviceLoop:
 
 @dataclass(frozen=True)
 class SplitKernel:
-    """A kernel's function in two parts."""
+    """A kernel's function, split."""
 
     host: Callable[[Sequence[Callable[[dict[str, Any]], None]]], Callable[..., Any]]
-    """The function, given what launches each of its loops: it takes what the loop uses, by name."""
+    """The host function, given a launcher for each loop, which takes the loop's variables by name."""
     loops: tuple[DeviceLoop, ...]
 
 
 def split(function: types.FunctionType) -> SplitKernel:
-    """Takes a kernel's function apart."""
+    """Splits a kernel's function."""
     tree, offset, _ = parsed(function)
     local = {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
     for statement in every_statement(tree.body):
@@ -76,7 +76,7 @@ def split(function: types.FunctionType) -> SplitKernel:
 
 
 def _refuse_results(tree: ast.FunctionDef, finder: _Finder) -> None:
-    """What a device loop sets is not there behind it, unless Python sets it too."""
+    """Raises if the kernel returns a variable that only a device loop sets: it does not exist after the loop."""
     own = {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
     for statement in every_statement(tree.body):
         own |= names_written(statement)
@@ -151,7 +151,7 @@ class _Finder:
 
 
 def outside(function: types.FunctionType, name: str) -> Any:
-    """What a name that is not the function's own stands for now; None if nothing."""
+    """The current value of a global or enclosing name; None if it has none."""
     if name in function.__code__.co_freevars:
         cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
         try:
@@ -186,13 +186,13 @@ def _device(function: types.FunctionType, loop: ast.For, names: tuple[str, ...],
 
 
 class _BranchNotes:
-    """Puts notes at the loops and branches of a device loop."""
+    """Puts hooks at the loops and branches of a device loop."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def statements(self, body: list[ast.stmt], live: frozenset[str] = frozenset()) -> list[ast.stmt]:
-        """The statements with notes; `live` are the names that are read behind them."""
+        """The statements with hooks; `live` are the names that are read after them."""
         out: list[ast.stmt] = []
         for k, s in enumerate(body):
             exposed, written = read_first(body[k + 1 :], set())

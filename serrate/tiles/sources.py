@@ -1,7 +1,7 @@
 """Where the arguments of a device loop's program come from.
 
-In: what a loop uses, by name (`Env`). Out: the tensors, numbers and arrays of its program, found by paths: a name, then what is
-asked of it. `("jt", "values")` are the values of the ragged tensor `jt`, `("x", "shape", 1)` is a size of `x`.
+In: the variables that a loop uses (`Env`). Out: the tensors, numbers and arrays of its program, found by paths: a name, then
+attributes. `("jt", "values")` are the values of the ragged tensor `jt`, `("x", "shape", 1)` is a size of `x`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from serrate.tiles.trace import Trace
 
 Path = tuple[Any, ...]
 Env = Mapping[str, Any]
-"""What a loop uses, by name."""
+"""The variables that a loop uses, by name."""
 
 CPU_DEVICE = torch.device("cpu")
-"""Programs are made on this device, whatever torch's default is."""
+"""Programs are built on this device, whatever torch's default is."""
 NUMBERS = "(numbers)"
 """The tensor that holds all the floats a loop uses: they are given to the program, so that others need no other program.
 No name of the user's is this one."""
@@ -36,20 +36,20 @@ CONTAINERS = (tuple, list, dict)
 
 @dataclass(frozen=True)
 class Container:
-    """A tuple, list or dictionary of things that are given by names of their own."""
+    """A tuple, list or dictionary whose items are passed under their own names."""
 
     kind: type
     names: tuple[str, ...]
     keys: tuple[Any, ...]
 
     def of(self, made: dict[str, Any]) -> Any:
-        """The container, of what stands for its parts."""
+        """The container, filled with these items."""
         parts = [made[n] for n in self.names]
         return dict(zip(self.keys, parts, strict=True)) if self.kind is dict else self.kind(parts)
 
 
 def flattened(given: dict[str, Any]) -> dict[str, Any]:
-    """What a loop uses, with everything that is in a tuple, list or dictionary by itself.
+    """The variables of a loop, with the items of tuples, lists and dictionaries as separate entries.
 
     >>> flattened({"pair": (4, 5)})
     {'pair': Container(kind=<class 'tuple'>, names=('pair[0]', 'pair[1]'), keys=()), 'pair[0]': 4, 'pair[1]': 5}

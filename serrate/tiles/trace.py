@@ -1,7 +1,7 @@
-"""One run of a device loop with symbols: every loop once, every branch both ways.
+"""The symbolic run of a device loop: every loop once, every branch both ways.
 
-In: the loop as a function of what it uses, with notes at its loops and branches (`source.py`); what it uses, as traced objects.
-Out: a `TileProgram` of one phase. `Trace` is the machine behind `serrate.language` while that runs.
+In: the loop as a function of its variables, with hooks at its loops and branches (`source.py`); the variables, as traced objects.
+Out: a `TileProgram` of one phase. `Trace` implements `serrate.language` during the run.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ FAMILY = (
 )  # fmt: skip
 """What the compiler appends to a name to name another thing: whoever has one has all of these."""
 LONGEST = 40
-"""Characters of a name in generated code."""
+"""The maximum length of a name in generated code."""
 
 
 DEFAULT_BLOCK = 64
-"""Lanes of a block size that nobody has chosen."""
+"""The number of lanes if no block size is chosen."""
 
 
 class Trace:
@@ -78,13 +78,13 @@ class Trace:
         self.numbers: dict[tuple[Any, ...], Symbol] = {}
         self.described: dict[tuple[str, int, str], Array] = {}
         self.counted: dict[Array, Expr] = {}
-        """The number of components that arrays describe."""
+        """The number of components that each array describes."""
         self.limits: dict[Array, Expr] = {}
-        """What the elements of arrays that describe rows are at most."""
+        """The upper bound of the elements of each array that describes rows."""
         self.reductions: dict[str, str] = {}
         self.notes: list[str] = []
         self.sizes: Callable[[tuple[Any, ...]], int | None] = lambda path: None
-        """Which sizes are compiled in: their number, or None for one that the program is given."""
+        """The sizes that are compiled in; None for a size that is an argument of the program."""
         self._written: dict[Tensor, None] = {}
         self._read: set[str] = set()
         self._used: set[str] = set()
@@ -97,7 +97,7 @@ class Trace:
     # --- names, axes, blocks ---
 
     def name_for(self, wish: str) -> str:
-        """A name that nothing has yet: the one wished for, or with a number."""
+        """A fresh name: the requested one, with a number appended if it is taken."""
         wish = re.sub(r"[^A-Za-z0-9]+", "_", wish).strip("_")[:LONGEST]
         if not wish.isidentifier():
             wish = f"x_{wish}".rstrip("_")
@@ -111,7 +111,7 @@ class Trace:
         return found
 
     def emit(self, node: Statement) -> None:
-        """A statement at this place of the program."""
+        """Appends a statement to the program."""
         for lane in getattr(node, "lanes", ()):
             axis = next(a for a in self.axes if a.position is lane.symbol).original
             if axis.looped and axis not in self.axes_open:
@@ -185,11 +185,11 @@ class Trace:
         return Array(name, signed=True, local=True)[place]
 
     def computed(self, name: str) -> Value | None:
-        """What was worked out for an index block; None for any other block."""
+        """The value computed for an index block; None for any other block."""
         return self._computed[name].value if name in self._computed else None
 
     def is_computed(self, what: Symbol) -> bool:
-        """Whether a symbol is a number that the program itself has worked out."""
+        """Whether a symbol is a value that the program itself computes."""
         return what.name in self._computed
 
     def part(self, value: Value, whole: Traced) -> Traced:
@@ -225,7 +225,7 @@ class Trace:
         return self.tensors[path]
 
     def size(self, path: tuple[Any, ...]) -> Expr:
-        """A number of the outside: compiled in, or given to the program."""
+        """A size from outside the loop: compiled in, or an argument of the program."""
         number_ = self.sizes(path) if path not in self.known.static else self.sizes((*path, "now"))
         if number_ is not None:
             return const(number_)
@@ -375,7 +375,7 @@ class Trace:
     # --- loops ---
 
     def ranges(self, what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: bool = False) -> Any:
-        """What `hl.tile` and `hl.grid` run over."""
+        """The ranges of `hl.tile` and `hl.grid`."""
         single = not isinstance(begin_or_end, (list, tuple))
         firsts = [begin_or_end] if single else list(begin_or_end)
         ends = firsts if end is None else [end] if single else list(end)
@@ -442,7 +442,7 @@ class Trace:
 
     @property
     def open_blocks(self) -> int:
-        """How many block sizes it has left to the configuration."""
+        """How many block sizes it takes from the configuration."""
         return len(self._sites)
 
     def _bound(self, x: Any, what: str) -> Expr:

@@ -1,4 +1,4 @@
-"""What names stand for while a device loop is traced: tiles, values of tiles, and the tensors outside.
+"""Symbolic values of a device loop while it is traced: tiles, tile values, and tensors from outside the loop.
 
 In: index expressions and values of the IR. Out: objects that look like the torch tensors they stand for. A `Traced` value knows
 its dims (the axis of each), the conditions under which its lanes exist, and the reductions that feed it, as the values of the
@@ -33,7 +33,7 @@ class Condition:
 
     holds: Less
     row: bool
-    """Whether it is about the length of a row, and not about the end of a plain range."""
+    """Whether it compares with the length of a row, rather than with the end of a plain range."""
 
     def over(self, axes: Sequence[Axis | None]) -> frozenset[Axis]:
         """Which of these axes it mentions."""
@@ -93,7 +93,7 @@ class Traced(TileValue):
 
     @property
     def expr(self) -> Expr | None:
-        """The whole number it is, as an expression; None if it is no such."""
+        """The value as an index expression; None if it is not one."""
         if isinstance(self.value, Number):
             return self.value.expr
         if isinstance(self.value, Constant) and not self.dtype.is_floating_point:
@@ -142,7 +142,7 @@ class Traced(TileValue):
         return int(self._known("this needs"))
 
     def item(self) -> Any:
-        """The one number it holds: a value without dims."""
+        """The value itself, if it is a scalar."""
         if self.ndim:
             refuse("item() needs a scalar: reduce it first (x.amax(), x.sum())")
         return self
@@ -179,7 +179,7 @@ class OpenSize(Traced):
 
 
 class TracedTile(Tile):
-    """One block of positions of a loop, whichever it is."""
+    """The current block of positions of a loop."""
 
     __slots__ = ("axis", "conditions")
 
@@ -205,7 +205,7 @@ class TracedTile(Tile):
 
     @property
     def id(self) -> Traced:
-        """Which tile of its loop it is."""
+        """The number of the tile in its loop."""
         return Traced(number(self.axis.number), ())
 
     @property
