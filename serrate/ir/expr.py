@@ -61,6 +61,11 @@ class Array:
         return self.name
 
 
+def key_part(place: int) -> Any:
+    """A named part of an interned node, read-only: the entry of its key at `place`."""
+    return property(lambda node: node._key[place])
+
+
 class Expr:
     """One index expression. Build with operators; never call the node classes directly."""
 
@@ -200,9 +205,7 @@ class Const(Expr):
 class Symbol(Expr):
     """A variable: a loop index, or an extent known at run time."""
 
-    @property
-    def name(self) -> str:
-        return cast(str, self._key[1])
+    name: str = key_part(1)
 
     def evaluate(self, environment: Environment) -> Any:
         try:
@@ -220,13 +223,8 @@ class Symbol(Expr):
 class Sum(Expr):
     """A linear combination: `terms` are (expression, integer factor), none of them a Sum or a Const."""
 
-    @property
-    def terms(self) -> tuple[tuple[Expr, int], ...]:
-        return cast(tuple[tuple[Expr, int], ...], self._key[1])
-
-    @property
-    def constant(self) -> int:
-        return cast(int, self._key[2])
+    terms: tuple[tuple[Expr, int], ...] = key_part(1)
+    constant: int = key_part(2)
 
     @property
     def operands(self) -> tuple[Expr, ...]:
@@ -244,47 +242,44 @@ class Sum(Expr):
 
 
 class _Binary(Expr):
-    @property
-    def left(self) -> Expr:
-        return cast(Expr, self._key[1])
-
-    @property
-    def right(self) -> Expr:
-        return cast(Expr, self._key[2])
+    operation: ClassVar[Callable[[Any, Any], Any]]
+    left: Expr = key_part(1)
+    right: Expr = key_part(2)
 
     @property
     def operands(self) -> tuple[Expr, ...]:
         return (self.left, self.right)
 
+    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
+        rebuilt: Expr = type(self).operation(*operands)
+        return rebuilt
+
+    def evaluate(self, environment: Environment) -> Any:
+        return type(self).operation(self.left.evaluate(environment), self.right.evaluate(environment))
+
 
 class Product(_Binary):
     """A product of two expressions, neither of them a constant."""
 
-    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
-        return operands[0] * operands[1]
-
-    def evaluate(self, environment: Environment) -> Any:
-        return self.left.evaluate(environment) * self.right.evaluate(environment)
+    operation = operator.mul
 
 
 class FloorDiv(_Binary):
     """Division rounded down; the divisor is positive."""
 
-    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
-        return operands[0] // operands[1]
-
-    def evaluate(self, environment: Environment) -> Any:
-        return self.left.evaluate(environment) // self.right.evaluate(environment)
+    operation = operator.floordiv
 
 
 class Mod(_Binary):
     """The remainder of floor division; the divisor is positive, so the result is not negative."""
 
-    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
-        return operands[0] % operands[1]
+    operation = operator.mod
 
-    def evaluate(self, environment: Environment) -> Any:
-        return self.left.evaluate(environment) % self.right.evaluate(environment)
+
+class Xor(_Binary):
+    """Bitwise xor. Printed in parentheses, because `^` binds less tightly than a sum."""
+
+    operation = operator.xor
 
 
 class Minimum(_Binary):
@@ -309,30 +304,12 @@ class Maximum(_Binary):
         return a * (a > b) + b * (a <= b)
 
 
-class Xor(_Binary):
-    """Bitwise xor. Printed in parentheses, because `^` binds less tightly than a sum."""
-
-    def rebuild(self, operands: tuple[Expr, ...]) -> Expr:
-        return operands[0] ^ operands[1]
-
-    def evaluate(self, environment: Environment) -> Any:
-        return self.left.evaluate(environment) ^ self.right.evaluate(environment)
-
-
 class Element(Expr):
     """`array[index]`; with `most`, clamped to 0 .. most."""
 
-    @property
-    def array(self) -> Array:
-        return cast(Array, self._key[1])
-
-    @property
-    def index(self) -> Expr:
-        return cast(Expr, self._key[2])
-
-    @property
-    def most(self) -> Expr | None:
-        return cast("Expr | None", self._key[3])
+    array: Array = key_part(1)
+    index: Expr = key_part(2)
+    most: Expr | None = key_part(3)
 
     @property
     def operands(self) -> tuple[Expr, ...]:
@@ -357,21 +334,10 @@ class Search(Expr):
     owner: the result is then `count`, or less on a backend that clamps.
     """
 
-    @property
-    def array(self) -> Array:
-        return cast(Array, self._key[1])
-
-    @property
-    def count(self) -> Expr:
-        return cast(Expr, self._key[2])
-
-    @property
-    def position(self) -> Expr:
-        return cast(Expr, self._key[3])
-
-    @property
-    def first(self) -> Expr:
-        return cast(Expr, self._key[4])
+    array: Array = key_part(1)
+    count: Expr = key_part(2)
+    position: Expr = key_part(3)
+    first: Expr = key_part(4)
 
     @property
     def operands(self) -> tuple[Expr, ...]:

@@ -24,12 +24,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 
 from serrate.ir.domains import ParallelType
-from serrate.ir.expr import Array, Expr, Less, Symbol, const
+from serrate.ir.expr import Array, Expr, Less, Symbol, const, key_part
 from serrate.ir.reductions import Reduction, reduction
 from serrate.ir.values import Call, Tensor, Value, carried_dtype, intern
 
@@ -70,21 +70,10 @@ class Local:
 class Load(Value):
     """An element of memory, with one index expression per storage dim; `other` where `guard` does not hold."""
 
-    @property
-    def tensor(self) -> Tensor:
-        return cast(Tensor, self._key[1])
-
-    @property
-    def guard(self) -> Guard:
-        return cast(Guard, self._key[3])
-
-    @property
-    def index(self) -> tuple[Expr, ...]:
-        return cast(tuple[Expr, ...], self._key[2])
-
-    @property
-    def other(self) -> float | int | bool:
-        return cast(float, self._key[4])
+    tensor: Tensor = key_part(1)
+    guard: Guard = key_part(3)
+    index: tuple[Expr, ...] = key_part(2)
+    other: float | int | bool = key_part(4)
 
     def __str__(self) -> str:
         where = f" if {' and '.join(map(str, self.guard))}" if self.guard else ""
@@ -95,9 +84,7 @@ class Load(Value):
 class Held(Value):
     """The contents of a private block."""
 
-    @property
-    def local(self) -> Local:
-        return cast(Local, self._key[1])
+    local: Local = key_part(1)
 
     def __str__(self) -> str:
         return self.local.name
@@ -106,9 +93,7 @@ class Held(Value):
 class Number(Value):
     """An index expression as a number."""
 
-    @property
-    def expr(self) -> Expr:
-        return cast(Expr, self._key[1])
+    expr: Expr = key_part(1)
 
     def __str__(self) -> str:
         return f"({self.expr})"
@@ -117,13 +102,8 @@ class Number(Value):
 class Existing(Value):
     """How many positions of `lanes` exist under `guard`."""
 
-    @property
-    def guard(self) -> Guard:
-        return cast(Guard, self._key[2])
-
-    @property
-    def lanes(self) -> Lanes:
-        return cast(Lanes, self._key[1])
+    guard: Guard = key_part(2)
+    lanes: Lanes = key_part(1)
 
     def __str__(self) -> str:
         return f"existing({', '.join(map(str, self.lanes))})"

@@ -27,7 +27,7 @@ import torch
 
 from serrate.errors import DtypeError
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import INDEX, Expr, Symbol, const, symbol
+from serrate.ir.expr import INDEX, Expr, Symbol, const, key_part, symbol
 
 Index = tuple[IterDomain | None, ...]
 """The index of a write: a domain per dim."""
@@ -172,9 +172,7 @@ class Constant(Value):
     def __reduce__(self) -> tuple[Any, ...]:
         return (constant, (self.number, self.dtype))
 
-    @property
-    def number(self) -> float | int | bool:
-        return cast(float, self._key[1])
+    number: float | int | bool = key_part(1)
 
     def __str__(self) -> str:
         return str(self.number)
@@ -186,17 +184,9 @@ class Read(Value):
     def __reduce__(self) -> tuple[Any, ...]:
         return (read, (self.tensor, self.index, self.other))
 
-    @property
-    def tensor(self) -> Tensor:
-        return cast(Tensor, self._key[1])
-
-    @property
-    def index(self) -> Places:
-        return cast(Places, self._key[3])
-
-    @property
-    def other(self) -> float | int | bool:
-        return cast(float, self._key[4])
+    tensor: Tensor = key_part(1)
+    index: Places = key_part(3)
+    other: float | int | bool = key_part(4)
 
     def of(self, tensor: Tensor, index: Places) -> Value:
         """The same read from another tensor, or at another place."""
@@ -218,9 +208,7 @@ class Call(Value):
     def __reduce__(self) -> tuple[Any, ...]:
         return (_called, (self.function, self.args, self.dtype))
 
-    @property
-    def function(self) -> str:
-        return cast(str, self._key[1])
+    function: str = key_part(1)
 
     @property
     def args(self) -> tuple[Value, ...]:
@@ -236,9 +224,7 @@ class Position(Value):
     def __reduce__(self) -> tuple[Any, ...]:
         return (position, (self.domain,))
 
-    @property
-    def domain(self) -> IterDomain:
-        return cast(IterDomain, self._key[2])
+    domain: IterDomain = key_part(2)
 
     def __str__(self) -> str:
         return f"index({self.domain.name})"
@@ -250,9 +236,7 @@ class Extent(Value):
     def __reduce__(self) -> tuple[Any, ...]:
         return (extent, (self.domain,))
 
-    @property
-    def domain(self) -> IterDomain:
-        return cast(IterDomain, self._key[2])
+    domain: IterDomain = key_part(2)
 
     def __str__(self) -> str:
         return f"extent({self.domain.name})"
@@ -264,9 +248,7 @@ class Computed(Value):
     def __reduce__(self) -> tuple[Any, ...]:
         return (computed, (self.place,))
 
-    @property
-    def place(self) -> Place:
-        return cast(Place, self._key[1])
+    place: Place = key_part(1)
 
     @property
     def args(self) -> tuple[Value, ...]:
@@ -282,9 +264,7 @@ class Argument(Value):
     def __reduce__(self) -> tuple[Any, ...]:
         return (argument, (self.name, self.dtype))
 
-    @property
-    def name(self) -> str:
-        return cast(str, self._key[1])
+    name: str = key_part(1)
 
     def __str__(self) -> str:
         return self.name
