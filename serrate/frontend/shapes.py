@@ -25,9 +25,9 @@ def shown(x: TensorView, *, later: bool = False) -> str:
     return shape_text(x.domains, None if later else x.fusion.sizes)
 
 
-def size_shown(fusion: Fusion, domain: IterDomain, *, later: bool = False) -> str:
+def size_shown(fusion: Fusion, domain: IterDomain) -> str:
     """The size of a dim, if it is known."""
-    return size_text(domain, None if later else fusion.sizes)
+    return size_text(domain, fusion.sizes)
 
 
 def equal_now(fusion: Fusion, a: IterDomain, b: IterDomain) -> bool:

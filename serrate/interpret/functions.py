@@ -17,7 +17,7 @@ from torch import Tensor
 
 from serrate.frontend.kernel.machine import refuse
 from serrate.frontend.kernel.values import Lanes
-from serrate.frontend.kernel.vocabulary import ELEMENTWISE, instead, name_of, regroup
+from serrate.frontend.kernel.vocabulary import ELEMENTWISE, expand_keys, instead, name_of, regroup
 from serrate.interpret import reducing
 from serrate.interpret.axes import ConcreteAxis, FedLanes, LaneMask, fixed, meet
 from serrate.interpret.values import SIXTEEN, ConcreteValue, value_of
@@ -174,18 +174,11 @@ def _squeeze(x: ConcreteValue, dim: int | None = None) -> ConcreteValue:
 
 def getitem(x: ConcreteValue, key: Any) -> ConcreteValue:
     """`None`, full slices, and a position or fixed range of a dim that is not a tile's."""
-    keys = list(key) if isinstance(key, tuple) else [key]
-    if any(k is Ellipsis for k in keys):
-        at = next(n for n, k in enumerate(keys) if k is Ellipsis)
-        keys[at : at + 1] = [slice(None)] * (x.ndim - sum(k is not None for k in keys) + 1)
-    keys += [slice(None)] * (x.ndim - sum(k is not None for k in keys))
-    if sum(k is not None for k in keys) > x.ndim:
-        refuse(f"{len(keys)} indices for a value of {x.ndim} dims")
     old = 0
     narrow: list[slice] = []
     places: list[tuple[int, int]] = []
     axes: list[ConcreteAxis | None] = []
-    for k in keys:
+    for k in expand_keys(key if isinstance(key, tuple) else (key,), x.ndim):
         if k is None:
             axes.append(None)
             continue

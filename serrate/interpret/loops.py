@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from serrate.frontend.kernel.machine import BlockSize, current, refuse, user_frame
+from serrate.frontend.kernel.vocabulary import loop_bounds
 from serrate.interpret.axes import ConcreteAxis, FedLanes, LaneMask, Pending
 from serrate.interpret.run import KernelRun
 from serrate.interpret.values import ConcreteTile, ConcreteValue, Unusable, value_of
@@ -147,18 +148,10 @@ def _same(one: LaneMask, other: LaneMask) -> bool:
 class ConcreteRange:
     """The result of `hl.tile`, `hl.jagged_tile` and `hl.grid`: iterated once, by a `for` statement of the kernel."""
 
-    def __init__(
-        self,
-        what: str,
-        dims: Sequence[tuple[int, int, int, ConcreteAxis, tuple[Pending, ...]]],
-        *,
-        single: bool,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, what: str, dims: Sequence[tuple[int, int, int, ConcreteAxis]], *, single: bool) -> None:
         self._what = what
         self._dims = dims
         self._single = single
-        self._device = device
 
     def __iter__(self) -> Iterator[Any]:
         run = current(self._what)
@@ -182,12 +175,10 @@ class ConcreteRange:
         finally:
             run.depth -= 1
 
-    def _one(
-        self, number: int, count: int, begin: int, end: int, block: int, axis: ConcreteAxis, pending: tuple[Pending, ...]
-    ) -> Any:
+    def _one(self, number: int, count: int, begin: int, end: int, block: int, axis: ConcreteAxis) -> Any:
         if self._what == "hl.grid":
             return begin + number * block
-        return ConcreteTile(axis, number, (begin, end), block, count, self._device, pending)
+        return ConcreteTile(axis, number, (begin, end), block, count)
 
 
 def number_of(x: Any, what: str) -> int:
@@ -206,22 +197,13 @@ def ranges(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: boo
     """The loops of an `hl.tile` or `hl.grid`: an end or list of ends, optionally with begins."""
     run = current(what)
     single = not isinstance(begin_or_end, (list, tuple))
-    firsts = [begin_or_end] if single else list(begin_or_end)
-    ends = firsts if end is None else [end] if single else list(end)
-    begins = [0] * len(firsts) if end is None else firsts
-    sizes = list(block_size) if isinstance(block_size, (list, tuple)) else [block_size] * len(ends)
-    if not len(begins) == len(ends) == len(sizes):
-        refuse(
-            f"{what}: {len(begins)} begins, {len(ends)} ends and {len(sizes)} {'steps' if step else 'block sizes'}: "
-            "one for each dim"
-        )
     frame = user_frame()
     assert frame is not None
     dims = []
-    for n, (first, last, size) in enumerate(zip(begins, ends, sizes, strict=True)):
+    for n, (first, last, size) in enumerate(loop_bounds(what, begin_or_end, end, block_size, step=step)):
         bounds = (number_of(first, what), number_of(last, what))
         if step:
-            dims.append((*bounds, 1 if size is None else number_of(size, what), ConcreteAxis("the grid"), ()))
+            dims.append((*bounds, 1 if size is None else number_of(size, what), ConcreteAxis("the grid")))
             continue
         site = (frame.f_code, frame.f_lasti, n)
         block = run.block_of(site, bounds[1] - bounds[0]) if size is None else number_of(size, what)
@@ -230,8 +212,8 @@ def ranges(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: boo
         named = ConcreteAxis(
             f"the tile of line {frame.f_lineno}" + ("" if single else f", number {n}"), lanes=block if size is not None else None
         )
-        dims.append((*bounds, block, size.axis if isinstance(size, BlockSize) else named, ()))
-    return ConcreteRange(what, dims, single=single, device=torch.device("cpu"))
+        dims.append((*bounds, block, size.axis if isinstance(size, BlockSize) else named))
+    return ConcreteRange(what, dims, single=single)
 
 
 def jagged_range(lengths: Any, block_size: Any) -> ConcreteRange:
@@ -250,21 +232,17 @@ def jagged_range(lengths: Any, block_size: Any) -> ConcreteRange:
     longest = int(rows.max()) if rows.numel() else 0
     block = run.block_of((frame.f_code, frame.f_lasti, 0), longest) if block_size is None else number_of(block_size, what)
     axis = ConcreteAxis(f"the jagged tile of line {frame.f_lineno}")
-    return _Jagged(what, (0, longest, block, axis, ()), rows, value)
+    return _Jagged(what, (0, longest, block, axis), rows, value)
 
 
 class _Jagged(ConcreteRange):
     """Tiles whose lanes exist where their row is long enough."""
 
-    def __init__(
-        self, what: str, dim: tuple[int, int, int, ConcreteAxis, tuple[Pending, ...]], rows: torch.Tensor, value: ConcreteValue
-    ) -> None:
-        super().__init__(what, [dim], single=True, device=torch.device("cpu"))
+    def __init__(self, what: str, dim: tuple[int, int, int, ConcreteAxis], rows: torch.Tensor, value: ConcreteValue) -> None:
+        super().__init__(what, [dim], single=True)
         self._rows, self._value = rows, value
 
-    def _one(
-        self, number: int, count: int, begin: int, end: int, block: int, axis: ConcreteAxis, pending: tuple[Pending, ...]
-    ) -> Any:
+    def _one(self, number: int, count: int, begin: int, end: int, block: int, axis: ConcreteAxis) -> Any:
         with torch._C.DisableTorchFunction():
             positions = torch.arange(number * block, (number + 1) * block, device="cpu")
             mask = positions < self._rows[..., None]
@@ -273,4 +251,4 @@ class _Jagged(ConcreteRange):
         condition = Pending(
             mask.reshape([*shape, block]), (*named, axis), ("jagged", id(self), number), current(self._what).clock, (self,)
         )
-        return ConcreteTile(axis, number, (begin, end), block, count, self._device, (condition,))
+        return ConcreteTile(axis, number, (begin, end), block, count, (condition,))

@@ -163,7 +163,7 @@ class ConcreteValue(values.TileValue):
 class ConcreteTile(values.Tile):
     """One block of positions of a loop, as concrete numbers."""
 
-    __slots__ = ("_count", "_device", "_pending", "axis", "begin", "block_size", "born", "end", "id")
+    __slots__ = ("_count", "_pending", "axis", "begin", "block_size", "born", "end", "id")
 
     def __init__(
         self,
@@ -172,7 +172,6 @@ class ConcreteTile(values.Tile):
         bounds: tuple[int, int],
         block: int,
         count: int,
-        device: torch.device,
         pending: tuple[Pending, ...] = (),
     ) -> None:
         self.axis = axis
@@ -181,7 +180,7 @@ class ConcreteTile(values.Tile):
         self.begin = bounds[0] + number * block
         self.end = min(self.begin + block, bounds[1])
         self.block_size = BlockSize(block, axis, self)
-        self._count, self._device = count, device
+        self._count = count
         self._pending = pending
 
     @property
@@ -192,13 +191,13 @@ class ConcreteTile(values.Tile):
     @property
     def index(self) -> ConcreteValue:
         """The positions, one per lane; lanes past `end` do not exist."""
-        return self.lanes(torch.arange(self.begin, self.begin + self.block_size, device=self._device))
+        return self.lanes(torch.arange(self.begin, self.begin + self.block_size, device="cpu"))
 
     def lanes(self, data: Tensor) -> ConcreteValue:
         """A 1-D value over this tile."""
         conditions = []
         if self.end - self.begin < self.block_size:
-            mask = torch.arange(int(self.block_size), device=self._device) < self.end - self.begin
+            mask = torch.arange(int(self.block_size), device="cpu") < self.end - self.begin
             conditions.append(LaneMask(mask, frozenset([0]), ("end", id(self)), self.born, False, (self,)))
         return ConcreteValue(data, [self.axis], conditions, (), self._pending)
 

@@ -173,9 +173,7 @@ def _boundaries(
         if offsets.data is not None and number.value is not None and rows.value is not None:
             width = number.value + 1
             for row in range(rows.value):
-                check_boundaries(
-                    "partition: offsets", offsets.data[row * width : (row + 1) * width], _length(domain, row, leading)
-                )
+                check_boundaries("partition: offsets", offsets.data[row * width : (row + 1) * width], _length(domain, row))
         return offsets, number
     given = integers("partition: offsets", offsets)
     nested = max(depth_of(given) - 1, 0)
@@ -195,14 +193,14 @@ def _boundaries(
     for k, row_ in enumerate(boundaries):
         if len(row_) - 1 != width and leading:
             raise DomainError(f"partition of {domain}: every component must have {width} parts, got the offsets {list(row_)}")
-        check_boundaries("partition: offsets", row_, _length(domain, k, leading))
+        check_boundaries("partition: offsets", row_, _length(domain, k))
     if not leading:
         return Array(f"offsets{list(boundaries[0])}", boundaries[0]), const(width)
     flat = tuple(b for row_ in boundaries for b in row_)
     return Array(f"offsets{[list(row_) for row_ in boundaries]}", flat), const(width)
 
 
-def _length(domain: IterDomain, row: int, leading: Sequence[IterDomain]) -> int | None:
+def _length(domain: IterDomain, row: int) -> int | None:
     """The required end of one row of boundaries."""
     if not isinstance(domain, RaggedIterDomain):
         return domain.extent_expr.value

@@ -86,12 +86,12 @@ class CppExecutable:
     SMALL = 1 << 15
     """Below this many elements, one thread is faster than waking others."""
 
-    def __init__(self, program: LoopProgram, wide: frozenset[Array], compiler: Compiler | None = None) -> None:
+    def __init__(self, program: LoopProgram, wide: frozenset[Array]) -> None:
         self.program = program
         printed = cpp.print_cpp(program, wide)
         self.source = printed.text
         self.unit = cache.Unit(printed.name, printed.text)
-        self.compiler = compiler or find_compiler()
+        self.compiler = find_compiler()
         self._function: Any = None
         self._dtypes = [t.dtype for t in program.tensors]
         self._outputs = [k for k, t in enumerate(program.tensors) if t.role is Role.OUTPUT]

@@ -35,7 +35,7 @@ def one_pass(program: TileProgram, phase: str, first: str, second: str) -> TileP
     """for r: t sum= x;  for r: u sum= (x - f(t))^2   ->   for r: (t sum= x;  (n, m, s) welford= x);  u += s + n*(m - f(t))^2"""
     found = find(program, phase)
     one, other = (_Pass.of(program, loop_named(found, name)) for name in (first, second))
-    x, center, kind = _matched(program, one, other)
+    x, center, kind = _matched(one, other)
     names = names_in(program, found.body)
     states = tuple(Local(_fresh(f"{one.local.name}_{s.name}", names), WIDE, one.local.lanes) for s in kind.states)
     before, merged = _merged(one, kind, states, x)
@@ -88,7 +88,7 @@ class _Pass:
         return cls(loop, node, carry.reduction, tuple(axes[lane.symbol] for lane in node.lanes))
 
 
-def _matched(program: TileProgram, one: _Pass, other: _Pass) -> tuple[Value, Value, Reduction]:
+def _matched(one: _Pass, other: _Pass) -> tuple[Value, Value, Reduction]:
     """The elements, the value that the second pass is relative to, and the reduction that replaces both passes."""
     what = f"the loops over {one.loop.domain.name} and {other.loop.domain.name}"
     alike = len(one.axes) == len(other.axes) and all(map(_same_axis, one.axes, other.axes)) and _same_rows(one.loop, other.loop)

@@ -102,14 +102,7 @@ class JaggedTensor(Casts):
         >>> JaggedTensor.from_csr(torch.arange(9), (torch.tensor([0, 2, 3]), torch.tensor([0, 4, 4, 9]))).shape
         (2, r0, r1)
         """
-        levels = as_tensors(offsets, values)
-        if dim:
-            check_dim(dim, values)
-        structure = Structure.from_offsets(
-            *levels, dim=dim, total=values.shape[dim], max_length=max_length, min_length=min_length, validate=validate
-        )
-        # Plain numbers were checked on the CPU, and go where the values are.
-        return cls._trusted(values, structure if isinstance(offsets, Tensor) else structure.to(values.device))
+        return cls._made(Structure.from_offsets, values, offsets, dim, max_length, min_length, validate)
 
     @classmethod
     def from_lengths(
@@ -127,14 +120,28 @@ class JaggedTensor(Casts):
         >>> JaggedTensor.from_lengths(torch.arange(5), torch.tensor([2, 0, 3])).unbind()
         (tensor([0, 1]), tensor([], dtype=torch.int64), tensor([2, 3, 4]))
         """
-        levels = as_tensors(lengths, values)
+        return cls._made(Structure.from_lengths, values, lengths, dim, max_length, min_length, validate)
+
+    @classmethod
+    def _made(
+        cls,
+        make: Callable[..., Structure],
+        values: Tensor,
+        described: Levels,
+        dim: int,
+        max_length: PerLevel,
+        min_length: PerLevel,
+        validate: Validate,
+    ) -> Self:
+        """A tensor whose structure `make` builds from offsets or lengths."""
+        levels = as_tensors(described, values)
         if dim:
             check_dim(dim, values)
-        structure = Structure.from_lengths(
+        structure = make(
             *levels, dim=dim, total=values.shape[dim], max_length=max_length, min_length=min_length, validate=validate
         )
         # Plain numbers were checked on the CPU, and go where the values are.
-        return cls._trusted(values, structure if isinstance(lengths, Tensor) else structure.to(values.device))
+        return cls._trusted(values, structure if isinstance(described, Tensor) else structure.to(values.device))
 
     @classmethod
     def from_starts(

@@ -148,14 +148,14 @@ def _merged(values: Tensor, structure: Structure | None, at: int) -> Piece:
     if level == rows.depth:
         values, structure = compact_axis(values, structure, axis, "flatten")
         rows = structure.rows[axis]
-        return values, structure.replace(axis, _replaced(rows, rows.depth, (*rows.offsets[: rows.depth - 1], rows.blocks())))
+        return values, structure.replace(axis, _replaced(rows.depth, (*rows.offsets[: rows.depth - 1], rows.blocks())))
     if rows.depth == 1:
         values, structure = compact_axis(values, structure, axis, "flatten")
         rows = structure.rows[axis]
         if rows.columns is None:
             return values, without(structure, axis)
         owner, _ = owners_and_places(rows.inner_lengths(), rows.total(0, "flatten"))
-        return values, structure.replace(axis, _replaced(rows, 1, (running_sum(rows.counts().index_select(0, owner)),)))
+        return values, structure.replace(axis, _replaced(1, (running_sum(rows.counts().index_select(0, owner)),)))
     if level == 0:
         return values, structure.replace(axis, rows.below(1))
     if level == rows.depth - 1:
@@ -180,12 +180,12 @@ def _with_regular(values: Tensor, structure: Structure, axis: int) -> Piece:
     size = values.shape[dim + 1]
     values = values.flatten(dim, dim + 1)
     offsets = (*rows.offsets[:-1], rows.offsets[-1].long() * size)
-    found = _replaced(rows, rows.depth, offsets)
+    found = _replaced(rows.depth, offsets)
     found.note(*found.elements_fact, values.shape[dim])
     return values, shifted(structure.replace(axis, found), dim + 1, -1)
 
 
-def _replaced(rows: Rows, depth: int, offsets: Sequence[Tensor]) -> Rows:
+def _replaced(depth: int, offsets: Sequence[Tensor]) -> Rows:
     dtypes = {level.dtype for level in offsets}
     return rows_of(tuple(o if len(dtypes) == 1 else o.long() for o in offsets), depth, True, None, None, {})
 

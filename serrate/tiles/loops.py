@@ -328,7 +328,6 @@ class Branch:
         ):
             if any(a is not None for a in test.axes):
                 refuse("`if` needs a scalar: reduce it first (x.amax(), x.any()), or use torch.where")
-            self.negated = False
             self.guard = trace.conditions_of(cast(test, torch.bool))
         else:
             self.known = bool(test)

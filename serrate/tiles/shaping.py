@@ -15,7 +15,7 @@ from torch import Tensor
 
 from serrate.frontend.kernel.machine import refuse
 from serrate.frontend.kernel.values import Lanes
-from serrate.frontend.kernel.vocabulary import regroup
+from serrate.frontend.kernel.vocabulary import expand_keys, regroup
 from serrate.ir.expr import Expr, Less, const
 from serrate.ir.loops import Held
 from serrate.ir.renaming import Swap
@@ -63,17 +63,10 @@ def squeeze(trace: Trace, x: Traced, dim: int | None = None) -> Traced:
 
 def getitem(trace: Trace, x: Traced, key: Any) -> Traced:
     """`None`, full slices, and one place or a fixed range of a dim that no tile runs over."""
-    keys = list(key) if isinstance(key, tuple) else [key]
-    if any(k is Ellipsis for k in keys):
-        at = next(n for n, k in enumerate(keys) if k is Ellipsis)
-        keys[at : at + 1] = [slice(None)] * (x.ndim - sum(k is not None for k in keys) + 1)
-    keys += [slice(None)] * (x.ndim - sum(k is not None for k in keys))
-    if sum(k is not None for k in keys) > x.ndim:
-        refuse(f"{len(keys)} indices for a value of {x.ndim} dims")
     old = 0
     axes: list[Axis | None] = []
     places: dict[Axis, tuple[Expr, Axis | None]] = {}
-    for k in keys:
+    for k in expand_keys(key if isinstance(key, tuple) else (key,), x.ndim):
         if k is None:
             axes.append(None)
             continue

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from serrate.frontend.kernel.machine import BlockSize, NamedBlock, refuse, running, user_frame
+from serrate.frontend.kernel.vocabulary import loop_bounds
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Less, Symbol, const, symbol
 from serrate.ir.loops import (
@@ -377,20 +378,11 @@ class Trace:
     def ranges(self, what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: bool = False) -> Any:
         """The ranges of `hl.tile` and `hl.grid`."""
         single = not isinstance(begin_or_end, (list, tuple))
-        firsts = [begin_or_end] if single else list(begin_or_end)
-        ends = firsts if end is None else [end] if single else list(end)
-        begins = [0] * len(firsts) if end is None else firsts
-        sizes = list(block_size) if isinstance(block_size, (list, tuple)) else [block_size] * len(ends)
-        if not len(begins) == len(ends) == len(sizes):
-            refuse(
-                f"{what}: {len(begins)} begins, {len(ends)} ends and {len(sizes)} {'steps' if step else 'block sizes'}: "
-                "one for each dim"
-            )
         frame = user_frame()
         assert frame is not None
         line = f"the {'grid' if step else 'tile'} of line {frame.f_lineno}"
         axes: list[tuple[Axis, Expr | None, int]] = []
-        for n, (first, last, size) in enumerate(zip(begins, ends, sizes, strict=True)):
+        for n, (first, last, size) in enumerate(loop_bounds(what, begin_or_end, end, block_size, step=step)):
             name = self._target_name(n)
             low, high = self._bound(first, what), self._bound(last, what)
             named = line + ("" if single else f", number {n}")

@@ -81,6 +81,25 @@ def expand_keys(key: Any, count: int) -> list[Any]:
     return keys
 
 
+def loop_bounds(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: bool) -> list[tuple[Any, Any, Any]]:
+    """Begin, end and block size (or step) of each dim of an `hl.tile` or `hl.grid`.
+
+    >>> loop_bounds("hl.tile", [2, 3], [8, 9], None, step=False)
+    [(2, 8, None), (3, 9, None)]
+    """
+    single = not isinstance(begin_or_end, (list, tuple))
+    firsts = [begin_or_end] if single else list(begin_or_end)
+    ends = firsts if end is None else [end] if single else list(end)
+    begins = [0] * len(firsts) if end is None else firsts
+    sizes = list(block_size) if isinstance(block_size, (list, tuple)) else [block_size] * len(ends)
+    if not len(begins) == len(ends) == len(sizes):
+        refuse(
+            f"{what}: {len(begins)} begins, {len(ends)} ends and {len(sizes)} {'steps' if step else 'block sizes'}: "
+            "one for each dim"
+        )
+    return list(zip(begins, ends, sizes, strict=True))
+
+
 def regroup(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """Which dims of a shape become which dims of another: the smallest runs with equally many elements.
 

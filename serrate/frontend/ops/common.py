@@ -18,7 +18,7 @@ from serrate.ir.expr import Expr
 from serrate.ir.fusion import Equal, Fusion, current_fusion
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.transforms import Known, Merge, Transform
+from serrate.ir.transforms import Known, Merge
 from serrate.ir.values import Place, index_of
 from serrate.ir.view import Size, TensorView
 
@@ -151,19 +151,17 @@ def _index_of(x: TensorView, component: IterDomain) -> Place | None:
         return Place(index_of(component), (component,))
     made = component.definition
     if isinstance(made, Merge):
-        return _follows(made, [(d, _index_of(x, d)) for d in made.inputs], made.to_outputs)
+        return _follows([(d, _index_of(x, d)) for d in made.inputs], made.to_outputs)
     # Sentences of documents: the component that indexes words was itself partitioned.
     for part in x.domains:
         made = part.definition
         if isinstance(part, RaggedIterDomain) and isinstance(made, Partition) and made.inputs[0].uid == component.uid:
             outer = [(d, _index_of(x, d)) for d in (*made.outputs[:1], *made.beside)]
-            return _follows(made, [*outer, (part, Place(index_of(part), (part,)))], made.to_inputs)
+            return _follows([*outer, (part, Place(index_of(part), (part,)))], made.to_inputs)
     return None
 
 
-def _follows(
-    made: Transform, known: Sequence[tuple[IterDomain, Place | None]], rule: Callable[[Known], tuple[Expr, ...]]
-) -> Place | None:
+def _follows(known: Sequence[tuple[IterDomain, Place | None]], rule: Callable[[Known], tuple[Expr, ...]]) -> Place | None:
     places = {d.uid: place for d, place in known if place is not None}
     if len(places) < len({d.uid for d, _ in known}):
         return None

@@ -112,61 +112,32 @@ def _extremum(
     return chosen(*args, **kwargs)
 
 
-def _correction(dim: Any, unbiased: bool | None, correction: Number | None) -> tuple[Dims | None, Number]:
-    """The dims and the correction; the second argument of `torch.var(x, False)` is `unbiased`, not a dim."""
-    if isinstance(dim, bool):
-        dim, unbiased = None, dim
-    if unbiased is not None and correction is not None:
-        raise CallError("pass either unbiased or correction, not both")
-    return dim, (1 if correction is None else correction) if unbiased is None else int(unbiased)
+def _corrected(compute: Callable[[TensorView, Dims | None, Number, bool], Any]) -> Callable[..., Any]:
+    """A function of an input, dims, a correction and keepdim, under the signature of `torch.var`."""
+
+    def call(
+        input: TensorView,
+        dim: Dims | bool | None = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: Number | None = None,
+    ) -> Any:
+        if isinstance(dim, bool):  # the second argument of `torch.var(x, False)` is `unbiased`, not a dim
+            dim, unbiased = None, dim
+        if unbiased is not None and correction is not None:
+            raise CallError("pass either unbiased or correction, not both")
+        if unbiased is not None:
+            correction = int(unbiased)
+        return compute(input, dim, 1 if correction is None else correction, keepdim)
+
+    return call
 
 
-def var(
-    input: TensorView,
-    dim: Dims | bool | None = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: Number | None = None,
-) -> TensorView:
-    dims, correction = _correction(dim, unbiased, correction)
-    return ops.var(input, dims, correction, keepdim)
-
-
-def std(
-    input: TensorView,
-    dim: Dims | bool | None = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: Number | None = None,
-) -> TensorView:
-    dims, correction = _correction(dim, unbiased, correction)
-    return ops.std(input, dims, correction, keepdim)
-
-
-def var_mean(
-    input: TensorView,
-    dim: Dims | bool | None = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: Number | None = None,
-) -> tuple[TensorView, TensorView]:
-    dims, correction = _correction(dim, unbiased, correction)
-    return ops.var(input, dims, correction, keepdim), ops.mean(input, dims, keepdim)
-
-
-def std_mean(
-    input: TensorView,
-    dim: Dims | bool | None = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: Number | None = None,
-) -> tuple[TensorView, TensorView]:
-    dims, correction = _correction(dim, unbiased, correction)
-    return ops.std(input, dims, correction, keepdim), ops.mean(input, dims, keepdim)
+var = _corrected(ops.var)
+std = _corrected(ops.std)
+var_mean = _corrected(lambda x, dims, correction, keepdim: (ops.var(x, dims, correction, keepdim), ops.mean(x, dims, keepdim)))
+std_mean = _corrected(lambda x, dims, correction, keepdim: (ops.std(x, dims, correction, keepdim), ops.mean(x, dims, keepdim)))
 
 
 def vector_norm(

@@ -128,9 +128,9 @@ class _Own:
         self.symbols = {n.symbol for n in nodes(body) if isinstance(n, For | Bind)}
         self.locals = {n.local.name for n in nodes(body) if isinstance(n, Declare)}
 
-    def mentioned(self, condition: Less, but: Collection[Symbol] = ()) -> bool:
-        """Whether a condition mentions any of these, except those in `but`."""
-        return bool(condition.symbols & self.symbols - set(but) or names_in(condition.left, condition.right) & self.locals)
+    def mentioned(self, condition: Less) -> bool:
+        """Whether a condition mentions any of these."""
+        return bool(condition.symbols & self.symbols or names_in(condition.left, condition.right) & self.locals)
 
 
 class _End:

@@ -154,11 +154,11 @@ class _AxisPicture:
 
     def _rows(self, picked: list[int], indent: float, first: int = 0) -> None:
         if self.counts is None:
-            self._bars(picked, indent, first)
+            self._bars(picked, first)
         else:
             self._rectangles(picked, indent, first, self.counts)
 
-    def _bars(self, picked: list[int], indent: float, first: int) -> None:
+    def _bars(self, picked: list[int], first: int) -> None:
         canvas, room = self.canvas, self._room()
         left = self.indent + 58
         for row in picked:
