@@ -1,7 +1,7 @@
-"""Schedules made by hand: what `TensorView.split` and friends record. Plain data; `by_hand` makes a plan of it.
+"""Schedules made by hand: what `TensorView.split` and friends record. Plain data; `by_hand` turns it into a plan.
 
-In: changes to the loops of one tensor after the other. Out: for each tensor that has a schedule, its loops now and how they
-run; and all changes in the order they were made, as `(primitive, arguments)`. Nothing here touches the math.
+In: changes to the loops of tensors. Out: for each scheduled tensor, its current loops and how they run; and all changes in order,
+as `(primitive, arguments)`. Nothing here touches the math.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class LoopState:
     """The name of the tensor that the loops compute (the first one, of a reduction with several states)."""
     loop: tuple[IterDomain, ...]
     over: tuple[IterDomain, ...]
-    """What the tensor reduces; loops made of these are reduced."""
+    """The domains that the tensor reduces; loops made from these are reduced."""
     parallel: Mapping[int, ParallelType] = field(default_factory=dict)
-    """How loops run, by uid; those that are not named run serially."""
+    """How loops run, by uid; loops that are not listed are serial."""
     inlined: tuple[str, int] | None = None
     """The phase in whose outermost loops this tensor is computed, and how many of them."""
     origin: str | None = None
-    """Of a partial result: the phase that finishes it."""
+    """For a partial result, the phase that finishes it."""
     allocation: tuple[IterDomain, ...] | None = None
-    """The dims of its memory, where a schedule says so."""
+    """The dims of its memory, if the schedule sets them."""
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "parallel": [(sent(uid), kind) for uid, kind in self.parallel.items()]}
@@ -70,7 +70,7 @@ class LoopState:
 
     @property
     def shown(self) -> tuple[IterDomain, ...]:
-        """The loops with how they run and what they are written on them; the same indices."""
+        """The loops, annotated with how they run and whether they are reduced; their indices are unchanged."""
         marked = (d.parallelize(self.kind(d)) if self.kind(d) is not d.parallel else d for d in self.loop)
         return tuple(as_reduced(d) if self.reduces(d) else d for d in marked)
 
@@ -95,11 +95,11 @@ class HandSchedule:
         return tensor.name in self.states and self.states[tensor.name].origin is not None
 
     def recorded(self, state: LoopState, changes: Sequence[Change] = ()) -> HandSchedule:
-        """One tensor's loops as they are now, and the changes that made them so."""
+        """The schedule with new loops for one tensor, and the changes that led to them."""
         return HandSchedule((*self.changes, *changes), {**self.states, state.phase: state})
 
     def cloned(self, cloner: Cloner, kept: Container[str]) -> HandSchedule | None:
-        """The same schedule of copied tensors, as far as it is about the phases that are `kept`."""
+        """The same schedule for copied tensors, restricted to the `kept` phases."""
         states = {}
         for name, state in self.states.items():
             if (state.origin or name) in kept:
@@ -110,13 +110,13 @@ class HandSchedule:
 
 
 def schedule_of(fusion: Fusion) -> HandSchedule:
-    """The schedule made by hand so far; an empty one where there is none."""
+    """The schedule made by hand so far, possibly empty."""
     assert fusion.schedule is None or isinstance(fusion.schedule, HandSchedule)
     return fusion.schedule or HandSchedule()
 
 
 def loop_state(fusion: Fusion, tensor: Tensor) -> LoopState | None:
-    """The loops that compute a tensor (of a view, the tensor it views); None for an input."""
+    """The loops that compute a tensor (for a view, its base); None for an input."""
     memory, states = tensor.memory, schedule_of(fusion).states
     if fusion.is_partial(memory):
         return states[memory.name]
@@ -130,7 +130,7 @@ def loop_state(fusion: Fusion, tensor: Tensor) -> LoopState | None:
 
 
 def keep(fusion: Fusion, view: TensorView) -> TensorView:
-    """Gives a tensor a schedule of its own, as it is: it is then computed where it stands and not where it is read."""
+    """Gives a tensor its own schedule, with its current loops, so that it is not inlined into its readers."""
     state = loop_state(fusion, view.tensor)
     assert state is not None
     fusion.schedule = schedule_of(fusion).recorded(state)
@@ -149,14 +149,14 @@ def feeds(fusion: Fusion, phase: str, other: str) -> bool:
 
 
 def axis_of(function: str, state: LoopState, axis: int) -> int:
-    """A position in the loops, counted from the end where negative."""
+    """A position in the loops, counted from the end if negative."""
     if isinstance(axis, bool) or not isinstance(axis, int) or not -len(state.loop) <= axis < len(state.loop):
         raise ScheduleError(f"{function}: axis must be a position in the loops {state}, got {axis!r}")
     return axis % len(state.loop)
 
 
 def check_serial(function: str, state: LoopState, domains: Sequence[IterDomain]) -> None:
-    """Loops that already run in parallel are not changed any more."""
+    """Raises if a loop already runs in parallel: it can no longer be changed."""
     for domain in domains:
         kind = state.kind(domain)
         if kind is not ParallelType.SERIAL:
@@ -164,7 +164,7 @@ def check_serial(function: str, state: LoopState, domains: Sequence[IterDomain])
 
 
 def check_alike(function: str, state: LoopState, domains: Sequence[IterDomain]) -> None:
-    """Loops that become one must all be reduced or all be kept: the position in the result must follow from the loops."""
+    """Raises if loops to be merged are partly reduced and partly kept: the loops must determine the position in the result."""
     reduced = [d for d in domains if state.reduces(d)]
     if reduced and len(reduced) < len(domains):
         kept = next(d for d in domains if not state.reduces(d))
@@ -172,7 +172,7 @@ def check_alike(function: str, state: LoopState, domains: Sequence[IterDomain]) 
 
 
 def check_order(function: str, phase: str, loop: Sequence[IterDomain]) -> None:
-    """The length of a row must be known before the row is run over: what picks the row stays outside."""
+    """Raises if a loop that selects a row lies inside the loop over that row, whose length would not be known."""
     for k, domain in enumerate(loop):
         if isinstance(domain, RaggedIterDomain):
             for later in loop[k + 1 :]:
@@ -183,32 +183,32 @@ def check_order(function: str, phase: str, loop: Sequence[IterDomain]) -> None:
 
 
 def check_no_rows(function: str, phase: str, loop: Sequence[IterDomain], domain: IterDomain) -> None:
-    """A loop that picks rows keeps its positions as they are: a length must not be read where there is no row."""
+    """Raises if a loop selects rows: its positions cannot change, because lengths exist only for existing rows."""
     for ragged in loop:
         if isinstance(ragged, RaggedIterDomain) and picks(domain, ragged.component):
             raise ScheduleError(f"{function}: {domain.name} of {phase} picks the rows of {ragged.name}, whose ends must be kept")
 
 
 def check_swizzle(phase: str, by: IterDomain, domain: IterDomain, *, by_is_reduced: bool, is_reduced: bool) -> None:
-    """A place in the result must not depend on what is reduced."""
+    """Raises if the position in the result would depend on a reduced loop."""
     if by_is_reduced and not is_reduced:
         raise ScheduleError(f"swizzle: {phase} keeps {domain.name} and reduces {by.name}, which cannot say where a result goes")
 
 
 def check_resize(phase: str, domain: IterDomain, left: int, right: int) -> None:
-    """Positions that are added are guarded away; positions taken away would leave elements out."""
+    """Raises if a resize would remove positions, and so elements. Added positions are guarded."""
     for size in (left, right):
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise ScheduleError(f"resize: {domain.name} of {phase} must not lose positions, got {left!r} and {right!r}")
 
 
 def changed(state: LoopState, place: int, count: int, outputs: Sequence[IterDomain]) -> LoopState:
-    """`count` loops from `place` on, replaced."""
+    """The loops with `count` of them replaced, starting at `place`."""
     return replace(state, loop=(*state.loop[:place], *outputs, *state.loop[place + count :]))
 
 
 def reordered(state: LoopState, order: Sequence[IterDomain]) -> tuple[LoopState, list[Change]]:
-    """The loops in another order, and the step that does it; none where nothing moves."""
+    """The loops in another order, and the step that reorders them, if any."""
     if [d.uid for d in order] == [d.uid for d in state.loop]:
         return state, []
     check_order("reorder", state.phase, order)
@@ -216,7 +216,7 @@ def reordered(state: LoopState, order: Sequence[IterDomain]) -> tuple[LoopState,
 
 
 def followed(state: LoopState, changes: Sequence[Change]) -> tuple[LoopState, list[Change]]:
-    """The loops after another tensor's changes, as far as they concern loops that both have."""
+    """The loops after the changes of another tensor that apply to loops both share."""
     made: list[Change] = []
     for change in changes:
         here = {d.uid: d for d in state.loop}
@@ -234,7 +234,7 @@ def followed(state: LoopState, changes: Sequence[Change]) -> tuple[LoopState, li
 
 
 def allocation_steps(tensor: Tensor, wanted: Sequence[IterDomain]) -> list[Change]:
-    """Steps that lead from the memory a tensor has to memory over `wanted`: splits, merges and a new order of its dims."""
+    """The steps from the current memory of a tensor to memory over `wanted`: splits, merges and a reordering of its dims."""
     current, changes = tensor.storage, []
     waiting = [t for t in _behind(wanted, current) if isinstance(t, Split | Merge)]
     while waiting:

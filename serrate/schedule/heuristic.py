@@ -1,14 +1,14 @@
-"""The choice of a strategy when nobody measures: from how dense rows are, how long the longest is, and how many there are.
+"""The choice of a strategy without measuring: from the density, the longest length and the number of rows.
 
 In: facts about the rows of a call. Out: a strategy's name and its options. Decides speed, never meaning. The number of threads
 is not one of the facts: on a CPU the same rows have the same plan, and so the same bits, for any number of threads.
 
 | rows                                                   | strategy           | because                                       |
-| one is long, and a large share of all                  | persistent_dynamic | the others would wait for it                  |
-| dense (0.7 or more), shorter than what is done at once | masked             | lanes would have no work with one row at once |
-| anything else                                          | maskless           | no lane without work, and nothing is combined |
-On a GPU also few rows, and matrix products, are cut, so that all of it works. Density below 0.3 alone decides nothing: rows of
-exponential and bimodal lengths have one of 0.1, and run as fast whole as in parts, as long as none is a share of its own.
+| one is long, and a large share of all                  | persistent_dynamic | all other workers would wait for it           |
+| dense (0.7 or more), shorter than a block              | masked             | one row at a time would leave lanes idle      |
+| anything else                                          | maskless           | no idle lanes, and no partial results         |
+On a GPU, few rows and matrix products are also cut, to occupy all of it. Low density alone decides nothing: exponential and
+bimodal lengths have a density of 0.1, and run as fast whole as in pieces, as long as no row is a large share of all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from serrate.schedule.target import Target
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """What is known of a call's rows; None where nobody has looked. A rectangle is one row of all its positions."""
+    """What is known about the rows of a call; `longest` is None if it is unknown. A rectangle counts as one row."""
 
     count: int
     total: int
@@ -32,7 +32,7 @@ class RowStatistics:
 
     @property
     def density(self) -> float | None:
-        """Elements among the positions of a table as wide as the longest row; None where the longest is not known.
+        """The share of positions that hold elements if all rows are padded to the longest; None if that is unknown.
 
         >>> RowStatistics(4, 20, 10, 4).density
         0.5
@@ -42,15 +42,15 @@ class RowStatistics:
 
 DENSE = 0.7
 KEPT_BYTES = 512 << 10
-"""A row that is kept private must fit the second-level cache beside what is read."""
+"""The most bytes of a row that is kept private: it must fit the second-level cache together with its input."""
 LONG_BYTES = 512 << 10
-"""A shorter row is done before it pays to have another worker take a part of it."""
+"""The fewest bytes of a row that is worth cutting: a shorter one is finished before another worker could help."""
 SHARES = 64
-"""A row that is one in so many of all is a large share: with that many workers, or a quarter of them, others wait for it."""
+"""A row with more than 1/64 of all positions is a large share: with 64 workers, or even 16, the others wait for it."""
 
 
 def choose(rows: RowStatistics | None, target: Target, workers: int = 1, *, product: bool = False) -> tuple[str, dict[str, bool]]:
-    """A strategy and its options; `workers` are those of a GPU.
+    """A strategy and its options; `workers` is the number of workers of a GPU.
 
     >>> from serrate.schedule.target import CPU
     >>> choose(RowStatistics(1000, 128_000, 130, 256), CPU)
@@ -73,29 +73,29 @@ def choose(rows: RowStatistics | None, target: Target, workers: int = 1, *, prod
 
 
 ALONE = ("maskless", "persistent_dynamic")
-"""Strategies whose workers compute a row, or a part of one that its own length tells, without a look at other rows."""
+"""Strategies whose workers compute a row, or a piece determined by its length, independently of other rows."""
 
 
 def invariant(named: str | None, options: dict[str, Any], target: Target, name: str) -> tuple[str, dict[str, Any]]:
-    """The strategy under which a row's bits follow from that row alone: the one that is named if it is such, else whole rows.
+    """A strategy under which the bits of a row depend on that row alone: the one named, if it qualifies, or whole rows.
 
     >>> from serrate.schedule.target import CPU
     >>> invariant(None, {}, CPU, "softmax")
     ('maskless', {'keep_rows': False})
     """
     if named is None:
-        # Whether rows are kept would be for the longest of them to say.
+        # Whether to keep rows would depend on the longest of the batch.
         return "maskless", {"keep_rows": False} if target.keeps_rows else {}
     if named not in ALONE:
         raise InvarianceError(
-            f"{name}: {named} may compute several rows together, so that the bits of one depend on the others; under "
+            f"{name}: {named} may compute several rows together, so the bits of one depend on the others; under "
             f"serrate.batch_invariant() name no strategy, or one of {', '.join(ALONE)}"
         )
     return named, options
 
 
 def _waits(rows: RowStatistics, target: Target, workers: int) -> bool:
-    """Whether a row is so long that all workers but one would wait for it."""
+    """Whether one row is so long that all other workers would wait for it."""
     if rows.longest is None:
         return False
     if target.many_workers:

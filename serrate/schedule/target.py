@@ -16,25 +16,25 @@ class Target:
     power_of_two_lanes: bool
     """Whether the lanes of a block must come in powers of two."""
     many_workers: bool
-    """Whether hundreds of workers take rows as they come, so that there should be several times as many pieces of work."""
+    """Whether hundreds of workers take rows as they come, so that there should be several times as many entries of work."""
     least_matmul: int
     """The fewest lanes that each dim of a block of a matrix product may have."""
     widest: int
     """The most lanes one dim may have."""
     block: int
-    """Elements of a block that is reduced at once where that takes more than one operator: each block has work of its own."""
+    """Elements of a block of a reduction with several operators, which has overhead per block."""
     largest: int
-    """Elements that one block may have at most."""
+    """The most elements of one block."""
     near_block: int
-    """Elements of a block that several statements of a kernel read, so that it must stay close."""
+    """Elements of a block that several statements of a kernel read, so that it should stay in cache."""
     simple_block: int
-    """Elements of a block that is summed (or the like) at once; 0 where a plain loop over the row is best."""
+    """Elements of a block of a simple reduction, such as a sum; 0 if a plain loop over the row is best."""
     store_bytes: int
     """Bytes of a block that is stored at once."""
     chunk: int
-    """Elements of a row's part when a row is cut between workers."""
+    """Elements of a piece when a row is cut."""
     keeps_rows: bool
-    """Whether a worker can keep a whole row private, so that exp is not computed twice."""
+    """Whether a worker can keep a whole row in private memory, so that exponentials are computed once."""
     matmul: tuple[int, int, int]
     """Rows, columns and depth of one block of a matrix product."""
     rectangle: tuple[int, int]
@@ -42,26 +42,26 @@ class Target:
     rows_together: int
     """Rows that `masked` processes as lanes."""
     short_bytes: int
-    """Bytes of a row up to which one row at once leaves most lanes without work."""
+    """The most bytes of a row for which processing one row at a time leaves most lanes idle."""
     finish: int
-    """Elements of partial results of a row that are combined at once."""
+    """Elements of a row's partial results that are combined in one block."""
     factors_blocks: bool
-    """Whether lanes of a block keep results of their own until the row is done; worth it where combining them is slow."""
+    """Whether each lane keeps its own partial result until the row is done, because combining lanes is slow."""
     warps: int
-    """Warps of a program, where there are such."""
+    """Warps per program, on a GPU."""
     tables: bool
-    """Whether the component that owns a part is looked up in a table rather than searched for by every worker."""
+    """Whether the component that owns a piece is looked up in a table, rather than searched for by every worker."""
     folds: bool
-    """Whether lanes of a block are combined across by any function. Where lanes are loops anyway, that is a loop too."""
+    """Whether the target can combine lanes by an arbitrary function; if not, folds become loops."""
     branches: bool
-    """Whether a worker may do different things depending on a number that it works out."""
+    """Whether a worker can branch on a value that it computes."""
     lanes_in_order: bool
-    """Whether the lanes of a block are a nest of loops, of which only the innermost is done many positions at once."""
+    """Whether the lanes of a block are a nest of loops, of which only the innermost is vectorized."""
     guesses_maxima: bool
-    """Whether a pass over a row for its maximum is worth guessing it instead."""
+    """Whether guessing the maximum of a row is cheaper than a pass over it."""
 
 
-# 512 bytes of output at a time: while more of them wait to be stored, nothing that comes behind them can be read.
+# 512 bytes of output at a time: a longer queue of pending stores would block the loads after them.
 CPU = Target(
     name="cpu",
     power_of_two_lanes=False,
