@@ -1,4 +1,4 @@
-"""Index expressions as text: shared by C++ and Triton, parametrised by the few spellings that differ.
+"""Index expressions and operators as text: shared by C++ and Triton, parametrised by the few spellings that differ.
 
 In: an index expression and a `Spelling`. Out: text in the language of the spelling.
 """
@@ -11,6 +11,23 @@ from dataclasses import dataclass
 from serrate.ir.expr import Element, Expr, FloorDiv, Maximum, Minimum, Mod, Product, Search, Sum, Symbol, Xor
 
 Write = Callable[[Expr], str]
+
+OPERATORS = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "div": "({0} / {1})",
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "gt": "({0} > {1})",
+    "ge": "({0} >= {1})",
+    "eq": "({0} == {1})",
+    "ne": "({0} != {1})",
+    "neg": "(-{0})",
+    "square": "({0} * {0})",
+    "isnan": "({0} != {0})",
+}
+"""Elementwise functions that are operators, spelled the same in C++ and Triton."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from serrate.codegen.expressions import Spelling, unwrapped, written
+from serrate.codegen.expressions import OPERATORS, Spelling, unwrapped, written
 from serrate.errors import DtypeError, VerificationError
 from serrate.ir.expr import Element, Expr
 from serrate.ir.loops import Existing, Held, Load, Number
@@ -30,24 +30,12 @@ CTYPES: dict[torch.dtype, str] = {
 }
 
 _PLAIN = {
-    "add": "({0} + {1})",
-    "sub": "({0} - {1})",
-    "mul": "({0} * {1})",
-    "div": "({0} / {1})",
-    "lt": "({0} < {1})",
-    "le": "({0} <= {1})",
-    "gt": "({0} > {1})",
-    "ge": "({0} >= {1})",
-    "eq": "({0} == {1})",
-    "ne": "({0} != {1})",
+    **OPERATORS,
     "logical_and": "({0} && {1})",
     "logical_or": "({0} || {1})",
     "logical_not": "(!{0})",
-    "neg": "(-{0})",
-    "square": "({0} * {0})",
     "reciprocal": "(1 / {0})",
     "rsqrt": "(1 / fn_sqrt({0}))",
-    "isnan": "({0} != {0})",
     "where": "({0} ? {1} : {2})",
     "maximum": "max_nan({0}, {1})",
     "minimum": "min_nan({0}, {1})",

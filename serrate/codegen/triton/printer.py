@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from serrate.codegen.expressions import Spelling, written
+from serrate.codegen.expressions import OPERATORS, Spelling, written
 from serrate.codegen.names import Reserved, identifier, renamed, spellings
 from serrate.errors import VerificationError
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
@@ -79,24 +79,12 @@ FUNCTIONS: dict[str, str] = {
     **{n: f"sr_{n}({{0}}, {{1}})" for n in ("bitand", "bitor", "bitxor", "shl", "shr", "gcd")},
     "digamma": "sr_digamma({0})",
     "sqrt": "tl.sqrt_rn({0})",
-    "add": "({0} + {1})",
-    "sub": "({0} - {1})",
-    "mul": "({0} * {1})",
-    "div": "({0} / {1})",
-    "lt": "({0} < {1})",
-    "le": "({0} <= {1})",
-    "gt": "({0} > {1})",
-    "ge": "({0} >= {1})",
-    "eq": "({0} == {1})",
-    "ne": "({0} != {1})",
+    **OPERATORS,
     # The interpreter supports `&` of two blocks or of two scalars, but not of one of each.
     "logical_and": "tl.where({0}, {1}, False).to(tl.int1)",
     "logical_or": "tl.where({0}, True, {1}).to(tl.int1)",
     "logical_not": "tl.where({0}, False, True).to(tl.int1)",
-    "neg": "(-{0})",
-    "square": "({0} * {0})",
     "reciprocal": "(1.0 / {0})",
-    "isnan": "({0} != {0})",
     "where": "tl.where({0}, {1}, {2})",
     "maximum": "sr_largest({0}, {1})",
     "minimum": "sr_smallest({0}, {1})",

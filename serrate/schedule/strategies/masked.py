@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, prepare
-from serrate.schedule.strategies.common import PhaseBlocks, block_size, schedule, schedule_product, warps_for
+from serrate.schedule.strategies.common import block_size, schedule, warps_for
 from serrate.schedule.strategies.kernels import Lanes, whole_rows
 from serrate.schedule.strategies.maskless import WholeRows
 from serrate.schedule.target import Target
@@ -32,17 +32,16 @@ def masked(
 
 
 @dataclass(frozen=True)
-class GroupedRows:
+class GroupedRows(WholeRows):
     """Groups of components on the grid, with rows as lanes, up to the length of the longest row."""
 
-    tile: int | None
     size: int
 
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         assert shape.component is not None
         if shape.ragged is None and shape.has_other_rows:
             # Nested rows: the trip count would differ between lanes.
-            return WholeRows(self.tile).per_component(recorder, shape)
+            return super().per_component(recorder, shape)
         recorder.do("split", shape.phase, shape.component.name, self.size)
         return [f"{shape.component.name}o"], [f"{shape.component.name}i"]
 
@@ -57,14 +56,6 @@ class GroupedRows:
         # A requested block is one of each row; the usual block is divided among the rows of a group.
         recorder.do("split", shape.phase, cover, block if self.tile else max(block // self.size, 1))
         return [group], [f"{cover}o"], [member, f"{cover}i"]
-
-    def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
-        # Components of a group have different weights, so the lanes of a product are positions of one row.
-        assert shape.component is not None
-        schedule_product(recorder, shape, target, rows=shape.ragged, before=[shape.component.name], grid=2)
-
-    def cut(self, recorder: Recorder, shape: Shape, block: int | None, target: Target) -> PhaseBlocks:
-        return ((shape.phase, block),)
 
     def kernel(self, recorder: Recorder, target: Target, lanes: Lanes) -> None:
         whole_rows(recorder, target, lanes, self.size, near=False)
