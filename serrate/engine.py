@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -100,12 +100,25 @@ def default_backend(device: torch.device) -> str:
     return "cpp"
 
 
+class BuiltProgram(NamedTuple):
+    """A program as it was built under a plan, and what a call must have for it."""
+
+    plan: Plan
+    executable: Executable
+    indices: tuple[tuple[int, Array], ...]
+    """As in `Prepared`."""
+    allocated: tuple[Tensor, ...]
+    """Outputs and scratch."""
+    private: tuple[Tensor, ...]
+    """Rows that each thread has for itself."""
+
+
 class CompiledStage(ABC):
     """A tile program and everything that was built for it so far: a stage of a fusion, or a device loop of a kernel."""
 
     def __init__(self, program: TileProgram, arguments: Arguments) -> None:
         self.naive, self.arguments = program, arguments
-        self._built: dict[Any, tuple[Plan, Executable]] = {}
+        self._built: dict[Any, BuiltProgram] = {}
 
     @abstractmethod
     def planned(self, strategy: str, options: dict[str, Any], target: Target) -> Plan:
@@ -123,17 +136,19 @@ class CompiledStage(ABC):
         """Whether a tensor must have the size that it has in the call, wherever its lengths are."""
         return False
 
-    def built(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
+    def _build_once(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> BuiltProgram:
         """The program under a strategy, built for the dtypes of a call's arrays."""
         arrays = [call.args[k].dtype for k in self.arguments.offsets]
-        key = (backend, strategy, tuple(sorted(options.items())), tuple(arrays))
-        if key not in self._built:
+        key = (backend, strategy, tuple(sorted(options.items())) if options else (), tuple(arrays))
+        found = self._built.get(key)
+        if found is None:
             with making:
-                if key not in self._built:
-                    self._built[key] = self._build(call, backend, strategy, options)
-        return self._built[key]
+                found = self._built.get(key)
+                if found is None:
+                    found = self._built[key] = self._build(call, backend, strategy, options)
+        return found
 
-    def _build(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
+    def _build(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> BuiltProgram:
         chosen = self.planned(strategy, options, BACKENDS[backend])
         if "plan" in settings.current().log:
             log.warning("%s", chosen)
@@ -141,22 +156,25 @@ class CompiledStage(ABC):
         built = build(self.naive, chosen, self.naive.name, backend, wide, self.header(chosen))
         if "source" in settings.current().log:
             log.warning("%s", built.source)
-        return chosen, built
+        allocated = self.allocated(built.program)
+        private = tuple(t for t in allocated if t.role is Role.PRIVATE)
+        count = len(allocated) - len(private)
+        assert allocated[count:] == private, "private tensors are the last"
+        indices = tuple((k, a) for k, a in enumerate(built.program.arrays) if a.signed)
+        return BuiltProgram(chosen, built, indices, allocated[:count], private)
 
     def prepare(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> Prepared:
         """Everything that calls with these offsets and extents run with."""
-        chosen, executable = self.built(call, backend, strategy, options)
-        program, allocated = executable.program, self.allocated(executable.program)
-        private = [t for t in allocated if t.role is Role.PRIVATE]
-        assert list(allocated[len(allocated) - len(private) :]) == private, "private tensors are the last"
+        chosen, executable, indices, allocated, private = self._build_once(call, backend, strategy, options)
+        program = executable.program
         return Prepared(
             chosen,
             executable,
-            tuple(readable(self.arguments.array(call, a)) for a in program.arrays),
-            tuple((k, a) for k, a in enumerate(program.arrays) if a.signed),
-            tuple(self._number_of(call, program, s) for s in program.symbols),
-            tuple((self._shape(call, t), t.dtype) for t in allocated if t.role is not Role.PRIVATE),
-            tuple(torch.empty(self._row_shape(call, t, chosen), dtype=t.dtype, device="meta") for t in private),
+            tuple([readable(self.arguments.array(call, a)) for a in program.arrays]),
+            indices,
+            tuple([self._number_of(call, program, s) for s in program.symbols]),
+            tuple([(self._shape(call, t), t.dtype) for t in allocated]),
+            tuple([torch.empty(self._row_shape(call, t, chosen), dtype=t.dtype, device="meta") for t in private]),
         )
 
     def _number_of(self, call: BoundCall, program: LoopProgram, wanted: Symbol) -> int:
@@ -228,7 +246,7 @@ class FusionStage(CompiledStage):
         backend = self.owner.backend or default_backend(call.device)
         self.binder.check_vectors(call, self._vector_checks)
         ready = self.prepare(call, backend, *self._choice(call, backend))
-        return ready if call.computed is not None else replace(ready, results=self.owner.results(call, ready.executable.program))
+        return ready if call.computed is not None else ready._replace(results=self.owner.results(call, ready.executable.program))
 
     def planned(self, strategy: str, options: dict[str, Any], target: Target) -> Plan:
         hand = self.owner.hand

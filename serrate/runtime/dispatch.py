@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import empty_like, get_num_threads, is_grad_enabled
@@ -117,8 +117,7 @@ def key_of(
 # --- bindings ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """Everything about a call that depends only on its offsets and extents: made once, used by every call like it."""
 
     plan: Plan

@@ -62,7 +62,7 @@ def choose(rows: RowStatistics | None, target: Target, workers: int = 1, *, prod
     """
     if rows is None:
         return "maskless", {}
-    if _waits(rows, target, workers) or (target.many_workers and (product or rows.count < 2 * workers)):
+    if waits(rows, target, workers) or (target.many_workers and (product or rows.count < 2 * workers)):
         return "persistent_dynamic", {}
     if rows.longest is None:
         return "maskless", {"keep_rows": False} if target.keeps_rows else {}
@@ -94,7 +94,7 @@ def invariant(named: str | None, options: dict[str, Any], target: Target, name: 
     return named, options
 
 
-def _waits(rows: RowStatistics, target: Target, workers: int) -> bool:
+def waits(rows: RowStatistics, target: Target, workers: int = 1) -> bool:
     """Whether one row is so long that all other workers would wait for it."""
     if rows.longest is None:
         return False

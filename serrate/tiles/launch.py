@@ -21,8 +21,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
+from torch import get_num_threads, is_grad_enabled
 
-from serrate.engine import CompiledStage, default_backend
+from serrate.engine import BuiltProgram, CompiledStage, default_backend
 from serrate.errors import CallError, InvarianceError, KernelError, StrategyError, choices
 from serrate.frontend.kernel.machine import (
     BlockSize,
@@ -45,7 +46,7 @@ from serrate.runtime.bind import BoundCall
 from serrate.runtime.dispatch import Binding, Doubles, FastPath, Key, Leaves, Prepared, bound, remember
 from serrate.runtime.launch import CppExecutable, Executable
 from serrate.runtime.locks import making
-from serrate.schedule.heuristic import RowStatistics, choose
+from serrate.schedule.heuristic import LONG_BYTES, RowStatistics, waits
 from serrate.schedule.plan import Plan
 from serrate.schedule.statistics import below_their_maximum
 from serrate.schedule.strategies import plan
@@ -59,7 +60,7 @@ from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.proof import agree, at_random, backend_to_try, refusal, tiles_to_try, unproven
 from serrate.tiles.signature import Fixed, Reading, attributes, counts_of, is_read, key_of, signature, single, widths
 from serrate.tiles.source import DeviceLoop, outside, split
-from serrate.tiles.sources import CPU_DEVICE, NUMBERS, ArgumentSources, Container, Env, Path, flattened, number_at
+from serrate.tiles.sources import CPU_DEVICE, NUMBERS, ArgumentSources, Container, Env, GivenTensor, Path, flattened, number_at
 from serrate.tiles.trace import DEFAULT_BLOCK, Trace
 from serrate.tiles.values import Traced
 
@@ -115,16 +116,16 @@ POSITION_BYTES = 64
 """Assumed bytes per position of a row: one program may process tensors of different widths over one structure."""
 
 
-def _strategy_for(structure: Structure) -> str:
-    """The default strategy for rows of these lengths."""
-    if structure.levels != 1:
-        return "maskless"
+def _waits(structure: Structure) -> bool:
+    """Whether threads would wait for one long row unless it is cut."""
     longest = structure.known_max_length()
     if longest is None:
-        # On a device nothing is copied to the host only to choose a plan: whatever the rows are, this one has no worst case.
-        return "persistent_dynamic"
+        # On a device nothing is copied to the host only to choose a plan: whatever the rows are, cutting has no worst case.
+        return structure.levels == 1
+    if longest * POSITION_BYTES < LONG_BYTES or structure.levels != 1:
+        return False
     total = structure.total_elements(why="how rows are shared out")
-    return choose(RowStatistics(structure.num_rows(), total, longest, POSITION_BYTES), CPU)[0]
+    return waits(RowStatistics(structure.num_rows(), total, longest, POSITION_BYTES), CPU)
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,13 @@ class Variant:
         return "\n".join([*self.plan.lines, *(f"  {each}" for each in self.program.notes)])
 
 
+class GivenTensors(NamedTuple):
+    """The tensors that a call gives to a program: where they are found, and which may share memory."""
+
+    tensors: Sequence[GivenTensor]
+    aliasing: Aliasing
+
+
 class LoopStage(CompiledStage):
     """The program of a device loop for one signature."""
 
@@ -148,7 +156,7 @@ class LoopStage(CompiledStage):
         self.name, self._sources, self._options = name, sources, options
         self.reasons: tuple[str, ...] = ()
         """Reasons to add to its plans."""
-        self._aliasing: dict[Executable, Aliasing] = {}
+        self._given: dict[Executable, GivenTensors] = {}
 
     def header(self, chosen: Plan) -> str:
         return f"{self.name}: {chosen.strategy}"
@@ -171,10 +179,10 @@ class LoopStage(CompiledStage):
         log.debug("%s: one row has most of the work, and stays whole: %s", self.name, why)
         return plan(self.naive, "maskless", target, lanes)
 
-    def _build(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> tuple[Plan, Executable]:
-        chosen, executable = super()._build(call, backend, strategy, options)
-        _require_room(executable.program)
-        return chosen, executable
+    def _build(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> BuiltProgram:
+        built = super()._build(call, backend, strategy, options)
+        _require_room(built.executable.program)
+        return built
 
     def _prepared(self, env: Env) -> Prepared:
         call = self._sources.call(env)
@@ -184,23 +192,25 @@ class LoopStage(CompiledStage):
         if self._options.strategy is not None:
             return self._options.strategy, {}
         structures = {id(x.structure): x.structure for x in env.values() if isinstance(x, JaggedTensor)}
-        wanted = {_strategy_for(structure) for structure in structures.values()}
         # Only if rows can be cut; otherwise there are no pieces to distribute.
-        return ("persistent_dynamic", {"only_if_cut": True}) if "persistent_dynamic" in wanted else ("maskless", {})
+        cut = any(map(_waits, structures.values()))
+        return ("persistent_dynamic", {"only_if_cut": True}) if cut else ("maskless", {})
 
-    def _apart(self, executable: Executable) -> Aliasing:
-        if executable not in self._aliasing:
-            paths = [self._sources.path(t) for t in (*executable.program.inputs, *executable.program.outputs)]
-            self._aliasing[executable] = Aliasing(executable.program, paths)
-        return self._aliasing[executable]
+    def _given_to(self, executable: Executable) -> GivenTensors:
+        found = self._given.get(executable)
+        if found is None:
+            program = executable.program
+            given = self._sources.given((*program.inputs, *program.outputs))
+            found = self._given[executable] = GivenTensors(given, Aliasing(program, [each.path for each in given]))
+        return found
 
     def variant(self, env: Env) -> Variant:
         """The program as it is built for these arguments."""
         ready = self._prepared(env)
         return Variant(self.naive, functools.reduce(Plan.because, self.reasons, ready.plan), ready.executable)
 
-    def bind(self, env: Env, places: Mapping[str, int]) -> Binding | None:
-        """A binding for these arguments and others with the same key; `places` maps names to leaves of a call.
+    def bind(self, env: Env) -> Binding | None:
+        """A binding for these arguments and others with the same key.
 
         None if every call must be bound anew: non-contiguous tensors are copied first, and a loop that stores to offsets changes
         them without changing any key.
@@ -209,15 +219,15 @@ class LoopStage(CompiledStage):
         program = ready.executable.program
         if not program.kernels:
             return _nothing
-        used = (*program.inputs, *program.outputs)
-        tensors = [self._sources.tensor(t, env) for t in used]
-        sources = [self._sources.source(t, env, places) for t in used]
-        stored = sources[len(program.inputs) :]
-        if not all(isinstance(s, int) for s in stored):
+        given, aliasing = self._given_to(ready.executable)
+        tensors = [each.now(env) for each in given]
+        stored = given[len(program.inputs) :]
+        if not all(isinstance(each.warm, int) for each in stored):
             return None
-        if not all(t.is_contiguous() for t in tensors):
+        if not all(map(torch.Tensor.is_contiguous, tensors)):
             return None
-        apart = self._apart(ready.executable).check(tensors)
+        apart = aliasing.check(tensors)
+        sources = [own if each.warm is None else each.warm for each, own in zip(given, tensors, strict=True)]
         if not isinstance(ready.executable, CppExecutable) and (apart or any(isinstance(s, Doubles) for s in sources)):
             return None
         structures = [x.structure for x in env.values() if isinstance(x, JaggedTensor)]
@@ -229,8 +239,9 @@ class LoopStage(CompiledStage):
         program = ready.executable.program
         if not program.kernels:
             return lambda: None
-        given = [self._sources.tensor(t, env) for t in (*program.inputs, *program.outputs)]
-        self._apart(ready.executable).require_apart(given)
+        places, aliasing = self._given_to(ready.executable)
+        given = [each.now(env) for each in places]
+        aliasing.require_apart(given)
         tensors = [t.contiguous() for t in given]
         first = len(program.inputs)
         copied = [(t, made) for t, made in zip(given[first:], tensors[first:], strict=True) if made is not t]
@@ -245,7 +256,7 @@ class LoopStage(CompiledStage):
 
     def outputs(self, env: Env) -> list[torch.Tensor]:
         """The tensors that the program stores to."""
-        return [self._sources.tensor(t, env) for t in self.naive.outputs]
+        return [each.now(env) for each in self._sources.given(self.naive.outputs)]
 
 
 def _nothing(leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> None:
@@ -264,9 +275,6 @@ STATES = 32
 """For how many states of the objects that a loop reads bindings are remembered; the oldest is dropped first."""
 ITSELF = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
 """Types of values that are compared by identity."""
-
-
-LEAVES = (torch.Tensor, JaggedTensor, float)
 
 
 class Settled(NamedTuple):
@@ -336,7 +344,8 @@ class Site:
 
     def _key(self, given: Mapping[str, Any], leaves: Leaves, objects: list[Any]) -> Key:
         """Everything that a binding depends on. Fills `leaves` with tensors and floats, and `objects` with what is read."""
-        key = dispatch.key_of(given.values(), leaves, objects, self._other, True)
+        # A kernel is compiled for one choice of backend and one mode, so neither is part of its keys.
+        key = dispatch.key_of(given.values(), leaves, objects, self._other, True, [get_num_threads(), is_grad_enabled()])
         if len(given) != len(self.loop.names):
             key.append(tuple(given))
         settled, names = self._settled, self.function.__globals__
@@ -387,8 +396,7 @@ class Site:
         env = self.complete(given)
         state = self._state(objects)
         program = self.program(env, state.reading)
-        places = {name: k for k, name in enumerate(n for n, x in env.items() if isinstance(x, LEAVES))}
-        binding = program.bind(env, places)
+        binding = program.bind(env)
         if binding is None:
             program.ready(env)()
             return
@@ -459,7 +467,10 @@ class Site:
     def _compiled_in(self, form: Form, sizes: dict[Path, int], env: Env) -> tuple[tuple[Path, int], ...]:
         """The sizes that are compiled into a program for these arguments."""
         chosen = {p: v for p, v in sizes.items() if p not in self.changing}
-        return (*chosen.items(), *((p, number_at(p, env)) for p in sorted(form.static - chosen.keys(), key=repr)))
+        needed = form.static - chosen.keys()
+        for path in sorted(needed, key=repr) if needed else ():
+            chosen[path] = number_at(path)(env)
+        return tuple(chosen.items())
 
     def _make(self, env: Env, sizes: dict[Path, int], form: Form) -> LoopStage:
         program, trace = self._traced(env, sizes, form)
@@ -467,7 +478,7 @@ class Site:
         if self.options.alone:
             _require_order(self.name, program)
         program = below_their_maximum(program)
-        sources = ArgumentSources(trace)
+        sources = ArgumentSources(trace, env)
         made = LoopStage(self.name, program, sources, self.options)
         made.variant(env)
         doubtful = unproven(program)
@@ -498,7 +509,7 @@ class Site:
 
             def size(path: Path) -> int | None:
                 if path[-1] == "now":
-                    return number_at(path[:-1], env)
+                    return number_at(path[:-1])(env)
                 if path[0] == NUMBERS:
                     return sum(isinstance(x, float) for x in env.values())
                 if path in sizes and path not in self.changing:

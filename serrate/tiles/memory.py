@@ -421,15 +421,15 @@ def write(trace: Trace, tensor: Any, key: Any, x: Any, extra_mask: Any = None, *
     trace.emit(Write(lanes, guard, target.tensor, target.where, stored, add))
 
 
+def rows_key(x: JaggedTensor) -> tuple[int, ...]:
+    """The rows of a ragged tensor as a key, while they are alive: the very same rows, not equal ones."""
+    return tuple(map(id, x.structure.rows))
+
+
 def first_of(name: str, env: Mapping[str, Any]) -> str:
-    """The first of some ragged tensors whose rows are those of the one of that name: the very same, not equal ones."""
-    mine = env[name].structure.rows
-    for other, value in env.items():
-        if isinstance(value, JaggedTensor):
-            theirs = value.structure.rows
-            if len(theirs) == len(mine) and all(a is b for a, b in zip(mine, theirs, strict=True)):
-                return other
-    return name
+    """The first of some ragged tensors whose rows are those of the one of that name."""
+    mine = rows_key(env[name])
+    return next(other for other, x in env.items() if isinstance(x, JaggedTensor) and rows_key(x) == mine)
 
 
 def offsets_array(name: str, axis: int, what: str) -> Array:

@@ -19,7 +19,7 @@ from serrate.frontend.trace import described
 from serrate.tensor import JaggedTensor
 from serrate.tensor.structure import Structure
 from serrate.tensor.torch_private import has_tangent, version
-from serrate.tiles.memory import first_of
+from serrate.tiles.memory import rows_key
 from serrate.tiles.sources import CONTAINERS, Container, Env, Path
 
 
@@ -55,26 +55,33 @@ def signature(env: Env) -> tuple[Any, dict[Path, int]]:
     form: list[Any] = []
     sizes: dict[Path, int] = {}
     axes: list[Any] = []
+    rows: dict[int, Any] = {}
+    first: dict[Any, str] = {}
     for name, value in env.items():
         if isinstance(value, torch.Tensor):
             check(value)
             form.append((name, value.dtype, single(value)))
-            for k in range(1, value.dim()):
-                sizes[name, "shape", k] = value.shape[k]
+            for k, size in enumerate(value.shape[1:], 1):
+                sizes[name, "shape", k] = size
         elif isinstance(value, JaggedTensor):
-            values = value.values
+            values, structure = value.values, value.structure
             check(values)
-            check_rows(value)
-            form.append((name, values.dtype, single(values)[1:], rows_form(value.structure), first_of(name, env)))
-            for k in range(1, values.dim()):
-                sizes[name, "values", "shape", k] = values.shape[k]
+            structure.check_values(values)
+            if id(structure) not in rows:
+                check_rows(value)
+                rows[id(structure)] = rows_form(structure)
+            form.append((name, values.dtype, single(values)[1:], rows[id(structure)], first.setdefault(rows_key(value), name)))
+            for k, size in enumerate(values.shape[1:], 1):
+                sizes[name, "values", "shape", k] = size
+        elif not isinstance(value, (int, float)):
+            form.append((name, type(value), key_of(value)))
         elif isinstance(value, BlockSize):
             # Two blocks of one size are the same only if they are of one axis.
             own = next((k for k, axis in enumerate(axes) if axis is value.axis), len(axes))
             axes.append(value.axis)
             form.append((name, BlockSize, int(value), own))
-        elif isinstance(value, (bool, Fixed)) or not isinstance(value, (int, float)):
-            form.append((name, type(value), key_of(value)))
+        elif isinstance(value, (bool, Fixed)):
+            form.append((name, type(value), value))
         elif isinstance(value, int):
             form.append((name, type(value)))
             sizes[(name,)] = value
@@ -102,7 +109,7 @@ def widths(env: Env) -> set[Path]:
 
 def single(x: torch.Tensor) -> tuple[bool, ...]:
     """Which dims have size 1: a tile that reads one reads its one element in every lane, so programs are made for it."""
-    return tuple(size == 1 for size in x.shape)
+    return tuple([size == 1 for size in x.shape])
 
 
 def counts_of(env: Env) -> set[int]:
@@ -189,8 +196,7 @@ def check(x: torch.Tensor) -> None:
 
 
 def check_rows(x: JaggedTensor) -> None:
-    """Raises for rows that do not fit their values: those may have been resized, and offsets written to."""
+    """Raises for rows that are not what they were when they were checked, and are wrong: offsets may have been written to."""
     structure = x.structure
-    structure.check_values(x.values)
     if not all(rows.verified() for rows in structure.rows):
         structure.check_rows(x.values)

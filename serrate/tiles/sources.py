@@ -6,16 +6,17 @@ attributes. `("jt", "values")` are the values of the ragged tensor `jt`, `("x", 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 
 from serrate.errors import DeviceError
 from serrate.ir.values import Tensor
 from serrate.runtime.bind import Arguments, BoundCall
-from serrate.runtime.dispatch import Doubles, Source
+from serrate.runtime.dispatch import Doubles
 from serrate.tensor import JaggedTensor
 from serrate.tiles.trace import Trace
 
@@ -28,7 +29,9 @@ CPU_DEVICE = torch.device("cpu")
 NUMBERS = "(numbers)"
 """The tensor that holds all the floats a loop uses: they are given to the program, so that others need no other program.
 No name of the user's is this one."""
-CONTAINERS = (tuple, list, dict)
+CONTAINERS = frozenset({tuple, list, dict})
+LEAVES = (torch.Tensor, JaggedTensor, float)
+"""What a binding of a loop reads at every call."""
 
 
 # --- containers ----------------------------------------------------------------------------------------------------------
@@ -54,7 +57,7 @@ def flattened(given: dict[str, Any]) -> dict[str, Any]:
     >>> flattened({"pair": (4, 5)})
     {'pair': Container(kind=<class 'tuple'>, names=('pair[0]', 'pair[1]'), keys=()), 'pair[0]': 4, 'pair[1]': 5}
     """
-    while any(type(x) in CONTAINERS for x in given.values()):
+    while not CONTAINERS.isdisjoint(map(type, given.values())):
         flat: dict[str, Any] = {}
         for name, value in given.items():
             if type(value) in CONTAINERS:
@@ -82,35 +85,41 @@ def device_of(env: Env) -> torch.device:
     return next(iter(found), CPU_DEVICE)
 
 
-def tensor_at(path: Path, env: Env) -> torch.Tensor:
-    """The tensor that a path leads to."""
-    name, *rest = path
-    found: torch.Tensor
-    if name == NUMBERS:
-        return torch.tensor([x for x in env.values() if isinstance(x, float)], dtype=torch.float64, device=device_of(env))
-    if not rest:
-        found = env[name]
-    elif rest[0] == "tile_list":
-        found = env[name].tile_list(rest[1])[rest[2]]
-    else:
-        found = getattr(env[name], rest[0])
-    return found
+def _floats(env: Env) -> list[float]:
+    return [x for x in env.values() if isinstance(x, float)]
 
 
-def number_at(path: Path, env: Env) -> int:
-    """The number that a path leads to."""
-    if len(path) == 1:
-        return int(env[path[0]])
-    if path[-2] == "shape":
-        return tensor_at(path[:-2], env).shape[path[-1]]
-    name, what, *more = path
-    if what == "total_tiles":
-        return int(env[name].total_tiles(more[0]))
-    if what == "longest":
-        return int(env[name].structure.max_length(more[0]))
-    if what == "rows_of":
-        return int(env[name].structure.num_rows(more[0]))
-    return int(getattr(env[name], what))
+def tensor_at(path: Path) -> Callable[[Env], torch.Tensor]:
+    """Finds the tensor that a path leads to."""
+    match path:
+        case (name,) if name == NUMBERS:
+            return lambda env: torch.tensor(_floats(env), dtype=torch.float64, device=device_of(env))
+        case (name,):
+            return itemgetter(name)
+        case (name, "tile_list", size, k):
+            return lambda env: env[name].tile_list(size)[k]
+        case (name, what):
+            return lambda env: getattr(env[name], what)
+    raise AssertionError(f"no tensor is at {path}")
+
+
+def number_at(path: Path) -> Callable[[Env], int]:
+    """Finds the number that a path leads to."""
+    match path:
+        case (name,):
+            return lambda env: int(env[name])
+        case (*at, "shape", k):
+            tensor = tensor_at(tuple(at))
+            return lambda env: tensor(env).shape[k]
+        case (name, "total_tiles", size):
+            return lambda env: int(env[name].total_tiles(size))
+        case (name, "longest", level):
+            return lambda env: int(env[name].structure.max_length(level))
+        case (name, "rows_of", level):
+            return lambda env: int(env[name].structure.num_rows(level))
+        case (name, what):
+            return lambda env: int(getattr(env[name], what))
+    raise AssertionError(f"no number is at {path}")
 
 
 def array_of(jt: JaggedTensor, axis: int, what: str) -> torch.Tensor:
@@ -127,32 +136,38 @@ def array_of(jt: JaggedTensor, axis: int, what: str) -> torch.Tensor:
     return found if found.numel() > 1 else torch.cat([found, found.new_zeros(2 - found.numel())])
 
 
-class ArgumentSources:
-    """Where each argument of a traced loop's program comes from."""
+class GivenTensor(NamedTuple):
+    """Where a tensor that a loop uses is found."""
 
-    def __init__(self, trace: Trace) -> None:
-        self._tensors: dict[str, Path] = {t.tensor.name: path for path, t in trace.tensors.items()}
-        self._numbers: tuple[Path, ...] = tuple(trace.numbers)
+    path: Path
+    now: Callable[[Env], torch.Tensor]
+    warm: int | Doubles | None
+    """Where a warm call finds it among its leaves; None where only a structure tells it, so that a binding holds it."""
+
+
+class ArgumentSources:
+    """Where each argument of a traced loop's program comes from; `env` is what it was traced for."""
+
+    def __init__(self, trace: Trace, env: Env) -> None:
+        self._paths: dict[str, Path] = {t.tensor.name: path for path, t in trace.tensors.items()}
+        self._numbers = [number_at(path) for path in trace.numbers]
+        leaves = [name for name, x in env.items() if isinstance(x, LEAVES)]
+        # Which names stand for leaves is part of what a program is made for.
+        self._places = {name: k for k, name in enumerate(leaves)}
+        self._floats = Doubles(tuple(k for name, k in self._places.items() if isinstance(env[name], float)))
         self._arrays = tuple(trace.described)
         self.arguments = Arguments([a.name for a in trace.described.values()], trace.numbers.values())
 
     def call(self, env: Env) -> BoundCall:
         """The arrays and numbers of a call."""
         arrays = tuple(array_of(env[jt], axis, what) for jt, axis, what in self._arrays)
-        return BoundCall(arrays, tuple(number_at(path, env) for path in self._numbers), device_of(env))
+        return BoundCall(arrays, tuple([number(env) for number in self._numbers]), device_of(env))
 
-    def path(self, tensor: Tensor) -> Path:
-        """The path to a tensor that the loop uses."""
-        return self._tensors[tensor.name]
+    def given(self, tensors: Iterable[Tensor]) -> list[GivenTensor]:
+        """Where tensors that the loop uses are found."""
+        return [self._given(self._paths[tensor.name]) for tensor in tensors]
 
-    def tensor(self, tensor: Tensor, env: Env) -> torch.Tensor:
-        """A tensor that the loop uses."""
-        return tensor_at(self.path(tensor), env)
-
-    def source(self, tensor: Tensor, env: Env, places: Mapping[str, int]) -> Source:
-        """Where a warm call finds a tensor, given the places of names among its leaves; the binding holds what only a structure
-        tells."""
-        path = self.path(tensor)
+    def _given(self, path: Path) -> GivenTensor:
         if path == (NUMBERS,):
-            return Doubles(tuple(places[name] for name, x in env.items() if isinstance(x, float)))
-        return places[path[0]] if path[1:] in ((), ("values",)) else tensor_at(path, env)
+            return GivenTensor(path, tensor_at(path), self._floats)
+        return GivenTensor(path, tensor_at(path), self._places[path[0]] if path[1:] in ((), ("values",)) else None)
