@@ -154,7 +154,7 @@ RECORDINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[SerrateErr
     "matmul dtype": (ops.matmul, (((5, 2), torch.float64),), DtypeError, ["torch.float32", "torch.float64"]),
     "linear dtype": (ops.linear, (((2, 5), torch.float64),), DtypeError, ["torch.float32", "torch.float64"]),
     "linear dims": (ops.linear, (((5,), F32),), ShapeError, ["linear", "weight"]),
-    "matmul dims": (ops.matmul, (((5,), F32),), ShapeError, ["matmul", "weight"]),
+    "matmul dims": (ops.matmul, (((4,), F32),), ShapeError, ["matmul", "5", "4"]),
     "where": (lambda x: ops.where(x, x, x), (), DtypeError, ["where", "bool", "torch.float32"]),
     "mean of ints": (
         lambda x: ops.mean(ops.cast(x, torch.int64), 1),

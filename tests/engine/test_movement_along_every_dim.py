@@ -293,7 +293,7 @@ def refused(composition: Composition, operation: str, dim: int) -> bool:
         return False
     if operation.startswith("select"):
         return not alone
-    if operation.startswith(("slice", "cat")):
+    if operation.startswith(("slice", "cat", "flip")):
         # Rows are joined as they lie in memory, right behind what counts them.
         return not alone or len(inside) != 1 or (operation.startswith("cat") and inside != {dim + 1})
     return True

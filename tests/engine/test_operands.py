@@ -125,10 +125,10 @@ def test_products_of_integers_wrap_as_in_torch(dtype: torch.dtype, backend: str)
     assert torch.equal(linear.values, values @ weight)
 
 
-def test_products_of_integers_are_not_made_by_triton() -> None:
-    x = JaggedTensor.from_lengths(torch.ones(3, 2, dtype=torch.int32), ROWS)
-    with pytest.raises(errors.DtypeError, match="on a CPU only"):
-        jit(torch.matmul, backend="triton")(x, torch.ones(2, 2, dtype=torch.int32))
+def test_products_of_integers_on_triton() -> None:
+    x = JaggedTensor.from_lengths(torch.arange(6, dtype=torch.int32).reshape(3, 2), ROWS)
+    weight = torch.tensor([[1, -2], [3, 4]], dtype=torch.int32)
+    assert torch.equal(jit(torch.matmul, backend="triton")(x, weight).values, x.values @ weight)
 
 
 def test_no_dims_are_all_dims() -> None:
