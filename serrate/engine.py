@@ -152,7 +152,10 @@ class CompiledStage(ABC):
         chosen = self.planned(strategy, options, BACKENDS[backend])
         if "plan" in settings.current().log:
             log.warning("%s", chosen)
-        wide = lambda a: self.arguments.array(call, a).dtype == torch.int64  # noqa: E731
+
+        def wide(array: Array) -> bool:
+            return self.arguments.array(call, array).dtype == torch.int64
+
         built = build(self.naive, chosen, self.naive.name, backend, wide, self.header(chosen))
         if "source" in settings.current().log:
             log.warning("%s", built.source)
@@ -473,7 +476,7 @@ def _handed_out(results: list[Any]) -> Any:
 
 
 def _unknown(value: Any, key: list[Any], leaves: Leaves, objects: list[Any]) -> None:
-    """What is no tensor is not an argument of a fusion; binding says so."""
+    """A key that matches no other: a fusion takes only tensors, and binding raises for anything else."""
     key.append(object())
 
 

@@ -30,13 +30,13 @@ FOR_GPUS = (
     "range_flattens", "range_multi_buffers", "range_num_stages", "range_unroll_factors", "range_warp_specializes",
     "reduction_loops", "static_ranges",
 )  # fmt: skip
-"""What Helion's configurations say beside block sizes; it has no effect on a CPU."""
+"""What Helion's configurations say beside block sizes; none of it has an effect yet."""
 SETTINGS = (
     "allow_warp_specialize", "autotune_accuracy_check", "autotune_compile_timeout", "autotune_effort", "autotune_log_level",
     "autotune_max_generations", "autotune_precompile", "autotune_random_seed", "debug_dtype_asserts", "dot_precision",
     "ignore_warnings", "index_dtype", "print_output_code", "use_default_config",
 )  # fmt: skip
-"""What Helion's decorator takes beside configurations; it has no effect on a CPU."""
+"""What Helion's decorator takes beside configurations; none of it has an effect yet."""
 
 
 @dataclass(frozen=True, init=False)
@@ -131,7 +131,7 @@ class Kernel:
         alone = is_batch_invariant()
         if (backend, alone) not in self._compiled:
             for name, value in self._without_effect().items():
-                _warn_once(f"{name}={value!r} has no effect on a kernel that runs on a CPU")
+                _warn_once(f"{name}={value!r} has no effect on a kernel yet")
             others = {k: v for k, v in self.config.others.items() if k == "lanes"}
             strategy, static = self.config.strategy, self.asked.get("static_shapes")
             if alone:
@@ -142,7 +142,7 @@ class Kernel:
         return self._compiled[backend, alone]
 
     def _without_effect(self) -> dict[str, Any]:
-        """What was asked for that does nothing on a CPU."""
+        """Requested settings that do nothing."""
         asked = {**self.config.others, **self.asked}
         usual = {"autotune_effort": "none"}
         return {n: x for n, x in asked.items() if n not in ("lanes", "static_shapes") and (n not in usual or usual[n] != x)}
@@ -186,7 +186,7 @@ class Kernel:
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """The plan for these arguments and why: tiles, strategy, what every loop carries, and what has no effect."""
-        ignored = [f"without effect on a CPU: {name}={value!r}" for name, value in self._without_effect().items()]
+        ignored = [f"without effect: {name}={value!r}" for name, value in self._without_effect().items()]
         return "\n".join([*(v.explained() for v in self._variants(args, kwargs)), *ignored])
 
     def _variants(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Variant]:
@@ -232,7 +232,7 @@ def kernel(
     The loops are compiled when the kernel is first called with arguments of their form. `strategy` (or `jagged_strategy`, the
     same) says how ragged rows become loops, `config` fixes block sizes; neither changes what a kernel means. Sizes are compiled
     in until they are seen to change; `static_shapes=True` compiles them in always, `static_shapes=False` never, except where a
-    kernel needs one. Helion's other settings are accepted like the names of a `Config` that have no effect on a CPU.
+    kernel needs one. Helion's other settings are accepted like the names of a `Config` that have no effect.
 
     >>> import serrate, torch
     >>> import serrate.language as hl

@@ -270,7 +270,7 @@ def _into(into: Sequence[torch.Tensor], models: Models, parts: Parts, count: int
 
 
 def _model(shape: tuple[int, ...], dtype: torch.dtype, sources: Sequence[Source], tensors: Sequence[torch.Tensor]) -> int | None:
-    """The leaf that a small output is allocated like, which is the quickest way; None if there is none."""
+    """The leaf with the shape and dtype of a small output, if any: `empty_like` of it is the fastest allocation."""
     if prod(shape) * dtype.itemsize < memory.SMALLEST:
         for source, tensor in zip(sources, tensors, strict=True):
             if isinstance(source, int) and type(tensor) is torch.Tensor and (tensor.shape, tensor.dtype) == (shape, dtype):

@@ -175,7 +175,7 @@ def _domains(value: Value) -> set[int]:
 
 
 def _placed(program: TileProgram, phase: Phase, parts: _Weighed, new: tuple[Phase, Phase]) -> tuple[Phase, ...]:
-    """All phases in order: what needs the statistics moves behind them, to where the sum was."""
+    """All phases in order: those that read the statistics now run after the weighted sum, which computes them."""
     gone = {parts.statistics, parts.weights, phase}
     made = set(parts.total.targets)
     before: list[Phase] = []

@@ -116,7 +116,7 @@ def _unflatten(leaves: Iterable[Any], beside: tuple[Structure, Hints]) -> Jagged
     structure, hints = beside
     if isinstance(values, Tensor):
         return JaggedTensor(values, structure.to(values.device), hints=hints)
-    # torch fills trees with placeholders that are no tensors (specs, None for a missing gradient) and must get them back.
+    # torch fills trees with placeholders instead of tensors (specs, None for a missing gradient) and expects them back unchanged.
     jt = JaggedTensor.__new__(JaggedTensor)
     jt._values, jt._structure, jt._hints = values, structure, hints
     return jt

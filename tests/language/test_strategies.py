@@ -225,21 +225,23 @@ def test_an_axis_may_be_told_another_number_than_there_are_rows(kernel: Any, bac
             assert torch.equal(one, row * 2 if k < count else row * 0)
 
 
+def online_softmax(x: JaggedTensor) -> JaggedTensor:
+    out = torch.empty_like(x)
+    for b in hl.tile(x.num_rows):
+        top, total = hl.full([b], float("-inf"), torch.float32), hl.zeros([b])
+        for k in hl.tile(x.max_length):
+            new = torch.maximum(top, x[b, k].amax(1))
+            total = total * torch.exp(top - new) + torch.exp(x[b, k] - new[:, None]).sum(1)
+            top = new
+        for k in hl.tile(x.max_length):
+            out[b, k] = torch.exp(x[b, k] - top[:, None]) / total[:, None]
+    return out
+
+
 def test_private_rows_are_no_longer_than_a_part() -> None:
     """Rows that are kept while they are worked on are short ones; a long row needs no memory of its own in every thread."""
 
-    @serrate.kernel(strategy="persistent_dynamic", lanes={"chunk": 16})
-    def softmax(x: JaggedTensor) -> JaggedTensor:
-        out = torch.empty_like(x)
-        for b in hl.tile(x.num_rows):
-            top, total = hl.full([b], float("-inf"), torch.float32), hl.zeros([b])
-            for k in hl.tile(x.max_length):
-                new = torch.maximum(top, x[b, k].amax(1))
-                total = total * torch.exp(top - new) + torch.exp(x[b, k] - new[:, None]).sum(1)
-                top = new
-            for k in hl.tile(x.max_length):
-                out[b, k] = torch.exp(x[b, k] - top[:, None]) / total[:, None]
-        return out
+    softmax = serrate.kernel(online_softmax, strategy="persistent_dynamic", lanes={"chunk": 16})
 
     for lengths in ([3, 5000, 0, 16, 17], [9, 4], [0], []):
         x = ragged(lengths)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import serrate
-import serrate.language as hl
 from serrate import JaggedTensor, jit
 from serrate.errors import StrategyError
 from serrate.ir.tile import Loop, TileProgram
@@ -28,6 +27,7 @@ from tests.engine.cases import CASES, NESTED_CASES
 from tests.engine.matrix import run
 from tests.engine.movement_cases import MOVEMENT
 from tests.engine.oracle import BACKENDS, ONE_LEVEL, TWO_LEVELS
+from tests.language.test_strategies import online_softmax
 
 # --- the strategy --------------------------------------------------------------------------------------------------------
 
@@ -119,18 +119,7 @@ def test_movement(name: str) -> None:
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
 @pytest.mark.parametrize("lengths", [[2, 0, 3, 1], [], [0], [5] * 7, [1, 700, 0, 3, 1]])
 def test_kernels_run_under_it(backend: str, lengths: list[int]) -> None:
-    @serrate.kernel(strategy="blocked")
-    def softmax(x: JaggedTensor) -> JaggedTensor:
-        out = torch.empty_like(x)
-        for b in hl.tile(x.num_rows):
-            top, total = hl.full([b], float("-inf"), torch.float32), hl.zeros([b])
-            for k in hl.tile(x.max_length):
-                new = torch.maximum(top, x[b, k].amax(1))
-                total = total * torch.exp(top - new) + torch.exp(x[b, k] - new[:, None]).sum(1)
-                top = new
-            for k in hl.tile(x.max_length):
-                out[b, k] = torch.exp(x[b, k] - top[:, None]) / total[:, None]
-        return out
+    softmax = serrate.kernel(online_softmax, strategy="blocked")
 
     x = JaggedTensor.from_lengths(torch.randn(sum(lengths)), lengths)
     for got, row in zip(softmax.on(backend)(x).unbind(), x.unbind(), strict=True):

@@ -22,8 +22,8 @@ Piece = tuple[Write, ...]
 
 @dataclass(frozen=True)
 class IndexSetSplit:
-    """Statements in two pieces of one lane: as long as `bounds` (which grow with the lane) and `tests` hold, and behind. Either
-    may be cut again, along the same lane."""
+    """Statements split along one lane: positions where `bounds` (which increase along the lane) and `tests` hold, then the rest.
+    Either side may be split again along the same lane."""
 
     lane: Lane
     bounds: Guard

@@ -355,7 +355,7 @@ class _CppPrinter(Text):
     def _pieces(
         self, cut: IndexSetSplit, lanes: Lanes, bounds: dict[Lane, list[str]], staged: Ways, range_: tuple[str, str] | None = None
     ) -> None:
-        """A block in several nests: the positions of a lane at which what is read is there, and those behind them."""
+        """A block as two loop nests: over the positions of a lane at which everything it reads exists, and over the rest."""
         guard = next(iter(staged)).guard
         start, limit = range_ or (self.start(cut.lane, lanes, guard), self.limit(cut.lane, bounds[cut.lane]))
         end = self.end(cut, limit)

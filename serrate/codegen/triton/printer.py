@@ -340,7 +340,7 @@ class _TritonPrinter:
         return f"{name}({self.names[e.array]}{row}, {go(e.count)}, {go(e.position)}{wide})"
 
     def lanes_in(self, expr: Expr) -> set[Lane]:
-        """The lanes that an index depends on. A number that the program has worked out has none, or is a block of its own."""
+        """The lanes that an index depends on."""
         return {lane for s in expr.symbols for lane in self.lanes_of.get(s, ())}
 
     # --- loops -----------------------------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ class _TritonPrinter:
         return " & ".join(f"({self._condition(g, ())})" for g in guard) or "True"
 
     def _under(self, head: str, body: Sequence[Node]) -> None:
-        """Statements inside a loop or a branch: what they compute is not there behind it."""
+        """Statements inside a loop or a branch; values computed there are not reused after it."""
         self.put(head)
         self.indent += 1
         outer, self.shared = self.shared, {}
