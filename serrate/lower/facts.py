@@ -48,12 +48,10 @@ class Facts:
             return True
         if depth == 0:
             return False
-        for term, factor in terms_of(e):
-            bound = term.bounds[1 if factor < 0 else 0]
-            if bound is None or (factor > 0 and bound < 0):
-                return self._without(e, term, factor, depth)
-        # The bounds of single terms are too loose; a fact about several terms may be tighter.
-        return any(self._without(e, term, factor, depth) for term, factor in terms_of(e) if factor < 0)
+        unbounded = [(term, factor) for term, factor in terms_of(e) if _is_unbounded(term, factor)]
+        # If all terms have bounds, those may be too loose; a fact about several terms may be tighter.
+        loose = unbounded or [(term, factor) for term, factor in terms_of(e) if factor < 0]
+        return any(self._without(e, term, factor, depth) for term, factor in loose)
 
     def _without(self, e: Expr, term: Expr, factor: int, depth: int) -> bool:
         """Whether 0 <= e follows from facts about one of its terms."""
@@ -70,6 +68,12 @@ class Facts:
         if isinstance(term, Minimum | Maximum) and (factor < 0) == isinstance(term, Maximum):
             return all(self.prove(rest + operand * factor, depth - 1) for operand in term.operands)
         return False
+
+
+def _is_unbounded(term: Expr, factor: int) -> bool:
+    """Whether a term of a sum has no useful lower bound of its own."""
+    bound = term.bounds[1 if factor < 0 else 0]
+    return bound is None or (factor > 0 and bound < 0)
 
 
 def _facts_of(condition: Less) -> Iterator[Expr]:

@@ -16,7 +16,7 @@ from serrate.ir.tile import Loop, TileProgram, walk
 from serrate.ir.traversal import traverse
 
 Limits = Mapping[Array, Expr]
-"""The upper bound of the elements of each array."""
+"""The upper bound of the elements of each array; `COORDINATE` in it is the index of the element."""
 
 
 def is_held(array: Array) -> bool:
@@ -34,10 +34,14 @@ def limits_of(program: TileProgram) -> dict[Array, Expr]:
     for node in behind:
         if isinstance(node, Partition | Spread):
             whole = node.inputs[0] if isinstance(node, Partition) else node.outputs[0]
-            arrays = (node.starts, node.lengths) if isinstance(node, Partition) else (node.starts,)
-            for array in arrays:
-                if array is not None and is_held(array):
-                    found[array] = minimum(found.get(array, settled(whole.extent_expr)), settled(whole.extent_expr))
+            extent = settled(whole.extent_expr)
+            bounds = {node.starts: extent}
+            if isinstance(node, Partition) and node.lengths is not None:
+                # a row ends where its extent does, wherever it starts
+                bounds[node.lengths] = extent - node.starts[COORDINATE] if is_held(node.starts) else extent
+            for array, bound in bounds.items():
+                if is_held(array):
+                    found[array] = minimum(found.get(array, bound), bound)
     for node in behind:
         if isinstance(node, RaggedIterDomain):
             # Rows without a common extent, such as those of rectangles: their end when they were checked.

@@ -8,6 +8,7 @@ mode. So memory safety does not rely on anything that a caller holds, only on wh
 arrays, which it allocates itself. If offsets change late, rows are wrong, but no access is out of bounds.
 
     T1[c]       ->   clamp(T1[c], n0)           T1 has the offsets of rows in n0 positions
+    T3[c]       ->   clamp(T3[c], n0 - T1[c])   T1 has the starts of rows in n0 positions, T3 their lengths
     T2[c, r]    ->   T2[c, r] where r < n2      the length of row c was all that kept r inside
 
 Starts and ends are scalars of a row, so clamping costs nothing in the loop over its elements, and a guard on a lane only adds a
@@ -78,7 +79,7 @@ class _Clamps:
         return self.made[e]
 
     def _most(self, e: Element) -> Expr:
-        limit, step = self.limits[e.array], self.steps.get(e.array)
+        limit, step = self(self.limits[e.array].substitute({COORDINATE: e.index})), self.steps.get(e.array)
         if step is None:
             return limit
         before = element(e.array, e.index - 1)
