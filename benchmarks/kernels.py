@@ -34,8 +34,8 @@ from benchmarks.examples import EXAMPLES, QUICK, TINY, Case, Sizes, case
 from benchmarks.measure import Timing, measure, repeated, timing
 from benchmarks.options import Options, chosen
 from benchmarks.ways import Call
+from serrate import Kernel
 from serrate.cli.peak import settle
-from serrate.kernels import Kernel
 from serrate.runtime import cache_folder
 
 FIRST, LATER = 1.5, 15.0

@@ -5,11 +5,11 @@ without padding by generated code.
 """
 
 from serrate import analysis, errors, ir
-from serrate import eager as _installs_operators  # noqa: F401
-from serrate import moves as _installs_movers  # noqa: F401
-from serrate.calls import jit
+from serrate.api import conversions as _installs_conversions  # noqa: F401
+from serrate.api import eager as _installs_operators  # noqa: F401
+from serrate.api.jit import jit
+from serrate.api.kernel import Config, Kernel, kernel
 from serrate.frontend import ops
-from serrate.kernels import Config, Kernel, kernel
 from serrate.modes import batch_invariant
 from serrate.tensor import (
     JaggedTensor,

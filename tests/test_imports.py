@@ -33,11 +33,8 @@ ORDER = (
     "autograd",
     "distributed",
     "engine",
-    "moves",
-    "calls",
     "tiles",
-    "kernels",
-    "eager",
+    "api",
     "cli",
 )
 
@@ -48,7 +45,7 @@ APART = {
 }
 """What some parts use beside themselves, where that is less than the order allows."""
 
-ORACLE_IS_USED_BY = ("kernels",)
+ORACLE_IS_USED_BY = ("api",)
 """Who chooses between interpreting and compiling; nobody else knows that there is an interpreter."""
 
 FREE = ("", "language")
@@ -155,7 +152,7 @@ def test_no_stage_uses_what_is_for_people() -> None:
 
 
 def test_front_ends_know_no_backend() -> None:
-    ends = ("frontend", "tiles", "language", "kernels", "calls", "eager")
+    ends = ("frontend", "tiles", "language", "api")
     own = [path for path in modules() if unit_of(path) in ends]
     assert [f"{path}:{line}" for path in own for line, unit in imported_units(path) if unit == "codegen"] == []
 

@@ -11,6 +11,9 @@ loop once on symbolic tiles. From there on, it is scheduled and lowered like the
     functions.py    torch functions on tile values, by name; elementwise.py, shaping.py, reducing.py, scans.py, products.py
     races.py        stores that race, whatever the arguments
     proof.py        whether the compiler may choose a tile size
-    launch.py       calls: which program serves which arguments; signature.py has the key, sources.py the arguments
+    signature.py    the form of a call; specialise.py finds or makes the program for it
+    stage.py        a loop's program, built and bound; sources.py says where its arguments come from
+    launch_site.py  a device loop at run time: the fast path of warm calls
+    host.py         the kernel's function, with device loops replaced by launches
     aliasing.py     arguments that share memory
 """

@@ -14,8 +14,7 @@ from rich.console import Console
 from benchmarks import kernels
 from benchmarks.data import DISTRIBUTIONS
 from benchmarks.examples import EXAMPLES, FOLDER, HAND, QUICK, TINY, case
-from serrate import JaggedTensor
-from serrate.kernels import Kernel
+from serrate import JaggedTensor, Kernel
 
 BY_HAND = ("jagged_dense_add", "jagged_sum", "jagged_mean", "jagged_softmax", "jagged_layer_norm")
 

@@ -14,7 +14,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from serrate import JaggedTensor, Structure, calls, eager, settings
+from serrate import JaggedTensor, Structure, settings
+from serrate.api import eager
+from serrate.api import jit as calls
 from serrate.errors import CallError, DtypeError, GradientError, SerrateError, ShapeError, StructureMismatch
 from tests.engine.test_compositions import COMPOSITIONS, tensor_of
 

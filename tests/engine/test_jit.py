@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from serrate import JaggedTensor, Structure, calls, jit, ops, settings
+from serrate import JaggedTensor, Structure, jit, ops, settings
+from serrate.api.jit import KINDS
 from serrate.errors import CallError, GradientError, ShapeError, StructureError, TraceError
 from serrate.runtime.dispatch import BINDINGS
 from serrate.runtime.launch import ReferenceExecutable
@@ -412,9 +413,9 @@ def test_dense_arguments_of_other_dtypes() -> None:
 def test_kinds_of_arguments_are_not_kept_for_ever() -> None:
     jt = JaggedTensor.from_lengths(torch.ones(3), [2, 1])
     scaled = jit(lambda x, scale: x * scale)
-    for k in (*range(calls.KINDS + 10), 0):
+    for k in (*range(KINDS + 10), 0):
         assert scaled(jt, k).tolist() == [[k, k], [k]]
-    assert all(len(state.kinds) <= calls.KINDS and len(state.bindings) <= BINDINGS for state in scaled._fast.states)
+    assert all(len(state.kinds) <= KINDS and len(state.bindings) <= BINDINGS for state in scaled._fast.states)
 
 
 def test_a_backend_that_is_asked_for_between_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:

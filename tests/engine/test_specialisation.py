@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serrate import JaggedTensor, calls, eager, engine, jit, ops, settings
+from serrate import JaggedTensor, engine, jit, ops, settings
+from serrate.api import eager
+from serrate.api import jit as calls
 from serrate.errors import ShapeError
 
 J = JaggedTensor.from_lengths

@@ -12,8 +12,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from serrate import Kernel
 from serrate.errors import BackendError
-from serrate.kernels import Kernel
 from serrate.runtime.triton import TritonExecutable
 from tests.language.kinds import LENGTHS, ran
 from tests.language.test_examples import example

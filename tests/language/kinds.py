@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import serrate
+from serrate import Kernel
 from serrate.errors import StrategyError
-from serrate.kernels import Kernel
 from tests.conftest import FULL
 
 TILES: tuple[int | str, ...] = (

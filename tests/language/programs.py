@@ -64,7 +64,7 @@ class Program:
         """The names of axes, and how many block sizes are open."""
         traced = serrate.kernel(self.function).on("reference")
         names = dict.fromkeys(axis.name for variant in traced.variants(*self.arguments()) for axis in variant.program.axes)
-        return list(names), sum(site.open_blocks for site in traced.sites)
+        return list(names), sum(site.programs.open_blocks for site in traced.sites)
 
 
 class Scope:

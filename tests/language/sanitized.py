@@ -16,11 +16,11 @@ import torch
 
 import serrate
 import serrate.language as hl
+from serrate import Kernel
 from serrate.errors import StrategyError
-from serrate.kernels import Kernel
 from serrate.runtime import launch
 from serrate.runtime.compiler import find_compiler
-from serrate.tiles import launch as calls
+from serrate.tiles import stage
 from tests.codegen.sanitized import FLAGS
 from tests.language.kinds import LENGTHS
 from tests.language.programs import write
@@ -71,13 +71,13 @@ def overrun() -> None:
                 total = total + jt[b, t].sum(1)
             out[b] = total
 
-    bound = calls.bound
+    bound = stage.bound
 
     def shortened(*args: Any, **kwargs: Any) -> Any:
         binding = bound(*args, **kwargs)
         return lambda leaves: binding([t[:60].clone() if t.numel() == 64 else t for t in leaves])
 
-    calls.bound = shortened  # type: ignore[attr-defined]
+    stage.bound = shortened  # type: ignore[attr-defined]
     k.on("cpp")(serrate.JaggedTensor.from_lengths(torch.ones(64), [30, 34]), torch.empty(2))
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import serrate
+from serrate import Kernel
 from serrate.errors import StrategyError
-from serrate.kernels import Kernel
 from serrate.tensor import JaggedTensor
 from tests.language.kinds import LENGTHS
 from tests.language.test_examples import NAMES, example

@@ -13,9 +13,8 @@ import torch
 
 import serrate
 import serrate.language as hl
-from serrate import Config, JaggedTensor
+from serrate import Config, JaggedTensor, Kernel
 from serrate.errors import CallError, KernelError
-from serrate.kernels import Kernel
 
 # --- which entry of a configuration ----------------------------------------------------------------------------------------
 

@@ -23,11 +23,11 @@ import torch
 import serrate
 import serrate.language as hl
 from benchmarks.examples import EXAMPLES, QUICK, Sizes, case, example
-from serrate import JaggedTensor, Structure
+from serrate import Config, JaggedTensor, Kernel, Structure
 from serrate.errors import DeviceError, GradientError, KernelError, ShapeError, StructureError
-from serrate.kernels import STRATEGIES, Config, Kernel
 from serrate.runtime.launch import CppExecutable
-from serrate.tiles.launch import Site
+from serrate.schedule.strategies import STRATEGIES
+from serrate.tiles.specialise import LoopPrograms
 from tests.conftest import FULL
 
 SCALE: Any = 2.0
@@ -38,13 +38,13 @@ WEIGHTS: Any = torch.ones(3)
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The kernels that programs are made for while a test runs."""
     found: list[str] = []
-    make = Site._make
+    make = LoopPrograms._make
 
-    def noted(self: Site, *args: Any) -> Any:
+    def noted(self: LoopPrograms, *args: Any) -> Any:
         found.append(self.name)
         return make(self, *args)
 
-    monkeypatch.setattr(Site, "_make", noted)
+    monkeypatch.setattr(LoopPrograms, "_make", noted)
     yield found
 
 
@@ -52,13 +52,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def new_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The kernels called with sizes that no program had in it while a test runs."""
     found: list[str] = []
-    new = Site._new
+    new = LoopPrograms._new
 
-    def noted(self: Site, *args: Any) -> Any:
+    def noted(self: LoopPrograms, *args: Any) -> Any:
         found.append(self.name)
         return new(self, *args)
 
-    monkeypatch.setattr(Site, "_new", noted)
+    monkeypatch.setattr(LoopPrograms, "_new", noted)
     yield found
 
 

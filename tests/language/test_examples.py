@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from serrate.kernels import Kernel
+from serrate import Kernel
 from tests.language.kinds import LENGTHS, TILES, ran
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"

@@ -16,8 +16,8 @@ import torch
 
 import serrate
 import serrate.language as hl
-from serrate import JaggedTensor
-from serrate.kernels import STRATEGIES, Config, Kernel
+from serrate import Config, JaggedTensor, Kernel
+from serrate.schedule.strategies import STRATEGIES
 
 ROLES = ("kernel", "jt", "weight", "scale", "out", "b", "k", "total", "largest", "x")
 TEXT = """

@@ -13,8 +13,7 @@ import torch
 
 import serrate
 import serrate.language as hl
-from serrate import JaggedTensor
-from serrate.kernels import Kernel
+from serrate import JaggedTensor, Kernel
 
 WAYS = ("compiled", 1, 2, "whole")
 

@@ -15,7 +15,7 @@ import torch
 
 import serrate as helion
 import serrate.language as hl
-from serrate.kernels import Kernel
+from serrate import Kernel
 from serrate.language import JaggedTensor
 from tests.language.kinds import LENGTHS, TILES, ran
 

@@ -129,7 +129,7 @@ def test_rows_side_by_side_go_on_as_long_as_the_longest() -> None:
 # --- maxima that are guessed -------------------------------------------------------------------------------------------------
 
 
-def softmax(start: float, *, keeps: bool = False) -> serrate.kernels.Kernel:
+def softmax(start: float, *, keeps: bool = False) -> serrate.Kernel:
     """Softmax statistics from a number of the user's own, and quotients; with `keeps`, the maximum is a result too."""
 
     @serrate.kernel

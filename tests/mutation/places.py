@@ -654,7 +654,7 @@ CALLS = [
         ("while len(bindings) >= BINDINGS:", "while len(bindings) >= BINDINGS + 1_000_000:", ("tests/runtime/test_arrays.py",)),
     ),
     *_of(
-        "serrate/calls.py",
+        "serrate/api/jit.py",
         JIT,
         ("(torch.get_default_dtype(), autocast.state())", "(torch.get_default_dtype(),)", ("tests/engine/test_autocast.py",)),
         ("results[k] = results[k].clone()", "pass"),
@@ -669,17 +669,17 @@ CALLS = [
         ("        if is_batch_invariant():\n", "        if False:\n", INVARIANCE),
     ),
     *_of(
-        "serrate/kernels.py",
+        "serrate/api/kernel.py",
         INVARIANCE,
         ("if read is not settings.current() or alone is not is_batch_invariant():", "if read is not settings.current():"),
     ),
     *_of(
-        "serrate/tiles/launch.py",
+        "serrate/tiles/specialise.py",
         INVARIANCE,
         ("self.changing |= sizes.keys() - form.static - widths(env)", "pass"),
     ),
     *_of(
-        "serrate/eager.py",
+        "serrate/api/eager.py",
         EAGER,
         ("return self.program.fn in ELEMENTWISE", "return True"),
         ("there = tensor.data_ptr() == memory.data_ptr() and tensor.shape", "there = tensor.shape"),

@@ -21,7 +21,8 @@ from serrate.modes import is_batch_invariant
 from serrate.schedule.heuristic import invariant
 from serrate.schedule.strategies import STRATEGIES
 from serrate.schedule.target import CPU
-from serrate.tiles.launch import CompiledKernel, Options, Variant
+from serrate.tiles.host import CompiledKernel
+from serrate.tiles.stage import Options, Variant
 
 EFFORTS = ("none", "quick", "full")
 BACKENDS = ("cpp", "reference", "triton")

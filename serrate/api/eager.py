@@ -5,8 +5,8 @@ traced tensor, torch's spelling of it does to a ragged one:
 
     jt * 2 + bias      torch.relu(jt)      jt.sum(dim=1)      F.layer_norm(jt, (64,))      jt += 1      torch.exp(jt, out=other)
 
-The container's own operations (indexing, cat, split, permute ...) compute nothing and stay as they are; `moves` copies
-their rows.
+The container's own operations (indexing, cat, split, permute ...) compute nothing and stay as they are; `conversions.py`
+copies their rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 
-from serrate.calls import Jitted
+from serrate.api.jit import Jitted
 from serrate.errors import CallError, DtypeError, GradientError, SerrateError, StructureMismatch
 from serrate.frontend.ops.common import Lifted, described, python_number
 from serrate.frontend.signatures.functional import dropped

@@ -1,4 +1,4 @@
-"""Moves: rows copied by compiled programs, for the container's own conversions.
+"""Conversions: rows copied by compiled programs, for the container.
 
 In: values, and where runs of their positions start and how long they are. Out: the runs back to back, or each in a room of its
 own. Elements are moved as bits, so one program serves all dtypes of a size. Importing this module installs the movers.

@@ -1,4 +1,4 @@
-"""Calls: functions over ragged tensors, traced once for each kind of arguments and prepared once for each structure.
+"""`serrate.jit`: functions over ragged tensors, traced once for each kind of arguments and prepared once for each structure.
 
 In: a Python function. Out: an object that is called like it, and runs compiled code. Three steps, each remembered:
 

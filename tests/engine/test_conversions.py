@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import serrate
-from serrate import JaggedTensor, moves
+from serrate import JaggedTensor
+from serrate.api import conversions
 from serrate.runtime import launch
 from serrate.tensor import moving
 from tests.tensor.compositions import MAKERS, Sample, equal_parts, samples
@@ -46,7 +47,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
         return call
 
-    monkeypatch.setattr(moves, "SMALLEST", 0)
+    monkeypatch.setattr(conversions, "SMALLEST", 0)
     for name, mover in list(moving._movers.items()):
         monkeypatch.setitem(moving._movers, name, watched(mover))
     yield seen
@@ -138,7 +139,7 @@ def test_values_elsewhere(taken: list[bool]) -> None:
 
 
 def test_small_ones_are_torchs() -> None:
-    assert moves.back_to_back(torch.arange(10), 0, torch.tensor([7, 0]), torch.tensor([2, 3]), 5) is None
+    assert conversions.back_to_back(torch.arange(10), 0, torch.tensor([7, 0]), torch.tensor([2, 3]), 5) is None
 
 
 def test_runs_outside_are_not_read() -> None:
@@ -149,7 +150,7 @@ def test_runs_outside_are_not_read() -> None:
 
 
 def test_without_a_compiler(taken: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "default_backend", lambda device: "reference")
+    monkeypatch.setattr(conversions, "default_backend", lambda device: "reference")
     jt = JaggedTensor.from_lengths(torch.arange(3), [2, 1])
     assert jt.to_padded().tolist() == [[0, 1], [2, 0]] and taken == [False]
 

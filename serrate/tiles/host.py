@@ -1,0 +1,171 @@
+"""The host side of a kernel: the Python around its device loops.
+
+In: a kernel's function. Out: a `CompiledKernel`, which runs the function with each device loop replaced by a launch
+(`launch_site.py`), and which says what `serrate.language` means outside of device loops.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from serrate.errors import CallError, KernelError, choices
+from serrate.frontend.kernel.machine import (
+    BlockSize,
+    BlockSizes,
+    LazyMachine,
+    NamedBlock,
+    activate,
+    current,
+    deactivate,
+    refuse,
+    running,
+    user_frame,
+)
+from serrate.ir.tile import TileProgram
+from serrate.runtime.locks import making
+from serrate.tiles.launch_site import LaunchSite
+from serrate.tiles.signature import Fixed
+from serrate.tiles.source import split
+from serrate.tiles.sources import Env
+from serrate.tiles.specialise import LoopPrograms
+from serrate.tiles.stage import LoopStage, Options, Variant
+from serrate.tiles.trace import DEFAULT_BLOCK
+
+
+class Host(BlockSizes):
+    """The machine behind `serrate.language` outside of device loops."""
+
+    def __init__(self, blocks: tuple[int | None, ...]) -> None:
+        super().__init__(blocks, DEFAULT_BLOCK)
+        self.first: dict[int, int] = {}
+        """How many block sizes were taken before each device loop."""
+
+    def passed(self, loop: int, count: int) -> None:
+        """Notes that a device loop has run and taken `count` block sizes."""
+        if loop not in self.first:
+            self.first[loop] = self.taken
+            self.taken += count
+
+    def number(self, value: Any, what: str) -> Any:
+        """`hl.specialize`."""
+        return Fixed(value)
+
+    def block_size(self, low: Any, high: Any) -> int:
+        """`hl.register_block_size`."""
+        frame = user_frame()
+        assert frame is not None
+        extent, least = int(low if high is None else high), 1 if high is None else int(low)
+        size = min(max(least, self.block_of(self.registered(frame), extent)), max(extent, 1))
+        return BlockSize(size, NamedBlock(f"the block of line {frame.f_lineno}"))
+
+    def full(self, shape: Any, value: Any, dtype: torch.dtype) -> Any:
+        """A value without tile dims is a plain number."""
+        if len(shape):
+            self.zeros()
+        return value if dtype == torch.bool else float(value) if dtype.is_floating_point else int(value)
+
+    def ranges(self, what: str, *_: Any, **__: Any) -> Any:
+        """`hl.tile` and `hl.grid` outside the source that the compiler sees."""
+        refuse(f"{what} must be used in a `for` statement of the kernel itself, not in a function it calls")
+
+    def __getattr__(self, name: str) -> Any:
+        refuse(
+            "values of tiles belong inside a loop over tiles. What programs carry from one to the next has no order: "
+            "put a loop inside, or use hl.atomic_add"
+        )
+
+
+class CompiledKernel:
+    """A kernel on one backend: its function, with device loops replaced by launches."""
+
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+        if not isinstance(function, types.FunctionType):
+            raise KernelError(f"@serrate.kernel takes a plain function, not a {type(function).__name__}")
+        self._function, self._options = function, options
+        with making:
+            self._parts = split(function)
+            self.sites = [self._made(number, options) for number in range(len(self._parts.loops))]
+            # Loops that take block sizes of the configuration look up first which.
+            by_number = [functools.partial(self._launch, number) for number in range(len(self.sites))]
+            self.host = self._parts.host(by_number if options.blocks else self.sites)
+            """The function, in which device loops are launches; it runs while `machine` is the current one."""
+        self.machine = LazyMachine(functools.partial(Host, options.blocks))
+        self._axes: dict[int, frozenset[str]] = {}
+        """The names of axes of the device loops that were traced."""
+        self._later_sites: dict[tuple[int, int], LaunchSite] = {}
+        """Device loops before which a call has asked for block sizes: these take the next ones of the configuration."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        token = activate(self.machine)
+        try:
+            return self.host(*args, **kwargs)
+        finally:
+            deactivate(token)
+
+    def _launch(self, number: int, env: dict[str, Any]) -> None:
+        host: Host = current("a kernel")
+        site = self._site(number, host)
+        site(env)
+        host.passed(number, site.programs.open_blocks)
+
+    def _site(self, number: int, host: Host) -> LaunchSite:
+        """A device loop, with what is left of the block sizes of the configuration."""
+        first = host.first.get(number, host.taken)
+        if not first:
+            return self.sites[number]
+        if (number, first) not in self._later_sites:
+            options = replace(self._options, blocks=self._options.blocks[first:])
+            self._later_sites.setdefault((number, first), self._made(number, options))
+        return self._later_sites[number, first]
+
+    def _made(self, number: int, options: Options) -> LaunchSite:
+        told = functools.partial(self._require_used, number)
+        return LaunchSite(self._function.__name__, self._function, self._parts.loops[number], options, told)
+
+    def _require_used(self, number: int, programs: LoopPrograms, program: TileProgram) -> None:
+        """Raises for lanes of axes that no device loop has, and for more block sizes than all of them take.
+
+        Which these are is known when every loop was traced; a loop that is never reached may have any.
+        """
+        self._axes[number] = frozenset(axis.name for axis in program.axes)
+        if len(self._axes) < len(self.sites):
+            return
+        names = ("chunk", *sorted(frozenset[str]().union(*self._axes.values())))
+        for name in sorted(self._options.lanes.keys() - names):
+            raise CallError(f"lanes: {self._function.__name__} has no axis {name!r}: {choices(name, names)}")
+        host: Host = current("a kernel")
+        taken, given = host.taken + (0 if number in host.first else programs.open_blocks), len(self._options.blocks)
+        if len(host.first.keys() | {number}) == len(self.sites) and taken < given:
+            raise CallError(
+                f"block_sizes: {self._function.__name__} leaves {taken} open, got {given}; they are for the dims of hl.tile that "
+                "have no block_size, and for hl.register_block_size"
+            )
+
+    def variants(self, *args: Any, **kwargs: Any) -> list[Variant]:
+        """The programs that run for these arguments; none is run."""
+        return [program.variant(env) for program, env in self._asked(args, kwargs)]
+
+    def ready(self, *args: Any, **kwargs: Any) -> list[Callable[[], None]]:
+        """These programs, each bound to its arguments: what a call does beside them is not the kernel's own work."""
+        return [program.ready(env) for program, env in self._asked(args, kwargs)]
+
+    def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[LoopStage, Env]]:
+        found: list[tuple[LoopStage, Env]] = []
+
+        def ask(number: int, given: dict[str, Any]) -> None:
+            host: Host = current("a kernel")
+            site = self._site(number, host)
+            found.append(site.asked(given))
+            host.passed(number, site.programs.open_blocks)
+
+        with making:
+            host = self._parts.host([functools.partial(ask, number) for number in range(len(self.sites))])
+        with running(Host(self._options.blocks)):
+            host(*args, **kwargs)
+        return found

@@ -1,0 +1,177 @@
+"""Launch sites: the fast path of a device loop.
+
+In: the variables that a device loop uses, at every call. Out: the loop, run. The key of a call leads to the binding that an
+earlier call left (`runtime/dispatch.py`); without one, the loop's program is found (`specialise.py`) and bound.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import get_num_threads, is_grad_enabled
+
+from serrate.frontend.kernel.machine import BlockSize
+from serrate.ir.tile import TileProgram
+from serrate.runtime import dispatch
+from serrate.runtime.dispatch import Binding, FastPath, Key, Leaves, remember
+from serrate.runtime.locks import making
+from serrate.tensor.torch_private import in_dual_level
+from serrate.tiles.signature import Reading, attributes, is_read, key_of
+from serrate.tiles.source import DeviceLoop, outside
+from serrate.tiles.sources import Env, flattened
+from serrate.tiles.specialise import LoopPrograms
+from serrate.tiles.stage import LoopStage, Options
+
+STATES = 32
+"""For how many states of the objects that a loop reads bindings are remembered; the oldest is dropped first."""
+ITSELF = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
+"""Types of values that are compared by identity."""
+
+
+class Settled(NamedTuple):
+    """Outer names that are compared with their earlier values instead of being described in every key."""
+
+    token: object
+    """Part of every key; replaced whenever this changes."""
+    names: tuple[tuple[str, Any, Any], ...]
+    """Each name with the builtin of that name, if any, and its value."""
+    others: tuple[str, ...]
+
+
+class DeviceLoopState:
+    """Bindings of a device loop for one reading of the objects that it uses; None if it uses no objects."""
+
+    __slots__ = ("bindings", "reading")
+
+    def __init__(self, reading: Reading | None) -> None:
+        self.reading = reading
+        self.bindings: OrderedDict[Key, Binding] = OrderedDict()
+
+    def read(self, objects: Sequence[Any]) -> Sequence[Any] | None:
+        """An empty tuple, because no tensors are reached through objects; None if an object has changed."""
+        return () if self.reading is None or self.reading.holds(objects) else None
+
+
+class LaunchSite:
+    """One device loop of a kernel: its programs, and the bindings that earlier calls left."""
+
+    def __init__(
+        self,
+        name: str,
+        function: types.FunctionType,
+        loop: DeviceLoop,
+        options: Options,
+        traced: Callable[[LoopPrograms, TileProgram], None],
+    ) -> None:
+        self.function, self.loop = function, loop
+        self.programs = LoopPrograms(name, loop, options, traced)
+        self._without = DeviceLoopState(None)
+        """The bindings of calls that read no objects."""
+        self._fast = FastPath[DeviceLoopState](STATES)
+        self._numbers = itertools.count(1)
+        self._attributes = attributes(function.__code__)
+        self._plain: set[Any] = set()
+        """Modules, functions, classes and dtypes whose attributes are not read."""
+        self._settled = Settled(object(), (), loop.outside)
+
+    def __call__(self, given: dict[str, Any]) -> None:
+        leaves: Leaves = []
+        objects: list[Any] = []
+        key = self._key(given, leaves, objects)
+        state, _ = self._fast.state(objects) if objects else (self._without, ())
+        binding = None if state is None else state.bindings.get(key)
+        if binding is None or in_dual_level():
+            self._call(given, key, leaves, objects)
+        else:
+            binding(leaves)
+
+    def _key(self, given: Mapping[str, Any], leaves: Leaves, objects: list[Any]) -> Key:
+        """Everything that a binding depends on. Fills `leaves` with tensors and floats, and `objects` with what is read."""
+        # A kernel is compiled for one choice of backend and one mode, so neither is part of its keys.
+        key = dispatch.key_of(given.values(), leaves, objects, self._other, True, [get_num_threads(), is_grad_enabled()])
+        if len(given) != len(self.loop.names):
+            key.append(tuple(given))
+        settled, names = self._settled, self.function.__globals__
+        for name, builtin, value in settled.names:
+            if names.get(name, builtin) is not value:
+                settled = self._settled = Settled(object(), (), self.loop.outside)
+                break
+        key.append(settled.token)
+        if settled.others:
+            dispatch.key_of([outside(self.function, n) for n in settled.others], leaves, objects, self._other, True, key)
+        if objects:
+            # Two blocks of one size are the same only if they are of one axis.
+            axes = [value.axis for value in objects if type(value) is BlockSize]
+            key += [next(k for k, other in enumerate(axes) if other is axis) for axis in axes]
+            objects[:] = [value for value in objects if type(value) is not BlockSize]
+        return tuple(key)
+
+    def _settle(self) -> bool:
+        """Removes outer names whose attributes are not read from the keys; returns whether there are any."""
+        names, free = self.function.__globals__, self.function.__code__.co_freevars
+        every = [(name, getattr(builtins, name, None)) for name in self.loop.outside if name not in free]
+        found = [(name, builtin, names.get(name, builtin)) for name, builtin in every]
+        plain = tuple((n, builtin, value) for n, builtin, value in found if isinstance(value, ITSELF) and value in self._plain)
+        if plain:
+            settled = {name for name, _, _ in plain}
+            self._settled = Settled(object(), plain, tuple(n for n in self.loop.outside if n not in settled))
+        return bool(plain)
+
+    def _other(self, value: Any, key: list[Any], leaves: Leaves, objects: list[Any]) -> None:
+        kind = type(value)
+        if isinstance(value, float):
+            key.append(kind)
+            leaves.append(value)
+        elif isinstance(value, ITSELF):
+            key.append(value)
+            if value not in self._plain:
+                if is_read(value):
+                    objects.append(value)
+                else:
+                    self._plain.add(value)
+        else:
+            key += (kind, key_of(value))
+            if kind is BlockSize or is_read(value):
+                objects.append(value)
+
+    def _call(self, given: dict[str, Any], key: Key, leaves: Leaves, objects: Sequence[Any]) -> None:
+        """Serves a call that has no binding yet, and remembers one."""
+        env = self.complete(given)
+        state = self._state(objects)
+        program = self.programs.find(env, state.reading)
+        binding = program.bind(env)
+        if binding is None:
+            program.ready(env)()
+            return
+        if not self._settled.names and self._settle():
+            key = self._key(given, [], [])
+        remember(state.bindings, key, binding)
+        binding(leaves)
+
+    def _state(self, objects: Sequence[Any]) -> DeviceLoopState:
+        """The state of these objects, read if it is new."""
+        if not objects:
+            return self._without
+        state, _ = self._fast.state(objects)
+        if state is None:
+            with making:
+                state, _ = self._fast.state(objects)
+                if state is None:
+                    state = self._fast.add(DeviceLoopState(Reading(objects, self._attributes, next(self._numbers))))
+        return state
+
+    def complete(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Everything that the loop uses: local variables, outer names, and the contents of containers."""
+        return flattened(given | {name: outside(self.function, name) for name in self.loop.outside})
+
+    def asked(self, given: dict[str, Any]) -> tuple[LoopStage, Env]:
+        """The program for these, and everything that the loop uses."""
+        env, objects = self.complete(given), list[Any]()
+        self._key(given, [], objects)
+        return self.programs.find(env, self._state(objects).reading), env

@@ -1,0 +1,200 @@
+"""Specialisation of device loops: which program serves which arguments.
+
+In: the variables that a device loop uses. Out: the program for them, a `LoopStage`. A loop is traced once per signature (dtypes,
+ranks, row formats, compiled-in sizes); everything else is an argument of the program. A size is compiled in until it is seen to
+change. Numbers of rows, their lengths and first dims of tensors are never compiled in, unless the loop needs them at compile
+time; then each value gets its own program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from serrate.errors import InvarianceError, KernelError
+from serrate.frontend.kernel.machine import BlockSize
+from serrate.ir.expr import const
+from serrate.ir.loops import Write, load, number
+from serrate.ir.tile import Axis, Carry, TileProgram, statements
+from serrate.runtime.dispatch import Key
+from serrate.runtime.locks import making
+from serrate.schedule.statistics import below_their_maximum
+from serrate.tensor import JaggedTensor
+from serrate.tiles.loops import Again, RetraceFacts
+from serrate.tiles.memory import TracedRows, first_of
+from serrate.tiles.proof import agree, at_random, backend_to_try, refusal, tiles_to_try, unproven
+from serrate.tiles.signature import Fixed, Reading, counts_of, signature, single, widths
+from serrate.tiles.source import DeviceLoop
+from serrate.tiles.sources import CPU_DEVICE, NUMBERS, ArgumentSources, Container, Env, Path, number_at
+from serrate.tiles.stage import LoopStage, Options
+from serrate.tiles.trace import Trace
+from serrate.tiles.values import Traced
+
+
+def _require_order(name: str, program: TileProgram) -> None:
+    """Raises for atomic additions whose order affects the result."""
+    for node in (n for phase in program.phases for n in statements(phase.body)):
+        if isinstance(node, Write) and node.add and node.tensor.dtype.is_floating_point:
+            raise InvarianceError(
+                f"{name}: hl.atomic_add to {node.tensor.name} ({node.tensor.dtype}) adds in an order that varies by run, "
+                "and serrate.batch_invariant() promises the same bits: carry the sum in a loop, or add integers"
+            )
+
+
+@dataclass
+class Form:
+    """One form of a loop's arguments: the sizes seen so far, and those that the loop needs at compile time."""
+
+    seen: list[dict[Path, int]] = field(default_factory=list)
+    static: set[Path] = field(default_factory=set)
+
+
+class LoopPrograms:
+    """The programs of one device loop."""
+
+    def __init__(
+        self, name: str, loop: DeviceLoop, options: Options, traced: Callable[[LoopPrograms, TileProgram], None]
+    ) -> None:
+        self.name, self.loop, self.options = name, loop, options
+        self._report = traced
+        """Called with every program before it is built."""
+        self.stages: dict[Any, LoopStage] = {}
+        self.changing: set[Path] = set()
+        """Sizes that were seen to change, and integers that were a number of rows or a length when first seen."""
+        self.forms: dict[Any, Form] = {}
+        self.open_blocks = 0
+        """How many block sizes of the configuration the loop takes."""
+        self._decided: set[Path] = set()
+
+    def find(self, env: Env, reading: Reading | None) -> LoopStage:
+        """The program for these, traced if there is none yet."""
+        form_key, sizes = signature(env)
+        form_key = (0 if reading is None else reading.number, form_key)
+        form = self.forms.get(form_key)
+        found = None if form is None else self.stages.get((form_key, self._compiled_in(form, sizes, env)))
+        if found is None:
+            with making, CPU_DEVICE:
+                found = self._new(env, form_key, sizes)
+        return found
+
+    def _new(self, env: Env, form_key: Key, sizes: dict[Path, int]) -> LoopStage:
+        """The program for a new form or new sizes. The caller holds the lock `making`."""
+        form = self.forms.setdefault(form_key, Form())
+        new = {path for path in sizes if len(path) == 1} - self._decided
+        if new:
+            counts = counts_of(env)
+            self.changing |= {path for path in new if sizes[path] in counts and self.options.static_shapes is not True}
+            self._decided |= new
+        if self.options.alone:
+            self.changing |= sizes.keys() - form.static - widths(env)
+        elif self.options.static_shapes is False:
+            self.changing |= {path for path in sizes if path not in form.static}
+        found = self.stages.get((form_key, self._compiled_in(form, sizes, env)))
+        if found is not None:
+            return found
+        # Sizes that differ from an earlier call of the same form are no longer compiled in, unless they must be.
+        for other in form.seen if self.options.static_shapes is None and not self.options.alone else ():
+            self.changing |= {p for p, v in sizes.items() if other[p] != v and p not in form.static}
+        form.seen.append(sizes)
+        found = self.stages.get((form_key, self._compiled_in(form, sizes, env)))
+        if found is None:
+            found = self._make(env, sizes, form)
+            # Tracing may have found more sizes that it needs.
+            self.stages[form_key, self._compiled_in(form, sizes, env)] = found
+        return found
+
+    def _compiled_in(self, form: Form, sizes: dict[Path, int], env: Env) -> tuple[tuple[Path, int], ...]:
+        """The sizes that are compiled into a program for these arguments."""
+        chosen = {p: v for p, v in sizes.items() if p not in self.changing}
+        needed = form.static - chosen.keys()
+        for path in sorted(needed, key=repr) if needed else ():
+            chosen[path] = number_at(path)(env)
+        return tuple(chosen.items())
+
+    def _make(self, env: Env, sizes: dict[Path, int], form: Form) -> LoopStage:
+        program, trace = self._traced(env, sizes, form)
+        self._report(self, program)
+        if self.options.alone:
+            _require_order(self.name, program)
+        program = below_their_maximum(program)
+        sources = ArgumentSources(trace, env)
+        made = LoopStage(self.name, program, sources, self.options)
+        made.variant(env)
+        doubtful = unproven(program)
+        if doubtful:
+            self._try(program, sources, env, doubtful)
+            names = ", ".join(dict.fromkeys(str(c) for _, c in doubtful))
+            made.reasons = (f"the tiles around {names}: tested, not proven",)
+        return made
+
+    def _try(self, program: TileProgram, sources: ArgumentSources, env: Env, doubtful: Sequence[tuple[Axis, Carry]]) -> None:
+        """Raises if the results depend on the tile size."""
+        tiles = tiles_to_try(env)
+        found = []
+        for size in tiles:
+            options = Options("maskless", backend_to_try(env), lanes={axis.name: size for axis, _ in doubtful})
+            stage, trial = LoopStage(self.name, program, sources, options), at_random(env)
+            stage.ready(trial)()
+            found.append(stage.outputs(trial))
+        if not agree(found):
+            raise refusal(doubtful, tiles)
+
+    def _traced(self, env: Env, sizes: dict[Path, int], form: Form) -> tuple[TileProgram, Trace]:
+        # Carried values are determined anew for every program: their dtypes may differ.
+        known = RetraceFacts()
+        known.static = form.static
+        for _ in range(20):
+            trace = Trace(self.name, known, self.options.blocks)
+
+            def size(path: Path) -> int | None:
+                if path[-1] == "now":
+                    return number_at(path[:-1])(env)
+                if path[0] == NUMBERS:
+                    return sum(isinstance(x, float) for x in env.values())
+                if path in sizes and path not in self.changing:
+                    return sizes[path]
+                return 1 if _is_single(path, env) else None
+
+            trace.sizes = size
+            try:
+                made = {name: proxied(trace, name, value, env) for name, value in env.items()}
+                for name in reversed([n for n, value in env.items() if isinstance(value, Container)]):
+                    made[name] = made[name].of(made)
+                used = {n: made[n] for n in (*self.loop.names, *self.loop.outside) if n in made}
+                program = trace.run(self.loop.make(trace), used)
+                self.open_blocks = trace.open_blocks
+                return program, trace
+            except Again:
+                continue
+        raise KernelError(f"{self.name}: the values that its loops carry change shape or dtype in every iteration")
+
+
+def _is_single(path: Path, env: Env) -> bool:
+    """Whether a size is 1, which is part of a form."""
+    match path:
+        case (name, "shape", k) if isinstance(env[name], torch.Tensor):
+            return single(env[name])[k]
+        case (name, "values", "shape", k) if k > 0:
+            return single(env[name].values)[k]
+    return False
+
+
+def proxied(trace: Trace, name: str, value: Any, env: Env) -> Any:
+    """The symbolic value of a name while a loop is traced."""
+    if isinstance(value, torch.Tensor):
+        return trace.tensor((name,), value)
+    if isinstance(value, JaggedTensor):
+        return TracedRows(trace, name, value, first_of(name, env))
+    if isinstance(value, (bool, BlockSize, Fixed)):
+        return value
+    if isinstance(value, int):
+        expr = trace.size((name,))
+        return expr.value if expr.value is not None else Traced(number(expr), ())
+    if isinstance(value, float):
+        floats = [n for n, x in env.items() if isinstance(x, float)]
+        held = trace.tensor((NUMBERS,), torch.empty(len(floats), dtype=torch.float64, device="meta"))
+        return Traced(load(held.tensor, (const(floats.index(name)),)), ())
+    return value

@@ -1,0 +1,221 @@
+"""The program of a device loop: one stage, compiled and bound like the stages of fusions.
+
+In: a tile program, and the variables that a device loop uses. Out: a `LoopStage`, which chooses a strategy from the rows it is
+given, builds the program through the engine, and binds it to arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from serrate.engine import BuiltProgram, CompiledStage, default_backend
+from serrate.errors import KernelError, StrategyError
+from serrate.ir.loops import Declare, LoopProgram, nodes
+from serrate.ir.tile import TileProgram
+from serrate.ir.values import Tensor
+from serrate.runtime.bind import BoundCall
+from serrate.runtime.dispatch import Binding, Doubles, Leaves, Prepared, bound
+from serrate.runtime.launch import CppExecutable, Executable
+from serrate.schedule.heuristic import LONG_BYTES, RowStatistics, waits
+from serrate.schedule.plan import Plan
+from serrate.schedule.strategies import plan
+from serrate.schedule.target import CPU, Target
+from serrate.tensor import JaggedTensor
+from serrate.tensor.structure import Structure
+from serrate.tiles.aliasing import Aliasing
+from serrate.tiles.sources import ArgumentSources, Env, GivenTensor
+
+log = logging.getLogger("serrate")
+
+
+@dataclass
+class Options:
+    """How a kernel's loops are compiled."""
+
+    strategy: str | None = None
+    backend: str | None = None
+    """Where nothing is asked for, what runs on the device of the arguments."""
+    blocks: tuple[int | None, ...] = ()
+    lanes: dict[str, int] = field(default_factory=dict)
+    """Lanes by axis name, overriding those that the strategy chooses."""
+    static_shapes: bool | None = None
+    """Which sizes are compiled in: all (True), only those that must be (False), or those that have not changed so far (None)."""
+    alone: bool = False
+    """Whether the bits of a row must depend on that row alone. Only widths of ragged tensors are compiled in then, because other
+    sizes may depend on the batch, and additions in no fixed order are refused."""
+
+
+ROOM = 1 << 28
+"""The most bytes that the values of one tile may take in each thread."""
+
+
+def _require_room(loops: LoopProgram) -> None:
+    """Raises if the private blocks of a program take too much memory per thread."""
+    for kernel in loops.kernels:
+        blocks = {n.local.name: n.local for n in nodes(kernel.body) if isinstance(n, Declare) and n.local.lanes}.values()
+        # The first block with the most elements is the user's own; passes may have added wider ones.
+        total, largest = sum(b.nbytes for b in blocks), max(blocks, key=lambda b: prod(n.size for n in b.lanes), default=None)
+        if largest is not None and total > ROOM:
+            lanes = " x ".join(str(lane.size) for lane in largest.lanes)
+            raise KernelError(
+                f"the values of one tile take {total >> 20} MiB per thread, and the limit is {ROOM >> 20} MiB: "
+                f"{largest.name} alone has {lanes} lanes. Choose smaller block sizes, or put another loop over tiles around it"
+            )
+
+
+POSITION_BYTES = 64
+"""Assumed bytes per position of a row: one program may process tensors of different widths over one structure."""
+
+
+def _waits(structure: Structure) -> bool:
+    """Whether threads would wait for one long row unless it is cut."""
+    longest = structure.known_max_length()
+    if longest is None:
+        # On a device nothing is copied to the host only to choose a plan: whatever the rows are, cutting has no worst case.
+        return structure.levels == 1
+    if longest * POSITION_BYTES < LONG_BYTES or structure.levels != 1:
+        return False
+    total = structure.total_elements(why="how rows are shared out")
+    return waits(RowStatistics(structure.num_rows(), total, longest, POSITION_BYTES), CPU)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A program as built for some arguments."""
+
+    program: TileProgram
+    plan: Plan
+    executable: Executable
+
+    def explained(self) -> str:
+        """The plan, and what every loop carries."""
+        return "\n".join([*self.plan.lines, *(f"  {each}" for each in self.program.notes)])
+
+
+class GivenTensors(NamedTuple):
+    """The tensors that a call gives to a program: where they are found, and which may share memory."""
+
+    tensors: Sequence[GivenTensor]
+    aliasing: Aliasing
+
+
+class LoopStage(CompiledStage):
+    """The program of a device loop for one signature."""
+
+    def __init__(self, name: str, program: TileProgram, sources: ArgumentSources, options: Options) -> None:
+        super().__init__(program, sources.arguments)
+        self.name, self._sources, self._options = name, sources, options
+        self.reasons: tuple[str, ...] = ()
+        """Reasons to add to its plans."""
+        self._given: dict[Executable, GivenTensors] = {}
+
+    def header(self, chosen: Plan) -> str:
+        return f"{self.name}: {chosen.strategy}"
+
+    def allocated(self, program: LoopProgram) -> tuple[Tensor, ...]:
+        # Tensors it stores to belong to the caller.
+        return program.scratch
+
+    def planned(self, strategy: str, options: dict[str, Any], target: Target) -> Plan:
+        lanes = self._options.lanes
+        if not options:
+            return plan(self.naive, strategy, target, lanes)
+        try:
+            chosen = plan(self.naive, strategy, target, lanes)
+            if any(step.primitive in ("cut", "combine") for step in chosen.steps):
+                return chosen
+            why = chosen.reasons[-1]
+        except StrategyError as error:
+            why = str(error)
+        log.debug("%s: one row has most of the work, and stays whole: %s", self.name, why)
+        return plan(self.naive, "maskless", target, lanes)
+
+    def _build(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> BuiltProgram:
+        built = super()._build(call, backend, strategy, options)
+        _require_room(built.executable.program)
+        return built
+
+    def _prepared(self, env: Env) -> Prepared:
+        call = self._sources.call(env)
+        return self.prepare(call, self._options.backend or default_backend(call.device), *self._choice(env))
+
+    def _choice(self, env: Env) -> tuple[str, dict[str, Any]]:
+        if self._options.strategy is not None:
+            return self._options.strategy, {}
+        structures = {id(x.structure): x.structure for x in env.values() if isinstance(x, JaggedTensor)}
+        # Only if rows can be cut; otherwise there are no pieces to distribute.
+        cut = any(map(_waits, structures.values()))
+        return ("persistent_dynamic", {"only_if_cut": True}) if cut else ("maskless", {})
+
+    def _given_to(self, executable: Executable) -> GivenTensors:
+        found = self._given.get(executable)
+        if found is None:
+            program = executable.program
+            given = self._sources.given((*program.inputs, *program.outputs))
+            found = self._given[executable] = GivenTensors(given, Aliasing(program, [each.path for each in given]))
+        return found
+
+    def variant(self, env: Env) -> Variant:
+        """The program as it is built for these arguments."""
+        ready = self._prepared(env)
+        return Variant(self.naive, functools.reduce(Plan.because, self.reasons, ready.plan), ready.executable)
+
+    def bind(self, env: Env) -> Binding | None:
+        """A binding for these arguments and others with the same key.
+
+        None if every call must be bound anew: non-contiguous tensors are copied first, and a loop that stores to offsets changes
+        them without changing any key.
+        """
+        ready = self._prepared(env)
+        program = ready.executable.program
+        if not program.kernels:
+            return _nothing
+        given, aliasing = self._given_to(ready.executable)
+        tensors = [each.now(env) for each in given]
+        stored = given[len(program.inputs) :]
+        if not all(isinstance(each.warm, int) for each in stored):
+            return None
+        if not all(map(torch.Tensor.is_contiguous, tensors)):
+            return None
+        apart = aliasing.check(tensors)
+        sources = [own if each.warm is None else each.warm for each, own in zip(given, tensors, strict=True)]
+        if not isinstance(ready.executable, CppExecutable) and (apart or any(isinstance(s, Doubles) for s in sources)):
+            return None
+        structures = [x.structure for x in env.values() if isinstance(x, JaggedTensor)]
+        return bound(ready, sources, tensors, apart=apart, keep=structures)
+
+    def ready(self, env: Env) -> Callable[[], None]:
+        """The program bound to exactly these arguments, for timing it without the cost of a call."""
+        ready = self._prepared(env)
+        program = ready.executable.program
+        if not program.kernels:
+            return lambda: None
+        places, aliasing = self._given_to(ready.executable)
+        given = [each.now(env) for each in places]
+        aliasing.require_apart(given)
+        tensors = [t.contiguous() for t in given]
+        first = len(program.inputs)
+        copied = [(t, made) for t, made in zip(given[first:], tensors[first:], strict=True) if made is not t]
+        binding = bound(ready, range(len(tensors)), tensors)
+
+        def work() -> None:
+            binding(tensors)
+            for target, made in copied:
+                target.copy_(made)
+
+        return work
+
+    def outputs(self, env: Env) -> list[torch.Tensor]:
+        """The tensors that the program stores to."""
+        return [each.now(env) for each in self._sources.given(self.naive.outputs)]
+
+
+def _nothing(leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> None:
+    """A loop that does nothing."""
