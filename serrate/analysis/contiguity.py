@@ -185,7 +185,7 @@ def wide_access(
     facts = [(_extent(run), f"the extent of {_names(run)}")]
     if kind != "box":
         facts += _starts(dims, first, storage, strides)
-    return _judged(size, kind, [(value, what) for values, what in facts for value in values])
+    return _failure_of(size, kind, [(value, what) for values, what in facts for value in values])
 
 
 def _names(dims: Sequence[IterDomain]) -> str:
@@ -245,7 +245,7 @@ def _places(lies: Sequence[_Stored]) -> Expr:
     return total
 
 
-def _judged(size: int, kind: AccessKind, facts: Sequence[tuple[Expr, str]]) -> WideAccess:
+def _failure_of(size: int, kind: AccessKind, facts: Sequence[tuple[Expr, str]]) -> WideAccess:
     unknown: list[tuple[Expr, str]] = []
     for value, what in facts:
         found = divides(size, value)

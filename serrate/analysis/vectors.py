@@ -116,15 +116,15 @@ def vector_access(
     try:
         needs, run = _run(vector, size, {at.uid for at in moving if isinstance(at, IterDomain)})
         places = [next(k for k, at in enumerate(index) if isinstance(at, IterDomain) and at.uid == d.uid) for d in run]
-        whole = _judged(needs)
+        whole = _failure_of(needs)
         if run and whole.legal is not False:
-            whole = _judged([*needs, *_in_memory(size, [logical[k] for k in places], logical, storage)])
+            whole = _failure_of([*needs, *_in_memory(size, [logical[k] for k in places], logical, storage)])
     except DomainError as error:
         return VectorAccess(False, str(error))
     return whole
 
 
-def _judged(needs: Sequence[MustDivide]) -> VectorAccess:
+def _failure_of(needs: Sequence[MustDivide]) -> VectorAccess:
     known = [(need, need.known) for need in dict.fromkeys(needs)]
     broken = next((need for need, holds in known if holds is False), None)
     if broken is not None:

@@ -441,13 +441,13 @@ class _Walk:
         """Follows what the code of a function reads."""
         self._visit(f"{var}.__defaults__", function.__defaults__, f"{way}.__defaults__")
         self._visit(f"{var}.__kwdefaults__", function.__kwdefaults__, f"{way}.__kwdefaults__")
-        reads = self._noted(reads_of(function.__code__), function.__code__.co_freevars)
+        reads = self._record_facts(reads_of(function.__code__), function.__code__.co_freevars)
         for chain in reads.chains:
             found = self._root(var, function, chain)
             if found is not None:
                 self._follow(*found, chain.steps)
 
-    def _noted(self, reads: Reads, free: Sequence[str]) -> Reads:
+    def _record_facts(self, reads: Reads, free: Sequence[str]) -> Reads:
         self.names |= reads.names
         self.every |= reads.every
         self._writes |= bool(reads.stores)

@@ -83,12 +83,12 @@ def _rows(jt: JaggedTensor, key: Any, reads: bool) -> ConcreteElements:
         placed.conditions.append(_row_condition(mask, mentioned, placed, structure, dim.ragged, n))
         if column:
             if rows.packed:
-                where[dim.values_dim] = _looked_up(rows.where(), component) + position * length + index
+                where[dim.values_dim] = _looked_up(rows.row_starts(), component) + position * length + index
             else:
                 where[dim.values_dim] = index
         elif dim.level == rows.depth - 1:
             position = index
-            where[dim.values_dim] = _looked_up(rows.where(), component) + index
+            where[dim.values_dim] = _looked_up(rows.row_starts(), component) + index
         else:
             component = _looked_up(rows.offsets[dim.level], component) + index
     exists = placed.exists()

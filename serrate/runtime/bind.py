@@ -39,7 +39,7 @@ from serrate.lower.stages import arrays_of
 from serrate.runtime.arrays import derive, remembered
 from serrate.tensor import Structure
 from serrate.tensor.checks.agreement import require_same_offsets
-from serrate.tensor.checks.validate import Moment, check_lengths, check_rectangles, check_starts, judged, moment
+from serrate.tensor.checks.validate import CheckTime, check_lengths, check_products, check_starts, check_time, run_check
 from serrate.tensor.sync import host_copy
 
 T = TypeVar("T")
@@ -259,7 +259,7 @@ class Binder(Arguments):
             ends = torch.full((len(rows),), self.extent(call, check.domain.extent_expr), device=rows.device)
         falls, apart = rows[:, 1:] < rows[:, :-1], rows[:, -1] != ends
 
-        def judge(found: list[int]) -> None:
+        def verify(found: list[int]) -> None:
             starts, falling, other = found
             if starts:
                 k = int(rows[:, 0].nonzero()[0])
@@ -277,12 +277,12 @@ class Binder(Arguments):
                 )
 
         numbers = [rows[:, 0].any(), falls.any(), apart.any()]
-        judged([n.long() for n in numbers], judge, moment(None, rows), "validating offsets")
+        run_check([n.long() for n in numbers], verify, check_time(None, rows), "validating offsets")
 
     def _check_rows_inside(self, call: BoundCall, check: RowsInside) -> None:
         starts, lengths = self.array(call, check.starts), self.array(call, check.lengths)
-        when = moment(None, starts)
-        if when is Moment.NOW:
+        when = check_time(None, starts)
+        if when is CheckTime.NOW:
             check_lengths([lengths], None)
         check_starts(starts, lengths, self.extent(call, check.extent), when)
 
@@ -294,20 +294,20 @@ class Binder(Arguments):
             except StructureError as error:
                 raise StructureError(f"{name}: {error}") from None
         lengths, widths = rows.diff().long(), columns.diff().long()
-        when, extent = moment(None, rows), self.extent(call, check.extent)
-        if check.packed and when is Moment.NOW:
-            check_rectangles(lengths, widths)
+        when, extent = check_time(None, rows), self.extent(call, check.extent)
+        if check.packed and when is CheckTime.NOW:
+            check_products(lengths, widths)
         sizes = lengths * widths if check.packed else lengths
         if check.starts is not None:
             check_starts(self.array(call, check.starts), sizes, extent, when)
             return
 
-        def judge(found: list[int]) -> None:
+        def verify(found: list[int]) -> None:
             if found[0] != extent:
                 held = "rows by columns are" if check.packed else "rows are"
                 raise StructureError(f"{held} {found[0]} elements together, but the dim has {extent}")
 
-        judged([sizes.sum()], judge, when, "validating rectangles")
+        run_check([sizes.sum()], verify, when, "validating rectangles")
 
     def levels(self, call: BoundCall, logical: Sequence[IterDomain]) -> tuple[torch.Tensor, ...]:
         """The offsets of every level of rows, outermost first: what a structure is made of.

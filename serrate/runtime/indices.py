@@ -15,7 +15,7 @@ from serrate.errors import IndexOutOfRange
 from serrate.ir.fusion import NOTHING, Fusion, IndicesInside
 from serrate.runtime.bind import Binder
 from serrate.tensor import JaggedTensor
-from serrate.tensor.checks.deferred import later
+from serrate.tensor.checks.deferred import defer
 from serrate.tensor.sync import on_host
 
 
@@ -24,7 +24,7 @@ def require_inside(fusion: Fusion, args: Sequence[torch.Tensor], found: Sequence
     for check, one in zip(fusion.index_checks, found, strict=True):
         if not on_host(one):
             forms = [(arg.shape, arg.dtype) for arg in args]
-            later([one.reshape(())], functools.partial(_require_nothing, fusion, check, forms))
+            defer([one.reshape(())], functools.partial(_require_nothing, fusion, check, forms))
         elif one.item() != NOTHING:
             raise _outside(fusion, check, args)
 

@@ -119,11 +119,11 @@ def owners(ragged: IterDomain) -> list[IterDomain]:
 
 def _positions(binder: Binder, call: BoundCall, ragged: Sequence[RaggedIterDomain]) -> int:
     """How many positions of one dim of the values the rows take."""
-    pair = _rectangle(ragged)
+    pair = _separate_columns(ragged)
     return binder.extent(call, (ragged[-1] if pair is None else product(*pair)).extent_expr)
 
 
-def _rectangle(ragged: Sequence[RaggedIterDomain]) -> tuple[RaggedIterDomain, RaggedIterDomain] | None:
+def _separate_columns(ragged: Sequence[RaggedIterDomain]) -> tuple[RaggedIterDomain, RaggedIterDomain] | None:
     """The innermost two ragged domains if both belong to one component."""
     if len(ragged) > 1 and ragged[-1].component.uid == ragged[-2].component.uid:
         return ragged[-2], ragged[-1]
@@ -134,7 +134,7 @@ def _structure(binder: Binder, call: BoundCall, rows: Sequence[tuple[int, Group]
     chains: list[tuple[torch.Tensor, ...]] = []
     columns: list[torch.Tensor | None] = []
     for _, group in rows:
-        pair = _rectangle([d for d in group if isinstance(d, RaggedIterDomain)])
+        pair = _separate_columns([d for d in group if isinstance(d, RaggedIterDomain)])
         columns.append(None if pair is None else binder.array(call, binder.offsets_of(pair[1])))
         chains.append(binder.levels(call, [d for d in group if pair is None or d.uid != pair[1].uid]))
     dims = tuple(dim for dim, _ in rows)

@@ -1,4 +1,4 @@
-"""Ragged tensors: the container, its structure without data, and the switch against hidden host copies.
+"""Ragged tensors: the container, its structure without data, and the switch that forbids hidden host copies.
 
 In: values with offsets, lengths, padding or lists. Out: `JaggedTensor`, `Structure`, `RaggedSize`; `no_sync` and
 `wait_for_checks`; `cat` and `stack`; `collate` for DataLoaders; files of ragged tensors.

@@ -1,7 +1,7 @@
 """The state and metadata of a ragged tensor: values, structure and hints; shape, sizes and lengths.
 
-In: values with a structure that fits them. Out: `JaggedBase`, the part of `JaggedTensor` that the functions behind its methods
-use (they cannot import the class itself); and `RaggedSize`, the size of a ragged dim.
+In: values with a structure that fits them. Out: `JaggedBase`, the part of `JaggedTensor` that its helper modules use (they cannot
+import the class itself), and `RaggedSize`, the size of a ragged dim.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from serrate.tensor.structure import Dim, Structure
 
 
 class RaggedSize:
-    """What `jt.size(dim)` returns for a ragged dim; equal to the size of the same level of an equal structure.
+    """The result of `jt.size(dim)` for a ragged dim. Two are equal if their structures are equal and they name the same level.
 
     >>> import torch
     >>> size = RaggedSize(Structure.from_lengths(torch.tensor([3, 1])), 0)
@@ -59,12 +59,12 @@ class RaggedSize:
     __int__ = __index__
     __float__ = __index__
 
-    def _no_number(self, other: object) -> NoReturn:
+    def _refuse_arithmetic(self, other: object) -> NoReturn:
         self.__index__()
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_number
-    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _no_number
-    __lt__ = __le__ = __gt__ = __ge__ = _no_number
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_arithmetic
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse_arithmetic
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse_arithmetic
 
 
 class JaggedBase:
@@ -78,7 +78,7 @@ class JaggedBase:
 
     def __init__(self, values: Tensor, structure: Structure | None = None, *, hints: Hints = NO_HINTS, **unknown: Never) -> None:
         if not isinstance(structure, Structure) or unknown:
-            raise _not_parts(values, structure, unknown)
+            raise _bad_constructor_call(values, structure, unknown)
         structure.check_values(values)
         self._values = values
         self._structure = structure
@@ -86,7 +86,7 @@ class JaggedBase:
 
     @classmethod
     def _trusted(cls, values: Tensor, structure: Structure, hints: Hints = NO_HINTS) -> Self:
-        """A ragged tensor of values that are known to fit their structure; nothing is checked.
+        """A ragged tensor whose values are known to fit the structure; nothing is checked.
 
         >>> from serrate import JaggedTensor
         >>> jt = JaggedTensor.from_lengths(torch.zeros(3), [2, 1])
@@ -109,7 +109,7 @@ class JaggedBase:
 
     @property
     def offsets(self) -> Tensor:
-        """The innermost offsets: the running sum of the lengths. Rows back to back start and end there."""
+        """The innermost offsets: the running sum of the lengths, and the row boundaries if rows lie back to back."""
         return self._structure.offsets[-1]
 
     @property
@@ -119,8 +119,8 @@ class JaggedBase:
 
     @property
     def starts(self) -> Tensor:
-        """Where the innermost rows start in the values: at their offsets, if they lie back to back."""
-        return self._structure.rows[-1].where()
+        """The position in the values at which each innermost row starts: its offset, if rows lie back to back."""
+        return self._structure.rows[-1].row_starts()
 
     @property
     def hints(self) -> Hints:
@@ -129,7 +129,7 @@ class JaggedBase:
 
     @property
     def format(self) -> str:
-        """How the values are stored: `csr` (back to back), `padded` (all rows to one length), or `gaps` (anything else)."""
+        """The storage format: `csr` (rows back to back), `padded` (every row takes the same space), or `gaps` (anything else)."""
         return self._structure.format
 
     @property
@@ -149,13 +149,13 @@ class JaggedBase:
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        """The kind of every dim: a dim of the values, a count of rows, or ragged."""
+        """The kind of every dim: regular, a count of rows, or ragged."""
         return self._structure.dims_of(self._values.dim())
 
     @property
     def ndim(self) -> int:
         """The number of dims, ragged ones included: 3 for `[B, r0, D]`."""
-        return self._values.dim() + sum(rows.levels + 1 - rows.takes for rows in self._structure.rows)
+        return self._values.dim() + sum(rows.levels + 1 - rows.storage_dims for rows in self._structure.rows)
 
     @property
     def shape(self) -> tuple[int | RaggedSize, ...]:
@@ -194,7 +194,7 @@ class JaggedBase:
 
     @property
     def sparsity(self) -> float:
-        """Mean over longest length of the innermost rows."""
+        """Mean length of the innermost rows divided by the longest."""
         return self._structure.sparsity()
 
     @property
@@ -207,7 +207,7 @@ class JaggedBase:
         return self.ndim
 
     def size(self, dim: int | None = None) -> int | RaggedSize | tuple[int | RaggedSize, ...]:
-        """The size of a dim, counted from the end if negative; a symbol, not an int, for a ragged dim. Without `dim`, all sizes.
+        """The size of a dim; a ragged dim's is a symbol, not an int. Negative dims count from the end; without `dim`, all sizes.
 
         >>> from serrate import JaggedTensor
         >>> JaggedTensor.from_list([torch.zeros(3, 4)]).size(1)
@@ -260,8 +260,8 @@ class JaggedBase:
         return count(self._values, self._structure)
 
 
-def _not_parts(values: Any, structure: Any, unknown: Mapping[str, Any]) -> CallError:
-    # People come with the constructors of other libraries in their fingers: offsets and lengths by name, or rows alone.
+def _bad_constructor_call(values: Any, structure: Any, unknown: Mapping[str, Any]) -> CallError:
+    # People try the constructors of other libraries: offsets and lengths by name, or rows alone.
     if unknown:
         got = ", ".join(f"{name}=" for name in unknown)
     elif structure is not None:

@@ -14,28 +14,28 @@ from serrate.errors import DeviceError, StructureError
 from serrate.tensor.checks.deferred import poll
 from serrate.tensor.checks.validate import (
     LARGEST,
-    Found,
+    CheckTime,
     KnownLengths,
-    Moment,
+    Measured,
     Validate,
     check_counts,
     check_extreme,
-    check_form,
+    check_layout,
     check_lengths,
-    check_lengths_later,
     check_offsets,
-    check_offsets_later,
-    check_rectangles,
+    check_products,
     check_starts,
+    check_time,
+    defer_lengths_check,
+    defer_offsets_check,
     known_of,
-    moment,
 )
 from serrate.tensor.offsets import chain_from_lengths, chain_from_offsets
 from serrate.tensor.rows import Rows
 from serrate.tensor.sync import host_copy, on_host
 
 PerLevel = int | Sequence[int | None] | None
-"""A length that the caller knows: of the innermost level, or one per level (None if unknown)."""
+"""A length that the caller knows: the innermost level's, or one per level (None if unknown)."""
 
 
 def rows_from_offsets(
@@ -45,26 +45,26 @@ def rows_from_offsets(
     poll()
     if validate is None and len(offsets) == 1 and (quick := one_level(offsets[0], total, max_length, min_length)) is not None:
         return quick, int(quick._facts["total", 0])
-    when = Moment.NEVER
+    when = CheckTime.NEVER
     if validate is not False:
-        check_form("offsets", offsets, total)
-        when = moment(validate, offsets[0])
-    if when is not Moment.NOW:
+        check_layout("offsets", offsets, total)
+        when = check_time(validate, offsets[0])
+    if when is not CheckTime.NOW:
         rows = Rows(chain_from_offsets(offsets, total))
         rows.checked = False
-        known = _noted(rows, offsets, 1, None, total, max_length, min_length, when)
-        if when is Moment.LATER:
-            lengths = check_offsets_later(offsets, total, known)
+        known = _record_facts(rows, offsets, 1, None, total, max_length, min_length, when)
+        if when is CheckTime.DEFERRED:
+            lengths = defer_offsets_check(offsets, total, known)
             _keep_lengths(rows, [each if given.dim() == 1 else None for each, given in zip(lengths, offsets, strict=True)])
         return rows, total
-    # What was asked for by name is a copy, and may be forbidden; otherwise the numbers are here.
+    # `validate=True` on a device takes a host copy, which `no_sync` may forbid; otherwise the tensors are already on the host.
     host = tuple([host_copy(level, "validating offsets") for level in offsets]) if validate else offsets
     found = check_offsets(host, total)
     total = found[-1].end
     chain = chain_from_offsets(offsets, total)
     here = offsets[0].is_cpu
     rows = Rows(chain, host=chain if here else chain_from_offsets(host, total))
-    _noted(rows, offsets, 1, found, total, max_length, min_length, when)
+    _record_facts(rows, offsets, 1, found, total, max_length, min_length, when)
     if here:
         _keep_lengths(rows, [each.lengths for each in found])
     return rows, total
@@ -75,23 +75,23 @@ def rows_from_lengths(
 ) -> tuple[Rows, int | None]:
     """The rows for `Structure.from_lengths`, and their total number of positions if it is known."""
     poll()
-    when = Moment.NEVER
+    when = CheckTime.NEVER
     if validate is not False:
-        check_form("lengths", lengths)
-        when = moment(validate, lengths[0])
-    if when is not Moment.NOW:
+        check_layout("lengths", lengths)
+        when = check_time(validate, lengths[0])
+    if when is not CheckTime.NOW:
         rows = Rows(chain_from_lengths(lengths, total))
         rows.checked = False
-        known = _noted(rows, lengths, 0, None, total, max_length, min_length, when)
-        if when is Moment.LATER:
-            check_lengths_later(lengths, total, known)
+        known = _record_facts(rows, lengths, 0, None, total, max_length, min_length, when)
+        if when is CheckTime.DEFERRED:
+            defer_lengths_check(lengths, total, known)
         return rows, total
     host = tuple([host_copy(level, "validating lengths") for level in lengths]) if validate else lengths
     found = check_lengths(host, total)
     total = found[-1].end
     chain = chain_from_lengths(lengths, total)
     rows = Rows(chain, host=chain if lengths[0].is_cpu else chain_from_lengths(host, total))
-    _noted(rows, lengths, 0, found, total, max_length, min_length, when)
+    _record_facts(rows, lengths, 0, found, total, max_length, min_length, when)
     return rows, total
 
 
@@ -106,12 +106,12 @@ def rows_from_starts(
 ) -> Rows:
     """The rows of `Structure.from_starts`."""
     if validate is not False:
-        check_form("starts", (starts,))
+        check_layout("starts", (starts,))
     rows, _ = rows_from_lengths(lengths, None, max_length, min_length, validate)
     if validate is not False:
         if starts.device != rows.device:
             raise DeviceError(f"starts are on {starts.device}, but lengths are on {rows.device}: move one of them")
-        check_starts(starts, rows.sizes(), extent, moment(validate, starts))
+        check_starts(starts, rows.sizes(), extent, check_time(validate, starts))
     gaps = Rows(rows.offsets, starts=starts.contiguous(), room=room, host=tuple(rows._host.values()))
     gaps._facts.update(rows._facts)
     gaps.checked = rows.checked
@@ -123,40 +123,40 @@ def rows_from_starts(
 def rows_with_columns(rows: Rows, counts: Tensor, packed: bool, max_length: int | None, validate: Validate) -> Rows:
     """The rows of `Structure.with_columns`."""
     poll()
-    when = Moment.NEVER
+    when = CheckTime.NEVER
     if validate is not False:
-        check_form("counts", (counts,))
+        check_layout("counts", (counts,))
         if counts.device != rows.device:
             raise DeviceError(f"counts are on {counts.device}, but the rows are on {rows.device}: move one of them")
         number = rows.num_rows(rows.depth - 1)
         if counts.shape != (number,):
             raise StructureError(f"counts must have one element for each of {number} rows, got shape {tuple(counts.shape)}")
-        when = moment(validate, counts)
+        when = check_time(validate, counts)
         check_counts(counts, when, max_length)
-        if when is Moment.NOW and rows.readable():
+        if when is CheckTime.NOW and rows.readable():
             lengths = rows.host_lengths(rows.depth - 1, "validating counts")
-            check_rectangles(lengths, host_copy(counts, "validating counts"))
+            check_products(lengths, host_copy(counts, "validating counts"))
     columns = chain_from_lengths([counts], None)[0]
     if columns.dtype is not rows.offsets[0].dtype:
-        # Small offsets only where the sum is known to fit.
+        # int32 offsets only if the sum is known to fit.
         largest = torch.iinfo(rows.offsets[0].dtype).max
-        fits = when is Moment.NOW and int(host_copy(columns[-1], "validating counts")) <= largest
+        fits = when is CheckTime.NOW and int(host_copy(columns[-1], "validating counts")) <= largest
         columns = columns.to(rows.offsets[0].dtype) if fits else columns
     offsets = rows.offsets if columns.dtype is rows.offsets[0].dtype else tuple(o.long() for o in rows.offsets)
     wide = Rows(offsets, columns=columns, packed=packed, starts=rows.starts, room=rows.room)
-    wide.checked = rows.checked and when is Moment.NOW
+    wide.checked = rows.checked and when is CheckTime.NOW
     wide._facts.update((fact, known) for fact, known in rows._facts.items() if fact[0] != "within")
     if max_length is not None:
         wide.note("max", wide.depth, max_length)
-    if wide.starts is not None and packed and when is not Moment.NEVER:
+    if wide.starts is not None and packed and when is not CheckTime.NEVER:
         check_starts(wide.starts, wide.sizes(), None, when)
     return wide
 
 
 def one_level(level: Tensor, total: int | None, max_length: PerLevel, min_length: PerLevel) -> Rows | None:
-    """The rows of valid offsets on a CPU: a fast path for the common case, with as few torch calls as possible.
+    """A fast path for the common case, valid 1-D offsets on a CPU, with as few torch calls as possible.
 
-    Returns None for anything unusual, and leaves it to the checks that produce error messages.
+    Returns None for anything else; the full checks then handle it and produce the error messages.
 
     >>> one_level(torch.tensor([0, 3, 4]), 4, None, None), one_level(torch.tensor([0, 3, 4]), 5, None, None)
     (2 > 4, None)
@@ -170,7 +170,7 @@ def one_level(level: Tensor, total: int | None, max_length: PerLevel, min_length
     shortest, longest, end = least.item(), most.item(), level[-1].item()
     if shortest < 0 or level[0].item() != 0 or (total is not None and end != total):
         return None
-    # Differences cannot have wrapped around where as many of the longest would not.
+    # No difference can have wrapped around if that many rows of the longest length still fit.
     if longest * lengths.shape[0] > LARGEST[level.dtype]:
         return None
     for given, found in ((max_length, longest), (min_length, shortest)):
@@ -182,17 +182,17 @@ def one_level(level: Tensor, total: int | None, max_length: PerLevel, min_length
     return rows
 
 
-def _noted(
+def _record_facts(
     rows: Rows,
     given: Sequence[Tensor],
     one_more: int,
-    found: Sequence[Found] | None,
+    found: Sequence[Measured] | None,
     total: int | None,
     max_length: PerLevel,
     min_length: PerLevel,
-    when: Moment,
+    when: CheckTime,
 ) -> KnownLengths:
-    """Records the facts known from shapes, from checks and from the caller; the caller's are verified against the others."""
+    """Records facts known from shapes, from checks and from the caller; verifies the caller's against the others."""
     facts = rows._facts
     if total is not None:
         facts["total", rows.depth - 1] = total
@@ -200,7 +200,7 @@ def _noted(
         level = 0
         for k, tensor in enumerate(given):
             if tensor.dim() == 2:
-                # The outer level of a 2-D tensor has rows of one length, known from the shape.
+                # The outer level of a 2-D tensor has rows of equal length, known from the shape.
                 facts["max", level] = facts["min", level] = tensor.shape[1] - one_more if tensor.shape[0] else 0
                 level += 1
             if found is not None:
@@ -209,7 +209,7 @@ def _noted(
     if max_length is None and min_length is None:
         return _NOTHING if rows.depth == 1 else known_of(None, None, rows.depth)
     known = known_of(max_length, min_length, rows.depth)
-    trusted = when is Moment.NEVER
+    trusted = when is CheckTime.NEVER
     for level, length in enumerate(known.longest):
         if length is not None:
             if trusted or (measured := facts.get(("max", level))) is None:
@@ -229,7 +229,7 @@ _NOTHING = known_of(None, None, 1)
 
 
 def _keep_lengths(rows: Rows, lengths: Sequence[Tensor | None]) -> None:
-    """Keeps lengths that were computed for a check, so they are not computed again."""
+    """Keeps lengths that a check has computed, so that they are not computed again."""
     if len(lengths) != rows.depth:
         return
     for level, each in enumerate(lengths):

@@ -1,7 +1,7 @@
 """A ragged tensor with another dtype or on another device: `to`, and torch's short names for it.
 
-In: a ragged tensor. Out: the same rows with converted values. A class of its own, because its names hide Python's own types
-(`int`, `float`, `bool`) from the signatures beside them.
+In: a ragged tensor. Out: the same rows with converted values. A separate class, because its method names shadow Python's types
+(`int`, `float`, `bool`) in the signatures of their class.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from serrate.tensor.base import JaggedBase
 
 
 class Casts(JaggedBase):
-    """Methods of a `JaggedTensor` that convert its values; its rows stay."""
+    """The methods of `JaggedTensor` that convert values and keep the rows."""
 
     __slots__ = ()
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """On another device or with another dtype: the arguments of `torch.Tensor.to`. Offsets follow the device only.
+        """Converts device or dtype; takes the arguments of `torch.Tensor.to`. Offsets change device, never dtype.
 
         >>> from serrate import JaggedTensor
         >>> JaggedTensor.from_list([torch.zeros(2)]).to(torch.float64).dtype
@@ -33,7 +33,7 @@ class Casts(JaggedBase):
         return type(self)(values, self._structure.to(values.device), hints=self._hints)
 
     def cpu(self) -> Self:
-        """Values and structure on the host; itself if they are there.
+        """Moves values and structure to the host; returns the tensor itself if they are already there.
 
         >>> from serrate import JaggedTensor
         >>> JaggedTensor.from_list([torch.zeros(2)]).cpu().device
@@ -42,7 +42,7 @@ class Casts(JaggedBase):
         return self.to("cpu")
 
     def cuda(self, device: torch.device | builtins.int | str | None = None, non_blocking: builtins.bool = False) -> Self:
-        """Values and structure on a GPU: this one, or torch's current one."""
+        """Moves values and structure to a GPU: the given one, or torch's current one."""
         return self.to("cuda" if device is None else device, non_blocking=non_blocking)
 
     def float(self) -> Self:

@@ -1,6 +1,6 @@
-"""Names that torch and other libraries have and a ragged tensor does not: what to write instead.
+"""What to write instead of attribute names that other libraries have and a ragged tensor does not.
 
-In: the name of an attribute that does not exist. Out: what to write, for the AttributeError.
+In: the name of a missing attribute. Out: a suggestion for the AttributeError.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _INSTEAD = {
     "new_zeros": "jt.values.new_zeros, or torch.zeros_like(jt) for the same rows",
     "masked_select": "jt[mask], with a ragged mask",
 }
-"""What torch.nested, TorchRec and TensorFlow call it, and torch where the general answer would mislead."""
+"""Names from torch.nested, TorchRec and TensorFlow, and those of torch for which the general answer would mislead."""
 
 
 def instead_of(name: str) -> str:
-    """The end of a message about a missing attribute: empty where there is nothing to recommend.
+    """The end of the message about a missing attribute; empty if there is nothing to suggest.
 
     >>> instead_of("row_splits")
     ': use jt.offsets'
@@ -52,4 +52,4 @@ def instead_of(name: str) -> str:
         return f": use {_INSTEAD[name]}"
     if name.startswith("_") or not hasattr(torch.Tensor, name):
         return ""
-    return ": its parts are tensors and have it: jt.values, the rows of jt.unbind(), and jt.to_padded()"
+    return ": tensors have it; use it on jt.values, on the rows of jt.unbind(), or on jt.to_padded()"

@@ -1,4 +1,4 @@
-"""Hints: what a user may tell the tuner about a ragged tensor.
+"""Hints that a user may give the tuner about a ragged tensor.
 
 In: the arguments of `JaggedTensor.with_hint`. Out: a frozen, validated record of them.
 
@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from serrate.errors import CallError
 
 Distribution = Literal["uniform", "exponential", "bimodal", "giant"]
-"""How lengths are distributed: all similar, many short and few long, two kinds, or one row that dwarfs the rest."""
+"""How lengths are distributed: all similar, many short and few long, bimodal, or one row that dwarfs the rest."""
 AccessPattern = Literal["row_major", "random", "streaming"]
 """How rows are visited: in order, in any order, or in order and only once."""
 Reuse = Literal["low", "medium", "high"]
@@ -30,7 +30,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Hints:
-    """Advice that may change which plan is chosen, never what is computed; None for hints that were not given.
+    """Advice that may change which plan is chosen, never the result; None for hints that were not given.
 
     >>> Hints(reuse="high")
     Hints(reuse='high')
@@ -44,28 +44,28 @@ class Hints:
     reuse: str | None = None
 
     def __post_init__(self) -> None:
-        for name, word in self.told().items():
+        for name, word in self.as_dict().items():
             if word not in _WORDS[name]:
                 raise CallError(f"{name}={word!r} is not a hint: use one of {', '.join(map(repr, _WORDS[name]))}")
 
-    def told(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, str]:
         """The hints that were given.
 
-        >>> Hints(distribution="giant").told()
+        >>> Hints(distribution="giant").as_dict()
         {'distribution': 'giant'}
         """
         words = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: word for name, word in words if word is not None}
 
     def __repr__(self) -> str:
-        return f"Hints({', '.join(f'{name}={word!r}' for name, word in self.told().items())})"
+        return f"Hints({', '.join(f'{name}={word!r}' for name, word in self.as_dict().items())})"
 
 
 NO_HINTS = Hints()
 
 
 def more_hints(before: Hints, words: Mapping[str, str | None]) -> Hints:
-    """Earlier hints, updated with new ones; None leaves a hint as it was.
+    """Earlier hints updated with new ones; None leaves a hint unchanged.
 
     >>> more_hints(Hints(reuse="high"), {"distribution": "uniform", "reuse": None})
     Hints(distribution='uniform', reuse='high')

@@ -1,8 +1,8 @@
-"""`JaggedTensor`: values with a structure that says which of them belong to which row.
+"""`JaggedTensor`: values, and a structure that maps them to rows.
 
 In: values and offsets, lengths, padded values or lists of rows. Out: a ragged tensor, its rows, and its conversions. The whole
-public interface is here, as short methods; the work is done in the modules it imports. Shape and metadata are in `base`, dtypes
-and devices in `casts`.
+public interface is here, as short methods that call the modules imported below. Shape and metadata are in `base`, dtypes and
+devices in `casts`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from serrate.tensor.interop.keyed import Keyed
 from serrate.tensor.interop.memory import parts, pinned, share, shared
 from serrate.tensor.lists import from_lists, gather_rows, to_numbers
 from serrate.tensor.offsets import Levels, as_tensors, offsets_of_row_ids
-from serrate.tensor.pieces import Piece, take_all
+from serrate.tensor.pieces import MaybeRagged, take_all
 from serrate.tensor.positions import compact, coordinates, row_ids, tile_list, total_tiles
-from serrate.tensor.reshaping import cut_as, flatten, permute, split, unbind
+from serrate.tensor.reshaping import flatten, permute, split, split_like, unbind
 from serrate.tensor.structure import Structure
 
 _operators: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def install_operators(functions: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
-    """Registers implementations of torch functions for JaggedTensors: keys are torch functions, values run in their place.
+    """Registers implementations of torch functions for JaggedTensors, by torch function.
 
     >>> install_operators({torch.numel: lambda jt: jt.numel()})
     >>> torch.numel(JaggedTensor.from_list([torch.zeros(2), torch.zeros(1)]))
@@ -79,9 +79,9 @@ class JaggedTensor(Casts):
     """
 
     __slots__ = ()
-    __array_ufunc__ = None  # numpy's numbers and arrays leave operators to ragged tensors, as they do to torch's
+    __array_ufunc__ = None  # makes numpy scalars and arrays defer to our operators, as they do to torch's
 
-    # --- making one ---
+    # --- constructors ---
 
     @classmethod
     def from_csr(
@@ -96,13 +96,13 @@ class JaggedTensor(Casts):
     ) -> Self:
         """Rows back to back with their offsets; nested rows with a chain of offsets, outermost first, or 2-D offsets.
 
-        `dim` is the dim of the values that is partitioned. `max_length` and `min_length` spare a host copy later; `validate`
-        is as for `Structure.from_offsets`.
+        `dim` is the partitioned dim of the values. `max_length` and `min_length` avoid a host copy later; for `validate` see
+        `Structure.from_offsets`.
 
         >>> JaggedTensor.from_csr(torch.arange(9), (torch.tensor([0, 2, 3]), torch.tensor([0, 4, 4, 9]))).shape
         (2, r0, r1)
         """
-        return cls._made(Structure.from_offsets, values, offsets, dim, max_length, min_length, validate)
+        return cls._from_levels(Structure.from_offsets, values, offsets, dim, max_length, min_length, validate)
 
     @classmethod
     def from_lengths(
@@ -120,10 +120,10 @@ class JaggedTensor(Casts):
         >>> JaggedTensor.from_lengths(torch.arange(5), torch.tensor([2, 0, 3])).unbind()
         (tensor([0, 1]), tensor([], dtype=torch.int64), tensor([2, 3, 4]))
         """
-        return cls._made(Structure.from_lengths, values, lengths, dim, max_length, min_length, validate)
+        return cls._from_levels(Structure.from_lengths, values, lengths, dim, max_length, min_length, validate)
 
     @classmethod
-    def _made(
+    def _from_levels(
         cls,
         make: Callable[..., Structure],
         values: Tensor,
@@ -140,7 +140,7 @@ class JaggedTensor(Casts):
         structure = make(
             *levels, dim=dim, total=values.shape[dim], max_length=max_length, min_length=min_length, validate=validate
         )
-        # Plain numbers were checked on the CPU, and go where the values are.
+        # Lists of numbers were checked on the CPU, and move to the values' device.
         return cls._trusted(values, structure if isinstance(described, Tensor) else structure.to(values.device))
 
     @classmethod
@@ -162,7 +162,7 @@ class JaggedTensor(Casts):
         """
         first = as_tensors(starts, values)
         if len(first) != 1:
-            raise CallError(f"starts must be one tensor, of the innermost rows; got {len(first)}")
+            raise CallError(f"starts must be a single tensor, for the innermost rows; got {len(first)}")
         if dim:
             check_dim(dim, values)
         structure = Structure.from_starts(
@@ -178,9 +178,9 @@ class JaggedTensor(Casts):
 
     @classmethod
     def from_row_ids(cls, values: Tensor, row_ids: Tensor | Sequence[int], num_rows: int | None = None) -> Self:
-        """Rows given by the row number of every position, in order: the inverse of `row_ids`.
+        """Rows given by the row number of every position, in increasing order: the inverse of `row_ids`.
 
-        `num_rows` includes empty rows at the end. Without it, the last number decides, which takes a host copy on a device.
+        `num_rows` includes trailing empty rows. Without it, the last number decides, which takes a host copy on a device.
 
         >>> JaggedTensor.from_row_ids(torch.arange(4), torch.tensor([0, 0, 2, 2]), num_rows=4).tolist()
         [[0, 1], [], [2, 3], []]
@@ -188,13 +188,13 @@ class JaggedTensor(Casts):
         (ids,) = as_tensors(row_ids, values)
         if ids.shape[:1] != values.shape[:1]:
             raise ShapeError(
-                f"row_ids must hold one number for each of {values.shape[0]} positions, got shape {tuple(ids.shape)}"
+                f"row_ids must have one element for each of {values.shape[0]} positions, got shape {tuple(ids.shape)}"
             )
         return cls.from_csr(values, offsets_of_row_ids(ids.to(values.device), num_rows))
 
     @classmethod
     def from_list(cls, rows: Iterable[Tensor]) -> Self:
-        """One row per tensor; first dims may differ, all other dims must agree. An empty list has 0 rows.
+        """One row per tensor; first dims may differ, all other dims must agree. An empty list gives 0 rows.
 
         >>> JaggedTensor.from_list([torch.zeros(3, 4), torch.zeros(1, 4)]).shape
         (2, r0, 4)
@@ -205,11 +205,11 @@ class JaggedTensor(Casts):
     def from_nested_list(
         cls, rows: Sequence[Any], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Self:
-        """Lists of lists, to any depth, with tensors or plain numbers at the bottom; every branch has the same depth.
+        """Lists of lists, to any depth, with tensors or plain numbers as leaves; every branch has the same depth.
 
-        A list of lists of numbers has one level, a list of lists of tensors two. An empty list may stand at any depth: the
-        depth is that of the deepest list, and lists that are all empty hold numbers, so `[[], []]` has one level.
-        The dtype of numbers is the one that `torch.tensor` would choose.
+        A list of lists of numbers has one level, a list of lists of tensors two. An empty list may appear at any depth: the
+        deepest list determines the depth, and lists that are all empty count as lists of numbers, so `[[], []]` has one level.
+        Numbers get the dtype that `torch.tensor` would choose.
 
         >>> JaggedTensor.from_nested_list([[torch.zeros(3), torch.zeros(1)], [], [torch.zeros(2)]]).shape
         (3, r0, r1)
@@ -229,14 +229,14 @@ class JaggedTensor(Casts):
         total: int | None = None,
         format: str = "csr",
     ) -> Self:
-        """The rows of padded values `[B, L, *inner]`: the first `lengths[b]` positions of each, copied back to back.
+        """The rows of padded values `[B, L, *inner]`: the first `lengths[b]` positions of each, packed back to back.
 
-        For two levels `x` is `[G, parts, L, *inner]` with `lengths` a pair (parts of each row, length of each part) or 2-D.
-        A boolean `mask` `[B, L]` says instead which positions exist, wherever in the row they stand. A `structure` says what
-        lengths cannot: rows of several dims, rows with columns. With `format="padded"` nothing is copied: the tensor keeps
-        `x` as its values, all its padded dims as one.
-        The number of values is a host fact: on a device it takes a host copy of the lengths, unless `total` is given
-        (then the lengths are trusted).
+        For two levels, `x` is `[G, parts, L, *inner]` and `lengths` a pair (parts per row, length per part) or 2-D.
+        Instead of lengths, a boolean `mask` `[B, L]` selects positions anywhere in a row, and a `structure` describes what
+        lengths cannot: several ragged dims, rows with columns. With `format="padded"` nothing is copied: the tensor keeps
+        `x` as its values, with the padded dims merged.
+        The host must know the total length. On a device that takes a host copy of the lengths, unless `total` is given
+        (the lengths are then trusted).
 
         >>> JaggedTensor.from_padded(torch.tensor([[1, 2], [3, 0]]), torch.tensor([2, 1])).values
         tensor([1, 2, 3])
@@ -266,14 +266,14 @@ class JaggedTensor(Casts):
     ) -> Self:
         """The same tensor with hints for the tuner, in addition to earlier ones; they never change a result.
 
-        Hints are validated and kept, but no plan depends on them yet. `serrate.tensor.hints` lists them, and says which
-        operations keep them.
+        Hints are validated and kept, but no plan depends on them yet. `serrate.tensor.hints` lists them and the operations
+        that keep them.
 
         >>> JaggedTensor.from_list([torch.zeros(2)]).with_hint(distribution="uniform", reuse="high").hints
         Hints(distribution='uniform', reuse='high')
         """
-        told = {"distribution": distribution, "access_pattern": access_pattern, "reuse": reuse, **unknown}
-        return type(self)(self._values, self._structure, hints=more_hints(self._hints, told))
+        hints = {"distribution": distribution, "access_pattern": access_pattern, "reuse": reuse, **unknown}
+        return type(self)(self._values, self._structure, hints=more_hints(self._hints, hints))
 
     def detach(self) -> Self:
         """The same values, detached from the autograd graph.
@@ -293,7 +293,7 @@ class JaggedTensor(Casts):
         return self
 
     def clone(self) -> Self:
-        """A copy of the values. The structure is immutable, and shared.
+        """Copies the values; shares the structure, which is immutable.
 
         >>> jt = JaggedTensor.from_list([torch.zeros(2)])
         >>> jt.clone().structure is jt.structure
@@ -308,7 +308,7 @@ class JaggedTensor(Casts):
         >>> jt.equal(jt.clone())
         True
         """
-        same: Any = torch.equal  # torch's own signature knows tensors of its own only
+        same: Any = torch.equal  # torch's signature admits only torch tensors
         return bool(same(self, other))
 
     def allclose(
@@ -362,19 +362,19 @@ class JaggedTensor(Casts):
 
     def _check_writable(self) -> None:
         if self.requires_grad and torch.is_grad_enabled():
-            raise GradientError("a tensor that requires a gradient cannot be written to in place; do it under torch.no_grad()")
+            raise GradientError("a tensor that requires grad cannot be written to in place: do it under torch.no_grad()")
 
     # --- rows ---
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """The rows: tensors that share storage with the values, or for nested levels JaggedTensors of one level less.
+        """The rows: tensors that share storage with the values, or JaggedTensors of one level less if rows are nested.
 
-        `dim` may name another dim, if it is not ragged.
+        `dim` may be any dim that is not ragged.
 
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).unbind()
         (tensor([0, 1]), tensor([2]))
         """
-        return tuple(map(self._piece, unbind(self._values, self._structure, self._dim(dim))))
+        return tuple(map(self._wrap, unbind(self._values, self._structure, self._dim(dim))))
 
     def to_list(self) -> list[Any]:
         """The rows as a list of tensors, or as lists of lists of tensors for nested levels: the inverse of `from_list`.
@@ -382,13 +382,13 @@ class JaggedTensor(Casts):
         >>> JaggedTensor.from_lengths(torch.arange(3), [[2, 1]]).to_list()
         [[tensor([0, 1]), tensor([2])]]
         """
-        pieces = map(self._piece, take_all(self._values, self._structure, "to_list"))
+        pieces = map(self._wrap, take_all(self._values, self._structure, "to_list"))
         return [piece if isinstance(piece, Tensor) else piece.to_list() for piece in pieces]
 
     def row_ids(self, level: int = -1) -> Tensor:
         """The row number of every position on a level, as an int64 tensor on the device.
 
-        Columns count as positions. With several partitioned dims the positions are those of the level's dim.
+        Columns count as positions. With several partitioned dims, positions are counted in the level's dim.
 
         >>> words = JaggedTensor.from_lengths(torch.arange(6), [torch.tensor([2, 1]), torch.tensor([1, 3, 2])])
         >>> words.row_ids(), words.row_ids(level=0)
@@ -429,7 +429,7 @@ class JaggedTensor(Casts):
         >>> [len(piece) for piece in JaggedTensor.from_lengths(torch.arange(3), [1, 0, 2]).split(2)]
         [2, 1]
         """
-        return tuple(map(self._piece, split(self._values, self._structure, sizes, self._dim(dim))))
+        return tuple(map(self._wrap, split(self._values, self._structure, sizes, self._dim(dim))))
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
         """Splits the rows, or a regular dim, into at most `chunks` pieces of equal size (the last may be smaller).
@@ -437,8 +437,8 @@ class JaggedTensor(Casts):
         >>> [len(piece) for piece in JaggedTensor.from_lengths(torch.arange(3), [1, 0, 2]).chunk(2)]
         [2, 1]
         """
-        pieces = cut_as(self._values, self._structure, self._dim(dim), "chunk", lambda whole: whole.chunk(chunks))
-        return tuple(map(self._piece, pieces))
+        pieces = split_like(self._values, self._structure, self._dim(dim), "chunk", lambda whole: whole.chunk(chunks))
+        return tuple(map(self._wrap, pieces))
 
     def select(self, dim: int, index: int) -> Any:
         """Selects one index of a dim and removes the dim: `jt.select(2, 0)` is `jt[:, :, 0]`.
@@ -459,7 +459,7 @@ class JaggedTensor(Casts):
     # --- dims ---
 
     def unsqueeze(self, dim: int) -> JaggedTensor:
-        """A new dim of size 1, anywhere but between a ragged dim and the dim that counts its rows.
+        """Inserts a dim of size 1, anywhere but between a ragged dim and the dim that counts its rows.
 
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).unsqueeze(-1).shape
         (2, r0, 1)
@@ -478,15 +478,15 @@ class JaggedTensor(Casts):
         kind = self.dims[self._dim(dim)]
         if kind.axis is not None:
             what = "counts rows" if kind.level is None else "is ragged"
-            raise ShapeError(f"squeeze: dim {dim} {what} and stays, whatever its size: take rows with jt[i], or jt.flatten(0, 1)")
+            raise ShapeError(f"squeeze: dim {dim} {what} and cannot be removed: use jt[i] for a row, or jt.flatten(0, 1)")
         found: JaggedTensor = self.select(dim, 0) if self.size(dim) == 1 else self
         return found
 
     def permute(self, *dims: int | Sequence[int]) -> JaggedTensor:
         """Permutes the dims. A ragged dim must stay right after the dim that counts its rows.
 
-        Dims that count nested rows can trade places if every row has the same number of parts: `[rank, expert, tokens]`
-        becomes `[expert, rank, tokens]`, which moves rows. Everything else is a view.
+        Dims that count nested rows can be swapped if every row has the same number of parts: `[rank, expert, tokens]`
+        becomes `[expert, rank, tokens]`, which copies rows. Everything else is a view.
 
         >>> tokens = JaggedTensor.from_lengths(torch.arange(6), [[1, 2], [3, 0]])
         >>> tokens.permute(1, 0, 2).to_list()
@@ -507,15 +507,15 @@ class JaggedTensor(Casts):
         return self.permute(*order)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
-        """Flattens dims: drops a level of nested rows, merges a ragged dim with the regular one after it, or joins all rows.
+        """Flattens dims: drops a level of nesting, merges a ragged dim with the regular one after it, or joins all rows.
 
         >>> words = JaggedTensor.from_lengths(torch.arange(6), [torch.tensor([2, 1]), torch.tensor([1, 3, 2])])
         >>> words.flatten(1, 2).lengths, words.flatten(0, 1).lengths
         (tensor([4, 2]), tensor([1, 3, 2]))
         """
-        return self._piece(flatten(self._values, self._structure, self._dim(start_dim), self._dim(end_dim)))
+        return self._wrap(flatten(self._values, self._structure, self._dim(start_dim), self._dim(end_dim)))
 
-    # --- other storage ---
+    # --- storage formats ---
 
     def to_padded(self, fill: complex = 0, *, max_length: int | None = None) -> Tensor:
         """A tensor `[B, longest, *inner]`, or `[G, most parts, longest, *inner]` for two levels, with `fill` in the holes.
@@ -542,7 +542,7 @@ class JaggedTensor(Casts):
         return padding.pad(kept._values, kept._structure, fill, max_length)
 
     def mask(self) -> Tensor:
-        """Which positions of `to_padded()` exist: bool `[B, longest]`, with all dims of the padded values up to the last ragged.
+        """Which positions of `to_padded()` are not holes: bool `[B, longest]`, the padded dims up to the last ragged one.
 
         >>> JaggedTensor.from_lengths(torch.zeros(3, 4), [2, 1]).mask()
         tensor([[ True,  True],
@@ -551,8 +551,8 @@ class JaggedTensor(Casts):
         return padding.mask(self._values, self._structure, "mask")
 
     def to_format(self, format: str) -> Any:
-        """Converts the storage: `csr` (back to back) and `padded` (to the longest row) return a ragged tensor, the tensor itself
-        if it already has that format; `nested` returns a list of tensors, as `to_list` does.
+        """Converts the storage. `csr` (back to back) and `padded` (to the longest row) return a ragged tensor, or the tensor
+        itself if it already has that format; `nested` returns a list of tensors, as `to_list` does.
 
         >>> jt = JaggedTensor.from_lengths(torch.arange(3), [2, 1])
         >>> jt.to_format("padded").values
@@ -583,7 +583,7 @@ class JaggedTensor(Casts):
         return JaggedTensor(values.contiguous(), structure, hints=self._hints)
 
     def describe(self) -> Description:
-        """Lengths in numbers and as a histogram, what padding would cost, which hint fits; prints as text. Reads the lengths.
+        """Statistics and a histogram of the lengths, the cost of padding, and the hint that fits; prints as text.
 
         >>> print(JaggedTensor.from_lengths(torch.zeros(12, 4), [1, 2, 9]).describe())
         JaggedTensor (3, r0, 4)  torch.float32, cpu, csr
@@ -607,19 +607,19 @@ class JaggedTensor(Casts):
         """
         return describe(self.shape, self._values, self._structure)
 
-    # --- bridges to other libraries ---
+    # --- conversion from and to other libraries ---
 
-    # Every bridge takes `copy`: None shares the values where both formats allow and warns (`CopyWarning`) where not, False raises
-    # `CopyError` instead, True always copies. Offsets are small: shared where their form is the same, else made anew. Values that
-    # are shared are the same memory: what is written on one side is seen on the other.
+    # Every conversion takes `copy`: None shares the values if both formats allow and otherwise warns (`CopyWarning`), False
+    # raises `CopyError` instead, True always copies. Offsets are small: shared if both formats store them alike, else converted.
+    # Shared values are the same memory: a write on one side is seen on the other.
 
     @classmethod
     def from_torch_nested(cls, nested: Tensor, *, copy: bool | None = None) -> Self:
-        """The rows of a NestedTensor, through which gradients flow.
+        """The rows of a NestedTensor; gradients flow through.
 
-        Jagged layout: always shared. With lengths its rows have gaps; with its ragged dim k + 1 they are rows of dim k of
-        the values, and the dim that counts them comes right before the ragged one: `[B, D, r]` is `(D, B, r0)` here.
-        Strided layout: shared if it is contiguous; rows of which two dims differ have columns: `(B, r0, r1)`.
+        Jagged layout: always shared. With lengths, the rows have gaps. If its ragged dim is k + 1, dim k of the values is
+        partitioned, and the dim that counts rows comes right before the ragged one: `[B, D, r]` becomes `(D, B, r0)`.
+        Strided layout: shared if it is contiguous; two ragged dims become rows with columns: `(B, r0, r1)`.
 
         >>> nested = torch.nested.nested_tensor_from_jagged(torch.zeros(3, 4), torch.tensor([0, 2, 3]))
         >>> JaggedTensor.from_torch_nested(nested).shape
@@ -628,10 +628,11 @@ class JaggedTensor(Casts):
         return cls(*torch_nested.from_torch_nested(nested, Copying("from_torch_nested", copy)))
 
     def to_torch_nested(self, layout: str = "jagged", *, copy: bool | None = None) -> Tensor:
-        """The same rows as a NestedTensor, through which gradients flow.
+        """The same rows as a NestedTensor; gradients flow through.
 
-        Jagged layout: always shared; rows with gaps become one with lengths. Strided layout: shared if the rows lie back to
-        back in contiguous values; it holds rows with columns too. Nested rows and rows of several dims are refused.
+        Jagged layout: always shared; rows with gaps become a NestedTensor with lengths. Strided layout: shared if the rows
+        lie back to back in contiguous values; it also supports rows with columns. Neither supports nested rows or several
+        partitioned dims.
 
         >>> [tuple(row.shape) for row in JaggedTensor.from_lengths(torch.zeros(3, 4), [2, 1]).to_torch_nested().unbind()]
         [(2, 4), (1, 4)]
@@ -650,7 +651,7 @@ class JaggedTensor(Casts):
     ) -> Self:
         """Rows in the format of variable-length attention kernels; values and boundaries are shared.
 
-        `max_seqlen` is an upper bound. It is checked if lengths can be read, and otherwise trusted to be the longest length.
+        `max_seqlen` is an upper bound. It is checked if lengths are on the host, and otherwise trusted to be the longest length.
 
         >>> JaggedTensor.from_cu_seqlens(torch.zeros(5, 2), torch.tensor([0, 2, 5], dtype=torch.int32), 3).shape
         (2, r0, 2)
@@ -661,7 +662,7 @@ class JaggedTensor(Casts):
     def to_cu_seqlens(self, *, copy: bool | None = None) -> CuSeqlens:
         """`(values, cu_seqlens, max_seqlen)` with int32 boundaries; rows back to back are shared, others copied.
 
-        The longest length is a host fact: on a device it takes a host copy unless it is known.
+        The host must know the longest length: on a device that takes a host copy, unless it is already known.
 
         >>> JaggedTensor.from_lengths(torch.zeros(3), [2, 1]).to_cu_seqlens().cu_seqlens
         tensor([0, 2, 3], dtype=torch.int32)
@@ -672,8 +673,8 @@ class JaggedTensor(Casts):
     def from_group_ends(cls, values: Tensor, ends: Tensor, *, validate: bool | None = None, copy: bool | None = None) -> Self:
         """Groups given by their ends, as `torch.nn.functional.grouped_mm(offs=)` takes them; the values are shared.
 
-        Values past the last end belong to no group and are left out. On a device, where that cannot be read, the last end is
-        trusted to equal the number of values.
+        Values past the last end belong to no group and are dropped. On a device, where the ends cannot be read, the last one
+        is trusted to equal the number of values.
 
         >>> JaggedTensor.from_group_ends(torch.zeros(5, 2), torch.tensor([2, 5], dtype=torch.int32)).lengths
         tensor([2, 3], dtype=torch.int32)
@@ -725,11 +726,11 @@ class JaggedTensor(Casts):
         rows_per_key: Sequence[int] | None = None,
         copy: bool | None = None,
     ) -> dict[str, Self] | tuple[dict[str, Self], dict[str, Self]]:
-        """A ragged tensor for every key of a KeyedJaggedTensor: lengths `[keys * B]` and values, both key by key.
+        """One ragged tensor per key of a KeyedJaggedTensor: lengths `[keys * B]` and values, both key-major.
 
-        With `weights` (one for every value) a pair: the values' tensors, and the weights' with the same structures. Keys with
-        different numbers of samples need `rows_per_key`. Values and weights are shared; where one key ends and the next
-        begins is a host fact.
+        With `weights` (one per value), returns two dicts, of values and of weights, that share their structures. Keys with
+        different numbers of samples need `rows_per_key`. Values and weights are shared. The host must know where each key
+        starts, so on a device this takes a host copy.
 
         >>> JaggedTensor.from_keyed(["ads", "clicks"], torch.arange(4), torch.tensor([1, 0, 1, 2]))["clicks"].tolist()
         [[1], [2, 3]]
@@ -746,9 +747,9 @@ class JaggedTensor(Casts):
     def to_keyed(
         tensors: Mapping[str, JaggedTensor], *, weights: Mapping[str, JaggedTensor] | None = None, copy: bool | None = None
     ) -> Keyed:
-        """`(keys, values, lengths, offsets, weights)` as KeyedJaggedTensor takes them, from a tensor for every key.
+        """`(keys, values, lengths, offsets, weights)` as KeyedJaggedTensor takes them, from one tensor per key.
 
-        Values are shared if they lie back to back in memory, as those of `from_keyed` do, and need no gradient.
+        Values are shared if they lie back to back in memory, as those of `from_keyed` do, and do not require grad.
 
         >>> keyed = JaggedTensor.from_keyed(["ads", "clicks"], torch.arange(4), torch.tensor([1, 0, 1, 2]))
         >>> JaggedTensor.to_keyed(keyed).offsets
@@ -764,8 +765,8 @@ class JaggedTensor(Casts):
     def from_arrow(cls, array: Any, *, copy: bool | None = None) -> Self:
         """The rows of a pyarrow array of lists: ListArray, LargeListArray, their views and fixed sizes, nested to any depth.
 
-        Numbers are shared (and, arrow's buffers being read-only, not to be written into); bools, several chunks, and views that
-        are out of order are copied. Lists of fixed size below the last others become inner dims. Nulls are refused.
+        Numbers are shared (do not write to them: arrow's buffers are read-only); bools, several chunks, and views out of
+        order are copied. Fixed-size lists inside the innermost ragged ones become inner dims. Nulls are rejected.
 
         >>> import pyarrow
         >>> JaggedTensor.from_arrow(pyarrow.array([[[1, 2], []], [], [[3]]])).shape
@@ -774,10 +775,10 @@ class JaggedTensor(Casts):
         return cls(*arrow_lists.from_arrow(array, Copying("from_arrow", copy)))
 
     def to_arrow(self, *, copy: bool | None = None) -> Any:
-        """A pyarrow array of lists: ListArray for int32 offsets, LargeListArray for int64, of fixed-size lists for inner dims.
+        """A pyarrow array of lists: ListArray for int32 offsets, LargeListArray for int64; inner dims are fixed-size lists.
 
-        Contiguous values are shared, bools are not. Rows with gaps become (Large)ListViewArrays, rows with columns lists of
-        lists; rows of other dims than the first are refused, and so are bfloat16 and complex values.
+        Contiguous values are shared, except bools. Rows with gaps become (Large)ListViewArrays, rows with columns lists of
+        lists. Only the first dim may be partitioned; bfloat16 and complex values are not supported.
 
         >>> str(JaggedTensor.from_lengths(torch.zeros(3, 2), [2, 1]).to_arrow().type)
         'large_list<item: fixed_size_list<item: float>[2]>'
@@ -788,8 +789,8 @@ class JaggedTensor(Casts):
     def from_awkward(cls, array: Any, *, copy: bool | None = None) -> Self:
         """The rows of an Awkward Array of lists, nested to any depth.
 
-        Numbers are shared; lists that are out of order and items behind an index are copied. Regular lists below the last
-        others become inner dims. Missing values, records, unions and strings are refused.
+        Numbers are shared; lists out of order and indexed items are copied. Regular lists inside the innermost ragged ones
+        become inner dims. Missing values, records, unions and strings are rejected.
 
         >>> import awkward
         >>> JaggedTensor.from_awkward(awkward.Array([[1, 2], [], [3]])).tolist()
@@ -800,8 +801,8 @@ class JaggedTensor(Casts):
     def to_awkward(self, *, copy: bool | None = None) -> Any:
         """An Awkward Array of lists that shares the values.
 
-        Rows with gaps become a ListArray, rows with columns lists of lists; rows of other dims than the first are refused, and
-        so are bfloat16 values.
+        Rows with gaps become a ListArray, rows with columns lists of lists. Only the first dim may be partitioned; bfloat16
+        values are not supported.
 
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).to_awkward()
         <Array [[0, 1], [2]] type='2 * var * int64'>
@@ -810,9 +811,9 @@ class JaggedTensor(Casts):
 
     @classmethod
     def from_numpy(cls, values: Any, offsets: Any = None, *, copy: bool | None = None) -> Self:
-        """The rows of one array with its offsets (a list of them for nested rows), or of arrays in a list or array of objects.
+        """The rows of one array with its offsets (a list of them for nested rows), or of arrays in a list or an object array.
 
-        One array is shared, unless it runs backwards in memory; separate arrays are put back to back.
+        A single array is shared, unless it has negative strides; separate arrays are concatenated.
 
         >>> import numpy
         >>> JaggedTensor.from_numpy(numpy.arange(3), numpy.array([0, 2, 3])).tolist()
@@ -821,7 +822,7 @@ class JaggedTensor(Casts):
         return cls(*numpy_arrays.from_numpy(values, offsets, Copying("from_numpy", copy)))
 
     def to_numpy(self, *, copy: bool | None = None) -> Any:
-        """The rows as an array of objects that are arrays and share the values; nested rows are arrays of objects again.
+        """The rows as an object array of arrays that share the values; nested rows are object arrays themselves.
 
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).to_numpy()
         array([array([0, 1]), array([2])], dtype=object)
@@ -865,7 +866,7 @@ class JaggedTensor(Casts):
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).is_pinned()
         False
         """
-        # torch calls no empty tensor pinned.
+        # torch never reports an empty tensor as pinned.
         return all(part.is_pinned() for part in parts(self._values, self._structure) if part.numel())
 
     # --- Python and torch ---
@@ -874,10 +875,10 @@ class JaggedTensor(Casts):
         return iter(self.unbind())
 
     def __getitem__(self, key: Any) -> Any:
-        """Rows, positions of rows, and parts of regular dims; one key for each dim, as in torch.
+        """Indexes rows, positions of rows and regular dims, with one key per dim as in torch.
 
-        `jt[i]`, `jt[a:b]`, numbers or booleans for rows; `jt[:, a:b]` a range of every row, without a copy; `jt[:, i]` one
-        position of every row; `jt[..., d]` as torch; `jt[mask]` with a ragged mask of the same rows.
+        Rows take `jt[i]`, `jt[a:b]`, row numbers or booleans; `jt[:, a:b]` slices every row without a copy; `jt[:, i]`
+        selects one position of every row; `jt[..., d]` works as in torch; `jt[mask]` takes a ragged mask with the same rows.
 
         >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
         >>> jt[:, -2:].to_list()
@@ -890,10 +891,10 @@ class JaggedTensor(Casts):
         lanes = lane_key(key)
         if lanes is not None:
             return lanes.read_rows(self, key)
-        return self._piece(getitem(self._values, self._structure, key))
+        return self._wrap(getitem(self._values, self._structure, key))
 
     def __setitem__(self, key: Any, x: Any) -> None:
-        """Writes into the values, where `jt[key]` is a part of them or a ragged mask chooses positions.
+        """Writes into the values, if `jt[key]` is a view of them or a ragged mask.
 
         >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
         >>> jt[:, -1:] = 0
@@ -909,14 +910,14 @@ class JaggedTensor(Casts):
     def __bool__(self) -> NoReturn:
         raise CallError("a JaggedTensor has no truth value: use len(jt), jt.numel(), or torch.equal(jt, other)")
 
-    if not TYPE_CHECKING:  # a type checker would take it for every attribute there could be
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(f"JaggedTensor has no attribute {name!r}{instead_of(name)}", name=name, obj=self)
 
     def __repr__(self) -> str:
         if not isinstance(self._values, Tensor):
-            # torch's pytrees fill in placeholders, and print them.
+            # torch's pytrees put placeholders here, and print them.
             return f"JaggedTensor(values={self._values!r}, structure={self._structure!r})"
         return preview(self.shape, self._values, self._structure, self._hints)
 
@@ -945,7 +946,7 @@ class JaggedTensor(Casts):
             raise CallError(f"{name} does not take a JaggedTensor: use jt.values, jt.unbind() or jt.to_padded()")
         return operator(*args, **(kwargs or {}))
 
-    def _piece(self, piece: Piece) -> Tensor | JaggedTensor:
+    def _wrap(self, piece: MaybeRagged) -> Tensor | JaggedTensor:
         values, structure = piece
         return values if structure is None else JaggedTensor(values, structure, hints=self._hints)
 
@@ -953,8 +954,8 @@ class JaggedTensor(Casts):
 for _base in (Casts, JaggedBase):
     for _name, _member in vars(_base).items():
         if inspect.isfunction(_member):
-            # What Python says about wrong arguments names the class that users know.
+            # Python's own TypeErrors then name the public class.
             _member.__qualname__ = f"JaggedTensor.{_name}"
 
 trusted = JaggedTensor._trusted
-"""A ragged tensor of values that are known to fit their structure; nothing is checked."""
+"""Constructs a ragged tensor without checks, from values known to fit the structure."""

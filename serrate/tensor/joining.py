@@ -28,9 +28,9 @@ _Whole = tuple[Tensor, Structure]
 def cat(tensors: Sequence[Any], dim: int = 0) -> JaggedTensor:
     """Concatenates tensors along a dim.
 
-    Along the dim that counts rows: all rows of the first tensor, then all of the second. Along a ragged dim: row by row; the
-    tensors must have equally many rows. Along a regular dim: the tensors must have the same rows. A dense tensor `[B, k, *inner]`
-    counts as B rows of length k.
+    Along the dim that counts rows: the rows of the first tensor, then those of the second, and so on. Along a ragged dim: row by
+    row; the tensors must have the same number of rows. Along a regular dim: the tensors must have the same rows. A dense tensor
+    `[B, k, *inner]` counts as B rows of length k.
 
     >>> one = JaggedTensor.from_lengths(torch.arange(3), [2, 1])
     >>> two = JaggedTensor.from_lengths(torch.arange(10, 13), [0, 3])
@@ -85,7 +85,7 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> JaggedTensor:
 
 
 def joined(rows: Sequence[Rows], total: int, why: str) -> Rows:
-    """All rows of the first, then all of the second, and so on; back to back, `total` positions together.
+    """The rows of the first, then those of the second, and so on, back to back; `total` positions in all.
 
     >>> one, two = Rows((torch.tensor([0, 2]),)), Rows((torch.tensor([0, 1, 4]),))
     >>> joined([one, two], 6, "cat").offsets
@@ -93,9 +93,9 @@ def joined(rows: Sequence[Rows], total: int, why: str) -> Rows:
     """
     device, first = rows[0].device, rows[0]
     known = all(each.readable() for each in rows)
-    work = [each.at_home(why) for each in rows] if known else rows
+    work = [each.host_rows(why) for each in rows] if known else rows
     chain = [running_sum(torch.cat([each.lengths(level) for each in work])) for level in range(first.levels)]
-    # No shape tells what the columns end at, so those that are not read are not trusted to fit.
+    # No shape gives the total number of columns, so unless it is read, int32 is not trusted to hold it.
     end = total if first.columns is None else int(chain[-1][-1]) if known else None
     narrow = end is not None and max(total, end) <= torch.iinfo(torch.int32).max
     dtype = torch.int32 if narrow and all(each.offsets[0].dtype is torch.int32 for each in rows) else torch.int64
@@ -118,15 +118,13 @@ def _operands(what: str, tensors: Sequence[Any], *, dense: bool) -> tuple[list[J
     given = list(tensors)
     first = next((each for each in given if isinstance(each, JaggedTensor)), None)
     if first is None:
-        raise CallError(f"{what} takes at least one JaggedTensor, and none of the {len(given)} given is one: use torch.{what}")
+        raise CallError(f"{what} takes at least one JaggedTensor, got {len(given)} tensors and no JaggedTensor: use torch.{what}")
     found: list[JaggedTensor] = []
     for k, each in enumerate(given):
         if not isinstance(each, JaggedTensor | Tensor):
-            raise CallError(f"{what} takes tensors: tensor {k} is of type {type(each).__name__}")
+            raise CallError(f"{what} takes tensors: item {k} is of type {type(each).__name__}")
         if each.dtype != first.dtype:
-            raise DtypeError(
-                f"{what} takes tensors of one dtype: tensor {k} is {each.dtype}, another is {first.dtype}; convert one"
-            )
+            raise DtypeError(f"{what} takes tensors of one dtype: tensor {k} is {each.dtype}, another {first.dtype}; convert one")
         if each.device != first.device:
             raise DeviceError(f"{what} takes tensors on one device: tensor {k} is on {each.device}, another on {first.device}")
         found.append(each if isinstance(each, JaggedTensor) else _rows_of_one_length(what, k, each, first, dense))
@@ -138,7 +136,7 @@ def _rows_of_one_length(what: str, k: int, x: Tensor, like: JaggedTensor, dense:
     rows = like.structure.rows[0]
     if not dense or len(like.structure.rows) > 1 or rows.levels > 1:
         raise CallError(
-            f"{what}: tensor {k} is dense, which only cat along rows of one level takes: make it a JaggedTensor first"
+            f"{what}: tensor {k} is dense; only cat along rows of one level accepts that: make it a JaggedTensor first"
         )
     if x.dim() != like.ndim:
         raise ShapeError(f"{what}: tensor {k} has {x.dim()} dims, but the ragged tensors have {like.ndim}")
@@ -182,7 +180,7 @@ def _same_rows(what: str, jts: Sequence[JaggedTensor], skip: int | None) -> list
 
 
 def _apart(mine: Structure, other: Structure) -> str:
-    """How two structures differ: by their innermost lengths, if these can be read and differ."""
+    """How two structures differ: in their innermost lengths, if these are readable and differ."""
     ends = [each.rows[-1] for each in (mine, other)]
     lengths = [rows.inner_lengths().tolist() if rows.readable() and rows.device.type == "cpu" else [] for rows in ends]
     if lengths[0] != lengths[1] and all(len(each) <= 8 for each in lengths):
@@ -211,7 +209,7 @@ def _along_rows(wholes: Sequence[_Whole], axis: int, why: str) -> _Whole:
 def _one_level_more(wholes: Sequence[_Whole]) -> _Whole:
     values, structure = _along_rows(wholes, 0, "stack")
     rows, counts = structure.rows[0], [each.rows[0].num_rows(0) for _, each in wholes]
-    # The new level is a host fact, so what is known below stays known with it.
+    # The host knows the new level, so known facts about the levels below stay known.
     outer = running_sum(torch.tensor(counts, dtype=torch.int64, device="cpu")).to(rows.offsets[0].dtype)
     found = rows_of((outer.to(rows.device, non_blocking=True), *rows.offsets), rows.depth + 1, True, None, None, {})
     found._host.update({0: outer, **{level + 1: host for level, host in rows._host.items()}})
@@ -247,10 +245,10 @@ def _along_ragged(wholes: Sequence[_Whole], axis: int, level: int, at: int) -> _
 
 
 def _parts_joined(rows: Sequence[Rows], level: int, total: int) -> Rows:
-    """Rows whose parts are those of row 0 of every tensor, then of row 1, where they lie in values one behind the other."""
-    # With more than one level below, how many rows there are is a host fact, and all is worked out there.
+    """Interleaves: the parts of row 0 of every tensor, then of row 1, and so on; their values are already concatenated."""
+    # With more than one level below, the host must know the number of rows, and computes everything.
     deep = rows[0].depth - level > 2
-    work = [each.at_home("cat") for each in rows] if deep else rows
+    work = [each.host_rows("cat") for each in rows] if deep else rows
     lengths = [each.lengths(level) for each in work]
     below = joined([each.below(level + 1) for each in work], total, "cat")
     totals = [each.num_rows(level + 1) for each in work]
@@ -271,7 +269,7 @@ def _check_levels(rows: Sequence[Rows], level: int, at: int) -> None:
                 raise StructureMismatch(
                     f"cat along ragged dim {at}: tensor {k} has {each.num_rows(other)} rows, tensor 0 has {first.num_rows(other)}"
                 )
-            # Levels above count the same rows, and columns belong to the same rows; levels below are brought along.
+            # Outer levels count the same rows, and columns belong to the same rows; inner levels come along.
             beside = other < level or (first.columns is not None and other >= first.depth - 1 and other != level)
             if not beside or each.offsets[other] is first.offsets[other]:
                 continue
@@ -283,7 +281,7 @@ def _check_levels(rows: Sequence[Rows], level: int, at: int) -> None:
 
 
 def _interleaved(lengths: Sequence[Tensor], totals: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Where items start and how many there are: those of row 0 of every tensor, then of row 1, numbered through all tensors."""
+    """Start and length of every run: row 0 of every tensor, then row 1, and so on; starts count through all tensors."""
     bases = [sum(totals[:k]) for k in range(len(totals))]
     table = torch.stack([each.long() for each in lengths], dim=1)
     starts = torch.stack([running_sum(each)[:-1] + base for each, base in zip(lengths, bases, strict=True)], dim=1)
@@ -293,9 +291,9 @@ def _interleaved(lengths: Sequence[Tensor], totals: Sequence[int]) -> tuple[Tens
 def collate(batch: Sequence[Any]) -> Any:
     """The `collate_fn` of a DataLoader whose samples differ in size.
 
-    Tensors with at least one dim become the rows of a JaggedTensor, whether their first dims agree or not, so that the kind of
-    a batch never depends on its samples; scalars, numbers and words are batched as `torch.utils.data.default_collate` does;
-    ragged samples follow one another along their rows; dicts, tuples and lists are batched item by item.
+    Tensors with at least one dim become the rows of a JaggedTensor, even if their first dims agree, so that the type of a batch
+    never depends on its samples. Scalars, numbers and strings are batched as `torch.utils.data.default_collate` does; ragged
+    samples are concatenated along their rows; dicts, tuples and lists are batched item by item.
 
     >>> batch = collate([{"tokens": torch.tensor([1, 2]), "label": 0}, {"tokens": torch.tensor([3]), "label": 1}])
     >>> batch["tokens"].tolist(), batch["label"]
@@ -331,7 +329,7 @@ def _kind(sample: Any) -> str:
     for kind, name in ((JaggedTensor, "a JaggedTensor"), (Mapping, "a mapping"), ((tuple, list), "a sequence")):
         if isinstance(sample, kind):
             return name
-    return "a number or a word"
+    return "a number or a string"
 
 
 def _check_same(what: str, found: list[Any]) -> None:
@@ -344,8 +342,8 @@ def _joined(batch: Sequence[JaggedTensor]) -> JaggedTensor:
     for index, jt in enumerate(batch):
         if jt.structure.dims != (0,) or jt.structure.rows[0].columns is not None:
             raise StructureError(
-                f"collate: ragged samples must be partitioned in their first dim only, and without columns: sample {index} "
-                f"is {jt.structure}"
+                "collate: only the first dim of ragged samples may be partitioned, and they may not have columns: "
+                f"sample {index} is {jt.structure}"
             )
     _check_same("levels", [jt.structure.levels for jt in batch])
     _check_same("inner dims", [tuple(jt.values.shape[1:]) for jt in batch])

@@ -1,6 +1,6 @@
-"""Lists of rows, and the same rows back to back.
+"""Conversion from and to lists of rows.
 
-In: tensors or numbers, in a list or in lists of lists. Out: values with their structure; and the rows as lists of numbers.
+In: tensors or numbers, in a list or in lists of lists. Out: values with their structure; and rows as lists of numbers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from serrate.tensor.sync import host_copy
 
 
 def gather_rows(rows: Iterable[Tensor], outer: Sequence[Sequence[int]]) -> tuple[Tensor, Structure]:
-    """Rows back to back as values, and their structure; `outer` holds the lengths of the levels above the rows.
+    """Concatenates rows; returns values and structure. `outer` holds the lengths of the outer levels.
 
     >>> gather_rows([torch.ones(2), torch.zeros(1)], outer=())
     (tensor([1., 1., 0.]), Structure(2 > 3))
     """
     if isinstance(rows, Tensor):
-        way = "from_torch_nested" if rows.is_nested else "from_padded, with the lengths of its rows, or give x.unbind()"
-        raise CallError(f"from_list takes a list of rows, got one tensor of {rows.dim()} dims: use {way}")
+        constructor = "from_torch_nested" if rows.is_nested else "from_padded, with the lengths of its rows, or give x.unbind()"
+        raise CallError(f"from_list takes a list of rows, got one tensor of {rows.dim()} dims: use {constructor}")
     rows = list(rows)
     _check_rows(rows)
     values = torch.cat(rows) if rows else torch.empty(0, device=None)
@@ -36,7 +36,7 @@ def gather_rows(rows: Iterable[Tensor], outer: Sequence[Sequence[int]]) -> tuple
 
 
 def from_lists(rows: Sequence[Any], dtype: torch.dtype | None, device: torch.device | str | None) -> tuple[Tensor, Structure]:
-    """Values and structure of nested lists with tensors or plain numbers at the bottom.
+    """Values and structure of nested lists with tensors or plain numbers as leaves.
 
     >>> from_lists([[[1.5], []], []], dtype=None, device=None)
     (tensor([1.5000]), Structure(2 > 2 > 1))
@@ -49,7 +49,7 @@ def from_lists(rows: Sequence[Any], dtype: torch.dtype | None, device: torch.dev
     for index, item in enumerate(bottom):
         if not isinstance(item, Number):
             raise CallError(
-                f"a nested list holds tensors, or numbers, at the bottom: item {index} there is of type {type(item).__name__}"
+                f"the leaves of a nested list must be tensors or numbers: leaf {index} is of type {type(item).__name__}"
             )
     if not lengths:
         raise StructureError("a list of plain numbers has no rows: give a list of lists, or use torch.tensor")
@@ -58,22 +58,22 @@ def from_lists(rows: Sequence[Any], dtype: torch.dtype | None, device: torch.dev
 
 
 def flatten_nested(rows: Sequence[Any]) -> tuple[list[Any], list[list[int]]]:
-    """What is at the bottom of lists of lists, and the lengths of every list below the outermost, outermost first.
+    """The leaves of nested lists, and the lengths of the lists on every level below the outermost.
 
-    The depth is that of the deepest list, so that an empty list may stand at any depth; everything else stands at the bottom.
+    The deepest list determines the depth: an empty list may appear at any depth, leaves only at the last.
 
     >>> flatten_nested([[torch.zeros(2)], []])
     ([tensor([0., 0.])], [[1, 0]])
     """
     items: list[Any] = list(rows)
     lengths: list[list[int]] = []
-    # Rows of a list that is empty hold numbers: nothing says that they hold more.
+    # Empty lists count as lists of numbers: nothing indicates more levels.
     while any(isinstance(item, (list, tuple)) for item in items) or not (items or lengths):
         for index, item in enumerate(items):
             if not isinstance(item, (list, tuple)):
                 raise StructureError(
-                    f"every branch of a nested list needs the same depth: at depth {len(lengths) + 1} item {index} is of type "
-                    f"{type(item).__name__}, but another is a list"
+                    "every branch of a nested list must have the same depth: "
+                    f"at depth {len(lengths) + 1} item {index} is of type {type(item).__name__}, but another is a list"
                 )
         lengths.append([len(item) for item in items])
         items = [part for item in items for part in item]
@@ -100,9 +100,11 @@ def _structure(values: Tensor, lengths: Sequence[Sequence[int]]) -> Structure:
 def _check_rows(rows: Sequence[Tensor]) -> None:
     for index, row in enumerate(rows):
         if not isinstance(row, Tensor):
-            way = "from_nested_list" if isinstance(row, (list, tuple)) else "from_numpy" if hasattr(row, "__array__") else None
-            told = f": use {way}" if way else ""
-            raise CallError(f"rows must be tensors: rows[{index}] is of type {type(row).__name__}{told}")
+            constructor = (
+                "from_nested_list" if isinstance(row, (list, tuple)) else "from_numpy" if hasattr(row, "__array__") else None
+            )
+            advice = f": use {constructor}" if constructor else ""
+            raise CallError(f"rows must be tensors: rows[{index}] is of type {type(row).__name__}{advice}")
         if row.dim() == 0:
             raise ShapeError(f"rows must have at least one dim, which is ragged: rows[{index}] is a scalar")
         first = rows[0]

@@ -1,6 +1,6 @@
-"""Rows copied: moved whole, back to back or each to a room of its own; picked by number; gathered position by position.
+"""Copies of rows: packed back to back, spread out with padding, selected by number, gathered position by position.
 
-In: values, rows, and which of them. Out: new values and the rows that describe them. A compiled mover may be installed.
+In: values, rows, and which of them to copy. Out: new values and the rows that describe them. The engine installs compiled copies.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from serrate.tensor.torch_private import is_transformed
 Mover = Callable[..., Tensor | None]
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers of as many bytes as an element: what moves elements need not know what they mean."""
+"""Integers of an element's size: copies move bits, whatever the dtype."""
 
 _movers: dict[str, Mover] = {}
 
 
 def install(**movers: Mover) -> None:
-    """Called once by the engine: what `back_to_back` and `apart` do where they can; None where torch shall do it."""
+    """Installs compiled copies, called once by the engine. A copy returns None for what torch must do instead."""
     _movers.update(movers)
 
 
 def back_to_back(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int) -> Tensor | None:
-    """`lengths[k]` positions of a dim from `starts[k]`, for every k, one behind the other, `total` in all; None where torch
-    has to do it."""
+    """Packs runs of a dim: `lengths[k]` positions from `starts[k]` for every k, back to back, `total` in all. Returns None if
+    torch must do it."""
     return _moved("back_to_back", values, dim, starts, lengths, total)
 
 
 def apart(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, fill: complex) -> Tensor | None:
-    """The same runs, each in a room of `room` positions, the rest of it `fill`: the dim becomes two. None likewise."""
+    """Pads the same runs to `room` positions each, with `fill`: the dim becomes two. Returns None if torch must do it."""
     return _moved("apart", values, dim, starts, lengths, room, fill)
 
 
@@ -47,7 +47,7 @@ def _moved(name: str, values: Tensor, dim: int, starts: Tensor, lengths: Tensor,
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Whether a tensor is just numbers in the memory of a CPU: no gradient is asked for, nobody looks on."""
+    """Whether a tensor is plain CPU memory: no gradient, no subclass, no transform."""
     if type(tensor) not in (Tensor, torch.nn.Parameter) or not on_host(tensor) or tensor.layout is not torch.strided:
         return False
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -69,7 +69,7 @@ def runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int, 
 
 
 def total_of(boundaries: Tensor, why: str) -> int:
-    """What offsets end at: a host fact.
+    """The last offset, read on the host.
 
     >>> import torch
     >>> total_of(torch.tensor([0, 2, 5]), "jt[rows]")
@@ -79,7 +79,7 @@ def total_of(boundaries: Tensor, why: str) -> int:
 
 
 def sum_of(lengths: Tensor, uniform: int | None, why: str) -> int:
-    """How long rows of these lengths are together: a host fact, unless all have one length that is known.
+    """The sum of the lengths, read on the host unless all rows have the same known length.
 
     >>> import torch
     >>> sum_of(torch.tensor([2, 2]), 2, "jt[rows]")
@@ -89,10 +89,9 @@ def sum_of(lengths: Tensor, uniform: int | None, why: str) -> int:
 
 
 def picked(rows: Rows, ids: Tensor, *, level: int, outer: Sequence[Tensor], why: str) -> Rows:
-    """Rows `ids` of a level, in place; `outer` are the offsets of the levels that count them.
+    """Selects rows `ids` of a level in place, with everything nested in them; `outer` are the offsets of the levels above.
 
-    Everything that they hold comes with them. How many rows there are on the levels in between is a host fact: give rows
-    that are at home where that matters.
+    The number of rows on levels in between is read on the host: pass `host_rows` if there are any.
 
     >>> import torch
     >>> words = Rows((torch.tensor([0, 2, 3]), torch.tensor([0, 1, 3, 4])))
@@ -111,12 +110,12 @@ def picked(rows: Rows, ids: Tensor, *, level: int, outer: Sequence[Tensor], why:
     if rows.columns is not None:
         chain.append(running_sum(rows.counts().index_select(0, ids)))
     offsets = _like(rows, [*outer, *chain])
-    starts = rows.where().index_select(0, ids)
+    starts = rows.row_starts().index_select(0, ids)
     found = rows_of(offsets, depth, rows.packed, starts, rows.room, {})
     if all(level in rows._host for level in range(rows.levels)) and rows.device.type == "cpu":
         found._host.update(enumerate(offsets))
         found._memo["host starts"] = starts
-    # The levels keep their distance from the innermost one; what all rows had, those picked have.
+    # Levels are matched by their distance from the innermost one. If all rows had one length, so do the selected ones.
     for own in range(level, rows.levels):
         length = rows.uniform(own)
         if length is not None and ids.shape[0]:
@@ -125,16 +124,16 @@ def picked(rows: Rows, ids: Tensor, *, level: int, outer: Sequence[Tensor], why:
     return found
 
 
-def regathered(
+def gather_positions(
     values: Tensor, dim: int, rows: Rows, inner: Tensor, owner: Tensor, place: Tensor, why: str
 ) -> tuple[Tensor, Rows]:
-    """Other innermost rows (of offsets `inner`) made of positions of the old ones: position `place` of row `owner` for each.
+    """New innermost rows, with offsets `inner`, gathered from the old ones: position `place` of row `owner` for each position.
 
-    Whole positions move, with all columns they have.
+    A position moves with all its columns.
 
     >>> import torch
     >>> inner, rows = torch.tensor([0, 1, 2]), Rows((torch.tensor([0, 2, 4]),))
-    >>> regathered(torch.arange(4), 0, rows, inner, torch.tensor([0, 1]), torch.tensor([1, 0]), "jt[mask]")
+    >>> gather_positions(torch.arange(4), 0, rows, inner, torch.tensor([0, 1]), torch.tensor([1, 0]), "jt[mask]")
     (tensor([1, 2]), 2 > 2)
     """
     offsets = _like(rows, [*rows.offsets[: rows.depth - 1], inner])
@@ -142,7 +141,7 @@ def regathered(
         offsets = _like(rows, [*offsets, rows.columns])
     found = rows_of(offsets, rows.depth, rows.packed, None, None, {})
     found.note("total", found.depth - 1, owner.shape[0])
-    start = rows.where().long().index_select(0, owner)
+    start = rows.row_starts().long().index_select(0, owner)
     if rows.columns is None or not rows.packed:
         return values.index_select(dim, start + place), found
     counts = rows.counts().long().index_select(0, owner)

@@ -1,7 +1,6 @@
-"""How rows are spelled: offsets, lengths or row ids, as tensors or lists, brought to one chain of 1-D offsets, outermost first.
+"""Normalises offsets, lengths or row ids, given as tensors or lists, to a chain of 1-D offsets, outermost first.
 
-In: what a user gave, and the values it describes. Out: contiguous 1-D offsets of one dtype. Everything stays on its device;
-nothing is copied to the host.
+In: the user's offsets, lengths or row ids, and the values. Out: contiguous 1-D offsets of one dtype, without host copies.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, DtypeError, ShapeError, StructureError
-from serrate.tensor.checks.validate import check_values_form
+from serrate.tensor.checks.validate import check_values_layout
 from serrate.tensor.sync import host_copy, on_host
 
 Levels = Tensor | Sequence[Any]
@@ -21,12 +20,12 @@ Levels = Tensor | Sequence[Any]
 
 
 def as_tensors(levels: Levels, values: Tensor) -> tuple[Tensor, ...]:
-    """Offsets or lengths as tensors: given tensors must be where the values are, plain numbers come out on the CPU.
+    """Offsets or lengths as tensors: tensors must be on the values' device; lists become tensors on the CPU.
 
     >>> as_tensors([0, 2, 3], torch.zeros(3))
     (tensor([0, 2, 3]),)
     """
-    check_values_form(values)
+    check_values_layout(values)
     device = values.device
     if isinstance(levels, Tensor):
         if levels.device != device:
@@ -53,8 +52,8 @@ def _numbers(given: Sequence[Any]) -> Tensor:
         return torch.tensor(given, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise CallError(
-            f"offsets or lengths given as a list must be ints, or lists of equally many ints for equal parts ({error}); "
-            "give levels of varying numbers as one tensor each"
+            f"offsets or lengths given as a list must be ints, or lists of the same number of ints ({error}); "
+            "for levels of varying sizes pass one tensor each"
         ) from None
 
 
@@ -62,7 +61,7 @@ _ZERO = torch.zeros(1, dtype=torch.int64, device="cpu")
 
 
 def chain_from_offsets(offsets: Sequence[Tensor], total: int | None) -> tuple[Tensor, ...]:
-    """The chain for offsets of which some may be 2-D: M rows that each start at 0 and count from their component's start.
+    """The chain for offsets, some of which may be 2-D: M rows that start at 0 and count from the start of their component.
 
     >>> chain_from_offsets([torch.tensor([[0, 1, 3], [0, 2, 2]])], 5)
     (tensor([0, 2, 4]), tensor([0, 1, 3, 5, 5]))
@@ -79,7 +78,7 @@ def chain_from_offsets(offsets: Sequence[Tensor], total: int | None) -> tuple[Te
 
 
 def chain_from_lengths(lengths: Sequence[Tensor], total: int | None) -> tuple[Tensor, ...]:
-    """The chain for lengths of which some may be 2-D: M components of K parts each.
+    """The chain for lengths, some of which may be 2-D: M components of K parts each.
 
     >>> chain_from_lengths([torch.tensor([2, 1]), torch.tensor([4, 0, 5])], 9)
     (tensor([0, 2, 3]), tensor([0, 4, 4, 9]))
@@ -99,7 +98,7 @@ def chain_from_lengths(lengths: Sequence[Tensor], total: int | None) -> tuple[Te
 
 
 def _boundaries(lengths: Tensor) -> Tensor:
-    # Summed in int64 so that int32 lengths cannot wrap around unseen.
+    # Summed in int64, so that int32 lengths cannot overflow undetected.
     if lengths.is_cpu:
         return torch.cat((_ZERO, lengths)).cumsum_(0)
     sums = torch.zeros(lengths.shape[0] + 1, dtype=torch.int64, device=lengths.device)
@@ -121,9 +120,10 @@ def _one_dtype(chain: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def offsets_of_row_ids(row_ids: Tensor, num_rows: int | None) -> Tensor:
-    """Where each row starts and the last one ends; without `num_rows` the last number says how many rows there are.
+    """The offsets of rows given by row ids; without `num_rows`, the last id determines the number of rows.
 
-    Numbers are looked at on a CPU only; on a device those below 0 or past the rows make offsets that do not fit the values.
+    Ids are validated on a CPU only. On a device, ids out of range give offsets that do not fit the values, which the deferred
+    check of the offsets reports.
 
     >>> offsets_of_row_ids(torch.tensor([0, 0, 2]), num_rows=4)
     tensor([0, 2, 2, 3, 3])

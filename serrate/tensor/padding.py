@@ -1,7 +1,7 @@
-"""Rows back to back, and the same rows each padded to one length.
+"""Conversion between packed and padded rows.
 
-In: values with their structure, or padded values with a structure. Out: the other of the two, by one copy for each partitioned
-dim: of whole rows where compiled code moves them, else by an index for every position, through which gradients flow.
+In: values with their structure, or padded values with a structure. Out: the other of the two, in one copy per partitioned dim:
+compiled code copies whole rows; the fallback indexes every position, and gradients flow through it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from torch import Tensor
 from serrate.errors import CallError, DtypeError, ShapeError, StructureError
 from serrate.tensor.moving import BITS, apart, back_to_back
 from serrate.tensor.offsets import Levels, as_tensors
-from serrate.tensor.positions import boxes, compacted, in_box
-from serrate.tensor.positions import boxes as boxes_of
+from serrate.tensor.positions import compacted, padded_index, padded_row_index
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy, on_host
 
 
 def pad(values: Tensor, structure: Structure, fill: complex, room: int | None = None) -> Tensor:
-    """Values `[total, *inner]` as `[B, L, *inner]`, or `[G, parts, L, *inner]` for two levels; holes hold `fill`.
+    """Pads values `[total, *inner]` to `[B, L, *inner]`, or `[G, parts, L, *inner]` for two levels, with `fill` in the holes.
 
-    `room` is what the innermost rows of the last ragged dim get, if not the length of the longest; none may be longer.
+    `room` is the padded size of the last ragged dim, by default the longest length; no row may be longer.
 
     >>> pad(torch.tensor([1, 2, 3]), Structure.from_lengths(torch.tensor([1, 2])), fill=0)
     tensor([[1, 0],
@@ -32,7 +31,7 @@ def pad(values: Tensor, structure: Structure, fill: complex, room: int | None = 
     """
     _check_fill(values.dtype, fill)
     why = "to_padded"
-    # From the last dim to the first, so that the dims before stay where they are.
+    # From the last dim to the first, so that earlier dims keep their numbers.
     last = structure.rows[-1]
     for dim, rows in reversed(list(zip(structure.dims, structure.rows, strict=True))):
         extents = tuple(
@@ -47,14 +46,14 @@ def pad(values: Tensor, structure: Structure, fill: complex, room: int | None = 
         packed = compacted(values, dim, rows, why)
         before, after = packed.shape[:dim], packed.shape[dim + 1 :]
         flat = packed.new_full((*before, math.prod(box), *after), fill)
-        copied = _bits(flat).index_copy(dim, in_box(rows, extents, why), _bits(packed))
-        # A change of dtype has no gradient, even one into the same.
+        copied = _bits(flat).index_copy(dim, padded_index(rows, extents, why), _bits(packed))
+        # Viewing as another dtype breaks the autograd graph, even for the same dtype.
         values = (copied if copied.dtype == flat.dtype else copied.view(flat.dtype)).view(*before, *box, *after)
     return values
 
 
 def _bits(values: Tensor) -> Tensor:
-    """The same bits as integers, for dtypes that torch cannot copy by index; other values as they are."""
+    """The same bits as integers, for dtypes that torch cannot index; other values unchanged."""
     name = str(values.dtype)
     if "float8" not in name and name not in ("torch.uint16", "torch.uint32", "torch.uint64"):
         return values
@@ -62,13 +61,13 @@ def _bits(values: Tensor) -> Tensor:
 
 
 def _apart(values: Tensor, dim: int, rows: Rows, box: tuple[int, ...], fill: complex) -> Tensor | None:
-    """The rows of a dim each in its place of a box, if compiled code takes them."""
+    """Pads the rows of a dim with compiled code; None if it cannot."""
     if rows.columns is not None or not values.is_cpu:
         return None
-    starts, lengths = rows.where(), rows.inner_lengths()
+    starts, lengths = rows.row_starts(), rows.inner_lengths()
     if rows.depth > 1:
-        # A box that no row is in is empty.
-        there = boxes(rows, box[1:-1])
+        # Boxes that no row fills have length 0.
+        there = padded_row_index(rows, box[1:-1])
         count = math.prod(box[:-1])
         starts = starts.new_zeros(count).index_copy(0, there, starts)
         lengths = lengths.new_zeros(count).index_copy(0, there, lengths)
@@ -77,7 +76,7 @@ def _apart(values: Tensor, dim: int, rows: Rows, box: tuple[int, ...], fill: com
 
 
 def unpad(padded: Tensor, structure: Structure) -> Tensor:
-    """The values of the structure's rows back to back, taken out of padded values whose rows may be longer than the longest.
+    """Packs the structure's rows from padded values, which may be padded beyond the longest row.
 
     >>> unpad(torch.tensor([[1, 0, 0], [2, 3, 0]]), Structure.from_lengths(torch.tensor([1, 2])))
     tensor([1, 2, 3])
@@ -86,14 +85,14 @@ def unpad(padded: Tensor, structure: Structure) -> Tensor:
         extents = tuple(padded.shape[dim + 1 : dim + 1 + rows.levels])
         flat, moved = padded.flatten(dim, dim + rows.levels), None
         if rows.columns is None and flat.is_cpu:
-            starts = boxes(rows, extents[:-1]) * extents[-1]
+            starts = padded_row_index(rows, extents[:-1]) * extents[-1]
             moved = back_to_back(flat, dim, starts, rows.inner_lengths(), rows.elements("from_padded"))
-        padded = flat.index_select(dim, in_box(rows, extents, "from_padded")) if moved is None else moved
+        padded = flat.index_select(dim, padded_index(rows, extents, "from_padded")) if moved is None else moved
     return padded
 
 
 def check_padded(padded: Tensor, structure: Structure, *, read_lengths: bool) -> None:
-    """Checks that padded values have room for the structure's rows; their lengths are looked at only if `read_lengths`.
+    """Checks that the structure's rows fit the padded values; reads lengths only if `read_lengths`.
 
     >>> check_padded(torch.zeros(1, 2), Structure.from_lengths(torch.tensor([3])), read_lengths=True)
     Traceback (most recent call last):
@@ -119,7 +118,7 @@ def check_padded(padded: Tensor, structure: Structure, *, read_lengths: bool) ->
                     f"{of} must fit the padded rows: lengths[{row}] = {int(lengths[row])}, "
                     f"but dim {first + level + 1} of the padded values has {room}"
                 )
-        at += rows.levels - (rows.takes - 1)
+        at += rows.levels - (rows.storage_dims - 1)
 
 
 def _check_fill(dtype: torch.dtype, fill: complex) -> None:
@@ -140,30 +139,30 @@ def mask(values: Tensor, structure: Structure, why: str) -> Tensor:
             [ True, False]])
     """
     extents: list[int] = []
-    boxes: list[tuple[int, Tensor]] = []
+    masks: list[tuple[int, Tensor]] = []
     dim = 0
     for first, rows in zip(structure.dims, structure.rows, strict=True):
         extents += values.shape[dim:first]
         ragged = tuple(rows.max_length(level, why) for level in range(rows.levels))
         box = (rows.num_rows(0), *ragged)
-        boxes.append((len(extents), _exists(rows, box, why)))
+        masks.append((len(extents), _exists(rows, box, why)))
         extents += box
-        dim = first + rows.takes
+        dim = first + rows.storage_dims
     found = torch.ones(extents, dtype=torch.bool, device=values.device)
-    for place, box_of_rows in boxes:
+    for place, box_of_rows in masks:
         behind = len(extents) - place - box_of_rows.dim()
         found &= box_of_rows.view(*box_of_rows.shape, *(1 for _ in range(behind)))
     return found
 
 
 def _exists(rows: Rows, box: tuple[int, ...], why: str) -> Tensor:
-    """Which positions of a box rows have."""
+    """Which positions of the padded box exist."""
     if rows.columns is not None:
         flat = torch.zeros(math.prod(box), dtype=torch.bool, device=rows.device)
-        return flat.index_fill(0, in_box(rows, box[1:], why), True).view(box)
+        return flat.index_fill(0, padded_index(rows, box[1:], why), True).view(box)
     lengths = rows.inner_lengths()
     if rows.depth > 1:
-        lengths = lengths.new_zeros(math.prod(box[:-1])).index_copy(0, boxes_of(rows, box[1:-1]), lengths)
+        lengths = lengths.new_zeros(math.prod(box[:-1])).index_copy(0, padded_row_index(rows, box[1:-1]), lengths)
     return (torch.arange(box[-1], dtype=lengths.dtype, device=rows.device) < lengths[:, None]).view(box)
 
 
@@ -175,25 +174,25 @@ def from_padded(
     total: int | None,
     format: str,
 ) -> tuple[Tensor, Structure]:
-    """The rows of padded values by lengths, a mask or a structure: copied back to back, or left where they are.
+    """The rows of padded values, given by lengths, a mask or a structure: packed, or left in place.
 
     >>> from_padded(torch.tensor([[1, 2], [3, 0]]), [2, 1], None, None, None, "csr")
     (tensor([1, 2, 3]), Structure(2 > 3))
     """
     if (lengths is not None) + (mask is not None) + (structure is not None) != 1:
-        raise CallError("from_padded: give one of lengths, mask and structure")
+        raise CallError("from_padded: pass one of lengths, mask and structure")
     if format not in ("csr", "padded"):
         raise CallError(f"from_padded: format={format!r} is not one of 'csr' and 'padded'")
     if mask is not None:
         if format == "padded":
-            raise CallError("from_padded: positions that a mask leaves out may be anywhere, so the rest must be copied")
+            raise CallError("from_padded: a mask may leave out positions anywhere, so format='padded' cannot keep x in place")
         return _masked(x, mask)
     readable = True
     if structure is None:
         assert lengths is not None
         tensors = as_tensors(lengths, x)
         if tensors[0].dtype is torch.bool:
-            raise DtypeError("from_padded: lengths must be int32 or int64, got torch.bool: give a mask by its name, as mask=")
+            raise DtypeError("from_padded: lengths must be int32 or int64, got torch.bool: pass a mask as mask=")
         readable = total is None or on_host(tensors[0])
         if readable and format == "csr" and not on_host(tensors[0]):
             tensors = tuple(host_copy(level, "from_padded") for level in tensors)
@@ -224,10 +223,10 @@ def _masked(x: Tensor, mask: Tensor) -> tuple[Tensor, Structure]:
 
 def _in_place(x: Tensor, structure: Structure) -> tuple[Tensor, Structure]:
     if len(structure.rows) > 1 or structure.dims != (0,) or structure.rows[0].columns is not None:
-        raise ShapeError(f"from_padded: only the rows of dim 0 can stay padded in place, got {structure}; use format='csr'")
+        raise ShapeError(f"from_padded: only rows of dim 0 can stay padded in place, got {structure}; use format='csr'")
     rows = structure.rows[0]
     room = x.shape[rows.depth]
-    there = boxes(rows, tuple(x.shape[1 : rows.depth]))
+    there = padded_row_index(rows, tuple(x.shape[1 : rows.depth]))
     lengths = tuple(rows.lengths(level) for level in range(rows.depth))
     kept = Structure.from_starts(there * room, *lengths, room=room, validate=False)
     if not x.is_contiguous():

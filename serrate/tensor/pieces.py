@@ -1,7 +1,7 @@
-"""One row, or all rows, taken out of values without a copy; and what is left of a structure when dims come or go.
+"""Single components taken out of a ragged tensor without a copy, and structures with dims added or removed.
 
-In: values and their structure. Out: values and structures of what is inside: a row of nested rows is ragged itself, a row of
-one level is a plain tensor, and has no structure.
+In: values and their structure. Out: the component's values and structure: a row of nested rows is ragged itself, a row of one
+level is a plain tensor without a structure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
 
-Piece = tuple[Tensor, Structure | None]
+MaybeRagged = tuple[Tensor, Structure | None]
 
 
 def count(values: Tensor, structure: Structure) -> int:
@@ -24,8 +24,8 @@ def count(values: Tensor, structure: Structure) -> int:
     return structure.rows[0].num_rows(0) if structure.dims[0] == 0 else values.shape[0]
 
 
-def take(values: Tensor, structure: Structure, row: int, why: str) -> Piece:
-    """What is at one position of the first dim.
+def take(values: Tensor, structure: Structure, row: int, why: str) -> MaybeRagged:
+    """The item at one index of the first dim.
 
     >>> import torch
     >>> take(torch.arange(5), Structure.from_lengths(torch.tensor([3, 2])), 1, "jt[i]")
@@ -36,8 +36,8 @@ def take(values: Tensor, structure: Structure, row: int, why: str) -> Piece:
     return take_component(values, structure, 0, row, why)
 
 
-def take_component(values: Tensor, structure: Structure, axis: int, row: int, why: str) -> Piece:
-    """One component of a partitioned dim: rows of one level less, or a regular dim in place of both.
+def take_component(values: Tensor, structure: Structure, axis: int, row: int, why: str) -> MaybeRagged:
+    """One component of a partitioned dim: rows of one level less, or a plain dim if there is only one level.
 
     >>> import torch
     >>> words = Structure.from_lengths(torch.tensor([2, 1]), torch.tensor([1, 3, 2]))
@@ -49,13 +49,13 @@ def take_component(values: Tensor, structure: Structure, axis: int, row: int, wh
         first, last = rows.host_offsets(0, why)[row : row + 2].tolist()
         inner, start, stop = rows.narrow(first, last, level=1, why=why)
         return values.narrow(dim, start, stop - start), structure.replace(axis, inner)
-    start, size = int(rows.host_where(why)[row]), int(rows.host_sizes(why)[row])
-    piece, moved = _rectangle(values.narrow(dim, start, size), dim, rows, row, why)
+    start, size = int(rows.host_row_starts(why)[row]), int(rows.host_sizes(why)[row])
+    piece, moved = _separate_columns(values.narrow(dim, start, size), dim, rows, row, why)
     return piece, without(structure, axis, moved)
 
 
-def take_all(values: Tensor, structure: Structure, why: str) -> list[Piece]:
-    """What is at every position of the first dim, in order.
+def take_all(values: Tensor, structure: Structure, why: str) -> list[MaybeRagged]:
+    """The items of the first dim, in order.
 
     >>> import torch
     >>> [row.tolist() for row, _ in take_all(torch.arange(5), Structure.from_lengths(torch.tensor([3, 2])), "unbind")]
@@ -68,13 +68,13 @@ def take_all(values: Tensor, structure: Structure, why: str) -> list[Piece]:
     if rows.starts is None:
         pieces = list(values.split_with_sizes(sizes))
     else:
-        pieces = [values[a : a + n] for a, n in zip(rows.host_where(why).tolist(), sizes, strict=True)]
-    shaped = [_rectangle(piece, 0, rows, row, why) for row, piece in enumerate(pieces)]
+        pieces = [values[a : a + n] for a, n in zip(rows.host_row_starts(why).tolist(), sizes, strict=True)]
+    shaped = [_separate_columns(piece, 0, rows, row, why) for row, piece in enumerate(pieces)]
     return [(piece, without(structure, 0, moved)) for piece, moved in shaped]
 
 
 def without(structure: Structure, axis: int, moved: int = 0) -> Structure | None:
-    """The structure of the other partitioned dims, those behind moved by so many; None if there are none.
+    """The structure without one partitioned dim, later dims shifted by `moved`; None if no partitioned dim is left.
 
     >>> import torch
     >>> lengths = torch.tensor([3, 2])
@@ -89,7 +89,7 @@ def without(structure: Structure, axis: int, moved: int = 0) -> Structure | None
 
 
 def shifted(structure: Structure, start: int, by: int) -> Structure:
-    """The structure of values that have got (or lost) dims before `start`: partitioned dims from there on move.
+    """The structure after dims were inserted (or removed) before dim `start` of the values: later partitioned dims shift.
 
     >>> import torch
     >>> shifted(Structure.from_lengths(torch.tensor([3, 2])), 0, 1).dims
@@ -98,8 +98,8 @@ def shifted(structure: Structure, start: int, by: int) -> Structure:
     return Structure(structure.rows, tuple(dim + by if dim >= start else dim for dim in structure.dims))
 
 
-def _rectangle(piece: Tensor, dim: int, rows: Rows, row: int, why: str) -> tuple[Tensor, int]:
-    """A row with its columns as a dim of their own, and by how much that moved the dims behind."""
+def _separate_columns(piece: Tensor, dim: int, rows: Rows, row: int, why: str) -> tuple[Tensor, int]:
+    """A row with its columns as a separate dim, and by how much that shifted later dims."""
     if rows.columns is None:
         return piece, 0
     length, columns = (int(rows.host_lengths(level, why)[row]) for level in (rows.depth - 1, rows.depth))

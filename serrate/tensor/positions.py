@@ -1,6 +1,6 @@
-"""Where every position of rows is: in the dim that stores it, in the padded box of the same rows, and in tiles of one size.
+"""The index of every position: in storage, in the padded box of the same rows, and in tiles.
 
-In: rows, or values with their structure. Out: int64 tensors on the device: owners, coordinates, addresses, tile lists.
+In: rows, or values with their structure. Out: int64 tensors on the device: owners, coordinates, indices, tile lists.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from serrate.tensor.structure import Structure
 
 
 def owners(rows: Rows, why: str) -> tuple[Tensor, Tensor]:
-    """Which innermost row every position belongs to, and its place in that row; a rectangle counts row by row.
+    """The innermost row of every position, and the position's index in that row; columns are counted position by position.
 
     >>> import torch
     >>> owners(Rows((torch.tensor([0, 2, 2, 3]),)), "row_ids")
@@ -27,7 +27,7 @@ def owners(rows: Rows, why: str) -> tuple[Tensor, Tensor]:
 
 
 def coordinates(rows: Rows, why: str) -> tuple[Tensor, ...]:
-    """For every position: the row it is in, its place in each level below the outermost, in the innermost row, its column.
+    """The coordinates of every position: outermost row, index on each inner level, index in the innermost row, column.
 
     >>> import torch
     >>> coordinates(Rows((torch.tensor([0, 2]), torch.tensor([0, 1, 3]))), "to_padded")
@@ -38,7 +38,7 @@ def coordinates(rows: Rows, why: str) -> tuple[Tensor, ...]:
         row, place = owners(rows, why)
         found: tuple[Tensor, ...] = (place,)
         if rows.columns is not None:
-            # A row without columns has no positions, so nothing is divided by its count.
+            # A row without columns has no positions, so no division by zero happens.
             counts = rows.counts().long().index_select(0, row)
             found = (place // counts, place % counts)
         for level in reversed(range(rows.depth - 1)):
@@ -50,18 +50,18 @@ def coordinates(rows: Rows, why: str) -> tuple[Tensor, ...]:
     return rows.derived("coordinates", make)
 
 
-def in_storage(rows: Rows, width: int, why: str) -> Tensor:
-    """Where every position is stored: in the dim of the values, or in that dim and the next (of `width`) made one.
+def storage_index(rows: Rows, width: int, why: str) -> Tensor:
+    """The storage index of every position: in the dim of the values, or in that dim merged with the next (of size `width`).
 
     >>> import torch
-    >>> in_storage(Rows((torch.tensor([0, 2, 3]),), starts=torch.tensor([0, 4])), 1, "contiguous")
+    >>> storage_index(Rows((torch.tensor([0, 2, 3]),), starts=torch.tensor([0, 4])), 1, "contiguous")
     tensor([0, 1, 4])
     """
 
     def make() -> Tensor:
         row, place = owners(rows, why)
-        start = rows.where().long().index_select(0, row)
-        if rows.takes == 1:
+        start = rows.row_starts().long().index_select(0, row)
+        if rows.storage_dims == 1:
             return start + place
         counts = rows.counts().long().index_select(0, row)
         return (start + place // counts) * width + place % counts
@@ -69,11 +69,11 @@ def in_storage(rows: Rows, width: int, why: str) -> Tensor:
     return rows.derived(("in storage", width), make)
 
 
-def in_box(rows: Rows, extents: tuple[int, ...], why: str) -> Tensor:
-    """Where every position is in padded storage whose ragged dims have these extents, all its dims made one.
+def padded_index(rows: Rows, extents: tuple[int, ...], why: str) -> Tensor:
+    """The index of every position in padded storage whose ragged dims have these extents, all dims merged.
 
     >>> import torch
-    >>> in_box(Rows((torch.tensor([0, 2, 3]),)), (4,), "to_padded")
+    >>> padded_index(Rows((torch.tensor([0, 2, 3]),)), (4,), "to_padded")
     tensor([0, 1, 4])
     """
 
@@ -86,11 +86,11 @@ def in_box(rows: Rows, extents: tuple[int, ...], why: str) -> Tensor:
     return rows.derived(("in box", extents), make)
 
 
-def boxes(rows: Rows, extents: tuple[int, ...]) -> Tensor:
-    """Which of the boxes of innermost rows each innermost row is in, where outer ragged dims have these extents.
+def padded_row_index(rows: Rows, extents: tuple[int, ...]) -> Tensor:
+    """The index of every innermost row in padded storage whose outer ragged dims have these extents.
 
     >>> import torch
-    >>> boxes(Rows((torch.tensor([0, 1, 3]), torch.tensor([0, 1, 3, 4]))), (2,))
+    >>> padded_row_index(Rows((torch.tensor([0, 1, 3]), torch.tensor([0, 1, 3, 4]))), (2,))
     tensor([0, 2, 3])
     """
 
@@ -105,7 +105,7 @@ def boxes(rows: Rows, extents: tuple[int, ...]) -> Tensor:
 
 
 def compacted(values: Tensor, dim: int, rows: Rows, why: str) -> Tensor:
-    """The positions of all rows back to back in one dim of the values; the values themselves if they are stored so.
+    """Packs the rows of one dim of the values; returns the values themselves if the rows already lie back to back.
 
     >>> import torch
     >>> compacted(torch.arange(6), 0, Rows((torch.tensor([0, 2, 3]),), starts=torch.tensor([0, 4])), "contiguous")
@@ -113,14 +113,14 @@ def compacted(values: Tensor, dim: int, rows: Rows, why: str) -> Tensor:
     """
     if rows.contiguous:
         return values
-    width = values.shape[dim + 1] if rows.takes == 2 else 1
-    flat = values.flatten(dim, dim + 1) if rows.takes == 2 else values
-    moved = None if rows.takes == 2 else back_to_back(flat, dim, rows.where(), rows.sizes(), rows.elements(why))
-    return flat.index_select(dim, in_storage(rows, width, why)) if moved is None else moved
+    width = values.shape[dim + 1] if rows.storage_dims == 2 else 1
+    flat = values.flatten(dim, dim + 1) if rows.storage_dims == 2 else values
+    moved = None if rows.storage_dims == 2 else back_to_back(flat, dim, rows.row_starts(), rows.sizes(), rows.elements(why))
+    return flat.index_select(dim, storage_index(rows, width, why)) if moved is None else moved
 
 
 def compact(values: Tensor, structure: Structure, why: str) -> tuple[Tensor, Structure]:
-    """Values and structure with the rows of every dim back to back, columns packed; themselves if they are stored so.
+    """Packs the rows and columns of every dim; returns the arguments themselves if they already are packed.
 
     >>> import torch
     >>> compact(torch.arange(6), Structure.from_starts(torch.tensor([0, 4]), torch.tensor([2, 1])), "contiguous")
@@ -136,12 +136,12 @@ def compact_axis(values: Tensor, structure: Structure, axis: int, why: str) -> t
     dim, rows = structure.dims[axis], structure.rows[axis]
     if rows.contiguous:
         return values, structure
-    dims = tuple(other - (rows.takes - 1) if other > dim else other for other in structure.dims)
+    dims = tuple(other - (rows.storage_dims - 1) if other > dim else other for other in structure.dims)
     return compacted(values, dim, rows, why), Structure(structure.replace(axis, rows.back_to_back()).rows, dims)
 
 
 def row_ids(rows: Rows, level: int, why: str) -> Tensor:
-    """Which row of a level every position belongs to; columns belong to innermost rows.
+    """The row of a level that every position belongs to; columns belong to innermost rows.
 
     >>> import torch
     >>> words = Rows((torch.tensor([0, 2, 3]), torch.tensor([0, 1, 3, 4])))
@@ -160,7 +160,7 @@ def row_ids(rows: Rows, level: int, why: str) -> Tensor:
 
 
 def total_tiles(structure: Structure, block: int) -> int:
-    """How many tiles the innermost rows have together; an empty row has none.
+    """The total number of tiles of the innermost rows; an empty row has none.
 
     >>> import torch
     >>> total_tiles(Structure.from_lengths(torch.tensor([5, 0, 2])), 2)
@@ -170,14 +170,14 @@ def total_tiles(structure: Structure, block: int) -> int:
 
 
 def tile_list(structure: Structure, block: int) -> tuple[Tensor, Tensor]:
-    """The innermost row that every tile belongs to, and its first position there.
+    """The innermost row of every tile, and the tile's first position in that row.
 
     >>> import torch
     >>> tile_list(Structure.from_lengths(torch.tensor([5, 0, 2])), 2)
     (tensor([0, 0, 0, 2]), tensor([0, 2, 4, 0]))
     """
     if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-        raise StructureError(f"tiles have a whole number of positions, at least 1: got {block!r}")
+        raise StructureError(f"a tile must have at least 1 position, and a whole number: got {block!r}")
     rows, own = structure.at(-1)
 
     def made() -> tuple[Tensor, Tensor]:

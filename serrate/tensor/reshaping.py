@@ -1,6 +1,6 @@
-"""Dims in another order, two of them made one, or one cut into pieces: `permute`, `flatten`, `unbind`, `split`, `chunk`.
+"""`permute`, `flatten`, `unbind`, `split`, `chunk`.
 
-In: values and their structure. Out: the same rows with other dims, or pieces of them; views where storage allows.
+In: values and their structure. Out: the same rows with other dims, or parts of them; views if the storage allows.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from serrate.errors import ShapeError
 from serrate.tensor.indexing.reading import dims_of
 from serrate.tensor.indexing.slicing import select, slice_dim
 from serrate.tensor.moving import picked
-from serrate.tensor.pieces import Piece, shifted, take_all, without
+from serrate.tensor.pieces import MaybeRagged, shifted, take_all, without
 from serrate.tensor.positions import compact_axis, coordinates, owners
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.structure import Structure
 
-_STAYS = "a ragged dim stays behind the dim that counts its rows"
+_STAYS = "a ragged dim must follow the dim that counts its rows"
 
 
 def permute(values: Tensor, structure: Structure, order: Sequence[int]) -> tuple[Tensor, Structure]:
-    """The dims in another order.
+    """Permutes the dims.
 
-    Regular dims, and counts of rows together with their ragged dims, change places without a copy. Dims of nested rows that count
-    parts change places if every row has as many; then whole rows move.
+    Regular dims, and a dim that counts rows together with its ragged dims, move without a copy. Dims that count nested rows can
+    be swapped if every row has the same number of parts; that copies rows.
 
     >>> ranks = Structure.from_lengths(torch.tensor([[1, 2], [0, 1]]))
     >>> permute(torch.arange(4), ranks, (1, 0, 2))
@@ -37,12 +37,12 @@ def permute(values: Tensor, structure: Structure, order: Sequence[int]) -> tuple
     count = len(dims_of(values, structure))
     places = [k % count if -count <= k < count else k for k in order]
     if sorted(places) != list(range(count)):
-        raise ShapeError(f"permute takes every dim of {count} once, got {tuple(order)}")
+        raise ShapeError(f"permute takes each of the {count} dims once, got {tuple(order)}")
     for axis in range(len(structure.rows)):
         own = [k for k, dim in enumerate(dims_of(values, structure)) if dim.axis == axis]
         found = [k for k in places if k in own]
         if places[places.index(found[0]) :][: len(own)] != found:
-            raise ShapeError(f"permute: dims {own} must stay side by side, got the order {tuple(places)}: {_STAYS}")
+            raise ShapeError(f"permute: dims {own} must stay adjacent, got the order {tuple(places)}: {_STAYS}")
         values, structure = _reordered(values, structure, axis, [k - own[0] for k in found], own[0])
     moved: list[int] = []
     axes: list[int] = []
@@ -56,43 +56,43 @@ def permute(values: Tensor, structure: Structure, order: Sequence[int]) -> tuple
             axes.append(dim.axis)
             starts.append(len(moved))
             first = structure.dims[dim.axis]
-            moved += range(first, first + structure.rows[dim.axis].takes)
+            moved += range(first, first + structure.rows[dim.axis].storage_dims)
     if moved == sorted(moved):
         return values, structure
     return values.permute(moved), Structure(tuple(structure.rows[axis] for axis in axes), tuple(starts))
 
 
-def flatten(values: Tensor, structure: Structure, start: int, end: int) -> Piece:
-    """Dims `start` to `end` as one: a level left out, positions of all rows, or rows that are longer by a regular dim.
+def flatten(values: Tensor, structure: Structure, start: int, end: int) -> MaybeRagged:
+    """Flattens dims `start` to `end`: drops a level, joins all rows, or merges a ragged dim with the regular dim after it.
 
     >>> words = Structure.from_lengths(torch.tensor([2, 1]), torch.tensor([1, 3, 2]))
     >>> flatten(torch.arange(6), words, 1, 2)[1].lengths()
     tensor([4, 2])
     """
-    piece: Piece = (values, structure)
-    # From the last to the first, because rows take in what is behind them.
+    piece: MaybeRagged = (values, structure)
+    # From the last to the first, because a ragged dim absorbs the dims after it.
     for at in reversed(range(start, end)):
         piece = _merged(*piece, at)
     return piece
 
 
 def _reordered(values: Tensor, structure: Structure, axis: int, order: list[int], first: int) -> tuple[Tensor, Structure]:
-    """The dims of one partition in another order: 0 counts the outermost rows, k is ragged by level k - 1."""
+    """Permutes the dims of one partitioned dim: 0 counts the outermost rows, k is ragged by level k - 1."""
     rows = structure.rows[axis]
     changed = [k for k, other in enumerate(order) if k != other]
     if not changed:
         return values, structure
     if rows.columns is not None and changed == [rows.depth, rows.depth + 1]:
         values, structure = compact_axis(values, structure, axis, "permute")
-        return _turned(values, structure, axis)
+        return _transpose_columns(values, structure, axis)
     if changed[-1] > rows.depth - 1:
         raise ShapeError(
-            f"permute: dim {first + changed[-1]} holds the positions of rows and cannot come before what counts them: {_STAYS}"
+            f"permute: dim {first + changed[-1]} is ragged and cannot come before the dim that counts its rows: {_STAYS}"
         )
     outermost = changed[-1] + 1
     sizes = [rows.num_rows(0), *(_equal_counts(rows, level, first + level + 1) for level in range(outermost - 1))]
-    # With no level in between, rows are told by starts and lengths on the device; more levels are host facts.
-    work = rows if outermost == rows.depth and not rows.readable() else rows.at_home("permute")
+    # Without a level in between, starts and lengths on the device describe the rows; otherwise the host must read offsets.
+    work = rows if outermost == rows.depth and not rows.readable() else rows.host_rows("permute")
     ids = torch.arange(math.prod(sizes), device=work.device).view(sizes).permute(order[:outermost]).reshape(-1)
     sizes = [sizes[k] for k in order[:outermost]]
     outer = [torch.arange(math.prod(sizes[:k]) + 1, device=work.device) * sizes[k] for k in range(1, outermost)]
@@ -112,13 +112,13 @@ def _equal_counts(rows: Rows, level: int, dim: int) -> int:
     least, most = rows.min_length(level, "permute"), rows.max_length(level, "permute")
     if least != most:
         raise ShapeError(
-            f"permute: dim {dim} has between {least} and {most} parts, and only equal counts can change places: {_STAYS}"
+            f"permute: dim {dim} has between {least} and {most} parts, and only equal counts can be swapped: {_STAYS}"
         )
     return most
 
 
-def _turned(values: Tensor, structure: Structure, axis: int) -> tuple[Tensor, Structure]:
-    """Every rectangle with its columns as rows."""
+def _transpose_columns(values: Tensor, structure: Structure, axis: int) -> tuple[Tensor, Structure]:
+    """Transposes every row with columns."""
     rows = structure.rows[axis]
     *outer, inner, columns = rows.offsets
     turned = Rows((*outer, columns), columns=inner)
@@ -129,12 +129,12 @@ def _turned(values: Tensor, structure: Structure, axis: int) -> tuple[Tensor, St
                 turned.note(name, other, known)
     row, _ = owners(turned, "permute")
     *_, column, place = coordinates(turned, "permute")
-    source = rows.where().long().index_select(0, row) + place * rows.counts().long().index_select(0, row) + column
+    source = rows.row_starts().long().index_select(0, row) + place * rows.counts().long().index_select(0, row) + column
     return values.index_select(structure.dims[axis], source), structure.replace(axis, turned)
 
 
-def _merged(values: Tensor, structure: Structure | None, at: int) -> Piece:
-    """Dims `at` and `at + 1` as one."""
+def _merged(values: Tensor, structure: Structure | None, at: int) -> MaybeRagged:
+    """Merges dims `at` and `at + 1`."""
     outer, inner = dims_of(values, structure)[at : at + 2]
     if structure is None or (outer.axis is None and inner.axis is None):
         behind = None if structure is None else shifted(structure, inner.values_dim, -1)
@@ -142,7 +142,7 @@ def _merged(values: Tensor, structure: Structure | None, at: int) -> Piece:
     if inner.axis is None and outer.axis is not None:
         return _with_regular(values, structure, outer.axis)
     if outer.axis != inner.axis or inner.axis is None or inner.level is None:
-        raise ShapeError(f"flatten: dim {at + 1} counts rows, and dim {at} does not belong to them: permute it away first")
+        raise ShapeError(f"flatten: dim {at + 1} counts rows, and dim {at} is not one of theirs: permute it away first")
     axis, level = inner.axis, inner.level
     rows = structure.rows[axis]
     if level == rows.depth:
@@ -173,8 +173,8 @@ def _merged(values: Tensor, structure: Structure | None, at: int) -> Piece:
     return values, structure.replace(axis, found)
 
 
-def _with_regular(values: Tensor, structure: Structure, axis: int) -> Piece:
-    """Rows whose last ragged dim takes in the regular dim behind it."""
+def _with_regular(values: Tensor, structure: Structure, axis: int) -> MaybeRagged:
+    """Merges the last ragged dim with the regular dim after it."""
     values, structure = compact_axis(values, structure, axis, "flatten")
     dim, rows = structure.dims[axis], structure.rows[axis]
     size = values.shape[dim + 1]
@@ -196,7 +196,7 @@ def moved(count: int, source: int | Sequence[int], destination: int | Sequence[i
     >>> moved(3, 0, -1)
     (1, 2, 0)
     """
-    # torch knows the rules; sizes that all differ tell which dim went where.
+    # Let torch apply its rules to a tensor of distinct sizes, which identify the dims afterwards.
     sizes = torch.empty(tuple(range(count)), device="meta")
     taken, put = ([k] if isinstance(k, int) else list(k) for k in (source, destination))
     try:
@@ -205,8 +205,8 @@ def moved(count: int, source: int | Sequence[int], destination: int | Sequence[i
         raise ShapeError(f"movedim: dims {source} of {count} cannot go to {destination}: {error}") from None
 
 
-def unbind(values: Tensor, structure: Structure, at: int) -> list[Piece]:
-    """What is at every position of a dim; the dim goes away.
+def unbind(values: Tensor, structure: Structure, at: int) -> list[MaybeRagged]:
+    """The items of a dim, in order; the dim is removed.
 
     >>> [row.tolist() for row, _ in unbind(torch.arange(3), Structure.from_lengths(torch.tensor([2, 1])), 0)]
     [[0, 1], [2]]
@@ -217,30 +217,32 @@ def unbind(values: Tensor, structure: Structure, at: int) -> list[Piece]:
     return [select(values, structure, dims_of(values, structure)[at], index, "unbind") for index in range(size)]
 
 
-def split(values: Tensor, structure: Structure, sizes: int | Sequence[int], at: int) -> list[Piece]:
-    """Pieces of that size, the last one smaller; or of these sizes.
+def split(values: Tensor, structure: Structure, sizes: int | Sequence[int], at: int) -> list[MaybeRagged]:
+    """Splits a dim into parts of one size (the last may be smaller) or of the given sizes.
 
     >>> pieces = split(torch.arange(3), Structure.from_lengths(torch.tensor([1, 1, 1])), 2, 0)
     >>> [piece.tolist() for piece, _ in pieces]
     [[0, 1], [2]]
     """
     wanted = sizes if isinstance(sizes, int) else list(sizes)
-    return cut_as(values, structure, at, "split", lambda whole: torch.split(whole, wanted))
+    return split_like(values, structure, at, "split", lambda whole: torch.split(whole, wanted))
 
 
-def cut_as(values: Tensor, structure: Structure, at: int, why: str, cut: Callable[[Tensor], Sequence[Tensor]]) -> list[Piece]:
-    """The pieces that `cut` makes of a plain tensor of as many positions as the dim has, made of the ragged one.
+def split_like(
+    values: Tensor, structure: Structure, at: int, why: str, cut: Callable[[Tensor], Sequence[Tensor]]
+) -> list[MaybeRagged]:
+    """Splits a dim as `cut` splits a plain 1-D tensor of the same size.
 
     >>> jt = Structure.from_lengths(torch.tensor([1, 1, 1])), torch.arange(3)
-    >>> [piece.tolist() for piece, _ in cut_as(jt[1], jt[0], 0, "chunk", lambda whole: whole.chunk(2))]
+    >>> [piece.tolist() for piece, _ in split_like(jt[1], jt[0], 0, "chunk", lambda whole: whole.chunk(2))]
     [[0, 1], [2]]
     """
     size = _size(values, structure, at, why)
-    # torch knows the rules of how pieces are sized; a tensor without data is enough to ask it.
+    # Let torch size the parts; a tensor without data is enough.
     try:
         pieces = cut(torch.empty(size, device="meta"))
     except (RuntimeError, ValueError, IndexError) as error:
-        raise ShapeError(f"{why}: dim {at} of size {size} cannot be cut so: {error}") from None
+        raise ShapeError(f"{why}: dim {at} of size {size} cannot be split like this: {error}") from None
     bounds = [0]
     for piece in pieces:
         bounds.append(bounds[-1] + piece.shape[0])
@@ -251,5 +253,5 @@ def cut_as(values: Tensor, structure: Structure, at: int, why: str, cut: Callabl
 def _size(values: Tensor, structure: Structure, at: int, why: str) -> int:
     dim = dims_of(values, structure)[at]
     if dim.level is not None:
-        raise ShapeError(f"{why}: dim {at} is ragged and has another size in every row: take ranges of it, as in jt[:, :k]")
+        raise ShapeError(f"{why}: dim {at} is ragged and has a different size in every row: slice it, as in jt[:, :k]")
     return values.shape[dim.values_dim] if dim.axis is None else structure.rows[dim.axis].num_rows(0)

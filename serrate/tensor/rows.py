@@ -1,7 +1,7 @@
-"""The rows that one dim of the values is partitioned into: on one level or nested, back to back or with gaps, with columns.
+"""`Rows`: how one dim of the values is partitioned, on one level or nested, back to back or with gaps, with or without columns.
 
-In: offsets of every level, and where rows start if they do not follow one another. Out: an immutable `Rows` that knows its
-lengths, what was measured of them, and what was derived from them.
+In: the offsets of every level, and the starts of rows that have gaps. Out: an immutable `Rows` with its lengths, known facts
+about them, and memoised derived arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Facts = dict[tuple[str, int], float]
 
 
 class Rows:
-    """How one dim of the values comes apart. A model of what it means:
+    """How one dim of the values is partitioned. A model of its meaning:
 
         def rows(offsets, positions):                    # positions: the dim of the values
             first, *inner = offsets                      # level 0 counts the parts of level 1, the last level positions
@@ -28,12 +28,13 @@ class Rows:
             return [parts[a:b] for a, b in zip(first, first[1:])]
 
     With `starts`, row k of the innermost level is `positions[starts[k]:starts[k] + lengths[k]]`: there may be gaps.
-    With `columns`, every innermost row k is a rectangle: `counts[k]` columns for each of its `lengths[k]` positions. They are
-    `packed` (the row takes `lengths[k] * counts[k]` positions) or the first `counts[k]` positions of the next dim.
+    With `columns`, every innermost row k is a product of two ragged dims: `counts[k]` columns at each of its `lengths[k]`
+    positions. They are `packed` (the row takes `lengths[k] * counts[k]` positions) or the first `counts[k]` positions of the
+    next dim.
 
-    What is known of rows is remembered until one of their tensors is written to in place.
+    Facts and derived arrays are memoised until one of the tensors is written to in place.
 
-    The constructor trusts its caller: 1-D contiguous offsets of one dtype on one device. `Structure` has what checks.
+    The constructor trusts its caller: 1-D contiguous offsets of one dtype on one device. The constructors of `Structure` check.
     """
 
     __slots__ = (
@@ -55,15 +56,15 @@ class Rows:
     offsets: tuple[Tensor, ...]
     """The boundaries of every level, outermost first; those of the columns come last."""
     depth: int
-    """How many levels are nested in one another."""
+    """The number of nested levels, columns not counted."""
     starts: Tensor | None
-    """Where each innermost row starts; None where rows lie back to back."""
+    """The start of each innermost row; None if rows lie back to back."""
     packed: bool
-    """Whether columns lie inside the rows, and not in the next dim."""
+    """Whether columns are stored in the same dim as the rows, not in the next one."""
     room: int | None
-    """The positions that every row has in padded storage; None elsewhere."""
+    """The size of every row in padded storage; None for other storage."""
     checked: bool
-    """False where the caller asked for numbers not to be looked at, or not yet."""
+    """False if the caller asked for no checks, or for deferred ones."""
 
     def __init__(
         self,
@@ -90,33 +91,33 @@ class Rows:
 
     @property
     def levels(self) -> int:
-        """How many ragged dims there are."""
+        """The number of ragged dims."""
         return len(self.offsets)
 
     @property
     def columns(self) -> Tensor | None:
-        """The boundaries of the columns, if every row is a rectangle."""
+        """The offsets of the columns, if rows have columns."""
         return self.offsets[-1] if self.levels > self.depth else None
 
     @property
-    def takes(self) -> int:
-        """How many dims of the values are described."""
+    def storage_dims(self) -> int:
+        """The number of dims of the values that these rows describe: 2 if columns are padded, else 1."""
         return 2 if self.columns is not None and not self.packed else 1
 
     @property
     def contiguous(self) -> bool:
-        """Whether rows are known to lie back to back, and nothing beside them."""
-        return self.starts is None and self.takes == 1
+        """Whether rows are known to lie back to back, without holes."""
+        return self.starts is None and self.storage_dims == 1
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What a program may be specialised on: everything but numbers of rows and lengths."""
+        """What programs may be specialised on: everything but the number of rows and their lengths."""
         columns = None if self.columns is None else "packed" if self.packed else "padded"
         return (self.depth, self.starts is not None, columns, self.offsets[0].dtype)
 
     @property
     def device(self) -> torch.device:
-        """Where the offsets are."""
+        """The device of the offsets."""
         return self.offsets[0].device
 
     def lengths(self, level: int) -> Tensor:
@@ -128,27 +129,27 @@ class Rows:
         return self.lengths(self.depth - 1)
 
     def counts(self) -> Tensor:
-        """How many columns each innermost row has."""
+        """The number of columns of each innermost row."""
         return self.lengths(self.depth)
 
     def sizes(self) -> Tensor:
-        """How many positions of the dim each innermost row takes."""
+        """The number of positions of the dim that each innermost row takes."""
         if self.columns is None or not self.packed:
             return self.inner_lengths()
         return self.derived("sizes", lambda: self.inner_lengths().long() * self.counts().long())
 
     def blocks(self) -> Tensor:
-        """Boundaries of what the innermost rows take, were they back to back."""
+        """The offsets of the innermost rows in packed storage."""
         if self.columns is None or not self.packed:
             return self.offsets[self.depth - 1]
         return self.derived("blocks", lambda: running_sum(self.sizes()))
 
-    def where(self) -> Tensor:
-        """The position at which each innermost row starts."""
+    def row_starts(self) -> Tensor:
+        """The position of the dim at which each innermost row starts."""
         return self.blocks()[:-1] if self.starts is None else self.starts
 
     def host_offsets(self, level: int, why: str) -> Tensor:
-        """The offsets of a level on the CPU: copied once, then remembered. `why` names the operation in a SyncError."""
+        """The offsets of a level on the CPU, copied once. `why` names the operation in a SyncError."""
         if not self._is_current() or level not in self._host:
             self._host[level] = host_copy(self.offsets[level], why)
         return self._host[level]
@@ -158,14 +159,14 @@ class Rows:
         return self.host_offsets(level, why).diff()
 
     def host_sizes(self, why: str) -> Tensor:
-        """How many positions each innermost row takes, on the CPU."""
+        """`sizes`, on the CPU."""
         lengths = self.host_lengths(self.depth - 1, why)
         if self.columns is None or not self.packed:
             return lengths
         return lengths.long() * self.host_lengths(self.depth, why).long()
 
-    def host_where(self, why: str) -> Tensor:
-        """The position at which each innermost row starts, on the CPU."""
+    def host_row_starts(self, why: str) -> Tensor:
+        """`row_starts`, on the CPU."""
         if self.starts is not None:
             starts = self.starts
             return self.derived("host starts", lambda: host_copy(starts, why))
@@ -174,19 +175,19 @@ class Rows:
         return self.derived("host blocks", lambda: running_sum(self.host_sizes(why)))[:-1]
 
     def readable(self) -> bool:
-        """Whether lengths can be read here and now: they are on the CPU, or were copied there before."""
+        """Whether lengths can be read without a new host copy."""
         return on_host(self.offsets[0]) or (self._is_current() and len(self._host) == self.levels)
 
-    def places_readable(self) -> bool:
-        """Whether it can also be read here and now where rows are stored."""
+    def starts_readable(self) -> bool:
+        """Whether lengths and starts can be read without a new host copy."""
         return self.readable() and (self.starts is None or on_host(self.starts) or "host starts" in self._memo)
 
     def versions(self) -> list[int]:
-        """How often each tensor that describes the rows was written to."""
+        """The version counter of each tensor that describes the rows."""
         return [version(each) for each in (self.offsets if self.starts is None else (*self.offsets, self.starts))]
 
     def _is_current(self) -> bool:
-        """Whether what is remembered still holds. If a tensor was written to, everything that was known is forgotten."""
+        """Whether memoised facts still hold. If a tensor was written to, drops them all."""
         versions = self.versions()
         if versions == self._versions:
             return True
@@ -194,31 +195,31 @@ class Rows:
         self._facts, self._memo, self._host = {}, {}, {}
         return False
 
-    def untouched(self) -> bool:
-        """Whether nothing was written into these tensors since the rows were made and checked."""
+    def unmodified(self) -> bool:
+        """Whether these tensors were not written to since the rows were constructed and checked."""
         return self._is_current() and not self._rewritten
 
     def verified(self) -> bool:
-        """Whether numbers on the host are known to be right: measured when the rows were made, and not written to since.
+        """Whether offsets on the host are known to be valid: checked at construction, and not written to since.
 
-        Programs rest on that, so what is not verified they check before their first run.
+        Programs rely on that, and check rows that are not verified before they run.
         """
-        if not self.untouched() or not on_host(self.offsets[0]):
-            return self.untouched()
+        if not self.unmodified() or not on_host(self.offsets[0]):
+            return self.unmodified()
         return self.checked and all(("min", level) in self._facts for level in range(self.depth))
 
     def num_rows(self, level: int) -> int:
-        """How many rows a level has; never needs a host copy."""
+        """The number of rows of a level; never needs a host copy."""
         return self.offsets[level].shape[0] - 1
 
     def total(self, level: int, why: str) -> int:
-        """How many positions (or parts, on an outer level; or columns) the rows of a level hold together."""
+        """The total length of a level's rows: in positions, in parts on an outer level, or in columns."""
         if level < self.depth - 1:
             return self.num_rows(level + 1)
         return int(self.fact("total", level, lambda: int(self.host_offsets(level, why)[-1])))
 
     def elements(self, why: str) -> int:
-        """How many positions there are, every column of every row counted."""
+        """The number of elements: positions, or columns of all positions."""
         if self.columns is None:
             return self.total(self.depth - 1, why)
 
@@ -229,60 +230,60 @@ class Rows:
         return int(self.fact(*self.elements_fact, count))
 
     def extent(self, why: str) -> int:
-        """How many positions of the dim all innermost rows take."""
+        """The number of positions of the dim that all innermost rows take."""
         return self.elements(why) if self.packed else self.total(self.depth - 1, why)
 
-    def reach(self, why: str) -> int:
-        """The first position behind all rows."""
+    def end(self, why: str) -> int:
+        """The first position past all rows."""
         if self.num_rows(self.depth - 1) == 0:
             return 0
-        return int((self.host_where(why) + self.host_sizes(why)).max())
+        return int((self.host_row_starts(why) + self.host_sizes(why)).max())
 
     @property
     def elements_fact(self) -> tuple[str, int]:
-        """The fact that `elements` is."""
+        """The key under which `elements` is memoised."""
         return ("total", self.depth - 1) if self.columns is None else ("elements", 0)
 
     @property
     def extent_fact(self) -> tuple[str, int]:
-        """The fact that `extent` is."""
+        """The key under which `extent` is memoised."""
         return self.elements_fact if self.packed else ("total", self.depth - 1)
 
     def max_length(self, level: int, why: str) -> int:
-        """The longest row of a level; 0 where there is none."""
+        """The longest length of a level; 0 without rows."""
         return int(self.fact("max", level, lambda: _extreme(self.host_lengths(level, why), torch.max)))
 
     def min_length(self, level: int, why: str) -> int:
-        """The shortest row of a level; 0 where there is none."""
+        """The shortest length of a level; 0 without rows."""
         return int(self.fact("min", level, lambda: _extreme(self.host_lengths(level, why), torch.min)))
 
     def variance(self, level: int, why: str) -> float:
-        """The population variance of the lengths of a level; 0 where there is none."""
+        """The population variance of a level's lengths; 0 without rows."""
         if self.num_rows(level) == 0:
             return 0.0
         return self.fact("variance", level, lambda: float(self.host_lengths(level, why).double().var(correction=0)))
 
     def fact(self, name: str, level: int, measure: Callable[[], float]) -> float:
-        """What is known by that name, measured if it is not."""
+        """A fact by name: known, or else measured and memoised."""
         found = self.known(name, level)
         if found is None:
             found = self._facts[name, level] = measure()
         return found
 
     def known(self, name: str, level: int) -> float | None:
-        """What is known by that name, if anything."""
+        """A fact by name, or None if it is not known."""
         return self._facts.get((name, level)) if self._is_current() else None
 
     def note(self, name: str, level: int, fact: float) -> None:
-        """Remembers a fact that the caller vouches for: `total`, `max` or `min` of a level, or all `elements`."""
+        """Memoises a fact that the caller vouches for: `total`, `max` or `min` of a level, or `elements`."""
         self._facts[name, level] = fact
 
     def facts(self) -> _Facts:
-        """Everything that is known."""
+        """All known facts."""
         return dict(self._facts) if self._is_current() else {}
 
     def derived(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """What `make` returned the first time this key was asked for: the memo of what is computed from these rows."""
+        """Memoises what `make` computes from these rows, by key."""
         self._is_current()
         memo = self._memo
         if key not in memo:
@@ -290,7 +291,7 @@ class Rows:
         return cast(_T, memo[key])
 
     def to(self, device: torch.device | str) -> Rows:
-        """The same rows on another device, with what is known of them; itself if they are there already."""
+        """The same rows on another device, with their known facts; themselves if they are already there."""
         offsets = tuple(level.to(device) for level in self.offsets)
         if offsets[0] is self.offsets[0]:
             return self
@@ -305,7 +306,7 @@ class Rows:
         return moved
 
     def back_to_back(self) -> Rows:
-        """The same rows without gaps, their columns packed; itself if that is how they are."""
+        """The same rows without gaps, columns packed; themselves if they already are."""
         if self.contiguous:
             return self
 
@@ -317,12 +318,12 @@ class Rows:
 
         return self.derived("back to back", make)
 
-    def at_home(self, why: str) -> Rows:
-        """The same rows with every number on the CPU: copied once, then remembered."""
+    def host_rows(self, why: str) -> Rows:
+        """The same rows on the CPU, copied once."""
 
         def make() -> Rows:
             host = tuple(self.host_offsets(level, why) for level in range(self.levels))
-            starts = None if self.starts is None else self.host_where(why)
+            starts = None if self.starts is None else self.host_row_starts(why)
             home = rows_of(host, self.depth, self.packed, starts, self.room, self._facts)
             home._host.update(enumerate(host))
             if starts is not None:
@@ -332,7 +333,7 @@ class Rows:
         return self.derived("at home", make)
 
     def below(self, level: int) -> Rows:
-        """The rows of a level and all that they hold, as rows of their own."""
+        """The rows of a level with everything nested in them, as `Rows` whose outermost level it is."""
 
         def make() -> Rows:
             inner = rows_of(self.offsets[level:], self.depth - level, self.packed, self.starts, self.room, {})
@@ -347,12 +348,12 @@ class Rows:
         return self.derived(("below", level), make) if level else self
 
     def uniform(self, level: int) -> int | None:
-        """The length that all rows of a level have, if that is known without a host copy."""
+        """The common length of all rows of a level, if it is known without a host copy that all have the same."""
         least, most = self.known("min", level), self.known("max", level)
         return int(most) if most is not None and least == most else None
 
     def narrow(self, start: int, stop: int, *, level: int = 0, why: str) -> tuple[Rows, int, int]:
-        """Rows `start` to `stop` of a level as rows that begin at that level, and the positions between which they lie."""
+        """Rows `start` to `stop` of a level, as `Rows` whose outermost level it is, and the range of positions they take."""
         cut: list[Tensor] = []
         host: list[Tensor] = []
 
@@ -370,20 +371,20 @@ class Rows:
             take(self.depth)
         first, last, starts = 0, 0, None
         if stop > start:
-            where, sizes = self.host_where(why), self.host_sizes(why)
+            where, sizes = self.host_row_starts(why), self.host_sizes(why)
             first, last = int(where[start]), int(where[stop - 1] + sizes[stop - 1])
         if self.starts is not None:
             starts = self.starts[start:stop] - first
         rows = rows_of(tuple(cut), self.depth - level, self.packed, starts, self.room, {})
         rows._host.update(enumerate(host))
         if starts is not None:
-            rows._memo["host starts"] = self.host_where(why)[start:stop] - first
+            rows._memo["host starts"] = self.host_row_starts(why)[start:stop] - first
             rows.note("within", 0, last - first)
         rows.note("total", rows.depth - 1, int(known[-1] - known[0]))
         return rows, first, last
 
     def same_rows(self, other: Rows, why: str) -> bool:
-        """Whether both have the same rows and columns, wherever these are stored."""
+        """Whether both have the same rows and columns, wherever they are stored."""
         if self.known_same_rows(other):
             return True
         if not self.same_form(other):
@@ -391,43 +392,43 @@ class Rows:
         for level, (mine, theirs) in enumerate(zip(self.offsets, other.offsets, strict=True)):
             if mine is not theirs and not _same_numbers(self.host_offsets(level, why), other.host_offsets(level, why)):
                 return False
-        # Rows that were once found to be the same share a mark, so that nobody compares them again.
+        # Rows found equal share a token, so that they are not compared again.
         self._same = other._same = self._same or other._same or object()
         return True
 
     def known_same_rows(self, other: Rows) -> bool:
-        """Whether both were found to have the same rows before."""
+        """Whether an earlier comparison found both to have the same rows."""
         if self is other:
             return True
         return self._is_current() and other._is_current() and self._same is not None and self._same is other._same
 
     def same_form(self, other: Rows) -> bool:
-        """Whether shapes and devices allow both to have the same rows."""
+        """Whether both have the same depth, shapes and device, as equal rows must."""
         if self.depth != other.depth or len(self.offsets) != len(other.offsets) or self.device != other.device:
             return False
         return all(mine.shape == theirs.shape for mine, theirs in zip(self.offsets, other.offsets, strict=True))
 
     def same_tensors(self, other: Rows) -> bool:
-        """Whether both are described by the very same tensors."""
+        """Whether the same tensor objects describe both."""
         if self is other:
             return True
         mine, theirs = (*self.offsets, self.starts), (*other.offsets, other.starts)
         same = len(mine) == len(theirs) and all(a is b for a, b in zip(mine, theirs, strict=True))
         return same and (self.depth, self.packed) == (other.depth, other.packed)
 
-    def same_places(self, other: Rows, why: str) -> bool:
-        """Whether rows that are the same are also stored in the same places."""
+    def same_storage(self, other: Rows, why: str) -> bool:
+        """Whether equal rows are also stored at the same positions."""
         if self.columns is not None and self.packed != other.packed:
             return False
         if self.starts is other.starts:
             return True
-        return _same_numbers(self.host_where(why), other.host_where(why))
+        return _same_numbers(self.host_row_starts(why), other.host_row_starts(why))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Rows):
             return NotImplemented
         why = "comparing two structures"
-        return self is other or (self.same_rows(other, why) and self.same_places(other, why))
+        return self is other or (self.same_rows(other, why) and self.same_storage(other, why))
 
     def __hash__(self) -> int:
         return hash(tuple(level.shape[0] for level in self.offsets))
@@ -444,7 +445,7 @@ class Rows:
 def rows_of(
     offsets: tuple[Tensor, ...], depth: int, packed: bool, starts: Tensor | None, room: int | None, facts: _Facts
 ) -> Rows:
-    """Rows from what they hold and what is known of them."""
+    """Rows from their tensors and known facts."""
     columns = offsets[-1] if len(offsets) > depth else None
     rows = Rows(offsets[:depth], columns=columns, packed=packed, starts=starts, room=room)
     rows._facts.update(facts)
@@ -452,23 +453,23 @@ def rows_of(
 
 
 def owners_and_places(lengths: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """For each of `total` positions of rows with these lengths: which row it belongs to, and its place in that row.
+    """For each of `total` positions of rows with these lengths: its row, and its index in that row.
 
     >>> owners_and_places(torch.tensor([2, 0, 1]), 3)
     (tensor([0, 0, 2]), tensor([0, 1, 0]))
     """
     ends = running_sum(lengths)
     if lengths.numel():
-        # Torch writes past its result if the lengths are not what `total` says; they may have changed since that was counted.
+        # torch would write past its result if the lengths do not sum to `total`; they may have changed since it was computed.
         ends = ends.clamp_(0, total).cummax(0).values
         ends[-1:].fill_(total)
-    # With output_size torch need not read the lengths on the host to size the result.
+    # With output_size, torch sizes the result without reading the lengths on the host.
     owner = torch.repeat_interleave(ends.diff(), output_size=total if lengths.numel() else 0)
     return owner, torch.arange(len(owner), device=lengths.device) - ends[:-1].index_select(0, owner)
 
 
 def running_sum(lengths: Tensor) -> Tensor:
-    """The boundaries of rows with these lengths, as int64 so that they cannot wrap around.
+    """The offsets of rows with these lengths, as int64 so that they cannot overflow.
 
     >>> running_sum(torch.tensor([2, 0, 1], dtype=torch.int32))
     tensor([0, 2, 2, 3])

@@ -1,6 +1,6 @@
-"""The layout of a ragged tensor without its data: which dims of the values are partitioned into rows, and how.
+"""`Structure`: which dims of the values are partitioned into rows, and how; the layout of a ragged tensor without its data.
 
-In: offsets, lengths, or starts and lengths; of one dim or of several. Out: an immutable `Structure` with its metadata.
+In: offsets, lengths, or starts and lengths, for one dim or several. Out: an immutable `Structure` with its metadata.
 
     nested        Structure.from_offsets(documents, sentences)            one dim, rows of rows
     independent   Structure.independent(rows, columns)                    two dims, each with rows of its own
@@ -21,28 +21,28 @@ from torch import Tensor
 from serrate.errors import CallError, DeviceError, ShapeError, StructureError
 from serrate.tensor.building import PerLevel, rows_from_lengths, rows_from_offsets, rows_from_starts, rows_with_columns
 from serrate.tensor.checks.agreement import check_extent, rows_agree
-from serrate.tensor.checks.validate import Validate, check_dim, check_offsets, check_values_form
+from serrate.tensor.checks.validate import Validate, check_dim, check_offsets, check_values_layout
 from serrate.tensor.rows import Rows
 from serrate.tensor.sync import on_host
 
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """What one dim of a ragged tensor is."""
+    """The kind of one dim of a ragged tensor."""
 
     values_dim: int
-    """The dim of the values it is found in."""
+    """The dim of the values that stores it."""
     axis: int | None = None
-    """Which partition it belongs to; None for a dim that is as it is in the values."""
+    """The number of the partitioned dim it belongs to; None for a regular dim."""
     level: int | None = None
-    """The level of that partition whose lengths it has; None for the dim that counts the outermost rows."""
+    """The level of that partitioned dim whose lengths are its size; None for the dim that counts the outermost rows."""
     ragged: int | None = None
-    """How many ragged dims come before it, if it is ragged."""
+    """Its number among the ragged dims, if it is ragged."""
 
 
 @functools.lru_cache(1024)
 def _dims_of(ndim: int, dims: tuple[int, ...], partitions: tuple[tuple[int, int, bool], ...]) -> tuple[Dim, ...]:
-    """What every dim is, for the levels and depths of what is partitioned, and whether columns are packed."""
+    """The kind of every dim; `partitions` holds levels, depth and packed for each partitioned dim."""
     found: list[Dim] = []
     at = ragged = 0
     for axis, (dim, (levels, depth, packed)) in enumerate(zip(dims, partitions, strict=True)):
@@ -58,9 +58,10 @@ def _dims_of(ndim: int, dims: tuple[int, ...], partitions: tuple[tuple[int, int,
 class Structure:
     """Which dims of the values are partitioned into rows, and how: one `Rows` for each such dim.
 
-    Structures are equal if they describe the same rows in the same places, whatever tensors say so; the hash uses shapes
-    only. The tensors handed in are kept, not copied: after writing to them in place the structure describes the new rows, and
-    programs check them again. The constructor trusts its caller; `from_offsets`, `from_lengths` and `from_starts` check.
+    Structures are equal if they describe the same rows at the same positions, whichever tensors describe them; the hash uses
+    shapes only. The tensors passed in are kept, not copied: if they are written to in place, the structure describes the new
+    rows, and programs check them again. The constructor trusts its caller; `from_offsets`, `from_lengths` and `from_starts`
+    check.
 
     >>> Structure.from_offsets(torch.tensor([0, 2, 3]), torch.tensor([0, 4, 4, 9]))
     Structure(2 > 3 > 9)
@@ -71,7 +72,7 @@ class Structure:
     _rows: tuple[Rows, ...]
     _dims: tuple[int, ...]
     _extents: tuple[tuple[int, int], ...] | None
-    """Dims of the values with the extents they must have, once that is known: rows back to back hold all positions."""
+    """Known extents of partitioned dims, as (dim, extent): rows back to back take all positions of their dim."""
 
     def __init__(
         self, rows: tuple[Rows, ...], dims: tuple[int, ...] = (0,), extents: tuple[tuple[int, int], ...] | None = None
@@ -85,7 +86,7 @@ class Structure:
         self._dims = dims
         self._extents = extents
 
-    # --- making one ---
+    # --- constructors ---
 
     @classmethod
     def from_offsets(
@@ -99,12 +100,12 @@ class Structure:
     ) -> Self:
         """A structure from row offsets, outermost level first, of dim `dim` of the values.
 
-        2-D offsets `[M, K+1]` stand for two levels: M components of K parts each, every row starting at 0 and counting
-        from the start of its component. They give the same structure as the chain that says the same.
-        `total` is the number of positions the values have; it, `max_length` and `min_length` spare a host copy later.
-        Shapes and dtypes are checked at once. Numbers are, with `validate=None`, checked at once on a CPU; on a device they are
-        checked there, and a mistake is raised later (see `wait_for_checks`). `"deferred"` does that anywhere, `True` copies
-        them to the host and checks at once, `False` checks nothing.
+        2-D offsets `[M, K+1]` stand for two levels: M components of K parts each; every row starts at 0 and counts from the
+        start of its component. They give the same structure as the equivalent chain of 1-D offsets.
+        `total` is the number of positions in the values; `total`, `max_length` and `min_length` avoid a host copy later.
+        Shapes and dtypes are checked immediately. With `validate=None`, contents are checked immediately on a CPU and
+        asynchronously on a device, where errors surface at a later call (see `wait_for_checks`). `"deferred"` checks
+        asynchronously everywhere, `True` copies to the host and checks immediately, `False` skips the checks.
 
         >>> ranks = Structure.from_offsets(torch.tensor([[0, 50, 127], [0, 0, 0], [0, 100, 198]]), total=325)
         >>> ranks == Structure.from_offsets(torch.tensor([0, 2, 4, 6]), torch.tensor([0, 50, 127, 127, 127, 227, 325]))
@@ -127,8 +128,8 @@ class Structure:
     ) -> Self:
         """A structure from the lengths of each level, outermost first; 2-D lengths `[M, K]` stand for two levels.
 
-        Offsets of int32 lengths are int32 where the total is known to fit, int64 otherwise. The other arguments are those
-        of `from_offsets`.
+        int32 lengths give int32 offsets if the total is known to fit, else int64. The other arguments are as for
+        `from_offsets`.
 
         >>> Structure.from_lengths(torch.tensor([3, 0, 4])).offsets
         (tensor([0, 3, 3, 7]),)
@@ -150,10 +151,10 @@ class Structure:
         min_length: PerLevel = None,
         validate: Validate = None,
     ) -> Self:
-        """Rows that may leave gaps between them: where each innermost row starts, and the lengths of every level.
+        """A structure whose rows may have gaps between them, from the start of each innermost row and the lengths of every level.
 
-        Rows lie in order and do not overlap. `extent` is the number of positions of the values; `room` says that the storage
-        is padded, row k starting at `k * room`.
+        Rows are in order and do not overlap. `extent` is the number of positions in the values; with `room`, storage is
+        padded: row k starts at `k * room`.
 
         >>> Structure.from_starts(torch.tensor([0, 8]), torch.tensor([3, 5]))
         Structure(2 > 8, with gaps)
@@ -164,23 +165,23 @@ class Structure:
 
     @classmethod
     def independent(cls, *structures: Structure) -> Self:
-        """Structures of different dims of the same values, together.
+        """Combines structures of different dims of the same values.
 
         >>> rows = Structure.from_offsets(torch.tensor([0, 3, 8, 10]))
         >>> Structure.independent(rows, Structure.from_offsets(torch.tensor([0, 1, 4]), dim=1))
         Structure(3 > 10, 2 > 4 of dim 1)
         """
         if not structures:
-            raise StructureError("independent: give the structures of at least two dims, got none")
+            raise StructureError("independent: pass the structures of at least two dims, got none")
         for k, structure in enumerate(structures):
             if not isinstance(structure, Structure):
-                raise CallError(f"independent: give structures; argument {k} is of type {type(structure).__name__}")
+                raise CallError(f"independent: pass structures; argument {k} is of type {type(structure).__name__}")
         found = sorted(
             ((dim, k, rows) for k, s in enumerate(structures) for dim, rows in zip(s._dims, s._rows, strict=True)),
             key=lambda each: each[:2],
         )
         for (dim, k, rows), (after, j, _) in pairwise(found):
-            if after < dim + rows.takes:
+            if after < dim + rows.storage_dims:
                 raise StructureError(
                     f"independent: structures {k} and {j} both partition dim {after}: give one of them another dim="
                 )
@@ -192,24 +193,24 @@ class Structure:
     def with_columns(
         self, counts: Tensor, *, packed: bool = True, max_length: int | None = None, validate: Validate = None
     ) -> Self:
-        """The same rows, each a rectangle: `counts[k]` columns for every position of innermost row k.
+        """Adds a second ragged dim owned by the same components: `counts[k]` columns for every position of innermost row k.
 
         `packed` rows take `lengths[k] * counts[k]` positions; otherwise the columns are the first `counts[k]` positions of
-        the next dim of the values. `max_length` is the largest count, `validate` as for `from_offsets`.
+        the next dim of the values. `max_length` is the largest count; for `validate` see `from_offsets`.
 
         >>> scores = Structure.from_lengths(torch.tensor([3, 0, 2])).with_columns(torch.tensor([2, 5, 4]))
         >>> scores, scores.total_elements()
         (Structure(3 > 5 x columns), 14)
         """
         if len(self._rows) > 1 or self._rows[0].columns is not None:
-            raise StructureError(f"with_columns: {self} has other ragged dims already; begin with the rows of one dim")
+            raise StructureError(f"with_columns: {self} already has other ragged dims; start from the rows of one dim")
         return type(self)((rows_with_columns(self._rows[0], counts, packed, max_length, validate),), self._dims)
 
-    # --- what it says ---
+    # --- properties ---
 
     @property
     def rows(self) -> tuple[Rows, ...]:
-        """How each partitioned dim of the values comes apart, in the order of dims."""
+        """The rows of each partitioned dim of the values, in the order of dims."""
         return self._rows
 
     @property
@@ -219,40 +220,40 @@ class Structure:
 
     @property
     def offsets(self) -> tuple[Tensor, ...]:
-        """The offsets of every ragged dim, in the order of dims: those of nested rows outermost first."""
+        """The offsets of every ragged dim, in the order of dims; for nested rows outermost first."""
         if len(self._rows) == 1:
             return self._rows[0].offsets
         return tuple(level for rows in self._rows for level in rows.offsets)
 
     @property
     def starts(self) -> tuple[Tensor | None, ...]:
-        """Where rows start, for each partitioned dim; None where they lie back to back."""
+        """The row starts of each partitioned dim; None if its rows lie back to back."""
         return tuple(rows.starts for rows in self._rows)
 
     @property
     def levels(self) -> int:
-        """How many ragged dims there are."""
+        """The number of ragged dims."""
         return sum(rows.levels for rows in self._rows)
 
     @property
     def device(self) -> torch.device:
-        """Where the offsets are."""
+        """The device of the offsets."""
         return self._rows[0].device
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What a program may be specialised on: everything but numbers of rows and lengths."""
+        """What programs may be specialised on: everything but numbers of rows and lengths."""
         return tuple((dim, *rows.form) for dim, rows in zip(self._dims, self._rows, strict=True))
 
     @property
     def format(self) -> str:
-        """How rows are stored: `csr` back to back, `padded` each with the same room, `gaps` otherwise."""
+        """The storage format: `csr` (rows back to back), `padded` (every row takes the same space), or `gaps` (anything else)."""
         if all(rows.contiguous for rows in self._rows):
             return "csr"
         return "padded" if all(rows.room is not None for rows in self._rows) else "gaps"
 
     def dims_of(self, ndim: int) -> tuple[Dim, ...]:
-        """What every dim of a ragged tensor is whose values have `ndim` dims.
+        """The kind of every dim of a ragged tensor whose values have `ndim` dims.
 
         >>> [d.ragged for d in Structure.from_lengths(torch.tensor([1, 2])).dims_of(2)]
         [None, 0, None]
@@ -269,7 +270,7 @@ class Structure:
         return rows.lengths(own)
 
     def offsets_as(self, dtype: torch.dtype, level: int = -1) -> Tensor:
-        """The offsets of a level as int32 or int64; the other one is made once and kept.
+        """The offsets of a level as int32 or int64, converted once.
 
         >>> Structure.from_offsets(torch.tensor([0, 3, 3, 7])).offsets_as(torch.int32)
         tensor([0, 3, 3, 7], dtype=torch.int32)
@@ -282,7 +283,7 @@ class Structure:
         return rows.derived(("offsets as", dtype, own), lambda: rows.offsets[own].to(dtype))
 
     def host_offsets(self, level: int = -1, *, why: str = "host_offsets") -> Tensor:
-        """The offsets of a level on the CPU: copied once, then remembered. `why` names the operation in a SyncError.
+        """The offsets of a level on the CPU, copied once. `why` names the operation in a SyncError.
 
         >>> Structure.from_offsets(torch.tensor([0, 3, 3, 7])).host_offsets().tolist()
         [0, 3, 3, 7]
@@ -291,7 +292,7 @@ class Structure:
         return rows.host_offsets(own, why)
 
     def num_rows(self, level: int = -1) -> int:
-        """How many rows a level has; never needs a host copy.
+        """The number of rows of a level; never needs a host copy.
 
         >>> words = Structure.from_offsets(torch.tensor([0, 2, 3]), torch.tensor([0, 4, 4, 9]))
         >>> words.num_rows(), words.num_rows(level=0)
@@ -301,7 +302,7 @@ class Structure:
         return rows.num_rows(own)
 
     def total_elements(self, level: int | None = None, *, why: str = "total_elements") -> int:
-        """How many positions there are: all of the tensor's, or those that the rows of one level hold together.
+        """The number of positions of the whole tensor, or the total length of one level's rows.
 
         >>> words = Structure.from_offsets(torch.tensor([0, 2, 3]), torch.tensor([0, 4, 4, 9]))
         >>> words.total_elements(), words.total_elements(level=0)
@@ -325,7 +326,7 @@ class Structure:
         return rows.max_length(own, why)
 
     def known_max_length(self, level: int = -1) -> int | None:
-        """The longest row of a level if it costs nothing to say: given by the caller, looked up before, or on a CPU.
+        """The longest length of a level if it needs no host copy: supplied by the caller, read before, or on a CPU.
 
         >>> Structure.from_offsets(torch.tensor([0, 3, 3, 7])).known_max_length()
         4
@@ -346,7 +347,7 @@ class Structure:
         return rows.min_length(own, why)
 
     def sparsity(self, level: int = -1, *, why: str = "sparsity") -> float:
-        """Mean length over longest length: 1 where padding would waste nothing, which includes a batch without elements.
+        """Mean length divided by the longest: 1 if padding would waste nothing, also for a batch without elements.
 
         >>> Structure.from_offsets(torch.tensor([0, 3, 3, 8])).sparsity()  # doctest: +ELLIPSIS
         0.533...
@@ -365,7 +366,7 @@ class Structure:
         return rows.variance(own, why)
 
     def knows_total(self) -> bool:
-        """Whether `total_elements()` would answer without a host copy.
+        """Whether `total_elements()` needs no host copy.
 
         >>> Structure.from_offsets(torch.tensor([0, 3]), validate=False).knows_total()
         False
@@ -373,7 +374,7 @@ class Structure:
         return all(rows.known(*rows.elements_fact) is not None for rows in self._rows)
 
     def at(self, level: int) -> tuple[Rows, int]:
-        """The rows that a level of the structure is found in, and its number among theirs."""
+        """The rows that a level of the structure belongs to, and its number within them."""
         if len(self._rows) == 1:
             rows = self._rows[0]
             count = rows.levels
@@ -381,7 +382,7 @@ class Structure:
                 return rows, level % count
         count = self.levels
         if not -count <= level < count:
-            raise ShapeError(f"level {level} does not exist: the structure has {count}, counted from the outermost as level 0")
+            raise ShapeError(f"level {level} does not exist: the structure has {count}, and the outermost is level 0")
         level %= count
         for rows in self._rows:
             if level < rows.levels:
@@ -389,10 +390,10 @@ class Structure:
             level -= rows.levels
         raise AssertionError("every level is found in some rows")
 
-    # --- another like it ---
+    # --- copies with changes ---
 
     def to(self, device: torch.device | str) -> Structure:
-        """The same structure on another device, with what is known of it; itself if it is there already.
+        """The same structure on another device, with its known facts; itself if it is already there.
 
         >>> Structure.from_offsets(torch.tensor([0, 3])).to("meta").max_length()
         3
@@ -403,11 +404,11 @@ class Structure:
         return self if rows[0] is self._rows[0] else Structure(rows, self._dims)
 
     def replace(self, axis: int, rows: Rows) -> Structure:
-        """The same structure with other rows in one partitioned dim."""
+        """Replaces the rows of one partitioned dim."""
         return Structure((*self._rows[:axis], rows, *self._rows[axis + 1 :]), self._dims)
 
     def back_to_back(self) -> Structure:
-        """The same rows without gaps between them, their columns packed: what the format `csr` is.
+        """The same rows without gaps, columns packed: the `csr` format.
 
         >>> Structure.from_starts(torch.tensor([0, 8]), torch.tensor([3, 5])).back_to_back()
         Structure(2 > 8)
@@ -417,40 +418,40 @@ class Structure:
         dims, gone = [], 0
         for dim, rows in zip(self._dims, self._rows, strict=True):
             dims.append(dim - gone)
-            gone += rows.takes - 1
+            gone += rows.storage_dims - 1
         return Structure(tuple(rows.back_to_back() for rows in self._rows), tuple(dims))
 
     def check_values(self, values: Tensor) -> None:
-        """Raises unless these values can be this structure's: same device, as many positions as the rows hold together.
+        """Raises unless the values fit this structure: same device, as many positions as the rows take.
 
-        A total that only a host copy could tell is taken from the values and remembered.
+        If the total is known only on the device, it is taken from the values.
 
         >>> Structure.from_lengths(torch.tensor([3, 1])).check_values(torch.zeros(5, 8))
         Traceback (most recent call last):
         serrate.errors.ShapeError: the rows hold 4 positions together, but values of shape (5, 8) have 5
         """
-        check_values_form(values)
+        check_values_layout(values)
         device = self._rows[0].offsets[0].device
         if values.device != device:
             raise DeviceError(f"values are on {values.device}, but offsets and lengths are on {device}: move one of them")
         shape = values.shape
-        if self._extents is not None and all(rows.untouched() for rows in self._rows):
+        if self._extents is not None and all(rows.unmodified() for rows in self._rows):
             for dim, extent in self._extents:
                 if len(shape) <= dim or shape[dim] != extent:
                     break
             else:
                 return
         for dim, rows in zip(self._dims, self._rows, strict=True):
-            if len(shape) < dim + rows.takes:
-                raise ShapeError(f"dim {dim + rows.takes - 1} of the values is ragged, but they have shape {tuple(shape)}")
+            if len(shape) < dim + rows.storage_dims:
+                raise ShapeError(f"dim {dim + rows.storage_dims - 1} of the values is ragged, but they have shape {tuple(shape)}")
             check_extent(values, dim, rows)
         if all(rows.contiguous for rows in self._rows):
             self._extents = tuple((dim, shape[dim]) for dim in self._dims)
 
     def check_rows(self, values: Tensor) -> None:
-        """Raises unless rows that are on the host are what `from_offsets` and its kin accept, and fit these values.
+        """Raises unless rows on the host are valid and fit these values.
 
-        The constructors have checked rows; this is for offsets that were written to in place since.
+        Constructors check rows; this is for offsets that were written to in place since then.
 
         >>> offsets = torch.tensor([0, 3, 4])
         >>> structure = Structure.from_offsets(offsets)
@@ -470,7 +471,7 @@ class Structure:
         self.check_values(values)
 
     def same_rows(self, other: Structure, *, why: str = "comparing two structures") -> bool:
-        """Whether both have the same rows, wherever these are stored: such tensors can be added.
+        """Whether both have the same rows, wherever they are stored; such tensors can be added.
 
         >>> gaps = Structure.from_starts(torch.tensor([0, 8]), torch.tensor([3, 5]))
         >>> back_to_back = Structure.from_lengths(torch.tensor([3, 5]))
@@ -484,10 +485,10 @@ class Structure:
         return all(mine.same_rows(theirs, why) for mine, theirs in zip(self._rows, other._rows, strict=True))
 
     def agrees(self, other: Structure, what: str) -> bool:
-        """Whether both have the same rows, as an operation on two ragged tensors needs it; copies nothing to the host.
+        """Whether both have the same rows, for operations on two ragged tensors; copies nothing to the host.
 
-        On a CPU the numbers are compared. On a device only shapes are, at once; the numbers are compared there, once for each
-        pair, and where they differ a StructureMismatch that names `what` is raised later (see `wait_for_checks`).
+        On a CPU, contents are compared. On a device, only shapes are compared immediately; contents are compared there, once
+        per pair, and a StructureMismatch that names `what` surfaces at a later call if they differ (see `wait_for_checks`).
 
         >>> one, other = (Structure.from_lengths(torch.tensor([3, 5])) for _ in range(2))
         >>> one.agrees(other, "the operands of add"), one.agrees(Structure.from_lengths(torch.tensor([8])), "operands")
@@ -500,8 +501,8 @@ class Structure:
         return all(rows_agree(mine, theirs, what) for mine, theirs in zip(self._rows, other._rows, strict=True))
 
     def known_equal(self, other: Structure) -> bool:
-        """Whether both are equal and that can be told without a host copy: by their numbers on a CPU, elsewhere only if they
-        are described by the very same tensors.
+        """Whether both are known to be equal without a host copy: by their contents on a CPU, elsewhere only if the same tensor
+        objects describe them.
 
         >>> offsets = torch.zeros(3, dtype=torch.int64, device="meta")
         >>> Structure.from_offsets(offsets).known_equal(Structure.from_offsets(offsets))
@@ -535,5 +536,5 @@ class Structure:
         return self
 
     def __deepcopy__(self, memo: dict[int, object]) -> Structure:
-        # Nobody writes into a structure, so copies of what holds it may hold the same one.
+        # Structures are immutable, so copies may share them.
         return self

@@ -1,6 +1,6 @@
-"""Copies of lengths to the host: the one function that makes them, and the context that forbids them.
+"""Copies of lengths to the host: the only function that makes them, and the context that forbids them.
 
-In: a tensor of offsets or lengths and the name of the operation that wants to read it.
+In: a tensor of offsets or lengths, and the name of the operation that reads it.
 Out: the tensor on the CPU, or a SyncError under `no_sync()`.
 """
 
@@ -28,10 +28,10 @@ _mode: ContextVar[_Mode] = ContextVar("serrate_no_sync", default=_Mode.FREE)
 
 @contextmanager
 def no_sync(*, strict: bool = False) -> Iterator[None]:
-    """Within this context, whatever would copy lengths from a device to the host raises SyncError instead.
+    """In this context, any operation that would copy lengths from a device to the host raises SyncError instead.
 
-    With `strict=True` tensors on the CPU are refused too, so that a program meant for a device can be tested without one.
-    What checks on the device have found by then is raised where the context ends.
+    With `strict=True` it raises for tensors on the CPU too, so that programs meant for a device can be tested without one.
+    At the end of the context, errors that deferred checks have found so far are raised.
 
     >>> import torch
     >>> from serrate.tensor import Structure
@@ -53,7 +53,7 @@ def no_sync(*, strict: bool = False) -> Iterator[None]:
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Whether the tensor's numbers can be read here and now without a copy.
+    """Whether the tensor can be read without a copy.
 
     >>> import torch
     >>> on_host(torch.zeros(2)), on_host(torch.zeros(2, device="meta"))
@@ -74,7 +74,7 @@ def may_copy(tensor: Tensor) -> bool:
 
 
 def host_copy(tensor: Tensor, why: str) -> Tensor:
-    """The tensor on the CPU (itself if it is there already); `why` names the operation in the SyncError.
+    """The tensor on the CPU (itself if it is already there); `why` names the operation in the SyncError.
 
     >>> import torch
     >>> host_copy(torch.tensor([0, 2]), "unbind").tolist()
@@ -83,9 +83,9 @@ def host_copy(tensor: Tensor, why: str) -> Tensor:
     if _mode.get() is not _Mode.FREE and not on_host(tensor):
         raise SyncError(
             f"{why} needs lengths on the host, and no_sync() forbids the copy from {tensor.device}: "
-            "do it once before, which is remembered, or give max_length=, min_length= and total= where the structure is built"
+            "do it once beforehand (the result is cached), or pass max_length=, min_length= and total= to the constructor"
         )
     copy = tensor.detach().cpu()
-    # The device has come this far, so what was checked there before has arrived: wrong lengths are told before they are used.
+    # The copy has synchronised, so earlier checks have arrived: report wrong lengths before they are used.
     poll()
     return copy

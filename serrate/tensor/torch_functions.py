@@ -1,6 +1,6 @@
-"""torch's own names on ragged tensors: `torch.cat([jt, jt])`, `torch.zeros_like(jt)`; and torch's pytrees.
+"""torch functions that the container implements itself (`torch.cat([jt, jt])`, `torch.zeros_like(jt)`), and torch's pytrees.
 
-In: torch functions, and trees with ragged tensors in them. Out: what the container does for each, registered on import.
+In: torch functions, and pytrees with ragged tensors in them. Out: implementations, registered on import.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from serrate.tensor.hints import Hints
 from serrate.tensor.jagged import JaggedTensor, install_operators, trusted
 from serrate.tensor.joining import cat, stack
 from serrate.tensor.positions import compact
-from serrate.tensor.reshaping import cut_as, moved
+from serrate.tensor.reshaping import moved, split_like
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy
 from serrate.tensor.torch_private import register_container
@@ -28,7 +28,7 @@ def _tensor_split(
     def cut(whole: Tensor) -> Sequence[Tensor]:
         return torch.tensor_split(whole, indices_or_sections)
 
-    return tuple(map(input._piece, cut_as(input.values, input.structure, input._dim(dim), "tensor_split", cut)))
+    return tuple(map(input._wrap, split_like(input.values, input.structure, input._dim(dim), "tensor_split", cut)))
 
 
 def _split(tensor: JaggedTensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor | JaggedTensor, ...]:
@@ -116,7 +116,7 @@ def _unflatten(leaves: Iterable[Any], beside: tuple[Structure, Hints]) -> Jagged
     structure, hints = beside
     if isinstance(values, Tensor):
         return JaggedTensor(values, structure.to(values.device), hints=hints)
-    # torch fills trees with placeholders instead of tensors (specs, None for a missing gradient) and expects them back unchanged.
+    # torch puts placeholders in place of tensors (specs, None for a missing gradient) and expects them back unchanged.
     jt = JaggedTensor.__new__(JaggedTensor)
     jt._values, jt._structure, jt._hints = values, structure, hints
     return jt

@@ -1,7 +1,7 @@
-"""The only place in this package that touches private torch API, each use with its reason.
+"""The only module of this package that uses private torch API, each use with its reason.
 
-In: a class and how it comes apart and together; rows in one buffer; a tensor. Out: its registration with torch; a NestedTensor;
-how often it was written to.
+In: a class with its flatten and unflatten; rows in one buffer; a tensor. Out: a pytree registration; a NestedTensor; a version
+counter, and other facts about the tensor.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 # torch has no public pytree module (as of 2.13); `torch.export.register_dataclass` is public but takes
-# only dataclasses and would make a leaf of the structure. `torch.func` and `torch.export` see containers only through this.
+# only dataclasses, and would make the structure a leaf. `torch.func` and `torch.export` see containers only through this.
 from torch.utils._pytree import register_pytree_node
 
 PROFILER: Any = torch.autograd.profiler
-"""Its `_is_profiler_enabled` says whether a profiler is on, which is read at every call: the public question takes ten times as
-long (100 ns)."""
+"""Every call reads its `_is_profiler_enabled`; the public query takes ten times as long (100 ns)."""
 
 GROUPED_MM: Callable[..., Any] | None = getattr(torch, "_grouped_mm", None)
-"""What `torch.nn.functional.grouped_mm` calls; only this function asks its arguments whether they override it."""
+"""What `torch.nn.functional.grouped_mm` calls; only this function dispatches to `__torch_function__`."""
 
 
 def register_container(
@@ -30,7 +29,7 @@ def register_container(
     flatten: Callable[[Any], tuple[list[Any], Any]],
     unflatten: Callable[[Iterable[Any], Any], Any],
 ) -> None:
-    """Makes a class a node of torch's pytrees; `flatten` gives its leaves and what is needed beside them to rebuild it.
+    """Registers a class with torch's pytrees; `flatten` returns its leaves and the context that rebuilds it from them.
 
     >>> from torch.utils._pytree import tree_map
     >>> class Pair:
@@ -44,7 +43,7 @@ def register_container(
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Whether a tensor stands for others inside `torch.func` transforms (vmap, grad, jvp); torch has no public name for it.
+    """Whether a tensor is wrapped by a `torch.func` transform (vmap, grad, jvp); torch has no public function for this.
 
     >>> is_transformed(torch.zeros(2))
     False
@@ -53,9 +52,9 @@ def is_transformed(tensor: Tensor) -> bool:
 
 
 def nested_view(values: Tensor, sizes: Tensor, starts: Tensor) -> Tensor:
-    """A NestedTensor of strided layout that shares contiguous values: row k has the shape `sizes[k]` and begins at `starts[k]`.
+    """A strided NestedTensor that shares contiguous values: row k has shape `sizes[k]` and starts at `starts[k]`.
 
-    The public constructors of this layout copy every row; only this one makes a view, through which gradients flow.
+    The public constructors of this layout copy every row; this one makes a view, and gradients flow through it.
 
     >>> [row.tolist() for row in nested_view(torch.arange(3.0), torch.tensor([[1], [2]]), torch.tensor([0, 1])).unbind()]
     [[0.0], [1.0, 2.0]]
@@ -68,7 +67,7 @@ def nested_view(values: Tensor, sizes: Tensor, starts: Tensor) -> Tensor:
 
 
 def in_dual_level() -> bool:
-    """Whether tensors may have tangents now, for gradients in forward mode; to ask each of them costs too much in every call.
+    """Whether tensors may have forward-mode tangents now; asking each tensor at every call would cost too much.
 
     >>> with torch.autograd.forward_ad.dual_level():
     ...     in_dual_level()
@@ -78,7 +77,7 @@ def in_dual_level() -> bool:
 
 
 def has_tangent(tensor: Tensor) -> bool:
-    """Whether a tensor has a tangent, for a gradient in forward mode.
+    """Whether a tensor has a forward-mode tangent.
 
     >>> with torch.autograd.forward_ad.dual_level():
     ...     x = torch.autograd.forward_ad.make_dual(torch.ones(2), torch.ones(2))
@@ -89,7 +88,7 @@ def has_tangent(tensor: Tensor) -> bool:
 
 
 def version(tensor: Tensor) -> int:
-    """How often a tensor was written to: nothing public tells. One made in inference mode does not count, and has 0.
+    """The version counter of a tensor, for which torch has no public name; 0 for inference tensors, which have none.
 
     >>> x = torch.zeros(2)
     >>> version(x), version(x.add_(1))
@@ -102,7 +101,7 @@ def version(tensor: Tensor) -> int:
 
 
 def is_any_autocast_enabled() -> bool:
-    """Whether autocast is on for some type of device; the public function asks for one at a time, in every call.
+    """Whether autocast is on for any device type; the public function asks for one at a time.
 
     >>> is_any_autocast_enabled()
     False

@@ -102,7 +102,9 @@ def widths(env: Env) -> set[Path]:
     for name, value in env.items():
         if isinstance(value, JaggedTensor):
             structure = value.structure
-            taken = {d for dim, rows in zip(structure.dims, structure.rows, strict=True) for d in range(dim, dim + rows.takes)}
+            taken = {
+                d for dim, rows in zip(structure.dims, structure.rows, strict=True) for d in range(dim, dim + rows.storage_dims)
+            }
             found |= {(name, "values", "shape", k) for k in range(1, value.values.dim()) if k not in taken}
     return found
 

@@ -126,7 +126,7 @@ def array_of(jt: JaggedTensor, axis: int, what: str) -> torch.Tensor:
     """An array that describes rows."""
     rows = jt.structure.rows[axis]
     if what == "where":
-        found = rows.where()
+        found = rows.row_starts()
     elif what == "counts":
         found = rows.counts()
     else:

@@ -68,7 +68,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], type[SerrateError], list[str]]] = {
     "not from 0": ((X, torch.tensor([1, 3, 8])), StructureError, ["offsets must start at 0: offsets[0] = 1"]),
     "too short": ((X, torch.tensor([0, 3, 7])), StructureError, ["end at 7", "8 positions"]),
     "too long": ((X, torch.tensor([0, 3, 9])), StructureError, ["end at 9", "8 positions"]),
-    "no offsets": ((X, torch.tensor([], dtype=torch.int64)), StructureError, ["offsets must hold at least the 0"]),
+    "no offsets": ((X, torch.tensor([], dtype=torch.int64)), StructureError, ["offsets must have at least one element"]),
     "gradient": ((X.clone().requires_grad_(), OFFSETS), GradientError, ["argument 0", "gradient", "no_grad"]),
 }
 

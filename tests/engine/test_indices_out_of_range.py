@@ -164,7 +164,7 @@ def test_on_a_device_it_is_raised_at_a_later_call(monkeypatch: pytest.MonkeyPatc
     F.embedding(J(T([1, 2, 3]), [2, 1]), TABLE)
     serrate.wait_for_checks()
     F.embedding(J(T([1, 12, 3]), [2, 1]), TABLE)
-    with pytest.raises(IndexOutOfRange, match=r"embedding: index 12 is out of range: there are 10 positions \(found late") as it:
+    with pytest.raises(IndexOutOfRange, match=r"embedding: index 12 is out of range: there are 10 positions \(detected") as it:
         serrate.wait_for_checks()
     assert f"the call at {__file__}:" in str(it.value)
 

@@ -692,8 +692,8 @@ TENSOR = [
     *_of(
         "serrate/tensor/structure.py",
         STRUCTURE,
-        ("if self._extents is not None and all(rows.untouched() for rows in self._rows):", "if self._extents is not None:"),
-        ("gone += rows.takes - 1", "gone += rows.takes"),
+        ("if self._extents is not None and all(rows.unmodified() for rows in self._rows):", "if self._extents is not None:"),
+        ("gone += rows.storage_dims - 1", "gone += rows.storage_dims"),
         ("return rows.total(own, why) / room if room else 1.0", "return rows.total(own, why) / room if room else 0.0"),
     ),
     *_of(
@@ -718,8 +718,8 @@ TENSOR = [
             'check_extreme("min_length", self.shortest[level], "shortest", longest)',
         ),
         (
-            "if first or shortest < 0 or (wanted is not None and end != wanted) or (least and least[0] < 0):",
-            "if first or (wanted is not None and end != wanted) or (least and least[0] < 0):",
+            "if first or shortest < 0 or (expected is not None and end != expected) or (least and least[0] < 0):",
+            "if first or (expected is not None and end != expected) or (least and least[0] < 0):",
         ),
     ),
     *_of(

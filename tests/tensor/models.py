@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from serrate.tensor import JaggedTensor, Structure
-from serrate.tensor.checks.validate import Moment, check_offsets, check_starts
+from serrate.tensor.checks.validate import CheckTime, check_offsets, check_starts
 from serrate.tensor.rows import Rows, rows_of
 
 KINDS = (
@@ -182,7 +182,7 @@ def check_sound(found: Any) -> None:
         assert all(level.is_contiguous() for level in rows.offsets)
         fresh = rows_of(rows.offsets, rows.depth, rows.packed, rows.starts, rows.room, {})
         if rows.starts is not None:
-            check_starts(rows.starts, fresh.sizes(), None, Moment.NOW)
+            check_starts(rows.starts, fresh.sizes(), None, CheckTime.NOW)
         check_remembered(rows, fresh)
 
 
@@ -195,7 +195,7 @@ def check_remembered(rows: Rows, fresh: Rows) -> None:
         elif name == "total":
             assert known == fresh.total(level, "a test")
         elif name == "within":
-            assert known >= fresh.reach("a test")
+            assert known >= fresh.end("a test")
         elif name == "columns within":
             assert known >= fresh.max_length(fresh.depth, "a test")
         elif rows.num_rows(level):

@@ -17,7 +17,7 @@ def _lengths(*lengths: int, dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.tensor(lengths, dtype=dtype)
 
 
-def _made() -> dict[str, tuple[JaggedTensor, Any]]:
+def _from_levels() -> dict[str, tuple[JaggedTensor, Any]]:
     sides = Structure.from_lengths(_lengths(3, 0, 2))
     both = Structure.independent(Structure.from_lengths(_lengths(2, 1)), Structure.from_lengths(_lengths(1, 0, 2), dim=1))
     deep = [[[torch.tensor([1.0, 2.0])], []], [], [[torch.tensor([3.0]), torch.tensor([4.0, 5.0, 6.0])]]]
@@ -57,7 +57,7 @@ def _made() -> dict[str, tuple[JaggedTensor, Any]]:
     }
 
 
-SHOWN = _made()
+SHOWN = _from_levels()
 
 
 def unread(device: str = "meta") -> JaggedTensor:

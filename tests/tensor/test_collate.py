@@ -75,7 +75,7 @@ def test_wrong_batches() -> None:
     with pytest.raises(CallError, match="a batch needs at least one sample"):
         collate([])
     with pytest.raises(
-        CallError, match="samples must be of one kind: sample 1 is a number or a word, sample 0 is a tensor with dims"
+        CallError, match="samples must be of one kind: sample 1 is a number or a string, sample 0 is a tensor with dims"
     ):
         collate([torch.zeros(1), 2])
     with pytest.raises(CallError, match="sample 1 is a tensor with dims, sample 0 is a JaggedTensor"):
@@ -95,7 +95,7 @@ def test_wrong_batches() -> None:
         CallError, match=r"samples must agree in their dtype: sample 1 has torch.int64, sample 0 has torch.float32"
     ):
         collate([one, one.to(torch.int64)])
-    with pytest.raises(StructureError, match="partitioned in their first dim only, and without columns: sample 0 is Structure"):
+    with pytest.raises(StructureError, match="may not have columns: sample 0 is Structure"):
         collate([JaggedTensor.from_lengths(torch.zeros(2, 3), [1, 2], dim=1)])
 
 

@@ -27,7 +27,7 @@ def test_a_tensor_is_neither_true_nor_false_but_hashes() -> None:
 
 @pytest.mark.parametrize("name", ["data_ptr", "repeat"])
 def test_names_of_torch_lead_to_the_parts(name: str) -> None:
-    with pytest.raises(AttributeError, match=rf"no attribute '{name}': its parts are tensors and have it: jt\.values"):
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}': tensors have it; use it on jt\.values"):
         getattr(ragged(), name)
 
 

@@ -58,7 +58,7 @@ def test_hints_add_up_and_the_last_word_counts() -> None:
     assert jt.hints == Hints()
     told = jt.with_hint(distribution="uniform").with_hint(reuse="high")
     assert told.hints == Hints(distribution="uniform", reuse="high")
-    assert told.with_hint(distribution="giant").hints.told() == {"distribution": "giant", "reuse": "high"}
+    assert told.with_hint(distribution="giant").hints.as_dict() == {"distribution": "giant", "reuse": "high"}
     assert told.with_hint().hints == told.hints
     assert jt.hints == Hints()
     assert pickle.loads(pickle.dumps(told.hints)) == told.hints

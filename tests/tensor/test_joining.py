@@ -106,7 +106,7 @@ def test_stack_along_regular_dims(drawn: Drawn, data: st.DataObject) -> None:
     jt, model = drawn
     at = data.draw(st.integers(1, jt.ndim))
     if at < jt.ndim and jt.dims[at].level is not None:
-        with pytest.raises(ShapeError, match="a ragged dim stays behind the dim that counts its rows"):
+        with pytest.raises(ShapeError, match="a ragged dim must follow the dim that counts its rows"):
             serrate.stack([jt, jt], dim=at)
         return
     check(jt, lambda jt: serrate.stack([jt, jt.contiguous()], dim=at), stacked([model, model], at))
@@ -169,7 +169,7 @@ def test_permute(kind: str, data: st.DataObject) -> None:
     try:
         found = torch.permute(jt, tuple(order))
     except ShapeError as error:
-        assert not stays and "a ragged dim stays behind the dim that counts its rows" in str(error)
+        assert not stays and "a ragged dim must follow the dim that counts its rows" in str(error)
         return
     wanted = {tuple(place[k] for k in order): number for place, number in coordinates(model).items()}
     check_sound(found)
@@ -186,7 +186,7 @@ def test_counts_change_places_where_parts_are_equal(drawn: Drawn) -> None:
     jt, model = drawn
     sizes = {len(parts) for parts in model}
     if len(sizes) > 1:
-        with pytest.raises(ShapeError, match="only equal counts can change places"):
+        with pytest.raises(ShapeError, match="only equal counts can be swapped"):
             jt.transpose(0, 1)
         return
     wanted = [list(parts) for parts in zip(*model, strict=True)]
@@ -319,9 +319,9 @@ JT = JaggedTensor.from_lengths(torch.zeros(5, 2), [3, 2])
         (
             lambda: serrate.cat([]),
             CallError,
-            "cat takes at least one JaggedTensor, and none of the 0 given is one: use torch.cat",
+            "cat takes at least one JaggedTensor, got 0 tensors and no JaggedTensor: use torch.cat",
         ),
-        (lambda: serrate.cat([JT, 3]), CallError, "cat takes tensors: tensor 1 is of type int"),
+        (lambda: serrate.cat([JT, 3]), CallError, "cat takes tensors: item 1 is of type int"),
         (
             lambda: serrate.cat([JT, JT.to(torch.float64)]),
             DtypeError,
@@ -344,13 +344,17 @@ JT = JaggedTensor.from_lengths(torch.zeros(5, 2), [3, 2])
         (lambda: serrate.cat([JT, torch.zeros(2, 2)]), ShapeError, "cat: tensor 1 has 2 dims, but the ragged tensors have 3"),
         (lambda: serrate.stack([JT, torch.zeros(2, 2, 2)]), CallError, "stack: tensor 1 is dense"),
         (lambda: serrate.stack([JT, JT], dim=5), ShapeError, "dim 5 does not exist: the stacked tensor has 4 dims"),
-        (lambda: torch.tensor_split(JT, 2, 1), ShapeError, "tensor_split: dim 1 is ragged and has another size in every row"),
-        (lambda: JT.split([1, 2]), ShapeError, "split: dim 0 of size 2 cannot be cut so"),
+        (lambda: torch.tensor_split(JT, 2, 1), ShapeError, "tensor_split: dim 1 is ragged and has a different size in every row"),
+        (lambda: JT.split([1, 2]), ShapeError, "split: dim 0 of size 2 cannot be split like this"),
         (lambda: torch.unbind(JT, 1), ShapeError, "unbind: dim 1 is ragged"),
-        (lambda: JT.permute(0, 1), ShapeError, "permute takes every dim of 3 once, got (0, 1)"),
-        (lambda: JT.permute(1, 0, 2), ShapeError, "permute: dim 1 holds the positions of rows"),
-        (lambda: JT.permute(0, 2, 1), ShapeError, "permute: dims [0, 1] must stay side by side, got the order (0, 2, 1)"),
-        (lambda: serrate.stack([JT, JT])[:, :1].permute(1, 2, 0, 3), ShapeError, "permute: dim 2 holds the positions of rows"),
+        (lambda: JT.permute(0, 1), ShapeError, "permute takes each of the 3 dims once, got (0, 1)"),
+        (lambda: JT.permute(1, 0, 2), ShapeError, "permute: dim 1 is ragged and cannot come before"),
+        (lambda: JT.permute(0, 2, 1), ShapeError, "permute: dims [0, 1] must stay adjacent, got the order (0, 2, 1)"),
+        (
+            lambda: serrate.stack([JT, JT])[:, :1].permute(1, 2, 0, 3),
+            ShapeError,
+            "permute: dim 2 is ragged and cannot come before",
+        ),
     ],
 )
 def test_mistakes(make: Any, error: type[SerrateError], message: str) -> None:

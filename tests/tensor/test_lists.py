@@ -84,17 +84,17 @@ def test_gradients_reach_tensors_in_lists() -> None:
     ("rows", "kind", "message"),
     [
         ([1, 2], StructureError, "a list of plain numbers has no rows: give a list of lists, or use torch.tensor"),
-        ([["a"]], CallError, "a nested list holds tensors, or numbers, at the bottom: item 0 there is of type str"),
+        ([["a"]], CallError, "the leaves of a nested list must be tensors or numbers: leaf 0 is of type str"),
         (
             [[1], [torch.ones(1)]],
             CallError,
-            "a nested list holds tensors, or numbers, at the bottom: item 1 there is of type Tensor",
+            "the leaves of a nested list must be tensors or numbers: leaf 1 is of type Tensor",
         ),
         ([[torch.ones(1)], [1]], CallError, "rows must be tensors: rows[1] is of type int"),
         (
             [[1], [[2]]],
             StructureError,
-            "every branch of a nested list needs the same depth: at depth 2 item 0 is of type int, but another is a list",
+            "every branch of a nested list must have the same depth: at depth 2 item 0 is of type int, but another is a list",
         ),
     ],
 )

@@ -29,7 +29,7 @@ def test_row_ids_and_back(lengths: list[int], dtype: torch.dtype) -> None:
         ([0, 2, 1], None, StructureError, r"must not decrease: row_ids\[2\] = 1 < row_ids\[1\] = 2; sort them"),
         ([-1, 0, 1], None, StructureError, r"must not be negative: row_ids\[0\] = -1"),
         ([0, 1, 3], 3, StructureError, r"must be below num_rows=3: row_ids\[2\] = 3"),
-        ([0, 1], None, ShapeError, r"one number for each of 3 positions, got shape \(2,\)"),
+        ([0, 1], None, ShapeError, r"one element for each of 3 positions, got shape \(2,\)"),
         ([[0], [1], [2]], None, ShapeError, r"must be 1-D, one number for each position, got shape \(3, 1\)"),
         ([0.0, 1.0, 2.0], None, DtypeError, r"must be int32 or int64, got torch\.float32"),
     ],

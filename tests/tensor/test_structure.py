@@ -213,7 +213,7 @@ def test_to_the_same_device_is_itself() -> None:
 @pytest.mark.parametrize("level", [2, -3])
 def test_levels_that_do_not_exist(level: int) -> None:
     structure = Structure.from_offsets(torch.tensor([0, 1]), torch.tensor([0, 1]))
-    with pytest.raises(ShapeError, match=rf"level {level} does not exist: the structure has 2, counted from the outermost"):
+    with pytest.raises(ShapeError, match=rf"level {level} does not exist: the structure has 2, and the outermost"):
         structure.num_rows(level)
 
 
@@ -256,7 +256,7 @@ def test_what_is_known_of_rows_in_place_is_forgotten_back_to_back() -> None:
     beside.check_values(torch.zeros(2, 4))
     assert beside.rows[0].known("within", 0) == 2
     packed = beside.back_to_back().rows[0]
-    assert packed.reach("a test") == 3
+    assert packed.end("a test") == 3
     assert packed.known("within", 0) is None and packed.known("columns within", 0) is None
 
 
@@ -296,7 +296,7 @@ def test_dims_move_up_where_columns_are_packed() -> None:
     both = Structure.independent(box, Structure.from_offsets(torch.tensor([0, 1, 4]), dim=2))
     packed = both.back_to_back()
     assert (both.dims, packed.dims) == ((0, 2), (0, 1))
-    assert [rows.takes for rows in packed.rows] == [1, 1] and packed.total_elements() == 7 * 4
+    assert [rows.storage_dims for rows in packed.rows] == [1, 1] and packed.total_elements() == 7 * 4
 
 
 def test_rows_with_gaps_are_checked_against_every_values() -> None:

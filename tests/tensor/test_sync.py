@@ -92,7 +92,7 @@ def test_every_reader_is_refused_by_name(why: str) -> None:
         READERS[why](unread())
     assert str(caught.value) == (
         f"{why} needs lengths on the host, and no_sync() forbids the copy from cpu: "
-        "do it once before, which is remembered, or give max_length=, min_length= and total= where the structure is built"
+        "do it once beforehand (the result is cached), or pass max_length=, min_length= and total= to the constructor"
     )
     with no_sync(), pytest.raises(SyncError, match="forbids the copy from meta"):
         READERS[why](unread("meta"))

@@ -1,4 +1,4 @@
-"""What must hold of offsets, lengths and values: checked at once on a CPU, later on a device.
+"""Validation of offsets, lengths and values: immediate on a CPU, asynchronous on a device.
 
-In: what a user gave. Out: nothing, or an error that says what is wrong, what was got and what to do.
+In: the user's tensors. Out: nothing, or an error that says what is wrong, what was passed and what to do.
 """

@@ -1,6 +1,6 @@
-"""Whether rows agree with each other, and with the values they partition: at once where numbers are here, later elsewhere.
+"""Checks that rows agree with each other, and with the values they partition: immediately on the host, deferred on a device.
 
-In: two sets of rows, or rows and values. Out: an answer, an error, or a check on the device that reports later.
+In: two sets of rows, or rows and values. Out: an answer, an error, or a deferred check on the device.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from serrate.errors import ShapeError, StructureMismatch
-from serrate.tensor.checks.deferred import arrives, later
+from serrate.tensor.checks.deferred import can_report, defer
 from serrate.tensor.rows import Rows
 from serrate.tensor.sync import on_host
 
 
 def rows_agree(mine: Rows, theirs: Rows, what: str) -> bool:
-    """Whether both have the same rows, wherever these are stored; numbers on a device are compared there, and told later.
+    """Whether both have the same rows, wherever they are stored. On a device, compares shapes and defers the rest.
 
     >>> one, other = Rows((torch.tensor([0, 3]),)), Rows((torch.tensor([0, 3]),))
     >>> rows_agree(one, other, "the operands of add")
@@ -32,12 +32,12 @@ def rows_agree(mine: Rows, theirs: Rows, what: str) -> bool:
     if _is_first_time(mine, theirs):
         for own, other in zip(mine.offsets, theirs.offsets, strict=True):
             if own is not other:
-                _same_later(own, other, what)
+                _defer_comparison(own, other, what)
     return True
 
 
 def require_same_offsets(left: Tensor, right: Tensor, what: str) -> None:
-    """Raises StructureMismatch unless both offsets are the same: at once by their shape, and on a CPU by their numbers.
+    """Raises StructureMismatch unless both offsets are equal: shapes are compared immediately, contents deferred on a device.
 
     >>> require_same_offsets(torch.tensor([0, 3, 5]), torch.tensor([0, 2, 5]), "the structures of a and b")
     Traceback (most recent call last):
@@ -48,22 +48,22 @@ def require_same_offsets(left: Tensor, right: Tensor, what: str) -> None:
     if left.shape != right.shape or left.device != right.device:
         raise _mismatch(left, right, what)
     if not (on_host(left) and on_host(right)):
-        _same_later(left, right, what)
+        _defer_comparison(left, right, what)
     elif not torch.equal(*((left, right) if left.dtype is right.dtype else (left.long(), right.long()))):
         raise _mismatch(left, right, what)
 
 
-def _same_later(left: Tensor, right: Tensor, what: str) -> None:
-    def judge(same: list[int]) -> None:
+def _defer_comparison(left: Tensor, right: Tensor, what: str) -> None:
+    def verify(same: list[int]) -> None:
         if not same[0]:
             raise _mismatch(left, right, what)
 
-    if arrives(left):
-        later([(left == right).all()], judge)
+    if can_report(left):
+        defer([(left == right).all()], verify)
 
 
 def _is_first_time(mine: Rows, theirs: Rows) -> bool:
-    """Whether these two have not been compared on their device before; neither is kept alive to know it."""
+    """Whether these two have not yet been compared on their device; keeps neither alive."""
     compared: dict[int, weakref.ref[Rows]] = mine.derived("compared on the device", dict)
     place = id(theirs)
     if place in compared and compared[place]() is theirs:
@@ -77,7 +77,7 @@ def _mismatch(left: Tensor, right: Tensor, what: str) -> StructureMismatch:
 
 
 def _lengths(offsets: Tensor) -> str:
-    # Only the words of an error are read here, so this is no host copy that a working program makes.
+    # This copies to the host, but only to word an error.
     if offsets.is_meta:
         return f"of {offsets.shape[0] - 1} rows"
     lengths = offsets[:9].diff().tolist()
@@ -90,7 +90,7 @@ _WHY = "checking values"
 def check_extent(values: Tensor, dim: int, rows: Rows) -> None:
     """Raises unless the rows fit this dim of the values (and the next one, if it holds their columns).
 
-    A total that only a host copy could tell is taken from the values and remembered; the device checks it.
+    If the total is known only on the device, the values' size is recorded as the total, and a deferred check verifies it.
 
     >>> import torch
     >>> check_extent(torch.zeros(5, 8), 0, Rows((torch.tensor([0, 3, 4]),)))
@@ -100,44 +100,44 @@ def check_extent(values: Tensor, dim: int, rows: Rows) -> None:
     if rows.starts is None:
         _check_total(values, dim, rows)
     else:
-        _check_reach(values, dim, rows)
-    if rows.takes == 2:
+        _check_end(values, dim, rows)
+    if rows.storage_dims == 2:
         _check_columns(values, dim, rows)
 
 
 def _check_total(values: Tensor, dim: int, rows: Rows) -> None:
-    # A judge may wait a while, and must not keep the values until then.
+    # A deferred check may run much later, and must not keep the values alive until then.
     shape = tuple(values.shape)
     count = shape[dim]
 
-    def judge(found: list[int]) -> None:
+    def verify(found: list[int]) -> None:
         if count != found[0]:
             raise ShapeError(f"the rows hold {found[0]} positions together, but {_of(dim, shape)} have {count}")
 
     if rows.readable() or rows.known(*rows.extent_fact) is not None:
-        judge([rows.extent(_WHY)])
+        verify([rows.extent(_WHY)])
     else:
         rows.note(*rows.extent_fact, count)
-        if arrives(rows.offsets[0]):
-            later([rows.blocks()[-1]], judge)
+        if can_report(rows.offsets[0]):
+            defer([rows.blocks()[-1]], verify)
 
 
-def _check_reach(values: Tensor, dim: int, rows: Rows) -> None:
+def _check_end(values: Tensor, dim: int, rows: Rows) -> None:
     shape = tuple(values.shape)
     count = shape[dim]
     within = rows.known("within", 0)
     if within is not None and within <= count:
         return
 
-    def judge(found: list[int]) -> None:
+    def verify(found: list[int]) -> None:
         if count < found[0]:
             raise ShapeError(f"the rows reach position {found[0]}, but {_of(dim, shape)} have {count}")
 
-    if rows.places_readable():
-        judge([rows.reach(_WHY)])
-    elif rows.num_rows(rows.depth - 1) and arrives(rows.offsets[0]):
-        # Rows lie in order, so the last one ends last.
-        later([rows.where()[-1] + rows.sizes()[-1]], judge)
+    if rows.starts_readable():
+        verify([rows.end(_WHY)])
+    elif rows.num_rows(rows.depth - 1) and can_report(rows.offsets[0]):
+        # Rows are in order, so the last one ends last.
+        defer([rows.row_starts()[-1] + rows.sizes()[-1]], verify)
     rows.note("within", 0, count)
 
 
@@ -148,14 +148,14 @@ def _check_columns(values: Tensor, dim: int, rows: Rows) -> None:
     if within is not None and within <= width:
         return
 
-    def judge(found: list[int]) -> None:
+    def verify(found: list[int]) -> None:
         if width < found[0]:
             raise ShapeError(f"the rows have up to {found[0]} columns, but {_of(dim + 1, shape)} has {width}")
 
     if rows.readable() or rows.known("max", rows.depth) is not None:
-        judge([rows.max_length(rows.depth, _WHY)])
-    elif rows.num_rows(rows.depth - 1) and arrives(rows.offsets[0]):
-        later([rows.counts().amax()], judge)
+        verify([rows.max_length(rows.depth, _WHY)])
+    elif rows.num_rows(rows.depth - 1) and can_report(rows.offsets[0]):
+        defer([rows.counts().amax()], verify)
     rows.note("columns within", 0, width)
 
 

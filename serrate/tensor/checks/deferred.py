@@ -1,7 +1,7 @@
-"""Checks of numbers that are on a device: they run there, and report once the answer has arrived, without anyone waiting.
+"""Asynchronous checks of numbers on a device: the host never waits for them, and errors surface at a later call.
 
-In: a few numbers on a device, and a function that judges them on the host. Out: nothing at first. If the numbers are wrong,
-an error at the next construction, host copy or end of `no_sync()` after they have arrived, or from `wait_for_checks()`.
+In: a few numbers on a device, and a function that verifies them on the host. Out: nothing at first. If they are wrong, the next
+construction, host copy or end of `no_sync()` after they have arrived raises, and so does `wait_for_checks()`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch import Tensor
 
 from serrate.errors import SerrateError
 
-Judge = Callable[[list[int]], None]
-"""Raises if the numbers of a check are wrong."""
+Verify = Callable[[list[int]], None]
+"""Takes the numbers of a check; raises if they are wrong."""
 
 
 class _Check:
-    __slots__ = ("arrived", "device", "judge", "numbers", "place")
+    __slots__ = ("arrived", "device", "numbers", "place", "verify")
 
-    def __init__(self, numbers: Tensor, arrived: Any, device: torch.device, judge: Judge, place: tuple[str, int]) -> None:
+    def __init__(self, numbers: Tensor, arrived: Any, device: torch.device, verify: Verify, place: tuple[str, int]) -> None:
         self.numbers = numbers
         self.arrived = arrived
         self.device = device
-        self.judge = judge
+        self.verify = verify
         self.place = place
 
 
@@ -38,32 +38,32 @@ _pending: deque[_Check] = deque()
 _lock = threading.Lock()
 
 
-def later(numbers: Sequence[Tensor], judge: Judge) -> None:
-    """Has `judge` look at these numbers (0-d, on one device) when they have reached the host; what it raises is raised later.
+def defer(numbers: Sequence[Tensor], verify: Verify) -> None:
+    """Calls `verify` with these numbers (0-d, on one device) once they reach the host; what it raises surfaces at a later call.
 
-    Nothing waits for the device. Where there is nothing to wait for, nothing is checked: on the meta device, while a CUDA
-    graph is captured (its numbers come with the replay), and while torch compiles.
+    Nothing waits for the device. If the numbers never arrive, nothing is checked: on the meta device, while a CUDA graph is
+    captured (its numbers exist only on replay), and while torch compiles.
 
-    >>> def judge(numbers):
+    >>> def verify(numbers):
     ...     if numbers[0] < 0:
     ...         raise SerrateError(f"{numbers[0]} is negative")
-    >>> later([torch.tensor(-1)], judge)
+    >>> defer([torch.tensor(-1)], verify)
     >>> poll()  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    serrate.errors.SerrateError: -1 is negative (found late, by a check on cpu for the call at ...: what was computed ...)
+    serrate.errors.SerrateError: -1 is negative (detected asynchronously on cpu, for the call at ...; anything computed ...)
     """
     first = numbers[0]
-    if not arrives(first):
+    if not can_report(first):
         return
     packed = torch.stack(tuple(numbers))
-    host, arrived = _sent(packed)
-    check = _Check(host, arrived, first.device, judge, _place_of_user())
+    host, arrived = _copy_to_host(packed)
+    check = _Check(host, arrived, first.device, verify, _user_frame())
     with _lock:
         _pending.append(check)
 
 
 def poll() -> None:
-    """Raises what was found by checks whose numbers have arrived; waits for none of them.
+    """Raises the errors of checks whose numbers have arrived; waits for none.
 
     >>> poll()
     """
@@ -72,22 +72,22 @@ def poll() -> None:
 
 
 def wait_for_checks() -> None:
-    """Waits until every check that runs on a device has reported; raises if one found something wrong.
+    """Waits for every check still running on a device; raises if one failed.
 
-    On a device, offsets and lengths are checked without waiting, and a mistake is told at some later construction. This is for
-    where it must be known now: at the end of a test, before a checkpoint is written.
+    On a device, offsets and lengths are checked asynchronously, and errors surface at a later call. Call this to see them now:
+    at the end of a test, or before writing a checkpoint.
 
     >>> import serrate
     >>> jt = serrate.JaggedTensor.from_csr(torch.zeros(4), torch.tensor([0, 3, 2]), validate="deferred")
     >>> serrate.wait_for_checks()  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    serrate.errors.StructureError: offsets must not decrease: offsets[2] = 2 < offsets[1] = 3 (found late, ...
+    serrate.errors.StructureError: offsets must not decrease: offsets[2] = 2 < offsets[1] = 3 (detected asynchronously ...
     """
     _report(wait=True)
 
 
 def pending() -> int:
-    """How many checks have not reported yet.
+    """The number of checks that have not reported yet.
 
     >>> pending()
     0
@@ -95,13 +95,13 @@ def pending() -> int:
     return len(_pending)
 
 
-def arrives(tensor: Tensor) -> bool:
-    """Whether a check of this tensor's numbers would ever report: not on the meta device, during a capture or a compilation.
+def can_report(tensor: Tensor) -> bool:
+    """Whether a check of this tensor would ever report; not on the meta device, nor during graph capture or compilation.
 
-    >>> arrives(torch.zeros(2)), arrives(torch.zeros(2, device="meta"))
+    >>> can_report(torch.zeros(2)), can_report(torch.zeros(2, device="meta"))
     (True, False)
     """
-    # A subclass stands for a tensor that has no numbers now (fake, functional) or has them elsewhere.
+    # A subclass may have no data now (fake, functional tensors), or have it elsewhere.
     if tensor.is_meta or type(tensor) is not Tensor or torch.compiler.is_compiling():
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
@@ -116,10 +116,10 @@ def _report(*, wait: bool) -> None:
                 if wait:
                     check.arrived.synchronize()
                 elif not check.arrived.query():
-                    # Those behind it were sent later; to ask every one of them each time would cost more than it tells.
+                    # The checks after it were issued later. Querying each of them on every call would cost too much.
                     break
             arrived.append(_pending.popleft())
-    found = [error for check in arrived if (error := _judged(check)) is not None]
+    found = [error for check in arrived if (error := _failure_of(check)) is not None]
     if not found:
         return
     for other in found[1:]:
@@ -127,23 +127,23 @@ def _report(*, wait: bool) -> None:
     raise found[0]
 
 
-def _judged(check: _Check) -> SerrateError | None:
+def _failure_of(check: _Check) -> SerrateError | None:
     try:
-        check.judge(check.numbers.tolist())
+        check.verify(check.numbers.tolist())
     except SerrateError as error:
         file, line = check.place
         return type(error)(
-            f"{error} (found late, by a check on {check.device} for the call at {file}:{line}: "
-            "what was computed with these rows since then may be wrong)"
+            f"{error} (detected asynchronously on {check.device}, for the call at {file}:{line}; "
+            "anything computed with these rows since then may be wrong)"
         )
     return None
 
 
-def _sent(packed: Tensor) -> tuple[Tensor, Any]:
-    """Where the numbers will be on the host, and the event that says they are there; None if they are there already."""
+def _copy_to_host(packed: Tensor) -> tuple[Tensor, Any]:
+    """The tensor that will hold the numbers on the host, and the event after which it does; None if it already does."""
     if packed.is_cpu:
         return packed, None
-    # A copy to memory that is not pinned would wait for the device.
+    # A copy to pageable memory would wait for the device.
     host = torch.empty(packed.shape, dtype=packed.dtype, device="cpu", pin_memory=True)
     host.copy_(packed, non_blocking=True)
     arrived = torch.Event(device=packed.device)
@@ -151,8 +151,8 @@ def _sent(packed: Tensor) -> tuple[Tensor, Any]:
     return host, arrived
 
 
-def _place_of_user() -> tuple[str, int]:
-    """File and line of the innermost caller outside this package and torch; no frame is kept."""
+def _user_frame() -> tuple[str, int]:
+    """File and line of the innermost caller outside this package and torch; keeps no frame alive."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
@@ -162,11 +162,11 @@ def _place_of_user() -> tuple[str, int]:
 _OURS = tuple(str(folder) + os.sep for folder in (Path(__file__).parents[2], Path(torch.__file__).parent))
 
 
-def _forget() -> None:
-    """A forked process cannot ask the device of its parent, and the parent reports."""
+def _reset_after_fork() -> None:
+    """Drops pending checks: a forked process cannot use its parent's device, and the parent reports them."""
     global _lock
     _lock = threading.Lock()
     _pending.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reset_after_fork)

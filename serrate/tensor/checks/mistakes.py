@@ -1,6 +1,6 @@
-"""What exactly is wrong with offsets, lengths or starts: the slow look at every number, taken only when something is.
+"""Finds the first wrong number in offsets, lengths or starts: slow, and run only after a check has failed.
 
-In: tensors on the host that failed a check. Out: an error that says what is wrong, what was got and what to do.
+In: tensors on the host that failed a check. Out: an error that says what is wrong, what was passed and what to do.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def explain_lengths(tensors: Sequence[Tensor], total: int | None) -> None:
     for level, tensor in enumerate(tensors):
         of = _named("lengths", tensors, level)
         explain_negative(of, "lengths", tensor)
-        # Python's own numbers: the sum may be larger than int64 holds.
+        # Python ints, because the sum may overflow int64.
         end = sum(tensor.reshape(-1).tolist())
         if end > torch.iinfo(torch.int64).max:
-            raise StructureError(f"{of} must sum to what int64 holds: they sum to {end}")
+            raise StructureError(f"{of} must not sum to more than int64 can hold: they sum to {end}")
         _explain_end("lengths", tensors, level, end, total)
 
 
@@ -67,7 +67,7 @@ def explain_negative(of: str, name: str, tensor: Tensor) -> None:
 
 
 def explain_starts(starts: Tensor, ends: Tensor, extent: int | None) -> None:
-    """Raises for the first row that does not lie behind the row before it, or not inside `extent` positions.
+    """Raises for the first row that does not start after the row before it, or does not end within `extent` positions.
 
     >>> explain_starts(torch.tensor([0, 4]), torch.tensor([3, 7]), 6)
     Traceback (most recent call last):
@@ -76,7 +76,7 @@ def explain_starts(starts: Tensor, ends: Tensor, extent: int | None) -> None:
     explain_negative("starts", "starts", starts)
     if (ends < 0).any():
         row = int((ends < 0).nonzero()[0])
-        raise StructureError(f"rows must end at what int64 holds: row {row} starts at {int(starts[row])}, and wraps around")
+        raise StructureError(f"rows must end within int64: row {row} starts at {int(starts[row])}, and its end overflows")
     wrong = ends[:-1] > starts[1:]
     if wrong.any():
         row = int(wrong.nonzero()[0])
@@ -90,21 +90,21 @@ def explain_starts(starts: Tensor, ends: Tensor, extent: int | None) -> None:
         )
 
 
-def wanted(name: str, tensors: Sequence[Tensor], level: int, total: int | None) -> int | None:
-    """What the offsets of a level must end at, or its lengths sum to: the rows below, or the positions of the values.
+def expected_end(name: str, tensors: Sequence[Tensor], level: int, total: int | None) -> int | None:
+    """What a level's offsets must end at, or its lengths sum to: the number of rows below it, or of positions in the values.
 
-    >>> wanted("offsets", [torch.tensor([0, 2]), torch.tensor([0, 4, 9])], 0, 9)
+    >>> expected_end("offsets", [torch.tensor([0, 2]), torch.tensor([0, 4, 9])], 0, 9)
     2
     """
     if level == len(tensors) - 1:
         return total
-    # A 2-D tensor stands for two levels, so what comes before it counts its rows and not its entries.
+    # A 2-D tensor stands for two levels, so the level above it counts its rows, not its entries.
     below = tensors[level + 1]
     return below.shape[0] - (1 if name == "offsets" and below.dim() == 1 else 0)
 
 
 def _explain_end(name: str, tensors: Sequence[Tensor], level: int, end: int, total: int | None) -> None:
-    must = wanted(name, tensors, level, total)
+    must = expected_end(name, tensors, level, total)
     if must is None or end == must:
         return
     verb = "end at" if name == "offsets" else "sum to"

@@ -1,4 +1,4 @@
-"""How ragged tensors are shown: in one line, printed, drawn in a notebook, described in numbers.
+"""Ragged tensors for people: one-line repr, printed rows, notebook pictures, statistics.
 
 In: values, their structure and hints. Out: text, HTML, a `Description`.
 """

@@ -1,7 +1,7 @@
-"""What a ragged tensor looks like from afar: its lengths in numbers, what padding would cost, what it resembles.
+"""`jt.describe()`: statistics of the lengths, the cost of padding, and the distribution the lengths resemble.
 
-In: a ragged tensor's shape, values and structure. Out: a `Description` with the numbers as fields, which prints as text and
-in colour where rich prints it. The lengths are read on the host.
+In: a ragged tensor's shape, values and structure. Out: a `Description` with the numbers as fields, which prints as text, and in
+colour if rich prints it. Reads the lengths on the host.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 @dataclass(frozen=True)
 class RaggedDim:
-    """The lengths that one ragged dim has."""
+    """Statistics of one ragged dim's lengths."""
 
     name: str
     """As in the shape: `r0`."""
     dim: int
-    """Which dim of the tensor it is."""
+    """Its number among the tensor's dims."""
     holds: str
     """What a length counts: `positions`, `parts` of an outer level, or `columns`."""
     rows: int
@@ -46,20 +46,20 @@ class RaggedDim:
     max_length: int
     empty_rows: int
     sparsity: float
-    """Mean over longest length; 1 less that is the part that would be holes if rows were padded to the longest."""
+    """Mean length divided by the longest; padded to the longest, a fraction of `1 - sparsity` would be holes."""
     variance: float
     deviation: float
     """The square root of the variance."""
     histogram: tuple[Bin, ...]
     distribution: Distribution | None
-    """The word of `with_hint` that fits best."""
+    """The `distribution` hint that fits best."""
     reason: str
-    """Why that word."""
+    """Why that one."""
 
 
 @dataclass(frozen=True, repr=False)
 class Description:
-    """What `jt.describe()` found; its text is what `print` shows and a notebook or prompt displays."""
+    """The result of `jt.describe()`; prints as text."""
 
     shape: str
     dtype: torch.dtype
@@ -68,21 +68,21 @@ class Description:
     total_elements: int
     """The number of positions that exist."""
     holes: float
-    """The part of the padded tensor that would be holes."""
+    """The fraction of the padded tensor that would be holes."""
     stored_holes: float
-    """The part of the values that is holes already: 0 unless rows are stored padded or with gaps."""
+    """The fraction of the values that is holes: 0 unless rows are stored padded or with gaps."""
     value_bytes: int
-    """What the values take, holes included."""
+    """The size of the values, holes included."""
     structure_bytes: int
-    """What offsets and starts take."""
+    """The size of offsets and starts."""
     padded_bytes: int
-    """What the padded tensor would take."""
+    """The size of the padded tensor."""
     dims: tuple[RaggedDim, ...]
     """One for each ragged dim, in their order."""
 
     @property
     def saved_bytes(self) -> int:
-        """What the padded tensor would take beyond values and structure; negative if it would take less."""
+        """How much larger the padded tensor is than values and structure; negative if it is smaller."""
         return self.padded_bytes - self.value_bytes - self.structure_bytes
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Description:
 
 
 def describe(shape: tuple[object, ...], values: Tensor, structure: Structure) -> Description:
-    """Measures a ragged tensor; what `jt.describe()` gives.
+    """Measures a ragged tensor, for `jt.describe()`.
 
     >>> from serrate import JaggedTensor
     >>> found = JaggedTensor.from_lengths(torch.zeros(8, 4), [3, 0, 5]).describe()
@@ -130,7 +130,7 @@ def describe(shape: tuple[object, ...], values: Tensor, structure: Structure) ->
 
 
 def padded_positions(structure: Structure, why: str) -> int:
-    """How many positions all rows would take if each had the room of the longest, and each component that of the largest.
+    """The number of positions if every row were padded to the longest, and every component to the largest.
 
     >>> padded_positions(Structure.from_lengths(torch.tensor([3, 0, 5])), "describe")
     15
@@ -173,7 +173,7 @@ def _bytes_of(rows: Rows) -> int:
 # --- text ---
 
 _Line = list[tuple[str, str]]
-"""Pieces of a line, each with its style in rich's words."""
+"""The spans of a line, each with its rich style."""
 
 
 def _lines(found: Description) -> Iterator[_Line]:
@@ -212,7 +212,7 @@ def _fact(name: str, text: str) -> _Line:
 
 
 def _bar(share: float) -> str:
-    # A bin that is not empty always shows something.
+    # A bin that is not empty gets at least one mark.
     eighths = max(round(share * _BAR * 8), 1) if share else 0
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
 
@@ -226,7 +226,7 @@ def _number(number: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A part of the whole in three digits.
+    """A fraction as a percentage with three digits.
 
     >>> percent(1 / 3)
     '33.3%'
@@ -243,21 +243,21 @@ def _size(count: int) -> str:
 
 _BINS = 10
 _SKEWED = 16
-"""From how many times the median on the longest row needs bins that double."""
+"""If the longest row exceeds this many medians, bins double in width."""
 _CLOSE = 0.25
-"""Up to which part of the mean the deviation makes rows about equally long."""
+"""Rows count as about equally long if their deviation is below this fraction of the mean."""
 _GIANT_SHARE, _GIANT_TIMES = 0.25, 6
-"""What a giant row holds of all positions at least, and how many times as long as the mean of the others it is."""
+"""A giant row holds at least this fraction of all positions, and is this many times as long as the mean of the others."""
 _TWO_KINDS, _FEWEST = 0.85, 0.05
-"""Which part of the variance two kinds of rows must explain (an even spread reaches 3/4), and how many rows each has."""
+"""Two kinds of rows must explain this fraction of the variance (an even spread reaches 3/4), with this many rows each."""
 
 _ENOUGH = 8
-"""From how many rows on they may look like two kinds or like a distribution."""
+"""The smallest number of rows that can look bimodal or like a distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """How many rows have a length from `low` to `high`, both included."""
+    """The number of rows with a length from `low` to `high`, inclusive."""
 
     low: int
     high: int
@@ -265,7 +265,7 @@ class Bin:
 
 
 def bins(ordered: Tensor) -> tuple[Bin, ...]:
-    """A histogram of sorted lengths: at most a dozen bins of one width, or bins that grow if few rows dwarf the others.
+    """A histogram of sorted lengths: at most a dozen bins of equal width, or bins that double if a few rows dwarf the others.
 
     >>> bins(torch.tensor([0, 2, 2, 3]))
     (Bin(low=0, high=0, rows=1), Bin(low=1, high=1, rows=0), Bin(low=2, high=2, rows=2), Bin(low=3, high=3, rows=1))
@@ -284,7 +284,7 @@ def bins(ordered: Tensor) -> tuple[Bin, ...]:
 
 
 def fitting(ordered: Tensor) -> tuple[Distribution | None, str]:
-    """The word of `with_hint` that fits sorted lengths best, and why; no word where there are too few rows to tell.
+    """The `distribution` hint that fits sorted lengths best, and why; None if there are too few rows to tell.
 
     >>> fitting(torch.tensor([3, 3, 4, 5, 300]))
     ('giant', 'the longest row holds 95% of all')
@@ -301,7 +301,7 @@ def fitting(ordered: Tensor) -> tuple[Distribution | None, str]:
     if most >= _GIANT_SHARE * total and most * (rows - 1) >= _GIANT_TIMES * (total - most) and rows > 2:
         return "giant", f"the longest row holds {most / total:.0%} of all"
     if rows < _ENOUGH:
-        return None, "of no kind that so few rows could tell"
+        return None, "too few rows to tell"
     short, explained = _two_kinds(lengths)
     if explained >= _TWO_KINDS and _FEWEST * rows <= short <= (1 - _FEWEST) * rows:
         low, high = float(lengths[:short].mean()), float(lengths[short:].mean())
@@ -325,7 +325,7 @@ def _growing(least: int, shortest: int, most: int) -> list[int]:
 
 
 def _two_kinds(lengths: Tensor) -> tuple[int, float]:
-    """How many short rows there are if sorted lengths are cut in two where it explains most of the variance, and how much."""
+    """The split of sorted lengths in two that explains most of the variance: the number of short rows, and that fraction."""
     rows = len(lengths)
     below = torch.arange(1, rows, dtype=torch.float64, device=lengths.device)
     sums = lengths.cumsum(0)
@@ -336,13 +336,13 @@ def _two_kinds(lengths: Tensor) -> tuple[int, float]:
 
 
 def _distances(lengths: Tensor) -> tuple[float, float]:
-    """The largest difference (Kolmogorov's) of the share of rows up to a length from an even spread, and an exponential one."""
+    """Kolmogorov-Smirnov distances of the lengths from a uniform and from an exponential distribution."""
     least, most, mean = lengths[0], lengths[-1], lengths.mean()
-    # Equal lengths are one step of the distribution: it is looked at before and after the step, not inside.
+    # Equal lengths are one step of the empirical distribution: compare before and after the step, not inside.
     values, counts = torch.unique(lengths, return_counts=True)
     after = counts.cumsum(0) / len(lengths)
     before = after - counts / len(lengths)
-    # A length stands for the half-open range of real numbers that is rounded to it.
+    # A length stands for the half-open range of real numbers that round to it.
     span = most - least + 1
     found = []
     for share in (lambda x: (x - least) / span, lambda x: 1 - torch.exp(-x / (mean + 0.5))):

@@ -1,6 +1,6 @@
-"""A ragged tensor in a notebook: its facts, and its rows drawn to scale.
+"""A ragged tensor in a notebook: a line of facts, and its rows drawn to scale.
 
-In: values and their structure. Out: HTML with an SVG: a bar for each row, a rectangle for each row with columns, holes hatched.
+In: values and their structure. Out: HTML with an SVG: a bar per row, a rectangle per row with columns, holes hatched.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from serrate.tensor.sync import may_copy
 
 _WHY = "drawing rows"
 _WIDTH, _LINE, _BAR, _INDENT = 640, 17, 11, 14
-# Colours that can be read on a light and on a dark page.
+# Colours that are legible on light and dark pages.
 _INK, _ROW, _EDGE = "#6e7781", "#e07b39", "#b4551a"
 _FONT = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 _CHARACTER = 6.7
 _MOST = {1: 24, 2: 6, 3: 3}
-"""How many rows of every level are drawn, by the number of levels; of more levels, 2."""
+"""How many rows of each level are drawn, by the number of levels; beyond these, 2."""
 _RECTANGLE, _CAPTION = 84, 15
 
 
 def as_html(shape: tuple[object, ...], values: Tensor, structure: Structure, hints: Hints) -> str:
-    """What a notebook shows for a ragged tensor; where lengths cannot be read, the facts without the picture.
+    """The HTML that a notebook shows for a ragged tensor; without the picture if the lengths are not on the host.
 
     >>> import torch
     >>> from serrate.tensor.hints import NO_HINTS
@@ -41,7 +41,7 @@ def as_html(shape: tuple[object, ...], values: Tensor, structure: Structure, hin
     facts = [str(values.dtype), str(values.device)]
     if structure.format != "csr":
         facts.append(structure.format)
-    facts += [f"{name}={word}" for name, word in hints.told().items()]
+    facts += [f"{name}={word}" for name, word in hints.as_dict().items()]
     if values.requires_grad:
         facts.append("requires_grad")
     readable = all(rows.readable() or may_copy(rows.offsets[0]) for rows in structure.rows)
@@ -62,7 +62,7 @@ def as_html(shape: tuple[object, ...], values: Tensor, structure: Structure, hin
 
 @dataclass
 class _Canvas:
-    """What was drawn so far, and how far down it reaches."""
+    """The SVG marks drawn so far, and the height they take."""
 
     hatch: str
     y: float = 0
@@ -88,7 +88,7 @@ def picture(values_shape: tuple[int, ...], structure: Structure) -> str:
     >>> print(picture((5,), Structure.from_lengths(torch.tensor([3, 2])))[:53])
     <svg xmlns="http://www.w3.org/2000/svg" width="640" h
     """
-    # The name of the hatching is the same for the same picture, and another one for another on the same page.
+    # The pattern's id is derived from the picture, so that two pictures on one page do not share it.
     seed = repr((values_shape, structure)).encode()
     canvas = _Canvas(f"holes-{zlib.crc32(seed):08x}")
     dims = structure.dims_of(len(values_shape))
@@ -108,7 +108,7 @@ def picture(values_shape: tuple[int, ...], structure: Structure) -> str:
 
 
 class _AxisPicture:
-    """The rows of one partitioned dim, drawn one below the other, those of a component together."""
+    """The rows of one partitioned dim, drawn one below the other and grouped by component."""
 
     def __init__(self, canvas: _Canvas, rows: Rows, extents: tuple[int, ...]) -> None:
         self.canvas, self.rows, self.extents = canvas, rows, extents
@@ -122,7 +122,7 @@ class _AxisPicture:
     def draw(self) -> None:
         count = self.rows.num_rows(0)
         if self.rows.depth == 1 and self.counts is None and count > self.most:
-            # A sorted sample shows the spread; where a row stands in a large batch seldom means anything.
+            # A sorted sample shows the spread; in a large batch the order of rows seldom means anything.
             order = self.lengths.sort(descending=True, stable=True).indices
             picked = [int(order[k]) for k in _spaced(0, count, self.most)]
             self._rows(picked, 0)
@@ -131,7 +131,7 @@ class _AxisPicture:
             self._level(0, 0, count)
 
     def _level(self, level: int, first: int, last: int) -> None:
-        """Rows `first` to `last` of a level: those of the innermost level as bars, others with what is inside them."""
+        """Rows `first` to `last` of a level: as bars on the innermost level, otherwise as groups."""
         picked = _spaced(first, last, self.most)
         innermost = level == self.rows.depth - 1
         indent = _INDENT * level
@@ -175,14 +175,14 @@ class _AxisPicture:
             canvas.y += _BAR + 4
 
     def _room(self) -> float:
-        """How wide a position is drawn, so that the longest row with its hole fills the width."""
+        """The width of one position, such that the longest row and the hole after it fill the picture."""
         longest = int((self.lengths + self.holes).max()) if len(self.lengths) else 0
         text = max(len(f"{longest:,}"), 4) * _CHARACTER + 12
         return (_WIDTH - self.indent - 58 - text) / max(longest, 1)
 
     def _rectangles(self, picked: list[int], indent: float, first: int, counts: Tensor) -> None:
         canvas = self.canvas
-        width_of = self.extents[1] if self.rows.takes == 2 else None
+        width_of = self.extents[1] if self.rows.storage_dims == 2 else None
         sides = (self.lengths.max(), counts.max()) if len(counts) else (0, 0)
         unit = _RECTANGLE / max(int(sides[0]), int(sides[1]), width_of or 0, 1)
         x, top, deepest = indent + _INDENT, canvas.y, 0.0
@@ -208,7 +208,7 @@ class _AxisPicture:
 
 
 def _caption(axis: int, rows: Rows, dims: tuple[Dim, ...]) -> str:
-    """What the rows of an axis are: every ragged dim with its shortest and longest length."""
+    """The caption of an axis: every ragged dim with its shortest and longest length."""
     texts = []
     for k, dim in enumerate(dims):
         if dim.axis == axis and dim.level is not None:
@@ -220,8 +220,8 @@ def _caption(axis: int, rows: Rows, dims: tuple[Dim, ...]) -> str:
 
 
 def _holes(rows: Rows, extent: int) -> Tensor:
-    """How many positions after each row belong to none: up to the next row, or to the end of the values."""
-    where, sizes = rows.host_where(_WHY).long(), rows.host_sizes(_WHY).long()
+    """The size of the hole after each row: up to the next row, or to the end of the values."""
+    where, sizes = rows.host_row_starts(_WHY).long(), rows.host_sizes(_WHY).long()
     after = torch.cat([where[1:], where.new_tensor([extent])])[: len(where)]
     return (after - where - sizes).clamp(min=0)
 

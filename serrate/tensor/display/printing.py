@@ -1,6 +1,6 @@
 """A ragged tensor as text: one line for `repr`, the first and last rows with aligned numbers for `print`.
 
-In: values and their structure, however large. Out: text; only the few numbers that are shown are read.
+In: values and their structure, however large. Out: text; reads only the few numbers it shows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def preview(shape: tuple[object, ...], values: Tensor, structure: Structure, hin
 
 
 def facts(shape: tuple[object, ...], values: Tensor, structure: Structure, hints: Hints, *, numbers: bool) -> list[str]:
-    """What a repr says, fact by fact; the first numbers of the values only if they are asked for.
+    """The items of a repr; the first few values only if `numbers`.
 
     >>> facts((2, "r0"), torch.tensor([1, 2, 3]), Structure.from_lengths(torch.tensor([1, 2])), NO_HINTS, numbers=False)[-1]
     'lengths=[1, 2]'
@@ -44,14 +44,14 @@ def facts(shape: tuple[object, ...], values: Tensor, structure: Structure, hints
     if structure.format != "csr":
         found.append(f"format={structure.format}")
     if hints != NO_HINTS:
-        found.append(f"hints=({', '.join(f'{name}={word}' for name, word in hints.told().items())})")
+        found.append(f"hints=({', '.join(f'{name}={word}' for name, word in hints.as_dict().items())})")
     if values.requires_grad:
         found.append("requires_grad=True")
     return found
 
 
 def lengths_text(structure: Structure) -> str:
-    """The first lengths of every ragged dim: `>` leads to an inner level, `x` to the columns of rows, `and` to another dim.
+    """The first lengths of every ragged dim; `>` precedes an inner level, `x` columns, `and` another dim.
 
     >>> lengths_text(Structure.from_lengths(torch.tensor([2, 1]), torch.tensor([4, 0, 5])))
     '[2, 1] > [4, 0, 5]'
@@ -69,7 +69,7 @@ def lengths_text(structure: Structure) -> str:
 
 
 def number_texts(numbers: Tensor) -> list[str]:
-    """The elements of a small tensor on the CPU, each as short as four digits allow.
+    """The elements of a small tensor on the CPU, each with at most four digits.
 
     >>> number_texts(torch.tensor([1.0, 0.5, 1 / 3]))
     ['1', '0.5', '0.3333']
@@ -98,10 +98,10 @@ def _first_lengths(rows: Rows, level: int) -> str | None:
 def _first_numbers(values: Tensor, structure: Structure) -> str:
     shown, count = values.detach(), values.numel()
     if structure.format != "csr":
-        if not all(rows.readable() and may_copy(rows.where()) for rows in structure.rows):
+        if not all(rows.readable() and may_copy(rows.row_starts()) for rows in structure.rows):
             return _UNREAD
         shown, count = _first_row(shown, structure), _scalars(values, structure)
-    # Every dim is cut before flattening, so that values that are not contiguous are not copied whole.
+    # Slice every dim before flattening, so that non-contiguous values are not copied whole.
     for dim in range(shown.dim()):
         shown = shown.narrow(dim, 0, min(_NUMBERS, shown.shape[dim]))
     shown = shown.reshape(-1)[:_NUMBERS]
@@ -112,7 +112,7 @@ def _first_numbers(values: Tensor, structure: Structure) -> str:
 
 
 def _first_row(values: Tensor, structure: Structure) -> Tensor:
-    """The first row that has elements, of values with holes: holes are no elements, and are not shown."""
+    """The first non-empty row. Used if the values have holes, which are not shown."""
     for dim, rows in zip(structure.dims, structure.rows, strict=True):
         sizes = rows.host_sizes("repr")
         if rows.columns is not None:
@@ -121,8 +121,8 @@ def _first_row(values: Tensor, structure: Structure) -> Tensor:
         if not len(filled):
             return values.narrow(dim, 0, 0)
         first = int(filled[0])
-        values = values.narrow(dim, int(rows.host_where("repr")[first]), int(rows.host_sizes("repr")[first]))
-        if rows.takes == 2:
+        values = values.narrow(dim, int(rows.host_row_starts("repr")[first]), int(rows.host_sizes("repr")[first]))
+        if rows.storage_dims == 2:
             values = values.narrow(dim + 1, 0, int(rows.host_lengths(rows.depth, "repr")[first]))
     return values
 
@@ -133,7 +133,7 @@ def _scalars(values: Tensor, structure: Structure) -> int:
 
 
 def _has_numbers(tensor: Tensor) -> bool:
-    """Whether torch has numbers for a tensor on the CPU: inside its transforms, and while it traces, it has none."""
+    """Whether a tensor on the CPU has data to read; inside torch's transforms, and while it traces, it has none."""
     try:
         tensor.tolist()
     except RuntimeError:
@@ -161,10 +161,10 @@ def printed(shape: tuple[object, ...], values: Tensor, structure: Structure, hin
     if not (may_copy(values) and all(rows.readable() or may_copy(rows.offsets[0]) for rows in structure.rows)):
         return preview(shape, values, structure, hints)
     try:
-        # Every dim multiplies the lines, so that tensors of many dims show less of each.
+        # Every dim multiplies the number of lines, so tensors with many dims show less of each.
         shown = _shown(values.detach(), structure, 3 if len(shape) <= 3 else 2)
     except RuntimeError:
-        # Inside torch's transforms, and while it traces, there are no numbers; the repr says so.
+        # Inside torch's transforms, and while it traces, there is no data to show; the repr says so.
         return preview(shape, values, structure, hints)
     texts = iter(_aligned(list(_numbers(shown)), values.dtype))
     indent = " " * len(_OPEN)
@@ -174,7 +174,7 @@ def printed(shape: tuple[object, ...], values: Tensor, structure: Structure, hin
 
 
 def _shown(values: Tensor, structure: Structure | None, edge: int) -> list[Any]:
-    """The first and last of every dim as nested lists of numbers; None stands for what is left out."""
+    """The first and last items of every dim as nested lists of numbers; None marks what is left out."""
     if structure is None:
         return _shown_dense(values, edge)
     kept: list[Any] = []
@@ -227,7 +227,7 @@ def _aligned(numbers: list[Any], dtype: torch.dtype) -> list[str]:
 
 
 def _float_form(sizes: list[float]) -> str:
-    """How numbers of these sizes are written, as torch does: whole, with four digits, or with an exponent."""
+    """The number format for these magnitudes, as in torch: integral, four digits, or an exponent."""
     least, most = min((size for size in sizes if size), default=1.0), max(sizes, default=0.0)
     if all(size.is_integer() for size in sizes) and most < 1e8:
         return "{:.0f}."
@@ -238,6 +238,6 @@ def _block(shown: list[Any], dims: int, texts: Iterator[str], indent: str) -> st
     if dims == 1:
         return f"[{', '.join('...' if number is None else next(texts) for number in shown)}]"
     parts = ["..." if part is None else _block(part, dims - 1, texts, indent + " ") for part in shown]
-    # Blocks of lines are told apart by an empty line, lines are not.
+    # An empty line separates blocks of lines.
     between = ",\n" if dims == 2 else ",\n\n"
     return f"[{(between + indent).join(parts)}]"

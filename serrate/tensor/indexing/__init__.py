@@ -1,4 +1,4 @@
-"""Parts of a ragged tensor by keys, as in torch: reading them, mostly without a copy, and writing into them.
+"""Indexing as in torch: `jt[key]`, mostly without a copy, and `jt[key] = x`.
 
-In: values, their structure and a key. Out: values and structure of what the key names.
+In: values, their structure and a key. Out: the selected values and their structure.
 """

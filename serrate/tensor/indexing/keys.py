@@ -1,4 +1,4 @@
-"""What a user may write between brackets, brought to one key for each dim.
+"""Normalises an index to one key per dim.
 
 In: an int, a slice, None, `...`, numbers or booleans in a tensor or a list, a ragged mask; or a tuple of these. Out: keys in the
 order of dims: ints, slices, None for a new dim, 1-D tensors and ragged masks.
@@ -24,7 +24,7 @@ _TAKES = "takes ints, slices, None, ..., 1-D numbers or booleans, and ragged mas
 
 
 def keys_of(key: Any, ndim: int, why: str) -> list[Key]:
-    """One key for each dim that is spoken of, `...` spelled out; dims at the end may be left out.
+    """One key per indexed dim, with `...` expanded; trailing dims may be omitted.
 
     >>> keys_of((0, ..., slice(2), None), 4, "jt[key]")
     [0, slice(None, None, None), slice(None, None, None), slice(None, 2, None), None]
@@ -32,25 +32,25 @@ def keys_of(key: Any, ndim: int, why: str) -> list[Key]:
     given = key if isinstance(key, tuple) else (key,)
     found = [each if isinstance(each, EllipsisType) else _key(each, why) for each in given]
     if sum(isinstance(each, EllipsisType) for each in found) > 1:
-        raise CallError(f"{why}: ... may stand once, got {sum(each is Ellipsis for each in found)}")
+        raise CallError(f"{why}: ... may appear only once, got {sum(each is Ellipsis for each in found)}")
     if sum(isinstance(each, Tensor | JaggedBase) for each in found) > 1:
         raise CallError(
-            f"{why}: only one tensor of numbers, booleans or a mask at a time: index again, as in jt[rows][..., columns]"
+            f"{why}: only one tensor of indices, booleans or a mask at a time: index again, as in jt[rows][..., columns]"
         )
-    spoken = sum(map(_consumes, found))
-    if spoken > ndim:
-        raise ShapeError(f"{why}: {spoken} dims are indexed, but the tensor has {ndim}")
+    indexed = sum(map(_consumes, found))
+    if indexed > ndim:
+        raise ShapeError(f"{why}: {indexed} dims are indexed, but the tensor has {ndim}")
     keys: list[Key] = []
     for each in found:
         if isinstance(each, EllipsisType):
-            keys += [slice(None)] * (ndim - spoken)
+            keys += [slice(None)] * (ndim - indexed)
         else:
             keys.append(each)
     return keys
 
 
 def numbers_of(key: Tensor, size: int, what: str, why: str) -> Tensor:
-    """The numbers that a key of numbers or booleans stands for, on the CPU: each from 0 to below `size`.
+    """The indices that a key of integers or booleans selects, on the CPU, each in `range(size)`.
 
     >>> numbers_of(torch.tensor([0, -1]), 3, "row", "jt[rows]")
     tensor([0, 2])
@@ -60,10 +60,8 @@ def numbers_of(key: Tensor, size: int, what: str, why: str) -> Tensor:
     host = host_copy(key, why)
     if host.dtype is torch.bool:
         if host.shape[0] != size:
-            told = "; a mask of positions is ragged: jt.with_values(mask)" if what == "row" else ""
-            raise ShapeError(
-                f"{why}: a mask needs one boolean for each {what}: it has {host.shape[0]}, but there are {size}{told}"
-            )
+            advice = "; a mask of positions is ragged: jt.with_values(mask)" if what == "row" else ""
+            raise ShapeError(f"{why}: a mask needs one boolean per {what}: it has {host.shape[0]}, but there are {size}{advice}")
         return host.nonzero().reshape(-1)
     host = host.long()
     wrong = (host < -size) | (host >= size)
@@ -76,7 +74,7 @@ def _key(key: Any, why: str) -> Key:
     if key is None or isinstance(key, slice | JaggedBase):
         return key
     if isinstance(key, bool):
-        raise CallError(f"{why}: a single boolean is no index; it {_TAKES}")
+        raise CallError(f"{why}: a single boolean is not an index; it {_TAKES}")
     if not isinstance(key, Tensor) and not hasattr(key, "__array__") and hasattr(key, "__index__"):
         return operator.index(key)
     tensor = _tensor(key, why)
@@ -93,11 +91,11 @@ def _tensor(key: Any, why: str) -> Tensor:
     if isinstance(key, Tensor):
         return key
     if not hasattr(key, "__array__") and (isinstance(key, str) or not isinstance(key, Iterable)):
-        raise CallError(f"{why}: {type(key).__name__} is no index; it {_TAKES}")
+        raise CallError(f"{why}: {type(key).__name__} is not an index; it {_TAKES}")
     try:
         tensor = torch.as_tensor(key if hasattr(key, "__array__") else list(key), device="cpu")
     except (TypeError, ValueError, RuntimeError):
-        raise CallError(f"{why}: {type(key).__name__} is no index; it {_TAKES}") from None
+        raise CallError(f"{why}: {type(key).__name__} is not an index; it {_TAKES}") from None
     return tensor.long() if tensor.numel() == 0 else tensor
 
 
@@ -111,12 +109,12 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class LaneKey:
-    """A tile, or a value with an index for each of its lanes: it knows itself how lanes read and write ragged rows."""
+    """A tile, or a value with one index per lane, as an index: it implements reads and writes of ragged rows itself."""
 
     __slots__ = ()
 
     def read_rows(self, jt: Any, key: Any) -> Any:
-        """What `jt[key]` is."""
+        """The result of `jt[key]`."""
         raise NotImplementedError
 
     def write_rows(self, jt: Any, key: Any, x: Any) -> None:

@@ -1,7 +1,7 @@
-"""Positions kept by a ragged mask, and masks over the storage that say where positions are.
+"""Selection by a ragged mask, and masks over the storage.
 
-In: values, their structure, and a ragged mask with the same rows. Out: the kept positions with shorter rows; or booleans shaped
-like the values, for writing in place.
+In: values, their structure, and a ragged mask with the same rows. Out: the selected positions, with shorter rows; or booleans
+shaped like the values, for writing in place.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from torch import Tensor
 
 from serrate.errors import DtypeError, ShapeError, StructureMismatch
 from serrate.tensor.base import JaggedBase
-from serrate.tensor.moving import regathered
-from serrate.tensor.positions import compacted, in_storage
+from serrate.tensor.moving import gather_positions
+from serrate.tensor.positions import compacted, storage_index
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy
 
 
 def keep(values: Tensor, structure: Structure, axis: int, mask: JaggedBase, why: str) -> tuple[Tensor, Structure]:
-    """The positions of a partitioned dim where the mask holds True; rows get shorter, and the levels above stay.
+    """The positions of a partitioned dim where the mask is True. Rows get shorter; outer levels stay the same.
 
     >>> from serrate.tensor import JaggedTensor
     >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
@@ -29,38 +29,38 @@ def keep(values: Tensor, structure: Structure, axis: int, mask: JaggedBase, why:
     rows = structure.rows[axis]
     if rows.columns is not None and mask.structure.rows[0].columns is not None:
         raise ShapeError(
-            "a mask over columns leaves rows that are no rectangles: mask whole positions, or write with jt[mask] = 0"
+            "a mask over columns would leave rows with columns of different lengths: mask whole positions, or write jt[mask] = 0"
         )
     kept = _booleans(mask, why)
-    # The number of positions kept is the one host fact here; without it nonzero would read it unseen.
+    # The number of selected positions is needed on the host. Read it explicitly: nonzero would read it unseen.
     total = int(host_copy(kept.sum().reshape(1), why))
     places = torch.nonzero_static(kept, size=total).reshape(-1)
     inner = running_sum(kept).index_select(0, rows.offsets[rows.depth - 1].long())
     owner, place = owners_and_places(rows.inner_lengths(), rows.total(rows.depth - 1, why))
     owner, place = owner.index_select(0, places), place.index_select(0, places)
-    values, found = regathered(values, structure.dims[axis], rows, inner, owner, place, why)
+    values, found = gather_positions(values, structure.dims[axis], rows, inner, owner, place, why)
     return values, structure.replace(axis, found)
 
 
 def check_mask(structure: Structure, axis: int, mask: JaggedBase, why: str) -> None:
-    """Raises unless this is a boolean for every position of a partitioned dim."""
+    """Raises unless the mask has one boolean for every position of a partitioned dim."""
     if mask.dtype is not torch.bool:
         raise DtypeError(f"{why}: a ragged index must be a mask of torch.bool, got {mask.dtype}: write mask != 0")
     rows = structure.rows[axis]
-    if len(mask.structure.rows) > 1 or mask.structure.dims != (0,) or mask.values.dim() != mask.structure.rows[0].takes:
+    if len(mask.structure.rows) > 1 or mask.structure.dims != (0,) or mask.values.dim() != mask.structure.rows[0].storage_dims:
         raise ShapeError(
-            f"{why}: a mask has one boolean for each position, got shape {mask.shape}: reduce inner dims, as in mask.any(dim=-1)"
+            f"{why}: a mask has one boolean per position, got shape {mask.shape}: reduce inner dims, as in mask.any(dim=-1)"
         )
     own = mask.structure.rows[0]
     if not own.same_rows(rows if own.columns is not None else _without_columns(rows), why):
         raise StructureMismatch(
-            f"{why}: the mask must have the rows of the tensor: the mask has {own}, the tensor {rows}; "
+            f"{why}: the mask must have the same rows as the tensor: the mask has {own}, the tensor {rows}; "
             "make it from the tensor, as in jt > 0"
         )
 
 
 def storage_mask(values: Tensor, structure: Structure, axis: int, mask: JaggedBase, why: str) -> Tensor:
-    """A ragged mask where the values of that dim are stored, with as many dims as the values.
+    """A ragged mask laid out like the storage, with as many dims as the values.
 
     >>> from serrate.tensor import JaggedTensor
     >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
@@ -71,17 +71,17 @@ def storage_mask(values: Tensor, structure: Structure, axis: int, mask: JaggedBa
     if rows.columns is not None and mask.structure.rows[0].columns is None:
         rows = _without_columns(rows)
         if structure.rows[axis].packed:
-            raise ShapeError(f"{why}: columns lie inside the rows; give the mask a boolean for each column")
+            raise ShapeError(f"{why}: the rows have packed columns; give the mask one boolean per column")
     held = _booleans(mask, why)
     if not rows.contiguous:
-        width = values.shape[dim + 1] if rows.takes == 2 else 1
+        width = values.shape[dim + 1] if rows.storage_dims == 2 else 1
         room = torch.zeros(values.shape[dim] * width, dtype=torch.bool, device=values.device)
-        held = room.index_copy(0, in_storage(rows, width, why), held)
-    return _among(held.view(values.shape[dim : dim + rows.takes]), values, dim)
+        held = room.index_copy(0, storage_index(rows, width, why), held)
+    return _among(held.view(values.shape[dim : dim + rows.storage_dims]), values, dim)
 
 
 def existing(values: Tensor, structure: Structure) -> Tensor | None:
-    """Where the values hold positions and not holes, with as many dims as the values; None if there are no holes.
+    """Which positions of the storage are not holes, with as many dims as the values; None if there are no holes.
 
     >>> existing(torch.arange(5), Structure.from_starts(torch.tensor([0, 3]), torch.tensor([2, 1])))
     tensor([ True,  True, False,  True, False])
@@ -90,19 +90,19 @@ def existing(values: Tensor, structure: Structure) -> Tensor | None:
     for dim, rows in zip(structure.dims, structure.rows, strict=True):
         if rows.contiguous:
             continue
-        here = _among(_covered(rows, values.shape[dim : dim + rows.takes]), values, dim)
+        here = _among(_covered(rows, values.shape[dim : dim + rows.storage_dims]), values, dim)
         found = here if found is None else found & here
     return found
 
 
 def _covered(rows: Rows, extents: torch.Size) -> Tensor:
-    # Every row adds its weight where it starts and takes it away where it ends; rows in between sum up to what covers a position.
-    sizes, starts = rows.sizes().long(), rows.where().long()
-    weight = torch.ones_like(sizes) if rows.takes == 1 else rows.counts().long()
+    # Add 1 where a row starts and subtract 1 where it ends; the running sum counts the rows that cover a position.
+    sizes, starts = rows.sizes().long(), rows.row_starts().long()
+    weight = torch.ones_like(sizes) if rows.storage_dims == 1 else rows.counts().long()
     steps = torch.zeros(extents[0] + 1, dtype=torch.int64, device=starts.device)
     steps = steps.index_add(0, starts, weight).index_add(0, starts + sizes, -weight)
     covered = steps.cumsum(0)[:-1]
-    if rows.takes == 1:
+    if rows.storage_dims == 1:
         return covered > 0
     return torch.arange(extents[1], device=starts.device) < covered[:, None]
 

@@ -1,6 +1,6 @@
-"""`jt[key]`: dims are worked off from the first to the last, each by what its key says.
+"""`jt[key]`: applies the keys dim by dim, from the first to the last.
 
-In: values, their structure, and a key. Out: values and a structure of what the key leaves; none where nothing ragged is left.
+In: values, their structure, and a key. Out: the selected values and their structure; None if nothing ragged is left.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from serrate.tensor.base import JaggedBase
 from serrate.tensor.indexing.keys import Key, keys_of, numbers_of
 from serrate.tensor.indexing.masking import check_mask, keep
 from serrate.tensor.indexing.slicing import pick_rows, select, slice_dim
-from serrate.tensor.pieces import Piece, shifted
+from serrate.tensor.pieces import MaybeRagged, shifted
 from serrate.tensor.positions import compact_axis
 from serrate.tensor.structure import Dim, Structure
 
 
-def getitem(values: Tensor, structure: Structure, key: Any) -> Piece:
-    """What `jt[key]` holds.
+def getitem(values: Tensor, structure: Structure, key: Any) -> MaybeRagged:
+    """The values and structure of `jt[key]`.
 
     >>> import torch
     >>> from serrate.tensor import JaggedTensor
@@ -33,10 +33,10 @@ def getitem(values: Tensor, structure: Structure, key: Any) -> Piece:
     return piece
 
 
-def follow(piece: Piece, keys: list[Key], *, in_place: bool = False) -> tuple[Piece, int]:
-    """What is left after keys for the first dims, and how many dims of it they speak of.
+def follow(piece: MaybeRagged, keys: list[Key], *, in_place: bool = False) -> tuple[MaybeRagged, int]:
+    """Applies keys to the first dims; returns the result, and how many of its dims they covered.
 
-    With `in_place` rows picked by number stay where they are, which needs them in order.
+    With `in_place`, rows selected by number are not copied, which requires increasing numbers.
     """
     at = 0
     for key in keys:
@@ -65,12 +65,12 @@ def follow(piece: Piece, keys: list[Key], *, in_place: bool = False) -> tuple[Pi
 
 
 def dims_of(values: Tensor, structure: Structure | None) -> tuple[Dim, ...]:
-    """What every dim is; those of a plain tensor are as they are in the values."""
+    """The kind of every dim; a plain tensor's dims are those of its values."""
     return tuple(map(Dim, range(values.dim()))) if structure is None else structure.dims_of(values.dim())
 
 
-def new_dim(values: Tensor, structure: Structure | None, at: int) -> Piece:
-    """A dim of one position put before dim `at`.
+def new_dim(values: Tensor, structure: Structure | None, at: int) -> MaybeRagged:
+    """Inserts a dim of size 1 before dim `at`.
 
     >>> import torch
     >>> from serrate.tensor import JaggedTensor
@@ -83,7 +83,7 @@ def new_dim(values: Tensor, structure: Structure | None, at: int) -> Piece:
 
 
 def place_of_new_dim(values: Tensor, structure: Structure | None, at: int) -> int:
-    """The dim of the values before which a dim put before dim `at` of the tensor lies.
+    """The dim of the values before which a new dim `at` of the tensor goes.
 
     >>> import torch
     >>> place_of_new_dim(torch.zeros(5, 2), Structure.from_lengths(torch.tensor([3, 2])), 2)
@@ -94,29 +94,29 @@ def place_of_new_dim(values: Tensor, structure: Structure | None, at: int) -> in
         return values.dim()
     if dims[at].level is not None:
         raise ShapeError(
-            f"a new dim cannot stand before dim {at}: a ragged dim stays behind the dim that counts its rows; "
-            f"put it before dim {next(k for k in range(at, -1, -1) if dims[k].level is None)} or behind the ragged dims"
+            f"a new dim cannot go before dim {at}: a ragged dim must follow the dim that counts its rows; "
+            f"insert it before dim {next(k for k in range(at, -1, -1) if dims[k].level is None)} or after the ragged dims"
         )
     return dims[at].values_dim
 
 
 def axis_of_mask(values: Tensor, structure: Structure | None, at: int, mask: JaggedBase, why: str) -> int:
-    """The partition whose positions a ragged mask at dim `at` speaks of."""
+    """The partitioned dim that a ragged mask at dim `at` selects from."""
     dim = dims_of(values, structure)[at]
     if structure is None or dim.axis is None or dim.level is not None:
-        raise ShapeError(f"{why}: dim {at} counts no rows, so a ragged mask of shape {mask.shape} cannot stand for it")
+        raise ShapeError(f"{why}: dim {at} does not count rows, so a ragged mask of shape {mask.shape} cannot index it")
     return dim.axis
 
 
-def _numbered(values: Tensor, structure: Structure | None, dim: Dim, key: Tensor, in_place: bool, why: str) -> Piece:
+def _numbered(values: Tensor, structure: Structure | None, dim: Dim, key: Tensor, in_place: bool, why: str) -> MaybeRagged:
     if structure is None or dim.axis is None:
         ids = numbers_of(key, values.shape[dim.values_dim], "position", why)
         return values.index_select(dim.values_dim, ids.to(values.device)), structure
     if dim.level is not None:
-        raise CallError(f"{why}: a ragged dim takes an int, a slice or a ragged mask, got a tensor; take positions one by one")
+        raise CallError(f"{why}: a ragged dim takes an int, a slice or a ragged mask, got a tensor; index positions one by one")
     ids = numbers_of(key, structure.rows[dim.axis].num_rows(0), "row", why)
     if in_place and bool((ids[1:] <= ids[:-1]).any()):
-        raise CallError(f"{why} = x takes rows in increasing order, each once: sort them, or write row by row")
+        raise CallError(f"{why} = x takes row numbers in increasing order without repeats: sort them, or write row by row")
     found = pick_rows(values, structure, dim.axis, ids, why)
     return found if in_place else compact_axis(*found, dim.axis, why)
 

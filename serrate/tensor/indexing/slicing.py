@@ -1,6 +1,6 @@
 """One position or a range of a dim: `jt[i]`, `jt[:, i]`, `jt[:, a:b]`, `jt[rows]`.
 
-In: values, their structure, a dim and what is asked of it. Out: a piece, without a copy where the storage allows.
+In: values, their structure, a dim and its key. Out: the selected values and their structure, views if the storage allows.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from serrate.errors import RowError, ShapeError
-from serrate.tensor.moving import picked, regathered, runs, sum_of
-from serrate.tensor.pieces import Piece, shifted, take_component, without
+from serrate.tensor.moving import gather_positions, picked, runs, sum_of
+from serrate.tensor.pieces import MaybeRagged, shifted, take_component, without
 from serrate.tensor.positions import compact_axis
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.structure import Dim, Structure
 
 
-def select(values: Tensor, structure: Structure | None, dim: Dim, index: int, why: str) -> Piece:
-    """What is at one position of a dim; of every row, if the dim is ragged.
+def select(values: Tensor, structure: Structure | None, dim: Dim, index: int, why: str) -> MaybeRagged:
+    """Selects one index of a dim, in every row if the dim is ragged, and removes the dim.
 
     >>> from serrate.tensor import JaggedTensor
     >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
@@ -44,17 +44,17 @@ def select(values: Tensor, structure: Structure | None, dim: Dim, index: int, wh
 
 
 def _part(rows: Rows, level: int, index: int, why: str) -> Rows:
-    # With one level below, what the parts hold is told by starts and lengths; more levels are host facts.
-    work = rows if level == rows.depth - 2 and not rows.readable() else rows.at_home(why)
+    # With one level below, starts and lengths on the device describe the parts; with more levels the host must read offsets.
+    work = rows if level == rows.depth - 2 and not rows.readable() else rows.host_rows(why)
     ids = (work.offsets[level][:-1] if index >= 0 else work.offsets[level][1:]).long() + index
     return picked(work, ids, level=level + 1, outer=work.offsets[:level], why=why)
 
 
-def _position(values: Tensor, structure: Structure, axis: int, level: int, index: int, why: str) -> Piece:
+def _position(values: Tensor, structure: Structure, axis: int, level: int, index: int, why: str) -> MaybeRagged:
     dim, rows = structure.dims[axis], structure.rows[axis]
     counted = index if index >= 0 else rows.lengths(level).long() + index
     if rows.columns is None:
-        values = values.index_select(dim, rows.where().long() + counted)
+        values = values.index_select(dim, rows.row_starts().long() + counted)
         if rows.depth == 1:
             return values, without(structure, axis)
         return values, structure.replace(axis, _kept(rows, rows.depth - 1))
@@ -63,23 +63,23 @@ def _position(values: Tensor, structure: Structure, axis: int, level: int, index
     counts = rows.offsets[rows.depth]
     offsets = (*rows.offsets[: rows.depth - 1], counts)
     if rows.packed:
-        starts = rows.where().long() + counted * rows.counts().long()
+        starts = rows.row_starts().long() + counted * rows.counts().long()
         return values, structure.replace(axis, rows_of(offsets, rows.depth, True, starts, None, {}))
     width = values.shape[dim + 1]
     starts = torch.arange(rows.num_rows(rows.depth - 1), device=values.device) * width
     found = rows_of(offsets, rows.depth, True, starts, width, {})
-    values = values.index_select(dim, rows.where().long() + counted).flatten(dim, dim + 1)
+    values = values.index_select(dim, rows.row_starts().long() + counted).flatten(dim, dim + 1)
     return values, shifted(structure.replace(axis, found), dim + 1, -1)
 
 
-def _column(values: Tensor, structure: Structure, axis: int, index: int, why: str) -> Piece:
+def _column(values: Tensor, structure: Structure, axis: int, index: int, why: str) -> MaybeRagged:
     dim, rows = structure.dims[axis], structure.rows[axis]
     if not rows.packed and index >= 0:
         found = rows_of(rows.offsets[: rows.depth], rows.depth, True, rows.starts, rows.room, {})
         _note_kept(rows, found)
         return values.select(dim + 1, index), shifted(structure.replace(axis, found), dim + 1, -1)
     owner, place = owners_and_places(rows.inner_lengths(), rows.total(rows.depth - 1, why))
-    start, count = rows.where().long().index_select(0, owner), rows.counts().long().index_select(0, owner)
+    start, count = rows.row_starts().long().index_select(0, owner), rows.counts().long().index_select(0, owner)
     column = index if index >= 0 else count + index
     rest = structure.replace(axis, _kept(rows, rows.depth))
     if rows.packed:
@@ -118,17 +118,17 @@ def _check_rows(rows: Rows, level: int, index: int, why: str) -> None:
     row = int((lengths < needed).nonzero()[0])
     raise RowError(
         f"position {index} does not exist in every row: row {row} has length {int(lengths[row])}; "
-        "take a range, which may be shorter, or the padded values"
+        "use a slice, which may be shorter, or the padded values"
     )
 
 
 _FAR = 2**62
-"""Beyond every row, and yet no sum with a length wraps around."""
+"""Past the end of every row, but small enough that adding a length does not overflow."""
 
 
 @dataclass(frozen=True)
 class RowSlice:
-    """A slice whose parts are ints; `start` and `stop` may be left out, as in Python.
+    """A slice with int bounds; `start` and `stop` may be None, as in Python.
 
     >>> RowSlice.of(slice(-2, None))
     RowSlice(start=-2, stop=None, step=1)
@@ -140,7 +140,7 @@ class RowSlice:
 
     @classmethod
     def of(cls, key: slice) -> RowSlice:
-        """The range that a slice spells.
+        """Checks and converts a Python slice.
 
         >>> RowSlice.of(slice(None, None, 0))
         Traceback (most recent call last):
@@ -152,11 +152,11 @@ class RowSlice:
         return cls(start, stop, 1 if step is None else step)
 
     def whole(self) -> bool:
-        """Whether nothing is cut away."""
+        """Whether it selects everything."""
         return self.start in (None, 0) and self.stop is None and self.step == 1
 
     def of_rows(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Where it starts in rows of these lengths, and how many positions it takes: `slice.indices` for every row at once.
+        """Start and length of the slice in rows of these lengths: `slice.indices` for all rows at once.
 
         >>> RowSlice.of(slice(-2, None)).of_rows(torch.tensor([1, 5]))
         (tensor([0, 3]), tensor([1, 2]))
@@ -180,17 +180,17 @@ class RowSlice:
         return first, ((span + step - 1) // step).clamp(min=0)
 
     def length_of(self, length: int) -> int:
-        """How many positions it takes of a row of this length."""
+        """The number of positions it selects from a row of this length."""
         return len(range(length)[self.start : self.stop : self.step])
 
     def monotone(self) -> bool:
-        """Whether it takes no less from a longer row, so that the longest row stays the longest."""
+        """Whether it selects no less from a longer row, so that the longest row stays the longest."""
         start, stop = (self.start, self.stop) if self.step > 0 else (self.stop, self.start)
         return not (start is not None and start < 0 and stop is not None and stop >= 0)
 
 
-def slice_dim(values: Tensor, structure: Structure | None, dim: Dim, key: slice, why: str) -> Piece:
-    """What a slice leaves of one dim.
+def slice_dim(values: Tensor, structure: Structure | None, dim: Dim, key: slice, why: str) -> MaybeRagged:
+    """Slices one dim.
 
     >>> from serrate.tensor import JaggedTensor
     >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
@@ -209,17 +209,19 @@ def slice_dim(values: Tensor, structure: Structure | None, dim: Dim, key: slice,
         return _parts(values, structure, dim.axis, dim.level, part, why)
     if dim.level == rows.depth:
         values, rows = _columns(values, where, rows, part, why)
-        return values, shifted(structure.replace(dim.axis, rows), where + 1, rows.takes - structure.rows[dim.axis].takes)
+        return values, shifted(
+            structure.replace(dim.axis, rows), where + 1, rows.storage_dims - structure.rows[dim.axis].storage_dims
+        )
     if part.step == 1:
         return values, structure.replace(dim.axis, _in_place(rows, part))
     first, lengths = part.of_rows(rows.inner_lengths())
     owner, place = owners_and_places(lengths, sum_of(lengths, _uniform(rows, dim.level, part), why))
     place = first.index_select(0, owner) + place * part.step
-    values, rows = regathered(values, where, rows, running_sum(lengths), owner, place, why)
+    values, rows = gather_positions(values, where, rows, running_sum(lengths), owner, place, why)
     return values, structure.replace(dim.axis, rows)
 
 
-def slice_rows(values: Tensor, structure: Structure, axis: int, start: int, stop: int, why: str) -> Piece:
+def slice_rows(values: Tensor, structure: Structure, axis: int, start: int, stop: int, why: str) -> MaybeRagged:
     """Components `start` to `stop` of a partitioned dim, without a copy.
 
     >>> from serrate.tensor import JaggedTensor
@@ -238,7 +240,7 @@ def _regular(values: Tensor, dim: int, part: RowSlice) -> Tensor:
     return values.index_select(dim, torch.tensor(list(taken), dtype=torch.int64, device=values.device))
 
 
-def _components(values: Tensor, structure: Structure, axis: int, part: RowSlice, why: str) -> Piece:
+def _components(values: Tensor, structure: Structure, axis: int, part: RowSlice, why: str) -> MaybeRagged:
     rows = structure.rows[axis]
     taken = range(rows.num_rows(0))[part.start : part.stop : part.step]
     if part.step == 1:
@@ -248,7 +250,7 @@ def _components(values: Tensor, structure: Structure, axis: int, part: RowSlice,
 
 
 def pick_rows(values: Tensor, structure: Structure, axis: int, ids: Tensor, why: str) -> tuple[Tensor, Structure]:
-    """Components of a partitioned dim by their numbers, on the CPU; they are described in place, in any order.
+    """Selects components of a partitioned dim by number (on the CPU, in any order); the result describes them in place.
 
     >>> from serrate.tensor import JaggedTensor
     >>> jt = JaggedTensor.from_lengths(torch.arange(5), [1, 2, 2])
@@ -256,14 +258,14 @@ def pick_rows(values: Tensor, structure: Structure, axis: int, ids: Tensor, why:
     (tensor([0, 1, 2, 3, 4]), Structure(2 > ?, with gaps))
     """
     rows = structure.rows[axis]
-    found = picked(rows.at_home(why), ids, level=0, outer=(), why=why)
+    found = picked(rows.host_rows(why), ids, level=0, outer=(), why=why)
     return values, structure.replace(axis, found.to(values.device))
 
 
-def _parts(values: Tensor, structure: Structure, axis: int, level: int, part: RowSlice, why: str) -> Piece:
+def _parts(values: Tensor, structure: Structure, axis: int, level: int, part: RowSlice, why: str) -> MaybeRagged:
     rows = structure.rows[axis]
     uniform = _uniform(rows, level, part)
-    work = rows if uniform is not None and not rows.readable() else rows.at_home(why)
+    work = rows if uniform is not None and not rows.readable() else rows.host_rows(why)
     first, lengths = part.of_rows(work.lengths(level))
     owner, place = owners_and_places(lengths, sum_of(lengths, uniform, why))
     ids = (work.offsets[level][:-1] + first).long().index_select(0, owner) + place * part.step
@@ -276,11 +278,11 @@ def _parts(values: Tensor, structure: Structure, axis: int, level: int, part: Ro
 def _in_place(rows: Rows, part: RowSlice) -> Rows:
     level = rows.depth - 1
     first, lengths = part.of_rows(rows.inner_lengths())
-    where = rows.where()
+    where = rows.row_starts()
     starts = where + (first if rows.columns is None or not rows.packed else first * rows.counts())
     offsets = list(rows.offsets)
     offsets[level] = running_sum(lengths).to(rows.offsets[0].dtype)
-    # Rows that keep their beginnings keep the room they have in padded storage.
+    # Rows that keep their starts keep their space in padded storage.
     room = rows.room if part.start in (None, 0) else None
     found = rows_of(tuple(offsets), rows.depth, rows.packed, starts.to(where.dtype), room, {})
     _note_cut(rows, found, level, part)
@@ -292,14 +294,14 @@ def _columns(values: Tensor, dim: int, rows: Rows, part: RowSlice, why: str) -> 
     columns = running_sum(counts).to(rows.offsets[0].dtype)
     offsets = (*rows.offsets[: rows.depth], columns)
     if not rows.packed and part.step > 0 and (part.start is None or part.start >= 0):
-        # Every row's columns begin at the same place of the next dim, so that can be cut for all of them.
+        # Every row's columns start at the same index of the next dim, so one slice of that dim serves all rows.
         found = rows_of(offsets, rows.depth, False, rows.starts, rows.room, {})
         _note_cut(rows, found, rows.depth, part)
         return _regular(values, dim + 1, RowSlice(part.start, None, part.step)), found
     found = rows_of(offsets, rows.depth, True, None, None, {})
     _note_cut(rows, found, rows.depth, part)
     owner, place = owners_and_places(rows.inner_lengths(), rows.total(rows.depth - 1, why))
-    start = rows.where().long().index_select(0, owner)
+    start = rows.row_starts().long().index_select(0, owner)
     if rows.packed:
         start += place * rows.counts().index_select(0, owner)
     else:
@@ -317,7 +319,7 @@ def _uniform(rows: Rows, level: int, part: RowSlice) -> int | None:
 
 
 def _note_cut(rows: Rows, found: Rows, level: int, part: RowSlice) -> None:
-    """What is known of lengths stays known on the levels that were not cut, and on that one if the longest row stays so."""
+    """Carries over known lengths: of levels that were not sliced, and of the sliced one if its longest row stays the longest."""
     for name in ("min", "max"):
         for own in range(rows.levels):
             known = rows.known(name, own)

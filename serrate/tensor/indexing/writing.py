@@ -1,7 +1,6 @@
-"""`jt[key] = x`: written into the values, where the key leaves a part of them and no copy.
+"""`jt[key] = x`: writes into the values, if the key selects a view of them.
 
-In: values, their structure, a key, and a number, a tensor or a ragged tensor. Out: nothing; the values hold what was written, and
-holes hold what they held.
+In: values, their structure, a key, and a number, a tensor or a ragged tensor. Out: nothing; the values change, holes do not.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _WHY = "jt[key] = x"
 
 
 def setitem(values: Tensor, structure: Structure, key: Any, x: Any) -> None:
-    """Writes into the positions that `jt[key]` holds.
+    """Writes into the positions that `jt[key]` selects.
 
     >>> from serrate.tensor import JaggedTensor
     >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
@@ -38,13 +37,13 @@ def setitem(values: Tensor, structure: Structure, key: Any, x: Any) -> None:
     (target, rest), at = follow((values, structure), before, in_place=True)
     if not _within(target, values):
         raise CallError(
-            f"{_WHY}: the key takes a copy, and what is written there is lost: use slices without a step for positions of rows "
+            f"{_WHY}: the key selects a copy, so the write would be lost: use slices without a step for positions of rows "
             "(jt[:, i:i+1] for jt[:, i]), a ragged mask, or write into jt.values"
         )
     if mask is not None:
         after = keys[len(before) + 1 :]
         if any(each != slice(None) for each in after):
-            raise CallError(f"{_WHY}: nothing but ':' may follow a ragged mask: write into jt[..., i] with the mask first")
+            raise CallError(f"{_WHY}: only ':' may follow a ragged mask: write into jt[..., i] with the mask first")
         axis = axis_of_mask(target, rest, at, mask, _WHY)
         assert rest is not None
         check_mask(rest, axis, mask, _WHY)
@@ -61,8 +60,8 @@ def _within(target: Tensor, values: Tensor) -> bool:
 
 def _write_dense(target: Tensor, x: Any) -> None:
     if isinstance(x, JaggedBase):
-        raise ShapeError(f"{_WHY}: nothing ragged is left at the key, but x has shape {x.shape}: give a tensor or a number")
-    target.copy_(_fitting(_tensor(x, target), target.shape, "the key leaves"))
+        raise ShapeError(f"{_WHY}: the key selects no ragged dim, but x has shape {x.shape}: pass a tensor or a number")
+    target.copy_(_fitting(_tensor(x, target), target.shape, "the key selects"))
 
 
 def _write_ragged(target: Tensor, structure: Structure, x: Any) -> None:
@@ -75,21 +74,21 @@ def _write_ragged(target: Tensor, structure: Structure, x: Any) -> None:
         source = _unpadded(x, target, structure)
     else:
         if not structure.back_to_back().same_rows(x.structure.back_to_back(), why=_WHY):
-            raise StructureMismatch(f"{_WHY}: x must have the rows that the key leaves: {structure}, got {x.structure}")
+            raise StructureMismatch(f"{_WHY}: x must have the rows that the key selects: {structure}, got {x.structure}")
         source, _ = compact(x.values, x.structure, _WHY)
-    packed = target.dim() - sum(rows.takes - 1 for rows in structure.rows)
+    packed = target.dim() - sum(rows.storage_dims - 1 for rows in structure.rows)
     if source.dim() != packed:
-        raise ShapeError(f"{_WHY}: x must have {len(dims)} dims, as the key leaves, got {len(dims) + source.dim() - packed}")
+        raise ShapeError(f"{_WHY}: the key selects {len(dims)} dims, but x has {len(dims) + source.dim() - packed}")
     there = existing(target, structure)
     if there is None:
         target.copy_(_fitting(source, target.shape, "the values at the key have"))
         return
-    # Rows lie in order, so that the positions of the storage that exist are met in the order of the rows.
+    # Rows are in order, so the existing positions of the storage come in the order of the rows.
     room = list(source.shape)
     for dim in dims:
         if dim.axis is None:
             at = dim.values_dim - sum(
-                r.takes - 1 for d, r in zip(structure.dims, structure.rows, strict=True) if d < dim.values_dim
+                r.storage_dims - 1 for d, r in zip(structure.dims, structure.rows, strict=True) if d < dim.values_dim
             )
             room[at] = target.shape[dim.values_dim]
     source = _fitting(source, torch.Size(room), "the values at the key have")
@@ -99,7 +98,7 @@ def _write_ragged(target: Tensor, structure: Structure, x: Any) -> None:
 def _write_where(target: Tensor, structure: Structure, mask: Tensor | None, x: Any) -> None:
     if isinstance(x, JaggedBase):
         raise CallError(
-            f"{_WHY}: a masked write takes a number or a tensor for every position, got a ragged tensor: use torch.where"
+            f"{_WHY}: a masked write takes a number, or a tensor written at every position; got a ragged tensor: use torch.where"
         )
     x = _tensor(x, target)
     inner = target.shape[target.dim() - _trailing(target, structure) :]
@@ -111,11 +110,11 @@ def _write_where(target: Tensor, structure: Structure, mask: Tensor | None, x: A
 
 
 def _unpadded(x: Tensor, target: Tensor, structure: Structure) -> Tensor:
-    """Dense values with every dim of the tensor, those of size 1 stretched, as the rows they lie on."""
+    """Dense values with all dims of the tensor, broadcast, and packed to its rows."""
     packed, dims = structure.back_to_back(), dims_of(target, structure)
     if x.dim() != len(dims):
         raise ShapeError(
-            f"{_WHY}: a tensor must have the dims behind the ragged ones, or all {len(dims)} that the key leaves; "
+            f"{_WHY}: a tensor must have the dims after the ragged ones, or all {len(dims)} that the key selects; "
             f"got shape {tuple(x.shape)}"
         )
     sizes = []
@@ -134,14 +133,14 @@ def _unpadded(x: Tensor, target: Tensor, structure: Structure) -> Tensor:
 
 
 def _trailing(target: Tensor, structure: Structure) -> int:
-    return target.dim() - structure.dims[-1] - structure.rows[-1].takes
+    return target.dim() - structure.dims[-1] - structure.rows[-1].storage_dims
 
 
 def _tensor(x: Any, target: Tensor) -> Tensor:
     if not isinstance(x, Tensor):
         try:
             if isinstance(x, int | float | complex):
-                # Made on the device, where a copy of the number would wait for it.
+                # Filled on the device: copying a number from the host would wait for the device.
                 return torch.full((), x, dtype=target.dtype, device=target.device)
             return torch.as_tensor(x, dtype=target.dtype, device=target.device)
         except (TypeError, ValueError, RuntimeError):

@@ -1,5 +1,5 @@
-"""Bridges between ragged tensors and what other libraries hold rows in; one module for each.
+"""Conversion from and to other libraries' ragged formats; one module per library.
 
-In: their arrays and tensors, or values with a structure. Out: the other of the two, sharing memory where both formats allow.
-The class methods and methods of `JaggedTensor` are the way in; nothing here imports another library before it is needed.
+In: their arrays and tensors, or values with a structure. Out: the other of the two, sharing memory if both formats allow.
+Called through the methods of `JaggedTensor`; other libraries are imported only when needed.
 """

@@ -5,10 +5,10 @@ In: a ListArray and its kin, or values with a structure. Out: the other of the t
     ListArray, LargeListArray           rows back to back, int32 or int64 offsets         shared
     ListViewArray, LargeListViewArray   rows with gaps                                    shared if the lists are in order
     FixedSizeListArray                  inner dims; above other lists, parts of equal count    shared
-    lists below lists                   nested rows; also what rows with columns become   shared
+    lists of lists                      nested rows; rows with columns also become these  shared
     bool, several chunks                                                                  copied
 
-Nulls are refused, because an empty row is not a missing one.
+Nulls are rejected, because an empty row is not a missing one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def from_arrow(array: Any, copying: Copying) -> tuple[Tensor, Structure]:
         array = array.storage if isinstance(array, pa.ExtensionArray) else array
         if array.null_count:
             raise FormatError(
-                f"from_arrow: {array.null_count} of {len(array)} items of {array.type} are null, and a tensor has no nulls: "
+                f"from_arrow: {array.null_count} of {len(array)} items of {array.type} are null, and tensors cannot hold nulls: "
                 "fill or drop them first (pyarrow.compute.fill_null, drop_null)"
             )
         found = _node(array, pa, copying)
@@ -67,8 +67,8 @@ def to_arrow(values: Tensor, structure: Structure, copying: Copying) -> Any:
     rows = rows_of_one_dim(copying.bridge, structure)
     values = copying.on_cpu(values, "pyarrow")
     if values.dtype.is_complex:
-        raise DtypeError(f"to_arrow: pyarrow has no type for {values.dtype}: take torch.view_as_real(jt.values) as the values")
-    offsets, starts = lists_of(rows, values.shape[1] if rows.takes == 2 else 1, copying.bridge)
+        raise DtypeError(f"to_arrow: pyarrow has no type for {values.dtype}: use torch.view_as_real(jt.values) as the values")
+    offsets, starts = lists_of(rows, values.shape[1] if rows.storage_dims == 2 else 1, copying.bridge)
     if values.dtype is torch.bool:
         copying.forced("pyarrow packs bools into bits")
         items = pa.array(array_of(values.contiguous().view(-1), copying))
@@ -77,8 +77,8 @@ def to_arrow(values: Tensor, structure: Structure, copying: Copying) -> Any:
             copying.forced("the values are not contiguous")
         flat = array_of(copying.kept(values).contiguous().view(-1), copying)
         items = pa.Array.from_buffers(pa.from_numpy_dtype(flat.dtype), flat.size, [None, pa.py_buffer(flat)])
-    positions = values.shape[0] * (values.shape[1] if rows.takes == 2 else 1)
-    inner = values.shape[rows.takes :]
+    positions = values.shape[0] * (values.shape[1] if rows.storage_dims == 2 else 1)
+    inner = values.shape[rows.storage_dims :]
     for dim in reversed(range(len(inner))):
         kind = pa.list_(items.type, inner[dim])
         items = pa.Array.from_buffers(kind, positions * inner[:dim].numel(), [None], children=[items])
@@ -103,7 +103,7 @@ def _lists(pa: Any, offsets: Tensor, items: Any) -> Any:
 
 
 def _node(array: Any, pa: Any, copying: Copying) -> tuple[Node, Any] | None:
-    """The lists of an array and what is in them, cut to what they use; None for an array of something else."""
+    """An array's lists, and the items they use; None if it is not an array of lists."""
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
@@ -113,12 +113,12 @@ def _node(array: Any, pa: Any, copying: Copying) -> tuple[Node, Any] | None:
         if in_order(starts, lengths) and not _has_lists(kind.value_type, pa):
             return Views(starts, lengths), array.values
         copying.forced("the views are out of order, or views of lists")
-        # Not by a cast to plain lists, which makes an invalid array of views that are out of order.
+        # Not by a cast to plain lists: for views out of order, that makes an invalid array.
         return Lists(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(lengths.dtype)), array.flatten()
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return None
     if len(array) == 0:
-        # The buffer of offsets of an empty array may be empty too.
+        # An empty array may have an empty offsets buffer.
         dtype = torch.int64 if pa.types.is_large_list(kind) else torch.int32
         return Lists(torch.zeros(1, dtype=dtype, device="cpu")), array.values.slice(0, 0)
     offsets = offsets_of(array.offsets.to_numpy())

@@ -2,12 +2,12 @@
 
 In: an `ak.Array`, or values with a structure. Out: the other of the two.
 
-    ListOffsetArray        rows back to back, nested rows; what rows with columns become      shared
+    ListOffsetArray        rows back to back, nested rows; rows with columns become these     shared
     ListArray              rows with gaps                                                     shared if the lists are in order
     RegularArray           inner dims; above other lists, parts of equal count                shared
     IndexedArray                                                                              copied
 
-Missing values, records, unions and strings are refused.
+Missing values, records, unions and strings are rejected.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def from_awkward(array: Any, copying: Copying) -> tuple[Tensor, Structure]:
         node, layout = found
         nodes.append(node)
     if layout.is_unknown:
-        # Nothing was ever in it; an array of nothing has no rows.
+        # An array of unknown type is empty, and has no rows.
         nodes = nodes or [Lists(torch.zeros(1, dtype=torch.int64, device="cpu"))]
         leaf = torch.empty(0, device="cpu")
     else:
@@ -67,14 +67,14 @@ def to_awkward(values: Tensor, structure: Structure, copying: Copying) -> Any:
     ak = package(copying.bridge, "awkward")
     rows = rows_of_one_dim(copying.bridge, structure)
     values = copying.on_cpu(values, "awkward")
-    width = values.shape[1] if rows.takes == 2 else 1
+    width = values.shape[1] if rows.storage_dims == 2 else 1
     offsets, starts = lists_of(rows, width, copying.bridge)
-    if rows.takes == 2 and not values.is_contiguous():
+    if rows.storage_dims == 2 and not values.is_contiguous():
         copying.forced("the padded columns are not contiguous")
         values = values.contiguous()
     else:
         values = copying.kept(values)
-    content = ak.contents.NumpyArray(array_of(values.flatten(0, 1) if rows.takes == 2 else values, copying))
+    content = ak.contents.NumpyArray(array_of(values.flatten(0, 1) if rows.storage_dims == 2 else values, copying))
     *outer, last = offsets
     if starts is None:
         content = ak.contents.ListOffsetArray(ak.index.Index(last.contiguous().numpy()), content)
@@ -88,10 +88,10 @@ def to_awkward(values: Tensor, structure: Structure, copying: Copying) -> Any:
 
 
 def _unwrapped(layout: Any, copying: Copying) -> Any:
-    """What is inside wrappers that hide nothing; what a tensor cannot hold is refused."""
+    """Strips wrappers that change nothing; raises for content that a tensor cannot hold."""
     while True:
         if layout.parameter("__array__") in ("string", "bytestring", "char", "byte"):
-            raise FormatError("from_awkward: the array holds strings, and a tensor has none: encode them as numbers first")
+            raise FormatError("from_awkward: the array holds strings, and tensors cannot: encode them as numbers first")
         if layout.is_record or layout.is_union:
             what = "records: take one field with array['name']" if layout.is_record else "a union of types: make them one type"
             raise FormatError(f"from_awkward: the array holds {what}")
@@ -99,7 +99,7 @@ def _unwrapped(layout: Any, copying: Copying) -> Any:
             missing = int(layout.mask_as_bool(valid_when=False).sum())
             if missing:
                 raise FormatError(
-                    f"from_awkward: {missing} of {layout.length} items are None, and a tensor has no missing values: "
+                    f"from_awkward: {missing} of {layout.length} items are None, and tensors cannot hold missing values: "
                     "fill or drop them first (ak.fill_none, ak.drop_none)"
                 )
             if hasattr(layout, "index"):
@@ -113,14 +113,14 @@ def _unwrapped(layout: Any, copying: Copying) -> Any:
 
 
 def _node(layout: Any, copying: Copying) -> tuple[Node, Any] | None:
-    """The lists of a layout and what is in them, cut to what they use; None for a layout of something else."""
+    """A layout's lists, and the items they use; None if it is not a layout of lists."""
     if layout.is_regular:
         return FixedLists(layout.size, layout.length), layout.content[: layout.size * layout.length]
     if not layout.is_list:
         return None
     if not hasattr(layout, "offsets"):
         starts, stops = (offsets_of(part.data) for part in (layout.starts, layout.stops))
-        # An empty list may say that it starts anywhere; more stops than starts are allowed, and ignored.
+        # An empty list may start anywhere; surplus stops are legal, and ignored.
         lengths = stops[: starts.shape[0]] - starts
         if in_order(starts, lengths) and not _has_lists(layout.content):
             return Views(starts, lengths), layout.content

@@ -1,7 +1,7 @@
-"""Rows as attention kernels (`cu_seqlens`) and grouped matrix products (end offsets) are told of them.
+"""Row boundaries as attention kernels (`cu_seqlens`) and grouped matrix products (end offsets) take them.
 
-In: values with int32 boundaries, or values with a structure. Out: the other of the two. Values are shared both ways; the
-boundaries too where they are int32 already.
+In: values with int32 boundaries, or values with a structure. Out: the other of the two. Values are shared both ways, and so are
+boundaries that are already int32.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import ShapeError, StructureError
-from serrate.tensor.checks.validate import check_form, check_values_form
+from serrate.tensor.checks.validate import check_layout, check_values_layout
 from serrate.tensor.interop.common import Copying, rows_of_one_level
 from serrate.tensor.positions import compacted
 from serrate.tensor.structure import Structure
@@ -20,18 +20,18 @@ from serrate.tensor.sync import on_host
 
 
 class CuSeqlens(NamedTuple):
-    """What a variable-length attention kernel takes for its queries or its keys."""
+    """The arguments of a variable-length attention kernel for its queries or its keys."""
 
     values: Tensor
     """`[total, ...]`, sequences back to back."""
     cu_seqlens: Tensor
-    """`[sequences + 1]`, int32: where each begins, and where the last ends."""
+    """`[sequences + 1]`, int32: where each starts, and where the last ends."""
     max_seqlen: int
     """The longest sequence."""
 
 
 class GroupEnds(NamedTuple):
-    """What `torch.nn.functional.grouped_mm` takes for its left operand."""
+    """The arguments of `torch.nn.functional.grouped_mm` for its left operand."""
 
     values: Tensor
     """`[total, ...]`, groups back to back."""
@@ -42,12 +42,12 @@ class GroupEnds(NamedTuple):
 def from_cu_seqlens(
     values: Tensor, cu_seqlens: Tensor, max_seqlen: int | None, validate: bool | None, copying: Copying
 ) -> tuple[Tensor, Structure]:
-    """Values and structure for cumulated sequence lengths; `max_seqlen` may be larger than the longest.
+    """Values and structure for cumulative sequence lengths; `max_seqlen` may exceed the longest.
 
     >>> from_cu_seqlens(torch.zeros(5), torch.tensor([0, 2, 5]), 8, None, Copying("from_cu_seqlens", None))[1].max_length()
     3
     """
-    check_values_form(values)
+    check_values_layout(values)
     structure = Structure.from_offsets(cu_seqlens, total=values.shape[0], validate=validate)
     rows = structure.rows[0]
     if max_seqlen is not None and rows.depth == 1:
@@ -59,7 +59,7 @@ def from_cu_seqlens(
 
 
 def to_cu_seqlens(values: Tensor, structure: Structure, copying: Copying) -> CuSeqlens:
-    """The rows as a variable-length attention kernel takes them.
+    """The arguments for a variable-length attention kernel.
 
     >>> to_cu_seqlens(torch.zeros(3), Structure.from_lengths(torch.tensor([1, 2])), Copying("to_cu_seqlens", None))[1:]
     (tensor([0, 1, 3], dtype=torch.int32), 2)
@@ -70,26 +70,26 @@ def to_cu_seqlens(values: Tensor, structure: Structure, copying: Copying) -> CuS
 
 
 def from_group_ends(values: Tensor, ends: Tensor, validate: bool | None, copying: Copying) -> tuple[Tensor, Structure]:
-    """Values and structure for the end of every group; values behind the last end belong to no group and are left out.
+    """Values and structure for groups given by their ends; values past the last end belong to no group and are dropped.
 
-    Where the ends cannot be read (on a device) the last one is trusted to be the number of values.
+    On a device, where the ends cannot be read, the last one is trusted to equal the number of values.
 
     >>> from_group_ends(torch.zeros(6), torch.tensor([2, 5]), None, Copying("from_group_ends", None))
     (tensor([0., 0., 0., 0., 0.]), Structure(2 > 5))
     """
-    check_values_form(values)
-    check_form("ends", (ends,))
+    check_values_layout(values)
+    check_layout("ends", (ends,))
     if ends.dim() != 1:
         raise ShapeError(f"from_group_ends: ends must be 1-D, one for each group, got shape {tuple(ends.shape)}")
     offsets = torch.cat([ends.new_zeros(1), ends])
     if on_host(offsets) and validate is not False:
-        # A last end that is too large is left for the check of the offsets, which names it.
+        # If the last end is too large, the offsets check reports it.
         values = values[: max(int(offsets[-1]), 0)]
     return copying.kept(values), Structure.from_offsets(offsets, total=values.shape[0], validate=validate)
 
 
 def to_group_ends(values: Tensor, structure: Structure, copying: Copying) -> GroupEnds:
-    """The rows as `grouped_mm` takes them.
+    """The arguments for `grouped_mm`.
 
     >>> to_group_ends(torch.zeros(3), Structure.from_lengths(torch.tensor([1, 2])), Copying("to_group_ends", None)).ends
     tensor([1, 3], dtype=torch.int32)

@@ -1,7 +1,7 @@
-"""Arrays of lists, which columnar libraries describe from the outside in, as values with a structure; and back.
+"""Nested lists of columnar libraries as values with a structure, and back.
 
-In: one node for every depth of lists, outermost first, and the leaf below them. Out: values with their structure.
-In: the rows of a structure. Out: offsets for every depth of lists, and where the innermost lists start if they leave gaps.
+In: one node per nesting depth, outermost first, and the leaf. Out: values with their structure.
+In: the rows of a structure. Out: offsets per nesting depth, and the starts of the innermost lists if they have gaps.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from serrate.tensor.structure import Structure
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists of any length, back to back: list k has the items `offsets[k]` to `offsets[k + 1]`."""
+    """Lists back to back: list k holds items `offsets[k]` to `offsets[k + 1]`."""
 
     offsets: Tensor
 
 
 @dataclass(frozen=True)
 class Views:
-    """Lists of any length, anywhere: list k has `lengths[k]` items from `starts[k]` on."""
+    """Lists anywhere: list k holds `lengths[k]` items from `starts[k]` on."""
 
     starts: Tensor
     lengths: Tensor
@@ -43,7 +43,7 @@ Node = Lists | Views | FixedLists
 
 
 def in_order(starts: Tensor, lengths: Tensor) -> bool:
-    """Whether lists follow one another without overlap, so that they can be rows with gaps.
+    """Whether lists are in order and do not overlap, so that they can be rows with gaps.
 
     >>> in_order(torch.tensor([4, 0]), torch.tensor([2, 3]))
     False
@@ -53,7 +53,7 @@ def in_order(starts: Tensor, lengths: Tensor) -> bool:
 
 
 def assemble(nodes: Sequence[Node], leaf: Tensor) -> tuple[Tensor, Structure]:
-    """The leaf as values and the nodes as their structure; lists of fixed size below the last ragged ones become inner dims.
+    """The leaf as values and the nodes as their structure; fixed-size lists inside the innermost ragged ones become inner dims.
 
     Only the last ragged node may be `Views`, and only in order.
 
@@ -76,9 +76,9 @@ def assemble(nodes: Sequence[Node], leaf: Tensor) -> tuple[Tensor, Structure]:
 
 
 def lists_of(rows: Rows, width: int, why: str) -> tuple[list[Tensor], Tensor | None]:
-    """Offsets on the CPU for every depth of the lists that rows are, and the starts of the innermost lists if they leave gaps.
+    """Offsets per nesting depth, on the CPU, and the starts of the innermost lists if they have gaps.
 
-    Every position of a rectangle is a list of its columns; `width` is the extent of the dim that holds padded columns.
+    A position of a row with columns becomes a list of its columns; `width` is the extent of the dim that holds padded columns.
 
     >>> rows = Structure.from_lengths(torch.tensor([2, 1])).with_columns(torch.tensor([3, 1])).rows[0]
     >>> lists_of(rows, 1, "to_arrow")
@@ -86,7 +86,7 @@ def lists_of(rows: Rows, width: int, why: str) -> tuple[list[Tensor], Tensor | N
     """
     offsets = [rows.host_offsets(level, why) for level in range(rows.depth)]
     if rows.columns is None:
-        return offsets, None if rows.starts is None else rows.host_where(why)
+        return offsets, None if rows.starts is None else rows.host_row_starts(why)
     lengths, counts = (rows.host_lengths(level, why) for level in (rows.depth - 1, rows.depth))
     owner, place = owners_and_places(lengths, rows.total(rows.depth - 1, why))
     per_position = counts.index_select(0, owner)
@@ -94,7 +94,7 @@ def lists_of(rows: Rows, width: int, why: str) -> tuple[list[Tensor], Tensor | N
     if rows.contiguous:
         return [*offsets, boundaries], None
     step = per_position.long() if rows.packed else torch.full_like(place, width)
-    row_starts = rows.host_where(why).long() * (1 if rows.packed else width)
+    row_starts = rows.host_row_starts(why).long() * (1 if rows.packed else width)
     return [*offsets, boundaries], row_starts.index_select(0, owner) + place * step
 
 

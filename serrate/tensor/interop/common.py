@@ -1,4 +1,4 @@
-"""What every bridge shares: when values are copied and who is told, and which structures a format can hold.
+"""Shared by all conversions: whether values are copied, with which warning, and which structures a format can hold.
 
 In: the name of a bridge, `copy=`, a structure. Out: shared or copied values; an error that says what the format cannot hold.
 """
@@ -21,7 +21,7 @@ from serrate.tensor.sync import host_copy
 
 @dataclass(frozen=True)
 class Copying:
-    """What the caller of a bridge wants: `None` shares where it can and warns where it cannot, `True` copies, `False` shares.
+    """The caller's `copy=`: None shares if possible and warns otherwise, True always copies, False raises rather than copy.
 
     >>> Copying("to_arrow", copy=False).forced("arrow packs bools into bits")
     Traceback (most recent call last):
@@ -32,7 +32,7 @@ class Copying:
     copy: bool | None
 
     def forced(self, reason: str) -> None:
-        """Says that the values are about to be copied, and why."""
+        """Reports that the values must be copied, and why: raises, warns or does nothing, depending on `copy`."""
         if self.copy is False:
             raise CopyError(f"{self.bridge}: copy=False, but {reason}: allow the copy with copy=True")
         if self.copy is None:
@@ -40,7 +40,7 @@ class Copying:
             warnings.warn(text, CopyWarning, stacklevel=_users_level())
 
     def kept(self, values: Tensor) -> Tensor:
-        """Values that both sides can share: themselves, or a copy if that was asked for.
+        """Values that could be shared: themselves, or a copy if `copy=True`.
 
         >>> import torch
         >>> values = torch.zeros(2)
@@ -50,7 +50,7 @@ class Copying:
         return values.clone() if self.copy else values
 
     def on_cpu(self, values: Tensor, peer: str) -> Tensor:
-        """Values without a gradient on the CPU, as libraries that know neither gradients nor devices want them.
+        """Values on the CPU without gradients, for libraries that support neither devices nor gradients.
 
         >>> import torch
         >>> Copying("to_numpy", copy=None).on_cpu(torch.zeros(2, requires_grad=True), "numpy")
@@ -66,7 +66,7 @@ class Copying:
 
 
 def _users_level() -> int:
-    """How many calls lie between `warnings.warn` above and the user's line, which is the one to show."""
+    """The `stacklevel` with which the `warnings.warn` above points at the user's line."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "serrate":
         frame, level = frame.f_back, level + 1
@@ -74,7 +74,7 @@ def _users_level() -> int:
 
 
 def composition(structure: Structure) -> str:
-    """The structure's composition in words.
+    """A description of the structure for error messages.
 
     >>> import torch
     >>> composition(Structure.from_lengths(torch.tensor([1, 2])).with_columns(torch.tensor([3, 1])))
@@ -93,7 +93,7 @@ def composition(structure: Structure) -> str:
 def rows_of_one_dim(bridge: str, structure: Structure, *, first: bool = True) -> Rows:
     """The rows of a structure that partitions a single dim, the first one if `first`."""
     if len(structure.rows) > 1:
-        raise _refused(bridge, structure, "convert what jt.unbind() gives, which has one partitioned dim less")
+        raise _refused(bridge, structure, "convert the tensors of jt.unbind(), which have one partitioned dim less")
     if first and structure.dims != (0,):
         dim = structure.dims[0]
         raise _refused(bridge, structure, f"move the dim to the front, in jt.values.movedim({dim}, 0) and in its structure")
@@ -106,20 +106,20 @@ def rows_of_one_level(bridge: str, structure: Structure, *, first: bool = True, 
     >>> import torch
     >>> rows_of_one_level("to_cu_seqlens", Structure.from_lengths(torch.tensor([1]), torch.tensor([2])))
     Traceback (most recent call last):
-    serrate.errors.FormatError: to_cu_seqlens: nested rows of 2 levels cannot be held: JaggedTensor.from_csr(jt.values, jt.offsets) has the innermost rows as one level
+    serrate.errors.FormatError: to_cu_seqlens: the format cannot hold nested rows of 2 levels: JaggedTensor.from_csr(jt.values, jt.offsets) has the innermost rows as one level
     """  # noqa: E501 -- an example shows the whole message
     rows = rows_of_one_dim(bridge, structure, first=first)
     if rows.columns is not None and not columns:
-        raise _refused(bridge, structure, "take to_torch_nested(layout='strided'), to_arrow(), to_awkward() or to_padded()")
+        raise _refused(bridge, structure, "use to_torch_nested(layout='strided'), to_arrow(), to_awkward() or to_padded()")
     if rows.depth > 1 and rows.columns is not None:
-        raise _refused(bridge, structure, "convert what jt.unbind() gives, which has one level less")
+        raise _refused(bridge, structure, "convert the tensors of jt.unbind(), which have one level less")
     if rows.depth > 1:
         raise _refused(bridge, structure, "JaggedTensor.from_csr(jt.values, jt.offsets) has the innermost rows as one level")
     return rows
 
 
 def package(bridge: str, name: str) -> ModuleType:
-    """Another library, imported only now because it need not be installed.
+    """Imports an optional dependency.
 
     >>> package("from_arrow", "a_package_that_is_not_there")
     Traceback (most recent call last):
@@ -132,4 +132,4 @@ def package(bridge: str, name: str) -> ModuleType:
 
 
 def _refused(bridge: str, structure: Structure, instead: str) -> FormatError:
-    return FormatError(f"{bridge}: {composition(structure)} cannot be held: {instead}")
+    return FormatError(f"{bridge}: the format cannot hold {composition(structure)}: {instead}")

@@ -1,4 +1,4 @@
-"""Keyed rows as recommender libraries hold them: several features of the same samples in one tensor of values.
+"""Keyed rows in the layout of recommender libraries: several features of the same samples in one tensor of values.
 
 In: keys, values back to back key by key, lengths `[keys * samples]` key by key, and perhaps a weight for every value.
 Out: values and structure for every key, sharing the values; and from a dict of ragged tensors the joined tensors.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DtypeError, FormatError, ShapeError, StructureError
-from serrate.tensor.checks.validate import check_form, check_lengths, check_values_form
+from serrate.tensor.checks.validate import check_layout, check_lengths, check_values_layout
 from serrate.tensor.interop.common import Copying, rows_of_one_level
 from serrate.tensor.positions import compacted
 from serrate.tensor.rows import Rows
@@ -22,7 +22,7 @@ from serrate.tensor.sync import host_copy
 
 
 class Keyed(NamedTuple):
-    """What a KeyedJaggedTensor is made of."""
+    """The parts of a KeyedJaggedTensor."""
 
     keys: list[str]
     """The names of the features, in the order of their values."""
@@ -31,7 +31,7 @@ class Keyed(NamedTuple):
     lengths: Tensor
     """`[keys * samples]`: the length of every sample's row, key by key."""
     offsets: Tensor
-    """`[keys * samples + 1]`: where every row begins, and where the last one ends."""
+    """`[keys * samples + 1]`: where every row starts, and where the last one ends."""
     weights: Tensor | None
     """One weight for every value, or None."""
 
@@ -39,13 +39,13 @@ class Keyed(NamedTuple):
 def from_keyed(
     keys: Sequence[str], values: Tensor, lengths: Tensor, rows_per_key: Sequence[int] | None, copying: Copying
 ) -> dict[str, tuple[Tensor, Structure]]:
-    """Values and structure of every key; `rows_per_key` where keys have different numbers of samples.
+    """Values and structure of every key; `rows_per_key` if keys have different numbers of samples.
 
     >>> from_keyed(["a", "b"], torch.arange(4), torch.tensor([1, 0, 1, 2]), None, Copying("from_keyed", None))["b"]
     (tensor([1, 2, 3]), Structure(2 > 3))
     """
-    check_values_form(values)
-    check_form("lengths", (lengths,))
+    check_values_layout(values)
+    check_layout("lengths", (lengths,))
     if lengths.dim() != 1:
         raise ShapeError(f"from_keyed: lengths must be 1-D, key by key, got shape {tuple(lengths.shape)}")
     if len(set(keys)) != len(keys):
@@ -114,7 +114,7 @@ def _joined(tensors: list[Tensor], rows: list[Rows], copying: Copying) -> Tensor
 
 
 def _whole(tensors: list[Tensor]) -> Tensor | None:
-    """The tensor that these are consecutive parts of, if that is what they are and no gradient has to find its way back."""
+    """The tensor that these are consecutive slices of, if they are and none requires grad."""
     first = tensors[0]
     if len(tensors) == 1:
         return first

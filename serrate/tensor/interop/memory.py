@@ -1,6 +1,6 @@
-"""Where values and structure lie: in memory that other processes see, or in memory that a device copies from quickly.
+"""Shared and page-locked memory for values and structure.
 
-In: values and their structure. Out: the same there.
+In: values and their structure. Out: the same, in that memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from serrate.tensor.structure import Structure
 
 
 def parts(values: Tensor, structure: Structure) -> Iterator[Tensor]:
-    """Every tensor that a ragged tensor is stored in.
+    """Every tensor that makes up a ragged tensor.
 
     >>> import torch
     >>> len(list(parts(torch.zeros(3), Structure.from_lengths(torch.tensor([1, 2])))))
@@ -54,7 +54,7 @@ def shared(values: Tensor, structure: Structure) -> bool:
 
 
 def pinned(values: Tensor, structure: Structure) -> tuple[Tensor, Structure]:
-    """Copies of every part in page-locked memory, with what is known of the rows."""
+    """Copies every part to page-locked memory; known facts about the rows are kept."""
     rows = tuple(
         rows_of(
             tuple(level.pin_memory() for level in each.offsets),

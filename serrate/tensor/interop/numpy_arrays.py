@@ -1,7 +1,7 @@
-"""numpy: values and offsets as arrays, and rows as arrays in a list or in an array of objects.
+"""numpy: values and offsets as arrays, and rows as arrays in a list or an object array.
 
-In: arrays, or values with a structure. Out: values with a structure, or an array of objects whose items are the rows.
-Values that are one array are shared, and so are the rows that come out.
+In: arrays, or values with a structure. Out: values with a structure, or an object array of rows.
+Values in one array are shared, and so are the rows returned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KINDS = "biufc"
 
 
 def tensor_of(array: Any, copying: Copying) -> Tensor:
-    """The tensor of an array's numbers: shared, even if the array is read-only; then it is not to be written into.
+    """An array as a tensor that shares its memory, even if the array is read-only (do not write to the tensor then).
 
     >>> import numpy
     >>> tensor_of(numpy.arange(3), Copying("from_numpy", None))
@@ -32,16 +32,16 @@ def tensor_of(array: Any, copying: Copying) -> Tensor:
     if array.dtype.kind not in _KINDS or array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
         raise DtypeError(f"{copying.bridge}: a tensor cannot hold {array.dtype}: convert the array to numbers first")
     if not array.dtype.isnative:
-        copying.forced("the bytes of its numbers are in another order than this machine's")
+        copying.forced("its byte order is not this machine's")
         return _shared(array.astype(array.dtype.newbyteorder("=")))
     if any(stride < 0 or stride % array.itemsize for stride in array.strides):
-        copying.forced("tensors cannot step through memory as this array does")
+        copying.forced("tensors cannot have this array's strides")
         return _shared(array.copy())
     return copying.kept(_shared(array))
 
 
 def offsets_of(array: Any) -> Tensor:
-    """Boundaries or lengths as int32 or int64: shared where the array is of these dtypes and has no gaps.
+    """Offsets or lengths as int32 or int64; shared if the array has one of these dtypes and is contiguous.
 
     >>> import numpy
     >>> offsets_of(numpy.array([0, 2], dtype=numpy.uint32)).dtype
@@ -53,7 +53,7 @@ def offsets_of(array: Any) -> Tensor:
 
 
 def array_of(values: Tensor, copying: Copying) -> Any:
-    """The numpy array that shares a tensor on the CPU.
+    """A numpy array that shares the memory of a tensor on the CPU.
 
     >>> array_of(torch.zeros(1, dtype=torch.bfloat16), Copying("to_numpy", None))
     Traceback (most recent call last):
@@ -70,13 +70,13 @@ def array_of(values: Tensor, copying: Copying) -> Any:
 
 def _shared(array: Any) -> Tensor:
     with warnings.catch_warnings():
-        # torch warns of every read-only array, which arrays of other libraries usually are.
+        # torch warns about read-only arrays, which other libraries' arrays usually are.
         warnings.filterwarnings("ignore", message="The given (NumPy array|buffer) is not writable")
         return torch.from_numpy(array)
 
 
 def from_numpy(values: Any, offsets: Any, copying: Copying) -> tuple[Tensor, Structure]:
-    """Values and structure of an array with its offsets (a chain of them for nested rows), or of arrays in a list.
+    """Values and structure of an array with its offsets (several for nested rows), or of arrays in a list.
 
     >>> import numpy
     >>> from_numpy(numpy.zeros(3), numpy.array([0, 1, 3]), Copying("from_numpy", None))[1]
@@ -85,10 +85,10 @@ def from_numpy(values: Any, offsets: Any, copying: Copying) -> tuple[Tensor, Str
     numpy = package(copying.bridge, "numpy")
     if offsets is None:
         if isinstance(values, numpy.ndarray) and values.dtype != object:
-            raise CallError("from_numpy: one array needs offsets=, rows in separate arrays a list or an array of objects")
+            raise CallError("from_numpy: a single array needs offsets=; rows in separate arrays go in a list or an object array")
         if not isinstance(values, (list, tuple, numpy.ndarray)):
             raise CallError(f"from_numpy takes an array with offsets, or a list of arrays, got {type(values).__name__}")
-        copying.forced("rows in separate arrays are put back to back")
+        copying.forced("rows in separate arrays must be concatenated")
         return from_lists(_as_lists(values, numpy, Copying(copying.bridge, None)), dtype=None, device=None)
     if not isinstance(values, numpy.ndarray):
         raise CallError(f"from_numpy: offsets= go with one array of values, got {type(values).__name__}")
@@ -101,7 +101,7 @@ def from_numpy(values: Any, offsets: Any, copying: Copying) -> tuple[Tensor, Str
 
 
 def to_numpy(values: Tensor, structure: Structure, copying: Copying) -> Any:
-    """An array of objects, one for each row: its array, or an array of objects where rows are ragged themselves.
+    """An object array with one array per row, or one object array per row if rows are ragged themselves.
 
     >>> import torch
     >>> to_numpy(torch.arange(3), Structure.from_lengths(torch.tensor([1, 2])), Copying("to_numpy", None))
@@ -122,9 +122,9 @@ def _rows(values: Tensor, structure: Structure, copying: Copying, numpy: Any) ->
 
 
 def _as_lists(items: Any, numpy: Any, copying: Copying) -> Any:
-    """The same nesting in lists, with a tensor for every array of numbers."""
+    """The same nesting as lists, with a tensor for every numeric array."""
     if isinstance(items, numpy.ndarray) and items.dtype != object:
-        # They are copied in any case; what a tensor cannot step through is no reason for another warning.
+        # They are copied anyway, so unsupported strides need no second warning.
         return tensor_of(items.astype(items.dtype.newbyteorder("="), order="C", copy=False), copying)
     if isinstance(items, (list, tuple, numpy.ndarray)):
         return [_as_lists(item, numpy, copying) for item in items]

@@ -1,6 +1,6 @@
-"""Ragged tensors in pickles, in files of `torch.save`, and in safetensors beside plain ones.
+"""Ragged tensors in pickles, in `torch.save` files, and in safetensors files.
 
-In: a ragged tensor. Out: its parts, written without the rest of the memory they lie in; and the same tensor again.
+In: a ragged tensor. Out: its parts, without the unused rest of their storage; and the same tensor, read back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DtypeError, FormatError
-from serrate.tensor.checks.validate import Moment, check_dim, check_form, check_offsets, check_rectangles, check_starts
+from serrate.tensor.checks.validate import CheckTime, check_dim, check_layout, check_offsets, check_products, check_starts
 from serrate.tensor.hints import Hints
 from serrate.tensor.interop.common import package
 from serrate.tensor.jagged import JaggedTensor
@@ -29,7 +29,7 @@ _Form = tuple[int, bool, int | None]
 
 
 def load_rows(offsets: tuple[Tensor, ...], starts: Tensor | None, form: _Form, facts: _Facts) -> Rows:
-    """Rows from what a file holds: offsets of every level, `form` = (depth, packed, room), and what was known of them.
+    """Rows from a file: offsets of every level, `form` = (depth, packed, room), and known facts.
 
     >>> load_rows((torch.tensor([0, 2, 3]),), None, (1, True, None), {})
     2 > 3
@@ -40,11 +40,11 @@ def load_rows(offsets: tuple[Tensor, ...], starts: Tensor | None, form: _Form, f
     depth, packed, room = form
     if not isinstance(depth, int) or not isinstance(packed, bool) or not isinstance(room, int | None):
         raise FormatError(f"the form of rows is (depth, packed, room), not {form!r}: the file is damaged")
-    check_form("offsets", offsets)
+    check_layout("offsets", offsets)
     if not 1 <= depth <= len(offsets) <= depth + 1 or any(level.dim() != 1 for level in offsets):
         raise FormatError(f"rows of {depth} levels cannot have {len(offsets)} tensors of offsets: the file is damaged")
     readable = all(map(on_host, offsets))
-    # What was known is believed only where nothing can be read.
+    # Facts from the file are trusted only if the offsets cannot be read.
     rows = rows_of(tuple(level.contiguous() for level in offsets), depth, packed, starts, room, {} if readable else facts)
     if readable:
         rows.note("total", depth - 1, check_offsets(offsets[:depth], None)[-1].end)
@@ -52,16 +52,16 @@ def load_rows(offsets: tuple[Tensor, ...], starts: Tensor | None, form: _Form, f
             check_offsets(offsets[depth:], None)
             if rows.columns.shape != offsets[depth - 1].shape:
                 raise FormatError("rows and the counts of their columns differ in number: the file is damaged")
-            check_rectangles(rows.host_lengths(depth - 1, "loading rows"), rows.host_lengths(depth, "loading rows"))
+            check_products(rows.host_lengths(depth - 1, "loading rows"), rows.host_lengths(depth, "loading rows"))
     if starts is not None:
-        check_form("starts", (starts,))
+        check_layout("starts", (starts,))
         if readable and on_host(starts):
-            check_starts(starts, rows.host_sizes("loading rows"), None, Moment.NOW)
+            check_starts(starts, rows.host_sizes("loading rows"), None, CheckTime.NOW)
     return rows
 
 
 def load_structure(rows: tuple[Rows, ...], dims: tuple[int, ...]) -> Structure:
-    """A structure from what a file holds.
+    """A structure from a file.
 
     >>> load_structure((Rows((torch.tensor([0, 2]),)),), (0,))
     Structure(1 > ?)
@@ -74,7 +74,7 @@ def load_structure(rows: tuple[Rows, ...], dims: tuple[int, ...]) -> Structure:
 
 
 def load_tensor(values: Tensor, structure: Structure, hints: tuple[str | None, ...]) -> JaggedTensor:
-    """A ragged tensor from what a file holds.
+    """A ragged tensor from a file.
 
     >>> load_tensor(torch.zeros(2), Structure.from_lengths(torch.tensor([2])), ("uniform", None, None)).hints.distribution
     'uniform'
@@ -84,17 +84,17 @@ def load_tensor(values: Tensor, structure: Structure, hints: tuple[str | None, .
     return JaggedTensor(values, structure.to(values.device), hints=Hints(*hints))
 
 
-def rows_apart(rows: Rows) -> tuple[Any, ...]:
-    """The arguments of `load_rows`. Derived arrays stay behind: they can be made again.
+def load_arguments(rows: Rows) -> tuple[Any, ...]:
+    """The arguments of `load_rows`. Derived arrays are not saved: they can be recomputed.
 
-    >>> rows_apart(Rows((torch.tensor([0, 2]),)))
+    >>> load_arguments(Rows((torch.tensor([0, 2]),)))
     ((tensor([0, 2]),), None, (1, True, None), {})
     """
     return rows.offsets, rows.starts, (rows.depth, rows.packed, rows.room), rows.facts()
 
 
 def _reduce_rows(rows: Rows) -> tuple[Any, ...]:
-    return load_rows, rows_apart(rows)
+    return load_rows, load_arguments(rows)
 
 
 def _reduce_structure(structure: Structure) -> tuple[Any, ...]:
@@ -118,7 +118,7 @@ _VERSION = 1
 def save_safetensors(
     tensors: Mapping[str, JaggedTensor | Tensor], path: str | PathLike[str], *, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes ragged and plain tensors to a file of safetensors; `metadata` are words of your own, kept with it.
+    """Writes ragged and plain tensors to a safetensors file; `metadata` is stored with them.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -128,14 +128,14 @@ def save_safetensors(
     """
     library = package("save_safetensors", "safetensors.torch")
     if metadata is not None and _KEY in metadata:
-        raise CallError(f"save_safetensors: the word {_KEY!r} of the metadata is kept for structures: give yours another name")
+        raise CallError(f"save_safetensors: the metadata key {_KEY!r} is reserved for structures: use another one")
     entries: dict[str, Tensor] = {}
     structures: list[Structure] = []
     forms: list[list[dict[str, Any]]] = []
     ragged: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         if name.startswith(f"{_KEY}."):
-            raise CallError(f"save_safetensors: names beginning with {_KEY!r} and a dot are kept for structures, got {name!r}")
+            raise CallError(f"save_safetensors: names that begin with {_KEY!r} and a dot are reserved, got {name!r}")
         if isinstance(tensor, JaggedTensor):
             number = next((k for k, known in enumerate(structures) if known is tensor.structure), len(structures))
             if number == len(structures):
@@ -151,12 +151,12 @@ def save_safetensors(
     try:
         library.save_file(_own_memory(entries), path, metadata={**(metadata or {}), _KEY: json.dumps(about)})
     except KeyError as error:
-        # The library looks dtypes up in a table, and says no more than which one is not there.
+        # The library looks dtypes up in a table; its KeyError holds only the missing dtype.
         raise DtypeError(f"save_safetensors: safetensors has no dtype for {error}: convert the values first") from error
 
 
 def load_safetensors(path: str | PathLike[str], *, device: torch.device | str = "cpu") -> dict[str, JaggedTensor | Tensor]:
-    """The tensors of a file that `save_safetensors` wrote, or the plain tensors of any other file of safetensors.
+    """The tensors of a file that `save_safetensors` wrote, or the plain tensors of any other safetensors file.
 
     >>> load_safetensors("nowhere.safetensors")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -170,7 +170,7 @@ def load_safetensors(path: str | PathLike[str], *, device: torch.device | str = 
     about = nothing if text is None else json.loads(text)
     if about.get("version") != _VERSION:
         raise FormatError(
-            f"load_safetensors: {path} is of version {about.get('version')}, and this serrate reads version {_VERSION}: "
+            f"load_safetensors: {path} has format version {about.get('version')}, but this serrate reads version {_VERSION}: "
             "read it with the serrate that wrote it"
         )
     try:
@@ -180,8 +180,8 @@ def load_safetensors(path: str | PathLike[str], *, device: torch.device | str = 
             for name, each in about["tensors"].items()
         }
     except (KeyError, IndexError, TypeError) as error:
-        raise FormatError(f"load_safetensors: {path} does not hold what its metadata says: {error!r}") from error
-    # Moved only now: everything was checked on the CPU, where that costs one pass.
+        raise FormatError(f"load_safetensors: the contents of {path} do not match its metadata: {error!r}") from error
+    # Moved only now: checks on the CPU are one pass each.
     found = {name: ragged.get(name, tensor) for name, tensor in entries.items() if not name.startswith(f"{_KEY}.")}
     moved = {id(structure): structure.to(device) for structure in structures}
     return {
@@ -195,7 +195,7 @@ def load_safetensors(path: str | PathLike[str], *, device: torch.device | str = 
 def _put_structure(structure: Structure, name: str, entries: dict[str, Tensor]) -> list[dict[str, Any]]:
     form = []
     for axis, (dim, rows) in enumerate(zip(structure.dims, structure.rows, strict=True)):
-        offsets, starts, (depth, packed, room), _ = rows_apart(rows)
+        offsets, starts, (depth, packed, room), _ = load_arguments(rows)
         for level, tensor in enumerate(offsets):
             entries[f"{name}.{axis}.offsets.{level}"] = tensor
         if starts is not None:
@@ -214,7 +214,7 @@ def _take_structure(form: list[dict[str, Any]], name: str, entries: dict[str, Te
 
 
 def _own_memory(entries: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same entries, contiguous and none sharing memory with another, which the format does not allow."""
+    """The same entries, contiguous and without shared memory, which the format does not allow."""
     seen: set[int] = set()
     found = {}
     for name, tensor in entries.items():

@@ -4,7 +4,7 @@ In: a NestedTensor, or values with a structure. Out: the other of the two.
 
     jagged, contiguous             rows back to back                     shared
     jagged, with lengths           rows with gaps                        shared
-    jagged, ragged dim k + 1       rows of dim k of the values           shared; here the dim that counts rows is dim k, not dim 0
+    jagged, ragged dim k + 1       rows of dim k of the values           shared; the dim that counts rows is then dim k, not dim 0
     strided, one ragged dim        rows back to back                     shared if the buffer is contiguous
     strided, two ragged dims       rows with packed columns              shared if the buffer is contiguous
 """
@@ -56,7 +56,7 @@ def to_torch_nested(values: Tensor, structure: Structure, layout: str, copying: 
 
 
 def _from_jagged(nested: Tensor, copying: Copying) -> tuple[Tensor, Structure]:
-    # Among the sizes of a NestedTensor only the ragged one is no int.
+    # Only the ragged size of a NestedTensor is not an int.
     ragged = next(dim for dim, size in enumerate(nested.shape) if not isinstance(size, int))
     holder: Any = nested
     values, offsets, lengths = holder.values(), holder.offsets(), holder.lengths()
@@ -72,7 +72,7 @@ def _to_jagged(values: Tensor, dim: int, rows: Rows) -> Tensor:
     longest, shortest = (rows.known(name, 0) for name in ("max", "min"))
     offsets, lengths = rows.offsets[0], None
     if rows.starts is not None:
-        # torch has one boundary more than rows; where the last row may go on to is the end of the values.
+        # torch wants one boundary more than rows: the end of the values.
         offsets = torch.cat([rows.starts, rows.starts.new_tensor([values.shape[dim]])])
         lengths = rows.inner_lengths().to(offsets.dtype)
     return torch.nested.nested_tensor_from_jagged(
@@ -93,8 +93,8 @@ def _from_strided(nested: Tensor, copying: Copying) -> tuple[Tensor, Structure]:
     ragged = {dim for shape in shapes for dim in range(ndim) if shape[dim] != shapes[0][dim]}
     if ragged - {0, 1}:
         raise FormatError(
-            f"from_torch_nested: dim {max(ragged) + 1} of the NestedTensor is ragged, and only the first two dims of a row "
-            "may be: transpose it there"
+            f"from_torch_nested: dim {max(ragged) + 1} of the NestedTensor is ragged, but only the first two dims of a row "
+            "can be: transpose first"
         )
     columns = 1 in ragged
     if not nested.is_contiguous():
@@ -115,17 +115,17 @@ def _from_strided(nested: Tensor, copying: Copying) -> tuple[Tensor, Structure]:
 def _to_strided(values: Tensor, structure: Structure, rows: Rows, copying: Copying) -> Tensor:
     why = copying.bridge
     if rows.num_rows(0) == 0:
-        # torch can make no view of an empty list of rows.
+        # torch cannot make a view without rows.
         return torch.nested.nested_tensor([], dtype=values.dtype, device=values.device)
     if rows.contiguous and structure.dims == (0,) and values.is_contiguous():
         lengths = rows.host_lengths(0, why).long()
         extents = [lengths] if rows.columns is None else [lengths, rows.host_lengths(1, why).long()]
         inner = [torch.full_like(lengths, extent) for extent in values.shape[1:]]
-        starts = rows.host_where(why).long() * math.prod(values.shape[1:])
+        starts = rows.host_row_starts(why).long() * math.prod(values.shape[1:])
         return nested_view(copying.kept(values), torch.stack([*extents, *inner], dim=1), starts)
     if structure.dims != (0,):
         copying.forced(f"rows of dim {structure.dims[0]} do not follow one another in memory")
-        where, sizes = rows.host_where(why).tolist(), rows.host_sizes(why).tolist()
+        where, sizes = rows.host_row_starts(why).tolist(), rows.host_sizes(why).tolist()
         pieces = [values.narrow(structure.dims[0], start, size) for start, size in zip(where, sizes, strict=True)]
         return torch.nested.as_nested_tensor(pieces)
     copying.forced("the rows do not lie back to back in contiguous values")

@@ -47,7 +47,7 @@ def nothing_is_left() -> Iterator[None]:
     assert deferred.pending() == 0
     yield
     left = deferred.pending()
-    deferred._forget()
+    deferred._reset_after_fork()
     assert left == 0
 
 
@@ -60,7 +60,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
         made.append(Event())
         return packed, made[-1]
 
-    monkeypatch.setattr(deferred, "_sent", sent)
+    monkeypatch.setattr(deferred, "_copy_to_host", sent)
     return made
 
 
@@ -108,7 +108,7 @@ LATE: dict[str, tuple[Callable[[], object], type[SerrateError], str]] = {
     "lengths without end": (
         lambda: Structure.from_lengths(T([2**62] * 4), validate="deferred"),
         StructureError,
-        f"lengths must sum to what int64 holds: they sum to {2**64}",
+        f"lengths must not sum to more than int64 can hold: they sum to {2**64}",
     ),
     "a sum": (
         lambda: JaggedTensor.from_lengths(torch.zeros(4), T([2, 1]), validate="deferred"),
@@ -157,8 +157,8 @@ def test_a_mistake_is_told_late_with_the_words_of_an_early_one(what: str) -> Non
         wait_for_checks()
     line = build.__code__.co_firstlineno
     assert str(caught.value) == (
-        f"{message} (found late, by a check on cpu for the call at {__file__}:{line}: "
-        "what was computed with these rows since then may be wrong)"
+        f"{message} (detected asynchronously on cpu, for the call at {__file__}:{line}; "
+        "anything computed with these rows since then may be wrong)"
     )
     wait_for_checks()
 
@@ -196,7 +196,7 @@ def test_late_and_early_checks_find_the_same(numbers: list[int], total: int, dty
             wait_for_checks()
             found.append(None)
         except StructureError as error:
-            found.append(str(error).partition(" (found late")[0])
+            found.append(str(error).partition(" (detected asynchronously")[0])
     assert found[0] == found[1]
 
 
@@ -232,7 +232,7 @@ def test_nothing_is_told_before_it_arrives_and_nobody_waits(events: list[Event])
         Structure.from_offsets(T([0, 1]))
     assert deferred.pending() == 2 and not events[0].waited
     events[0].happened = True
-    with pytest.raises(StructureError, match=r"must not decrease.*found late"):
+    with pytest.raises(StructureError, match=r"must not decrease.*detected asynchronously"):
         Structure.from_offsets(T([0, 1]))
     assert deferred.pending() == 0
 
@@ -247,14 +247,14 @@ def test_nothing_is_told_before_it_arrives_and_nobody_waits(events: list[Event])
     ],
 )
 def test_the_next_construction_or_host_copy_tells(touch: Callable[[], object]) -> None:
-    deferred.later([T(1)], _refuse("wrong"))
-    with pytest.raises(StructureError, match="found late"):
+    deferred.defer([T(1)], _refuse("wrong"))
+    with pytest.raises(StructureError, match="detected asynchronously"):
         touch()
 
 
 def test_the_end_of_no_sync_tells() -> None:
-    with pytest.raises(StructureError, match="found late"), no_sync():
-        deferred.later([T(1)], _refuse("wrong"))
+    with pytest.raises(StructureError, match="detected asynchronously"), no_sync():
+        deferred.defer([T(1)], _refuse("wrong"))
 
 
 def test_an_error_of_the_context_is_not_covered_up() -> None:
@@ -266,8 +266,8 @@ def test_an_error_of_the_context_is_not_covered_up() -> None:
 
 
 def test_several_mistakes_are_told_together() -> None:
-    deferred.later([T(1)], _refuse("first"))
-    deferred.later([T(1)], _refuse("second"))
+    deferred.defer([T(1)], _refuse("first"))
+    deferred.defer([T(1)], _refuse("second"))
     with pytest.raises(StructureError, match=r"^first") as caught:
         wait_for_checks()
     (note,) = caught.value.__notes__
@@ -275,17 +275,17 @@ def test_several_mistakes_are_told_together() -> None:
 
 
 def _refuse(words: str) -> Callable[[list[int]], None]:
-    def judge(_: list[int]) -> None:
+    def verify(_: list[int]) -> None:
         raise StructureError(words)
 
-    return judge
+    return verify
 
 
 def test_offsets_written_to_since_are_still_told(events: list[Event]) -> None:
     offsets = T([0, 3, 2])
     Structure.from_offsets(offsets, validate="deferred")
     offsets.copy_(T([0, 2, 3]))
-    with pytest.raises(StructureError, match="offsets were wrong when they were checked, and were written to since"):
+    with pytest.raises(StructureError, match="offsets were wrong when they were checked, and have been overwritten since"):
         wait_for_checks()
     assert events[0].waited
 
@@ -294,7 +294,7 @@ def test_the_default_on_a_device_is_deferred_and_elsewhere_at_once() -> None:
     with pytest.raises(StructureError) as caught:
         Structure.from_offsets(T([0, 3, 2]))
     assert "late" not in str(caught.value)
-    with pytest.raises(StructureError, match="found late"), no_sync(strict=True):
+    with pytest.raises(StructureError, match="detected asynchronously"), no_sync(strict=True):
         # Strict rules treat the CPU as a device.
         JaggedTensor.from_csr(torch.zeros(4), T([0, 3, 2]))
     with no_sync(strict=True), pytest.raises(SyncError, match="validating offsets"):
@@ -357,7 +357,7 @@ def test_structures_agree_late_on_a_device_once_for_a_pair(events: list[Event]) 
         assert one.agrees(other, "the operands of add")
         assert one.agrees(other, "the operands of mul")
         assert len(events) == 1
-    with pytest.raises(StructureMismatch, match=r"^the operands of add differ: lengths \[3, 5\] and \[5, 3\] \(found late"):
+    with pytest.raises(StructureMismatch, match=r"^the operands of add differ: lengths \[3, 5\] and \[5, 3\] \(detected"):
         wait_for_checks()
 
 
@@ -386,7 +386,7 @@ def test_programs_check_late_that_structures_agree() -> None:
     with no_sync(strict=True):
         assert add(one, same).values.tolist() == [2] * 8
     with (
-        pytest.raises(StructureMismatch, match=r"lengths \[3, 5\] and \[5, 3\] \(found late, .*test_deferred"),
+        pytest.raises(StructureMismatch, match=r"lengths \[3, 5\] and \[5, 3\] \(detected .*test_deferred"),
         no_sync(strict=True),
     ):
         add(one, other)
@@ -427,11 +427,11 @@ def test_a_gpu_tells_late_and_never_waits() -> None:
     wait_for_checks()
     assert deferred.pending() == 0
     JaggedTensor.from_csr(values, bad)
-    with pytest.raises(StructureError, match=r"must not decrease: offsets\[2\] = 3 < offsets\[1\] = 4 \(found late, .* cuda:0"):
+    with pytest.raises(StructureError, match=r"must not decrease: offsets\[2\] = 3 < offsets\[1\] = 4 \(detected .* cuda:0"):
         wait_for_checks()
     one, other = (Structure.from_offsets(T(numbers, device="cuda")) for numbers in ([0, 3, 7], [0, 4, 7]))
     assert one.agrees(other, "both")
-    with pytest.raises(StructureMismatch, match="found late"):
+    with pytest.raises(StructureMismatch, match="detected asynchronously"):
         wait_for_checks()
 
 

@@ -50,7 +50,7 @@ OFFSETS: list[tuple[tuple[object, ...], int | None, type[SerrateError], str]] = 
         (torch.zeros(0, dtype=torch.int64),),
         0,
         StructureError,
-        "offsets must hold at least the 0 that opens the first row, got shape (0,)",
+        "offsets must have at least one element, the leading 0; got shape (0,)",
     ),
     ((), 0, StructureError, "a structure needs at least one level of offsets, got none"),
     (
@@ -99,7 +99,7 @@ OFFSETS: list[tuple[tuple[object, ...], int | None, type[SerrateError], str]] = 
         (torch.zeros(2, 0, dtype=torch.int64),),
         0,
         StructureError,
-        "offsets must hold at least the 0 that opens the first row, got shape (2, 0)",
+        "offsets must have at least one element, the leading 0; got shape (2, 0)",
     ),
     (
         (T([0, 1, 2]), T([0, 1, 2]), T([0, 3, 5])),
@@ -167,7 +167,7 @@ LENGTHS: list[tuple[tuple[Tensor, ...], int | None, type[SerrateError], str]] = 
         (T([2**62, 2**62, 2**62]),),
         None,
         StructureError,
-        f"lengths must sum to what int64 holds: they sum to {3 * 2**62}",
+        f"lengths must not sum to more than int64 can hold: they sum to {3 * 2**62}",
     ),
     (
         (T([2**31 - 1, 2**31 - 1], dtype=torch.int32),),
@@ -271,8 +271,8 @@ CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
     (
         lambda: JaggedTensor.from_lengths(VALUES, [[1, 2], [1]]),
         CallError,
-        "offsets or lengths given as a list must be ints, or lists of equally many ints for equal parts "
-        "(expected sequence of length 2 at dim 1 (got 1)); give levels of varying numbers as one tensor each",
+        "offsets or lengths given as a list must be ints, or lists of the same number of ints "
+        "(expected sequence of length 2 at dim 1 (got 1)); for levels of varying sizes pass one tensor each",
     ),
     (
         lambda: JaggedTensor.from_lengths(VALUES, [T([1, 2]), [1, 2, 1]]),
@@ -353,7 +353,7 @@ CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
     (
         lambda: JaggedTensor.from_starts(VALUES, [0], [2, 2]),
         StructureError,
-        "as many starts as rows are needed: 1 starts, but 2 rows",
+        "starts must have one element per row: 1 starts, but 2 rows",
     ),
     (
         lambda: JaggedTensor.from_starts(VALUES, [[0, 2]], [[1, 1]]),
@@ -368,7 +368,7 @@ CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
     (
         lambda: JaggedTensor.from_starts(VALUES, (T([0]), T([2])), T([1, 1])),
         CallError,
-        "starts must be one tensor, of the innermost rows; got 2",
+        "starts must be a single tensor, for the innermost rows; got 2",
     ),
     (lambda: JaggedTensor.from_starts(VALUES, [0, 2], [1, -1]), StructureError, "lengths must not be negative: lengths[1] = -1"),
     (
@@ -406,7 +406,7 @@ CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
     (
         lambda: ROWS.with_columns(T([2, 1])).with_columns(T([2, 1])),
         StructureError,
-        "with_columns: Structure(2 > 4 x columns) has other ragged dims already; begin with the rows of one dim",
+        "with_columns: Structure(2 > 4 x columns) already has other ragged dims; start from the rows of one dim",
     ),
     (
         lambda: Structure.from_starts(T([0, 4]), T([2, 2])).with_columns(T([3, 1])),
@@ -446,7 +446,7 @@ CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
     (
         lambda: Structure.independent(ROWS, T([0, 1])),  # type: ignore[arg-type]
         CallError,
-        "independent: give structures; argument 1 is of type Tensor",
+        "independent: pass structures; argument 1 is of type Tensor",
     ),
     (
         lambda: JaggedTensor.from_padded(VALUES, mask=torch.ones(4, 2)),
@@ -458,7 +458,7 @@ CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
         ShapeError,
         "from_padded: the mask must have the first dims of (4, 2), got shape (2, 4)",
     ),
-    (lambda: JaggedTensor.from_padded(VALUES), CallError, "from_padded: give one of lengths, mask and structure"),
+    (lambda: JaggedTensor.from_padded(VALUES), CallError, "from_padded: pass one of lengths, mask and structure"),
     (
         lambda: JaggedTensor.from_csr([1, 2], T([0, 2])),  # type: ignore[arg-type]
         CallError,
@@ -467,7 +467,7 @@ CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
     (
         lambda: JaggedTensor.from_padded(VALUES, VALUES > 0),
         DtypeError,
-        "from_padded: lengths must be int32 or int64, got torch.bool: give a mask by its name, as mask=",
+        "from_padded: lengths must be int32 or int64, got torch.bool: pass a mask as mask=",
     ),
     (
         lambda: JaggedTensor.from_list(VALUES),
@@ -514,7 +514,7 @@ CONSTRUCTORS: list[tuple[Callable[[], object], type[SerrateError], str]] = [
     (
         lambda: JaggedTensor.from_nested_list([[VALUES], VALUES]),
         StructureError,
-        "every branch of a nested list needs the same depth: at depth 1 item 1 is of type Tensor, but another is a list",
+        "every branch of a nested list must have the same depth: at depth 1 item 1 is of type Tensor, but another is a list",
     ),
     (
         lambda: JaggedTensor.from_padded(VALUES, T([2, 1, 1])),
@@ -615,9 +615,9 @@ def test_small_offsets_only_for_columns_that_fit() -> None:
 
 def test_numbers_that_wrap_around_are_refused() -> None:
     with pytest.raises(
-        StructureError, match="rows must end at what int64 holds: row 1 starts at 9223372036854775806, and wraps around"
+        StructureError, match="rows must end within int64: row 1 starts at 9223372036854775806, and its end overflows"
     ):
         JaggedTensor.from_starts(torch.zeros(10), T([0, 2**63 - 2]), T([2, 5]))
     for lengths, counts in (([2**32], [2**32]), ([2**33, 2**33], [2**30, 2**30])):
-        with pytest.raises(StructureError, match="rows by columns must be what int64 holds"):
+        with pytest.raises(StructureError, match="rows with columns must not have more elements than int64 can hold"):
             Structure.from_lengths(T(lengths)).with_columns(T(counts))

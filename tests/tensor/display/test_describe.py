@@ -129,7 +129,7 @@ def test_words_fit(kind: str, word: str, reason: str) -> None:
 
 def test_few_rows_look_like_nothing() -> None:
     assert fitting(torch.tensor([], dtype=torch.int64)) == (None, "there are no rows")
-    assert fitting(torch.tensor([1, 5, 9])) == (None, "of no kind that so few rows could tell")
+    assert fitting(torch.tensor([1, 5, 9])) == (None, "too few rows to tell")
     assert fitting(torch.tensor([0, 0, 0]))[0] == "uniform"
 
 

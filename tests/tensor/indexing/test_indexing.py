@@ -181,7 +181,7 @@ def test_new_dims(drawn: tuple[JaggedTensor, list[Any]], data: st.DataObject) ->
     at = data.draw(st.integers(0, jt.ndim))
     keys = [*(slice(None),) * at, None]
     if at < jt.ndim and jt.dims[at].level is not None:
-        with pytest.raises(ShapeError, match=f"a new dim cannot stand before dim {at}: a ragged dim stays behind"):
+        with pytest.raises(ShapeError, match=f"a new dim cannot go before dim {at}: a ragged dim must follow"):
             jt[tuple(keys)]
         return
     check(jt, tuple(keys), picked(model, keys))
@@ -218,7 +218,7 @@ def test_a_mask_may_stand_for_inner_rows() -> None:
     jt = JaggedTensor.from_lengths(values, [3, 2], dim=1)
     mask = JaggedTensor.from_lengths(torch.tensor([True, False, True, False, True]), [3, 2])
     assert listed(jt[:, mask]) == [[[0, 2], [4]], [[5, 7], [9]]]
-    with pytest.raises(ShapeError, match="dim 0 counts no rows"):
+    with pytest.raises(ShapeError, match="dim 0 does not count rows"):
         jt[mask]
 
 
@@ -367,7 +367,7 @@ def test_the_first_sentence_of_every_document() -> None:
     with pytest.raises(RowError) as caught:
         words[:, 1]
     assert str(caught.value) == (
-        "position 1 does not exist in every row: row 1 has length 1; take a range, which may be shorter, or the padded values"
+        "position 1 does not exist in every row: row 1 has length 1; use a slice, which may be shorter, or the padded values"
     )
 
 
@@ -400,17 +400,17 @@ def test_what_is_known_on_the_host_spares_the_copy() -> None:
         (3, RowError, "row 3 does not exist: the tensor has 3 rows"),
         ([0, -4], RowError, "jt[rows]: row -4 does not exist: there are 3"),
         ((..., 2), RowError, "position 2 does not exist: the dim has 2"),
-        ((slice(None), 3), RowError, "position 3 does not exist in every row: row 0 has length 3; take a range"),
+        ((slice(None), 3), RowError, "position 3 does not exist in every row: row 0 has length 3; use a slice"),
         ((0, 0, 0, 0), ShapeError, "jt[key]: 4 dims are indexed, but the tensor has 3"),
-        ((..., ...), CallError, "jt[key]: ... may stand once, got 2"),
-        (([0], slice(None), [0]), CallError, "jt[key]: only one tensor of numbers, booleans or a mask at a time"),
+        ((..., ...), CallError, "jt[key]: ... may appear only once, got 2"),
+        (([0], slice(None), [0]), CallError, "jt[key]: only one tensor of indices, booleans or a mask at a time"),
         ((slice(None), [0]), CallError, "jt[:, rows]: a ragged dim takes an int, a slice or a ragged mask"),
-        (True, CallError, "jt[key]: a single boolean is no index"),
-        ("rows", CallError, "jt[key]: str is no index"),
-        (1.5, CallError, "jt[key]: float is no index"),
+        (True, CallError, "jt[key]: a single boolean is not an index"),
+        ("rows", CallError, "jt[key]: str is not an index"),
+        (1.5, CallError, "jt[key]: float is not an index"),
         ([1.5], CallError, "jt[key]: an index must be integers or booleans, got torch.float32"),
         ([[0]], CallError, "jt[key]: an index must be 1-D, got shape (1, 1)"),
-        ([True], ShapeError, "jt[rows]: a mask needs one boolean for each row: it has 1, but there are 3"),
+        ([True], ShapeError, "jt[rows]: a mask needs one boolean per row: it has 1, but there are 3"),
         (slice(None, None, 0), ShapeError, "a slice cannot have step 0"),
     ],
 )
@@ -431,31 +431,31 @@ def test_sizes_of_ragged_dims_are_no_indices() -> None:
 def test_wrong_masks() -> None:
     jt = JaggedTensor.from_lengths(torch.zeros(5, 2), [3, 2])
     with pytest.raises(
-        StructureMismatch, match=r"the mask must have the rows of the tensor: the mask has 2 > 5, the tensor 2 > 5"
+        StructureMismatch, match=r"the mask must have the same rows as the tensor: the mask has 2 > 5, the tensor 2 > 5"
     ):
         jt[JaggedTensor.from_lengths(torch.ones(5, dtype=torch.bool), [2, 3])]
     with pytest.raises(DtypeError, match=r"a ragged index must be a mask of torch\.bool, got torch\.int64"):
         jt[JaggedTensor.from_lengths(torch.ones(5, dtype=torch.int64), [3, 2])]
-    with pytest.raises(ShapeError, match=r"a mask has one boolean for each position, got shape \(2, r0, 2\)"):
+    with pytest.raises(ShapeError, match=r"a mask has one boolean per position, got shape \(2, r0, 2\)"):
         jt[jt.with_values(jt.values > 0)]
     scores = JaggedTensor(torch.zeros(5), Structure.from_lengths(torch.tensor([1, 1])).with_columns(torch.tensor([2, 3])))
-    with pytest.raises(ShapeError, match="a mask over columns leaves rows that are no rectangles"):
+    with pytest.raises(ShapeError, match="a mask over columns would leave rows with columns of different lengths"):
         scores[scores.with_values(scores.values > 0)]
 
 
 @pytest.mark.parametrize(
     ("key", "x", "error", "message"),
     [
-        ((slice(None), 0), 1, CallError, "jt[key] = x: the key takes a copy"),
-        ((slice(None), slice(None, None, 2)), 1, CallError, "jt[key] = x: the key takes a copy"),
-        ([1, 0], 1, CallError, "jt[rows] = x takes rows in increasing order, each once"),
-        (0, torch.zeros(4, 2), ShapeError, "jt[key] = x: x of shape (4, 2) does not fit: the key leaves shape (3, 2)"),
+        ((slice(None), 0), 1, CallError, "jt[key] = x: the key selects a copy"),
+        ((slice(None), slice(None, None, 2)), 1, CallError, "jt[key] = x: the key selects a copy"),
+        ([1, 0], 1, CallError, "jt[rows] = x takes row numbers in increasing order without repeats"),
+        (0, torch.zeros(4, 2), ShapeError, "jt[key] = x: x of shape (4, 2) does not fit: the key selects shape (3, 2)"),
         (..., torch.zeros(3), ShapeError, "jt[key] = x: x of shape (3,) does not fit: every position holds shape (2,)"),
-        (..., torch.zeros(5, 2), ShapeError, "jt[key] = x: a tensor must have the dims behind the ragged ones, or all 3"),
+        (..., torch.zeros(5, 2), ShapeError, "jt[key] = x: a tensor must have the dims after the ragged ones, or all 3"),
         (..., "one", CallError, "jt[key] = x: x must be a number, a tensor or a ragged tensor, got str"),
-        (0, JaggedTensor.from_lengths(torch.zeros(3), [3]), ShapeError, "jt[key] = x: nothing ragged is left at the key"),
+        (0, JaggedTensor.from_lengths(torch.zeros(3), [3]), ShapeError, "jt[key] = x: the key selects no ragged dim"),
         (..., JaggedTensor.from_lengths(torch.zeros(5, 2), [2, 3]), StructureMismatch, "jt[key] = x: x must have the rows"),
-        (..., JaggedTensor.from_lengths(torch.zeros(5), [3, 2]), ShapeError, "jt[key] = x: x must have 3 dims"),
+        (..., JaggedTensor.from_lengths(torch.zeros(5), [3, 2]), ShapeError, "jt[key] = x: the key selects 3 dims"),
     ],
 )
 def test_wrong_writes(key: Any, x: Any, error: type[SerrateError], message: str) -> None:

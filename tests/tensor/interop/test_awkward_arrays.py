@@ -113,7 +113,7 @@ def test_empty_arrays() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([[1, None], []], "1 of 2 items are None, and a tensor has no missing values: fill or drop them first"),
+        ([[1, None], []], "1 of 2 items are None, and tensors cannot hold missing values: fill or drop them first"),
         ([[1], None], "1 of 2 items are None"),
         ([[{"x": 1}]], r"the array holds records: take one field with array\['name'\]"),
         ([[1, [2]]], "the array holds a union of types"),
@@ -144,5 +144,5 @@ def test_refusals() -> None:
 
 @given(samples((later_dim, independent), dtypes=(torch.float32,)))
 def test_rows_of_other_dims_are_refused(sample: Sample) -> None:
-    with pytest.raises(FormatError, match=r"to_awkward: rows of (dim 1|the dims 0 and 1) cannot be held"):
+    with pytest.raises(FormatError, match=r"to_awkward: the format cannot hold rows of (dim 1|the dims 0 and 1)"):
         sample.jt.to_awkward()

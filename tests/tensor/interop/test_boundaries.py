@@ -47,7 +47,7 @@ def test_gaps_are_closed_by_a_copy(bridge: str, sample: Sample) -> None:
 @pytest.mark.parametrize("bridge", ["to_cu_seqlens", "to_group_ends"])
 @given(sample=samples((nested, later_dim, independent, packed_columns), dtypes=(torch.float32,)))
 def test_other_compositions_are_refused(bridge: str, sample: Sample) -> None:
-    with pytest.raises(FormatError, match=f"{bridge}: .* cannot be held: "):
+    with pytest.raises(FormatError, match=f"{bridge}: the format cannot hold "):
         getattr(sample.jt, bridge)()
 
 

@@ -168,18 +168,18 @@ def test_copies_when_asked(layout: str) -> None:
 def test_what_torch_cannot_hold_is_refused(sample: Sample) -> None:
     for layout in ("jagged", "strided"):
         with pytest.raises(
-            FormatError, match=r"to_torch_nested: (nested rows of \d levels|rows of the dims 0 and 1) cannot be held"
+            FormatError, match=r"to_torch_nested: the format cannot hold (nested rows of \d levels|rows of the dims 0 and 1)"
         ):
             sample.jt.to_torch_nested(layout)
 
 
 def test_other_refusals() -> None:
     columns = Structure.from_lengths(torch.tensor([1, 2])).with_columns(torch.tensor([2, 1]))
-    with pytest.raises(FormatError, match="rows with columns cannot be held: take to_torch_nested\\(layout='strided'\\)"):
+    with pytest.raises(FormatError, match="the format cannot hold rows with columns: use to_torch_nested\\(layout='strided'\\)"):
         JaggedTensor(torch.zeros(4), columns).to_torch_nested()
     deep = Structure.from_lengths(torch.tensor([2]), torch.tensor([1, 2])).with_columns(torch.tensor([2, 1]))
     with pytest.raises(
-        FormatError, match=r"nested rows of 2 levels with columns cannot be held: convert what jt.unbind\(\) gives"
+        FormatError, match=r"the format cannot hold nested rows of 2 levels with columns: convert the tensors of jt.unbind\(\)"
     ):
         JaggedTensor(torch.zeros(4), deep).to_torch_nested("strided")
     with pytest.raises(CallError, match="layout='csr' is not one of 'jagged', 'strided'"):
