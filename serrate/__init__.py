@@ -13,9 +13,11 @@ from serrate.frontend import ops
 from serrate.modes import batch_invariant
 from serrate.tensor import (
     JaggedTensor,
+    KeyedJaggedTensor,
     Structure,
     cat,
     collate,
+    keyed,
     load_safetensors,
     no_sync,
     save_safetensors,
@@ -29,6 +31,7 @@ __all__ = [
     "Config",
     "JaggedTensor",
     "Kernel",
+    "KeyedJaggedTensor",
     "Structure",
     "analysis",
     "batch_invariant",
@@ -38,6 +41,7 @@ __all__ = [
     "ir",
     "jit",
     "kernel",
+    "keyed",
     "load_safetensors",
     "no_sync",
     "ops",

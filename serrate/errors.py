@@ -29,6 +29,12 @@ class RowError(SerrateError, IndexError):
     """A row, or a position in a row, that does not exist."""
 
 
+class UnknownKey(SerrateError, KeyError):
+    """A key that a keyed tensor does not have."""
+
+    __str__ = Exception.__str__  # KeyError shows the repr of its message
+
+
 class IndexOutOfRange(SerrateError, IndexError):
     """An index out of range in one of torch's indexing operators."""
 

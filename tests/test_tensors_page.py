@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import serrate
-from serrate import JaggedTensor, Structure, errors, no_sync
+from serrate import JaggedTensor, KeyedJaggedTensor, Structure, errors, no_sync
 from serrate.tensor.display.picture import picture
 from tests.pages import DOCS, check_dumps, check_picture
 
@@ -31,6 +31,11 @@ def printed() -> str:
     return f">>> jt\n{jt!r}\n>>> print(jt)\n{jt}\n"
 
 
+def keyed() -> str:
+    features = serrate.keyed({"user": [[4, 1], [2]], "item": [[7], []]})
+    return f">>> features\n{features!r}\n"
+
+
 PICTURES = {
     "nested": JaggedTensor.from_lengths(torch.arange(11), (torch.tensor([2, 3]), torch.tensor([4, 4, 1, 0, 2]))),
     "product": JaggedTensor(
@@ -41,7 +46,8 @@ PICTURES = {
 
 
 def test_texts_are_what_tensors_print() -> None:
-    check_dumps(PAGE, {"printed": printed(), "described": f">>> jt.describe()\n{exponential().describe()}\n"})
+    described = f">>> jt.describe()\n{exponential().describe()}\n"
+    check_dumps(PAGE, {"printed": printed(), "described": described, "keyed": keyed()})
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -55,7 +61,7 @@ def test_every_picture_of_the_page_is_drawn_here() -> None:
 
 
 def test_errors_are_what_the_page_says() -> None:
-    rows = re.findall(r"^\| `(\w+(?:Error|Mismatch|Missing))` \| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+(?:Error|Mismatch|Missing|Key))` \| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
     assert len(rows) >= 12
     for name, builtin in rows:
         assert {errors.SerrateError, getattr(builtins, builtin)} < set(getattr(errors, name).__mro__)
@@ -92,7 +98,12 @@ def fresh() -> dict[str, Any]:
         "dense_mask": torch.rand(4, 5) > 0.5,
         "keys": ["ads", "clicks"],
         "keyed_lengths": keyed_lengths,
-        "keyed": JaggedTensor.from_keyed(["ads", "clicks"], values, keyed_lengths),
+        "KeyedJaggedTensor": KeyedJaggedTensor,
+        "keyed": KeyedJaggedTensor.from_lengths(["ads", "clicks"], values, keyed_lengths),
+        "more": KeyedJaggedTensor.from_lengths(["shops"], values, lengths),
+        "parts": {"ads": jt, "clicks": jt},
+        "ids": serrate.keyed({"ads": [[0, 2], []], "clicks": [[1], [1]]}),
+        "tables": {"ads": torch.rand(3, 4), "clicks": torch.rand(2, 8)},
     }
 
 
@@ -131,7 +142,7 @@ def test_host_copies_are_made_and_spared_as_the_table_says(code: str, spared: st
 @pytest.mark.parametrize(("come", "go", "values"), [row[1:] for row in tables("Bridges")])
 def test_bridges_share_what_the_table_says(come: str, go: str, values: str) -> None:
     jt = JaggedTensor.from_lengths(torch.arange(7.0), [3, 0, 4])
-    names = {"JaggedTensor": JaggedTensor, "jt": jt}
+    names = {"serrate": serrate, "JaggedTensor": JaggedTensor, "jt": jt}
     with warnings.catch_warnings():
         if values == "shared":
             warnings.simplefilter("error")

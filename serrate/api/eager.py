@@ -20,12 +20,14 @@ import torch.nn.functional as functional
 
 from serrate.api.jit import Jitted
 from serrate.errors import CallError, DtypeError, GradientError, SerrateError, StructureMismatch
+from serrate.frontend.keyed import TracedKeyed, pooled
 from serrate.frontend.ops.common import Lifted, described, python_number
 from serrate.frontend.signatures.functional import dropped
 from serrate.frontend.torch_names import ELEMENTWISE, spelled
 from serrate.ir.view import TensorView
-from serrate.tensor import JaggedTensor
+from serrate.tensor import JaggedTensor, KeyedJaggedTensor
 from serrate.tensor.jagged import install_operators, installed_operators
+from serrate.tensor.keyed_tensor import install_methods
 
 _BINARY = {
     "add": "add",
@@ -349,3 +351,18 @@ def install() -> None:
 
 
 install()
+
+
+def _pooled(keyed: TracedKeyed, tables: Any, mode: Any, padding_idx: int | None, concat: bool) -> Any:
+    return pooled(keyed, tables, mode, padding_idx, concat)
+
+
+_pooling = Jitted(_pooled, alone=True)
+
+
+def _embedding_bag(keyed: KeyedJaggedTensor, tables: Any, *, mode: Any, padding_idx: int | None, concat: bool) -> Any:
+    # A dict of the class that keys of calls know: modules have their own.
+    return _pooling(keyed, dict(tables.items()), mode, padding_idx, concat)
+
+
+install_methods(embedding_bag=_embedding_bag)

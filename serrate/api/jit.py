@@ -28,6 +28,7 @@ from serrate.engine import Compiled
 from serrate.errors import CallError, GradientError, TraceError
 from serrate.frontend import autocast
 from serrate.frontend.dependencies import Snapshot, WeakMethod, kept, snapshot
+from serrate.frontend.keyed import TracedKeyed, leaves_in
 from serrate.frontend.leaves import Leaves, leaves_of, refuse_nested
 from serrate.frontend.specialise import Specialised, changing
 from serrate.frontend.trace import BY_VALUE, TracedFunction, described, inputs_of, kind_of, static_of, trace
@@ -36,7 +37,7 @@ from serrate.runtime.dispatch import Binding, FastPath, Key, Other, key_of, reme
 from serrate.runtime.locks import making
 from serrate.runtime.results import remember_structure
 from serrate.schedule.plan import Plan
-from serrate.tensor import JaggedTensor
+from serrate.tensor import JaggedTensor, KeyedJaggedTensor
 from serrate.tensor.hints import NO_HINTS
 from serrate.tensor.torch_private import has_tangent, in_dual_level
 
@@ -317,7 +318,7 @@ def _is_traced(value: Any) -> bool:
     """Whether a traced tensor is among arguments."""
     if isinstance(value, list | tuple):
         return any(map(_is_traced, value))
-    return any(map(_is_traced, value.values())) if isinstance(value, dict) else isinstance(value, TensorView)
+    return any(map(_is_traced, value.values())) if isinstance(value, dict) else isinstance(value, TensorView | TracedKeyed)
 
 
 def _plain_function(function: Any) -> types.FunctionType | None:
@@ -362,6 +363,9 @@ def _by_value(value: Any, key: list[Any], leaves: list[Any], objects: list[Any])
     kind = type(value)
     if isinstance(value, list | tuple | dict):
         _inside(value, key, leaves, objects, _by_value)
+    elif kind is KeyedJaggedTensor:
+        key += (kind, *value.keys())
+        key_of(leaves_in(value), leaves, objects, _by_value, key=key)
     else:
         key += described(value) if kind is float or kind is complex else (kind, value)
 
@@ -373,6 +377,9 @@ def _by_reading(value: Any, key: list[Any], leaves: list[Any], objects: list[Any
         key += described(value)
     elif isinstance(value, list | tuple | dict):
         _inside(value, key, leaves, objects, _by_reading)
+    elif kind is KeyedJaggedTensor:
+        key += (kind, *value.keys())
+        key_of(leaves_in(value), leaves, objects, _by_reading, key=key)
     elif isinstance(value, BY_VALUE):
         key += (kind, value)
     else:

@@ -1,4 +1,4 @@
-"""Leaves: the tensors among the arguments of a call, including those in lists, tuples and dicts.
+"""Leaves: the tensors among the arguments of a call, including those in lists, tuples, dicts and keyed tensors.
 
 In: arguments. Out: their tensors in order, or the same arguments with every tensor replaced.
 """
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from serrate.errors import CallError
+from serrate.frontend.keyed import TracedKeyed
 from serrate.ir.view import TensorView
-from serrate.tensor import JaggedTensor
+from serrate.tensor import JaggedTensor, KeyedJaggedTensor
 
 Leaf = JaggedTensor | torch.Tensor
 Leaves = Sequence[Leaf]
@@ -53,6 +54,8 @@ def mapped(value: Any, change: Callable[[Leaf], Any]) -> Any:
         return value.variant.name.lower()
     if isinstance(value, JaggedTensor | torch.Tensor):
         return change(value)
+    if isinstance(value, KeyedJaggedTensor):
+        return TracedKeyed(value, change)
     if isinstance(value, list | tuple):
         items = [mapped(each, change) for each in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

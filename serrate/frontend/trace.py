@@ -24,7 +24,7 @@ from serrate.frontend.random_numbers import random_numbers_refused
 from serrate.ir.expr import Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.view import TensorView, is_user_file, standing_for, user_line
-from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor import JaggedTensor, KeyedJaggedTensor, Structure
 from serrate.tensor.rows import Rows
 from serrate.tensor.torch_private import version
 
@@ -87,6 +87,8 @@ def static_of(value: Any, *, alone: bool = False) -> Key:
         return (type(value), *(static_of(each, alone=alone) for each in value))
     if isinstance(value, dict):
         return (dict, *((name, static_of(each, alone=alone)) for name, each in value.items()))
+    if isinstance(value, KeyedJaggedTensor):
+        return (KeyedJaggedTensor, *value.keys())
     if not alone and not isinstance(value, BY_VALUE):
         return (type(value),)
     try:

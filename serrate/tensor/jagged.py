@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -28,10 +28,9 @@ from serrate.tensor.hints import AccessPattern, Distribution, Reuse, more_hints
 from serrate.tensor.indexing.keys import lane_key
 from serrate.tensor.indexing.reading import getitem
 from serrate.tensor.indexing.writing import setitem
-from serrate.tensor.interop import arrow_lists, awkward_arrays, boundaries, keyed, numpy_arrays, torch_nested
+from serrate.tensor.interop import arrow_lists, awkward_arrays, boundaries, numpy_arrays, torch_nested
 from serrate.tensor.interop.boundaries import CuSeqlens, GroupEnds
 from serrate.tensor.interop.common import Copying
-from serrate.tensor.interop.keyed import Keyed
 from serrate.tensor.interop.memory import parts, pinned, share, shared
 from serrate.tensor.lists import from_lists, gather_rows, to_numbers
 from serrate.tensor.offsets import Levels, as_tensors, offsets_of_row_ids
@@ -688,78 +687,6 @@ class JaggedTensor(Casts):
         tensor([2, 3], dtype=torch.int32)
         """
         return boundaries.to_group_ends(self._values, self._structure, Copying("to_group_ends", copy))
-
-    @overload
-    @classmethod
-    def from_keyed(
-        cls,
-        keys: Sequence[str],
-        values: Tensor,
-        lengths: Tensor,
-        *,
-        weights: None = None,
-        rows_per_key: Sequence[int] | None = None,
-        copy: bool | None = None,
-    ) -> dict[str, Self]: ...
-
-    @overload
-    @classmethod
-    def from_keyed(
-        cls,
-        keys: Sequence[str],
-        values: Tensor,
-        lengths: Tensor,
-        *,
-        weights: Tensor,
-        rows_per_key: Sequence[int] | None = None,
-        copy: bool | None = None,
-    ) -> tuple[dict[str, Self], dict[str, Self]]: ...
-
-    @classmethod
-    def from_keyed(
-        cls,
-        keys: Sequence[str],
-        values: Tensor,
-        lengths: Tensor,
-        *,
-        weights: Tensor | None = None,
-        rows_per_key: Sequence[int] | None = None,
-        copy: bool | None = None,
-    ) -> dict[str, Self] | tuple[dict[str, Self], dict[str, Self]]:
-        """One ragged tensor per key of a KeyedJaggedTensor: lengths `[keys * B]` and values, both key-major.
-
-        With `weights` (one per value), returns two dicts, of values and of weights, that share their structures. Keys with
-        different numbers of samples need `rows_per_key`. Values and weights are shared. The host must know where each key
-        starts, so on a device this takes a host copy.
-
-        >>> JaggedTensor.from_keyed(["ads", "clicks"], torch.arange(4), torch.tensor([1, 0, 1, 2]))["clicks"].tolist()
-        [[1], [2, 3]]
-        """
-        copying = Copying("from_keyed", copy)
-        parts = keyed.from_keyed(keys, values, lengths, rows_per_key, copying)
-        found = {key: cls(*part) for key, part in parts.items()}
-        if weights is None:
-            return found
-        weighing = keyed.from_keyed(keys, weights, lengths, rows_per_key, copying)
-        return found, {key: cls(part, found[key]._structure) for key, (part, _) in weighing.items()}
-
-    @staticmethod
-    def to_keyed(
-        tensors: Mapping[str, JaggedTensor], *, weights: Mapping[str, JaggedTensor] | None = None, copy: bool | None = None
-    ) -> Keyed:
-        """`(keys, values, lengths, offsets, weights)` as KeyedJaggedTensor takes them, from one tensor per key.
-
-        Values are shared if they lie back to back in memory, as those of `from_keyed` do, and do not require grad.
-
-        >>> keyed = JaggedTensor.from_keyed(["ads", "clicks"], torch.arange(4), torch.tensor([1, 0, 1, 2]))
-        >>> JaggedTensor.to_keyed(keyed).offsets
-        tensor([0, 1, 1, 2, 4])
-        """
-        apart = [
-            None if each is None else {key: (jt._values, jt._structure) for key, jt in each.items()}
-            for each in (tensors, weights)
-        ]
-        return keyed.to_keyed(apart[0] or {}, apart[1], Copying("to_keyed", copy))
 
     @classmethod
     def from_arrow(cls, array: Any, *, copy: bool | None = None) -> Self:

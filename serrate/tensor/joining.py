@@ -16,6 +16,7 @@ from serrate.errors import CallError, DeviceError, DtypeError, ShapeError, Struc
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.indexing.reading import place_of_new_dim
 from serrate.tensor.jagged import JaggedTensor
+from serrate.tensor.keyed_tensor import KeyedJaggedTensor, batched
 from serrate.tensor.moving import picked, runs
 from serrate.tensor.pieces import shifted
 from serrate.tensor.positions import compact, compact_axis
@@ -293,7 +294,7 @@ def collate(batch: Sequence[Any]) -> Any:
 
     Tensors with at least one dim become the rows of a JaggedTensor, even if their first dims agree, so that the type of a batch
     never depends on its samples. Scalars, numbers and strings are batched as `torch.utils.data.default_collate` does; ragged
-    samples are concatenated along their rows; dicts, tuples and lists are batched item by item.
+    samples are concatenated along their rows, keyed ones key by key; dicts, tuples and lists are batched item by item.
 
     >>> batch = collate([{"tokens": torch.tensor([1, 2]), "label": 0}, {"tokens": torch.tensor([3]), "label": 1}])
     >>> batch["tokens"].tolist(), batch["label"]
@@ -309,6 +310,8 @@ def collate(batch: Sequence[Any]) -> Any:
             )
     if isinstance(first, JaggedTensor):
         return _joined(batch)
+    if isinstance(first, KeyedJaggedTensor):
+        return batched(batch)
     if isinstance(first, Tensor) and first.dim():
         return JaggedTensor.from_list(batch)
     if isinstance(first, Mapping):
@@ -326,7 +329,12 @@ def collate(batch: Sequence[Any]) -> Any:
 def _kind(sample: Any) -> str:
     if isinstance(sample, Tensor):
         return "a tensor with dims" if sample.dim() else "a scalar tensor"
-    for kind, name in ((JaggedTensor, "a JaggedTensor"), (Mapping, "a mapping"), ((tuple, list), "a sequence")):
+    for kind, name in (
+        (JaggedTensor, "a JaggedTensor"),
+        (KeyedJaggedTensor, "a KeyedJaggedTensor"),
+        (Mapping, "a mapping"),
+        ((tuple, list), "a sequence"),
+    ):
         if isinstance(sample, kind):
             return name
     return "a number or a string"

@@ -15,6 +15,7 @@ from serrate.errors import CallError
 from serrate.tensor.hints import Hints
 from serrate.tensor.jagged import JaggedTensor, install_operators, trusted
 from serrate.tensor.joining import cat, stack
+from serrate.tensor.keyed_tensor import KeyedJaggedTensor
 from serrate.tensor.positions import compact
 from serrate.tensor.reshaping import moved, split_like
 from serrate.tensor.structure import Structure
@@ -123,3 +124,14 @@ def _unflatten(leaves: Iterable[Any], beside: tuple[Structure, Hints]) -> Jagged
 
 
 register_container(JaggedTensor, _flatten, _unflatten)
+
+
+def _flatten_keyed(keyed: KeyedJaggedTensor) -> tuple[list[Any], tuple[tuple[str, ...], tuple[int, ...]]]:
+    return [keyed.flat, keyed.weights], (keyed.keys(), keyed.rows_per_key)
+
+
+def _unflatten_keyed(leaves: Iterable[Any], beside: tuple[tuple[str, ...], tuple[int, ...]]) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor._trusted(*beside, *leaves)
+
+
+register_container(KeyedJaggedTensor, _flatten_keyed, _unflatten_keyed)

@@ -6,7 +6,7 @@ In: values and their structure, however large. Out: text; reads only the few num
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -80,6 +80,30 @@ def number_texts(numbers: Tensor) -> list[str]:
     if numbers.dtype.is_complex:
         return [f"{number:.4g}" for number in flat.to(torch.complex128).tolist()]
     return [str(number) for number in flat.tolist()]
+
+
+def first_numbers(values: Tensor) -> str:
+    """The first elements of values whose numbers may be read, as text.
+
+    >>> first_numbers(torch.arange(40))
+    '0, 1, 2, 3, 4, 5, ...'
+    """
+    shown = host_copy(values.detach().reshape(-1)[:_NUMBERS], "repr")
+    return _listed(number_texts(shown), values.numel())[1:-1] if _has_numbers(shown) else _UNREAD
+
+
+def columns_of(lines: list[tuple[str, ...]], right: Collection[int]) -> str:
+    """Lines of cells in aligned columns, each line after a line break; the columns `right` end together.
+
+    >>> columns_of([("key", "rows"), ("user", "12")], right=(1,))
+    '\\n  key   rows\\n  user    12'
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = (
+        [cell.rjust(n) if k in right else cell.ljust(n) for k, (cell, n) in enumerate(zip(line, widths, strict=True))]
+        for line in lines
+    )
+    return "".join(f"\n  {'  '.join(line)}".rstrip(" ") for line in padded)
 
 
 def _first_lengths(rows: Rows, level: int) -> str | None:

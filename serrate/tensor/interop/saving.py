@@ -20,6 +20,7 @@ from serrate.tensor.checks.validate import CheckTime, check_dim, check_layout, c
 from serrate.tensor.hints import Hints
 from serrate.tensor.interop.common import package
 from serrate.tensor.jagged import JaggedTensor
+from serrate.tensor.keyed_tensor import KeyedJaggedTensor
 from serrate.tensor.rows import Rows, rows_of
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import on_host
@@ -84,6 +85,19 @@ def load_tensor(values: Tensor, structure: Structure, hints: tuple[str | None, .
     return JaggedTensor(values, structure.to(values.device), hints=Hints(*hints))
 
 
+def load_keyed(
+    keys: tuple[str, ...], rows: JaggedTensor, weights: Tensor | None, rows_per_key: tuple[int, ...]
+) -> KeyedJaggedTensor:
+    """A keyed tensor from what a file holds.
+
+    >>> load_keyed(("a",), JaggedTensor.from_lengths(torch.arange(2), [2, 0]), None, (2,))["a"].tolist()
+    [[0, 1], []]
+    """
+    if not isinstance(rows, JaggedTensor) or not isinstance(weights, Tensor | None):
+        raise FormatError("a keyed tensor is made of rows and weights: the file is damaged")
+    return KeyedJaggedTensor(keys, rows, weights=weights, rows_per_key=rows_per_key)
+
+
 def load_arguments(rows: Rows) -> tuple[Any, ...]:
     """The arguments of `load_rows`. Derived arrays are not saved: they can be recomputed.
 
@@ -105,10 +119,15 @@ def _reduce_tensor(jt: JaggedTensor) -> tuple[Any, ...]:
     return load_tensor, (jt.values, jt.structure, astuple(jt.hints))
 
 
+def _reduce_keyed(keyed: KeyedJaggedTensor) -> tuple[Any, ...]:
+    return load_keyed, (keyed.keys(), keyed.flat, keyed.weights, keyed.rows_per_key)
+
+
 copyreg.pickle(Rows, _reduce_rows)
 copyreg.pickle(Structure, _reduce_structure)
 copyreg.pickle(JaggedTensor, _reduce_tensor)
-torch.serialization.add_safe_globals([load_rows, load_structure, load_tensor])
+copyreg.pickle(KeyedJaggedTensor, _reduce_keyed)
+torch.serialization.add_safe_globals([load_rows, load_structure, load_tensor, load_keyed])
 
 
 _KEY = "serrate"

@@ -1,0 +1,87 @@
+"""Keyed tensors in traced functions: `k["user"]`, `k.items()`, and the pooled lookup of all keys in one program.
+
+In: a keyed tensor; to a trace, each key is a ragged tensor of its own. Out: the same over traced tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+
+from serrate.errors import CallError, ShapeError
+from serrate.ir.view import TensorView
+from serrate.tensor import JaggedTensor
+from serrate.tensor.keyed_tensor import KeyedJaggedTensor, KeyedRows, no_weights
+
+
+class TracedKeyed(KeyedRows):
+    """A keyed tensor while a function is traced: a traced tensor for each key, and one for its weights."""
+
+    __slots__ = ("_parts", "_weighing")
+
+    def __init__(self, keyed: KeyedJaggedTensor, change: Callable[[JaggedTensor], Any]) -> None:
+        super().__init__(keyed.keys(), keyed.rows_per_key)
+        self._parts: dict[str, TensorView] = {key: change(keyed[key]) for key in keyed}
+        weighted = () if keyed.weights is None else keyed
+        self._weighing: dict[str, TensorView] = {key: change(keyed.weights_of(key)) for key in weighted}
+
+    def __getitem__(self, key: str) -> TensorView:
+        """The traced tensor of one key."""
+        return self._parts[self.keys()[self.number(key)]]
+
+    def weights_of(self, key: str) -> TensorView:
+        """The weights of one key, with its rows."""
+        if not self._weighing:
+            raise no_weights()
+        return self._weighing[self.keys()[self.number(key)]]
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there is a weight for each value."""
+        return bool(self._weighing)
+
+    def items(self) -> Iterator[tuple[str, TensorView]]:
+        """Pairs of a key and its traced tensor."""
+        return iter(self._parts.items())
+
+    def embedding_bag(
+        self,
+        tables: Mapping[str, Any],
+        *,
+        mode: str | Mapping[str, str] = "sum",
+        padding_idx: int | None = None,
+        concat: bool = False,
+    ) -> Any:
+        """`KeyedJaggedTensor.embedding_bag` as a part of the traced function."""
+        return pooled(self, tables, mode, padding_idx, concat)
+
+
+def leaves_in(keyed: KeyedJaggedTensor) -> list[JaggedTensor]:
+    """The leaves of a keyed tensor: that of each key, then the weights of each."""
+    weights = [] if keyed.weights is None else [keyed.weights_of(key) for key in keyed]
+    return [*(keyed[key] for key in keyed), *weights]
+
+
+def pooled(
+    keyed: TracedKeyed, tables: Mapping[str, Any], mode: str | Mapping[str, str], padding_idx: int | None, concat: bool
+) -> Any:
+    """The pooled rows of each key's table: by name, or side by side."""
+    missing = [key for key in keyed if key not in tables]
+    if missing:
+        raise CallError(f"embedding_bag: there is no table for {', '.join(map(repr, missing))}; the tables are {list(tables)}")
+    found = {}
+    for key, bags in keyed.items():
+        how = mode if isinstance(mode, str) else mode.get(key)
+        if how is None:
+            raise CallError(f"embedding_bag: there is no mode for {key!r}; give one for every key, or one for all")
+        weights: Any = keyed.weights_of(key) if keyed.has_weights else None
+        given: Any = bags
+        found[key] = functional.embedding_bag(given, tables[key], mode=how, per_sample_weights=weights, padding_idx=padding_idx)
+    if not concat:
+        return found
+    if len(set(keyed.rows_per_key)) > 1:
+        raise ShapeError(f"embedding_bag: concat=True takes keys with one number of rows, got {keyed.rows_per_key}")
+    return torch.cat(list(found.values()), 1)
