@@ -26,11 +26,11 @@ static inline f32 fused(f32 a, f32 b, f32 c) { return a * b + c; }
 static inline f64 fused(f64 a, f64 b, f64 c) { return a * b + c; }
 #endif
 template <class T> static inline T fused(T a, T b, T c) { return a * b + c; }
-// The same for a number and two vectors; compilers make one instruction of the lanes.
-template <class T, class V> static inline V fused_lanes(T a, V b, V c) {
+// The same for vectors; compilers make one instruction of the lanes.
+template <class T, class V> static inline V fused_lanes(V a, V b, V c) {
   V out;
 #pragma GCC unroll 16
-  for (int k = 0; k < (int)(sizeof(V) / sizeof(T)); k++) out[k] = fused(a, b[k], c[k]);
+  for (int k = 0; k < (int)(sizeof(V) / sizeof(T)); k++) out[k] = fused(a[k], b[k], c[k]);
   return out;
 }
 
@@ -529,7 +529,8 @@ template <class T> static void turned(T* __restrict to, i64 ld, const T* __restr
 }
 
 // acc[m][n] += a[m][k] * b[k][n]: rows of a `am` apart, rows of b `bk` apart, columns of b side by side.
-template <int M, int W, int NV, class T> static inline void dot_rows(T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 depth) {
+// Not inlined: a call is nothing beside its products, and one copy is compiled once.
+template <int M, int W, int NV, class T> __attribute__((noinline)) static void dot_rows(T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 depth) {
   typedef T vec __attribute__((vector_size(W * sizeof(T)), aligned(sizeof(T)), may_alias));
   vec c[M][NV];
 #pragma GCC unroll 16
@@ -537,52 +538,66 @@ template <int M, int W, int NV, class T> static inline void dot_rows(T* __restri
 #pragma GCC unroll 4
     for (int j = 0; j < NV; j++) c[i][j] = *(const vec*)(acc + i * ld + j * W);
   for (i64 k = 0; k < depth; k++) {
-#pragma GCC unroll 16
-    for (int i = 0; i < M; i++)
+    vec y[NV];
 #pragma GCC unroll 4
-      for (int j = 0; j < NV; j++) c[i][j] = fused_lanes<T, vec>(a[i * am + k], *(const vec*)(b + k * bk + j * W), c[i][j]);
+    for (int j = 0; j < NV; j++) y[j] = *(const vec*)(b + k * bk + j * W);
+#pragma GCC unroll 16
+    for (int i = 0; i < M; i++) {
+      // One number in all lanes, made here: g++ would load as many numbers as there are lanes, past the end of a.
+      const vec x = a[i * am + k] - vec{};
+#pragma GCC unroll 4
+      for (int j = 0; j < NV; j++) c[i][j] = fused_lanes<T, vec>(x, y[j], c[i][j]);
+    }
   }
 #pragma GCC unroll 16
   for (int i = 0; i < M; i++)
 #pragma GCC unroll 4
     for (int j = 0; j < NV; j++) *(vec*)(acc + i * ld + j * W) = c[i][j];
 }
-template <class T> static void dot(T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 rows, i64 columns, i64 depth) {
+template <int M, int W, int NV, class T> static inline void dot_panel(T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 rows, i64 depth) {
+  i64 i = 0;
+  for (; i + M <= rows; i += M) dot_rows<M, W, NV>(acc + i * ld, ld, a + i * am, am, b, bk, depth);
+  for (; i + 2 <= rows; i += 2) dot_rows<2, W, NV>(acc + i * ld, ld, a + i * am, am, b, bk, depth);
+  if (i < rows) dot_rows<1, W, NV>(acc + i * ld, ld, a + i * am, am, b, bk, depth);
+}
+// With `across`, b holds its columns side by side in rows `bk` apart.
+template <class T, bool across> static void dot(T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 rows, i64 columns, i64 depth) {
 #if defined(__AVX512F__)
-  enum { W = 64 / sizeof(T), NV = 2, M = 8 };
+  enum { W = 64 / sizeof(T), M = 8 };
 #else
-  enum { W = 32 / sizeof(T), NV = 2, M = 6 };
+  enum { W = 32 / sizeof(T), M = 6 };
 #endif
   // Columns that are done at once lie side by side in a copy, with zeros beside the last ones: rows of b may be any distance apart.
-  enum { N = W * NV, DEPTH = 64 };
+  enum { N = 2 * W, DEPTH = 128 };
   alignas(64) T panel[DEPTH * N], sums[M * N];
   for (i64 j = 0; j < columns; j += N) {
     const i64 here = smaller<i64>(N, columns - j);
     for (i64 begin = 0; begin < depth; begin += DEPTH) {
       const i64 some = smaller<i64>(DEPTH, depth - begin);
       const T* from = a + begin;
-      const T* by = b + begin * bk + j;
+      const T* by = across ? b + begin + j * bk : b + begin * bk + j;
       i64 step = bk;
-      if (rows >= 2 * M || here < N) {
-        for (i64 k = 0; k < some; k++) {
-          if (here == N) __builtin_memcpy(panel + k * N, by + k * bk, sizeof(T) * N);
-          else for (i64 n = 0; n < N; n++) panel[k * N + n] = n < here ? by[k * bk + n] : 0;
-        }
+      if (across || rows >= 2 * M || here < N) {
+        if (here < N)
+          for (i64 k = 0; k < some * N; k++) panel[k] = 0;
+        if (across) turned(panel, N, by, bk, some, here);
+        else if (here == N)
+          for (i64 k = 0; k < some; k++) __builtin_memcpy(panel + k * N, by + k * bk, sizeof(T) * N);
+        else
+          for (i64 k = 0; k < some; k++)
+            for (i64 n = 0; n < here; n++) panel[k * N + n] = by[k * bk + n];
         by = panel, step = N;
       }
-      i64 i = 0;
       if (here == N) {
-        for (; i + M <= rows; i += M) dot_rows<M, W, NV>(acc + i * ld + j, ld, from + i * am, am, by, step, some);
-        if (i + 4 <= rows) { dot_rows<4, W, NV>(acc + i * ld + j, ld, from + i * am, am, by, step, some); i += 4; }
-        if (i + 2 <= rows) { dot_rows<2, W, NV>(acc + i * ld + j, ld, from + i * am, am, by, step, some); i += 2; }
-        for (; i < rows; i++) dot_rows<1, W, NV>(acc + i * ld + j, ld, from + i * am, am, by, step, some);
+        dot_panel<M, W, 2>(acc + j, ld, from, am, by, step, rows, some);
+        continue;
       }
-      for (; i < rows; i += M) {
+      for (i64 i = 0; i < rows; i += M) {
         const i64 few = smaller<i64>(M, rows - i);
         for (i64 m = 0; m < few; m++)
-          for (i64 n = 0; n < N; n++) sums[m * N + n] = n < here ? acc[(i + m) * ld + j + n] : 0;
-        if (few == M) dot_rows<M, W, NV>(sums, N, from + i * am, am, by, step, some);
-        else for (i64 m = 0; m < few; m++) dot_rows<1, W, NV>(sums + m * N, N, from + (i + m) * am, am, by, step, some);
+          for (i64 n = 0; n < here; n++) sums[m * N + n] = acc[(i + m) * ld + j + n];
+        if (here <= W) dot_panel<M, W, 1>(sums, N, from + i * am, am, by, step, few, some);
+        else dot_panel<M, W, 2>(sums, N, from + i * am, am, by, step, few, some);
         for (i64 m = 0; m < few; m++)
           for (i64 n = 0; n < here; n++) acc[(i + m) * ld + j + n] = sums[m * N + n];
       }
@@ -657,7 +672,7 @@ template <int R, int K, bool across> static void dot_pairs(f32* __restrict acc, 
       for (i64 k = 0; k < depth; k++) wide_a[i * K + k] = load(a[i * am + k]);
     for (i64 k = 0; k < depth; k++)
       for (i64 n = 0; n < here; n++) wide_b[k * 32 + n] = load(across ? b[n * bk + k] : b[k * bk + n]);
-    dot<f32>(acc, ld, wide_a, K, wide_b, 32, rows, here, depth);
+    dot<f32, false>(acc, ld, wide_a, K, wide_b, 32, rows, here, depth);
 #endif
   }
 }

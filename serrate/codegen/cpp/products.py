@@ -33,13 +33,14 @@ def product(text: Text, node: Dot) -> None:
     pairs = pairs and all(_is_bfloat16(v) for v in (node.left, node.right))
     kind = "bf16" if pairs else computed(node.local.dtype)
     a, am = _operand(text, node.left, rows, depth, ranges, kind)
-    across = _across(text, node.right, depth, columns, kind) if pairs else None
+    across = _across(text, node.right, depth, columns, kind)
     b, bk = across or _operand(text, node.right, depth, columns, ranges, kind)
     to = _moved(node.local.name, str(columns.size), ranges[rows], ranges[columns])
     inward = (columns, depth) if across else (depth, columns)
     a, b = _moved(a, am, ranges[rows], ranges[depth]), _moved(b, bk, *(ranges[lane] for lane in inward))
     extents = ", ".join(ranges[lane].count for lane in (rows, columns, depth))
-    name = f"dot_pairs<{rows.size}, {depth.size}, {'true' if across else 'false'}>" if pairs else f"dot<{kind}>"
+    lies = "true" if across else "false"
+    name = f"dot_pairs<{rows.size}, {depth.size}, {lies}>" if pairs else f"dot<{kind}, {lies}>"
     text.put(f"{name}({to}, {columns.size}, {a}, {am}, {b}, {bk}, {extents});")
     text.close()
 

@@ -48,6 +48,14 @@ class Contraction:
         inner = {d.uid for d in (self.kept.component, self.kept, self.along, *self.columns)}
         return tuple(d for d in self.root.domains if d.uid not in inner)
 
+    @property
+    def beside(self) -> frozenset[int]:
+        """Which of those are stored after the rows: heads of `[B, r, H, D]`. One after the other, they share pages of memory."""
+        outer = {d.uid for d in self.outer}
+        stored = [d.uid for d in self.root.leaf.targets[-1].storage]
+        rows = next(k for k, uid in enumerate(stored) if uid not in outer)
+        return frozenset(outer & set(stored[rows:]))
+
 
 def contractions(shapes: Sequence[Shape]) -> list[Contraction]:
     """The contractions among the phases of a program whose rectangles are made there, or go into a softmax."""
@@ -92,11 +100,12 @@ def schedule_contraction(recorder: Recorder, found: Contraction, target: Target)
 def _arrange(recorder: Recorder, found: Contraction, shape: Shape, target: Target) -> None:
     phase, component, rows = shape.phase, found.kept.component.name, found.kept.name
     there = {d.uid for d in shape.domains}
-    outer = [d.name for d in found.outer if d.uid in there]
-    inner = [d.name for d in shape.domains if d.name not in (*outer, component, rows)]
+    outer = [d.name for d in found.outer if d.uid in there - found.beside]
+    beside = [d.name for d in found.outer if d.uid in there & found.beside]
+    inner = [d.name for d in shape.domains if d.name not in (*outer, *beside, component, rows)]
     m, k = target.rectangle
     recorder.do("split", phase, rows, m)
-    recorder.do("reorder", phase, *outer, component, f"{rows}o", f"{rows}i", *inner)
+    recorder.do("reorder", phase, *outer, component, f"{rows}o", *beside, f"{rows}i", *inner)
     recorder.do("combine", phase, component, f"{rows}o")
     serial: list[str] = []
     lanes = [f"{rows}i"]
@@ -115,7 +124,7 @@ def _arrange(recorder: Recorder, found: Contraction, shape: Shape, target: Targe
         recorder.do("split", phase, domain.name, size)
         serial.append(f"{domain.name}o")
         lanes.append(f"{domain.name}i")
-    grid = [*outer, f"{component}{rows}o"]
+    grid = [*outer, f"{component}{rows}o", *beside]
     recorder.do("reorder", phase, *grid, *serial, *lanes)
     for name in grid:
         recorder.do("mark", phase, name, "grid")
