@@ -39,6 +39,7 @@ from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, load_together
 from serrate.runtime.locks import making
 from serrate.runtime.results import Result, groups, result
+from serrate.runtime.seeds import drawing, placeholders
 from serrate.schedule.by_hand import by_hand, vector_checks
 from serrate.schedule.hand import schedule_of
 from serrate.schedule.heuristic import RowStatistics, choose, invariant
@@ -328,7 +329,7 @@ class Compiled:
     def __call__(self, *args: Any) -> Any:
         leaves: Leaves = []
         key = key_of(args, leaves, [], _unknown)
-        for k in self.binder.offsets if len(args) == len(self.binder.inputs) else ():
+        for k in self.binder.offsets if len(args) == len(self.binder.inputs) - self.binder.seeds else ():
             # Its numbers are part of what a binding depends on.
             key += (id(args[k]), version(args[k]) if isinstance(args[k], torch.Tensor) else None)
         exact = tuple(key)
@@ -350,8 +351,27 @@ class Compiled:
         """What runs these arguments, or others like them: of the same shapes and with the same offsets.
 
         `sources` say where each argument is found among the leaves of a call, and `finish` turns the results into what the call
-        returns. Results over the structure in `hints` get those hints; `keep` lives as long as the binding.
+        returns. Results over the structure in `hints` get those hints; `keep` lives as long as the binding. Seeds are drawn at
+        every call, and are its last leaves.
         """
+        if not self.binder.seeds:
+            return self._bind(args, sources, finish, hints, keep)
+        drawn = range(-self.binder.seeds, 0)
+        binding = self._bind(self._seeded(args), (*sources, *drawn), finish, hints, keep)
+        return drawing(binding, self.binder.seeds, _device_of(args))
+
+    def _seeded(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments, and something for the seeds that are drawn in a call."""
+        return [*args, *placeholders(self.binder.seeds, _device_of(args))] if self.binder.seeds else args
+
+    def _bind(
+        self,
+        args: Sequence[Any],
+        sources: Sequence[int | torch.Tensor],
+        finish: Callable[[list[Any]], Any],
+        hints: tuple[Structure, Hints] | None,
+        keep: Sequence[object],
+    ) -> Binding:
         call = self.binder.bind(args)
         clean = all(given is arg for given, arg in zip(call.args, args, strict=True))
         ready = None if self._whole is None or not clean else self._whole.prepared(call)
@@ -438,7 +458,7 @@ class Compiled:
 
     def _prepared(self, *args: Any) -> list[Prepared]:
         """What every stage of a call runs with; later stages need what earlier ones compute."""
-        call = self.binder.bind(args)
+        call = self.binder.bind(self._seeded(args))
         if self._whole is not None:
             return [self._whole.prepared(call)]
         found: list[Prepared] = []
@@ -468,6 +488,10 @@ def _hinted(results: tuple[Result, ...], hints: tuple[Structure, Hints] | None) 
         return results
     structure, given = hints
     return tuple(replace(r, hints=given) if r.structure is structure else r for r in results)
+
+
+def _device_of(args: Sequence[Any]) -> torch.device:
+    return next((arg.device for arg in args if isinstance(arg, torch.Tensor)), torch.device("cpu"))
 
 
 def _handed_out(results: list[Any]) -> Any:

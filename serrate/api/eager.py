@@ -22,8 +22,8 @@ from serrate.api.jit import Jitted
 from serrate.errors import CallError, DtypeError, GradientError, SerrateError, StructureMismatch
 from serrate.frontend.keyed import TracedKeyed, pooled
 from serrate.frontend.ops.common import Lifted, described, python_number
-from serrate.frontend.signatures.functional import dropped
-from serrate.frontend.torch_names import ELEMENTWISE, spelled
+from serrate.frontend.ops.random import require_probability
+from serrate.frontend.torch_names import ELEMENTWISE
 from serrate.ir.view import TensorView
 from serrate.tensor import JaggedTensor, KeyedJaggedTensor
 from serrate.tensor.jagged import install_operators, installed_operators
@@ -266,30 +266,38 @@ def _operator(program: Callable[..., Any], name: str, swapped: bool = False) -> 
     return method
 
 
-# --- dropout -----------------------------------------------------------------------------------------------------------
+# --- random numbers ------------------------------------------------------------------------------------------------------
 
 
-def _dropout(drop: Eager, input: JaggedTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """`F.dropout`: what is kept is drawn by torch for the values, then one program."""
-    if not 0.0 <= p <= 1.0:
-        raise CallError(f"dropout: the probability must be between 0 and 1, got {p}")
-    if not training or p == 0:
-        return input
-    kept = torch.empty_like(input.values).bernoulli_(1 - p).to(torch.bool)
-    args = (input, input.with_values(kept), 0.0 if p == 1 else 1.0 / (1 - p))
-    return drop.in_place(*args) if inplace else drop(*args)
+def _drops(program: Eager, name: str, training: str, usual: bool) -> Callable[..., Any]:
+    """A dropout, whose input is returned as it is where nothing is dropped; `training` is what torch calls its third argument,
+    and `usual` whether it is true by default."""
+
+    def dropout(input: JaggedTensor, p: float = 0.5, *args: Any, **kwargs: Any) -> Any:
+        require_probability(name, p)
+        on = args[0] if args else kwargs.get(training, usual)
+        return program(input, p, *args, **kwargs) if on and p > 0 else input
+
+    return dropout
 
 
-def _install_dropout(eager: Callable[..., Eager]) -> None:
-    drop = eager(spelled(dropped))
+def _draws(program: Eager) -> Callable[..., Any]:
+    """A function that reads nothing of its input but the shape, so that the input may require a gradient."""
 
-    def dropout(input: JaggedTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-        return _dropout(drop, input, p, training, inplace)
+    def like(input: JaggedTensor, *args: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
+        made = program(input.detach() if input.requires_grad else input, *args, **kwargs)
+        return made.requires_grad_() if requires_grad else made
 
-    def torch_dropout(input: JaggedTensor, p: float, train: bool) -> Any:
-        return _dropout(drop, input, p, train)
+    return like
 
-    install_operators({functional.dropout: dropout, torch.dropout: torch_dropout})
+
+def _install_random(eager: Callable[..., Eager]) -> None:
+    table = TensorView.operators
+    for owner, training in ((functional, "training"), (torch, "train")):
+        for name, usual in (("dropout", True), ("alpha_dropout", False)):
+            function = getattr(owner, name)
+            install_operators({function: _drops(eager(table[function]), name, training, usual)})
+    install_operators({f: _draws(eager(table[f])) for f in (torch.rand_like, torch.randn_like, torch.randint_like)})
 
 
 # --- rows in pieces ------------------------------------------------------------------------------------------------------
@@ -327,7 +335,7 @@ def install() -> None:
         return by_operation[operation]
 
     table = TensorView.operators
-    _install_dropout(eager)
+    _install_random(eager)
     _install_pieces(eager)
     taken = installed_operators()
     install_operators({f: eager(op) for f, op in table.items() if not isinstance(f, str) and f not in taken})

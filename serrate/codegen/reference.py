@@ -41,6 +41,7 @@ from serrate.ir.loops import (
     Write,
     identity_of,
 )
+from serrate.ir.philox import random_bits
 from serrate.ir.values import LIBRARY_BINARY, LIBRARY_UNARY, Call, Constant, Tensor, Value, carried_dtype
 
 _SAME_NAME = (
@@ -60,6 +61,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "cos": torch.cos,
     "floordiv": lambda a, b: torch.where(b == 0, 0, torch.floor_divide(a, torch.where(b == 0, 1, b))),
     "rem": lambda a, b: torch.where(b == 0, 0, torch.remainder(a, torch.where(b == 0, 1, b))),
+    "random_bits": random_bits,
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
     "exp_below": lambda x, m: torch.exp(x - m),

@@ -47,13 +47,16 @@ def _captured(leaf: Leaf) -> TensorView:
     return capture(leaf)
 
 
-_DRAWN = "rand rand_like randn randn_like randint randint_like randperm normal bernoulli multinomial poisson dropout"
+_DRAWN = (
+    "rand rand_like randn randn_like randint randint_like randperm normal bernoulli multinomial poisson dropout alpha_dropout"
+)
 _DRAWN_IN_PLACE = "random_ normal_ uniform_ bernoulli_ exponential_ bernoulli multinomial"
 RANDOM = frozenset(
     [
         *(getattr(torch, name) for name in _DRAWN.split()),
         *(getattr(torch.Tensor, name) for name in _DRAWN_IN_PLACE.split()),
         torch.nn.functional.dropout,
+        torch.nn.functional.alpha_dropout,
     ]
 )
 """Functions whose result differs from call to call."""
@@ -148,10 +151,12 @@ class Watching(TorchFunctionMode):
         )
 
     def _at_once(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if function in RANDOM and function in TensorView.operators:
+            return TensorView.operators[function](*args, **kwargs)
         if function in RANDOM:
             raise TraceError(
-                f"random numbers drawn while tracing would be the same in every call ({user_line()}); draw them before the call "
-                "and pass them as an argument"
+                f"random numbers drawn while tracing would be the same in every call ({user_line()}); use torch.rand_like, "
+                "torch.randn_like or torch.randint_like, or draw them before the call and pass them as an argument"
             )
         result = function(*args, **kwargs)
         for leaf in leaves_of((result,), {}):

@@ -20,8 +20,8 @@ from serrate.frontend.capture import captured
 from serrate.frontend.dtypes import Dtypes, dtypes_of
 from serrate.frontend.ops.common import NoOperand, Operand, python_number
 from serrate.frontend.ops.elementwise import typed
+from serrate.frontend.signatures import drawing, pointwise, reducing, shaping
 from serrate.frontend.signatures import functional as of_networks
-from serrate.frontend.signatures import pointwise, reducing, shaping
 from serrate.ir.view import TensorView
 from serrate.tensor.torch_private import GROUPED_MM
 
@@ -78,7 +78,13 @@ SPECIAL = {
 }
 """Functions of one tensor in `torch.special`, and ours."""
 
-NAMES = {"where_method": "where", "functional_softmax": "softmax", "functional_log_softmax": "log_softmax"}
+NAMES = {
+    "where_method": "where",
+    "functional_softmax": "softmax",
+    "functional_log_softmax": "log_softmax",
+    "torch_dropout": "dropout",
+    "torch_alpha_dropout": "alpha_dropout",
+}
 """Functions of ours that torch has under the name of another, for messages."""
 
 NUMPY = {"axis": "dim", "keepdims": "keepdim"}
@@ -179,11 +185,11 @@ def _owned(module: Any) -> dict[str, Callable[..., Any]]:
 def _by_name() -> dict[str, Callable[..., Any]]:
     """Operations under their torch names: functions, methods and `torch.nn.functional`."""
     found = {name: _unary(getattr(ops, name)) for name in OF_ONE} | {name: _binary(getattr(ops, name)) for name in OF_TWO}
-    for module in (pointwise, reducing, of_networks, shaping):
+    for module in (pointwise, reducing, of_networks, shaping, drawing):
         found |= _owned(module)
-    for name in ("where_method", "functional_softmax", "functional_log_softmax", "dropped", "vector_norm"):
+    for name in ("where_method", "functional_softmax", "functional_log_softmax", "vector_norm"):
         del found[name]
-    for name in ("matrix_transpose", "reversed_dims", "same"):
+    for name in ("matrix_transpose", "reversed_dims", "same", "torch_dropout", "torch_alpha_dropout"):
         del found[name]
     found |= {alias: found[name] for alias, name in ALIASES.items()}
     found["positive"] = shaping.same
@@ -207,6 +213,10 @@ NOT_METHODS = (
     "embedding",
     "embedding_bag",
     "dropout",
+    "alpha_dropout",
+    "rand_like",
+    "randn_like",
+    "randint_like",
     "scaled_dot_product_attention",
 )
 
@@ -240,6 +250,8 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
         "T": shaping.reversed_dims,
         "mT": shaping.matrix_transpose,
         torch.Tensor.__getitem__: shaping.getitem,
+        torch.dropout: drawing.torch_dropout,
+        torch.alpha_dropout: drawing.torch_alpha_dropout,
     }
     if GROUPED_MM is not None:
         spellings[GROUPED_MM] = of_networks.grouped_mm
@@ -287,5 +299,10 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
 
 TensorView.operators.update(_all_names())
 
-ELEMENTWISE = frozenset(TensorView.operators[name] for name in (*OF_ONE, *(n for n in OF_TWO if n != "matmul"), *CHANGED))
+ELEMENTWISE = frozenset(
+    (
+        *(TensorView.operators[name] for name in (*OF_ONE, *(n for n in OF_TWO if n != "matmul"), *CHANGED)),
+        *(TensorView.operators[function] for function in (functional.dropout, functional.alpha_dropout)),
+    )
+)
 """Operations that read each element only where they write it, and so may run in place."""

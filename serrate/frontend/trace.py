@@ -46,7 +46,7 @@ class TracedFunction:
     fusion: Fusion
     rebuild: Callable[[Sequence[Any]], Any]
     constants: tuple[torch.Tensor, ...] = ()
-    """Tensors created while tracing, constant over calls: the last inputs of the fusion."""
+    """Tensors created while tracing, constant over calls: the last inputs of the fusion, except for seeds."""
     copied: tuple[int, ...] = ()
     """The results that are such a tensor: each call returns its own copy."""
     sizes: Pattern = ()
@@ -244,10 +244,12 @@ def trace(
             form = _flatten(function(*given, **named), leaves, fusion)
         fusion.output(*leaves)
     own = [v for _, v in constants]
-    fusion.inputs[:] = [*(v for v in fusion.inputs if not any(v is c for c in own)), *own]
+    last = [*own, *fusion.seeds]
+    first = [v for v in fusion.inputs if not any(v is other for other in last)]
+    fusion.inputs[:] = [*first, *last]
     memories = {v.tensor.memory.name for v in own}
     copied = tuple(k for k, leaf in enumerate(leaves) if leaf.tensor.memory.name in memories)
-    extents = [d.extent_expr for v in fusion.inputs[: len(fusion.inputs) - len(own)] for d in v.domains]
+    extents = [d.extent_expr for v in first for d in v.domains]
     return TracedFunction(
         fusion,
         lambda values: _unflatten(form, iter(values)),

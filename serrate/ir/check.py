@@ -18,7 +18,7 @@ from serrate.errors import ShapeError, VerificationError
 from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain, offsets_array
 from serrate.ir.storage import storage_of
-from serrate.ir.values import Place, Position, Read, Tensor
+from serrate.ir.values import Ordinal, Place, Position, Read, Tensor
 
 if TYPE_CHECKING:
     from serrate.ir.fusion import Definition, Fusion
@@ -41,6 +41,10 @@ def verify(fusion: Fusion) -> None:
                     _read(fusion, definition, node)
                 elif isinstance(node, Position):
                     _runs_over(fusion, definition, node.domain, str(node))
+                elif isinstance(node, Ordinal):
+                    for domain in node.index:
+                        if domain is not None:
+                            _runs_over(fusion, definition, domain, str(node))
         for target in definition.statement.targets:
             _rows(fusion, target)
         known.update(definition.statement.targets)

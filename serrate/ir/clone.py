@@ -12,7 +12,21 @@ from typing import Any, TypeVar
 from serrate.ir.domains import IterDomain
 from serrate.ir.transforms import Transform
 from serrate.ir.uids import fresh_uid
-from serrate.ir.values import Computed, Extent, Place, Position, Read, Tensor, Value, computed, extent, position, rewrite
+from serrate.ir.values import (
+    Computed,
+    Extent,
+    Ordinal,
+    Place,
+    Position,
+    Read,
+    Tensor,
+    Value,
+    computed,
+    extent,
+    ordinal,
+    position,
+    rewrite,
+)
 
 T = TypeVar("T")
 
@@ -102,4 +116,6 @@ class Cloner:
             return position(self(value.domain))
         if isinstance(value, Computed):
             return computed(self(value.place))
+        if isinstance(value, Ordinal):
+            return ordinal(self(value.tensor), self(value.index))
         return extent(self(value.domain)) if isinstance(value, Extent) else None

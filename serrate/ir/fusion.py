@@ -169,6 +169,8 @@ class Fusion:
 
     name: str = "fusion"
     inputs: list[TensorView] = field(default_factory=list)
+    seeds: list[TensorView] = field(default_factory=list)
+    """The last of the inputs, which a caller does not give: every call draws them from torch's generator."""
     outputs: list[TensorView] = field(default_factory=list)
     definitions: list[Definition] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
@@ -215,7 +217,14 @@ class Fusion:
             IterDomain(symbol(self.fresh("n")) if size is None else as_expr(size), name=self.fresh("d")) for size in shape
         )
         view = self.view(Tensor(self.fresh("T"), dtype, domains, domains, Role.INPUT))
+        self.inputs.insert(len(self.inputs) - len(self.seeds), view)
+        return view
+
+    def seed(self) -> TensorView:
+        """Declares a seed: an int64 that every call draws for itself, as many as there are seeds, in this order."""
+        view = self.view(Tensor(self.fresh("T"), torch.int64, (), (), Role.INPUT))
         self.inputs.append(view)
+        self.seeds.append(view)
         return view
 
     def output(self, *views: TensorView) -> None:
@@ -341,6 +350,7 @@ class Fusion:
         cloner, new = Cloner(), Fusion(self.name, identity=self.identity)
         new._numbers = dict(self._numbers)
         new.inputs = [new.view(cloner(view.tensor)) for view in self.inputs]
+        new.seeds = new.inputs[len(self.inputs) - len(self.seeds) :]
         new.definitions = [cloner(d) for d in definitions]
         new.outputs = [new.view(cloner(view.tensor)) for view in self.outputs]
         new.checks = [cloner(c) for c in self.checks]
@@ -380,7 +390,8 @@ class Fusion:
 
     def __str__(self) -> str:
         lines = [f"fusion {self.name}"]
-        lines += [f"  input  {v.tensor}" for v in self.inputs]
+        given = len(self.inputs) - len(self.seeds)
+        lines += [f"  {'input' if k < given else 'seed '}  {v.tensor}" for k, v in enumerate(self.inputs)]
         shown = {v.tensor for v in self.inputs}
         for definition in self.definitions:
             statement = definition.statement

@@ -27,7 +27,7 @@ def structure_key(fusion: Fusion) -> tuple[Hashable, ...]:
     definitions = tuple(names.node(d) for d in fusion.definitions)
     outputs = tuple(names.node(view.tensor) for view in fusion.outputs)
     checks = tuple(names.node(c, without=("what",)) for c in (*fusion.checks, *fusion.index_checks))
-    return (tuple(names.table), inputs, definitions, outputs, checks)
+    return (tuple(names.table), inputs, len(fusion.seeds), definitions, outputs, checks)
 
 
 class _Numbering:

@@ -6,6 +6,7 @@ In: tensors, domains, constants. Out: interned nodes, equal iff they are the sam
         | Position(domain)     the index itself
         | Extent(domain)       the number of positions; for a ragged domain, the length of the current row
         | Computed(place)      an expression over indices and integers, as a number
+        | Ordinal(tensor, index)  the number of an element in the order in which a tensor stores them
         | Argument(name)       a formal argument, used to inspect a function on values
         index ::= one entry per dim of the tensor: a domain, None for a broadcast dim, or (in reads) a Place, an expression over
         indices and over integers read from other tensors. It may be out of bounds; the element is then 0, or the read's
@@ -92,13 +93,15 @@ FUNCTIONS: dict[str, int] = {
     "finite_or_zero": 1,
     **dict.fromkeys([*BINARY.split(), *LIBRARY_BINARY], 2),
     "where": 3,
+    "random_bits": 3,
 }
 """Name -> number of arguments. `exp_diff(x, m)` is e^(x - m) for x <= m, and 1 where they are equal, infinite or not;
 `exp_below(x, m)` is that too, and NaN where they are infinite.
 `floordiv` and `rem` are of integers, rounded down; a divisor of 0 gives 0. `shl` and `shr` shift bits; shifted further than
-there are bits, 0 or the sign is left."""
+there are bits, 0 or the sign is left. `random_bits(seed, word, position)` is 32 random bits as an int32, of which `ir/philox.py`
+says what they are."""
 COSTLY = frozenset(
-    "exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff exp_below gcd atan2 hypot".split()  # noqa: SIM905
+    "exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff exp_below gcd atan2 hypot random_bits".split()  # noqa: SIM905
 ) | frozenset(LIBRARY_UNARY)
 """Functions that take as long as many additions."""
 
@@ -258,6 +261,20 @@ class Computed(Value):
         return f"({self.place})"
 
 
+class Ordinal(Value):
+    """The number of an element in the order in which a tensor stores its elements, rows back to back. The tensor itself is not
+    read, and need not exist."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ordinal, (self.tensor, self.index))
+
+    tensor: Tensor = key_part(1)
+    index: Index = key_part(3)
+
+    def __str__(self) -> str:
+        return f"ordinal({', '.join('0' if at is None else at.name for at in self.index)})"
+
+
 class Argument(Value):
     """A formal argument: a function on values becomes a value in terms of its arguments."""
 
@@ -356,6 +373,11 @@ def computed(place: Place) -> Value:
     return intern(Computed, torch.int64, place)
 
 
+def ordinal(tensor: Tensor, index: Index) -> Value:
+    """The number of the element of `tensor` at `index`, in the order of memory, as an int64."""
+    return intern(Ordinal, torch.int64, tensor, tuple(None if at is None else at.uid for at in index), index)
+
+
 def argument(name: str, dtype: torch.dtype) -> Value:
     """A formal argument."""
     return intern(Argument, dtype, name)
@@ -398,6 +420,8 @@ def reindex(value: Value, domains: Mapping[int, IterDomain | None]) -> Value:
             return constant(0, torch.int64) if new is None else position(new)
         if isinstance(v, Computed):
             return computed(v.place.moved(domains))
+        if isinstance(v, Ordinal):
+            return ordinal(v.tensor, tuple(None if at is None else domains.get(at.uid, at) for at in v.index))
         if isinstance(v, Extent):
             new = domains.get(v.domain.uid, v.domain)
             return constant(1, torch.int64) if new is None else extent(new)

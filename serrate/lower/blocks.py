@@ -62,6 +62,7 @@ from serrate.ir.values import (
     Constant,
     Extent,
     Index,
+    Ordinal,
     Place,
     Places,
     Position,
@@ -341,6 +342,8 @@ class _PhaseLowering:
                 return number(extent_of(v.domain, indices))
             if isinstance(v, Computed):
                 return number(_index(v.place, indices))
+            if isinstance(v, Ordinal):
+                return number(flat_index(self._place(v.tensor, v.index, scope), [d.extent_expr for d in v.tensor.storage]))
             return v if isinstance(v, Constant) else None
 
         return rewrite(value, change)

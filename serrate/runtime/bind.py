@@ -125,6 +125,8 @@ class Binder(Arguments):
         self.name = fusion.name
         self.checks = tuple(fusion.checks)
         self.inputs = tuple(view.tensor for view in fusion.inputs)
+        self.seeds = len(fusion.seeds)
+        """How many of the inputs, the last ones, are drawn and not given."""
         symbols: list[Symbol] = []
         self._forms = []
         for tensor in self.inputs:
@@ -147,7 +149,7 @@ class Binder(Arguments):
     def bind(self, args: Sequence[torch.Tensor]) -> BoundCall:
         """Checks the arguments and binds them; what depends on lengths is left to `check`."""
         if len(args) != len(self.inputs):
-            raise CallError(f"{self.name} takes {len(self.inputs)} arguments, got {len(args)}")
+            raise CallError(f"{self.name} takes {len(self.inputs) - self.seeds} arguments, got {len(args) - self.seeds}")
         numbers: list[int] = []
         device = args[0].device if args else torch.device("cpu")
         grad = torch.is_grad_enabled()

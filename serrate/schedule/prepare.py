@@ -17,7 +17,7 @@ from serrate.ir.ragged_transforms import product
 from serrate.ir.storage import collapse
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.transforms import Merge
-from serrate.ir.values import Call, Computed, Extent, Place, Position, Read, Role, Tensor, domains_of
+from serrate.ir.values import Call, Computed, Extent, Ordinal, Place, Position, Read, Role, Tensor, domains_of
 from serrate.schedule.plan import Recorder
 
 WIDEST = 1024
@@ -368,19 +368,22 @@ def _tells_rows_apart(shape: Shape) -> bool:
     if shape.ragged.uid not in {d.uid for d in shape.leaf.index if d is not None} and not shape.reduces_rows:
         # Rows of another structure are written: they go to a place of their own, each as a whole.
         return True
+    paired = {d.uid for d in (shape.component, shape.ragged) if d is not None}
     for value in shape.leaf.values:
         for element in value.reads:
             index = {d.uid for d in domains_of(element.index)}
             if shape.component is not None and shape.component.uid in index and shape.ragged.uid not in index:
                 return True
-            paired = {d.uid for d in (shape.component, shape.ragged) if d is not None}
             if any(isinstance(at, Place) and paired & {d.uid for d in domains_of((at,))} for at in element.index):
                 return True
             if shape.ragged.uid in index and len(element.tensor.storage) == len(element.tensor.logical):
                 return True
             if _has_gaps(element.tensor, shape.ragged):
                 return True
-    return any(isinstance(node, Extent | Position | Computed) for value in shape.leaf.values for node in value.walk())
+    nodes = [node for value in shape.leaf.values for node in value.walk()]
+    if any(isinstance(node, Ordinal) and not paired <= {d.uid for d in node.index if d is not None} for node in nodes):
+        return True
+    return any(isinstance(node, Extent | Position | Computed) for node in nodes)
 
 
 def _has_gaps(tensor: Tensor, ragged: RaggedIterDomain) -> bool:

@@ -25,6 +25,7 @@ from serrate.ir.values import (
     Computed,
     Constant,
     Extent,
+    Ordinal,
     Position,
     Read,
     Role,
@@ -171,6 +172,8 @@ def _domains(value: Value) -> set[int]:
             found.add(v.domain.uid)
         elif isinstance(v, Computed):
             found.update(d.uid for d in v.place.domains)
+        elif isinstance(v, Ordinal):
+            found.update(d.uid for d in v.index if d is not None)
     return found
 
 

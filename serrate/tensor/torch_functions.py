@@ -99,9 +99,6 @@ install_operators(
                 torch.ones_like,
                 torch.full_like,
                 torch.empty_like,
-                torch.rand_like,
-                torch.randn_like,
-                torch.randint_like,
             )
         },
     }

@@ -6,6 +6,7 @@ typedef short i16;
 typedef signed char i8;
 typedef unsigned char u8;
 typedef unsigned int u32;
+typedef unsigned long long u64;
 typedef unsigned short u16;
 typedef float f32;
 typedef double f64;
@@ -320,6 +321,79 @@ template <class T> static inline T fn_shr(T x, T by) {
 template <class T> static inline T fn_gcd(T a, T b) {
   while (b != 0) { T rest = (T)-1 < 0 && b == (T)-1 ? (T)0 : (T)(a % b); a = b; b = rest; }
   return a < 0 ? (T)(0ULL - (unsigned long long)a) : a;
+}
+
+// Random bits: Philox4x32-10. One counter, of a block of four positions and a word, makes the bits of those four.
+static inline void philox(u32 to[4], i64 seed, u32 word, i64 block) {
+  u32 a = (u32)block, b = (u32)(block >> 32), c = word, d = 0, x = (u32)seed, y = (u32)(seed >> 32);
+  for (int round = 0; round < 10; round++, x += 0x9E3779B9u, y += 0xBB67AE85u) {
+    const u64 p = (u64)a * 0xD2511F53u, q = (u64)c * 0xCD9E8D57u;
+    a = (u32)(q >> 32) ^ b ^ x; b = (u32)q; c = (u32)(p >> 32) ^ d ^ y; d = (u32)p;
+  }
+  to[0] = a; to[1] = b; to[2] = c; to[3] = d;
+}
+static inline i32 random_bits(i64 seed, i64 word, i64 position) {
+  u32 four[4];
+  philox(four, seed, (u32)word, position >> 2);
+  return (i32)four[position & 3];
+}
+// The bits of `count` positions from `first` on, side by side; gives where they begin in `to`, which has room for 64 and 3 more.
+static inline const i32* random_run(u32* __restrict to, i64 seed, i64 word, i64 first, i64 count) {
+  const i64 blocks = ((first & 3) + count + 3) >> 2, begin = first >> 2;
+  i64 i = 0;
+#if defined(__AVX2__) && !defined(__clang__) && __has_builtin(__builtin_shufflevector)
+  // 32 bits in lanes of 64: a product is then one instruction, which ignores the upper halves. Two vectors at a time, because
+  // every round waits for the one before.
+#if defined(__AVX512F__)
+  enum { W = 8 };
+  typedef u64 lanes __attribute__((vector_size(64)));
+  typedef u64 stored __attribute__((vector_size(64), aligned(4), may_alias));
+  typedef i32 ints __attribute__((vector_size(64)));
+  typedef i64 longs __attribute__((vector_size(64)));
+  const lanes step = {0, 1, 2, 3, 4, 5, 6, 7};
+#define HALVES(x, by) (lanes)__builtin_ia32_pmuludq512_mask((ints)(x), (ints)(lanes{} + (u64)by), longs{}, (u8)-1)
+#define PAIRED_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define PAIRED_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+  enum { W = 4 };
+  typedef u64 lanes __attribute__((vector_size(32)));
+  typedef u64 stored __attribute__((vector_size(32), aligned(4), may_alias));
+  typedef i32 ints __attribute__((vector_size(32)));
+  const lanes step = {0, 1, 2, 3};
+#define HALVES(x, by) (lanes)__builtin_ia32_pmuludq256((ints)(x), (ints)(lanes{} + (u64)by))
+#define PAIRED_LOW 0, 4, 1, 5
+#define PAIRED_HIGH 2, 6, 3, 7
+#endif
+  for (; i < blocks; i += 2 * W) {
+    lanes a[2], b[2], c[2], d[2];
+    for (int v = 0; v < 2; v++) {
+      a[v] = step + (u64)(begin + i + v * W);
+      b[v] = a[v] >> 32;
+      c[v] = lanes{} + (u64)(u32)word;
+      d[v] = lanes{};
+    }
+    u32 x = (u32)seed, y = (u32)(seed >> 32);
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; round++, x += 0x9E3779B9u, y += 0xBB67AE85u)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; v++) {
+        const lanes p = HALVES(a[v], 0xD2511F53u), q = HALVES(c[v], 0xCD9E8D57u);
+        a[v] = (q >> 32) ^ b[v] ^ (u64)x; b[v] = q; c[v] = (p >> 32) ^ d[v] ^ (u64)y; d[v] = p;
+      }
+    for (int v = 0; v < 2; v++) {
+      const lanes e = (a[v] & 0xffffffffull) | b[v] << 32, f = (c[v] & 0xffffffffull) | d[v] << 32;
+      stored* out = (stored*)(to + 4 * (i + v * W));
+      out[0] = __builtin_shufflevector(e, f, PAIRED_LOW);
+      out[1] = __builtin_shufflevector(e, f, PAIRED_HIGH);
+    }
+  }
+#undef HALVES
+#undef PAIRED_LOW
+#undef PAIRED_HIGH
+#else
+  for (; i < blocks; i++) philox(to + 4 * i, seed, (u32)word, begin + i);
+#endif
+  return (const i32*)to + (first & 3);
 }
 static inline f32 fn_fmod(f32 x, f32 y) { return __builtin_fmodf(x, y); }
 static inline f64 fn_fmod(f64 x, f64 y) { return __builtin_fmod(x, y); }

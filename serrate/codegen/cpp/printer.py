@@ -40,6 +40,7 @@ from serrate.ir.loops import (
     LoopKernel,
     LoopProgram,
     Node,
+    Number,
     Prefetch,
     Reduce,
     Running,
@@ -52,7 +53,7 @@ from serrate.ir.loops import (
     values_of,
 )
 from serrate.ir.tile import GRID
-from serrate.ir.values import Role, Tensor
+from serrate.ir.values import Call, Constant, Role, Tensor
 from serrate.lower.names import array_names
 from serrate.lower.nests import joins, locals_of
 
@@ -378,6 +379,7 @@ class _CppPrinter(Text):
         """Loops over lanes around statements; `ranges` are first and last bounds of lanes that are not done as a whole."""
         for k, lane in enumerate(lanes):
             start, limit = (ranges or {}).get(lane) or (self.start(lane, lanes, group[0].guard), self.limit(lane, bounds[lane]))
+            self._draw(group, lanes[k:], limit)
             if k == len(lanes) - 1:
                 self._innermost(group, lane, (start, limit), staged, first=k == 0)
             else:
@@ -386,6 +388,31 @@ class _CppPrinter(Text):
         if not lanes:
             self._statements(group, {}, staged)
         self.close(max(len(lanes) - 1, 0))
+        self.drawn.clear()
+
+    def _draw(self, group: Sequence[Block], lanes: Lanes, limit: str) -> None:
+        """Draws the random bits of all positions of some lanes before the loops over them, where they are consecutive: four
+        neighbours share the work, and vectors of them are drawn at once."""
+        if size_of(lanes) * 4 > LARGE:
+            return
+        found = (v for node in group for value in values_of(node) for v in value.walk())
+        for call in [v for v in found if isinstance(v, Call) and v.function == "random_bits" and v not in self.drawn]:
+            seed, word, position = call.args
+            if not isinstance(position, Number) or not isinstance(word, Constant) or not isinstance(seed, Load | Number):
+                continue
+            at = self.unlaned(position.expr)
+            first = at.substitute({lane.symbol: const(0) for lane in lanes})
+            place: Expr = const(0)
+            for lane in lanes:
+                place = place * lane.size + lane.symbol
+            if at - first is not place or call in self.drawn:
+                continue
+            bits, run = self.fresh(), self.fresh()
+            count = f"larger<i64>(0, {limit}) * {size_of(lanes[1:])}"
+            key = self.load(seed) if isinstance(seed, Load) else self.index(seed.expr)
+            self.put(f"alignas(64) u32 {bits}[{size_of(lanes) + 67}];")
+            self.put(f"const i32* {run} = random_run({bits}, {key}, {word.number}, {self.index(first)}, {count});")
+            self.drawn[call] = f"{run}[{self.index(place)}]"
 
     def _conditions(self, group: Sequence[Block], lane: Lane) -> None:
         for condition in self.unbounded(group[0].lanes, group[0].guard, lane):

@@ -13,7 +13,7 @@ from serrate.codegen.cpp.values import Scalars, computed, index_text, number
 from serrate.ir.expr import Expr, Less, Symbol, const
 from serrate.ir.loops import Bind, Block, Existing, Guard, Lane, Lanes, Load, Local, Write, flat_index
 from serrate.ir.solve import end_of, start_of
-from serrate.ir.values import Role, Tensor
+from serrate.ir.values import Role, Tensor, Value
 
 
 class Text:
@@ -29,6 +29,8 @@ class Text:
         self.laned: dict[Symbol, Bind] = {}
         self.converted: dict[Load | Write, str] = {}
         """What the current innermost loop reads and writes as float32 instead of in 16 bits."""
+        self.drawn: dict[Value, str] = {}
+        """Random bits that were drawn before the current loops."""
 
     def put(self, line: str) -> None:
         """Adds a line at the current depth; preprocessor lines are not indented."""
@@ -116,7 +118,7 @@ class Text:
 
     def scalars(self) -> Scalars:
         """Values as text, for one body of a loop."""
-        return Scalars(self.load, lambda h: self.cell(h.local), self.existing, self.index, self.fresh)
+        return Scalars(self.load, lambda h: self.cell(h.local), self.existing, self.index, self.fresh, self.drawn)
 
     # --- guards as bounds ---------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ In: value nodes, and the text of loads and private blocks. Out: C++ text. 16-bit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -54,6 +54,7 @@ FUNCTIONS: dict[str, str] = {
     "bitxor": "({0} ^ {1})",
     "floordiv": "whole_div({0}, {1})",
     "rem": "whole_rem({0}, {1})",
+    "random_bits": "random_bits({0}, {1}, {2})",
 }
 WRAPPING = frozenset(("add", "sub", "mul", "neg", "square"))
 """Integer operations whose overflow wraps in torch; computed unsigned in C++, where wrapping is defined."""
@@ -123,14 +124,19 @@ class Scalars:
         existing: Callable[[Existing], str],
         index: Callable[[Expr], str],
         fresh: Callable[[], str],
+        ready: Mapping[Value, str],
     ) -> None:
         self._load, self._held, self._existing, self._index, self._fresh = load, held, existing, index, fresh
+        self._ready = ready
+        """What was computed before the loop, and where it is."""
         self.lines: list[str] = []
         self._names: dict[int, str] = {}
         self._kept: list[Value] = []
 
     def text(self, value: Value) -> str:
         """The value as an expression; every call becomes a named constant, so that the code reads line by line."""
+        if value in self._ready:
+            return self._ready[value]
         if id(value) in self._names:
             return self._names[id(value)]
         text = self._build(value)

@@ -96,6 +96,7 @@ FUNCTIONS: dict[str, str] = {
     "fmod": "sr_rest({0}, {1})",
     "floordiv": "sr_whole_div({0}, {1})",
     "rem": "sr_whole_rem({0}, {1})",
+    "random_bits": "sr_random_bits({0}, {1}, {2})",
     "exp_below": "tl.exp({0} - {1})",
     "exp_diff": "tl.where({0} == {1}, 1.0, tl.exp({0} - {1}))",
 }

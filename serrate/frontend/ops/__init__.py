@@ -109,6 +109,7 @@ from serrate.frontend.ops.products import (
     linear,
     matmul,
 )
+from serrate.frontend.ops.random import alpha_dropout, bernoulli, dropout, rand_like, randint_like, randn_like
 from serrate.frontend.ops.reductions import (
     all,
     amax,
@@ -202,6 +203,7 @@ __all__ = [
     "add",
     "addcmul",
     "all",
+    "alpha_dropout",
     "amax",
     "amin",
     "any",
@@ -217,6 +219,7 @@ __all__ = [
     "atan2",
     "atanh",
     "attention",
+    "bernoulli",
     "bitwise_and",
     "bitwise_left_shift",
     "bitwise_not",
@@ -240,6 +243,7 @@ __all__ = [
     "deg2rad",
     "digamma",
     "div",
+    "dropout",
     "einsum",
     "elu",
     "embedding",
@@ -312,6 +316,9 @@ __all__ = [
     "pow",
     "prod",
     "rad2deg",
+    "rand_like",
+    "randint_like",
+    "randn_like",
     "reciprocal",
     "regroup",
     "relu",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from serrate.errors import CallError, ShapeError, TraceError
+from serrate.errors import CallError, ShapeError
 from serrate.frontend import ops
 from serrate.frontend.ops.attention import Corner
 from serrate.frontend.ops.common import Number
@@ -176,23 +176,6 @@ def cross_entropy(
         else:
             require_inside("cross_entropy: target", input, -1, target, ignored=ignore_index)
     return cost
-
-
-def dropout(input: TensorView, p: float = 0.5, training: bool = True, inplace: bool = False) -> TensorView:
-    """Only a dropout that drops nothing can be traced."""
-    if not 0.0 <= p <= 1.0:
-        raise CallError(f"dropout: the probability must be between 0 and 1, got {p}")
-    if training and p > 0:
-        raise TraceError(
-            "dropout: random numbers drawn while tracing would be the same in every call; apply dropout before or after the "
-            "traced function, or pass a mask as an argument"
-        )
-    return input
-
-
-def dropped(input: TensorView, kept: TensorView, scale: float) -> TensorView:
-    """Eager dropout: `kept` was drawn for this call."""
-    return ops.where(kept, ops.mul(input, scale), 0.0)
 
 
 def scaled_dot_product_attention(

@@ -1,0 +1,82 @@
+"""Functions that draw random numbers, under torch's signatures.
+
+In: traced tensors and options as torch's functions take them. Out: traced tensors. Where a function has nothing to draw, its
+argument is returned as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from serrate.errors import CallError
+from serrate.frontend import ops
+from serrate.frontend.ops.common import Operand
+from serrate.frontend.ops.random import require_probability
+from serrate.ir.view import TensorView
+
+
+def rand_like(input: TensorView, *, dtype: torch.dtype | None = None, **options: Any) -> TensorView:
+    _refuse("rand_like", options)
+    return ops.rand_like(input, dtype)
+
+
+def randn_like(input: TensorView, *, dtype: torch.dtype | None = None, **options: Any) -> TensorView:
+    _refuse("randn_like", options)
+    return ops.randn_like(input, dtype)
+
+
+def randint_like(
+    input: TensorView, low: int | None = None, high: int | None = None, *, dtype: torch.dtype | None = None, **options: Any
+) -> TensorView:
+    _refuse("randint_like", options)
+    if high is None:
+        low, high = 0, low
+    if high is None:
+        raise CallError("randint_like: give high, or low and high")
+    return ops.randint_like(input, low or 0, high, dtype)
+
+
+def bernoulli(input: TensorView, p: float | None = None, *, generator: Any = None) -> TensorView:
+    _refuse("bernoulli", {"generator": generator})
+    if p is not None:
+        require_probability("bernoulli", p)
+    return ops.bernoulli(input, p)
+
+
+def dropout(input: TensorView, p: Operand = 0.5, training: bool = True, inplace: bool = False) -> TensorView:
+    if not isinstance(p, TensorView):
+        require_probability("dropout", p)
+        if not training or p == 0:
+            return input
+    return ops.dropout(input, p)
+
+
+def torch_dropout(input: TensorView, p: Operand, train: bool) -> TensorView:
+    return dropout(input, p, train)
+
+
+def alpha_dropout(input: TensorView, p: float = 0.5, training: bool = False, inplace: bool = False) -> TensorView:
+    require_probability("alpha_dropout", p)
+    return ops.alpha_dropout(input, p) if training and p > 0 else input
+
+
+def torch_alpha_dropout(input: TensorView, p: float, train: bool) -> TensorView:
+    return alpha_dropout(input, p, train)
+
+
+_IGNORED = {"layout": torch.strided, "memory_format": torch.preserve_format, "pin_memory": False, "requires_grad": False}
+"""Options of torch's `..._like` that may be given, with the only value that they may have; a device may be that of the input."""
+
+
+def _refuse(name: str, options: dict[str, Any]) -> None:
+    for option, value in options.items():
+        if value is not None and option == "generator":
+            raise CallError(f"{name}: numbers are drawn from torch's default generator, which torch.manual_seed sets; pass none")
+        if option == "device" and value is not None:
+            raise CallError(f"{name}: the result is on the device of its input; move it, with .to({str(value)!r})")
+        if option not in (*_IGNORED, "device", "generator"):
+            raise CallError(f"{name} got an unexpected argument {option!r}; it takes dtype")
+        if value is not None and option in _IGNORED and value != _IGNORED[option]:
+            raise CallError(f"{name}: {option}={value} is not supported in a compiled program")
