@@ -202,7 +202,7 @@ def _is_code(exponent: float) -> bool:
 
 def _alike(out: JaggedTensor, arg: Any) -> bool:
     """Whether an argument has the rows of `out`, and values of the same shape."""
-    if not isinstance(arg, JaggedTensor) or arg.values.shape != out.values.shape:
+    if not isinstance(arg, JaggedTensor) or arg.values.shape != out.values.shape or arg.structure.ahead != out.structure.ahead:
         return False
     return arg.structure is out.structure or arg.structure.same_rows(out.structure)
 

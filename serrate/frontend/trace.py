@@ -300,7 +300,7 @@ def _ragged(
     # From the last dim to the first, so that earlier dims keep their positions.
     for dim, (rows, own) in reversed(list(zip(arg.structure.dims, named, strict=True))):
         view = _nested(view, dim, rows, own)
-    return view
+    return view if arg.structure.ahead is None else ops.permute(view, *arg.structure.order(arg.values.ndim))
 
 
 def _nested(view: TensorView, dim: int, rows: Rows, buffers: list[TensorView]) -> TensorView:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from serrate.ir.domains import IterDomain
 from serrate.ir.partition import Partition
 from serrate.ir.ragged_transforms import Cover, Spread
+from serrate.ir.storage import collapse
 from serrate.ir.transforms import Transform
 from serrate.ir.values import Tensor
 
@@ -19,9 +20,10 @@ def in_order(tensor: Tensor) -> bool:
     """Whether the logical dims have the same order in memory as in the tensor.
 
     Compares the origins of storage and logical dims: each domain is replaced by the domains it was derived from, in order, as far
-    back as possible. Dims of extent 1 are ignored.
+    back as possible. Rows are stored where the dim that counts them stands, whatever regular dims come between the two. Dims of
+    extent 1 are ignored.
     """
-    return _roots(tensor.logical) == _roots(tensor.storage)
+    return _roots(collapse(tensor.logical)) == _roots(tensor.storage)
 
 
 def _roots(domains: Sequence[IterDomain]) -> list[int]:

@@ -7,6 +7,7 @@ In: the logical dims of an output, and a call. Out: the shape of its values, and
     [G, K, R] or [D, S, W]    nested rows, whether every component has as many parts as the others or not
     [C, R1, R2]               rows that are rectangles, packed
     [C1, R1, C2, R2]          two dims partitioned independently
+    [C, H, R, D]              values [total, H, D]: rows are stored where the dim that counts them stands
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.jagged import trusted
 from serrate.tensor.rows import Rows
+from serrate.tensor.structure import Ahead
 
 Group = tuple[IterDomain, ...]
 """The logical dims of one dim of the values: a single dim, or components with their rows."""
+Groups = list[tuple[Group, tuple[int, ...]]]
+"""The groups of a result in the order of its values' dims; with each, how many regular dims come before each of its rows."""
 
 
 @dataclass(frozen=True)
@@ -52,47 +56,51 @@ class Result:
         return values if self.structure is None else trusted(values, self.structure, self.hints)
 
 
-def result(binder: Binder, call: BoundCall, view: TensorView, dims: Sequence[Group], names: Sequence[str]) -> Result:
+def result(binder: Binder, call: BoundCall, view: TensorView, dims: Groups, names: Sequence[str]) -> Result:
     """What an output is in a call; `dims` are its `groups`, `names` the tensors of the program that is all of the fusion."""
     name = view.tensor.memory.name
     place = names.index(name) if name in names else -1
     shape: list[int] = []
     rows: list[tuple[int, Group]] = []
-    for group in dims:
+    for group, _ in dims:
         ragged = [d for d in group if isinstance(d, RaggedIterDomain)]
         if ragged:
             rows.append((len(shape), group))
             shape.append(_positions(binder, call, ragged))
         else:
             shape.append(binder.extent(call, group[0].extent_expr))
-    return Result(name, place, tuple(shape), _structure(binder, call, rows, shape) if rows else None)
+    ahead = tuple(before for group, before in dims if len(group) > 1)
+    return Result(name, place, tuple(shape), _structure(binder, call, rows, shape, ahead) if rows else None)
 
 
-def groups(view: TensorView) -> list[Group]:
+def groups(view: TensorView) -> Groups:
     """The logical dims of an output by the dims its values will have; refuses what no values can hold."""
     logical = view.tensor.logical
     owned = {r.uid: {d.uid for d in owners(r)} for r in logical if r.is_ragged}
-    found: list[Group] = []
-    k = 0
-    while k < len(logical):
-        first = logical[k]
+    every = {uid for own in owned.values() for uid in own}
+    found: Groups = []
+    taken: set[int] = set()
+    for k, first in enumerate(logical):
+        if k in taken:
+            continue
         mine = [j for j in range(k + 1, len(logical)) if first.uid in owned.get(logical[j].uid, ())]
         if first.is_ragged:
             raise ShapeError(
                 f"a result of shape {shape_text(logical)} cannot be returned: dim {k} is ragged, and the dim that counts them "
                 "must come before; permute the dims, or make one dim of both with as_flattened"
             )
-        last = max(mine, default=k)
-        inside = logical[k : last + 1]
         rows = {d for j in mine for d in owned[logical[j].uid]} | {logical[j].uid for j in mine}
-        strange = next((j for j in range(k + 1, last + 1) if logical[j].uid not in rows), None)
+        inside = [k, *(j for j in range(k + 1, max(mine, default=k) + 1) if logical[j].uid in rows)]
+        between = [j for j in range(k, inside[-1]) if j not in inside]
+        strange = next((j for j in between if logical[j].is_ragged or logical[j].uid in every), None)
         if strange is not None:
             raise ShapeError(
-                f"a result of shape {shape_text(logical)} cannot be returned: dim {strange} stands between rows and "
-                "the dim that counts them; permute the dims so that it comes before or after both"
+                f"a result of shape {shape_text(logical)} cannot be returned: dim {strange} holds or counts rows, and stands "
+                "between other rows and the dim that counts them; permute the dims so that it comes before or after both"
             )
-        found.append(inside)
-        k = last + 1
+        before = tuple(sum(j < at for j in between) for at in inside[1:])
+        found.append((tuple(logical[j] for j in inside), before))
+        taken.update(inside)
     return found
 
 
@@ -130,7 +138,9 @@ def _separate_columns(ragged: Sequence[RaggedIterDomain]) -> tuple[RaggedIterDom
     return None
 
 
-def _structure(binder: Binder, call: BoundCall, rows: Sequence[tuple[int, Group]], shape: Sequence[int]) -> Structure:
+def _structure(
+    binder: Binder, call: BoundCall, rows: Sequence[tuple[int, Group]], shape: Sequence[int], ahead: Ahead
+) -> Structure:
     chains: list[tuple[torch.Tensor, ...]] = []
     columns: list[torch.Tensor | None] = []
     for _, group in rows:
@@ -147,7 +157,7 @@ def _structure(binder: Binder, call: BoundCall, rows: Sequence[tuple[int, Group]
         parts = zip(dims, chains, columns, strict=True)
         return Structure(tuple(_rows(chain, width, shape[dim]) for dim, chain, width in parts), dims)
 
-    return call.remember(offsets, key, make)
+    return call.remember(offsets, key, make).transposed(ahead)
 
 
 def _rows(chain: tuple[torch.Tensor, ...], columns: torch.Tensor | None, size: int) -> Rows:
@@ -178,7 +188,7 @@ def remember_structure(jt: JaggedTensor) -> None:
     if structure.format == "csr":
         sizes = tuple(jt.values.shape[dim] for dim in structure.dims)
         key = _key(structure.dims, tuple(rows.depth for rows in structure.rows), sizes)
-        remembered(structure.offsets, key, lambda: structure)
+        remembered(structure.offsets, key, lambda: structure.plain)
     for rows in structure.rows:
         if rows.starts is None and rows.columns is None:
             for level, offsets in enumerate(rows.offsets):

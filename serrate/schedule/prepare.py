@@ -243,15 +243,10 @@ def _flattens_one(recorder: Recorder, phase: Phase, coarse: bool) -> bool:
             return True
     if len(ragged) >= 2 and _nests(ragged[-2], ragged[-1]):
         if _combines_inner(phase, ragged[-2], ragged[-1], coarse):
-            recorder.do("combine", phase.name, ragged[-2].name, ragged[-1].name)
-            return True
-        if _kept(phase, ragged[0]):
-            recorder.do("combine", phase.name, ragged[0].component.name, ragged[0].name)
-            return True
-        return False
+            return _combined(recorder, phase, ragged[-2], ragged[-1])
+        return _kept(phase, ragged[0]) and _combined(recorder, phase, ragged[0].component, ragged[0])
     if len(ragged) == 1 and _keeps_both(phase, ragged[0]):
-        recorder.do("combine", phase.name, ragged[0].component.name, ragged[0].name)
-        return True
+        return _combined(recorder, phase, ragged[0].component, ragged[0])
     if len(ragged) >= 2:
         return _joins_pairs(recorder, phase, domains, ragged)
     return False
@@ -338,14 +333,23 @@ def flatten_rows(recorder: Recorder) -> None:
                 # Rectangles are no one loop: each is reduced alone, then all of them.
                 recorder.do("rfactor", shape.phase, shape.component.name)
                 continue
-            _put_beside(recorder, phase, shape.component, shape.ragged)
-            recorder.do("combine", shape.phase, shape.component.name, shape.ragged.name)
+            _combined(recorder, phase, shape.component, shape.ragged)
     shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
     if any(s.reduces_rows or _tells_rows_apart(s) for s in shapes):
         return
     for shape in shapes:
         if shape.ragged is not None and shape.component is not None:
+            if not any(d.is_ragged for d in shape.regular):
+                phase = next(p for p in recorder.program.phases if p.name == shape.phase)
+                _put_beside(recorder, phase, shape.component, shape.ragged)
             recorder.attempt("combine", shape.phase, shape.component.name, shape.ragged.name)
+
+
+def _combined(recorder: Recorder, phase: Phase, component: IterDomain, ragged: IterDomain) -> bool:
+    """Makes one loop of components and their rows; dims that stand between the two come after."""
+    _put_beside(recorder, phase, component, ragged)
+    recorder.do("combine", phase.name, component.name, ragged.name)
+    return True
 
 
 def _put_beside(recorder: Recorder, phase: Phase, component: IterDomain, ragged: IterDomain) -> None:

@@ -45,10 +45,10 @@ class RaggedSize:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RaggedSize):
             return NotImplemented
-        return self.level == other.level and self.structure == other.structure
+        return self.level == other.level and self.structure.plain == other.structure.plain
 
     def __hash__(self) -> int:
-        return hash((self.level, self.structure))
+        return hash((self.level, self.structure.plain))
 
     def __index__(self) -> NoReturn:
         raise RaggedSizeError(
@@ -99,7 +99,8 @@ class JaggedBase:
 
     @property
     def values(self) -> Tensor:
-        """The storage of all elements."""
+        """The storage of all elements. `jt.transpose(1, 2)` of a `[B, r0, H, D]` has the same values, `[total, H, D]`: a ragged
+        dim that comes after regular ones in the tensor comes before them here."""
         return self._values
 
     @property

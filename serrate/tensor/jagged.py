@@ -34,9 +34,10 @@ from serrate.tensor.interop.common import Copying
 from serrate.tensor.interop.memory import parts, pinned, share, shared
 from serrate.tensor.lists import from_lists, gather_rows, to_numbers
 from serrate.tensor.offsets import Levels, as_tensors, offsets_of_row_ids
-from serrate.tensor.pieces import MaybeRagged, take_all
+from serrate.tensor.permuting import MaybeRagged, permute
+from serrate.tensor.pieces import take_all
 from serrate.tensor.positions import compact, coordinates, row_ids, tile_list, total_tiles
-from serrate.tensor.reshaping import flatten, permute, split, split_like, unbind
+from serrate.tensor.reshaping import flatten, split, split_like, unbind
 from serrate.tensor.structure import Structure
 
 _operators: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -458,7 +459,7 @@ class JaggedTensor(Casts):
     # --- dims ---
 
     def unsqueeze(self, dim: int) -> JaggedTensor:
-        """Inserts a dim of size 1, anywhere but between a ragged dim and the dim that counts its rows.
+        """Inserts a dim of size 1.
 
         >>> JaggedTensor.from_lengths(torch.arange(3), [2, 1]).unsqueeze(-1).shape
         (2, r0, 1)
@@ -482,7 +483,7 @@ class JaggedTensor(Casts):
         return found
 
     def permute(self, *dims: int | Sequence[int]) -> JaggedTensor:
-        """Permutes the dims. A ragged dim must stay right after the dim that counts its rows.
+        """Permutes the dims. A ragged dim must come after the dim that counts its rows, with only regular dims in between.
 
         Dims that count nested rows can be swapped if every row has the same number of parts: `[rank, expert, tokens]`
         becomes `[expert, rank, tokens]`, which copies rows. Everything else is a view.
@@ -497,8 +498,9 @@ class JaggedTensor(Casts):
     def transpose(self, dim0: int, dim1: int) -> JaggedTensor:
         """Swaps two dims; see `permute`.
 
-        >>> JaggedTensor.from_lengths(torch.zeros(6, 4, 5), [1, 5]).transpose(2, 3).shape
-        (2, r0, 5, 4)
+        >>> heads = JaggedTensor.from_lengths(torch.zeros(6, 4, 5), [1, 5]).transpose(1, 2)
+        >>> heads.shape, heads[0].shape, heads.values.shape
+        ((2, 4, r0, 5), torch.Size([4, 1, 5]), torch.Size([6, 4, 5]))
         """
         order = list(range(self.ndim))
         one, other = self._dim(dim0), self._dim(dim1)
@@ -573,6 +575,8 @@ class JaggedTensor(Casts):
     def contiguous(self) -> JaggedTensor:
         """The same rows back to back and contiguous in memory, with columns packed; the tensor itself if they already are.
 
+        Values keep their order of dims: that of a transposed tensor is not the order in memory.
+
         >>> JaggedTensor.from_starts(torch.arange(8), [0, 4], [3, 2]).contiguous().values
         tensor([0, 1, 2, 4, 5])
         """
@@ -616,8 +620,7 @@ class JaggedTensor(Casts):
     def from_torch_nested(cls, nested: Tensor, *, copy: bool | None = None) -> Self:
         """The rows of a NestedTensor; gradients flow through.
 
-        Jagged layout: always shared. With lengths, the rows have gaps. If its ragged dim is k + 1, dim k of the values is
-        partitioned, and the dim that counts rows comes right before the ragged one: `[B, D, r]` becomes `(D, B, r0)`.
+        Jagged layout: always shared. With lengths, the rows have gaps. A transposed one, `[B, H, r, D]`, keeps its shape.
         Strided layout: shared if it is contiguous; two ragged dims become rows with columns: `(B, r0, r1)`.
 
         >>> nested = torch.nested.nested_tensor_from_jagged(torch.zeros(3, 4), torch.tensor([0, 2, 3]))

@@ -14,10 +14,11 @@ from torch.utils.data import default_collate
 
 from serrate.errors import CallError, DeviceError, DtypeError, ShapeError, StructureError, StructureMismatch
 from serrate.tensor.hints import NO_HINTS, Hints
-from serrate.tensor.indexing.reading import place_of_new_dim
+from serrate.tensor.indexing.reading import place_of_new_dim, put_last
 from serrate.tensor.jagged import JaggedTensor
 from serrate.tensor.keyed_tensor import KeyedJaggedTensor, batched
 from serrate.tensor.moving import picked, runs
+from serrate.tensor.permuting import inverse
 from serrate.tensor.pieces import shifted
 from serrate.tensor.positions import compact, compact_axis
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
@@ -82,6 +83,10 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> JaggedTensor:
     wholes = _same_rows("stack", jts, skip=None)
     values, structure = wholes[0]
     place = place_of_new_dim(values, structure, at)
+    if place is None:
+        found, order = put_last(torch.stack([values for values, _ in wholes], -1), structure, at)
+        assert order is not None
+        return JaggedTensor(found, order, hints=hints)
     return JaggedTensor(torch.stack([values for values, _ in wholes], place), shifted(structure, place, 1), hints=hints)
 
 
@@ -142,12 +147,13 @@ def _rows_of_one_length(what: str, k: int, x: Tensor, like: JaggedTensor, dense:
     if x.dim() != like.ndim:
         raise ShapeError(f"{what}: tensor {k} has {x.dim()} dims, but the ragged tensors have {like.ndim}")
     dim = like.structure.dims[0]
+    x = x.permute(inverse(like.structure.order(like.values.dim())))
     count, length = x.shape[dim : dim + 2]
     offsets = torch.arange(count + 1, dtype=rows.offsets[0].dtype, device=x.device) * length
     structure = Structure.from_offsets(offsets, dim=dim, total=count * length, validate=False)
     for name in ("min", "max"):
         structure.rows[0].note(name, 0, length if count else 0)
-    return JaggedTensor(x.flatten(dim, dim + 1), structure)
+    return JaggedTensor(x.flatten(dim, dim + 1), structure.transposed(like.structure.ahead))
 
 
 def _check_alike(what: str, jts: Sequence[JaggedTensor], skip: int | None) -> None:
@@ -218,7 +224,8 @@ def _one_level_more(wholes: Sequence[_Whole]) -> _Whole:
         found.note(name, level if name == "elements" else level + 1, fact)
     found.note("min", 0, min(counts))
     found.note("max", 0, max(counts))
-    return values, structure.replace(0, found)
+    plain, ahead = structure.plain.replace(0, found), structure.ahead
+    return values, plain if ahead is None else plain.transposed(((0, *ahead[0]), *ahead[1:]))
 
 
 def _along_ragged(wholes: Sequence[_Whole], axis: int, level: int, at: int) -> _Whole:
@@ -348,7 +355,7 @@ def _check_same(what: str, found: list[Any]) -> None:
 
 def _joined(batch: Sequence[JaggedTensor]) -> JaggedTensor:
     for index, jt in enumerate(batch):
-        if jt.structure.dims != (0,) or jt.structure.rows[0].columns is not None:
+        if jt.structure.dims != (0,) or jt.structure.rows[0].columns is not None or jt.structure.ahead is not None:
             raise StructureError(
                 "collate: only the first dim of ragged samples may be partitioned, and they may not have columns: "
                 f"sample {index} is {jt.structure}"

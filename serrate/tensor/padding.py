@@ -14,6 +14,7 @@ from torch import Tensor
 from serrate.errors import CallError, DtypeError, ShapeError, StructureError
 from serrate.tensor.moving import BITS, apart, back_to_back
 from serrate.tensor.offsets import Levels, as_tensors
+from serrate.tensor.permuting import inverse
 from serrate.tensor.positions import compacted, padded_index, padded_row_index
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
@@ -29,6 +30,8 @@ def pad(values: Tensor, structure: Structure, fill: complex, room: int | None = 
     tensor([[1, 0],
             [2, 3]])
     """
+    if structure.ahead is not None:
+        return pad(values, structure.plain, fill, room).permute(structure.order(values.dim()))
     _check_fill(values.dtype, fill)
     why = "to_padded"
     # From the last dim to the first, so that earlier dims keep their numbers.
@@ -138,6 +141,8 @@ def mask(values: Tensor, structure: Structure, why: str) -> Tensor:
     tensor([[ True,  True],
             [ True, False]])
     """
+    if structure.ahead is not None:
+        return _transposed_mask(values, structure, why)
     extents: list[int] = []
     masks: list[tuple[int, Tensor]] = []
     dim = 0
@@ -153,6 +158,15 @@ def mask(values: Tensor, structure: Structure, why: str) -> Tensor:
         behind = len(extents) - place - box_of_rows.dim()
         found &= box_of_rows.view(*box_of_rows.shape, *(1 for _ in range(behind)))
     return found
+
+
+def _transposed_mask(values: Tensor, structure: Structure, why: str) -> Tensor:
+    found = mask(values, structure.plain, why)
+    dims, order = structure.dims_of(values.dim()), structure.order(values.dim())
+    found = found[(..., *(None,) * (len(order) - found.dim()))].permute(order)
+    last = max(k for k, dim in enumerate(dims) if dim.level is not None)
+    regular = [values.shape[dim.values_dim] if dim.axis is None else -1 for dim in dims[: last + 1]]
+    return found.reshape(found.shape[: last + 1]).expand(regular)
 
 
 def _exists(rows: Rows, box: tuple[int, ...], why: str) -> Tensor:
@@ -181,6 +195,8 @@ def from_padded(
     """
     if (lengths is not None) + (mask is not None) + (structure is not None) != 1:
         raise CallError("from_padded: pass one of lengths, mask and structure")
+    if structure is not None and structure.ahead is not None:
+        return _from_transposed(x, structure, total, format)
     if format not in ("csr", "padded"):
         raise CallError(f"from_padded: format={format!r} is not one of 'csr' and 'padded'")
     if mask is not None:
@@ -205,6 +221,15 @@ def from_padded(
     if format == "padded":
         return _in_place(x, structure)
     return unpad(x, structure), structure
+
+
+def _from_transposed(x: Tensor, structure: Structure, total: int | None, format: str) -> tuple[Tensor, Structure]:
+    # The values have one dim for each partition, with all its dims, and for each regular dim.
+    order = structure.order(x.dim() - sum(rows.levels + 1 - rows.storage_dims for rows in structure.rows))
+    if len(order) != x.dim():
+        raise ShapeError(f"padded values of {structure} need at least {len(order)} dims, got shape {tuple(x.shape)}")
+    values, found = from_padded(x.permute(inverse(order)), None, None, structure.plain, total, format)
+    return values, found.transposed(structure.ahead)
 
 
 def _masked(x: Tensor, mask: Tensor) -> tuple[Tensor, Structure]:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from serrate.tensor.permuting import MaybeRagged, arranged
 from serrate.tensor.rows import Rows
-from serrate.tensor.structure import Structure
+from serrate.tensor.structure import Dim, Structure
 
-MaybeRagged = tuple[Tensor, Structure | None]
+
+def dims_of(values: Tensor, structure: Structure | None) -> tuple[Dim, ...]:
+    """What every dim is; those of a plain tensor are as they are in the values."""
+    return tuple(map(Dim, range(values.dim()))) if structure is None else structure.dims_of(values.dim())
 
 
 def count(values: Tensor, structure: Structure) -> int:
@@ -31,6 +35,8 @@ def take(values: Tensor, structure: Structure, row: int, why: str) -> MaybeRagge
     >>> take(torch.arange(5), Structure.from_lengths(torch.tensor([3, 2])), 1, "jt[i]")
     (tensor([3, 4]), None)
     """
+    if structure.ahead is not None:
+        return arranged(take(values, structure.plain, row, why), _after_first(values, structure))
     if structure.dims[0] > 0:
         return values[row], shifted(structure, 0, -1)
     return take_component(values, structure, 0, row, why)
@@ -61,6 +67,9 @@ def take_all(values: Tensor, structure: Structure, why: str) -> list[MaybeRagged
     >>> [row.tolist() for row, _ in take_all(torch.arange(5), Structure.from_lengths(torch.tensor([3, 2])), "unbind")]
     [[0, 1, 2], [3, 4]]
     """
+    if structure.ahead is not None:
+        order = _after_first(values, structure)
+        return [arranged(piece, order) for piece in take_all(values, structure.plain, why)]
     rows = structure.rows[0]
     if structure.dims[0] > 0 or rows.depth > 1:
         return [take(values, structure, row, why) for row in range(count(values, structure))]
@@ -73,6 +82,11 @@ def take_all(values: Tensor, structure: Structure, why: str) -> list[MaybeRagged
     return [(piece, without(structure, 0, moved)) for piece, moved in shaped]
 
 
+def _after_first(values: Tensor, structure: Structure) -> list[int]:
+    """The order of the dims after the first, which is the first in any order that a structure can have."""
+    return [k - 1 for k in structure.order(values.dim())[1:]]
+
+
 def without(structure: Structure, axis: int, moved: int = 0) -> Structure | None:
     """The structure without one partitioned dim, later dims shifted by `moved`; None if no partitioned dim is left.
 
@@ -82,6 +96,7 @@ def without(structure: Structure, axis: int, moved: int = 0) -> Structure | None
     >>> without(both, 0).dims
     (1,)
     """
+    assert structure.ahead is None
     left = [k for k in range(len(structure.rows)) if k != axis]
     if not left:
         return None
@@ -95,6 +110,7 @@ def shifted(structure: Structure, start: int, by: int) -> Structure:
     >>> shifted(Structure.from_lengths(torch.tensor([3, 2])), 0, 1).dims
     (1,)
     """
+    assert structure.ahead is None
     return Structure(structure.rows, tuple(dim + by if dim >= start else dim for dim in structure.dims))
 
 

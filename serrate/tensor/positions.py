@@ -137,7 +137,7 @@ def compact_axis(values: Tensor, structure: Structure, axis: int, why: str) -> t
     if rows.contiguous:
         return values, structure
     dims = tuple(other - (rows.storage_dims - 1) if other > dim else other for other in structure.dims)
-    return compacted(values, dim, rows, why), Structure(structure.replace(axis, rows.back_to_back()).rows, dims)
+    return compacted(values, dim, rows, why), structure.with_rows(structure.replace(axis, rows.back_to_back()).rows, dims)
 
 
 def row_ids(rows: Rows, level: int, why: str) -> Tensor:

@@ -1,11 +1,10 @@
-"""`permute`, `flatten`, `unbind`, `split`, `chunk`.
+"""Two dims made one, or one cut into pieces: `flatten`, `unbind`, `split`, `chunk`.
 
 In: values and their structure. Out: the same rows with other dims, or parts of them; views if the storage allows.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -13,53 +12,13 @@ import torch
 from torch import Tensor
 
 from serrate.errors import ShapeError
-from serrate.tensor.indexing.reading import dims_of
-from serrate.tensor.indexing.slicing import select, slice_dim
-from serrate.tensor.moving import picked
-from serrate.tensor.pieces import MaybeRagged, shifted, take_all, without
-from serrate.tensor.positions import compact_axis, coordinates, owners
+from serrate.tensor.indexing.reading import getitem
+from serrate.tensor.indexing.slicing import slice_dim
+from serrate.tensor.permuting import MaybeRagged, arranged
+from serrate.tensor.pieces import dims_of, shifted, take_all, without
+from serrate.tensor.positions import compact_axis
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.structure import Structure
-
-_STAYS = "a ragged dim must follow the dim that counts its rows"
-
-
-def permute(values: Tensor, structure: Structure, order: Sequence[int]) -> tuple[Tensor, Structure]:
-    """Permutes the dims.
-
-    Regular dims, and a dim that counts rows together with its ragged dims, move without a copy. Dims that count nested rows can
-    be swapped if every row has the same number of parts; that copies rows.
-
-    >>> ranks = Structure.from_lengths(torch.tensor([[1, 2], [0, 1]]))
-    >>> permute(torch.arange(4), ranks, (1, 0, 2))
-    (tensor([0, 1, 2, 3]), Structure(2 > 4 > 4))
-    """
-    count = len(dims_of(values, structure))
-    places = [k % count if -count <= k < count else k for k in order]
-    if sorted(places) != list(range(count)):
-        raise ShapeError(f"permute takes each of the {count} dims once, got {tuple(order)}")
-    for axis in range(len(structure.rows)):
-        own = [k for k, dim in enumerate(dims_of(values, structure)) if dim.axis == axis]
-        found = [k for k in places if k in own]
-        if places[places.index(found[0]) :][: len(own)] != found:
-            raise ShapeError(f"permute: dims {own} must stay adjacent, got the order {tuple(places)}: {_STAYS}")
-        values, structure = _reordered(values, structure, axis, [k - own[0] for k in found], own[0])
-    moved: list[int] = []
-    axes: list[int] = []
-    starts: list[int] = []
-    dims = dims_of(values, structure)
-    for place in places:
-        dim = dims[place]
-        if dim.axis is None:
-            moved.append(dim.values_dim)
-        elif dim.axis not in axes:
-            axes.append(dim.axis)
-            starts.append(len(moved))
-            first = structure.dims[dim.axis]
-            moved += range(first, first + structure.rows[dim.axis].storage_dims)
-    if moved == sorted(moved):
-        return values, structure
-    return values.permute(moved), Structure(tuple(structure.rows[axis] for axis in axes), tuple(starts))
 
 
 def flatten(values: Tensor, structure: Structure, start: int, end: int) -> MaybeRagged:
@@ -69,72 +28,28 @@ def flatten(values: Tensor, structure: Structure, start: int, end: int) -> Maybe
     >>> flatten(torch.arange(6), words, 1, 2)[1].lengths()
     tensor([4, 2])
     """
+    there = structure.order(values.dim())
+    merged = there[start : end + 1]
+    if list(merged) != list(range(merged[0], merged[0] + len(merged))):
+        raise ShapeError(
+            f"flatten: dims {start} to {end} do not follow one another in the values: permute them so that the ragged one comes "
+            "right after the dim that counts its rows"
+        )
+    piece = _flattened(values, structure.plain, merged[0], merged[-1])
+    left = [k for k in there if not merged[0] < k <= merged[-1]]
+    return arranged(piece, [k - (len(merged) - 1) * (k > merged[0]) for k in left])
+
+
+def _flattened(values: Tensor, structure: Structure, start: int, end: int) -> MaybeRagged:
     piece: MaybeRagged = (values, structure)
-    # From the last to the first, because a ragged dim absorbs the dims after it.
+    # From the last to the first, because rows take in what is behind them.
     for at in reversed(range(start, end)):
         piece = _merged(*piece, at)
     return piece
 
 
-def _reordered(values: Tensor, structure: Structure, axis: int, order: list[int], first: int) -> tuple[Tensor, Structure]:
-    """Permutes the dims of one partitioned dim: 0 counts the outermost rows, k is ragged by level k - 1."""
-    rows = structure.rows[axis]
-    changed = [k for k, other in enumerate(order) if k != other]
-    if not changed:
-        return values, structure
-    if rows.columns is not None and changed == [rows.depth, rows.depth + 1]:
-        values, structure = compact_axis(values, structure, axis, "permute")
-        return _transpose_columns(values, structure, axis)
-    if changed[-1] > rows.depth - 1:
-        raise ShapeError(
-            f"permute: dim {first + changed[-1]} is ragged and cannot come before the dim that counts its rows: {_STAYS}"
-        )
-    outermost = changed[-1] + 1
-    sizes = [rows.num_rows(0), *(_equal_counts(rows, level, first + level + 1) for level in range(outermost - 1))]
-    # Without a level in between, starts and lengths on the device describe the rows; otherwise the host must read offsets.
-    work = rows if outermost == rows.depth and not rows.readable() else rows.host_rows("permute")
-    ids = torch.arange(math.prod(sizes), device=work.device).view(sizes).permute(order[:outermost]).reshape(-1)
-    sizes = [sizes[k] for k in order[:outermost]]
-    outer = [torch.arange(math.prod(sizes[:k]) + 1, device=work.device) * sizes[k] for k in range(1, outermost)]
-    found = picked(work, ids, level=outermost - 1, outer=outer, why="permute").to(values.device)
-    for name in ("min", "max"):
-        for level in range(rows.levels):
-            known = sizes[level + 1] if level < outermost - 1 else rows.known(name, level)
-            if known is not None and ids.numel():
-                found.note(name, level, known)
-    for fact in {("total", rows.depth - 1), rows.elements_fact}:
-        if (known := rows.known(*fact)) is not None:
-            found.note(*fact, known)
-    return compact_axis(values, structure.replace(axis, found), axis, "permute")
-
-
-def _equal_counts(rows: Rows, level: int, dim: int) -> int:
-    least, most = rows.min_length(level, "permute"), rows.max_length(level, "permute")
-    if least != most:
-        raise ShapeError(
-            f"permute: dim {dim} has between {least} and {most} parts, and only equal counts can be swapped: {_STAYS}"
-        )
-    return most
-
-
-def _transpose_columns(values: Tensor, structure: Structure, axis: int) -> tuple[Tensor, Structure]:
-    """Transposes every row with columns."""
-    rows = structure.rows[axis]
-    *outer, inner, columns = rows.offsets
-    turned = Rows((*outer, columns), columns=inner)
-    turned.note(*turned.elements_fact, values.shape[structure.dims[axis]])
-    for name in ("min", "max"):
-        for level, other in ((rows.depth - 1, rows.depth), (rows.depth, rows.depth - 1)):
-            if (known := rows.known(name, level)) is not None:
-                turned.note(name, other, known)
-    row, _ = owners(turned, "permute")
-    *_, column, place = coordinates(turned, "permute")
-    source = rows.row_starts().long().index_select(0, row) + place * rows.counts().long().index_select(0, row) + column
-    return values.index_select(structure.dims[axis], source), structure.replace(axis, turned)
-
-
 def _merged(values: Tensor, structure: Structure | None, at: int) -> MaybeRagged:
-    """Merges dims `at` and `at + 1`."""
+    """Dims `at` and `at + 1` as one."""
     outer, inner = dims_of(values, structure)[at : at + 2]
     if structure is None or (outer.axis is None and inner.axis is None):
         behind = None if structure is None else shifted(structure, inner.values_dim, -1)
@@ -214,7 +129,7 @@ def unbind(values: Tensor, structure: Structure, at: int) -> list[MaybeRagged]:
     if at == 0:
         return take_all(values, structure, "unbind")
     size = _size(values, structure, at, "unbind")
-    return [select(values, structure, dims_of(values, structure)[at], index, "unbind") for index in range(size)]
+    return [getitem(values, structure, (slice(None),) * at + (index,)) for index in range(size)]
 
 
 def split(values: Tensor, structure: Structure, sizes: int | Sequence[int], at: int) -> list[MaybeRagged]:

@@ -6,11 +6,13 @@ In: offsets, lengths, or starts and lengths, for one dim or several. Out: an imm
     independent   Structure.independent(rows, columns)                    two dims, each with rows of its own
     product       Structure.from_offsets(queries).with_columns(keys)      two ragged dims of the same components
     with gaps     Structure.from_starts(starts, lengths)                  rows that do not follow one another
+    transposed    Structure.from_offsets(offsets).transposed(((1,),))     `[B, H, r0]`: a regular dim before the ragged one
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
@@ -40,19 +42,34 @@ class Dim:
     """Its number among the ragged dims, if it is ragged."""
 
 
+Ahead = tuple[tuple[int, ...], ...]
+"""For each partitioned dim of the values and each of its ragged dims: how many of the regular dims that come after it in the
+values come before it in the tensor. `[B, H, r0, D]` with values `[total, H, D]` is `((1,),)`."""
+
+
 @functools.lru_cache(1024)
-def _dims_of(ndim: int, dims: tuple[int, ...], partitions: tuple[tuple[int, int, bool], ...]) -> tuple[Dim, ...]:
-    """The kind of every dim; `partitions` holds levels, depth and packed for each partitioned dim."""
+def _dims_of(
+    ndim: int, dims: tuple[int, ...], partitions: tuple[tuple[int, int, bool], ...], ahead: Ahead | None
+) -> tuple[Dim, ...]:
+    """What every dim is, for the levels and depths of what is partitioned, and whether columns are packed."""
     found: list[Dim] = []
     at = ragged = 0
     for axis, (dim, (levels, depth, packed)) in enumerate(zip(dims, partitions, strict=True)):
         found += [Dim(k) for k in range(at, dim)]
         found.append(Dim(dim, axis))
+        at = first = dim + (2 if levels > depth and not packed else 1)
         for level in range(levels):
+            if ahead is not None:
+                found += [Dim(k) for k in range(at, first + ahead[axis][level])]
+                at = first + ahead[axis][level]
             found.append(Dim(dim + (level >= depth and not packed), axis, level, ragged))
             ragged += 1
-        at = dim + (2 if levels > depth and not packed else 1)
     return (*found, *(Dim(k) for k in range(at, ndim)))
+
+
+@functools.lru_cache(1024)
+def _order_of(dims: tuple[Dim, ...], plain: tuple[Dim, ...]) -> tuple[int, ...]:
+    return tuple(map(plain.index, dims))
 
 
 class Structure:
@@ -67,9 +84,14 @@ class Structure:
     Structure(2 > 3 > 9)
     """
 
-    __slots__ = ("__weakref__", "_dims", "_extents", "_rows")
+    __slots__ = ("__weakref__", "_ahead", "_dims", "_extents", "_plain", "_rows", "_transposed")
 
     _rows: tuple[Rows, ...]
+    _ahead: Ahead | None
+    _plain: Structure
+    """The structure with every ragged dim right after the dim that counts its rows; itself if that is so."""
+    _transposed: weakref.WeakValueDictionary[Ahead, Structure] | None
+    """The same rows in other orders of dims: one structure for each, because programs know structures by identity."""
     _dims: tuple[int, ...]
     _extents: tuple[tuple[int, int], ...] | None
     """Known extents of partitioned dims, as (dim, extent): rows back to back take all positions of their dim."""
@@ -85,6 +107,9 @@ class Structure:
         self._rows = rows
         self._dims = dims
         self._extents = extents
+        self._ahead = None
+        self._plain = self
+        self._transposed = None
 
     # --- constructors ---
 
@@ -206,7 +231,28 @@ class Structure:
             raise StructureError(f"with_columns: {self} already has other ragged dims; start from the rows of one dim")
         return type(self)((rows_with_columns(self._rows[0], counts, packed, max_length, validate),), self._dims)
 
-    # --- properties ---
+    def transposed(self, ahead: Ahead | None) -> Structure:
+        """The same rows in a tensor that has regular dims between the dim that counts rows and the ragged ones; the values are
+        the same. `ahead[axis][k]` of the dims after partition `axis` in the values come before its k-th ragged dim.
+
+        >>> heads = Structure.from_lengths(torch.tensor([3, 2])).transposed(((1,),))
+        >>> [dim.values_dim for dim in heads.dims_of(3)], heads
+        ([0, 1, 0, 2], Structure(2 > 5, 1 dim before r0))
+        """
+        plain = self._plain
+        if ahead is None or not any(map(any, ahead)):
+            return plain
+        if plain._transposed is None:
+            plain._transposed = weakref.WeakValueDictionary()
+        found = plain._transposed.get(ahead)
+        if found is None:
+            _check_ahead(ahead, plain)
+            found = Structure(plain._rows, plain._dims, plain._extents)
+            found._ahead, found._plain = ahead, plain
+            plain._transposed[ahead] = found
+        return found
+
+    # --- what it says ---
 
     @property
     def rows(self) -> tuple[Rows, ...]:
@@ -217,6 +263,30 @@ class Structure:
     def dims(self) -> tuple[int, ...]:
         """Which dims of the values are partitioned."""
         return self._dims
+
+    @property
+    def ahead(self) -> Ahead | None:
+        """Which regular dims come before ragged ones (see `transposed`); None where every ragged dim comes right after the dim
+        that counts its rows."""
+        return self._ahead
+
+    @property
+    def plain(self) -> Structure:
+        """The same rows with every ragged dim right after the dim that counts its rows.
+
+        >>> rows = Structure.from_lengths(torch.tensor([3, 2]))
+        >>> rows.transposed(((1,),)).plain is rows
+        True
+        """
+        return self._plain
+
+    def order(self, ndim: int) -> tuple[int, ...]:
+        """For each dim of a tensor whose values have `ndim` dims, which dim it is in a tensor of the structure `plain`.
+
+        >>> Structure.from_lengths(torch.tensor([3, 2])).transposed(((1,),)).order(3)
+        (0, 2, 1, 3)
+        """
+        return _order_of(self.dims_of(ndim), self._plain.dims_of(ndim))
 
     @property
     def offsets(self) -> tuple[Tensor, ...]:
@@ -243,7 +313,7 @@ class Structure:
     @property
     def form(self) -> tuple[object, ...]:
         """What programs may be specialised on: everything but numbers of rows and lengths."""
-        return tuple((dim, *rows.form) for dim, rows in zip(self._dims, self._rows, strict=True))
+        return (*((dim, *rows.form) for dim, rows in zip(self._dims, self._rows, strict=True)), self._ahead)
 
     @property
     def format(self) -> str:
@@ -258,7 +328,8 @@ class Structure:
         >>> [d.ragged for d in Structure.from_lengths(torch.tensor([1, 2])).dims_of(2)]
         [None, 0, None]
         """
-        return _dims_of(ndim, self._dims, tuple([(len(rows.offsets), rows.depth, rows.packed) for rows in self._rows]))
+        levels = tuple([(len(rows.offsets), rows.depth, rows.packed) for rows in self._rows])
+        return _dims_of(ndim, self._dims, levels, self._ahead)
 
     def lengths(self, level: int = -1) -> Tensor:
         """The length of every row of a level, on the structure's device.
@@ -401,11 +472,15 @@ class Structure:
         if self._rows[0].offsets[0].device == device:
             return self
         rows = tuple(r.to(device) for r in self._rows)
-        return self if rows[0] is self._rows[0] else Structure(rows, self._dims)
+        return self if rows[0] is self._rows[0] else self.with_rows(rows)
+
+    def with_rows(self, rows: tuple[Rows, ...], dims: tuple[int, ...] | None = None) -> Structure:
+        """A structure of other rows, with as many ragged dims in the same order; in other dims of the values, if given."""
+        return Structure(rows, self._dims if dims is None else dims).transposed(self._ahead)
 
     def replace(self, axis: int, rows: Rows) -> Structure:
         """Replaces the rows of one partitioned dim."""
-        return Structure((*self._rows[:axis], rows, *self._rows[axis + 1 :]), self._dims)
+        return self.with_rows((*self._rows[:axis], rows, *self._rows[axis + 1 :]))
 
     def back_to_back(self) -> Structure:
         """The same rows without gaps, columns packed: the `csr` format.
@@ -419,7 +494,7 @@ class Structure:
         for dim, rows in zip(self._dims, self._rows, strict=True):
             dims.append(dim - gone)
             gone += rows.storage_dims - 1
-        return Structure(tuple(rows.back_to_back() for rows in self._rows), tuple(dims))
+        return self.with_rows(tuple(rows.back_to_back() for rows in self._rows), tuple(dims))
 
     def check_values(self, values: Tensor) -> None:
         """Raises unless the values fit this structure: same device, as many positions as the rows take.
@@ -435,6 +510,11 @@ class Structure:
         if values.device != device:
             raise DeviceError(f"values are on {values.device}, but offsets and lengths are on {device}: move one of them")
         shape = values.shape
+        if self._ahead is not None:
+            taken = zip(self._dims, self._rows, self._ahead, strict=True)
+            least = max(dim + rows.storage_dims + max(before) for dim, rows, before in taken)
+            if len(shape) < least:
+                raise ShapeError(f"values of {self} need at least {least} dims, got shape {tuple(shape)}")
         if self._extents is not None and all(rows.unmodified() for rows in self._rows):
             for dim, extent in self._extents:
                 if len(shape) <= dim or shape[dim] != extent:
@@ -471,7 +551,7 @@ class Structure:
         self.check_values(values)
 
     def same_rows(self, other: Structure, *, why: str = "comparing two structures") -> bool:
-        """Whether both have the same rows, wherever they are stored; such tensors can be added.
+        """Whether both have the same rows, wherever they are stored and whatever the order of dims.
 
         >>> gaps = Structure.from_starts(torch.tensor([0, 8]), torch.tensor([3, 5]))
         >>> back_to_back = Structure.from_lengths(torch.tensor([3, 5]))
@@ -501,8 +581,8 @@ class Structure:
         return all(rows_agree(mine, theirs, what) for mine, theirs in zip(self._rows, other._rows, strict=True))
 
     def known_equal(self, other: Structure) -> bool:
-        """Whether both are known to be equal without a host copy: by their contents on a CPU, elsewhere only if the same tensor
-        objects describe them.
+        """Whether both are known to have equal rows without a host copy: by their contents on a CPU, elsewhere only if the same
+        tensor objects describe them. The order of dims may differ.
 
         >>> offsets = torch.zeros(3, dtype=torch.int64, device="meta")
         >>> Structure.from_offsets(offsets).known_equal(Structure.from_offsets(offsets))
@@ -513,7 +593,7 @@ class Structure:
         if self is other:
             return True
         if all(on_host(rows.offsets[0]) for rows in (*self._rows, *other._rows)):
-            return self == other
+            return self._plain == other._plain
         return self._dims == other._dims and all(
             mine.same_tensors(theirs) for mine, theirs in zip(self._rows, other._rows, strict=True)
         )
@@ -523,13 +603,16 @@ class Structure:
             return True
         if not isinstance(other, Structure):
             return NotImplemented
-        return self._dims == other._dims and self._rows == other._rows
+        return self._dims == other._dims and self._ahead == other._ahead and self._rows == other._rows
 
     def __hash__(self) -> int:
         return hash((self._dims, self._rows))
 
     def __repr__(self) -> str:
         texts = [f"{rows!r} of dim {dim}" if dim else repr(rows) for dim, rows in zip(self._dims, self._rows, strict=True)]
+        if self._ahead is not None:
+            counts = [count for axis in self._ahead for count in axis]
+            texts += [f"{n} dim{'s' if n > 1 else ''} before r{k}" for k, n in enumerate(counts) if n]
         return f"Structure({', '.join(texts)})"
 
     def __copy__(self) -> Structure:
@@ -538,3 +621,13 @@ class Structure:
     def __deepcopy__(self, memo: dict[int, object]) -> Structure:
         # Structures are immutable, so copies may share them.
         return self
+
+
+def _check_ahead(ahead: Ahead, plain: Structure) -> None:
+    if [len(axis) for axis in ahead] != [rows.levels for rows in plain.rows]:
+        raise StructureError(f"transposed: give one count for each ragged dim of {plain}, got {ahead}")
+    if any(axis != tuple(sorted(axis)) or axis[0] < 0 for axis in ahead):
+        raise StructureError(f"transposed: counts must not be negative or decrease from a ragged dim to the next, got {ahead}")
+    for axis, (dim, after) in enumerate(pairwise(plain.dims)):
+        if max(ahead[axis]) > after - dim - plain.rows[axis].storage_dims:
+            raise StructureError(f"transposed: a ragged dim cannot come after another partitioned dim, got {ahead} for {plain}")

@@ -58,10 +58,11 @@ def _compared(what: str, close: Callable[..., Tensor]) -> Callable[..., bool]:
                 raise CallError(
                     f"{what} compares two ragged tensors, got a {type(each).__name__}: compare jt.to_padded() or rows"
                 )
-        if input.ndim != other.ndim or not input.structure.same_rows(other.structure, why=what):
+        one, two = input.structure, other.structure
+        if input.ndim != other.ndim or one.ahead != two.ahead or not one.same_rows(two, why=what):
             return False
-        (one, _), (two, _) = (compact(jt.values, jt.structure, what) for jt in (input, other))
-        return one.shape == two.shape and bool(host_copy(close(one, two, *args, **kwargs).all(), what))
+        (mine, _), (theirs, _) = (compact(jt.values, jt.structure, what) for jt in (input, other))
+        return mine.shape == theirs.shape and bool(host_copy(close(mine, theirs, *args, **kwargs).all(), what))
 
     return same
 

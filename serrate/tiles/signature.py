@@ -93,7 +93,7 @@ def signature(env: Env) -> tuple[Any, dict[Path, int]]:
 def rows_form(structure: Structure) -> tuple[Any, ...]:
     """How the rows of a structure are described."""
     dtypes = [(r.form, *(each.dtype for each in r.offsets), None if r.starts is None else r.starts.dtype) for r in structure.rows]
-    return (structure.dims, *dtypes)
+    return (structure.dims, structure.ahead, *dtypes)
 
 
 def widths(env: Env) -> set[Path]:

@@ -95,6 +95,13 @@ def later_dim(draw: Draw, dtype: torch.dtype) -> Sample:
     return Sample(jt, [cut(each.tolist(), lengths) for each in values])
 
 
+def transposed(draw: Draw, dtype: torch.dtype) -> Sample:
+    lengths, heads = draw(LENGTHS), draw(st.sampled_from([1, 3]))
+    values = numbered((sum(lengths), heads, *draw(INNER)), dtype)
+    jt = JaggedTensor.from_lengths(values, _tensor(lengths, _index(draw))).transpose(1, 2)
+    return Sample(jt, [[[each[head] for each in row] for head in range(heads)] for row in cut(values.tolist(), lengths)])
+
+
 def independent(draw: Draw, dtype: torch.dtype) -> Sample:
     first, second = draw(LENGTHS), draw(LENGTHS)
     values = numbered((sum(first), sum(second)), dtype)
@@ -163,6 +170,7 @@ MAKERS = (
     nested,
     equal_parts,
     later_dim,
+    transposed,
     independent,
     packed_columns,
     padded_columns,

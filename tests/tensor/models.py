@@ -31,10 +31,14 @@ KINDS = (
     "gaps",
     "nested gaps",
     "padded",
+    "transposed",
+    "nested transposed",
+    "product transposed",
 )
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 ROWS_FIRST = pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind not in ("rows of dim 1", "independent", "product beside rows")]
+    "kind",
+    [kind for kind in KINDS if kind not in ("rows of dim 1", "independent", "product beside rows") and "trans" not in kind],
 )
 LENGTHS = st.sampled_from([0, 1, 2, 3, 5])
 COUNTS = st.one_of(st.lists(LENGTHS, min_size=2, max_size=4), st.lists(LENGTHS, max_size=4))
@@ -68,6 +72,22 @@ def modelled(values: Tensor, axes: dict[int, list[Any]]) -> list[Any]:
         return build(rest[1:], rest[0], at) if rest else values[at].item()
 
     return build(dims[1:], dims[0], ())
+
+
+def transposed(values: Tensor, rows: list[Any], ahead: tuple[int, ...]) -> list[Any]:
+    """Lists for every dim where, of the dims after the first of the values, `ahead[k]` come before the k-th ragged dim; `rows`
+    has the positions of the first dim in lists of lists."""
+
+    def build(here: Any, at: tuple[int, ...], level: int) -> Any:
+        if level < len(ahead) and len(at) < ahead[level]:
+            return [build(here, (*at, k), level) for k in range(values.shape[1 + len(at)])]
+        if isinstance(here, list):
+            return [build(each, at, level + 1) for each in here]
+        if len(at) < values.dim() - 1:
+            return [build(here, (*at, k), level) for k in range(values.shape[1 + len(at)])]
+        return values[(here, *at)].item()
+
+    return [build(row, (), 0) for row in rows]
 
 
 def _leaf(nested: Any) -> type | None:
@@ -118,6 +138,27 @@ def ragged(draw: st.DrawFn, *kinds: str) -> tuple[JaggedTensor, list[Any]]:
             return made((sum(lengths), *inner), Structure.from_lengths(*chain), {0: nested})
         structure = Structure.from_starts(ints(starts, index), *chain)
         return made((sum(lengths) + sum(skips) + 1, *inner), structure, {0: nested})
+    if kind.endswith("transposed"):
+        inner = draw(st.sampled_from([(2,), (2, 3), (3, 1, 2)]))
+        levels = [lengths]
+        if kind == "nested transposed":
+            levels = [draw(COUNTS), lengths]
+            levels[1] = draw(st.lists(LENGTHS, min_size=sum(levels[0]), max_size=sum(levels[0])))
+            places: list[Any] = grouped(rows_at(levels[1]), levels[0])
+        elif kind == "product transposed":
+            counts = draw(st.lists(LENGTHS, min_size=len(lengths), max_size=len(lengths)))
+            sizes = [n * c for n, c in zip(lengths, counts, strict=True)]
+            places = [grouped(row, [c] * n) for row, n, c in zip(rows_at(sizes), lengths, counts, strict=True)]
+        else:
+            places = rows_at(lengths)
+        structure = Structure.from_lengths(*(ints(level, index) for level in levels))
+        if kind == "product transposed":
+            structure = structure.with_columns(ints(counts, index))
+        ragged_dims = structure.levels
+        before = tuple(sorted(draw(st.lists(st.integers(0, len(inner)), min_size=ragged_dims, max_size=ragged_dims))))
+        shape = (structure.total_elements(), *inner)
+        values = torch.arange(torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
+        return JaggedTensor(values, structure.transposed((before,))), transposed(values, places, before)
     if kind == "rows of dim 1":
         return made((2, total, *inner), Structure.from_lengths(ints(lengths, index), dim=1), {1: rows_at(lengths)})
     if kind == "independent":

@@ -184,8 +184,7 @@ def _check(name: str, x: TensorView) -> None:
     others = [k for k in range(x.ndim) if k != ragged[0]]
     component = next((k for k in others if x.domains[k].pairing is not None), others[0])
     heads = [k for k in others[:-1] if k != component]
-    # A dim between sequences and their rows cannot be stored in values, so heads come first.
-    order = (*heads, component, ragged[0], others[-1])
+    order = (component, *heads, ragged[0], others[-1])
     raise ShapeError(
         f"attention: dim {ragged[0]} of {name} is ragged and must be the second to last: use "
         f"{name}.permute{order}, which is [{', '.join(str(x.shape[k]) for k in order)}], and permute the result back"

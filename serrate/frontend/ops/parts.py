@@ -39,16 +39,20 @@ def with_values(x: TensorView, values: TensorView) -> TensorView:
     """The rows of `x` around other values: as many in dim 0, with any further dims; the inverse of `values`."""
     rows = _ragged("with_values", x)
     last = next(k for k, d in enumerate(x.domains) if d.uid == rows.uid)
-    levels = x.domains[: last + 1]
-    storage = storage_of(levels)
-    if len(storage) != 1 or values.ndim == 0 or values.domains[0].is_ragged:
+    ragged = [k for k, d in enumerate(x.domains) if d.is_ragged]
+    own = {*ragged, *(k for dim in ragged for k in counting(x, dim))}
+    ahead = [k for k in range(last) if k not in own]
+    storage = storage_of([x.domains[k] for k in sorted(own)])
+    if len(storage) != 1 or 0 in ahead or values.ndim <= len(ahead) or any(d.is_ragged for d in values.domains):
         raise ShapeError(
             f"with_values of {both(x, values)}: the new values must be dense, with the elements of all rows in dim 0"
         )
     fusion = x.fusion
     require_equal(fusion, f"with_values of {both(x, values)}: the numbers of elements", storage[0], values.domains[0])
     values = values if in_order(values.tensor) and len(values.tensor.storage) == values.ndim else set(values)
-    logical, stored = (*levels, *values.domains[1:]), (*storage, *values.domains[1:])
+    inner = iter(values.domains[1:])
+    logical = (*(x.domains[k] if k in own else next(inner) for k in range(last + 1)), *inner)
+    stored = (*storage, *values.domains[1:])
     return fusion.view(Tensor(fusion.fresh("T"), values.dtype, logical, stored, values.tensor.role, base=values.tensor.memory))
 
 

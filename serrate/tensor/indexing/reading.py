@@ -14,7 +14,8 @@ from serrate.tensor.base import JaggedBase
 from serrate.tensor.indexing.keys import Key, keys_of, numbers_of
 from serrate.tensor.indexing.masking import check_mask, keep
 from serrate.tensor.indexing.slicing import pick_rows, select, slice_dim
-from serrate.tensor.pieces import MaybeRagged, shifted
+from serrate.tensor.permuting import MaybeRagged, arranged
+from serrate.tensor.pieces import dims_of, shifted
 from serrate.tensor.positions import compact_axis
 from serrate.tensor.structure import Dim, Structure
 
@@ -29,12 +30,48 @@ def getitem(values: Tensor, structure: Structure, key: Any) -> MaybeRagged:
     (tensor([4]), None)
     """
     keys = keys_of(key, len(dims_of(values, structure)), "jt[key]")
+    if structure.ahead is not None:
+        return _transposed(values, structure, keys)
     piece, _ = follow((values, structure), keys)
     return piece
 
 
+def _transposed(values: Tensor, structure: Structure, keys: list[Key]) -> MaybeRagged:
+    """As `getitem`, of a tensor with regular dims before ragged ones: as if they came after, then put in order."""
+    plain, left = plain_keys(values, structure, [key for key in keys if key is not None], "jt[key]")
+    piece, _ = follow((values, structure.plain), plain)
+    piece = arranged(piece, left)
+    at = 0
+    for key in keys:
+        if key is None:
+            piece = new_dim(*piece, at)
+        at += not isinstance(key, int)
+    return piece
+
+
+def plain_keys(values: Tensor, structure: Structure, keys: list[Key], why: str) -> tuple[list[Key], list[int]]:
+    """Keys in the order that the dims have in `structure.plain`, and the order in which the dims that they leave are asked for.
+
+    >>> import torch
+    >>> heads = Structure.from_lengths(torch.tensor([3, 2])).transposed(((1,),))
+    >>> plain_keys(torch.zeros(5, 8, 4), heads, [1, 0], "jt[key]")
+    ([1, slice(None, None, None), 0, slice(None, None, None)], [0, 1])
+    """
+    order = structure.order(values.dim())
+    if any(isinstance(key, JaggedBase) for key in keys):
+        raise CallError(
+            f"{why}: a ragged mask needs each ragged dim right after the dim that counts its rows: permute the dims first"
+        )
+    every = [*keys, *[slice(None)] * (len(order) - len(keys))]
+    plain: list[Key] = [slice(None)] * len(order)
+    for k, key in zip(order, every, strict=True):
+        plain[k] = key
+    left = [k for k, key in zip(order, every, strict=True) if not isinstance(key, int)]
+    return plain, [sorted(left).index(k) for k in left]
+
+
 def follow(piece: MaybeRagged, keys: list[Key], *, in_place: bool = False) -> tuple[MaybeRagged, int]:
-    """Applies keys to the first dims; returns the result, and how many of its dims they covered.
+    """What is left after keys for the first dims, and how many dims of it they speak of.
 
     With `in_place`, rows selected by number are not copied, which requires increasing numbers.
     """
@@ -64,13 +101,8 @@ def follow(piece: MaybeRagged, keys: list[Key], *, in_place: bool = False) -> tu
     return piece, at
 
 
-def dims_of(values: Tensor, structure: Structure | None) -> tuple[Dim, ...]:
-    """The kind of every dim; a plain tensor's dims are those of its values."""
-    return tuple(map(Dim, range(values.dim()))) if structure is None else structure.dims_of(values.dim())
-
-
 def new_dim(values: Tensor, structure: Structure | None, at: int) -> MaybeRagged:
-    """Inserts a dim of size 1 before dim `at`.
+    """A dim of one position put before dim `at`.
 
     >>> import torch
     >>> from serrate.tensor import JaggedTensor
@@ -79,25 +111,36 @@ def new_dim(values: Tensor, structure: Structure | None, at: int) -> MaybeRagged
     (tensor([[0, 1, 2, 3, 4]]), Structure(2 > 5 of dim 1))
     """
     place = place_of_new_dim(values, structure, at)
-    return values.unsqueeze(place), None if structure is None else shifted(structure, place, 1)
+    if place is not None:
+        return values.unsqueeze(place), None if structure is None else shifted(structure, place, 1)
+    assert structure is not None
+    return put_last(values.unsqueeze(-1), structure, at)
 
 
-def place_of_new_dim(values: Tensor, structure: Structure | None, at: int) -> int:
-    """The dim of the values before which a new dim `at` of the tensor goes.
+def place_of_new_dim(values: Tensor, structure: Structure | None, at: int) -> int | None:
+    """The dim of the values before which a dim put before dim `at` of the tensor lies; None if it comes before a ragged dim.
 
     >>> import torch
     >>> place_of_new_dim(torch.zeros(5, 2), Structure.from_lengths(torch.tensor([3, 2])), 2)
     1
     """
+    if structure is not None and structure.ahead is not None:
+        return None
     dims = dims_of(values, structure)
     if at == len(dims):
         return values.dim()
-    if dims[at].level is not None:
-        raise ShapeError(
-            f"a new dim cannot go before dim {at}: a ragged dim must follow the dim that counts its rows; "
-            f"insert it before dim {next(k for k in range(at, -1, -1) if dims[k].level is None)} or after the ragged dims"
-        )
-    return dims[at].values_dim
+    return dims[at].values_dim if dims[at].level is None else None
+
+
+def put_last(values: Tensor, structure: Structure, at: int) -> MaybeRagged:
+    """The last dim of values that have just got it, as dim `at` of the tensor.
+
+    >>> import torch
+    >>> put_last(torch.zeros(5, 1), Structure.from_lengths(torch.tensor([3, 2])), 1)[1]
+    Structure(2 > 5, 1 dim before r0)
+    """
+    last = len(dims_of(values, structure)) - 1
+    return arranged((values, structure), [*range(at), last, *range(at, last)])
 
 
 def axis_of_mask(values: Tensor, structure: Structure | None, at: int, mask: JaggedBase, why: str) -> int:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from serrate.errors import RowError, ShapeError
 from serrate.tensor.moving import gather_positions, picked, runs, sum_of
-from serrate.tensor.pieces import MaybeRagged, shifted, take_component, without
+from serrate.tensor.permuting import MaybeRagged
+from serrate.tensor.pieces import shifted, take_component, without
 from serrate.tensor.positions import compact_axis
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.structure import Dim, Structure

@@ -14,8 +14,10 @@ from serrate.errors import CallError, DeviceError, ShapeError, StructureMismatch
 from serrate.tensor.base import JaggedBase
 from serrate.tensor.indexing.keys import keys_of
 from serrate.tensor.indexing.masking import check_mask, existing, storage_mask
-from serrate.tensor.indexing.reading import axis_of_mask, dims_of, follow
+from serrate.tensor.indexing.reading import axis_of_mask, follow, plain_keys
 from serrate.tensor.padding import check_padded, unpad
+from serrate.tensor.permuting import inverse, permute
+from serrate.tensor.pieces import dims_of
 from serrate.tensor.positions import compact
 from serrate.tensor.structure import Structure
 
@@ -31,7 +33,12 @@ def setitem(values: Tensor, structure: Structure, key: Any, x: Any) -> None:
     >>> jt.values
     tensor([-1,  1,  2, -1,  4])
     """
-    keys = keys_of(key, len(dims_of(values, structure)), _WHY)
+    keys, left = keys_of(key, len(dims_of(values, structure)), _WHY), None
+    if structure.ahead is not None:
+        if None in keys:
+            raise CallError(f"{_WHY}: a key without None is enough to say where to write")
+        keys, left = plain_keys(values, structure, keys, _WHY)
+        structure = structure.plain
     mask = next((each for each in keys if isinstance(each, JaggedBase)), None)
     before = keys if mask is None else keys[: keys.index(mask)]
     (target, rest), at = follow((values, structure), before, in_place=True)
@@ -40,6 +47,8 @@ def setitem(values: Tensor, structure: Structure, key: Any, x: Any) -> None:
             f"{_WHY}: the key selects a copy, so the write would be lost: use slices without a step for positions of rows "
             "(jt[:, i:i+1] for jt[:, i]), a ragged mask, or write into jt.values"
         )
+    if left is not None:
+        x = _plain_source(x, left, target, rest)
     if mask is not None:
         after = keys[len(before) + 1 :]
         if any(each != slice(None) for each in after):
@@ -52,6 +61,27 @@ def setitem(values: Tensor, structure: Structure, key: Any, x: Any) -> None:
         _write_dense(target, x)
     else:
         _write_ragged(target, rest, x)
+
+
+def _plain_source(x: Any, left: list[int], target: Tensor, rest: Structure | None) -> Any:
+    """What is written, with its dims in the order of the target's; `left` is the order in which they are asked for."""
+    if isinstance(x, JaggedBase):
+        if x.ndim != len(left):
+            raise ShapeError(f"{_WHY}: x must have {len(left)} dims, as the key leaves, got {x.ndim}")
+        return type(x)(*permute(x.values, x.structure, inverse(left)))
+    if not isinstance(x, Tensor) or x.dim() == 0:
+        return x
+    if rest is None and x.dim() < len(left):
+        x = x[(None,) * (len(left) - x.dim())]
+    if x.dim() == len(left):
+        return x.permute(inverse(left))
+    dims = [dims_of(target, rest)[k] for k in left]
+    if x.dim() > len(dims) - 1 - max(k for k, dim in enumerate(dims) if dim.level is not None):
+        raise ShapeError(
+            f"{_WHY}: a tensor must have the dims behind the ragged ones, or all {len(left)} that the key leaves; "
+            f"got shape {tuple(x.shape)}"
+        )
+    return x
 
 
 def _within(target: Tensor, values: Tensor) -> bool:

@@ -80,6 +80,8 @@ def composition(structure: Structure) -> str:
     >>> composition(Structure.from_lengths(torch.tensor([1, 2])).with_columns(torch.tensor([3, 1])))
     'rows with columns'
     """
+    if structure.ahead is not None:
+        return f"{composition(structure.plain)} with regular dims before them"
     if len(structure.rows) > 1:
         return f"rows of the dims {' and '.join(map(str, structure.dims))}"
     rows = structure.rows[0]
@@ -97,6 +99,10 @@ def rows_of_one_dim(bridge: str, structure: Structure, *, first: bool = True) ->
     if first and structure.dims != (0,):
         dim = structure.dims[0]
         raise _refused(bridge, structure, f"move the dim to the front, in jt.values.movedim({dim}, 0) and in its structure")
+    if first and structure.ahead is not None:
+        raise _refused(
+            bridge, structure, "permute the dims so that every ragged dim comes right after the dim that counts its rows"
+        )
     return structure.rows[0]
 
 

@@ -66,4 +66,4 @@ def pinned(values: Tensor, structure: Structure) -> tuple[Tensor, Structure]:
         )
         for each in structure.rows
     )
-    return values.pin_memory(), Structure(rows, structure.dims)
+    return values.pin_memory(), structure.with_rows(rows)

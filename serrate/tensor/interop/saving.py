@@ -22,7 +22,7 @@ from serrate.tensor.interop.common import package
 from serrate.tensor.jagged import JaggedTensor
 from serrate.tensor.keyed_tensor import KeyedJaggedTensor
 from serrate.tensor.rows import Rows, rows_of
-from serrate.tensor.structure import Structure
+from serrate.tensor.structure import Ahead, Structure
 from serrate.tensor.sync import on_host
 
 _Facts = dict[tuple[str, int], float]
@@ -61,8 +61,8 @@ def load_rows(offsets: tuple[Tensor, ...], starts: Tensor | None, form: _Form, f
     return rows
 
 
-def load_structure(rows: tuple[Rows, ...], dims: tuple[int, ...]) -> Structure:
-    """A structure from a file.
+def load_structure(rows: tuple[Rows, ...], dims: tuple[int, ...], ahead: Ahead | None = None) -> Structure:
+    """A structure from what a file holds.
 
     >>> load_structure((Rows((torch.tensor([0, 2]),)),), (0,))
     Structure(1 > ?)
@@ -71,7 +71,8 @@ def load_structure(rows: tuple[Rows, ...], dims: tuple[int, ...]) -> Structure:
         raise FormatError("a structure is made of rows: the file is damaged")
     for dim in dims:
         check_dim(dim)
-    return Structure.independent(*(Structure((each,), (dim,)) for each, dim in zip(rows, dims, strict=True)))
+    found = Structure.independent(*(Structure((each,), (dim,)) for each, dim in zip(rows, dims, strict=True)))
+    return found.transposed(ahead)
 
 
 def load_tensor(values: Tensor, structure: Structure, hints: tuple[str | None, ...]) -> JaggedTensor:
@@ -112,7 +113,7 @@ def _reduce_rows(rows: Rows) -> tuple[Any, ...]:
 
 
 def _reduce_structure(structure: Structure) -> tuple[Any, ...]:
-    return load_structure, (structure.rows, structure.dims)
+    return load_structure, (structure.rows, structure.dims, structure.ahead)
 
 
 def _reduce_tensor(jt: JaggedTensor) -> tuple[Any, ...]:
@@ -219,7 +220,8 @@ def _put_structure(structure: Structure, name: str, entries: dict[str, Tensor]) 
             entries[f"{name}.{axis}.offsets.{level}"] = tensor
         if starts is not None:
             entries[f"{name}.{axis}.starts"] = starts
-        form.append({"dim": dim, "levels": len(offsets), "depth": depth, "packed": packed, "room": room})
+        ahead = [0] * rows.levels if structure.ahead is None else structure.ahead[axis]
+        form.append({"dim": dim, "levels": len(offsets), "depth": depth, "packed": packed, "room": room, "ahead": ahead})
     return form
 
 
@@ -229,7 +231,8 @@ def _take_structure(form: list[dict[str, Any]], name: str, entries: dict[str, Te
         offsets = tuple(entries[f"{name}.{axis}.offsets.{level}"] for level in range(each["levels"]))
         starts = entries.get(f"{name}.{axis}.starts")
         found.append(load_rows(offsets, starts, (each["depth"], each["packed"], each["room"]), {}))
-    return load_structure(tuple(found), tuple(each["dim"] for each in form))
+    ahead = tuple(tuple(each.get("ahead", [0] * each["levels"])) for each in form)
+    return load_structure(tuple(found), tuple(each["dim"] for each in form), ahead)
 
 
 def _own_memory(entries: dict[str, Tensor]) -> dict[str, Tensor]:

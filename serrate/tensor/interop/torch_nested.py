@@ -4,7 +4,7 @@ In: a NestedTensor, or values with a structure. Out: the other of the two.
 
     jagged, contiguous             rows back to back                     shared
     jagged, with lengths           rows with gaps                        shared
-    jagged, ragged dim k + 1       rows of dim k of the values           shared; the dim that counts rows is then dim k, not dim 0
+    jagged, transposed             regular dims before the ragged one    shared
     strided, one ragged dim        rows back to back                     shared if the buffer is contiguous
     strided, two ragged dims       rows with packed columns              shared if the buffer is contiguous
 """
@@ -51,7 +51,9 @@ def to_torch_nested(values: Tensor, structure: Structure, layout: str, copying: 
     jagged = layout == "jagged"
     rows = rows_of_one_level(copying.bridge, structure, first=False, columns=not jagged)
     if jagged:
-        return _to_jagged(copying.kept(values), structure.dims[0], rows)
+        dim = structure.dims[0]
+        at = dim if structure.ahead is None else dim + structure.ahead[0][0]
+        return _to_jagged(copying.kept(values).movedim(dim, at), at, rows)
     return _to_strided(values, structure, rows, copying)
 
 
@@ -60,12 +62,12 @@ def _from_jagged(nested: Tensor, copying: Copying) -> tuple[Tensor, Structure]:
     ragged = next(dim for dim, size in enumerate(nested.shape) if not isinstance(size, int))
     holder: Any = nested
     values, offsets, lengths = holder.values(), holder.offsets(), holder.lengths()
-    dim = ragged - 1
+    values = values.movedim(ragged - 1, 0)
     if lengths is None:
-        structure = Structure.from_offsets(offsets, dim=dim, total=values.shape[dim])
+        structure = Structure.from_offsets(offsets, total=values.shape[0])
     else:
-        structure = Structure.from_starts(offsets[:-1], lengths, dim=dim, extent=values.shape[dim])
-    return copying.kept(values), structure
+        structure = Structure.from_starts(offsets[:-1], lengths, extent=values.shape[0])
+    return copying.kept(values), structure.transposed(((ragged - 1,),))
 
 
 def _to_jagged(values: Tensor, dim: int, rows: Rows) -> Tensor:
@@ -117,7 +119,7 @@ def _to_strided(values: Tensor, structure: Structure, rows: Rows, copying: Copyi
     if rows.num_rows(0) == 0:
         # torch cannot make a view without rows.
         return torch.nested.nested_tensor([], dtype=values.dtype, device=values.device)
-    if rows.contiguous and structure.dims == (0,) and values.is_contiguous():
+    if rows.contiguous and structure.dims == (0,) and structure.ahead is None and values.is_contiguous():
         lengths = rows.host_lengths(0, why).long()
         extents = [lengths] if rows.columns is None else [lengths, rows.host_lengths(1, why).long()]
         inner = [torch.full_like(lengths, extent) for extent in values.shape[1:]]
