@@ -250,3 +250,30 @@ def test_projections_before_and_after_run_in_the_same_program() -> None:
         wanted.append(F.relu(made @ o) + row)
     torch.testing.assert_close(layer(x, w, o).values, torch.cat(wanted), rtol=1e-3, atol=1e-3)
     assert "online" in str(layer.plan(x, w, o))
+
+
+@pytest.mark.parametrize(("backend", "count"), [("reference", 1), ("cpp", 1), ("cpp", 5), ("triton", 1)])
+def test_dense_queries_see_the_keys_of_their_sequence(backend: str, count: int) -> None:
+    q, (k, v) = torch.randn(len(LENGTHS), 4, count, 16), (rows(LENGTHS, 2, 16).transpose(1, 2) for _ in range(2))
+
+    def attend(q: torch.Tensor, k: JaggedTensor, v: JaggedTensor, is_causal: bool | str = False) -> torch.Tensor:
+        return ops.attention(q, k, v, is_causal=is_causal, enable_gqa=True)
+
+    found = serrate.jit(attend, backend=backend)(q, k, v)
+    assert found.shape == q.shape
+    for own, a, b, got in zip(q, k, v, found, strict=True):
+        # torch gives NaN for a query without keys.
+        want = F.scaled_dot_product_attention(own[None], a[None], b[None], enable_gqa=True)[0].nan_to_num()
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    if count > 1:
+        # The last query sees the last key.
+        last = serrate.jit(attend, backend=backend)(q, k, v, "lower_right")
+        torch.testing.assert_close(last[:, :, -1], found[:, :, -1], rtol=1e-4, atol=1e-5)
+
+
+def test_ragged_queries_see_dense_keys() -> None:
+    q, (k, v) = rows(LENGTHS, 2, 16).transpose(1, 2), torch.randn(2, len(LENGTHS), 2, 9, 16)
+    found = F.scaled_dot_product_attention(q, k, v)
+    assert found.structure is q.structure
+    for own, a, b, got in zip(q, k, v, found, strict=True):
+        torch.testing.assert_close(got, F.scaled_dot_product_attention(own, a, b), rtol=1e-4, atol=1e-5)

@@ -157,18 +157,25 @@ BOTH: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
     ),
     (CallError, "matmul: both operands must be tensors, got 3 of type int", lambda x: x @ 3, (ROWS,)),
     # attention
-    *(
-        (
-            ShapeError,
-            f"attention: {name} is dense, (3, 5, 4), and its sequences must be rows of a ragged tensor: use "
-            f"JaggedTensor.from_padded({name}, lengths)",
-            call,
-            (ROWS, torch.ones(3, 5, 4)),
-        )
-        for name, call in (
-            ("key", lambda x, k: F.scaled_dot_product_attention(x, k, k)),
-            ("query", lambda x, q: F.scaled_dot_product_attention(q, x, x)),
-        )
+    (
+        ShapeError,
+        "attention: keys (3, 5, 4) and values (3, r0, 4) must both be ragged, or both dense: use "
+        "JaggedTensor.from_padded(key, lengths)",
+        lambda x, k: F.scaled_dot_product_attention(x, k, x),
+        (ROWS, torch.ones(3, 5, 4)),
+    ),
+    (
+        ShapeError,
+        "attention: the numbers of sequences differ: 2 and 3",
+        lambda x, q: F.scaled_dot_product_attention(q, x, x),
+        (ROWS, torch.ones(2, 5, 4)),
+    ),
+    (
+        ShapeError,
+        "attention: dim 1 of query is ragged and must be the second to last: use query.permute(0, 2, 1, 3), "
+        "which is (3, 2, r0, 2)",
+        lambda x: F.scaled_dot_product_attention(x.unflatten(2, (2, 2)), x, x),
+        (ROWS,),
     ),
     # something that is no operand
     (CallError, "add: an operand must be a tensor or a real number, got 'a' of type str", lambda x: x + "a", (ROWS,)),

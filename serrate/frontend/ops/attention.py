@@ -6,7 +6,7 @@ of products times values; schedules make one pass over blocks of keys of it (`sc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import Literal
 
@@ -16,12 +16,13 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import match, under
 from serrate.frontend.ops.common import Number, floating, require_equal
 from serrate.frontend.ops.elementwise import add, div, mul, tanh, typed, where
-from serrate.frontend.ops.movement import pulled
+from serrate.frontend.ops.movement import pulled, rows_of
 from serrate.frontend.ops.normalise import softmax_or_zero
 from serrate.frontend.ops.products import operand
 from serrate.frontend.ops.structure import unsqueeze
 from serrate.frontend.shapes import shown
-from serrate.ir.domains import IterDomain
+from serrate.ir.domains import IterDomain, shape_text
+from serrate.ir.fusion import Fusion
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import SUM
 from serrate.ir.tile import Accumulate
@@ -48,7 +49,7 @@ def attention(
     """`softmax(query @ keyᵀ * scale) @ value` within each sequence; `scale` defaults to `1 / sqrt(features)`.
 
     The ragged dim is the second to last; the dims before it, heads and sequences, are the same in all three. Queries and keys may
-    have different lengths. What happens to scores, in this order:
+    have different lengths, and either may be dense, as many for every sequence. What happens to scores, in this order:
 
     - `soft_cap`: `soft_cap * tanh(scores / soft_cap)`
     - `score_mod(score, sequence, head, query, key)`: any function of a score and of whole numbers that say which it is
@@ -73,17 +74,17 @@ def attention(
         raise ShapeError(f"attention: numbers of dims must be equal, got {query.ndim}, {key.ndim} and {value.ndim}")
     fusion, dtype = query.fusion, floating("attention", query)
     state = carried_dtype(dtype)
-    *leading, queries, features = query.domains
+    features = query.domains[-1]
+    _check_both(query, key, value)
     match(fusion, f"attention: keys {shown(key)} and values {shown(value)}", key.domains[-2], value.domains[-2], "attention")
     require_equal(fusion, "attention: the features of queries and keys", features, key.domains[-1])
-    assert isinstance(queries, RaggedIterDomain) and isinstance(key.domains[-2], RaggedIterDomain)
-    shared = [_heads(query, other, queries.component, enable_gqa=enable_gqa) for other in (key, value)]
-    keys = under(queries.component, key.domains[-2], fusion.fresh("r"))
+    leading, queries, keys = _rows(query, key)
+    shared = [_heads(fusion, leading, other, queries.component, enable_gqa=enable_gqa) for other in (key, value)]
     if scale is None:
         scale = 1.0 / sqrt(fusion.fixed(features.extent_expr))
     fusion.fixed(value.domains[-1].extent_expr)
     rows = (*leading, queries, keys)
-    product = call("mul", operand(query, query.domains), operand(key, (*shared[0], keys, features)), dtype=state)
+    product = call("mul", operand(query, (*leading, queries, features)), operand(key, (*shared[0], keys, features)), dtype=state)
     targets = (fusion.tensor(state, rows),)
     scores = fusion.define(targets, (*rows, features), Accumulate(targets, rows, SUM, (product,), (features,)))[0]
     scores = mul(scores, scale)
@@ -105,13 +106,37 @@ def attention(
     term = call("mul", operand(weights, rows, dtype), operand(value, (*shared[1], keys, width)), dtype=state)
     targets = (fusion.tensor(state, kept),)
     found = fusion.define(targets, (*kept, keys), Accumulate(targets, kept, SUM, (term,), (keys,)))[0]
+    if query.domains[-2].is_ragged:
+        return typed(found, dtype)
+    dense = query.domains[-2]
+    found = pulled(fusion, state, (*leading, dense, width), found.at((*leading, Place(index_of(dense), (dense,)), width)))
     return typed(found, dtype)
 
 
-def _heads(query: TensorView, other: TensorView, component: IterDomain, *, enable_gqa: bool) -> tuple[IterDomain | Place, ...]:
+def _rows(query: TensorView, key: TensorView) -> tuple[tuple[IterDomain, ...], RaggedIterDomain, RaggedIterDomain]:
+    """The dims before the rows of scores, and both sides of them; a dense side is rows of one length."""
+    fusion, (own, other) = query.fusion, (query.domains[-2], key.domains[-2])
+    if isinstance(own, RaggedIterDomain):
+        component, queries, leading = own.component, own, query.domains[:-2]
+    else:
+        assert isinstance(other, RaggedIterDomain)
+        place = next(k for k, d in enumerate(key.domains) if d.uid == other.component.uid)
+        require_equal(fusion, "attention: the numbers of sequences", query.domains[place], key.domains[place])
+        count = query.domains[place].extent_expr
+        component, queries = rows_of(fusion, own.extent_expr, count, own.extent_expr * count)
+        leading = tuple(component if k == place else d for k, d in enumerate(query.domains[:-2]))
+    if not isinstance(other, RaggedIterDomain):
+        count = component.extent_expr
+        _, other = rows_of(fusion, other.extent_expr, count, other.extent_expr * count)
+    return leading, queries, under(component, other, fusion.fresh("r"))
+
+
+def _heads(
+    fusion: Fusion, leading: Sequence[IterDomain], other: TensorView, component: IterDomain, *, enable_gqa: bool
+) -> tuple[IterDomain | Place, ...]:
     """Where keys or values are read in the dims before their rows: at the same head and sequence, or at the head of a group."""
-    fusion, found = query.fusion, list[IterDomain | Place]()
-    for own, beside in zip(query.domains[:-2], other.domains[:-2], strict=True):
+    found = list[IterDomain | Place]()
+    for own, beside in zip(leading, other.domains[:-2], strict=True):
         if not enable_gqa or own.uid == component.uid:
             require_equal(fusion, "attention: the numbers of heads or sequences", own, beside)
             found.append(own)
@@ -167,16 +192,25 @@ def _seen(queries: IterDomain, keys: IterDomain, is_causal: bool | Corner, windo
     return call("logical_and", seen, near, dtype=torch.bool)
 
 
+def _check_both(query: TensorView, key: TensorView, value: TensorView) -> None:
+    """Raises unless queries, or keys with their values, are ragged."""
+    ragged = [x.domains[-2].is_ragged for x in (query, key, value)]
+    if not any(ragged):
+        raise ShapeError(f"attention: one of queries {shown(query)} and keys {shown(key)} must be ragged; call torch's own")
+    if ragged[1] != ragged[2]:
+        raise ShapeError(
+            f"attention: keys {shown(key)} and values {shown(value)} must both be ragged, or both dense: use "
+            f"JaggedTensor.from_padded({'key' if ragged[2] else 'value'}, lengths)"
+        )
+
+
 def _check(name: str, x: TensorView) -> None:
     """Raises unless the ragged dim is the second to last; the message says how to permute the dims."""
     ragged = [k for k, d in enumerate(x.domains) if d.is_ragged]
-    if ragged == [x.ndim - 2]:
+    if ragged == [x.ndim - 2] or (not ragged and x.ndim > 2):
         return
     if not ragged:
-        raise ShapeError(
-            f"attention: {name} is dense, {shown(x)}, and its sequences must be rows of a ragged tensor: use "
-            f"JaggedTensor.from_padded({name}, lengths)"
-        )
+        raise ShapeError(f"attention: {name} must have the dims [sequences, ..., positions, features], got {shown(x)}")
     if len(ragged) != 1:
         raise ShapeError(
             f"attention: {name} must have one ragged dim, the sequence, got {shown(x)}; flatten the outer level first"
@@ -185,7 +219,8 @@ def _check(name: str, x: TensorView) -> None:
     component = next((k for k in others if x.domains[k].pairing is not None), others[0])
     heads = [k for k in others[:-1] if k != component]
     order = (component, *heads, ragged[0], others[-1])
+    permuted = shape_text([x.domains[k] for k in order], x.fusion.sizes)
     raise ShapeError(
         f"attention: dim {ragged[0]} of {name} is ragged and must be the second to last: use "
-        f"{name}.permute{order}, which is [{', '.join(str(x.shape[k]) for k in order)}], and permute the result back"
+        f"{name}.permute{order}, which is {permuted}, and permute the result back"
     )
