@@ -4,7 +4,7 @@ In: the bounds of `hl.tile` and `hl.grid`. Out: tiles, one per iteration; and at
 values.
 
 A finished row rests (rule 5). The interpreter runs the user's own loop; `source.py` has found the carried names, and calls
-`Loop.rest` with each of them at the end of an iteration. Every value knows the reductions that feed it: when each ran, and for
+`Loop.carry` with each of them at the end of an iteration. Every value knows the reductions that feed it: when each ran, and for
 which lanes of the value something existed. Those that ran in this iteration decide: where none of them had an existing lane, the
 old value stays. A value that no reduction of the iteration feeds is simply new. The decision is made for every lane of the
 carried value separately: a component is one lane of it, or all of its lanes agree, unless they are positions or columns of the
@@ -50,7 +50,7 @@ class LoopRun:
         else:
             self.start = self.tile_born
 
-    def rest(self, name: str, value: Any) -> Any:
+    def carry(self, name: str, value: Any) -> Any:
         """A carried value at the end of an iteration, or before the first, as the next iteration or the rest of the kernel sees
         it."""
         before = self._carried.get(name)

@@ -5,10 +5,10 @@ iteration begins and which values it carries; everything else, including line nu
 
     for tile_k in hl.tile(n):                loop = enter()
         acc = acc + x[tile_k].sum()          for tile_k in hl.tile(n):
-                                                 if "acc" in locals(): acc = loop.rest("acc", acc)
+                                                 if "acc" in locals(): acc = loop.carry("acc", acc)
                                                  loop.step()
                                                  acc = acc + x[tile_k].sum()
-                                             if "acc" in locals(): acc = loop.rest("acc", acc)
+                                             if "acc" in locals(): acc = loop.carry("acc", acc)
                                              loop.leave()
 """
 
@@ -77,7 +77,7 @@ class _LoopNotes(ast.NodeTransformer):
         self.generic_visit(node)
 
         def notes(last: str) -> list[ast.stmt]:
-            text = [f"if {n!r} in {LOCALS}(): {n} = {loop}.rest({n!r}, {n})" for n in carried] + [f"{loop}.{last}()"]
+            text = [f"if {n!r} in {LOCALS}(): {n} = {loop}.carry({n!r}, {n})" for n in carried] + [f"{loop}.{last}()"]
             made = ast.parse("\n".join(text)).body
             lines = [carried[n] for n in carried] + [node]
             for statement, like in zip(made, lines, strict=True):

@@ -48,7 +48,7 @@ class Aliasing:
                 self._refuse(k, j)
 
     def check(self, tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[int]], None] | None:
-        """The same for contiguous tensors of these sizes, as a function of their addresses; None if nothing can be shared."""
+        """`require_apart` for contiguous tensors of these sizes, as a function of their addresses; None if none can overlap."""
         sizes = [t.nbytes for t in tensors]
         pairs = [
             (k, j, sizes[k], sizes[j], in_place and tensors[k].shape == tensors[j].shape and sizes[k] == sizes[j])
@@ -70,7 +70,7 @@ class Aliasing:
         first, second = (".".join(str(p) for p in self._paths[k] if p != "values") for k in (stored, other))
         raise KernelError(
             f"{first}, which the kernel stores to, shares memory with {second}: "
-            f"use one name for both, or give a copy, as {second}.clone()"
+            f"use one name for both, or pass a copy, {second}.clone()"
         )
 
 

@@ -1,12 +1,12 @@
-"""Carried values: what one iteration of a loop hands to the next.
+"""Carried values, which one iteration of a loop passes to the next.
 
 In: the carried values of a loop, before it and after an iteration. Out: the statements that end an iteration, and the reduction
 that each value was recognised as.
 
-    acc = acc + x.sum(1)                        reduces directly into acc; a row that has ended adds nothing
+    acc = acc + x.sum(1)                        reduces directly into acc; a finished row adds nothing
     acc = torch.maximum(acc, x.amax(1))         likewise, and min, prod, any, all
-    acc = acc * exp(top - new) + p @ v          rescales acc where something existed, then accumulates the product into it
-    anything else                               the new value where something existed, the old one elsewhere (rule 5)
+    acc = acc * exp(top - new) + p @ v          rescales acc if any lane existed, then accumulates the product into it
+    anything else                               the new value if any lane existed, else the old one (rule 5)
 
 A recognised reduction does not depend on how a row is cut into tiles (rule 6); for any other value this must be shown.
 """
@@ -25,7 +25,7 @@ from serrate.ir.reductions import MAX, OPERATORS, REDUCTIONS, rescaled
 from serrate.ir.renaming import Swap
 from serrate.ir.tile import Around, Carry, Leaf, Statement, statements
 from serrate.ir.values import Call, Value, call, carried_dtype, constant
-from serrate.tiles.values import Fed, Traced
+from serrate.tiles.values import Feeder, Traced
 
 RESCALED = "rescaled sum"
 COMBINES = {function: REDUCTIONS[name] for function, name in OPERATORS.items()}
@@ -38,7 +38,7 @@ class Carried:
     name: str
     local: Local
     value: Traced
-    now: tuple[Fed, ...]
+    now: tuple[Feeder, ...]
     kind: str | None = None
     """The reduction it was recognised as, in words."""
     top: Local | None = None
@@ -106,7 +106,7 @@ def _uses(body: Sequence[Statement], carried: Sequence[Carried]) -> dict[str, in
 
 
 def _parts(value: Value) -> tuple[str, Value, Value] | None:
-    """The operator and operands of a combination, ignoring casts of numbers."""
+    """The operator and operands of a combination, ignoring lossless casts."""
     value = _widened(value)
     if isinstance(value, Call) and value.function in COMBINES:
         return value.function, *map(_widened, value.args)  # type: ignore[return-value]
@@ -190,12 +190,12 @@ def _action(each: Carried, body: Sequence[Statement], uses: dict[str, int], redu
         if alone and declared is not None and (pure or operator == "add"):
             nodes: list[Statement] = []
             if not pure:
-                nodes.append(_assign(each, _resting(base, each)))
+                nodes.append(_assign(each, _kept_if_idle(base, each)))
             nodes.append(_into(made[0], new.local, local))
             return _Action(local, nodes, [declared, *made])
         if pure:
             return _Action(local, [_assign(each, _fitting(value, local))], [])
-    return _Action(local, [_assign(each, _resting(value, each))], [])
+    return _Action(local, [_assign(each, _kept_if_idle(value, each))], [])
 
 
 def _assign(each: Carried, value: Value) -> Assign:
@@ -216,8 +216,8 @@ def _fitting(value: Value, local: Local) -> Value:
     return value if value.dtype == local.dtype else call("cast", value, dtype=local.dtype)
 
 
-def _resting(value: Value, each: Carried) -> Value:
-    """The new value if something that feeds it existed in this iteration, else the old one."""
+def _kept_if_idle(value: Value, each: Carried) -> Value:
+    """The new value if any lane of the reductions that feed it existed in this iteration, else the old one (rule 5)."""
     value = _fitting(value, each.local)
     if not each.now:
         return value
@@ -230,13 +230,13 @@ def _resting(value: Value, each: Carried) -> Value:
 
 
 def _ordered(actions: list[_Action]) -> list[Statement]:
-    """Actions ordered so that each reads the values from the start of the iteration, with copies if there is a cycle."""
+    """Orders actions so that each reads values from the start of the iteration; copies break cycles."""
     pending = list(actions)
     out: list[Statement] = []
     while pending:
         free = next((a for a in pending if not any(a.local.name in b.reads for b in pending if b is not a)), None)
         if free is None:
-            # A cycle: the value of the first that the others need is copied.
+            # A cycle: copy the value that the others need.
             free = pending[0]
             kept = Local(f"{free.local.name}_before", free.local.dtype, free.local.lanes)
             out += [Declare(kept, 0), Assign(kept.lanes, (), kept, held(free.local))]

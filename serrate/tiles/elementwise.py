@@ -1,8 +1,7 @@
-"""Elementwise math on traced values, over the joint dims of their operands.
+"""Elementwise math on traced values, over the broadcast dims of their operands.
 
-In: a torch function and its arguments. Out: a value with a lane for every position of the joint dims. What a function computes is
-what the front end of traced functions makes of it, so that every spelling, signature and dtype is the same there and here; whole
-numbers that index expressions can say stay index expressions.
+In: a torch function and its arguments. Out: a value with a lane for every position of the broadcast dims. The front end of `jit`
+defines the functions, so that signatures and dtypes are the same in both; integers stay index expressions where those suffice.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from serrate.tiles.values import Traced, as_traced, mentions, plain
 if TYPE_CHECKING:
     from serrate.tiles.trace import Trace
 
-_ = torch_names  # imported for what it installs
+_ = torch_names  # imported for its side effects
 
 CASTS = {
     "float": torch.float32,
@@ -52,11 +51,11 @@ WHOLE: dict[str, Callable[[Expr, Expr], Expr | None]] = {
     "minimum": minimum,
     "maximum": maximum,
 }
-"""Whole numbers that stay index expressions."""
+"""Integer functions that stay index expressions."""
 
 
 def elementwise(trace: Trace, function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Lane by lane, over the joint dims of all operands."""
+    """Applies a function lane by lane, over the broadcast dims of all operands."""
     if name in ("clone", "contiguous", "detach"):
         return args[0]
     if name in CASTS:
@@ -65,17 +64,17 @@ def elementwise(trace: Trace, function: Callable[..., Any], name: str, args: Seq
         dtype = _dtype_of(args[1:], kwargs)
         return args[0] if dtype is None else cast(args[0], dtype)
     given = [a for a in (*args, *kwargs.values()) if isinstance(a, Traced)]
-    axes, moved = joint(trace, given, name)
+    axes, moved = broadcast_dims(trace, given, name)
     new = dict(zip(map(id, given), moved, strict=True))
     args = [new.get(id(a), a) for a in args]
     kwargs = {k: new.get(id(a), a) for k, a in kwargs.items()}
     conditions = [c for m in moved for c in m.conditions]
     fed = [f for m in moved for f in m.fed]
-    value = _whole(name, args, kwargs) or _bits(name, args) or pointwise(function, name, args, kwargs)
+    value = _as_index(name, args, kwargs) or _bits(name, args) or pointwise(function, name, args, kwargs)
     return Traced(value, axes, conditions, fed)
 
 
-def _whole(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value | None:
+def _as_index(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value | None:
     """The result as an index expression, if it is one."""
     if kwargs or len(args) != 2 or name not in WHOLE:
         return None
@@ -87,7 +86,7 @@ def _whole(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value | No
 
 
 def cast(x: Traced, dtype: torch.dtype) -> Traced:
-    """The value in another dtype, rounded to it. What was computed in a sixteen-bit dtype is rounded to it here."""
+    """Converts a value to another dtype. Results in a 16-bit dtype are rounded here, not when they are computed."""
     if x.dtype == dtype and (carried_dtype(dtype) == dtype or isinstance(x.value, Load)):
         return x
     expr = x.expr
@@ -96,8 +95,8 @@ def cast(x: Traced, dtype: torch.dtype) -> Traced:
     return Traced(call("cast", x.value, dtype=dtype), x.axes, x.conditions, x.fed)
 
 
-def kept_as(x: Traced, dtype: torch.dtype) -> Value:
-    """What a private block of a dtype holds of a value: blocks of sixteen-bit dtypes hold float32, so nothing is rounded."""
+def block_value(x: Traced, dtype: torch.dtype) -> Value:
+    """A value as stored in a private block of a dtype: blocks of 16-bit dtypes hold float32, so nothing is rounded."""
     return x.value if carried_dtype(x.dtype) == carried_dtype(dtype) else cast(x, dtype).value
 
 
@@ -111,12 +110,12 @@ def _dtype_of(rest: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype | None
 
 
 ARITHMETIC = frozenset(["add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide"])
-"""Functions in which a number is as exact as the arithmetic, not as the values it meets."""
+"""Functions whose number arguments have the precision of the arithmetic, not of the other operand's dtype."""
 BITS = {"bitwise_and": "bitand", "bitwise_or": "bitor", "bitwise_xor": "bitxor"}
 
 
 def _bits(name: str, args: Sequence[Any]) -> Value | None:
-    """Functions of the bits of whole numbers."""
+    """Bitwise functions of integers."""
     sides = [as_traced(a) for a in args]
     if name not in BITS or any(s.dtype.is_floating_point for s in sides) or all(s.dtype == torch.bool for s in sides):
         return None
@@ -126,7 +125,7 @@ def _bits(name: str, args: Sequence[Any]) -> Value | None:
 
 
 def pointwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
-    """What the front end makes of an elementwise function, for one element."""
+    """The front end's definition of an elementwise function, for one element."""
     operation = TensorView.operators.get(function) or TensorView.operators.get(name)
     if operation is None:
         refuse(f"{name} is not part of the tile language: {instead(name)}")
@@ -172,11 +171,10 @@ def _joined(dtypes: Sequence[torch.dtype]) -> torch.dtype:
     return found
 
 
-def joint(trace: Trace, values: Sequence[Traced], what: str) -> tuple[list[Axis | None], list[Traced]]:
-    """The dims of operands that are broadcast together, from the right; and the operands in these dims' axes.
+def broadcast_dims(trace: Trace, values: Sequence[Traced], what: str) -> tuple[list[Axis | None], list[Traced]]:
+    """Broadcasts operands, from the right: the axes of the result, and the operands over these axes.
 
-    Every dim has an axis of its own: where one tile meets itself in another dim, as in x[:, None] - x[None, :], the second dim
-    is over an alias.
+    Every dim gets its own axis: if one tile appears in two dims, as in x[:, None] - x[None, :], the second is an alias.
     """
     ndim = max((v.ndim for v in values), default=0)
     axes: list[Axis | None] = [None] * ndim

@@ -1,7 +1,7 @@
 """Torch functions on traced values, by name.
 
-In: a torch function (or method, by its name) and its arguments. Out: a `Traced` value; what is not part of the language is
-refused. Also masks as conditions on indices.
+In: a torch function or method, and its arguments. Out: a `Traced` value, or an error if the function is not part of the language.
+Also masks as conditions on indices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def dispatch(trace: Trace, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What a torch function gives for traced values."""
+    """Applies a torch function to traced values."""
     name = name_of(function)
     if name == "__getitem__":
         return _getitem(trace, args[0], args[1])
@@ -55,9 +55,7 @@ def _operand(trace: Trace, a: Any) -> Any:
     if isinstance(a, Tensor):
         if a.dim() == 0 and a.device.type == "cpu":
             return Traced(constant(a.item(), a.dtype), ())
-        refuse(
-            f"a tensor of shape {tuple(a.shape)} meets values of tiles: make it before the loop and index it by tiles, as x[tile]"
-        )
+        refuse(f"a tensor of shape {tuple(a.shape)} is used with tile values: create it before the loop, and index it as x[tile]")
     return a
 
 
@@ -66,8 +64,8 @@ def _getitem(trace: Trace, x: Any, key: Any) -> Any:
         return trace.load(x, key)
     if isinstance(x, Tensor):
         refuse(
-            f"a tensor of shape {tuple(x.shape)} is reached through a function or an object: "
-            "give it a name before the loop, as weight = module.weight, and use that"
+            f"a tensor of shape {tuple(x.shape)} comes from a function or an object: "
+            "assign it to a variable before the loop, as weight = module.weight, and use that"
         )
     return shaping.getitem(trace, x.index if isinstance(x, TracedTile) else x, key)
 
@@ -112,7 +110,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def conditions_of(trace: Trace, mask: Traced) -> tuple[Less, ...]:
-    """A mask as conditions on indices: comparisons of whole numbers as they are, anything else asked for lane by lane."""
+    """A mask as conditions on indices: integer comparisons directly, anything else by its value in each lane."""
     found = conjunction(trace, mask.value, mask)
     if found is not None:
         return found
@@ -121,7 +119,7 @@ def conditions_of(trace: Trace, mask: Traced) -> tuple[Less, ...]:
 
 
 def conjunction(trace: Trace, value: Value, whole: Traced) -> tuple[Less, ...] | None:
-    """A mask as comparisons of indices, all of which hold; None if it is not made of such."""
+    """A mask as a conjunction of index comparisons; None if it is not one."""
     if isinstance(value, Constant):
         return () if value.number else (Less(const(0), const(0)),)
     if not isinstance(value, Call):

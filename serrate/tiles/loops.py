@@ -1,7 +1,7 @@
-"""Loops and branches of a traced function: what they iterate over, what they carry, and both sides of an `if`.
+"""Loops and branches of a traced function: ranges, carried values, and both sides of an `if`.
 
-In: the hooks that `source.py` put into the function. Out: statements of a tile program. The body of a loop over tiles runs once,
-on symbols; plain Python loops and branches run as usual.
+In: calls of the hooks that `source.py` inserted into the function. Out: statements of a tile program. The body of a loop over
+tiles runs once, on symbols; plain Python loops and branches run as usual.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from serrate.ir.tile import GRID, SERIAL, Axis, Loop, Statement, branch
 from serrate.ir.values import Constant, Value, call, constant
 from serrate.tiles.carried import Carried, finish
 from serrate.tiles.carried import carries as carries_of
-from serrate.tiles.elementwise import cast, joint, kept_as
-from serrate.tiles.values import Condition, Fed, Traced, TracedTensor, TracedTile, as_traced, shown_axes
+from serrate.tiles.elementwise import block_value, broadcast_dims, cast
+from serrate.tiles.values import Condition, Feeder, Traced, TracedTensor, TracedTile, as_traced, shown_axes
 
 if TYPE_CHECKING:
     from serrate.tiles.trace import Trace
 
 
-class Again(Exception):
-    """The trace must be made again, now that more is known."""
+class RetraceNeeded(Exception):
+    """The trace must be repeated with the facts it has found."""
 
 
 class RetraceFacts:
-    """What one trace of a loop found out for the next: sizes to compile in, shapes and dtypes of carried values."""
+    """Facts that one trace of a loop leaves for the next: sizes to compile in, shapes and dtypes of carried values."""
 
     def __init__(self) -> None:
         self.static: set[tuple[Any, ...]] = set()
         self.written: set[str] = set()
-        """Tensors that are stored to, whose reads must stay in place."""
+        """Tensors that are stored to; reads of them must not move."""
         self.carried: dict[tuple[int, str], tuple[torch.dtype, tuple[tuple[str, int | None] | None, ...]]] = {}
-        """The dtype of a carried value, and for each dim the name of its axis; its size too where no loop runs over it."""
+        """The dtype of each carried value, and the axis name of each dim, with its size if no loop runs over it."""
 
 
 class TracedRange:
@@ -58,7 +58,7 @@ class TracedRange:
     def __iter__(self) -> Iterator[Any]:
         trace = self.trace
         if not trace.loops or trace.loops[-1].outer is not None:
-            refuse(f"{self.what} is for a `for` statement of the kernel itself, or of a function that it calls")
+            refuse(f"{self.what} must be used in a `for` statement of the kernel, or of a function that it calls")
         axes = [axis for axis, _, _ in self.dims]
         trace.loops[-1].begin(axes)
         made = tuple(
@@ -78,10 +78,10 @@ class TracedLoop:
         self.carried: dict[str, tuple[Local, Traced]] = {}
         self.updates: dict[str, Traced] = {}
         self.kept: dict[str, Any] = {}
-        """Values from before a grid loop, which its iterations must not change."""
+        """Values that exist before a grid loop; its iterations must not change them."""
         self.conditions: dict[str, list[Condition]] = {}
         self.plain: set[str] = set()
-        """Carried values that start as a Python number, which takes the dtype of the other operand."""
+        """Carried values that start as a Python number, and take the dtype of the other operand."""
         self.stepped = False
         self.start = 0
         self.test: tuple[list[Statement], tuple[Less, ...]] | None = None
@@ -90,7 +90,7 @@ class TracedLoop:
         trace.loops.append(self)
 
     def begin(self, axes: list[Axis]) -> None:
-        """It is a loop over tiles."""
+        """Called if the loop turns out to run over tiles."""
         trace = self.trace
         self.outer, trace.block = trace.block, []
         self.axes = axes
@@ -101,8 +101,8 @@ class TracedLoop:
         trace.clock += 1
         self.start = trace.clock
 
-    def again(self, test: Any) -> bool:
-        """Whether a `while` continues: in plain Python, as its test says; on a runtime value, for one run through its body."""
+    def continues(self, test: Any) -> bool:
+        """Whether a `while` continues: in plain Python as its test says; on a runtime value, for exactly one iteration."""
         trace = self.trace
         if self.test is not None:
             return False
@@ -118,20 +118,20 @@ class TracedLoop:
         return True
 
     def prepare(self) -> None:
-        """Starts what may be a `while` on runtime values: statements of its test belong to it."""
+        """Called before the test of a `while`: if the test is a runtime value, its statements belong to the loop."""
         trace = self.trace
         self.outer, trace.block = trace.block, []
         trace.clock += 1
         self.start = trace.clock
 
     def abandon(self) -> None:
-        """It is a `while` of plain Python after all."""
+        """Called if the `while` turns out to be plain Python."""
         assert self.outer is not None
         self.trace.block = [*self.outer, *self.trace.block]
         self.outer = None
 
-    def rest(self, name: str, value: Any) -> Any:
-        """A carried value: before the first iteration, or as an iteration leaves it."""
+    def carry(self, name: str, value: Any) -> Any:
+        """Records a carried value, before the first iteration or after an iteration; returns what replaces it."""
         if self.outer is None:
             return value
         if not self.stepped:
@@ -148,31 +148,33 @@ class TracedLoop:
         local, before = self.carried[name]
         value = as_traced(value)
         if not isinstance(value, Traced):
-            refuse(f"{name} is carried around the loop, and is a {type(value).__name__} at its end")
+            refuse(f"{name} is carried around the loop, but is a {type(value).__name__} at its end")
         value = self._aligned(before, value)
         self._check(name, before, value)
         self.updates[name] = value
         kept = self.conditions.get(name, [])
         since = self._outer_time()
         own = [a for a in before.axes if a is not None]
-        return Traced(held(local), before.axes, kept, [self._all_of_it(f, since, own) for f in value.fed if f.time >= since])
+        return Traced(
+            held(local), before.axes, kept, [self._over_all_iterations(f, since, own) for f in value.fed if f.time >= since]
+        )
 
-    def _all_of_it(self, fed: Fed, time: int, own: Sequence[Axis]) -> Fed:
-        """What fed a value in any iteration. Where conditions hold from the first position on, something did if that existed;
-        where they begin to hold later (a window that begins before its row), iterations take note."""
+    def _over_all_iterations(self, fed: Feeder, time: int, own: Sequence[Axis]) -> Feeder:
+        """The reduction over all iterations. If conditions hold from the first position on, some lane existed iff the first did;
+        if they start to hold later (a window that starts before its row), iterations record it."""
         if all(_holds_first(g, a) for g in fed.guard for a in self.axes):
             first: dict[Expr, Expr] = {a.position: a.begin for a in self.axes}
             guard = tuple(g.substitute(first) for g in fed.guard)
-            return Fed(time, tuple(a for a in fed.over if a not in self.axes), tuple(g for g in guard if not g.proven))
+            return Feeder(time, tuple(a for a in fed.over if a not in self.axes), tuple(g for g in guard if not g.proven))
         trace = self.trace
         assert self.outer is not None
         local = Local(trace.name_for("seen"), torch.int64, tuple(a.block_lane for a in own))
         self.outer.append(Declare(local, 0))
         trace.emit(Assign(local.lanes, (), local, call("add", held(local), fed.count(), dtype=torch.int64)))
-        return Fed(time, (), (Less(const(0), trace._element(local.name, own)),))
+        return Feeder(time, (), (Less(const(0), trace._element(local.name, own)),))
 
     def _aligned(self, before: Traced, value: Traced) -> Traced:
-        """The value in the lanes that it had: those of a block size that this loop runs in are the same in every iteration."""
+        """The value in its previous lanes: lanes of a block size that this loop uses are the same in every iteration."""
         pairs = zip(before.axes[before.ndim - value.ndim :] if value.ndim <= before.ndim else (), value.axes, strict=False)
         names = {b: a for a, b in pairs if a is not None and b is not None and b.original in self.axes and not a.looped}
         return value.renamed(names) if names else value
@@ -195,13 +197,13 @@ class TracedLoop:
             dtype = known[0]
             axes = [None if dim is None else self._known_axis(name, *dim) for dim in known[1]]
         if trace.programs and self.axes and tuple(self.axes) == trace.programs and trace.axes_open == list(self.axes):
-            # Programs carry nothing.
+            # Iterations of a grid loop carry nothing.
             self.kept[name] = was
             return was
         assert self.outer is not None
         here, trace.block = trace.block, self.outer
         local = Local(trace.name_for(name), dtype, tuple(a.block_lane for a in axes if a is not None))
-        initial = kept_as(value, dtype)
+        initial = block_value(value, dtype)
         plain = isinstance(initial, Constant)
         trace.block.append(Declare(local, initial.number if plain and isinstance(initial, Constant) else 0))
         if not plain:
@@ -215,12 +217,12 @@ class TracedLoop:
         return placeholder
 
     def _known_axis(self, name: str, axis: str, size: int | None) -> Axis:
-        """An axis that an iteration gives a carried value; lanes that the loop makes itself are made before it."""
+        """An axis that an iteration adds to a carried value; fixed lanes that the loop creates are declared before it."""
         found = next((a for a in self.trace.axes if a.name == axis), None)
         if found is None and size is not None:
             found = self.trace.fixed_axis(size)
         if found is None:
-            refuse(f"the carried value {name} gets a dim in the loop: give it its shape before, as in hl.zeros([...])")
+            refuse(f"the carried value {name} gains a dim in the loop: give it its shape before the loop, as in hl.zeros([...])")
         return found
 
     def _check(self, name: str, before: Traced, value: Traced) -> None:
@@ -228,15 +230,15 @@ class TracedLoop:
         before_at, value_at = ({a: k - x.ndim for k, a in enumerate(x.axes) if a is not None} for x in (before, value))
         if any(value_at.get(a, k) != k for a, k in before_at.items()):
             self._refuse_shapes(name, before, value)
-        axes, _ = joint(trace, [before, value], f"the carried value {name}")
+        axes, _ = broadcast_dims(trace, [before, value], f"the carried value {name}")
         grown = any(a is not None and a not in before.axes for a in axes) or len(axes) != before.ndim
         if grown and any(a.original in self.axes for a in axes if a is not None):
             self._refuse_shapes(name, before, value)
         if value.dtype.is_floating_point and not before.dtype.is_floating_point and name not in self.plain:
             refuse(
                 f"the carried value {name} is {before.dtype} before the loop and {value.dtype} after an iteration, "
-                "so it would be rounded only where it is stored: "
-                f"begin with that dtype, or convert what is added, as in x.sum(1).to({before.dtype})"
+                "so it would be rounded only when it is stored: "
+                f"start with that dtype, or convert what is added, as in x.sum(1).to({before.dtype})"
             )
         if grown or value.dtype != before.dtype:
             key = (self.number, name)
@@ -246,7 +248,7 @@ class TracedLoop:
             if trace.known.carried.get(key) == form or (value.ndim < before.ndim == len(axes) and value.dtype == before.dtype):
                 return
             trace.known.carried[key] = form
-            raise Again
+            raise RetraceNeeded
         old = {c.holds for c in before.conditions}
         kept = [c for c in before.conditions if c in value.conditions]
         for c in value.conditions:
@@ -255,7 +257,7 @@ class TracedLoop:
             changes = any(own & c.holds.symbols for own in self._changing())
             if c.row and changes:
                 refuse(
-                    f"the carried value {name} exists under a condition on the length of a row that varies with the loop: "
+                    f"the carried value {name} exists under a condition on a row length that varies with the loop: "
                     "reduce over that dim first, or make its lanes exist with hl.fill(x, 0)"
                 )
             if not changes:
@@ -270,16 +272,16 @@ class TracedLoop:
         )
 
     def _changing(self) -> list[set[Symbol]]:
-        """The symbols that change in every iteration."""
+        """The symbols that change with every iteration."""
         axes = [a for a in self.trace.axes if a.original in self.axes]
         return [{a.position, a.lane, a.number, a.first, a.last} for a in axes]
 
     def step(self) -> None:
-        """An iteration begins."""
+        """Called at the start of an iteration."""
         self.stepped = True
 
     def leave(self) -> None:
-        """The loop is over."""
+        """Called after the loop."""
         trace = self.trace
         trace.loops.remove(self)
         if self.outer is None:
@@ -333,7 +335,7 @@ class Branch:
             self.known = bool(test)
 
     def save(self, name: str, value: Any) -> None:
-        """Notes the value of a name before the branches."""
+        """Records the value of a name before the branches."""
         self.before[name] = value
 
     def then(self) -> bool:
@@ -351,7 +353,7 @@ class Branch:
         return True
 
     def keep(self, side: int, name: str, value: Any) -> None:
-        """Notes the value of a name after a branch."""
+        """Records the value of a name after a branch."""
         self.sides[side][name] = value
 
     def restore(self, name: str, value: Any) -> Any:
@@ -359,7 +361,7 @@ class Branch:
         return value if self.known is not None else self.before.get(name, value)
 
     def close(self) -> None:
-        """Both branches are over."""
+        """Called after both branches."""
         if self.known is not None:
             return
         self.blocks[1], self.trace.block = self.trace.block, self.outer
@@ -378,17 +380,17 @@ class Branch:
         values = [as_traced(s) for s in sides]
         if not all(isinstance(v, Traced) for v in values):
             return Unset(name)
-        axes, values = joint(trace, values, f"{name} after an `if`")
+        axes, values = broadcast_dims(trace, values, f"{name} after an `if`")
         dtype = torch.promote_types(values[0].dtype, values[1].dtype)
         local = Local(trace.name_for(name), dtype, tuple(a.block_lane for a in axes if a is not None))
         trace.block.append(Declare(local, 0))
         for block, value in zip(self.blocks, values, strict=True):
-            block.append(Assign(local.lanes, (), local, kept_as(value, dtype)))
+            block.append(Assign(local.lanes, (), local, block_value(value, dtype)))
         conditions = [c for v in values for c in v.conditions]
         return Traced(held(local), axes, conditions, self._fed(values, axes))
 
-    def _fed(self, values: Sequence[Traced], axes: Sequence[Axis | None]) -> list[Fed]:
-        """A value is fed by whatever fed it in the branch that ran; each branch notes whether something did."""
+    def _fed(self, values: Sequence[Traced], axes: Sequence[Axis | None]) -> list[Feeder]:
+        """The reductions that feed a merged value: those of the branch that ran. Each branch records whether any lane existed."""
         trace = self.trace
         since = next((loop.start for loop in reversed(trace.loops) if loop.outer is not None), 0)
         now = [[f for f in v.fed if f.time >= since] for v in values]
@@ -403,7 +405,7 @@ class Branch:
             for f in feds:
                 total = call("add", total, f.count(), dtype=torch.int64)
             block.append(Assign(local.lanes, (), local, total))
-        return [*before, Fed(trace.clock, (), (Less(const(0), trace._element(local.name, own)),))]
+        return [*before, Feeder(trace.clock, (), (Less(const(0), trace._element(local.name, own)),))]
 
     def result(self, name: str, value: Any) -> Any:
         """The value of a name after both branches."""
@@ -426,6 +428,6 @@ class Unset:
 
     def __getattr__(self, attribute: str) -> Any:
         refuse(
-            f"{self._name} may not have been set: set it before the loop, or in both branches of the `if`, whose number is known "
-            "when the kernel runs"
+            f"{self._name} may not be set: the condition of the `if` is known only when the kernel runs; "
+            "set it before the loop, or in both branches"
         )

@@ -1,7 +1,7 @@
 """Loads and stores of traced loops: of plain tensors, and of ragged ones by component and position.
 
-In: a tensor outside of the loops, the keys of an index, a mask. Out: a value that holds 0 where nothing may be read (rule 1), or
-a statement that writes in the lanes whose own indices exist and lie inside (rule 4). Which dims an index gives is as in
+In: a tensor from outside the loop, the keys of an index, a mask. Out: a value that is 0 in lanes without an element (rule 1), or
+a statement that stores in the lanes whose own indices exist and are in bounds (rule 4). An index has the same dims as in
 `interpret/placing.py`.
 """
 
@@ -24,12 +24,12 @@ from serrate.lower.limits import most_of
 from serrate.tensor import JaggedTensor
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Dim
-from serrate.tiles.elementwise import cast, joint
+from serrate.tiles.elementwise import broadcast_dims, cast
 from serrate.tiles.functions import conditions_of
 from serrate.tiles.races import refuse_races
 from serrate.tiles.values import (
     Condition,
-    Fed,
+    Feeder,
     Traced,
     TracedTensor,
     TracedTile,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class TracedStructure:
-    """What a structure says of the levels of its rows."""
+    """The metadata of a structure, by level."""
 
     def __init__(self, rows: TracedRows) -> None:
         self._rows = rows
@@ -59,14 +59,14 @@ class TracedStructure:
 
 
 class TracedRows(TorchLike):
-    """A ragged tensor outside of the loops. Its rows are described by arrays that the program reads."""
+    """A ragged tensor from outside the loop. The program reads the arrays that describe its rows."""
 
     __slots__ = ("like", "name", "rows", "trace")
 
     def __init__(self, trace: Trace, name: str, like: JaggedTensor, rows: str | None = None) -> None:
         self.trace, self.name, self.like = trace, name, like
         self.rows = rows or name
-        """The ragged tensor that has the same rows: one description serves both."""
+        """The name of the ragged tensor whose row arrays this one shares, because its rows are the same."""
 
     @property
     def values(self) -> TracedTensor:
@@ -80,12 +80,12 @@ class TracedRows(TorchLike):
 
     @property
     def offsets(self) -> TracedTensor:
-        """The boundaries of the innermost rows."""
+        """The offsets of the innermost rows."""
         return self.trace.tensor((self.name, "offsets"), self.like.offsets, self.trace.size((self.rows, "num_rows")) + 1)
 
     @property
     def starts(self) -> TracedTensor:
-        """Where the innermost rows start."""
+        """The starts of the innermost rows."""
         return self.trace.tensor((self.name, "starts"), self.like.starts, self.trace.size((self.rows, "num_rows")))
 
     @property
@@ -95,7 +95,7 @@ class TracedRows(TorchLike):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Its device."""
         return self.like.device
 
     @property
@@ -123,7 +123,7 @@ class TracedRows(TorchLike):
 
     @property
     def groups(self) -> str:
-        """What the number of outermost components goes by: rows of one level, and their columns, are counted once."""
+        """The symbol name of the number of outermost components: for rows of one level, the same as that of the rows."""
         rows = self.like.structure.rows
         return "num_rows" if len(rows) == 1 and rows[0].depth == 1 else "num_groups"
 
@@ -138,11 +138,11 @@ class TracedRows(TorchLike):
         return self._number("total_elements")
 
     def total_tiles(self, block: int) -> Any:
-        """How many tiles of `block` positions the innermost rows have together."""
+        """The total number of tiles of `block` positions in the innermost rows."""
         return self._number("total_tiles", int(block))
 
     def tile_list(self, block: int) -> tuple[TracedTensor, TracedTensor]:
-        """The row of every tile, and where in it the tile begins."""
+        """The row of every tile, and the tile's first position in it."""
         made = self.like.tile_list(int(block))
         return (
             self.trace.tensor((self.name, "tile_list", int(block), 0), made[0]),
@@ -151,7 +151,7 @@ class TracedRows(TorchLike):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Sizes; those of ragged dims are symbols that are no numbers."""
+        """Sizes; those of ragged dims are symbols, not numbers."""
         return tuple(self.size(d) for d in range(self.ndim))
 
     def size(self, dim: int | None = None) -> Any:
@@ -177,36 +177,36 @@ class TracedRows(TorchLike):
 
 @dataclass
 class ResolvedIndex:
-    """The keys of an index: where each one points, and the dims of the result."""
+    """The keys of an index as index expressions, and the dims of the result."""
 
     axes: list[Axis | None] = field(default_factory=list)
     indices: list[Expr] = field(default_factory=list)
     conditions: list[Condition] = field(default_factory=list)
-    fed: list[Fed] = field(default_factory=list)
+    fed: list[Feeder] = field(default_factory=list)
 
 
-def placed(trace: Trace, keys: Sequence[Any], extents: Sequence[Expr], broadcast: Sequence[bool]) -> ResolvedIndex:
-    """Every key as an index expression; the axes they bring, in the order of dims. `broadcast` says which dims have one element
-    for all lanes of a tile."""
+def resolve_index(trace: Trace, keys: Sequence[Any], extents: Sequence[Expr], broadcast: Sequence[bool]) -> ResolvedIndex:
+    """Resolves every key to an index expression, and collects their axes in the order of dims. `broadcast` marks dims of size 1,
+    whose one element all lanes of a tile read."""
     found = ResolvedIndex()
     rest = zip(extents, broadcast, strict=True)
     values: list[Traced | None] = [None if k is None else _key(trace, k, *next(rest)) for k in keys]
     blocks = [v for v in values if v is not None and v.ndim > 1]
-    joint_axes, moved = joint(trace, blocks, "an index")
+    broadcast_axes, moved = broadcast_dims(trace, blocks, "an index")
     new = dict(zip(map(id, blocks), moved, strict=True))
     first = True
     for value in values:
-        others = [*found.axes, *joint_axes] if first else found.axes
+        others = [*found.axes, *broadcast_axes] if first else found.axes
         if value is None:
             found.axes.append(None)
             continue
         value = new.get(id(value), value)
         if value.ndim > 1:
             if first:
-                found.axes += joint_axes
+                found.axes += broadcast_axes
                 first = False
         elif value.ndim == 1 and (axis := value.axes[0]) is not None:
-            shared = _shared(axis, others)
+            shared = _shared_dim(axis, others)
             if shared is None:
                 *_, shared = trace.distinct([*others, axis])
                 found.axes.append(shared)
@@ -223,14 +223,14 @@ def placed(trace: Trace, keys: Sequence[Any], extents: Sequence[Expr], broadcast
         for axis in trace.axes_open:
             if c.row and axis.block != 1 and axis not in found.axes and mentions(c.holds, axis):
                 refuse(
-                    "an index by a jagged tile also needs its rows: "
+                    "an index by a jagged tile also needs the tile's rows: "
                     "index them too, as in x[rows, tile] or starts[:, None] + tile.index"
                 )
     return found
 
 
-def _shared(axis: Axis, others: Sequence[Axis | None]) -> Axis | None:
-    """The dim that a key of one dim shares with other keys: those of one tile do, lanes that no tile runs over do not."""
+def _shared_dim(axis: Axis, others: Sequence[Axis | None]) -> Axis | None:
+    """The dim that a 1-D key shares with other keys: keys over the same tile share one, fixed lanes do not."""
     if not (axis.looped or axis.original.site is not None):
         return None
     return next((a for a in others if a is not None and a.original is axis.original), None)
@@ -241,7 +241,7 @@ def _key(trace: Trace, key: Any, extent: Expr, broadcast: bool) -> Traced:
         return Traced(number(const(0)), key.index.axes, key.index.conditions)
     if isinstance(key, slice):
         if key != slice(None) and not all(k is None or isinstance(k, int) for k in (key.start, key.stop, key.step)):
-            refuse("a slice is of numbers that are known when the kernel is compiled: use hl.tile, or hl.arange and an offset")
+            refuse("the bounds of a slice must be known when the kernel is compiled: use hl.tile, or hl.arange and an offset")
         positions = range(trace.static(extent, "a slice needs"))[key]
         axis = trace.fixed_axis(len(positions))
         if axis is None:
@@ -250,7 +250,7 @@ def _key(trace: Trace, key: Any, extent: Expr, broadcast: bool) -> Traced:
     if isinstance(key, bool) or not isinstance(key, (int, Traced, TracedTile, torch.Tensor)):
         refuse(f"an index must be a tile, a value, a number, a slice or None, not {type(key).__name__}")
     if isinstance(key, torch.Tensor):
-        refuse("an index that is a tensor of the host: index it by tiles first, as idx[tile]")
+        refuse("an index must not be a tensor from outside the loop: index it by tiles first, as idx[tile]")
     if isinstance(key, int) and key < 0:
         return Traced(number(extent + int(key)), ())
     value = as_traced(key)
@@ -262,7 +262,7 @@ def _key(trace: Trace, key: Any, extent: Expr, broadcast: bool) -> Traced:
 
 @dataclass
 class IndexedElements:
-    """The elements that an index names: where they are in memory, and under which conditions a lane has one."""
+    """The elements that an index selects: their positions in memory, and the conditions under which a lane has one."""
 
     tensor: Tensor
     place: ResolvedIndex
@@ -271,7 +271,7 @@ class IndexedElements:
 
 
 def _inside(guard: list[Less], index: Expr, size: Expr) -> None:
-    """Asks that an index lies inside, where bounds do not tell."""
+    """Adds guards that an index is in bounds, unless its range proves it."""
     if index.bounds[0] is None or index.bounds[0] < 0:
         guard.append(Less(const(-1), index))
     if not Less(index, size).proven:
@@ -279,12 +279,14 @@ def _inside(guard: list[Less], index: Expr, size: Expr) -> None:
 
 
 def target_of(trace: Trace, tensor: Any, key: Any, *, reads: bool) -> IndexedElements:
-    """What an index of a plain or ragged tensor names; to read, a dim of size 1 has its one element in all lanes of a tile."""
+    """The elements that an index of a plain or ragged tensor selects; in reads, dims of size 1 broadcast over a tile."""
     if isinstance(tensor, TracedRows):
         return _rows(trace, tensor, key, reads)
     if not isinstance(tensor, TracedTensor):
         refuse(f"loads and stores need a tensor created before the loop, not a {type(tensor).__name__}")
-    place = placed(trace, expand_keys(key, tensor.ndim), tensor.sizes, [reads and size.value == 1 for size in tensor.sizes])
+    place = resolve_index(
+        trace, expand_keys(key, tensor.ndim), tensor.sizes, [reads and size.value == 1 for size in tensor.sizes]
+    )
     guard = [c.holds for c in place.conditions]
     for index, size in zip(place.indices, tensor.sizes, strict=True):
         _inside(guard, index, size)
@@ -292,7 +294,7 @@ def target_of(trace: Trace, tensor: Any, key: Any, *, reads: bool) -> IndexedEle
 
 
 def _rows(trace: Trace, jt: TracedRows, key: Any, reads: bool) -> IndexedElements:
-    """Component, then a position for each level, then columns: every step looks up where its rows start and end."""
+    """Component, then a position on each level, then columns: every step looks up the start and end of its row."""
     like, values = jt.like, jt.values
     structure = like.structure
     extents = [
@@ -304,7 +306,7 @@ def _rows(trace: Trace, jt: TracedRows, key: Any, reads: bool) -> IndexedElement
         for d in like.dims
     ]
     broadcast = [reads and d.axis is None and size.value == 1 for d, size in zip(like.dims, extents, strict=True)]
-    place = placed(trace, expand_keys(key, like.ndim), extents, broadcast)
+    place = resolve_index(trace, expand_keys(key, like.ndim), extents, broadcast)
     guard = [c.holds for c in place.conditions]
     where: dict[int, Expr] = {}
     component: Expr = const(0)
@@ -353,7 +355,7 @@ def _rows(trace: Trace, jt: TracedRows, key: Any, reads: bool) -> IndexedElement
 
 
 def _limit(trace: Trace, jt: TracedRows, dim: Dim, rows: Rows, extent: Expr) -> None:
-    """Notes how large the numbers can be that describe the rows of a dim, whose values have `extent` positions."""
+    """Records upper bounds of the arrays that describe the rows of a dim, whose values have `extent` positions."""
     assert dim.axis is not None and dim.level is not None and dim.ragged is not None
     packed = rows.columns is not None and rows.packed
     if dim.level >= rows.depth:
@@ -395,7 +397,7 @@ def _masked(trace: Trace, target: IndexedElements, extra_mask: Any) -> tuple[Les
 def _fitted(trace: Trace, target: IndexedElements, value: Traced, what: str) -> Traced:
     """The value in the axes of an index, which must have all of its dims."""
     index = Traced(constant(0, torch.int64), target.place.axes)
-    axes, (kept, _) = joint(trace, [index, value], what)
+    axes, (kept, _) = broadcast_dims(trace, [index, value], what)
     if len(axes) != len(target.place.axes) or any(a is not None and b is None for a, b in zip(axes, kept.axes, strict=True)):
         refuse(f"{what} has the dims {shown_axes(value.axes)}, but the index has {shown_axes(target.place.axes)}")
     own = target.place.axes[len(axes) - value.ndim :]
@@ -403,7 +405,7 @@ def _fitted(trace: Trace, target: IndexedElements, value: Traced, what: str) -> 
 
 
 def write(trace: Trace, tensor: Any, key: Any, x: Any, extra_mask: Any = None, *, add: bool = False) -> None:
-    """`tensor[key] = x`, in the lanes whose indices exist and lie inside."""
+    """`tensor[key] = x`, in the lanes whose indices exist and are in bounds."""
     if not trace.axes_open:
         refuse("a store by tiles belongs inside a loop over tiles")
     target = target_of(trace, tensor, key, reads=False)
@@ -422,16 +424,16 @@ def write(trace: Trace, tensor: Any, key: Any, x: Any, extra_mask: Any = None, *
 
 
 def rows_key(x: JaggedTensor) -> tuple[int, ...]:
-    """The rows of a ragged tensor as a key, while they are alive: the very same rows, not equal ones."""
+    """The rows of a ragged tensor as a key, by identity, not equality; valid while they are alive."""
     return tuple(map(id, x.structure.rows))
 
 
 def first_of(name: str, env: Mapping[str, Any]) -> str:
-    """The first of some ragged tensors whose rows are those of the one of that name."""
+    """The first of the ragged tensors whose rows are identical to those of `name`."""
     mine = rows_key(env[name])
     return next(other for other, x in env.items() if isinstance(x, JaggedTensor) and rows_key(x) == mine)
 
 
 def offsets_array(name: str, axis: int, what: str) -> Array:
-    """The array that describes one thing of a ragged tensor's rows."""
+    """The symbol of one array that describes a ragged tensor's rows."""
     return Array(f"{name}_{what}" if axis == 0 else f"{name}_{what}_of{axis}")

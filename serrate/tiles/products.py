@@ -1,6 +1,6 @@
-"""Matrix products of traced values, carried in float32.
+"""Matrix products of traced values, accumulated in float32.
 
-In: two blocks. Out: a block; the contracted dim is zeroed in both where it does not exist in one.
+In: two blocks. Out: a block. Along the contracted dim, both operands are zeroed where either does not exist.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from serrate.frontend.kernel.vocabulary import product_dtype
 from serrate.ir.expr import Less
 from serrate.ir.loops import Dot, held
 from serrate.ir.values import carried_dtype
-from serrate.tiles.elementwise import cast, joint
-from serrate.tiles.reducing import SIXTEEN, fed_over
+from serrate.tiles.elementwise import broadcast_dims, cast
+from serrate.tiles.reducing import SIXTEEN, feeders_over
 from serrate.tiles.shaping import squeeze, unsqueeze, with_axes
-from serrate.tiles.values import Fed, Traced, as_traced
+from serrate.tiles.values import Feeder, Traced, as_traced
 
 if TYPE_CHECKING:
     from serrate.tiles.trace import Trace
 
 
 def product(trace: Trace, a: Any, b: Any, out_dtype: torch.dtype | None = None) -> Traced:
-    """A product over the last dim of `a` and the last but one of `b`, carried in float32 (float64 for float64).
+    """Contracts the last dim of `a` with the second to last of `b`, accumulating in float32 (float64 for float64).
 
-    A condition on the contracted dim is put on both operands; one that mentions a dim that the other operand lacks cannot be.
+    Conditions on the contracted dim apply to both operands. A condition that mentions a dim the other operand lacks is an error.
     """
     if a.ndim == 0 or b.ndim == 0:
         refuse("a matrix product needs operands with at least one dim")
@@ -38,7 +38,7 @@ def product(trace: Trace, a: Any, b: Any, out_dtype: torch.dtype | None = None) 
     if (depth is None) != (other is None):
         refuse(f"a matrix product contracts {depth or other} with one lane: index both operands by the same tile")
     # Both operands over the dims (batch, rows, columns, contracted), so that these are four different axes.
-    every, (left, right) = joint(
+    every, (left, right) = broadcast_dims(
         trace,
         [with_axes(a, [*a.axes[:-1], None, depth]), with_axes(b, [*b.axes[:-2], None, b.axes[-1], other])],
         "a product",
@@ -67,8 +67,8 @@ def product(trace: Trace, a: Any, b: Any, out_dtype: torch.dtype | None = None) 
     lanes = tuple(x.block_lane for x in (*kept, *shared))
     trace.emit(Dot(lanes, tuple(dict.fromkeys(guard)), local, left.value, right.value))
     conditions = [c for x in (left, right) for c in x.conditions if not c.over(shared)]
-    fed = [Fed(trace.clock, tuple(shared), tuple(dict.fromkeys((*left.guard(), *right.guard()))))]
-    fed += fed_over((*left.fed, *right.fed), shared)
+    fed = [Feeder(trace.clock, tuple(shared), tuple(dict.fromkeys((*left.guard(), *right.guard()))))]
+    fed += feeders_over((*left.fed, *right.fed), shared)
     found = Traced(held(local), every, conditions, fed)
     return found if dtype == result else cast(found, result)
 

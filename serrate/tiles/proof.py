@@ -1,6 +1,6 @@
 """Whether the compiler may choose a tile size (rule 6).
 
-In: the program of a kernel. Out: the carried values for which this is not proven, and the means to test it.
+In: the program of a kernel. Out: the carried values for which this is not proven, and the inputs of a test.
 
 A recognised reduction does not depend on how a row is cut into tiles. For any other carried value, the kernel is run on random
 data with tiles of one position, three positions, and the whole row. If the results agree, this is tested, not proven; if not,
@@ -84,7 +84,7 @@ def refusal(values: Sequence[tuple[Axis, Carry]], tiles: Sequence[int]) -> Kerne
     (axis, carry), *_ = values
     names = ", ".join(dict.fromkeys(str(c) for _, c in values))
     return KernelError(
-        f"{names}, carried around {axis}, depends on how rows are cut into tiles: it is no reduction that is known (sum, prod, "
+        f"{names}, carried around {axis}, depends on how rows are cut into tiles: it is not a recognised reduction (sum, prod, "
         "max, min, any, all, products, statistics rescaled by a maximum), and tiles of "
         f"{', '.join(map(str, tiles))} positions give different results. Fix the tile, as in hl.tile(..., block_size=16), or "
         f"write {carry} as a reduction"

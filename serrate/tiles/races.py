@@ -1,13 +1,12 @@
-"""Stores that race, as far as a trace shows it: two lanes or two programs that write different values to one element.
+"""Detects stores that race whatever the data: two lanes or two programs write different values to one element.
 
 In: a store, with the index of every lane and the conditions under which it stores. Out: nothing, or a `RaceError` at the user's
-line. What cannot be told from the program (whether the numbers in an index tensor differ) is left to the checked mode of the
-interpreter.
+line. Races that depend on the data (repeated numbers in an index tensor) are found by the interpreter's checked mode.
 
-    programs     the index does not depend on which program it is, and the value does
+    programs     the index does not depend on the program, but the value does
     lanes        the index is the same for all lanes in which a condition fails (`torch.where(valid, t.index, 0)`,
-                 `t.index.clamp(max=n)`), the value is not, and the store does not ask for that condition
-    rows         the index counts from where a row starts (`offsets[b] + t.index`), and the store goes on into the next row
+                 `t.index.clamp(max=n)`), the value is not, and the store does not require that condition
+    rows         the index counts from the start of a row (`offsets[b] + t.index`), and the store runs on into the next row
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 def refuse_races(
     trace: Trace, target: IndexedElements, guard: Sequence[Less], stored: Value, value: Traced, *, masked: bool
 ) -> None:
-    """Raises for a store that races whatever its arguments are."""
+    """Raises for a store that races whatever its arguments."""
     _programs(trace, target, guard, stored, value)
     own = symbols_of(stored) | trace.depends(stored)
     for axis in target.place.axes:
@@ -45,7 +44,7 @@ def refuse_races(
         if merged and not any(p == [] for p in parts) and not any(_asked(trace, p, guard, target) for p in merged):
             refuse(
                 f"lanes of {axis} store different values to one element: their index is the same wherever its condition fails. "
-                "Store only where it holds, as in hl.store(out, [index, ...], x, extra_mask=valid[:, None])",
+                "Store only where the condition holds, as in hl.store(out, [index, ...], x, extra_mask=valid[:, None])",
                 RaceError,
             )
         if not masked:
@@ -53,7 +52,7 @@ def refuse_races(
 
 
 def _programs(trace: Trace, target: IndexedElements, guard: Sequence[Less], stored: Value, value: Traced) -> None:
-    """A program that stores its own value to a place that all programs have stores it against the others."""
+    """Raises if programs store different values at an index that is the same for all of them."""
     used = {s for e in target.where for s in e.symbols} | {s for g in guard for s in g.symbols}
     exprs = (*target.where, *(g.left for g in guard), *(g.right for g in guard))
     local = any(isinstance(e, Element) and e.array.local for x in exprs for e in x.walk())
@@ -65,7 +64,7 @@ def _programs(trace: Trace, target: IndexedElements, guard: Sequence[Less], stor
         many = axis.size is None or axis.size > 1
         if many and not own & used and own & (mine | trace.depends(stored)):
             refuse(
-                f"programs of {axis} store different values to the same place, because the index does not depend on it: "
+                f"programs of {axis} store different values to the same element, because the index does not depend on it: "
                 "index by it too, reduce in a loop inside, or use hl.atomic_add"
             )
 
@@ -73,12 +72,12 @@ def _programs(trace: Trace, target: IndexedElements, guard: Sequence[Less], stor
 # --- lanes -----------------------------------------------------------------------------------------------------------------
 
 Condition = Value | Less
-"""Under which lanes have an index of their own: a mask, or a comparison of indices."""
+"""A condition under which each lane has its own index: a mask, or a comparison of indices."""
 
 
 class _LaneDependence:
-    """How an index depends on the lanes of an axis: None if not at all; else the conditions under which lanes have an index of
-    their own, none of them where they always have, as far as can be seen."""
+    """How an index depends on the lanes of an axis: None if not at all; else the conditions under which each lane has its own
+    index (an empty list if always, as far as can be seen)."""
 
     def __init__(self, trace: Trace, axis: Axis) -> None:
         self.trace, self.axis = trace, axis
@@ -117,13 +116,13 @@ class _LaneDependence:
         return self._joined([self._expr(part) for part in e.operands])
 
     def _computed(self, e: Expr) -> Value | None:
-        """What the program has worked out for an element of an index block."""
+        """The value that the program computed for an element of an index block."""
         if isinstance(e, Element) and e.array.local and e.index.symbols & self.symbols:
             return self.trace.computed(e.array.name)
         return None
 
     def _joined(self, parts: Sequence[list[Condition] | None]) -> list[Condition] | None:
-        """Of several parts, one with an index for every lane is enough."""
+        """Of several addends, one that differs in every lane is enough."""
         found = [p for p in parts if p is not None]
         if not found or [] in found:
             return [] if found else None
@@ -139,7 +138,7 @@ class _LaneDependence:
         return [call("logical_not", condition, dtype=torch.bool), *(parts[1] or ())]
 
     def _limited(self, function: str, one: Expr | None, other: Expr | None) -> list[Condition] | None:
-        """An index that stays at a limit: lanes on this side of it have their own."""
+        """A clamped index: lanes within the limit have their own."""
         for x, limit in ((one, other), (other, one)):
             if x is None or limit is None or not x.symbols & self.symbols or limit.symbols & self.symbols:
                 continue
@@ -156,13 +155,13 @@ def _as_expr(value: Value) -> Expr | None:
 
 
 def _asked(trace: Trace, conditions: Sequence[Condition], guard: Sequence[Less], target: IndexedElements) -> bool:
-    """Whether a store asks for all of these conditions."""
+    """Whether a store requires all of these conditions."""
     masks = {m for g in guard for e in g.right.walk() if isinstance(e, Element) and e.array.local for m in _masks(trace, e)}
     return all(_holds(trace, c, guard, masks, target) for c in conditions)
 
 
 def _masks(trace: Trace, e: Element) -> Iterator[Value]:
-    """The masks that a condition on an element of a block asks for."""
+    """The masks that a condition on an element of a block implies."""
     pending = [trace.computed(e.array.name)]
     while pending:
         value = pending.pop()
@@ -193,7 +192,7 @@ def _holds(trace: Trace, c: Condition, guard: Sequence[Less], masks: set[Value],
 
 
 def _rows(trace: Trace, target: IndexedElements, axis: Axis) -> None:
-    """A store that counts from the start of a row, and ends where neither the row nor the next one has a part in it."""
+    """Raises if an index counts from the start of a row, and no bound of the store depends on the end of that row."""
     fixed = set(trace.numbers.values())
     if not axis.looped or not axis.end.symbols <= fixed or any(isinstance(e, Element) for e in axis.end.walk()):
         return
@@ -208,7 +207,7 @@ def _rows(trace: Trace, target: IndexedElements, axis: Axis) -> None:
         starts = [a for a in addends if isinstance(a, Load) and len(a.index) == 1]
         if counts and any((a.tensor.name, a.index[0] + 1) in trace.loaded for a in starts):
             refuse(
-                f"the store goes from where a row starts to the end of {axis}, past the end of the row and into the next one, "
+                f"the store runs from the start of a row to the end of {axis}, past the end of the row and into the next one, "
                 "which another program stores. Store only inside the row, as in "
                 "hl.store(out, [index, ...], x, extra_mask=(tile.index < length)[:, None])",
                 RaceError,

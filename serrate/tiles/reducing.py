@@ -1,6 +1,7 @@
 """Reductions and scans of traced values: statements whose results are private blocks. Holes never count (rule 3).
 
-In: a value, the dims to be reduced, and what torch's functions take. Out: a value without these dims, which knows what feeds it.
+In: a value, the dims to reduce, and the other arguments of torch's functions. Out: a value without these dims, which records
+the reductions that feed it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from serrate.ir.tile import Axis
 from serrate.ir.values import Value, call, constant
 from serrate.tiles.elementwise import cast
 from serrate.tiles.shaping import squeeze
-from serrate.tiles.values import Fed, Traced
+from serrate.tiles.values import Feeder, Traced
 
 if TYPE_CHECKING:
     from serrate.tiles.trace import Trace
@@ -30,7 +31,7 @@ Picked = namedtuple("Picked", "values indices")
 
 
 def dims_of(x: Traced, dim: Any, what: str) -> list[int]:
-    """The dims that are reduced, counted from the front."""
+    """The reduced dims as non-negative numbers."""
     given = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     for d in given:
         if not -x.ndim <= d < x.ndim:
@@ -60,7 +61,7 @@ def reduced(trace: Trace, x: Traced, dims: Sequence[int], keepdim: bool, operato
         value = held(local)
     else:
         value = where_exists(x, value, identity)
-    fed = [Fed(trace.clock, tuple(over), x.guard()), *fed_over(x.fed, over)]
+    fed = [Feeder(trace.clock, tuple(over), x.guard()), *feeders_over(x.fed, over)]
     conditions = [c for c in x.conditions if not c.over(over)]
     axes = [None if d in dims else a for d, a in enumerate(x.axes)]
     axes = axes if keepdim else [a for d, a in enumerate(axes) if d not in dims]
@@ -68,7 +69,7 @@ def reduced(trace: Trace, x: Traced, dims: Sequence[int], keepdim: bool, operato
 
 
 def where_exists(x: Traced, value: Value, other: Any) -> Value:
-    """A value in the rows in which another one exists; elsewhere a number."""
+    """A value where `x` exists; elsewhere a number."""
     rows = tuple(c.holds for c in x.conditions if c.row)
     if not rows:
         return value
@@ -76,12 +77,12 @@ def where_exists(x: Traced, value: Value, other: Any) -> Value:
     return call("where", here, value, constant(other, value.dtype), dtype=value.dtype)
 
 
-def fed_over(fed: Sequence[Fed], over: Sequence[Axis]) -> list[Fed]:
-    """What fed a value, as what is reduced from it sees that: anything along the reduced axes."""
+def feeders_over(fed: Sequence[Feeder], over: Sequence[Axis]) -> list[Feeder]:
+    """The reductions that feed a value, for a reduction of that value: any position along the reduced axes counts."""
     found = []
     for f in fed:
         more = [a for a in over if a not in f.over and any(s in g.symbols for g in f.guard for s in (a.position, a.lane))]
-        found.append(Fed(f.time, (*f.over, *more), f.guard))
+        found.append(Feeder(f.time, (*f.over, *more), f.guard))
     return found
 
 
@@ -139,7 +140,7 @@ def arg(what: str) -> Callable[..., Traced]:
         (d,) = dims_of(x, dim, f"arg{what}")
         axis = x.axes[d]
         best = reduced(trace, x, [d], True, what, x.dtype)
-        # The first lane that exists and holds the extreme; NaN is one, as in torch.
+        # The first lane that exists and holds the extreme; NaN counts as one, as in torch.
         hit = call("eq", x.value, best.value, dtype=torch.bool)
         if x.dtype.is_floating_point:
             hit = call("logical_or", hit, call("isnan", x.value, dtype=torch.bool), dtype=torch.bool)
@@ -172,7 +173,7 @@ def softmax(trace: Trace, x: Traced, dim: int, dtype: torch.dtype | None = None,
 
 def logsumexp(trace: Trace, x: Traced, dim: int, keepdim: bool = False) -> Any:
     top = amax(trace, x, dim, True)
-    # The largest is taken out, unless it is infinite.
+    # Subtract the maximum, unless it is infinite.
     shift: Any = trace.call(torch.where, (trace.call(torch.isinf, (top,), {}), 0.0, top), {})
     total = sum(trace, (x - shift).exp(), dim, True)
     found = total.log() + shift
@@ -191,7 +192,7 @@ def cumulative(operator: str) -> Callable[..., Traced]:
 
 
 def scanned(trace: Trace, x: Traced, dim: int, operator: str) -> Traced:
-    """Values up to each position of a dim, combined: a statement whose result is a private block."""
+    """An inclusive scan along a dim: a statement whose result is a private block."""
     axis = x.axes[dim]
     if axis is None:
         return x
@@ -201,9 +202,9 @@ def scanned(trace: Trace, x: Traced, dim: int, operator: str) -> Traced:
     local = trace.declare(trace.name_for("scan"), x.dtype, [a for a in x.axes if a is not None], identity)
     lanes = tuple(a.block_lane for a in x.axes if a is not None)
     trace.emit(Running(lanes, x.guard(), local, carry, axis.block_lane, operator, x.value))
-    return Traced(held(local), x.axes, x.conditions, [Fed(trace.clock, (axis,), x.guard()), *fed_over(x.fed, [axis])])
+    return Traced(held(local), x.axes, x.conditions, [Feeder(trace.clock, (axis,), x.guard()), *feeders_over(x.fed, [axis])])
 
 
 def fill(trace: Trace, x: Traced, v: Any) -> Traced:
-    """Every lane exists; holes hold `v`. The ends of plain ranges stay ends."""
+    """Makes every lane exist, with `v` in holes. Bounds of plain ranges stay."""
     return Traced(where_exists(x, x.value, v), x.axes, [c for c in x.conditions if not c.row], x.fed)

@@ -1,7 +1,7 @@
-"""`hl.associative_scan`: a scan along a dim by a function of the user's own.
+"""`hl.associative_scan`: a scan along a dim with the user's combine function.
 
-In: the function, one value or several, a dim. Out: values of the same dims. Lane after lane: what was combined so far, combined
-with the next lane that exists; a lane that does not exist hands on what it was given.
+In: the function, one value or several, a dim. Out: values with the same dims. Lane by lane, the running value is combined with
+the next lane that exists; a lane that does not exist passes it on.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from serrate.frontend.kernel.machine import refuse
 from serrate.ir.loops import Assign, held, number
 from serrate.ir.tile import Along
 from serrate.ir.values import Value, call, constant
-from serrate.tiles.elementwise import joint, kept_as
-from serrate.tiles.reducing import dims_of, fed_over
-from serrate.tiles.values import Fed, Traced, as_traced
+from serrate.tiles.elementwise import block_value, broadcast_dims
+from serrate.tiles.reducing import dims_of, feeders_over
+from serrate.tiles.values import Feeder, Traced, as_traced
 
 if TYPE_CHECKING:
     from serrate.tiles.trace import Trace
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def associative_scan(trace: Trace, combine: Callable[..., Any], x: Any, dim: int, reverse: bool) -> Any:
     """The scan, as a loop over the lanes of one axis."""
     many = isinstance(x, (tuple, list))
-    axes, given = joint(trace, [as_traced(each) for each in (x if many else [x])], "associative_scan")
+    axes, given = broadcast_dims(trace, [as_traced(each) for each in (x if many else [x])], "associative_scan")
     (d,) = dims_of(given[0], dim, "associative_scan")
     axis = axes[d]
     if axis is None:
@@ -52,9 +52,9 @@ def associative_scan(trace: Trace, combine: Callable[..., Any], x: Any, dim: int
     made = combine(*pairs)
     made = list(made) if many else [made]
     if len(made) != len(given):
-        refuse(f"associative_scan: the function takes {len(given)} values and gives {len(made)}")
+        refuse(f"associative_scan: the function takes {len(given)} values but returns {len(made)}")
     for local, each, new in zip(fresh, here, made, strict=True):
-        combined = kept_as(as_traced(new), each.dtype)
+        combined = block_value(as_traced(new), each.dtype)
         first = call("where", held(seen), combined, each.value, dtype=each.dtype)
         trace.block.append(Assign(lanes, (), local, first))
     for local, carry in zip(fresh, carries, strict=True):
@@ -67,6 +67,6 @@ def associative_scan(trace: Trace, combine: Callable[..., Any], x: Any, dim: int
 
     out = []
     for each, local in zip(given, results, strict=True):
-        fed = [Fed(trace.clock, (axis,), each.guard()), *fed_over(each.fed, [axis])]
+        fed = [Feeder(trace.clock, (axis,), each.guard()), *feeders_over(each.fed, [axis])]
         out.append(Traced(held(local), axes, each.conditions, fed))
     return tuple(out) if many else out[0]

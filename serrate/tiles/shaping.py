@@ -1,7 +1,7 @@
-"""Dims of traced values in another order or another shape.
+"""Permuting, reshaping and slicing traced values.
 
-In: a value and what torch's functions of that name take. Out: the same lanes under other dims. A tile's dim stays what it is,
-whatever its number of lanes; parts are taken only of dims that no tile runs over.
+In: a value and the arguments of the torch function. Out: the same lanes under other dims. A tile's dim is never split, since its
+number of lanes may be open; only dims that no tile runs over can be sliced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from serrate.ir.loops import Held
 from serrate.ir.renaming import Swap
 from serrate.ir.tile import Axis
 from serrate.ir.values import constant
-from serrate.tiles.values import Condition, Fed, LanesOf, OpenSize, Traced, TracedTile, plain
+from serrate.tiles.values import Condition, Feeder, LanesOf, OpenSize, Traced, TracedTile, plain
 
 if TYPE_CHECKING:
     from serrate.tiles.trace import Trace
@@ -62,7 +62,7 @@ def squeeze(trace: Trace, x: Traced, dim: int | None = None) -> Traced:
 
 
 def getitem(trace: Trace, x: Traced, key: Any) -> Traced:
-    """`None`, full slices, and one place or a fixed range of a dim that no tile runs over."""
+    """Supports `None`, full slices, and an index or a fixed slice of a dim that no tile runs over."""
     old = 0
     axes: list[Axis | None] = []
     places: dict[Axis, tuple[Expr, Axis | None]] = {}
@@ -95,20 +95,18 @@ def getitem(trace: Trace, x: Traced, key: Any) -> Traced:
         axes.append(new)
     if not places:
         return with_axes(x, axes)
-    return placed(trace, x, {a: e for a, (e, _) in places.items()}, axes)
+    return reindex(trace, x, {a: e for a, (e, _) in places.items()}, axes)
 
 
-def placed(trace: Trace, x: Traced, places: dict[Axis, Expr], axes: Sequence[Axis | None]) -> Traced:
-    """The value at other places along some of its axes: what is read from memory is read there."""
+def reindex(trace: Trace, x: Traced, places: dict[Axis, Expr], axes: Sequence[Axis | None]) -> Traced:
+    """The value at other indices along some of its axes: its loads are moved there."""
     if any(
         isinstance(v, Held) and any(lane.symbol in {a.position for a in places} for lane in v.local.lanes) for v in x.value.walk()
     ):
-        refuse(
-            "a part of a result that was computed in this loop: store it to a tensor first, or use torch.where and a reduction"
-        )
+        refuse("a value computed in this loop cannot be sliced: store it to a tensor first, or use torch.where and a reduction")
     swap: dict[Expr, Expr] = {a.position: e for a, e in places.items()}
     conditions = [Condition(c.holds.substitute(swap), c.row) for c in x.conditions]
-    fed = [Fed(f.time, f.over, tuple(g.substitute(swap) for g in f.guard)) for f in x.fed]
+    fed = [Feeder(f.time, f.over, tuple(g.substitute(swap) for g in f.guard)) for f in x.fed]
     return Traced(Swap(swap).value(x.value), axes, conditions, fed)
 
 
@@ -142,7 +140,7 @@ def reshape(trace: Trace, x: Traced, *sizes: Any) -> Traced:
         known = math.prod(int(s) for s in wanted if int(s) != -1)
         shape = [total // max(known, 1) if int(s) == -1 else int(s) for s in wanted]
         return _regrouped(trace, x, [n for n in lanes if n is not None], shape)
-    # Tiles whose lanes are not known keep their dims, in their order; other dims may come and go where they are of size 1.
+    # Tiles with an open block size keep their dims, in order; other dims may be added or removed if their size is 1.
     named = [_axis_of(s) for s in wanted]
     missing = [a for a in open_ if a not in named]
     for n, s in enumerate(wanted):
@@ -160,7 +158,7 @@ def reshape(trace: Trace, x: Traced, *sizes: Any) -> Traced:
             axes.append(next(fixed, None))
     if [a for a in axes if a is not None] != kept:
         refuse(
-            f"a reshape of {', '.join(map(str, x.axes))} that depends on the block size: keep the dims of tiles as they are, "
+            f"a reshape of {', '.join(map(str, x.axes))} depends on the block size: keep the dims of tiles as they are, "
             "or fix block_size="
         )
     return with_axes(x, axes)
@@ -168,7 +166,7 @@ def reshape(trace: Trace, x: Traced, *sizes: Any) -> Traced:
 
 def _regrouped(trace: Trace, x: Traced, old: list[int], new: list[int]) -> Traced:
     if math.prod(old) != math.prod(new):
-        refuse(f"reshape: {old} has {math.prod(old)} lanes, and {new} has {math.prod(new)}")
+        refuse(f"reshape: {old} has {math.prod(old)} lanes, but {new} has {math.prod(new)}")
     axes: list[Axis | None] = [None] * len(new)
     places: dict[Axis, Expr] = {}
     for mine, theirs in regroup(old, new):
@@ -183,17 +181,17 @@ def _regrouped(trace: Trace, x: Traced, old: list[int], new: list[int]) -> Trace
             axis = x.axes[d]
             if axis is not None:
                 if axis.looped:
-                    refuse("a reshape that takes a tile's dim apart: load the tensor in that shape instead")
+                    refuse("a reshape cannot split a tile's dim: load the tensor in that shape instead")
                 places[axis] = flat % old[d]
             flat = flat // old[d]
-    return placed(trace, x, places, axes) if places else with_axes(x, axes)
+    return reindex(trace, x, places, axes) if places else with_axes(x, axes)
 
 
 def flatten(trace: Trace, x: Traced, start_dim: int = 0, end_dim: int = -1) -> Traced:
     first, last = start_dim % x.ndim, end_dim % x.ndim
     shape = list(x.shape)
     if any(isinstance(s, OpenSize) for s in shape[first : last + 1]) and first != last:
-        refuse("flatten of tiles depends on the block size: keep their dims apart, or fix block_size=")
+        refuse("flatten of tiles depends on the block size: keep their dims separate, or fix block_size=")
     return reshape(trace, x, [*shape[:first], math.prod(int(s) for s in shape[first : last + 1]), *shape[last + 1 :]])
 
 

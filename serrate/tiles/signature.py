@@ -1,7 +1,7 @@
-"""Signatures: what the program of a device loop is made for.
+"""Signatures: what the program of a device loop is specialised on.
 
-In: what a loop uses, by name. Out: its form (dtypes, numbers of dims, how rows are described, what is no number), the sizes in it
-that may be compiled in, and what a trace read of functions, classes, modules and objects.
+In: the variables that a loop uses, by name. Out: their form (dtypes, ranks, row formats, constants), the sizes that may be
+compiled in, and what a trace read of functions, classes, modules and objects.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from serrate.tiles.sources import CONTAINERS, Container, Env, Path
 
 
 class Fixed(int):
-    """A size that the user wants compiled in."""
+    """A size that the user asked to be compiled in."""
 
 
 # --- forms ---------------------------------------------------------------------------------------------------------------
 
 
-class Same:
-    """Something that cannot be hashed, as a key: the very same thing."""
+class ByIdentity:
+    """An unhashable object as a key, compared by identity."""
 
     __slots__ = ("thing",)
 
     def __init__(self, thing: Any) -> None:
-        # Kept alive, so that nothing else has its identity.
+        # Kept alive, so that its id is not reused.
         self.thing = thing
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.thing is self.thing
+        return isinstance(other, ByIdentity) and other.thing is self.thing
 
     def __hash__(self) -> int:
         return id(self.thing)
 
 
 def signature(env: Env) -> tuple[Any, dict[Path, int]]:
-    """The form of what a loop uses, and the sizes in it that may be compiled in.
+    """The form of a loop's variables, and the sizes among them that may be compiled in.
 
     >>> signature({"x": torch.zeros(2, 3), "n": 4, "scale": 0.5})
     ((('x', torch.float32, (False, False)), ('n', <class 'int'>), ('scale', <class 'float'>)), {('x', 'shape', 1): 3, ('n',): 4})
@@ -76,7 +76,7 @@ def signature(env: Env) -> tuple[Any, dict[Path, int]]:
         elif not isinstance(value, (int, float)):
             form.append((name, type(value), key_of(value)))
         elif isinstance(value, BlockSize):
-            # Two blocks of one size are the same only if they are of one axis.
+            # Two blocks of equal size are the same only if they belong to the same axis.
             own = next((k for k, axis in enumerate(axes) if axis is value.axis), len(axes))
             axes.append(value.axis)
             form.append((name, BlockSize, int(value), own))
@@ -91,13 +91,13 @@ def signature(env: Env) -> tuple[Any, dict[Path, int]]:
 
 
 def rows_form(structure: Structure) -> tuple[Any, ...]:
-    """How the rows of a structure are described."""
+    """The form of a structure's rows."""
     dtypes = [(r.form, *(each.dtype for each in r.offsets), None if r.starts is None else r.starts.dtype) for r in structure.rows]
     return (structure.dims, structure.ahead, *dtypes)
 
 
 def widths(env: Env) -> set[Path]:
-    """The sizes of dims of ragged tensors that no row has a part in: they are the same in every batch."""
+    """The sizes of regular dims of ragged tensors: they are the same in every batch."""
     found: set[Path] = set()
     for name, value in env.items():
         if isinstance(value, JaggedTensor):
@@ -110,12 +110,12 @@ def widths(env: Env) -> set[Path]:
 
 
 def single(x: torch.Tensor) -> tuple[bool, ...]:
-    """Which dims have size 1: a tile that reads one reads its one element in every lane, so programs are made for it."""
+    """Which dims have size 1. Programs are specialised on that, because such dims broadcast to all lanes of a tile."""
     return tuple([size == 1 for size in x.shape])
 
 
 def counts_of(env: Env) -> set[int]:
-    """Numbers of rows, their lengths, and first dims, that are no other dim: an integer that is one will change with them."""
+    """Numbers of rows, lengths and first dims that are not also another dim: an equal integer will vary with them."""
     found: set[int] = set()
     widths: set[int] = set()
     for value in env.values():
@@ -129,19 +129,19 @@ def counts_of(env: Env) -> set[int]:
 
 
 def key_of(value: Any) -> Any:
-    """What stands for something that is no number, tensor or container."""
+    """The key of a value that is not a number, tensor or container."""
     try:
         hash(value)
     except TypeError:
-        return Same(value)
+        return ByIdentity(value)
     return described(value) if isinstance(value, complex) else value
 
 
-# --- what a trace reads of functions, classes, modules and objects -----------------------------------------------------------
+# --- functions, classes, modules and objects -----------------------------------------------------------------------------
 
 
 def is_read(value: Any) -> bool:
-    """Whether a trace may read more of something than itself: functions, classes, modules and objects of the user's."""
+    """Whether a trace may read attributes of a value: a function, class, module or object of the user's."""
     if isinstance(value, (*PLAIN, torch.Tensor, JaggedTensor, Container, *CONTAINERS, types.BuiltinFunctionType)):
         return False
     module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
@@ -152,18 +152,18 @@ def nothing() -> None:
     """A function that reads nothing."""
 
 
-class Reading:
-    """What a trace read of some objects: the same objects give the same program as long as it is as it was."""
+class Snapshot:
+    """What a trace read of some objects; as long as it is unchanged, the same program serves them."""
 
     def __init__(self, objects: Sequence[Any], names: frozenset[str], number: int) -> None:
         self.number = number
-        """Programs are made for a reading, and know it by this number."""
+        """Identifies the snapshot in the keys of programs."""
         self._count = len(objects)
         self._snapshot, self._tensors = snapshot(nothing, tuple(objects), names)
         self._versions = [version(_values(t)) for t in self._tensors]
 
     def holds(self, objects: Sequence[Any]) -> bool:
-        """Whether everything is as it was. Tensors are the same ones, and were not written to: a trace holds their numbers."""
+        """Whether nothing has changed. Tensors must be the same objects and unmodified: a trace may embed their contents."""
         if len(objects) != self._count:
             return False
         found = self._snapshot.read(nothing, objects)
@@ -180,17 +180,17 @@ def _values(x: torch.Tensor | JaggedTensor) -> torch.Tensor:
 
 
 def attributes(code: types.CodeType) -> frozenset[str]:
-    """The names of attributes that code, and the functions made in it, may read."""
+    """The attribute names that code, and the functions defined in it, may read."""
     return frozenset(code.co_names).union(*(attributes(c) for c in code.co_consts if isinstance(c, types.CodeType)))
 
 
-# --- what programs take --------------------------------------------------------------------------------------------------
+# --- argument checks -----------------------------------------------------------------------------------------------------
 
 
 def check(x: torch.Tensor) -> None:
-    """Raises for tensors that compiled kernels do not take."""
+    """Raises for tensors that compiled kernels do not accept."""
     if not (x.is_cpu or x.is_cuda):
-        raise DeviceError(f"compiled kernels run on a CPU or a CUDA device, and an argument is on {x.device}")
+        raise DeviceError(f"compiled kernels run on a CPU or a CUDA device, but an argument is on {x.device}")
     if x.requires_grad and torch.is_grad_enabled():
         raise GradientError("a kernel has no gradient: call it under torch.no_grad(), or with detached tensors")
     if has_tangent(x):
@@ -198,7 +198,7 @@ def check(x: torch.Tensor) -> None:
 
 
 def check_rows(x: JaggedTensor) -> None:
-    """Raises for rows that are not what they were when they were checked, and are wrong: offsets may have been written to."""
+    """Raises if rows are invalid now: their offsets may have been written to since they were checked."""
     structure = x.structure
     if not all(rows.verified() for rows in structure.rows):
         structure.check_rows(x.values)

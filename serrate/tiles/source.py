@@ -34,7 +34,7 @@ LAUNCH = "__serrate_launch__"
 TRACE = "__serrate_trace__"
 UNSET = "__serrate_unset__"
 _UNSET = object()
-"""What a name that need not be given stands for where it is not."""
+"""The default of a parameter that need not be passed."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class DeviceLoop:
     names: tuple[str, ...]
     """The local variables that it uses."""
     outside: tuple[str, ...]
-    """The other names that it uses: of enclosing functions, and globals."""
+    """The other names that it uses: globals, and variables of enclosing functions."""
     make: Callable[[Any], Callable[..., Any]]
-    """The loop as a function of all these names, for a machine."""
+    """Makes the loop a function of all these names, for a machine."""
     line: int
 
 
@@ -55,7 +55,7 @@ class SplitKernel:
     """A kernel's function, split."""
 
     host: Callable[[Sequence[Callable[[dict[str, Any]], None]]], Callable[..., Any]]
-    """The host function, given a launcher for each loop, which takes the loop's variables by name."""
+    """Makes the host function from one launcher per loop; a launcher takes the loop's variables by name."""
     loops: tuple[DeviceLoop, ...]
 
 
@@ -138,7 +138,7 @@ class _Finder:
         exposed, _ = read_first([loop], set())
         names = tuple(n for n in read if n in self.local and n in exposed)
         others = tuple(n for n in read if n not in self.local)
-        # What the loop only writes does not exist before it.
+        # Variables that the loop only writes may not exist before it.
         given = ", ".join(f"{n!r}: {n}" for n in names if n not in written)
         maybe = "".join(f", **({{{n!r}: {n}}} if {n!r} in {LOCALS}() else {{}})" for n in names if n in written)
         call = ast.parse(f"{LAUNCH}[{len(self.found)}]({{{given}{maybe if given else maybe[2:]}}})").body[0]
@@ -164,12 +164,12 @@ def outside(function: types.FunctionType, name: str) -> Any:
 
 
 def _device(function: types.FunctionType, loop: ast.For, names: tuple[str, ...], others: tuple[str, ...]) -> DeviceLoop:
-    body = _BranchNotes().statements([loop])
+    body = _HookInserter().statements([loop])
     every = [*names, *others]
     arguments = ast.arguments(
         posonlyargs=[], args=[], kwonlyargs=[ast.arg(n) for n in every], kw_defaults=[None] * len(every), defaults=[]
     )
-    # A name that the loop sets before it is read need not be given.
+    # A name that the loop sets before reading it need not be passed.
     unset = ast.parse("\n".join(f"if {n} is {UNSET}: del {n}" for n in names) or "pass").body
     for statement in unset:
         for part in ast.walk(statement):
@@ -185,8 +185,8 @@ def _device(function: types.FunctionType, loop: ast.For, names: tuple[str, ...],
     return DeviceLoop(names, others, make, loop.lineno)
 
 
-class _BranchNotes:
-    """Puts hooks at the loops and branches of a device loop."""
+class _HookInserter:
+    """Inserts hooks at the loops and branches of a device loop."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -203,7 +203,7 @@ class _BranchNotes:
                 out += self._branch(s, behind)
             elif isinstance(s, (ast.Return, ast.Break, ast.Continue)):
                 what = {ast.Return: "return", ast.Break: "break", ast.Continue: "continue"}[type(s)]
-                raise KernelError(f"line {s.lineno}: `{what}` inside a loop over tiles: use `if` around what it would skip")
+                raise KernelError(f"line {s.lineno}: `{what}` cannot be used in a loop over tiles: put `if` around what it skips")
             else:
                 for name in ("body", "orelse"):
                     if getattr(s, name, None) and not isinstance(s, (ast.FunctionDef, ast.ClassDef)):
@@ -217,7 +217,7 @@ class _BranchNotes:
 
     def _loop(self, node: ast.For | ast.While, live: frozenset[str]) -> list[ast.stmt]:
         carried = carried_names(node)
-        # What a loop leaves behind is carried too, though no iteration reads it.
+        # A variable that is read after the loop is carried too, even if no iteration reads it.
         written = {n: s for s in every_statement(node.body) for n in names_written(s)}
         left = {n: s for n, s in sorted(written.items()) if n in live and n not in carried}
         carried |= left
@@ -226,22 +226,22 @@ class _BranchNotes:
         node.body = self.statements(node.body, live | frozenset(again))
         targets = [n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)] if isinstance(node, ast.For) else []
 
-        def rests(then: str) -> list[ast.stmt]:
+        def carries(then: str) -> list[ast.stmt]:
             found: list[ast.stmt] = []
             for n, written in carried.items():
-                found += _like(f"if {n!r} in {LOCALS}(): {n} = {loop}.rest({n!r}, {n})", written)
+                found += _like(f"if {n!r} in {LOCALS}(): {n} = {loop}.carry({n!r}, {n})", written)
             return [*found, *_like(f"{loop}.{then}()", node)]
 
         enter = _like(f"{loop} = {TRACE}.enter({tuple(targets)!r}, {tuple(left)!r})", node)
         if isinstance(node, ast.For):
-            node.body = [*rests("step"), *node.body]
-            return [*enter, node, *rests("leave")]
-        before = [*_like(f"{loop}.prepare()", node), *rests("step")]
-        test = _like(f"{loop}.again(0)", node)[0]
+            node.body = [*carries("step"), *node.body]
+            return [*enter, node, *carries("leave")]
+        before = [*_like(f"{loop}.prepare()", node), *carries("step")]
+        test = _like(f"{loop}.continues(0)", node)[0]
         assert isinstance(test, ast.Expr) and isinstance(test.value, ast.Call)
         test.value.args = [node.test]
         node.test = test.value
-        return [*enter, *before, node, *rests("leave")]
+        return [*enter, *before, node, *carries("leave")]
 
     def _branch(self, node: ast.If, live: frozenset[str]) -> list[ast.stmt]:
         name = self._name()
@@ -265,7 +265,7 @@ class _BranchNotes:
 
 
 def _like(text: str, node: ast.stmt) -> list[ast.stmt]:
-    """Statements that stand where the head of another does."""
+    """Parses statements and gives them the line of another."""
     made = ast.parse(text).body
     head = getattr(node, "test", None) or getattr(node, "iter", None) or node
     for statement in made:

@@ -23,10 +23,10 @@ from serrate.runtime.dispatch import Key
 from serrate.runtime.locks import making
 from serrate.schedule.statistics import below_their_maximum
 from serrate.tensor import JaggedTensor
-from serrate.tiles.loops import Again, RetraceFacts
+from serrate.tiles.loops import RetraceFacts, RetraceNeeded
 from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.proof import agree, at_random, backend_to_try, refusal, tiles_to_try, unproven
-from serrate.tiles.signature import Fixed, Reading, counts_of, signature, single, widths
+from serrate.tiles.signature import Fixed, Snapshot, counts_of, signature, single, widths
 from serrate.tiles.source import DeviceLoop
 from serrate.tiles.sources import CPU_DEVICE, NUMBERS, ArgumentSources, Container, Env, Path, number_at
 from serrate.tiles.stage import LoopStage, Options
@@ -69,7 +69,7 @@ class LoopPrograms:
         """How many block sizes of the configuration the loop takes."""
         self._decided: set[Path] = set()
 
-    def find(self, env: Env, reading: Reading | None) -> LoopStage:
+    def find(self, env: Env, reading: Snapshot | None) -> LoopStage:
         """The program for these, traced if there is none yet."""
         form_key, sizes = signature(env)
         form_key = (0 if reading is None else reading.number, form_key)
@@ -160,14 +160,14 @@ class LoopPrograms:
 
             trace.sizes = size
             try:
-                made = {name: proxied(trace, name, value, env) for name, value in env.items()}
+                made = {name: symbolic(trace, name, value, env) for name, value in env.items()}
                 for name in reversed([n for n, value in env.items() if isinstance(value, Container)]):
                     made[name] = made[name].of(made)
                 used = {n: made[n] for n in (*self.loop.names, *self.loop.outside) if n in made}
                 program = trace.run(self.loop.make(trace), used)
                 self.open_blocks = trace.open_blocks
                 return program, trace
-            except Again:
+            except RetraceNeeded:
                 continue
         raise KernelError(f"{self.name}: the values that its loops carry change shape or dtype in every iteration")
 
@@ -182,7 +182,7 @@ def _is_single(path: Path, env: Env) -> bool:
     return False
 
 
-def proxied(trace: Trace, name: str, value: Any, env: Env) -> Any:
+def symbolic(trace: Trace, name: str, value: Any, env: Env) -> Any:
     """The symbolic value of a name while a loop is traced."""
     if isinstance(value, torch.Tensor):
         return trace.tensor((name,), value)

@@ -1,7 +1,7 @@
-"""The symbolic run of a device loop: every loop once, every branch both ways.
+"""The symbolic run of a device loop: every loop runs once, and both sides of every branch.
 
-In: the loop as a function of its variables, with hooks at its loops and branches (`source.py`); the variables, as traced objects.
-Out: a `TileProgram` of one phase. `Trace` implements `serrate.language` during the run.
+In: the loop as a function of its variables, with hooks at its loops and branches (`source.py`), and traced objects for the
+variables. Out: a `TileProgram` of one phase. `Trace` implements `serrate.language` during the run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from serrate.ir.tile import Along, Axis, Loop, Phase, Statement, TileProgram, st
 from serrate.ir.values import Role, Tensor, Value, constant
 from serrate.tiles import functions, memory, products, reducing
 from serrate.tiles.elementwise import cast
-from serrate.tiles.loops import Again, Branch, RetraceFacts, TracedLoop, TracedRange
+from serrate.tiles.loops import Branch, RetraceFacts, RetraceNeeded, TracedLoop, TracedRange
 from serrate.tiles.values import (
     Condition,
     LanesOf,
@@ -54,7 +54,7 @@ FAMILY = (
     "_back", "_base", "_before", "_begin", "_carry", "_emptied", "_end", "_group", "_id", "_index", "_kept", "_lane", "_lanes",
     "_part", "_row", "_run", "_tile", "_wide", "_within",
 )  # fmt: skip
-"""What the compiler appends to a name to name another thing: whoever has one has all of these."""
+"""Suffixes with which the compiler derives names; a name is fresh only if none of its derived names is taken."""
 LONGEST = 40
 """The maximum length of a name in generated code."""
 
@@ -64,7 +64,7 @@ DEFAULT_BLOCK = 64
 
 
 class Trace:
-    """The machine behind `serrate.language` while a loop is traced."""
+    """Implements `serrate.language` while a loop is traced."""
 
     def __init__(self, name: str, known: RetraceFacts, blocks: Sequence[int | None] = ()) -> None:
         self.name, self.known = name, known
@@ -91,7 +91,7 @@ class Trace:
         self._used: set[str] = set()
         self._computed: dict[str, Traced] = {}
         self.loaded: set[tuple[str, Expr]] = set()
-        """Which elements of which tensors of one dim were read."""
+        """Loads from 1-D tensors, by tensor and index."""
         self._loop_number = 0
         self._sites: dict[Any, int] = {}
 
@@ -102,12 +102,12 @@ class Trace:
         wish = re.sub(r"[^A-Za-z0-9]+", "_", wish).strip("_")[:LONGEST]
         if not wish.isidentifier():
             wish = f"x_{wish}".rstrip("_")
-        # A number must not be read as part of another.
-        joint = "_" if wish[-1].isdigit() else ""
+        # Keep the appended number apart from digits at the end of the name.
+        separator = "_" if wish[-1].isdigit() else ""
         found, k = wish, 1
         while not self._used.isdisjoint(found + end for end in FAMILY):
             k += 1
-            found = f"{wish}{joint}{k}"
+            found = f"{wish}{separator}{k}"
         self._used.update(found + end for end in FAMILY)
         return found
 
@@ -116,11 +116,11 @@ class Trace:
         for lane in getattr(node, "lanes", ()):
             axis = next(a for a in self.axes if a.position is lane.symbol).original
             if axis.looped and axis not in self.axes_open:
-                refuse(f"a value of {axis} is used after its loop has ended: reduce it in the loop, or store it to a tensor")
+                refuse(f"a value of {axis} is used after its loop: reduce it in the loop, or store it to a tensor")
         self.block.append(node)
 
     def declare(self, name: str, dtype: torch.dtype, axes: Sequence[Axis], identity: Any, kind: str | None = None) -> Local:
-        """A private block, filled with a number; `kind` is the reduction that goes into it, if one does."""
+        """Declares a private block filled with a number; `kind` is the reduction that accumulates into it, if any."""
         local = Local(name, dtype, tuple(a.block_lane for a in axes))
         self.block.append(Declare(local, identity))
         if kind is not None:
@@ -128,13 +128,13 @@ class Trace:
         return local
 
     def fixed_axis(self, size: int) -> Axis | None:
-        """Lanes that no loop runs over; none for one lane, which is broadcast as in torch."""
+        """An axis of lanes that no loop runs over; None for one lane, which broadcasts as in torch."""
         if size == 1:
             return None
         return self._axis(Axis(self.name_for("d"), const(0), const(size), size, "no tile", looped=False))
 
     def distinct(self, axes: Sequence[Axis | None]) -> list[Axis | None]:
-        """The dims of a value, each over an axis of its own: one that occurs again is replaced by an alias."""
+        """Gives every dim of a value its own axis: repeated ones are replaced by aliases."""
         found: list[Axis | None] = []
         for dim, axis in enumerate(axes):
             if axis is not None and axis in found:
@@ -143,11 +143,11 @@ class Trace:
         return found
 
     def _alias(self, axis: Axis, taken: set[Axis]) -> Axis:
-        """An axis over the same lanes that a value does not have yet."""
+        """An axis over the same lanes that is not taken."""
         if axis.looped and axis.block is None:
             refuse(
-                f"{axis} in two dims of one value: the result depends on how many positions a tile has. "
-                "Fix that with block_size=, or index one of the two dims by a loop of its own"
+                f"{axis} appears in two dims of one value, so the result depends on the block size: "
+                "fix it with block_size=, or use a separate loop for one of the two dims"
             )
         for known in self.axes:
             if known.original is axis and known not in taken:
@@ -160,7 +160,7 @@ class Trace:
         return axis
 
     def index_of(self, x: Traced) -> Expr:
-        """A whole number for every lane as an index expression; one that was computed is kept in a private block."""
+        """An integer value as an index expression; a computed one is stored in a private block."""
         if x.expr is not None:
             return x.expr
         axes = [a for a in x.axes if a is not None]
@@ -194,7 +194,7 @@ class Trace:
         return what.name in self._computed
 
     def part(self, value: Value, whole: Traced) -> Traced:
-        """A value that is part of another, with the dims it depends on."""
+        """A subexpression of a value, with the dims it depends on."""
         used = symbols_of(value)
         axes = [a for a in whole.axes if a is not None and used & {a.position, a.lane}]
         return Traced(value, axes)
@@ -214,10 +214,10 @@ class Trace:
                             found |= {s for x in values_of(node) for s in symbols_of(x)}
         return frozenset(found)
 
-    # --- what is outside ---
+    # --- tensors and sizes from outside the loop ---
 
     def tensor(self, path: tuple[Any, ...], like: torch.Tensor, first: Expr | None = None) -> TracedTensor:
-        """A tensor outside of the loops, or one that a ragged tensor has; `first` is its first size where that has a name."""
+        """A tensor from outside the loop, or a part of a ragged tensor; `first` is its first size, if that has a symbol."""
         if path not in self.tensors:
             name = self.name_for("_".join(str(p) for p in path if p != "values"))
             sizes = [self.size((*path, "shape", k)) if k or first is None else first for k in range(like.dim())]
@@ -241,9 +241,9 @@ class Trace:
         for path, own in self.numbers.items():
             if own is expr:
                 self.known.static.add(path)
-                raise Again
+                raise RetraceNeeded
         refuse(
-            f"{what} a number that is known when the kernel is compiled, and {expr} is known when it runs: "
+            f"{what} a number that is known when the kernel is compiled, but {expr} is known only when it runs: "
             "use torch.where, an `if` statement, or hl.specialize for a size"
         )
 
@@ -255,14 +255,14 @@ class Trace:
         return self.described[key]
 
     def written(self, tensor: Tensor) -> None:
-        """Notes that a tensor is stored to."""
+        """Records that a tensor is stored to."""
         self._written[tensor] = None
         if tensor.name in self._read and tensor.name not in self.known.written:
             self.known.written.add(tensor.name)
-            raise Again
+            raise RetraceNeeded
 
     def read(self, tensor: Tensor, x: Traced) -> Traced:
-        """What was read from a tensor: of one that is stored to, at once, because it may change."""
+        """The value of a load. A load from a tensor that is stored to is emitted at once, because the element may change."""
         self._read.add(tensor.name)
         if tensor.name not in self.known.written:
             return x
@@ -305,12 +305,12 @@ class Trace:
         if isinstance(size, Traced):
             expr = size.expr
             if expr is None:
-                refuse("a shape is of tiles and of numbers that are known when the kernel is compiled")
+                refuse("a shape must consist of tiles and of numbers that are known when the kernel is compiled")
             return self.fixed_axis(self.static(expr, "a shape needs"))
         return self.fixed_axis(int(size))
 
     def _registered(self, size: int, known: Any) -> Axis:
-        """The lanes of a block size that was registered: of the loop that runs in such blocks, else of their own."""
+        """The lanes of a registered block size: those of the loop that uses it, else separate ones."""
         for axis in reversed(self.axes_open):
             if axis.site is known:
                 return axis
@@ -320,7 +320,7 @@ class Trace:
         return self._axis(Axis(self.name_for("d"), const(0), const(size), size, str(known), site=known, looped=False))
 
     def arange(self, start: Any, end: Any, step: int, dtype: torch.dtype) -> Traced:
-        """Numbers for a fixed number of lanes, or for those of a block size."""
+        """Consecutive numbers in a fixed number of lanes, or in those of a block size."""
         first, last = (0, start) if end is None else (start, end)
         axis_of = getattr(last, "axis", None)
         if axis_of is not None and not isinstance(first, Traced) and int(first) == 0 and step == 1:
@@ -339,14 +339,14 @@ class Trace:
         return cast(Traced(number(axis.lane if axis.looped else axis.position), [axis]), dtype)
 
     def number(self, value: Any, what: str) -> Any:
-        """A size that is to be compiled in."""
+        """`hl.specialize`: a size to compile in."""
         if isinstance(value, Traced):
             expr = value.expr
             return self.static(expr, f"{what} needs") if expr is not None else int(value)
         return value
 
     def block_size(self, low: Any, high: Any) -> int:
-        """What `hl.register_block_size` gives inside a loop: a size of the configuration, else the whole extent up to a limit."""
+        """`hl.register_block_size` inside a loop: a size of the configuration, else the whole extent up to a limit."""
         frame = user_frame()
         assert frame is not None
         extent = self.number(low if high is None else high, "hl.register_block_size")
@@ -396,7 +396,7 @@ class Trace:
         return TracedRange(self, what, axes, single)
 
     def jagged_range(self, lengths: Any, block_size: Any) -> Any:
-        """`hl.jagged_tile`: up to the longest of the rows, each position under the condition that its row is that long."""
+        """`hl.jagged_tile`: a range up to the longest of the rows; each position exists if its row is that long."""
         what = "hl.jagged_tile"
         value = as_traced(lengths)
         if not isinstance(value, Traced) or value.ndim == 0:
@@ -434,7 +434,7 @@ class Trace:
 
     @property
     def open_blocks(self) -> int:
-        """How many block sizes it takes from the configuration."""
+        """How many block sizes the loop takes from the configuration."""
         return len(self._sites)
 
     def _bound(self, x: Any, what: str) -> Expr:
@@ -451,17 +451,17 @@ class Trace:
         return self.index_of(cast(value, torch.int64))
 
     def enter(self, targets: Sequence[str] = (), left: Sequence[str] = ()) -> TracedLoop:
-        """A loop statement begins; `left` are names that it only leaves behind."""
+        """Called at the start of a loop statement; `left` are names that only later code reads."""
         return TracedLoop(self, targets, left)
 
     def branch(self, test: Any) -> Branch:
-        """An `if` statement begins."""
+        """Called at the start of an `if` statement."""
         return Branch(self, test)
 
-    # --- the whole ---
+    # --- the run ---
 
     def run(self, function: Callable[..., Any], env: dict[str, Any]) -> TileProgram:
-        """The program of a device loop."""
+        """Runs a device loop; returns its program."""
         with running(self):
             function(**env)
         written = {t: replace(t, role=Role.OUTPUT) for t in self._written}
@@ -481,7 +481,7 @@ class Trace:
 
 
 def _retargeted(node: Any, written: dict[Tensor, Tensor]) -> Any:
-    """The statement with tensors that are stored to as results, wherever they occur."""
+    """The statement with every tensor that is stored to marked as an output."""
     from serrate.ir.loops import Load, bodies, load, with_bodies
     from serrate.ir.values import rewrite
 

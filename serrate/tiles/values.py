@@ -1,8 +1,8 @@
 """Symbolic values of a device loop while it is traced: tiles, tile values, and tensors from outside the loop.
 
-In: index expressions and values of the IR. Out: objects that look like the torch tensors they stand for. A `Traced` value knows
-its dims (the axis of each), the conditions under which its lanes exist, and the reductions that feed it, as the values of the
-interpreter do; where those hold numbers, this one holds expressions.
+In: index expressions and values of the IR. Out: objects that behave like torch tensors. Like a value of the interpreter, a
+`Traced` value has dims (the axis of each), the conditions under which its lanes exist, and the reductions that feed it; it holds
+an expression where the interpreter's holds numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Dims = tuple[Axis | None, ...]
 
 @dataclass(frozen=True)
 class Condition:
-    """Lanes exist where `holds`."""
+    """A condition under which lanes exist."""
 
     holds: Less
     row: bool
@@ -46,15 +46,15 @@ def mentions(what: Less | Expr, axis: Axis) -> bool:
 
 
 @dataclass(frozen=True)
-class Fed:
-    """That a reduction feeds a value: when it ran, and over which axes and under which conditions something may have existed."""
+class Feeder:
+    """A reduction that feeds a value: when it ran, over which axes, and under which conditions its lanes existed."""
 
     time: int
     over: tuple[Axis, ...]
     guard: tuple[Less, ...]
 
     def count(self) -> Value:
-        """How many of its positions existed."""
+        """The number of its lanes that existed."""
         return existing(tuple(a.block_lane for a in self.over), self.guard, torch.int64)
 
 
@@ -64,7 +64,7 @@ class Traced(TileValue):
     __slots__ = ("axes", "conditions", "fed", "value")
 
     def __init__(
-        self, value: Value, axes: Sequence[Axis | None], conditions: Sequence[Condition] = (), fed: Sequence[Fed] = ()
+        self, value: Value, axes: Sequence[Axis | None], conditions: Sequence[Condition] = (), fed: Sequence[Feeder] = ()
     ) -> None:
         self.value = value
         self.axes: Dims = tuple(axes)
@@ -78,7 +78,7 @@ class Traced(TileValue):
 
     @property
     def device(self) -> torch.device:
-        """Where kernels run."""
+        """The device of the kernel."""
         return torch.device("cpu")
 
     @property
@@ -101,8 +101,8 @@ class Traced(TileValue):
         return None
 
     def guard(self, axes: Sequence[Axis] | None = None) -> tuple[Less, ...]:
-        """The conditions, or those that mention one of these axes and those that protect them: a row that does not exist has
-        no length that could be asked for."""
+        """The conditions; or those that mention one of these axes, with the conditions that protect them: the length of a row
+        may be read only if the row exists."""
         if axes is None:
             return tuple(c.holds for c in self.conditions)
         kept = [c for c in self.conditions if c.over(axes)]
@@ -110,12 +110,14 @@ class Traced(TileValue):
         return tuple(c.holds for c in self.conditions if c in kept or (c.holds.left.symbols & looked_up and c not in kept))
 
     def renamed(self, names: Mapping[Axis, Axis]) -> Traced:
-        """The same with axes replaced by others of as many lanes."""
+        """Replaces axes by others with the same number of lanes."""
         names = _permutation(names)
         swap = _swaps(names)
         new = Swap(swap, {old.position: axis.position for old, axis in names.items()}).value(self.value)
         conditions = [Condition(c.holds.substitute(swap), c.row) for c in self.conditions]
-        fed = [Fed(f.time, tuple(names.get(a, a) for a in f.over), tuple(g.substitute(swap) for g in f.guard)) for f in self.fed]
+        fed = [
+            Feeder(f.time, tuple(names.get(a, a) for a in f.over), tuple(g.substitute(swap) for g in f.guard)) for f in self.fed
+        ]
         return Traced(new, [None if a is None else names.get(a, a) for a in self.axes], conditions, fed)
 
     def _known(self, what: str) -> Any:
@@ -125,7 +127,7 @@ class Traced(TileValue):
         if expr is not None:
             return current(what).static(expr, what)
         refuse(
-            f"{what} a number that is known when the kernel is compiled, but this one is known when it runs: "
+            f"{what} a number that is known when the kernel is compiled, but this one is known only when it runs: "
             "use torch.where, an `if` statement, or hl.specialize for a size"
         )
 
@@ -152,7 +154,7 @@ class Traced(TileValue):
 
 
 class LanesOf(int):
-    """A block size that a schedule chooses: the number 0 until then. It names its axis in shapes."""
+    """A block size that a schedule will choose; 0 until then. In shapes it identifies its axis."""
 
     axis: Axis
 
@@ -163,13 +165,13 @@ class LanesOf(int):
 
 
 def lanes_of(axis: Axis) -> Any:
-    """The number of lanes of an axis: an int where it is fixed, which shapes can be made of."""
+    """The number of lanes of an axis, usable in shapes: an int if it is fixed."""
     fixed = axis.block if axis.looped else axis.size
     return LanesOf(axis, fixed) if fixed is not None else OpenSize(axis)
 
 
 class OpenSize(Traced):
-    """`tile.block_size` where a schedule chooses it: a number like any other, and a dim of shapes."""
+    """`tile.block_size` if a schedule will choose it; usable as a number and in shapes."""
 
     __slots__ = ("axis",)
 
@@ -210,13 +212,13 @@ class TracedTile(Tile):
 
     @property
     def count(self) -> Traced:
-        """How many tiles the loop has."""
+        """The number of tiles of the loop."""
         lanes: Expr = self.axis.lanes
         return Traced(number((self.axis.end - self.axis.begin + lanes - 1) // lanes), ())
 
     @property
     def block_size(self) -> Any:
-        """How many lanes it has."""
+        """The number of lanes."""
         return lanes_of(self.axis)
 
     def __eq__(self, other: object) -> Any:
@@ -232,7 +234,7 @@ class TracedTile(Tile):
 
 
 class TracedTensor(TorchLike):
-    """A tensor outside of the loops."""
+    """A tensor from outside the loop."""
 
     __slots__ = ("name", "sizes", "tensor", "trace")
 
@@ -247,7 +249,7 @@ class TracedTensor(TorchLike):
 
     @property
     def device(self) -> torch.device:
-        """Where kernels run."""
+        """The device of the kernel."""
         return torch.device("cpu")
 
     @property
@@ -257,7 +259,7 @@ class TracedTensor(TorchLike):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Sizes: ints where they are compiled in, else values without dims."""
+        """Sizes: ints if they are compiled in, else scalar values."""
         return tuple(plain(Traced(number(e), ())) for e in self.sizes)
 
     def numel(self) -> Any:
@@ -278,18 +280,18 @@ class TracedTensor(TorchLike):
 
 
 def plain(x: Traced) -> Any:
-    """A number that is known as an int; others as they are."""
+    """A known integer as an int; anything else unchanged."""
     expr = x.expr
     return expr.value if expr is not None and expr.value is not None and not x.ndim else x
 
 
 def shown_axes(axes: Sequence[Axis | None]) -> str:
-    """The dims of a value, as messages name them."""
+    """The dims of a value, for messages."""
     return "(" + ", ".join("1" if a is None else str(a) for a in axes) + ")"
 
 
 def as_traced(x: Any) -> Any:
-    """A tile as its positions, a number as a value without dims; what is neither as it is."""
+    """A tile as its positions, a number as a scalar value; anything else unchanged."""
     if isinstance(x, TracedTile):
         return x.index
     if isinstance(x, bool):
@@ -302,7 +304,7 @@ def as_traced(x: Any) -> Any:
 
 
 def _permutation(names: Mapping[Axis, Axis]) -> dict[Axis, Axis]:
-    """Names in which an axis that gets to be a dim gives its own place in exchange: values may have been reduced over it."""
+    """Extends a renaming to a permutation: an axis that becomes a dim swaps with it, because values may be reduced over it."""
     found, old_of = dict(names), {new: old for old, new in names.items()}
     for new in names.values():
         if new not in found:
@@ -316,7 +318,7 @@ def _permutation(names: Mapping[Axis, Axis]) -> dict[Axis, Axis]:
 def _swaps(names: Mapping[Axis, Axis]) -> dict[Expr, Expr]:
     found: dict[Expr, Expr] = {}
     for old, new in names.items():
-        # Lanes that no loop runs over count from 0, as lanes of a tile do.
+        # Fixed lanes count from 0, like the lanes of a tile.
         if old.looped and not new.looped:
             found |= {old.position: old.first + new.position, old.lane: new.position}
             continue

@@ -569,7 +569,7 @@ def test_a_tensor_that_is_reached_through_an_object_is_refused_by_tiles() -> Non
             out[i] = x[i] * space.weight[i]
         return out
 
-    with pytest.raises(KernelError, match="reached through a function or an object: give it a name before the loop"):
+    with pytest.raises(KernelError, match="comes from a function or an object: assign it to a variable"):
         scaled(torch.ones(6))
 
 

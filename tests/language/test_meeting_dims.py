@@ -233,7 +233,7 @@ def test_a_tile_of_open_size_does_not_meet_itself() -> None:
         return str(found.value)
 
     for kernel, x in ((differences, normal(9)), (product, normal(9, 2))):
-        assert "in two dims of one value: the result depends on how many positions a tile has" in message(kernel, x)
+        assert "appears in two dims of one value, so the result depends on the block size" in message(kernel, x)
         assert "block_size=" in message(kernel, x)
 
 
