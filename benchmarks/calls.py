@@ -20,7 +20,7 @@ from benchmarks import handwritten, limits, ours, report
 from benchmarks.measure import measure, repeated
 from benchmarks.options import Options, chosen
 from benchmarks.peers.padding import nested
-from benchmarks.tasks import DTYPES, Sizes, Task, task
+from benchmarks.tasks import DTYPES, Sizes, Task, make_task
 from serrate import JaggedTensor
 
 REPEATS = 20
@@ -40,24 +40,24 @@ EAGER: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """One way to call one task: microseconds per call, and the overhead in it."""
+    """One way to call a task: microseconds per call, and the overhead in it."""
 
-    work: str
-    way: str
+    task: str
+    method: str
     microseconds: float | None
     beyond: float | None
     goal: float | None
     reason: str = ""
 
 
-def ways(it: Task) -> dict[str, Call]:
+def methods(it: Task) -> dict[str, Call]:
     """Everything that is timed for one task; the kernel first."""
     values, offsets = it.data.values, it.data.offsets
     jitted, eager = ours.JITTED[it.kind], EAGER[it.kind]
     jt, in_nested = JaggedTensor.from_csr(values, offsets), nested(it.data)
     # More structures than the caches hold: every one is new when it comes up again.
     unseen = itertools.cycle([offsets.clone() for _ in range(4 * REPEATS)])
-    hand = handwritten.way(it)
+    hand = handwritten.method(it)
     assert hand is not None
     return {
         "the kernel": hand.prepare(),
@@ -79,11 +79,11 @@ def _flat(it: Task) -> Callable[[torch.Tensor], object]:
     return (lambda values: values.sum(dim=0)) if it.kind == "sum" else (lambda values: torch.softmax(values, dim=0))
 
 
-def run(work: str, rounds: int) -> list[Line]:
+def run(task: str, rounds: int) -> list[Line]:
     """Times the methods in turn, many calls at a time."""
-    it = task(work, "uniform", DTYPES["float32"], TINY)
+    it = make_task(task, "uniform", DTYPES["float32"], TINY)
     calls, refused = {}, {}
-    for name, call in ways(it).items():
+    for name, call in methods(it).items():
         try:
             call()
         except Exception as error:
@@ -93,48 +93,48 @@ def run(work: str, rounds: int) -> list[Line]:
     times = {name: 1e3 * each.median / REPEATS for name, each in measure(calls, rounds).items()}
     kernel = times["the kernel"]
     lines = []
-    for name in ways(it):
+    for name in methods(it):
         goal = GOALS.get(name)
         if name in refused:
-            lines.append(Line(work, name, None, None, goal, refused[name]))
+            lines.append(Line(task, name, None, None, goal, refused[name]))
         else:
             # Two operators of ours in one chain are two calls.
-            operators = 2 if name == "eager" and work == "pointwise" else 1
+            operators = 2 if name == "eager" and task == "pointwise" else 1
             goal = None if goal is None else goal * operators
-            lines.append(Line(work, name, times[name], times[name] - kernel if name != "the kernel" else None, goal))
+            lines.append(Line(task, name, times[name], times[name] - kernel if name != "the kernel" else None, goal))
     return lines
 
 
 def main(options: Options) -> bool:
     """Prints and writes the table; returns whether jit could be called."""
     console, machine = Console(), limits.machine()
-    works = chosen("--only", options.only, EAGER)
+    tasks = chosen("--only", options.only, EAGER)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        lines = [line for work in works for line in run(work, min(options.rounds, 5) if options.quick else options.rounds)]
+        lines = [line for task in tasks for line in run(task, min(options.rounds, 5) if options.quick else options.rounds)]
     finally:
         torch.set_num_threads(threads)
     report.print_machine(machine, console)
     console.print(_table(lines))
     report.write_lines(options.out / "calls.json", machine, "microseconds, medians of interleaved rounds", lines)
     console.print(f"wrote {options.out / 'calls.json'}", highlight=False)
-    return all(line.microseconds is not None for line in lines if line.way == "jit")
+    return all(line.microseconds is not None for line in lines if line.method == "jit")
 
 
 def _table(lines: list[Line]) -> Table:
     table = Table(caption=f"microseconds a call, one thread; {TINY.rows} rows of about {TINY.mean} x {TINY.features}")
-    for heading in ("work", "call"):
+    for heading in ("task", "call"):
         table.add_column(heading, no_wrap=True)
     for heading in ("µs", "beyond the kernel", "goal"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for at, line in enumerate(lines):
-        first = at == 0 or lines[at - 1].work != line.work
+        first = at == 0 or lines[at - 1].task != line.task
         if at and first:
             table.add_section()
         numbers = (report.number(line.microseconds), report.number(line.beyond), report.number(line.goal, 0))
-        table.add_row(line.work if first else "", line.way, *numbers, _judged(line))
+        table.add_row(line.task if first else "", line.method, *numbers, _judged(line))
     return table
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks import handwritten, limits, ours, peers, ways
+from benchmarks import handwritten, limits, methods, ours, peers
 from benchmarks.measure import Timing, measure, timing
-from benchmarks.tasks import DTYPES, PRODUCTS, WORKS, Sizes, Task, again, dense_product, expected, is_right, task, traffic
-from benchmarks.ways import Call, Way
+from benchmarks.methods import Call, Method
+from benchmarks.tasks import DTYPES, PRODUCTS, TASKS, Sizes, Task, again, dense_product, expected, is_right, make_task, traffic
 
 # a median this many times the minimum is due to other load on the machine
 UNSTEADY = 1.25
@@ -36,7 +36,7 @@ PATIENCE = 10.0
 class Cell:
     """One task on one distribution; times are medians in milliseconds. `fault`: why serrate has no time."""
 
-    work: str
+    task: str
     dtype: str
     lengths: str
     limit: float
@@ -58,7 +58,7 @@ class Cell:
     @property
     def _may_be_beaten(self) -> bool:
         """Whether the limit may be beaten: a copy for a task that mostly fills, a float32 product for a narrower one."""
-        return self.work == "to_padded" or (self.work in PRODUCTS and self.dtype != "float32")
+        return self.task == "to_padded" or (self.task in PRODUCTS and self.dtype != "float32")
 
     @property
     def percent(self) -> float | None:
@@ -68,8 +68,8 @@ class Cell:
     @property
     def goal(self) -> float:
         """The goal in percent of the limit; for a giant row it depends on what uniform lengths reach."""
-        goal = WORKS[self.work].goal
-        return goal if self.dtype == "float32" or self.work in PRODUCTS else NARROW * goal
+        goal = TASKS[self.task].goal
+        return goal if self.dtype == "float32" or self.task in PRODUCTS else NARROW * goal
 
     @property
     def best_peer(self) -> tuple[str, float] | None:
@@ -85,14 +85,14 @@ class Cell:
         """Whether the lead over the best peer is too small although the limit leaves room, or `never_behind` is violated."""
         if self.ours is None or self.best_peer is None:
             return self.ours is None
-        if self.ours > self.peers.get(WORKS[self.work].never_behind, self.ours):
+        if self.ours > self.peers.get(TASKS[self.task].never_behind, self.ours):
             return True
         room = self.best_peer[1] / self.limit
         return room >= AHEAD and self.best_peer[1] / self.ours < AHEAD
 
 
 def run(
-    work: str,
+    task: str,
     distribution: str,
     dtype: str,
     sizes: Sizes,
@@ -104,38 +104,38 @@ def run(
 ) -> Cell:
     """Checks every result against plain torch, row by row, then times all methods in turn. `tell` receives progress messages."""
     torch.manual_seed(0)
-    it, *more = again(task(work, distribution, DTYPES[dtype], sizes))
+    it, *more = again(make_task(task, distribution, DTYPES[dtype], sizes))
     wanted = expected(it)
     limit = _limit(it)
     calls: dict[str, Call] = dict(limit.calls)
     skipped: dict[str, str] = {}
     timed: dict[str, Timing] = {}
-    for way, *ways_ in zip(*(_ways(each, compiled) for each in (it, *more)), strict=True):
-        tell(f"checking {way.name}")
-        call, seconds, reason = _tried(way, it, wanted, patience)
+    for method, *others in zip(*(_methods(each, compiled) for each in (it, *more)), strict=True):
+        tell(f"checking {method.name}")
+        call, seconds, reason = _tried(method, it, wanted, patience)
         if call is None:
-            skipped[way.name] = reason
+            skipped[method.name] = reason
         elif seconds > ONCE:
-            timed[way.name] = timing([seconds])
+            timed[method.name] = timing([seconds])
         else:
-            calls[way.name] = _all(call, *(each.prepare() for each in ways_))
+            calls[method.name] = _all(call, *(each.prepare() for each in others))
     if "hand C++" in skipped:
-        raise AssertionError(f"hand-written {work} on {distribution} lengths: {skipped['hand C++']}")
+        raise AssertionError(f"hand-written {task} on {distribution} lengths: {skipped['hand C++']}")
     del wanted
     tell("timing")
     # A small task is timed over many calls at once, because the first sees the caches as other methods left them.
     found = measure(calls, rounds, before=limit.before)
     timed |= {name: each if name in limit.calls else _of_one(each, 1 + len(more)) for name, each in found.items()}
     times = {name: each.median for name, each in timed.items()}
-    named = {each.name: times[each.name] for each in peers.ways(it, compiled) if each.name in times}
+    named = {each.name: times[each.name] for each in peers.methods(it, compiled) if each.name in times}
     fault = skipped.pop("serrate", "")
     own = (limit.milliseconds(timed), times.get("hand C++"), times.get("serrate"))
-    return Cell(work, dtype, distribution, *own, fault, named, skipped, timed)
+    return Cell(task, dtype, distribution, *own, fault, named, skipped, timed)
 
 
-def _ways(it: Task, compiled: bool) -> list[Way]:
-    hand = handwritten.way(it)
-    return [*([hand] if hand is not None else []), ours.way(it), *peers.ways(it, compiled)]
+def _methods(it: Task, compiled: bool) -> list[Method]:
+    hand = handwritten.method(it)
+    return [*([hand] if hand is not None else []), ours.method(it), *peers.methods(it, compiled)]
 
 
 def _all(*calls: Call) -> Call:
@@ -156,18 +156,18 @@ def _of_one(all_of_them: Timing, calls: int) -> Timing:
 
 
 def _limit(it: Task) -> limits.Limit:
-    if it.work in PRODUCTS:
+    if it.name in PRODUCTS:
         return limits.of_product(*dense_product(it))
     return limits.of_traffic(traffic(it), it.data.values, it.data.offsets)
 
 
-def _tried(way: Way, it: Task, wanted: torch.Tensor, patience: float) -> tuple[Call | None, float, str]:
+def _tried(method: Method, it: Task, wanted: torch.Tensor, patience: float) -> tuple[Call | None, float, str]:
     """The call, if its result is correct, and the time of one call; or the reason why it is left out."""
-    if way.reason:
-        return None, 0.0, way.reason
+    if method.reason:
+        return None, 0.0, method.reason
     try:
-        call, result, seconds = _first_call(way, patience)
-        if not is_right(it, way.values(result), wanted):
+        call, result, seconds = _first_call(method, patience)
+        if not is_right(it, method.values(result), wanted):
             return None, 0.0, "wrong result"
         del result
         # The first call may compile, which does not count; a call that took this long is not repeated.
@@ -181,8 +181,8 @@ def _tried(way: Way, it: Task, wanted: torch.Tensor, patience: float) -> tuple[C
         return None, 0.0, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}" if str(error) else repr(error)
 
 
-def _first_call(way: Way, patience: float) -> tuple[Call, object, float]:
-    with ways.budget(patience) if way.compiles else contextlib.nullcontext():
-        call = way.prepare()
+def _first_call(method: Method, patience: float) -> tuple[Call, object, float]:
+    with methods.budget(patience) if method.compiles else contextlib.nullcontext():
+        call = method.prepare()
         start = time.perf_counter()
         return call, call(), time.perf_counter() - start

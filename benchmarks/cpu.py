@@ -13,10 +13,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks import cells, limits, report, ways
+from benchmarks import cells, limits, methods, report
 from benchmarks.data import DISTRIBUTIONS
 from benchmarks.options import Options, chosen
-from benchmarks.tasks import DTYPES, QUICK, WORKS, Sizes
+from benchmarks.tasks import DTYPES, QUICK, TASKS, Sizes
 
 
 def grid(only: Sequence[str], lengths: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -25,9 +25,9 @@ def grid(only: Sequence[str], lengths: Sequence[str], dtypes: Sequence[str]) -> 
     >>> grid(["grouped matmul"], ["uniform", "giant"], ["float32"])
     [('grouped matmul', 'float32', 'uniform')]
     """
-    works, kinds = chosen("--only", only, WORKS), chosen("--lengths", lengths, DISTRIBUTIONS)
+    tasks, kinds = chosen("--only", only, TASKS), chosen("--lengths", lengths, DISTRIBUTIONS)
     types = chosen("--dtype", dtypes, DTYPES)
-    return [(work, dtype, kind) for dtype in types for work in works for kind in kinds if kind in WORKS[work].lengths]
+    return [(task, dtype, kind) for dtype in types for task in tasks for kind in kinds if kind in TASKS[task].lengths]
 
 
 def main(options: Options, name: str = "cpu") -> bool:
@@ -59,12 +59,12 @@ def _measured(wanted: Sequence[tuple[str, str, str]], options: Options, tell: Ca
     """Yields the cells in order; `tell` receives progress messages."""
     sizes, rounds = (QUICK, min(options.rounds, 5)) if options.quick else (Sizes(), options.rounds)
     previous = None
-    for work, dtype, lengths in wanted:
-        if (work, dtype) != previous:
-            ways.forget_compiled()
-            previous = (work, dtype)
-        saying = partial(_say, tell, f"{work}, {dtype}, {lengths}")
-        yield cells.run(work, lengths, dtype, sizes, rounds, compiled=options.compiled, patience=options.patience, tell=saying)
+    for task, dtype, lengths in wanted:
+        if (task, dtype) != previous:
+            methods.forget_compiled()
+            previous = (task, dtype)
+        saying = partial(_say, tell, f"{task}, {dtype}, {lengths}")
+        yield cells.run(task, lengths, dtype, sizes, rounds, compiled=options.compiled, patience=options.patience, tell=saying)
 
 
 def _say(tell: Callable[[str], None], title: str, doing: str) -> None:

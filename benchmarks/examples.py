@@ -26,7 +26,7 @@ from benchmarks import limits, native
 from benchmarks.data import Ragged, padded, ragged
 from benchmarks.handwritten import CHUNK, LONG
 from benchmarks.limits import Traffic
-from benchmarks.ways import Call
+from benchmarks.methods import Call
 from serrate import JaggedTensor, Structure
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"

@@ -35,7 +35,7 @@ Run = Callable[[], object]
 class Cell:
     """One task on one distribution of lengths: the limit, and the percent of it that each method reaches."""
 
-    work: str
+    task: str
     lengths: str
     limit_ms: float
     percent: dict[str, float]
@@ -72,7 +72,7 @@ def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
 
 def memory_work(rows: int, mean: int, inner: int, rounds: int, console: Console) -> list[Cell]:
     """Memory-bound tasks: percent of the bandwidth of a copy."""
-    works: dict[str, tuple[Callable[[Any], Any], int, Callable[[Tensor], Tensor]]] = {
+    tasks: dict[str, tuple[Callable[[Any], Any], int, Callable[[Tensor], Tensor]]] = {
         "sum": (lambda x: x.sum(1), 1, lambda row: row.sum(0)),
         "pointwise": (lambda x: torch.relu(x * 2.0 + 1.0), 2, lambda row: torch.relu(row * 2 + 1)),
         "softmax": (lambda x: torch.softmax(x, 1), 2, lambda row: torch.softmax(row, 0)),
@@ -82,7 +82,7 @@ def memory_work(rows: int, mean: int, inner: int, rounds: int, console: Console)
     for distribution in DISTRIBUTIONS:
         jt = _rows(distribution, rows, mean, inner, torch.float32)
         target = torch.empty_like(jt.values)
-        for name, (body, passes, row) in works.items():
+        for name, (body, passes, row) in tasks.items():
             # The faster of two copies is the limit: in a graph a kernel can beat the copy engine.
             runs: dict[str, Run] = {
                 "copy": partial(target.copy_, jt.values),
@@ -168,11 +168,11 @@ def main(options: Options, rows: int = 4096, mean: int = 256, inner: int = 128) 
     machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton}, {date.today()}"
     table = Table(title=f"percent of the limit ({machine})")
     columns = list(dict.fromkeys(k for cell in cells for k in cell.percent))
-    for name in ("work", "lengths", "limit ms", *columns):
-        table.add_column(name, justify="left" if name in ("work", "lengths") else "right")
+    for name in ("task", "lengths", "limit ms", *columns):
+        table.add_column(name, justify="left" if name in ("task", "lengths") else "right")
     for cell in cells:
         percents = [f"{cell.percent[c]:.0f}" if c in cell.percent else "-" for c in columns]
-        table.add_row(cell.work, cell.lengths, f"{cell.limit_ms:.2f}", *percents)
+        table.add_row(cell.task, cell.lengths, f"{cell.limit_ms:.2f}", *percents)
     console.print(table)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "gpu.json").write_text(json.dumps({"machine": machine, "cells": [asdict(c) for c in cells]}, indent=1))

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from benchmarks import native
+from benchmarks.methods import Call, Method
 from benchmarks.tasks import Task
-from benchmarks.ways import Call, Way
 
 # as in handwritten.cpp
 LONG = 2048
 CHUNK = 1024
 
 
-def way(task: Task) -> Way | None:
+def method(task: Task) -> Method | None:
     """The hand-written loop, if there is one: in float32, with features."""
-    make = _LOOPS.get(task.work)
+    make = _LOOPS.get(task.name)
     if make is None or task.data.values.dtype != torch.float32:
         return None
-    return Way("hand C++", lambda: make(task))
+    return Method("hand C++", lambda: make(task))
 
 
 def _call(function: Any, out: Tensor, *arguments: Tensor | int | float) -> Call:

@@ -26,14 +26,14 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks import limits, report, ways
+from benchmarks import limits, methods, report
 from benchmarks.calls import REPEATS
 from benchmarks.cells import ONCE, UNSTEADY
 from benchmarks.data import DISTRIBUTIONS
 from benchmarks.examples import EXAMPLES, QUICK, TINY, Case, Sizes, case
 from benchmarks.measure import Timing, measure, repeated, timing
+from benchmarks.methods import Call
 from benchmarks.options import Options, chosen
-from benchmarks.ways import Call
 from serrate import Kernel
 from serrate.cli.peak import settle
 from serrate.runtime import cache_folder
@@ -187,7 +187,7 @@ def keeping_memory() -> Iterator[None]:
 def tried(it: Case, wanted: torch.Tensor, patience: float) -> tuple[str, float]:
     """Why serrate is not timed, or an empty string; and the time of a call that compiled nothing."""
     try:
-        with ways.budget(patience):
+        with methods.budget(patience):
             result = it.call()
             if not it.is_right(result, wanted):
                 return "wrong result", 0.0
@@ -195,7 +195,7 @@ def tried(it: Case, wanted: torch.Tensor, patience: float) -> tuple[str, float]:
             start = time.perf_counter()
             it.call()
             return "", time.perf_counter() - start
-    except ways.OutOfTime:
+    except methods.OutOfTime:
         return f"two calls not done after {patience:.0f} s", 0.0
     except Exception as error:
         # any error is shown, and the other cells are measured

@@ -19,13 +19,13 @@ from rich.text import Text
 
 from benchmarks import limits, ours, peers, report
 from benchmarks.measure import measure
+from benchmarks.methods import Method
 from benchmarks.options import Options, chosen
-from benchmarks.tasks import DTYPES, QUICK, WORKS, Sizes, Task, task
-from benchmarks.ways import Way
+from benchmarks.tasks import DTYPES, QUICK, TASKS, Sizes, Task, make_task
 from serrate.cli.peak import held, peak_of, settle
 
 LENGTHS = ("uniform", "exponential", "bimodal")
-WAYS = ("serrate", "NestedTensor", "padded + mask", "padded bmm", "segments", "torch.mm per group")
+METHODS = ("serrate", "NestedTensor", "padded + mask", "padded bmm", "segments", "torch.mm per group")
 FRESH = ("pointwise", "softmax", "layer norm")
 AT_MOST = 1.4
 """The goal for a result in fresh memory, relative to reused memory."""
@@ -37,9 +37,9 @@ EXTRA, WORDS = 0.01, 4
 class Peak:
     """Megabytes of one task with one method; `extra` is on top of the ragged inputs and outputs, None if not measured."""
 
-    work: str
+    task: str
     lengths: str
-    way: str
+    method: str
     inputs: float
     outputs: float
     extra: float | None
@@ -51,7 +51,7 @@ class Peak:
 class Fresh:
     """Milliseconds of one task, with its result in fresh memory and in reused memory."""
 
-    work: str
+    task: str
     lengths: str
     fresh: float
     reused: float
@@ -60,17 +60,17 @@ class Fresh:
 def main(options: Options) -> bool:
     """Measures, prints and writes; returns whether every peak of serrate could be measured."""
     console, machine = Console(), limits.machine()
-    works, kinds = chosen("--only", options.only, WORKS), chosen("--lengths", options.lengths, LENGTHS)
-    wanted = [(work, kind) for work in works for kind in kinds if kind in WORKS[work].lengths]
+    tasks, kinds = chosen("--only", options.only, TASKS), chosen("--lengths", options.lengths, LENGTHS)
+    wanted = [(task, kind) for task in tasks for kind in kinds if kind in TASKS[task].lengths]
     found: list[Peak] = []
     speeds: list[Fresh] = []
     with Progress(console=console, transient=True) as progress:
         running = progress.add_task("", total=len(wanted))
-        for work, kind in wanted:
-            progress.update(running, description=f"{work}, {kind}")
-            found += _peaks(work, kind, options.quick)
-            if work in FRESH:
-                speeds.append(_fresh(work, kind, options))
+        for task, kind in wanted:
+            progress.update(running, description=f"{task}, {kind}")
+            found += _peaks(task, kind, options.quick)
+            if task in FRESH:
+                speeds.append(_fresh(task, kind, options))
             progress.advance(running)
     report.print_machine(machine, console)
     console.print(_peak_table(found))
@@ -79,22 +79,22 @@ def main(options: Options) -> bool:
     path = options.out / "memory.json"
     report.write_lines(path, machine, "peaks in MB, times in ms", [*found, *speeds])
     console.print(f"wrote {path}", highlight=False)
-    return all(peak.extra is not None for peak in found if peak.way == "serrate")
+    return all(peak.extra is not None for peak in found if peak.method == "serrate")
 
 
 # --- peaks ---------------------------------------------------------------------------------------------------------------
 
 
-def _peaks(work: str, kind: str, quick: bool) -> list[Peak]:
+def _peaks(task: str, kind: str, quick: bool) -> list[Peak]:
     """One process per method, because memory freed by one would be reused by the next."""
-    command = [sys.executable, "-m", "benchmarks.memory", work, kind, "quick" if quick else "full"]
+    command = [sys.executable, "-m", "benchmarks.memory", task, kind, "quick" if quick else "full"]
     # Only the methods' names are used here; their data is created in their own processes.
-    names = [way.name for way in _ways(task(work, kind, DTYPES["float32"], QUICK))]
-    return [Peak(work, kind, **json.loads(_output([*command, name]))) for name in names]
+    names = [method.name for method in _methods(make_task(task, kind, DTYPES["float32"], QUICK))]
+    return [Peak(task, kind, **json.loads(_output([*command, name]))) for name in names]
 
 
-def _ways(it: Task) -> list[Way]:
-    return [way for way in (ours.way(it), *peers.ways(it, compiled=False)) if way.name in WAYS]
+def _methods(it: Task) -> list[Method]:
+    return [method for method in (ours.method(it), *peers.methods(it, compiled=False)) if method.name in METHODS]
 
 
 def _output(command: list[str]) -> str:
@@ -104,27 +104,27 @@ def _output(command: list[str]) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def _child(work: str, kind: str, size: str, name: str) -> None:
+def _child(task: str, kind: str, size: str, name: str) -> None:
     """In a new process: the peak of one method, as JSON."""
-    it = task(work, kind, DTYPES["float32"], QUICK if size == "quick" else Sizes())
-    way = next(each for each in _ways(it) if each.name == name)
-    print(json.dumps(_peak(way, it.inputs, 8 * WORDS * it.data.rows)))
+    it = make_task(task, kind, DTYPES["float32"], QUICK if size == "quick" else Sizes())
+    method = next(each for each in _methods(it) if each.name == name)
+    print(json.dumps(_peak(method, it.inputs, 8 * WORDS * it.data.rows)))
 
 
-def _peak(way: Way, inputs: int, words: int) -> dict[str, object]:
-    sizes = {"way": way.name, "inputs": inputs / 1e6, "outputs": 0.0, "extra": None, "allowed": 0.0}
-    if way.reason:
-        return {**sizes, "reason": way.reason}
+def _peak(method: Method, inputs: int, words: int) -> dict[str, object]:
+    sizes = {"method": method.name, "inputs": inputs / 1e6, "outputs": 0.0, "extra": None, "allowed": 0.0}
+    if method.reason:
+        return {**sizes, "reason": method.reason}
     settle()
     before = held()
-    call = way.prepare()
+    call = method.prepare()
     after = held()
     try:
         call()  # compiles, where there is something to compile
     except Exception as error:
         return {**sizes, "reason": f"{type(error).__name__}: {error}".splitlines()[0]}
     peak, result = peak_of(call)
-    outputs = way.values(result).nbytes
+    outputs = method.values(result).nbytes
     if peak is None or before is None or after is None:
         return {**sizes, "reason": "the system does not say how much memory a process holds"}
     # A method's own copy of its inputs (padded) is part of its cost.
@@ -138,20 +138,20 @@ def _peak_table(found: list[Peak]) -> Table:
         title="peak memory, MB",
         caption=f"beside them: ours is to hold at most {EXTRA:.0%} of both and {WORDS} words a row",
     )
-    for heading in ("work", "lengths", "way"):
+    for heading in ("task", "lengths", "method"):
         table.add_column(heading, no_wrap=True)
     for heading in ("inputs", "outputs", "beside them", "%"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     for at, peak in enumerate(found):
-        if at and found[at - 1].work != peak.work:
+        if at and found[at - 1].task != peak.task:
             table.add_section()
-        first = at == 0 or (found[at - 1].work, found[at - 1].lengths) != (peak.work, peak.lengths)
+        first = at == 0 or (found[at - 1].task, found[at - 1].lengths) != (peak.task, peak.lengths)
         share = None if peak.extra is None else 100 * peak.extra / (peak.inputs + peak.outputs)
         table.add_row(
-            peak.work if first else "",
+            peak.task if first else "",
             peak.lengths if first else "",
-            peak.way,
+            peak.method,
             report.number(peak.inputs, 1),
             report.number(peak.outputs, 1),
             report.number(peak.extra, 1),
@@ -162,7 +162,7 @@ def _peak_table(found: list[Peak]) -> Table:
 
 
 def _judged(peak: Peak) -> Text:
-    if peak.way != "serrate":
+    if peak.method != "serrate":
         return Text(peak.reason)
     if peak.extra is None:
         return Text(peak.reason, style="red")
@@ -173,18 +173,18 @@ def _judged(peak: Peak) -> Text:
 # --- fresh results -------------------------------------------------------------------------------------------------------
 
 
-def _fresh(work: str, kind: str, options: Options) -> Fresh:
-    it = task(work, kind, DTYPES["float32"], QUICK if options.quick else Sizes())
-    call = ours.way(it).prepare()
+def _fresh(task: str, kind: str, options: Options) -> Fresh:
+    it = make_task(task, kind, DTYPES["float32"], QUICK if options.quick else Sizes())
+    call = ours.method(it).prepare()
     calls: dict[str, Callable[[], object]] = {"fresh": call, "reused": call}
     # Before a fresh result, cached memory is released; before a reused one there must be some.
     timed = measure(calls, options.rounds, before={"fresh": settle, "reused": call})
-    return Fresh(work, kind, timed["fresh"].median, timed["reused"].median)
+    return Fresh(task, kind, timed["fresh"].median, timed["reused"].median)
 
 
 def _fresh_table(speeds: list[Fresh]) -> Table:
     table = Table(title="a large result in fresh memory, ms", caption=f"times reused: to be at most {AT_MOST}")
-    for heading in ("work", "lengths"):
+    for heading in ("task", "lengths"):
         table.add_column(heading, no_wrap=True)
     for heading in ("fresh", "reused", "times reused"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -193,7 +193,7 @@ def _fresh_table(speeds: list[Fresh]) -> Table:
         fits = each.fresh <= AT_MOST * each.reused
         verdict = Text("ok" if fits else "misses", style="green" if fits else "red")
         times = (report.number(each.fresh), report.number(each.reused), f"{each.fresh / each.reused:.2f}")
-        table.add_row(each.work, each.lengths, *times, verdict)
+        table.add_row(each.task, each.lengths, *times, verdict)
     return table
 
 

@@ -1,6 +1,6 @@
 """Methods for one task: serrate, hand-written, and what a user would call instead.
 
-In: a name and how to prepare a call. Out: a `Way`; whatever it needs besides its inputs (padded copies, indices, compiled code)
+In: a name and how to prepare a call. Out: a `Method`; what it needs besides its inputs (padded copies, indices, compiled code)
 is created in `prepare`, so that unused methods cost nothing.
 """
 
@@ -25,7 +25,7 @@ Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Way:
+class Method:
     """`prepare` returns the call to time; `values` converts its result to a plain tensor, untimed.
 
     `reason` says why a method is not tried; `compiles` that its first call may take long.
@@ -38,9 +38,9 @@ class Way:
     compiles: bool = False
 
 
-def simple(name: str, call: Call, values: Callable[[Any], Tensor] = lambda result: result) -> Way:
+def simple(name: str, call: Call, values: Callable[[Any], Tensor] = lambda result: result) -> Method:
     """A method that needs no preparation."""
-    return Way(name, lambda: call, values)
+    return Method(name, lambda: call, values)
 
 
 def both(
@@ -50,7 +50,7 @@ def both(
     values: Callable[[Any], Tensor] = lambda result: result,
     reason: str = "",
     compiled: bool = True,
-) -> list[Way]:
+) -> list[Method]:
     """A torch function, plain and under torch.compile. The arguments are created once for both."""
     arguments = functools.cache(arguments)
 
@@ -62,9 +62,9 @@ def both(
         given, compiled_function = arguments(), _compiled(function)
         return lambda: compiled_function(*given)
 
-    found = [Way(name, eager, values, reason)]
+    found = [Method(name, eager, values, reason)]
     if compiled:
-        found.append(Way(f"{name} compiled", by_compiler, values, reason, compiles=True))
+        found.append(Method(f"{name} compiled", by_compiler, values, reason, compiles=True))
     return found
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import serrate
 from benchmarks.data import Ragged
+from benchmarks.methods import Call, Method
 from benchmarks.tasks import PARTS, Task
-from benchmarks.ways import Call, Way
 from serrate import JaggedTensor
 
 
@@ -88,9 +88,9 @@ JITTED: dict[str, Callable[..., Any]] = {
 }
 
 
-def way(task: Task) -> Way:
+def method(task: Task) -> Method:
     """The method for the task; ragged tensors are built before timing starts."""
-    return Way("serrate", lambda: _prepared(task), _values)
+    return Method("serrate", lambda: _prepared(task), _values)
 
 
 def _prepared(task: Task) -> Call:

@@ -29,7 +29,7 @@ def goal(cell: Cell, cells: Sequence[Cell]) -> float:
     """The goal in percent of the limit: for a giant row, a tenth below what uniform lengths reach in the same run."""
     if cell.lengths != "giant":
         return cell.goal
-    alike = [c.percent for c in cells if (c.work, c.dtype, c.lengths) == (cell.work, cell.dtype, "uniform") and c.percent]
+    alike = [c.percent for c in cells if (c.task, c.dtype, c.lengths) == (cell.task, cell.dtype, "uniform") and c.percent]
     return GIANT * (alike[0] if alike else cell.goal)
 
 
@@ -53,7 +53,7 @@ def print_tables(cells: Sequence[Cell], console: Console) -> None:
         console.print(_table([cell for cell in cells if cell.dtype == dtype], cells, dtype, console.width))
     for cell in cells:
         if cell.fault:
-            console.print(Text(f"serrate, {cell.work}, {cell.dtype}, {cell.lengths}: {cell.fault}", style="red"))
+            console.print(Text(f"serrate, {cell.task}, {cell.dtype}, {cell.lengths}: {cell.fault}", style="red"))
     console.print(
         "ms, medians of interleaved rounds. %: of the limit in the same run; goal: what it is to be. "
         f"ahead: the best peer's time over ours, to be {AHEAD} where the limit leaves that room. "
@@ -67,7 +67,7 @@ def _table(cells: Sequence[Cell], every: Sequence[Cell], dtype: str, width: int)
     """As many columns as fit the terminal; the JSON has everything."""
     table = Table(title=dtype, box=SIMPLE_HEAD, pad_edge=False)
     with_times, with_others = width >= 110, width >= 150
-    for heading in ("work", "lengths"):
+    for heading in ("task", "lengths"):
         table.add_column(heading, no_wrap=True)
     for heading in (*(("limit", "hand C++") if with_times else ()), "serrate", "%", "goal", "ahead"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -75,7 +75,7 @@ def _table(cells: Sequence[Cell], every: Sequence[Cell], dtype: str, width: int)
     for heading in (*(("best peer",) if with_times else ()), *(("others",) if with_others else ())):
         table.add_column(heading)
     for at, cell in enumerate(cells):
-        if at and cells[at - 1].work != cell.work:
+        if at and cells[at - 1].task != cell.task:
             table.add_row()
         times = (number(cell.limit), number(cell.hand))
         ratios = (number(cell.ours), number(cell.percent, 0), number(goal(cell, every), 0), number(cell.ahead))
@@ -84,7 +84,7 @@ def _table(cells: Sequence[Cell], every: Sequence[Cell], dtype: str, width: int)
         judged = Text((", ".join(missed) or "-") + star, style="red" if missed else "green")
         best, others = _peers(cell)
         shown = (*((Text(best),) if with_times else ()), *((Text(others),) if with_others else ()))
-        table.add_row(cell.work, cell.lengths, *(times if with_times else ()), *ratios, judged, *shown)
+        table.add_row(cell.task, cell.lengths, *(times if with_times else ()), *ratios, judged, *shown)
     return table
 
 
@@ -146,7 +146,7 @@ def write_markdown(path: Path, machine: Machine, cells: Sequence[Cell]) -> None:
             shares = (number(cell.percent, 0), number(goal(cell, cells), 0), number(cell.ahead))
             peers = "; ".join(each for each in (best, others) if each).replace("|", "/")
             missed = ", ".join(misses(cell, cells))
-            row = (cell.work, cell.lengths + star, *map(number, figures), *shares, missed, peers)
+            row = (cell.task, cell.lengths + star, *map(number, figures), *shares, missed, peers)
             text.append(f"| {' | '.join(row)} |")
         text.append("")
     path.write_text("\n".join(text))
@@ -175,13 +175,13 @@ def plot(folder: Path, name: str, machine: Machine, cells: Sequence[Cell]) -> li
     paths = []
     for dtype in dict.fromkeys(cell.dtype for cell in cells):
         mine = [cell for cell in cells if cell.dtype == dtype]
-        works = list(dict.fromkeys(cell.work for cell in mine))
-        across = min(len(works), 4)
-        down = -(-len(works) // across)
+        tasks = list(dict.fromkeys(cell.task for cell in mine))
+        across = min(len(tasks), 4)
+        down = -(-len(tasks) // across)
         figure, axes = pyplot.subplots(down, across, figsize=(4 * across, 2.8 * down), squeeze=False)
-        for panel, work in zip(axes.flat, works, strict=False):
-            _panel(panel, work, [cell for cell in mine if cell.work == work])
-        for panel in axes.flat[len(works) :]:
+        for panel, task in zip(axes.flat, tasks, strict=False):
+            _panel(panel, task, [cell for cell in mine if cell.task == task])
+        for panel in axes.flat[len(tasks) :]:
             panel.set_axis_off()
         axes[0][0].legend(fontsize=7)
         figure.suptitle(
@@ -194,7 +194,7 @@ def plot(folder: Path, name: str, machine: Machine, cells: Sequence[Cell]) -> li
     return paths
 
 
-def _panel(axes: Any, work: str, cells: Sequence[Cell]) -> None:
+def _panel(axes: Any, task: str, cells: Sequence[Cell]) -> None:
     series: list[tuple[str, str, list[float | None]]] = [
         ("hand C++", "tab:gray", [cell.hand for cell in cells]),
         ("serrate", "tab:green", [cell.ours for cell in cells]),
@@ -207,7 +207,7 @@ def _panel(axes: Any, work: str, cells: Sequence[Cell]) -> None:
         axes.bar([i + position * width for i, _ in drawn], [ratio for _, ratio in drawn], width, label=name, color=colour)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_yscale("log")
-    axes.set_title(work, fontsize=9)
+    axes.set_title(task, fontsize=9)
     axes.set_xticks([index + 0.4 - width / 2 for index in range(len(cells))])
     axes.set_xticklabels([cell.lengths for cell in cells], fontsize=8)
     axes.tick_params(axis="y", labelsize=7)

@@ -49,24 +49,24 @@ QUICK = Sizes(rows=256, groups=16, tokens=1024, width=128, sequences=8, length=6
 class Task:
     """One task on one set of rows; `operands` are its other inputs."""
 
-    work: str
+    name: str
     data: Ragged
     operands: tuple[Any, ...] = ()
 
     @property
     def kind(self) -> str:
         """The task's name without its rank: a 1-D sum is a sum."""
-        return self.work.removeprefix("1-D ")
+        return self.name.removeprefix("1-D ")
 
     @property
     def inputs(self) -> int:
         """The size of the inputs in bytes."""
-        read = 0 if self.work == "from_padded" else self.data.values.nbytes
+        read = 0 if self.name == "from_padded" else self.data.values.nbytes
         return read + sum(each.nbytes for each in self.operands if isinstance(each, Tensor))
 
 
 @dataclass(frozen=True)
-class Work:
+class TaskSpec:
     """What is known about a task before there is data.
 
     `goal`: the goal in percent of the limit. `absolute`: the absolute tolerance, in addition to the relative one; softmax gets
@@ -84,25 +84,25 @@ class Work:
 # product.
 _NO_GIANT = tuple(each for each in DISTRIBUTIONS if each != "giant")
 
-WORKS = {
-    "sum": Work(90, 5e-2),
-    "mean": Work(90, 1e-4),
-    "max": Work(90, 0.0),
-    "two-level sum": Work(90, 5e-2),
-    "pointwise": Work(90, 1e-5),
-    "from_padded": Work(90, 0.0, _NO_GIANT),
-    "to_padded": Work(80, 0.0, _NO_GIANT),
-    "jagged + dense": Work(80, 1e-5, _NO_GIANT),
-    "1-D jagged + dense": Work(80, 1e-5, _NO_GIANT),
-    "layer norm": Work(70, 1e-4),
-    "softmax": Work(65, 0.0),
-    "logsumexp": Work(65, 1e-4),
-    "1-D sum": Work(65, 5e-2),
-    "1-D softmax": Work(45, 0.0),
-    "block permute": Work(80, 0.0),
-    "grouped matmul": Work(100 / 1.15, 1e-4, _NO_GIANT, never_behind="torch.mm per group"),
-    "attention": Work(70, 1e-4, never_behind="SDPA per sequence"),
-    "causal attention": Work(70, 1e-4, never_behind="SDPA per sequence"),
+TASKS = {
+    "sum": TaskSpec(90, 5e-2),
+    "mean": TaskSpec(90, 1e-4),
+    "max": TaskSpec(90, 0.0),
+    "two-level sum": TaskSpec(90, 5e-2),
+    "pointwise": TaskSpec(90, 1e-5),
+    "from_padded": TaskSpec(90, 0.0, _NO_GIANT),
+    "to_padded": TaskSpec(80, 0.0, _NO_GIANT),
+    "jagged + dense": TaskSpec(80, 1e-5, _NO_GIANT),
+    "1-D jagged + dense": TaskSpec(80, 1e-5, _NO_GIANT),
+    "layer norm": TaskSpec(70, 1e-4),
+    "softmax": TaskSpec(65, 0.0),
+    "logsumexp": TaskSpec(65, 1e-4),
+    "1-D sum": TaskSpec(65, 5e-2),
+    "1-D softmax": TaskSpec(45, 0.0),
+    "block permute": TaskSpec(80, 0.0),
+    "grouped matmul": TaskSpec(100 / 1.15, 1e-4, _NO_GIANT, never_behind="torch.mm per group"),
+    "attention": TaskSpec(70, 1e-4, never_behind="SDPA per sequence"),
+    "causal attention": TaskSpec(70, 1e-4, never_behind="SDPA per sequence"),
 }
 PRODUCTS = ("grouped matmul", "attention", "causal attention")
 """Tasks whose limit is a dense float32 product."""
@@ -110,27 +110,27 @@ SPINE = ("sum", "pointwise", "softmax", "layer norm", "grouped matmul")
 """The tasks that also have a hand-written baseline."""
 
 
-def task(work: str, distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task:
+def make_task(task: str, distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task:
     """The data of one cell."""
-    if work == "grouped matmul":
+    if task == "grouped matmul":
         return _grouped_matmul(distribution, dtype, sizes)
-    if work in PRODUCTS:
-        return _attention(work, distribution, dtype, sizes)
-    flat = work.startswith("1-D ")
+    if task in PRODUCTS:
+        return _attention(task, distribution, dtype, sizes)
+    flat = task.startswith("1-D ")
     features, mean = (None, sizes.mean_flat) if flat else (sizes.features, sizes.mean)
     data = ragged(distribution, sizes.rows, mean, features, dtype)
     operands: tuple[Any, ...] = ()
-    if work == "two-level sum":
+    if task == "two-level sum":
         operands = (_documents(sizes.rows),)
-    elif work == "pointwise":
+    elif task == "pointwise":
         operands = (SCALE, torch.linspace(-1, 1, sizes.features).to(dtype))
-    elif work == "layer norm":
+    elif task == "layer norm":
         operands = (EPSILON,)
-    elif work == "from_padded":
+    elif task == "from_padded":
         operands = (padded(data),)
-    elif work.endswith("jagged + dense"):
+    elif task.endswith("jagged + dense"):
         operands = (torch.ones(data.rows, data.longest, *data.values.shape[1:], dtype=dtype),)
-    return Task(work, data, operands)
+    return Task(task, data, operands)
 
 
 def again(it: Task) -> list[Task]:
@@ -148,20 +148,20 @@ def _grouped_matmul(distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task
     return Task("grouped matmul", data, (weights.to(dtype),))
 
 
-def _attention(work: str, distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task:
+def _attention(task: str, distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task:
     data = ragged(distribution, sizes.sequences, sizes.length, sizes.heads * sizes.features, dtype)
     shape = (-1, sizes.heads, sizes.features)
     generator = torch.Generator().manual_seed(4)
     others = (torch.randn(data.values.shape, generator=generator).to(dtype).view(shape) for _ in range(2))
-    return Task(work, replace(data, values=data.values.view(shape)), tuple(others))
+    return Task(task, replace(data, values=data.values.view(shape)), tuple(others))
 
 
 def dense_product(it: Task) -> tuple[Tensor, Tensor]:
     """Operands of a dense product that takes as many additions and multiplications as the task."""
-    if it.work == "grouped matmul":
+    if it.name == "grouped matmul":
         return it.data.values, it.operands[0][0]
     lengths = it.data.lengths
-    scores = int((lengths * (lengths + 1) // 2 if it.work == "causal attention" else lengths * lengths).sum())
+    scores = int((lengths * (lengths + 1) // 2 if it.name == "causal attention" else lengths * lengths).sum())
     rows = 2 * scores * it.data.values[0].numel() // 512**2
     return torch.ones(max(rows, 1), 512), torch.ones(512, 512)
 
@@ -169,7 +169,7 @@ def dense_product(it: Task) -> tuple[Tensor, Tensor]:
 def attend(task: Task, *rows: Tensor) -> Tensor:
     """torch's attention of one sequence: `[length, heads, features]` in and out."""
     query, key, value = (row.transpose(0, 1)[None] for row in rows)
-    is_causal = task.work == "causal attention"
+    is_causal = task.name == "causal attention"
     return functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)[0].transpose(0, 1)
 
 
@@ -182,7 +182,7 @@ def _documents(sentences: int) -> Tensor:
 
 def expected(it: Task) -> Tensor:
     """The result of plain torch, row by row, in float32."""
-    if it.work in ("to_padded", "jagged + dense", "1-D jagged + dense"):
+    if it.name in ("to_padded", "jagged + dense", "1-D jagged + dense"):
         dense = padded(it.data).float()
         return dense.add_(it.operands[0]) if it.operands else dense
     rows = [row.float() for row in it.data.split()]
@@ -222,7 +222,7 @@ _ELEMENTS: dict[str, Callable[..., Tensor]] = {
 
 def is_right(it: Task, result: Tensor, wanted: Tensor) -> bool:
     """Whether a result is correct, within the tolerance of its dtype."""
-    relative, absolute = 1e-3, WORKS[it.work].absolute
+    relative, absolute = 1e-3, TASKS[it.name].absolute
     if it.data.values.dtype != torch.float32:
         # peers round every step to 16 bits, a large relative error near zero
         relative, absolute = 3e-2, max(absolute, 2e-2) if absolute else 0.0

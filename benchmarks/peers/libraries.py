@@ -13,23 +13,25 @@ import torch
 from torch import Tensor
 
 from benchmarks.data import Ragged
+from benchmarks.methods import Call, Method, too_large
 from benchmarks.tasks import Task, permuted
-from benchmarks.ways import Call, Way, too_large
 
 INSTALL = "pip install 'serrate[peers]'"
 
 
-def ways(task: Task) -> list[Way]:
+def methods(task: Task) -> list[Method]:
     found = []
     if task.kind in _FBGEMM:
         make, values = _FBGEMM[task.kind]
-        pads = task.kind in ("mean", "max", "logsumexp", "softmax") or task.work == "sum"
+        pads = task.kind in ("mean", "max", "logsumexp", "softmax") or task.name == "sum"
         reason = _missing("fbgemm_gpu") or (too_large(task.data) if pads else "")
-        found.append(Way("fbgemm", lambda: _with_fbgemm(make, task), values(task), reason))
+        found.append(Method("fbgemm", lambda: _with_fbgemm(make, task), values(task), reason))
     if task.kind in _AWKWARD:
-        found.append(Way("awkward", lambda: _with_awkward(task), _of_numpy, _missing("awkward") or _no_numpy_dtype(task)))
-    if task.work == "1-D sum":
-        found.append(Way("np.add.reduceat", lambda: _reduceat(task.data), _of_numpy, _missing("numpy") or _no_numpy_dtype(task)))
+        found.append(Method("awkward", lambda: _with_awkward(task), _of_numpy, _missing("awkward") or _no_numpy_dtype(task)))
+    if task.name == "1-D sum":
+        found.append(
+            Method("np.add.reduceat", lambda: _reduceat(task.data), _of_numpy, _missing("numpy") or _no_numpy_dtype(task))
+        )
     return found
 
 

@@ -13,12 +13,12 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from benchmarks.data import Ragged, is_element, padded
+from benchmarks.methods import Method, both, quiet, too_large
 from benchmarks.tasks import Task
-from benchmarks.ways import Way, both, quiet, too_large
 
 
-def ways(task: Task, compiled: bool) -> list[Way]:
-    found: list[Way] = []
+def methods(task: Task, compiled: bool) -> list[Method]:
+    found: list[Method] = []
     reason = too_large(task.data)
     if task.kind in _NESTED:
         elements = task.kind in ("pointwise", "softmax", "layer norm", "from_padded")

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.data import Ragged
+from benchmarks.methods import Call, Method, both, simple
 from benchmarks.tasks import Task, attend, permuted
-from benchmarks.ways import Call, Way, both, simple
 
 
-def ways(task: Task, compiled: bool) -> list[Way]:
+def methods(task: Task, compiled: bool) -> list[Method]:
     data, values = task.data, task.data.values
     if task.kind in ("sum", "mean", "max"):
         found = [_bag(data, task.kind), _segments(data, task.kind)]
@@ -32,15 +32,15 @@ def ways(task: Task, compiled: bool) -> list[Way]:
         arguments = lambda: (values, data.offsets, row_of(data), *task.operands)  # noqa: E731
         return both("segments", _COMPOSED[task.kind], arguments, compiled=compiled)
     if task.kind == "to_padded":
-        return [Way("pad_sequence", lambda: _pad_sequence(data))]
+        return [Method("pad_sequence", lambda: _pad_sequence(data))]
     if task.kind == "jagged + dense":
-        return [Way("index_put_", lambda: _index_put(task))]
+        return [Method("index_put_", lambda: _index_put(task))]
     if task.kind == "block permute":
-        return [Way("split and cat", lambda: _split_and_cat(data)), Way("index_select", lambda: _by_index(data))]
+        return [Method("split and cat", lambda: _split_and_cat(data)), Method("index_select", lambda: _by_index(data))]
     if task.kind == "grouped matmul":
         return _products(task)
     if task.kind.endswith("attention"):
-        return [Way("SDPA per sequence", lambda: _per_sequence(task), torch.cat)]
+        return [Method("SDPA per sequence", lambda: _per_sequence(task), torch.cat)]
     return []
 
 
@@ -57,21 +57,21 @@ def _per_sequence(task: Task) -> Call:
 # --- reductions ----------------------------------------------------------------------------------------------------------
 
 
-def _bag(data: Ragged, mode: str) -> Way:
+def _bag(data: Ragged, mode: str) -> Method:
     table = data.values if data.values.dim() == 2 else data.values[:, None]
 
     def prepare() -> Call:
         indices = torch.arange(table.shape[0])
         return lambda: functional.embedding_bag(indices, table, data.offsets, mode=mode, include_last_offset=True)
 
-    return Way("embedding_bag", prepare, lambda result: result.view(data.rows, *data.values.shape[1:]))
+    return Method("embedding_bag", prepare, lambda result: result.view(data.rows, *data.values.shape[1:]))
 
 
-def _segments(data: Ragged, mode: str) -> Way:
+def _segments(data: Ragged, mode: str) -> Method:
     return simple("segment_reduce", lambda: torch.segment_reduce(data.values, mode, offsets=data.offsets))
 
 
-def _index_add(data: Ragged, mode: str) -> Way:
+def _index_add(data: Ragged, mode: str) -> Method:
     def prepare() -> Call:
         values, rows = data.values, row_of(data)
         lengths = data.lengths.view(-1, *(1 for _ in values.shape[1:])).to(values.dtype)
@@ -82,10 +82,10 @@ def _index_add(data: Ragged, mode: str) -> Way:
 
         return call
 
-    return Way("index_add_", prepare)
+    return Method("index_add_", prepare)
 
 
-def _two_levels(task: Task) -> list[Way]:
+def _two_levels(task: Task) -> list[Method]:
     data, documents = task.data, task.operands[0]
 
     def twice() -> Tensor:
@@ -162,7 +162,7 @@ def _by_index(data: Ragged) -> Call:
     return lambda: data.values.index_select(0, index)
 
 
-def _products(task: Task) -> list[Way]:
+def _products(task: Task) -> list[Method]:
     tokens, weights = task.data.values, task.operands[0]
     bounds, ends = task.data.offsets.tolist(), task.data.offsets[1:].to(torch.int32)
 
@@ -176,4 +176,4 @@ def _products(task: Task) -> list[Way]:
         return functional.grouped_mm(tokens, weights, offs=ends)
 
     missing = "" if hasattr(functional, "grouped_mm") else f"not in torch {torch.__version__}"
-    return [simple("torch.mm per group", per_group), Way("F.grouped_mm", lambda: grouped, reason=missing)]
+    return [simple("torch.mm per group", per_group), Method("F.grouped_mm", lambda: grouped, reason=missing)]

@@ -39,7 +39,7 @@ def attention_weights(scores: Any, scale: float) -> Any:
 
 
 @dataclass(frozen=True)
-class Way:
+class Method:
     """One method: how to run it, and how to get its rows. `cannot` says why it does not apply."""
 
     name: str
@@ -54,7 +54,7 @@ class Job:
 
     title: str
     lengths: torch.Tensor
-    ways: list[Way]
+    methods: list[Method]
     want: Rows
 
     @property
@@ -120,10 +120,10 @@ def _expert_job(scale: int) -> Job:
         f"MoE feed-forward: {tokens} tokens, {count} experts, {width} to {hidden} to {width}",
         lengths,
         [
-            Way("serrate", lambda: experts(routed, up, down), lambda r: list(r.unbind())),
-            Way("torch.mm per expert", loop, list),
-            Way("padded bmm", padded, lambda r: _unpadded(r, lengths)),
-            Way("NestedTensor", lambda: None, list, "does not support a separate weight for each row"),
+            Method("serrate", lambda: experts(routed, up, down), lambda r: list(r.unbind())),
+            Method("torch.mm per expert", loop, list),
+            Method("padded bmm", padded, lambda r: _unpadded(r, lengths)),
+            Method("NestedTensor", lambda: None, list, "does not support a separate weight for each row"),
         ],
         loop(),
     )
@@ -144,9 +144,9 @@ def _sequence_job(scale: int) -> Job:
         f"sequence softmax: {count} sequences of 1 to {longest}, {width} features",
         lengths,
         [
-            Way("serrate", lambda: attention_weights(scores, factor), lambda r: list(r.unbind())),
-            Way("padded + mask", padded, lambda r: _unpadded(r, lengths)),
-            Way("NestedTensor", lambda: torch.softmax(nested * factor, dim=1), lambda r: _rows_of(r.values(), lengths)),
+            Method("serrate", lambda: attention_weights(scores, factor), lambda r: list(r.unbind())),
+            Method("padded + mask", padded, lambda r: _unpadded(r, lengths)),
+            Method("NestedTensor", lambda: torch.softmax(nested * factor, dim=1), lambda r: _rows_of(r.values(), lengths)),
         ],
         [torch.softmax(row * factor, dim=0) for row in _rows_of(values, lengths)],
     )
@@ -165,30 +165,30 @@ def _picture(console: Console, job: Job) -> None:
 
 def _measured(console: Console, job: Job, rounds: int) -> dict[str, Measured]:
     """Peak memory, error and median time of each method, timed round robin after one warm-up run each."""
-    able = [way for way in job.ways if not way.cannot]
-    times: dict[str, list[float]] = {way.name: [] for way in able}
+    able = [method for method in job.methods if not method.cannot]
+    times: dict[str, list[float]] = {method.name: [] for method in able}
     checked: dict[str, tuple[int | None, float]] = {}
     columns = (TextColumn("  {task.description:<32}"), BarColumn(20), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=(rounds + 1) * len(able))
         for turn in range(rounds + 1):
-            for way in able:
-                progress.update(task, description=f"{'measuring' if turn else 'checking'} {way.name}")
+            for method in able:
+                progress.update(task, description=f"{'measuring' if turn else 'checking'} {method.name}")
                 if not turn:
-                    checked[way.name] = _checked(way, job)
+                    checked[method.name] = _checked(method, job)
                 # Two seconds are enough for a slow method.
-                elif sum(times[way.name]) < 2.0:
+                elif sum(times[method.name]) < 2.0:
                     begin = time.perf_counter()
-                    way.run()
-                    times[way.name].append(time.perf_counter() - begin)
+                    method.run()
+                    times[method.name].append(time.perf_counter() - begin)
                 progress.advance(task)
     return {name: Measured(statistics.median(each), *checked[name]) for name, each in times.items()}
 
 
-def _checked(way: Way, job: Job) -> tuple[int | None, float]:
-    way.run()  # compilation and one-time setup are not counted
-    peak, result = peak_of(way.run)
-    rows = way.rows(result)
+def _checked(method: Method, job: Job) -> tuple[int | None, float]:
+    method.run()  # compilation and one-time setup are not counted
+    peak, result = peak_of(method.run)
+    rows = method.rows(result)
     return peak, max((float((a - b).abs().max()) for a, b in zip(rows, job.want, strict=True) if a.numel()), default=0.0)
 
 
@@ -198,18 +198,18 @@ def _table(console: Console, job: Job, measured: dict[str, Measured]) -> None:
     for heading in ("time", "serrate is", "memory", "error"):
         table.add_column(heading, justify="right", no_wrap=True)
     ours = measured["serrate"]
-    for way in job.ways:
-        it = measured.get(way.name)
+    for method in job.methods:
+        it = measured.get(method.name)
         if it is None:
             continue
         memory = "-" if it.peak is None else f"{it.peak / 1e6:.0f} MB"
         error = f"{it.error:.0e}" if it.error else "none"
-        compared = "" if way.name == "serrate" else _compared(it.seconds / ours.seconds)
-        table.add_row(way.name, f"{1e3 * it.seconds:.1f} ms", compared, memory, error)
+        compared = "" if method.name == "serrate" else _compared(it.seconds / ours.seconds)
+        table.add_row(method.name, f"{1e3 * it.seconds:.1f} ms", compared, memory, error)
     console.print(table)
-    for way in job.ways:
-        if way.cannot:
-            console.print(f"  {way.name}: {way.cannot}", highlight=False)
+    for method in job.methods:
+        if method.cannot:
+            console.print(f"  {method.name}: {method.cannot}", highlight=False)
     console.print()
 
 

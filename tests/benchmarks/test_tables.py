@@ -1,4 +1,4 @@
-"""What the tables are made of: every way does its work rightly, and what is judged is judged rightly."""
+"""The tables: every method computes its task correctly, and verdicts are right."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import cells, limits, memory, ours, peers, report, tasks, ways
+from benchmarks import cells, limits, memory, methods, ours, peers, report, tasks
 from benchmarks.measure import Timing, measure
-from benchmarks.tasks import DTYPES, WORKS, Sizes
+from benchmarks.tasks import DTYPES, TASKS, Sizes
 from serrate.runtime.launch import last_level_cache
 
 TINY = Sizes(rows=32, mean=8, features=16, mean_flat=8, groups=4, tokens=32, width=32)
@@ -21,11 +21,13 @@ CELL = cells.Cell("sum", "float32", "uniform", 9.0, None, 10.0, "", {"slow": 20.
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("work", WORKS)
-def test_every_way_does_its_work(work: str, dtype: str) -> None:
-    it = tasks.task(work, "exponential", DTYPES[dtype], TINY)
+@pytest.mark.parametrize("task", TASKS)
+def test_every_method_computes_its_task(task: str, dtype: str) -> None:
+    it = tasks.make_task(task, "exponential", DTYPES[dtype], TINY)
     wanted = tasks.expected(it)
-    tried = {way.name: cells._tried(way, it, wanted, 60.0) for way in (ours.way(it), *peers.ways(it, compiled=False))}
+    tried = {
+        method.name: cells._tried(method, it, wanted, 60.0) for method in (ours.method(it), *peers.methods(it, compiled=False))
+    }
     faults = {name: reason for name, (call, _, reason) in tried.items() if call is None and reason.startswith(("wrong", "Type"))}
     if dtype == "bfloat16":
         # in this dtype torch sums as it stores: it is shown as wrong, which it is
@@ -35,19 +37,19 @@ def test_every_way_does_its_work(work: str, dtype: str) -> None:
 
 
 def test_a_wrong_result_and_an_error_are_shown_and_not_timed() -> None:
-    it = tasks.task("sum", "uniform", torch.float32, TINY)
+    it = tasks.make_task("sum", "uniform", torch.float32, TINY)
     wanted = tasks.expected(it)
-    wrong = ways.simple("wrong", lambda: wanted + 1)
+    wrong = methods.simple("wrong", lambda: wanted + 1)
 
     def fails() -> None:
         raise RuntimeError("not today\nnor tomorrow")
 
     assert cells._tried(wrong, it, wanted, 1.0)[0::2] == (None, "wrong result")
-    assert cells._tried(ways.simple("fails", fails), it, wanted, 1.0)[0::2] == (None, "RuntimeError: not today")
+    assert cells._tried(methods.simple("fails", fails), it, wanted, 1.0)[0::2] == (None, "RuntimeError: not today")
 
 
 def test_what_is_built_in_the_first_call_is_not_the_time_of_a_call() -> None:
-    it = tasks.task("sum", "uniform", torch.float32, TINY)
+    it = tasks.make_task("sum", "uniform", torch.float32, TINY)
     wanted, calls = tasks.expected(it), []
 
     def builds_first() -> torch.Tensor:
@@ -55,21 +57,21 @@ def test_what_is_built_in_the_first_call_is_not_the_time_of_a_call() -> None:
         calls.append(1)
         return wanted
 
-    call, seconds, _ = cells._tried(ways.simple("builds", builds_first), it, wanted, 1.0)
+    call, seconds, _ = cells._tried(methods.simple("builds", builds_first), it, wanted, 1.0)
     assert call is not None and seconds < 0.2
 
 
 def test_what_takes_too_long_to_compile_is_left_out() -> None:
-    it = tasks.task("sum", "uniform", torch.float32, TINY)
-    slow = ways.Way("slow", lambda: lambda: time.sleep(30), compiles=True)
+    it = tasks.make_task("sum", "uniform", torch.float32, TINY)
+    slow = methods.Method("slow", lambda: lambda: time.sleep(30), compiles=True)
     begin = time.perf_counter()
     call, _, reason = cells._tried(slow, it, tasks.expected(it), 0.2)
     assert call is None and "not compiled after" in reason and time.perf_counter() - begin < 10
 
 
 def test_what_would_pad_to_more_than_memory_is_not_tried() -> None:
-    it = tasks.task("softmax", "giant", torch.float32, Sizes(rows=4096, mean=64, features=16))
-    reasons = {way.name: way.reason for way in peers.ways(it)}
+    it = tasks.make_task("softmax", "giant", torch.float32, Sizes(rows=4096, mean=64, features=16))
+    reasons = {method.name: method.reason for method in peers.methods(it)}
     assert reasons["NestedTensor"].startswith("pads to") and reasons["padded + mask compiled"].startswith("pads to")
     assert not reasons["segments"]
 
@@ -81,7 +83,7 @@ def test_what_is_missed_is_named() -> None:
     # the limit leaves no room to be ahead of this peer
     assert report.misses(dataclasses.replace(CELL, ours=9.9, peers={"near": 10.0}), every) == []
     assert report.misses(dataclasses.replace(CELL, ours=None, fault="why"), every) == ["all"]
-    product = dataclasses.replace(CELL, work="grouped matmul", ours=9.9, peers={"torch.mm per group": 9.8})
+    product = dataclasses.replace(CELL, task="grouped matmul", ours=9.9, peers={"torch.mm per group": 9.8})
     assert report.misses(product, every) == ["peer"]
     narrow = dataclasses.replace(CELL, dtype="bfloat16", ours=12.0, peers={})
     assert report.misses(narrow, every) == [] and narrow.goal == 72
@@ -96,7 +98,7 @@ def test_a_cell_that_supports_no_claim_says_so() -> None:
 
 @pytest.mark.parametrize(("width", "said"), [(80, ()), (110, ("fast 12.0",)), (200, ("fast 12.0", "slow 20.0", "gone: why not"))])
 def test_the_table_shows_what_there_is_room_for(width: int, said: tuple[str, ...]) -> None:
-    failed = dataclasses.replace(CELL, work="max", ours=None, fault="no such thing")
+    failed = dataclasses.replace(CELL, task="max", ours=None, fault="no such thing")
     console = Console(width=width, record=True, file=io.StringIO())
     report.print_tables([dataclasses.replace(CELL, skipped={"gone": "why not"}), failed], console)
     shown = console.export_text()
@@ -112,7 +114,7 @@ def test_a_giant_row_is_held_to_what_rows_alike_reach() -> None:
 
 
 def test_limits_count_the_bytes_that_move() -> None:
-    it = tasks.task("to_padded", "bimodal", torch.float32, TINY)
+    it = tasks.make_task("to_padded", "bimodal", torch.float32, TINY)
     limit = limits.of_traffic(tasks.traffic(it), it.data.values, it.data.offsets)
     times = {name: Timing(1.0, 1.0, 1) for name in limit.calls}
     moved = it.data.values.nbytes + it.data.padded_bytes
@@ -124,7 +126,7 @@ def test_limits_count_the_bytes_that_move() -> None:
 
 def test_a_row_larger_than_the_cache_is_read_twice() -> None:
     sizes = dataclasses.replace(TINY, rows=64, mean=limits.own_cache() // 1024)
-    it = tasks.task("softmax", "giant", torch.float32, sizes)
+    it = tasks.make_task("softmax", "giant", torch.float32, sizes)
     limit = limits.of_traffic(tasks.traffic(it), it.data.values, it.data.offsets)
     never = {name: Timing(0.0, 0.0, 1) for name in limit.calls}
     assert limit.milliseconds(never | {"limit: read again": Timing(1.0, 1.0, 1)}) == 1.0
@@ -138,8 +140,8 @@ def test_what_comes_before_a_call_is_not_timed() -> None:
 
 
 def test_a_peak_shows_what_padding_holds() -> None:
-    it = tasks.task("softmax", "exponential", torch.float32, tasks.QUICK)
-    found = {way.name: memory._peak(way, it.inputs, 0) for way in memory._ways(it)}
+    it = tasks.make_task("softmax", "exponential", torch.float32, tasks.QUICK)
+    found = {method.name: memory._peak(method, it.inputs, 0) for method in memory._methods(it)}
     extra = {name: peak["extra"] for name, peak in found.items()}
     if extra["serrate"] is None:
         pytest.skip("the system does not say how much memory a process holds")

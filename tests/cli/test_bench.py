@@ -56,7 +56,7 @@ def test_the_cpu_table_shows_the_limit_ours_and_peers_and_writes_them(tmp_path: 
     assert shown.exit_code == 0, shown.output
     assert "embedding_bag" in shown.output and "hand C++" in shown.output
     (cell,) = json.loads((tmp_path / "cpu.json").read_text())["cells"]
-    assert (cell["work"], cell["dtype"], cell["lengths"], cell["goal"]) == ("sum", "float32", "exponential", 90)
+    assert (cell["task"], cell["dtype"], cell["lengths"], cell["goal"]) == ("sum", "float32", "exponential", 90)
     assert cell["ours"] > 0 and cell["limit"] > 0 and {"NestedTensor", "padded + mask", "segment_reduce"} <= set(cell["peers"])
     assert "| sum | exponential" in (tmp_path / "cpu.md").read_text()
     if importlib.util.find_spec("matplotlib"):
@@ -69,7 +69,7 @@ def test_the_cpu_table_shows_the_limit_ours_and_peers_and_writes_them(tmp_path: 
 def test_calls_are_shown_beyond_their_kernel(tmp_path: Path) -> None:
     shown = run("calls", "--quick", "--rounds", "1", "--only", "sum", "--out", str(tmp_path))
     assert shown.exit_code == 0, shown.output
-    lines = {line["way"]: line for line in json.loads((tmp_path / "calls.json").read_text())["lines"]}
+    lines = {line["method"]: line for line in json.loads((tmp_path / "calls.json").read_text())["lines"]}
     assert (
         lines["jit"]["goal"] == 30
         and lines["jit"]["beyond"] == lines["jit"]["microseconds"] - lines["the kernel"]["microseconds"]
