@@ -93,10 +93,10 @@ class RowsInside:
 
 
 @dataclass(frozen=True)
-class Rectangles:
+class Products:
     """A check at each call: offsets of rows and of columns, whose products fill `extent`.
 
-    With `starts`, there may be gaps between rectangles, which are in order and end before `extent`. Columns that are not packed
+    With `starts`, there may be gaps between products, which are in order and end before `extent`. Columns that are not packed
     take no positions.
     """
 
@@ -135,7 +135,7 @@ class IndicesInside:
 NOTHING = torch.iinfo(torch.int64).max
 """The value of `IndicesInside.found` if every index is in range."""
 
-Check = Equal | AtLeastLongest | Offsets | RowsOfOffsets | RowsInside | Rectangles | PositionInside
+Check = Equal | AtLeastLongest | Offsets | RowsOfOffsets | RowsInside | Products | PositionInside
 
 
 Step = tuple[str, tuple[str | int, ...]]

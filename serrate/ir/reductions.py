@@ -14,7 +14,7 @@ combination of partial results. Both functions return values, so they can be eva
 
 Lowering relies on these laws: combine is associative, and the identity is neutral on both sides. Elements are combined in order
 unless the reduction is `commutative`. No stage asks for a reduction by name; whatever helps beyond the two functions is part of
-the definition: `in_block`, `two_pass`, `one_pass`, `neutral_value`, `State.free`.
+the definition: `in_block`, `two_pass`, `one_pass`, `weighing`, `neutral_value`, `State.free`.
 """
 
 from __future__ import annotations
@@ -87,18 +87,28 @@ class TwoPass:
 
 @dataclass(frozen=True)
 class OnePass:
-    """A reduction relative to a value that only another one of the same elements leads to, from states that do not need it."""
+    """How to compute a reduction relative to the result of another one over the same elements, without a second pass."""
 
     first: Reduction
-    """The other one; it takes the elements."""
+    """The other reduction, of the elements."""
     second: Reduction
-    """Takes the terms."""
+    """This reduction, of terms."""
     terms: tuple[Callable[[Value, Value], Value], ...]
-    """The ways to write a term, from an element and that value."""
+    """The forms a term may have, as functions of an element and that result."""
     result: Callable[[States, Value], Value]
-    """What the second gives, from the states and that value, whatever it is."""
+    """The result of the second, from the states and any value in place of that result."""
     in_block: Callable[[Block, States, States], None]
-    """Like that of the reduction, where no element is known beforehand and a block is near for a second read."""
+    """As `Reduction.in_block`, for blocks that are cheap to read twice and when no element is known beforehand."""
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """A reduction of (first, total) whose total adds up weights; it can total other values by the same weights, in one pass."""
+
+    function: str
+    """The weight of an element: this elementwise function of the element and of the final first state."""
+    with_totals: Callable[[int], Reduction]
+    """The same reduction with several totals; it takes the element, and for each total the values to weigh."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,7 @@ class Reduction:
     """Combines a whole block into the carried states with a few block operators. Takes the carried and the new states."""
     two_pass: TwoPass | None = None
     one_pass: OnePass | None = None
+    weighing: Weighing | None = None
     neutral_value: Callable[[torch.dtype], Number] | None = None
     """The value of an element that changes nothing, if that is not the identity."""
 
@@ -358,6 +369,7 @@ def softmax(totals: int) -> Reduction:
         commutative=True,
         in_block=_rescaled_once,
         two_pass=TwoPass(SOFTMAX_MAX, SUM, _powers),
+        weighing=Weighing("exp_diff", softmax) if totals == 1 else None,
         neutral_value=_minus_infinity,
     )
 

@@ -44,7 +44,7 @@ def limits_of(program: TileProgram) -> dict[Array, Expr]:
                     found[array] = minimum(found.get(array, bound), bound)
     for node in behind:
         if isinstance(node, RaggedIterDomain):
-            # Rows without a common extent, such as those of rectangles: their end when they were checked.
+            # Rows without a common extent, such as those of products: their end when they were checked.
             for e in node.length.walk():
                 if isinstance(e, Element) and is_held(e.array) and not e.array.signed and e.array not in found:
                     found[e.array] = most_of(e.array, node.component.extent_expr)

@@ -26,7 +26,7 @@ from serrate.ir.fusion import (
     Fusion,
     Offsets,
     PositionInside,
-    Rectangles,
+    Products,
     RowsInside,
     RowsOfOffsets,
 )
@@ -221,9 +221,9 @@ class Binder(Arguments):
             elif isinstance(check, RowsInside):
                 with _named("as_nested"):
                     self._check_rows_inside(call, check)
-            elif isinstance(check, Rectangles):
+            elif isinstance(check, Products):
                 with _named("as_product"):
-                    self._check_rectangles(call, check)
+                    self._check_products(call, check)
             elif isinstance(check, PositionInside):
                 extent = self.extent(call, check.extent)
                 if not -extent <= check.position < extent:
@@ -288,11 +288,11 @@ class Binder(Arguments):
             check_lengths([lengths], None)
         check_starts(starts, lengths, self.extent(call, check.extent), when)
 
-    def _check_rectangles(self, call: BoundCall, check: Rectangles) -> None:
+    def _check_products(self, call: BoundCall, check: Products) -> None:
         rows, columns = self.array(call, check.rows), self.array(call, check.columns)
         for name, offsets in (("rows", rows), ("columns", columns)):
             try:
-                call.remember((offsets,), "rectangles", lambda offsets=offsets: Structure.from_offsets(offsets))  # type: ignore[misc]
+                call.remember((offsets,), "products", lambda offsets=offsets: Structure.from_offsets(offsets))  # type: ignore[misc]
             except StructureError as error:
                 raise StructureError(f"{name}: {error}") from None
         lengths, widths = rows.diff().long(), columns.diff().long()
@@ -309,7 +309,7 @@ class Binder(Arguments):
                 held = "rows by columns are" if check.packed else "rows are"
                 raise StructureError(f"{held} {found[0]} elements together, but the dim has {extent}")
 
-        run_check([sizes.sum()], verify, when, "validating rectangles")
+        run_check([sizes.sum()], verify, when, "validating products")
 
     def levels(self, call: BoundCall, logical: Sequence[IterDomain]) -> tuple[torch.Tensor, ...]:
         """The offsets of every level of rows, outermost first: what a structure is made of.
@@ -371,7 +371,7 @@ def _arrays(check: Check) -> tuple[Array, ...]:
         return (check.offsets, *own)
     if isinstance(check, RowsInside):
         return (check.starts, check.lengths)
-    if isinstance(check, Rectangles):
+    if isinstance(check, Products):
         return (check.rows, check.columns) if check.starts is None else (check.rows, check.columns, check.starts)
     if isinstance(check, PositionInside):
         return tuple(check.extent.arrays)

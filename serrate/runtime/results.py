@@ -5,7 +5,7 @@ In: the logical dims of an output, and a call. Out: the shape of its values, and
     [B, D]                    a plain tensor
     [4, C, R, D]              dim 1 of the values partitioned into rows
     [G, K, R] or [D, S, W]    nested rows, whether every component has as many parts as the others or not
-    [C, R1, R2]               rows that are rectangles, packed
+    [C, R1, R2]               product of two ragged dims, packed
     [C1, R1, C2, R2]          two dims partitioned independently
     [C, H, R, D]              values [total, H, D]: rows are stored where the dim that counts them stands
 """

@@ -1,12 +1,12 @@
-"""Schedules made by hand: the steps that `TensorView`s recorded, completed to a plan.
+"""Schedules by hand: the steps that `TensorView`s recorded, completed to a plan.
 
-In: a naive tile program and a `HandSchedule`. Out: a plan called `by_hand`, of the same primitives that strategies use. What it
-leaves open is decided here, in this order, and stands in the plan like everything else:
+In: a naive tile program and a `HandSchedule`. Out: a plan called `by_hand`, made of the primitives that strategies use. Anything
+the schedule leaves open is decided here, in this order, and recorded in the plan:
 
-    1. elementwise results without a schedule are computed where they are read, where that is legal
-    2. the recorded steps, in the order they were made
-    3. loops that run in parallel: a tensor that is computed inside another's loops runs those as that one does
-    4. loops in the order that every backend has: grid, serial, lanes; what is kept before what is reduced
+    1. elementwise results without a schedule are inlined into their readers, if that is legal
+    2. the recorded steps run, in order
+    3. a tensor computed inside another's loops takes over the parallel types of those loops
+    4. loops are put in the order that backends require: grid, serial, lanes; kept before reduced
     5. tensors move into the loops of their consumers, the last ones first
 """
 
@@ -34,7 +34,7 @@ Kinds = Mapping[str, ParallelType]
 
 
 def by_hand(program: TileProgram, hand: HandSchedule, target: Target) -> Plan:
-    """The plan of a schedule made by hand."""
+    """The plan of a schedule by hand."""
     recorder = _replayed(program, hand)
     _vector_accesses(recorder.program, hand)
     kinds: dict[str, Kinds] = {}
@@ -49,7 +49,7 @@ def by_hand(program: TileProgram, hand: HandSchedule, target: Target) -> Plan:
 
 
 def vector_checks(program: TileProgram, hand: HandSchedule) -> tuple[MustDivide, ...]:
-    """What a call must be asked before loops that were vectorized by hand may run."""
+    """The divisibility checks that a call must pass before loops vectorized by hand may run."""
     return _vector_accesses(_replayed(program, hand).program, hand)
 
 
@@ -65,8 +65,8 @@ def _replayed(program: TileProgram, hand: HandSchedule) -> Recorder:
 
 
 def _vector_accesses(program: TileProgram, hand: HandSchedule) -> tuple[MustDivide, ...]:
-    """Every access inside a vectorized loop is a vector in memory, or the same element for all of it: raises where one is not,
-    and gives what only a call can tell."""
+    """Checks that every access in a vectorized loop is contiguous or uniform; raises if one is not, and returns the checks that
+    depend on the sizes of a call."""
     found: dict[MustDivide, None] = {}
     for phase in program.phases:
         state, nest = hand.states.get(phase.name), chain(phase)
@@ -80,13 +80,15 @@ def _vector_accesses(program: TileProgram, hand: HandSchedule) -> tuple[MustDivi
             for tensor, index in accesses:
                 access = vector_access(vector, loops, index, tensor.logical, tensor.storage)
                 if access.legal is False:
-                    raise ScheduleError(f"{vector.name} of {phase.name} cannot be a vector of {tensor.name}: {access.why}")
+                    raise ScheduleError(
+                        f"{vector.name} of {phase.name} cannot be vectorized, because of {tensor.name}: {access.why}"
+                    )
                 found.update(dict.fromkeys(access.checks))
     return tuple(found)
 
 
 def tile_kind(kind: ParallelType) -> ParallelType:
-    """What a parallel type is to a tile program: grid, serial or lanes.
+    """The kind of tile-program loop that a parallel type becomes: grid, serial or lanes.
 
     >>> tile_kind(ParallelType.BLOCK_X), tile_kind(ParallelType.VECTORIZE)
     (<ParallelType.GRID: 'grid'>, <ParallelType.LANES: 'lanes'>)
@@ -112,7 +114,7 @@ def _inline_unscheduled(recorder: Recorder, hand: HandSchedule) -> None:
 
 
 def _kinds(phase: Phase, states: Mapping[str, LoopState], known: Mapping[str, Kinds]) -> Kinds:
-    """How loops run: as the tensor's own schedule says, else, where they are shared, as its consumer's do."""
+    """The kinds of a phase's loops: from the tensor's own schedule, else, for shared loops, from its consumer's."""
     state = states.get(phase.name)
     if state is None:
         return {}
@@ -125,7 +127,7 @@ def _kinds(phase: Phase, states: Mapping[str, LoopState], known: Mapping[str, Ki
 
 
 def _arrange(recorder: Recorder, phase: Phase, kinds: Kinds, state: LoopState | None, target: Target) -> None:
-    """Marks the loops of a phase, and puts them in an order that runs."""
+    """Marks the loops of a phase, and puts them in a legal order."""
     loops = _loops(phase)
     over = reduced_loops(phase.leaves[0], list(loops))
 
@@ -138,14 +140,14 @@ def _arrange(recorder: Recorder, phase: Phase, kinds: Kinds, state: LoopState | 
     shared = [d.name for d in loops[:depth]]
     if order[:depth] != shared:
         raise ScheduleError(
-            f"{phase.name} runs as {', '.join(order)} (grid, then serial, then lanes), so that {', '.join(shared)} cannot be the "
-            f"loops it shares with {consumer}"
+            f"{phase.name} runs as {', '.join(order)} (grid, then serial, then lanes), so it cannot share the loops "
+            f"{', '.join(shared)} with {consumer}"
         )
     for domain in loops:
         kind = kinds.get(domain.name, SERIAL)
         extent = domain.extent_expr.value
         if kind is LANES and target.power_of_two_lanes and extent is not None and extent != power_of_two_at_least(extent):
-            raise ScheduleError(f"{phase.name}: {domain} cannot be lanes here, where they come in powers of two; split it first")
+            raise ScheduleError(f"{phase.name}: {domain} cannot be lanes: this target needs a power of two; split it first")
         if kind is not SERIAL:
             recorder.do("mark", phase.name, domain.name, kind.value)
     if order != [d.name for d in loops]:
@@ -153,7 +155,7 @@ def _arrange(recorder: Recorder, phase: Phase, kinds: Kinds, state: LoopState | 
 
 
 def _mentioned(leaf: Leaf) -> list[IterDomain]:
-    """Every domain whose row an access or an extent of a statement may look up."""
+    """Every domain whose rows an access or an extent of a statement may look up."""
     nodes = [node for value in leaf.values for node in value.walk()]
     tensors = (*leaf.targets, *(node.tensor for node in nodes if isinstance(node, Read)))
     return [*(d for t in tensors for d in t.logical), *(node.domain for node in nodes if isinstance(node, Extent))]
@@ -169,7 +171,7 @@ def _check_rows_end(phase: Phase) -> None:
     assert found is not None
     loops, kinds = [loop.domain for loop in found[0]], [loop.kind for loop in found[0]]
     symbols = loop_symbols(loops)
-    # A loop of one position is no loop any more when it is lowered.
+    # Loops of one position disappear in lowering.
     once: dict[Expr, Expr] = {
         s: const(0) for s, d in zip(symbols, loops, strict=True) if not d.is_ragged and d.extent_expr.value == 1
     }
@@ -178,7 +180,7 @@ def _check_rows_end(phase: Phase) -> None:
         rows = next((d for d in ragged if picks(guard.domain, d.component)), None)
         condition = guard.condition.substitute(once)
         last = next((s for s in reversed(symbols) if s in condition.symbols), None)
-        # Lanes are masked one by one.
+        # Lanes are masked individually.
         if rows is None or last is None or condition.proven or kinds[symbols.index(last)] is LANES:
             continue
         if end_of(condition, last) is None:
@@ -197,7 +199,7 @@ def _move_inside(recorder: Recorder, hand: HandSchedule) -> None:
             continue
         consumer, depth = state.inlined
         if consumer not in holds:
-            raise ScheduleError(f"{phase.name} is to be computed inside {consumer}, which no output depends on")
+            raise ScheduleError(f"{phase.name} cannot be computed inside {consumer}, which no output depends on")
         goal = holds[consumer]
         if [p.name for p in recorder.program.phases].index(goal) != recorder.program.phases.index(phase) + 1:
             recorder.do("delay", phase.name, goal)

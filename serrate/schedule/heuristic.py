@@ -22,7 +22,7 @@ from serrate.schedule.target import Target
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """What is known about the rows of a call; `longest` is None if it is unknown. A rectangle counts as one row."""
+    """What is known about the rows of a call; `longest` is None if it is unknown. A component of a product counts as one row."""
 
     count: int
     total: int

@@ -1,7 +1,7 @@
-"""What every strategy does first: compute elementwise results where they are read, and bring loops to one ragged pair.
+"""The first steps of every strategy: inline elementwise results into their readers, and flatten loops to one ragged pair.
 
-In: a recorder with a naive program. Out: the same recorder, its phases now `[component, ragged, regular dims ...]`, or
-without the pair. Afterwards `describe` tells what each phase is.
+In: a recorder with a naive program. Out: the same recorder; its phases are now `[component, ragged, regular dims ...]`, or
+have no ragged pair. `describe` then returns the `Shape` of each phase.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from serrate.ir.values import Call, Computed, Extent, Ordinal, Place, Position, 
 from serrate.schedule.plan import Recorder
 
 WIDEST = 1024
-"""The most features of values that are summed along rectangles at once."""
+"""The most features of the values that a contraction of a ragged product sums at once."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A phase that is a perfect nest: its ragged pair if it has one, its regular loops, and which of all are reduced."""
+    """A phase that is a perfect loop nest: its ragged pair, if any, its regular loops, and which loops are reduced."""
 
     phase: str
     leaf: Leaf
@@ -46,12 +46,12 @@ class Shape:
 
     @property
     def has_other_rows(self) -> bool:
-        """Whether another loop runs over rows too: of the same component (a product), or of another one."""
+        """Whether another loop is ragged too: over the same component (a ragged product), or another one."""
         return any(d.is_ragged for d in self.regular)
 
     @property
     def own_rows(self) -> tuple[RaggedIterDomain, ...]:
-        """The loops over rows of this component: two of them are the sides of a rectangle."""
+        """The ragged loops of this component; two of them are a ragged product."""
         found = (*self.regular, *((self.ragged,) if self.ragged is not None else ()))
         component = None if self.component is None else self.component.uid
         return tuple(d for d in found if isinstance(d, RaggedIterDomain) and d.component.uid == component)
@@ -73,17 +73,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class RowFacts:
-    """What the choice of a strategy looks at: the rows that a program's workers share and what one position of them holds."""
+    """The facts from which a strategy is chosen: the rows that workers share, and the cost of one position."""
 
     ragged: RaggedIterDomain
-    """Of rectangles, the product of both sides; of levels that are reduced together, all of them as one."""
+    """For a ragged product, the product of both lengths; for levels that are reduced together, all of them flattened."""
     inner: tuple[Expr, ...]
     itemsize: int
     product: bool
 
 
 def row_facts(program: TileProgram) -> RowFacts | None:
-    """The facts about the rows that a naive program runs over, once levels are flattened; None where nothing is ragged."""
+    """Facts about the rows of a naive program, with levels flattened; None if nothing is ragged."""
     recorder = Recorder(program)
     prepare(recorder)
     shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
@@ -99,7 +99,7 @@ def row_facts(program: TileProgram) -> RowFacts | None:
 
 
 def describe(program: TileProgram, name: str) -> Shape:
-    """What the phase of that name is."""
+    """The shape of a phase."""
     phase = next(p for p in program.phases if p.name == name)
     found = chain(phase)
     assert found is not None, f"phase {name} is not a perfect nest"
@@ -108,7 +108,7 @@ def describe(program: TileProgram, name: str) -> Shape:
     ragged = next((d for d in reversed(domains) if isinstance(d, RaggedIterDomain)), None)
     component = None if ragged is None else next((d for d in domains if d.uid == ragged.component.uid), None)
     if component is None:
-        # A phase for each component, or each of something that rows belong to: the first loop is it.
+        # A phase per component, without a ragged loop: the first loop runs over components.
         component = next((d for d in domains if d.pairing is not None and not d.is_ragged), None)
         ragged = None
         if component is not None and component.uid in reduced_loops(leaf, domains):
@@ -119,27 +119,27 @@ def describe(program: TileProgram, name: str) -> Shape:
 
 
 def reduced_loops(leaf: Leaf, domains: list[IterDomain]) -> frozenset[int]:
-    """Those of some loops (by uid) whose position does not follow from a place in the result."""
+    """The loops (by uid) that a statement reduces: the index of its result does not determine their position."""
     known = Indices([(d, symbol(f"@{d.uid}")) for d in leaf.index if d is not None])
     return frozenset(d.uid for d in domains if not known.knows(d))
 
 
 def prepare(recorder: Recorder) -> None:
-    """Inlines elementwise results, then flattens nested levels to one (component, ragged) pair for each phase.
+    """Inlines elementwise results, then flattens nested levels to one (component, ragged) pair per phase.
 
-    A kernel is as its user has written it.
+    Kernels are left as written.
     """
     if recorder.program.axes:
         return
     inline_elementwise(recorder)
-    if contract_rectangles(recorder):
+    if contract_products(recorder):
         inline_elementwise(recorder)
     flatten_levels(recorder)
     flatten_rows(recorder)
 
 
 def inline_elementwise(recorder: Recorder) -> None:
-    """Computes an elementwise result in its readers when they need each element once (or when it costs nothing)."""
+    """Inlines elementwise results whose readers need each element once, or that cost nothing to recompute."""
     for phase in list(recorder.program.phases):
         found = chain(phase)
         if found is None or not isinstance(found[1], Store) or found[1].tensor.role is not Role.SCRATCH:
@@ -151,11 +151,11 @@ def inline_elementwise(recorder: Recorder) -> None:
             recorder.attempt("inline", phase.name)
 
 
-def contract_rectangles(recorder: Recorder) -> bool:
-    """Sums along one side of rectangles that are made of rows by rows: what is summed is computed where it is, a block at a time.
+def contract_products(recorder: Recorder) -> bool:
+    """Contractions along one side of a ragged product: computes the elements that are summed in place, a block at a time.
 
-    Weights of a softmax become a state of it; other functions of the rectangle are computed in the product. Says whether there
-    are any.
+    A sum weighted by a softmax becomes a state of the softmax; other functions of the elements are inlined. Returns whether
+    there are any contractions.
     """
     found = False
     for phase in recorder.program.phases:
@@ -167,13 +167,13 @@ def contract_rectangles(recorder: Recorder) -> bool:
             found = True
             continue
         for element in {r.tensor: r for v in loops[1].values for r in v.reads}.values():
-            if _is_rectangle(recorder.program, element.tensor, sides, phase):
+            if _is_ragged_product(recorder.program, element.tensor, sides, phase):
                 found |= recorder.attempt("inline", element.tensor.name)
     return found
 
 
 def contracted(leaf: Leaf) -> tuple[RaggedIterDomain, RaggedIterDomain] | None:
-    """Of a sum of products along one side of rectangles, the side that is kept and the one that is summed."""
+    """The kept and the summed side of a contraction of a ragged product; None if a statement is not one."""
     if not isinstance(leaf, Accumulate) or leaf.merge or len(leaf.over) != 1 or not isinstance(leaf.over[0], RaggedIterDomain):
         return None
     along = leaf.over[0]
@@ -186,10 +186,10 @@ def contracted(leaf: Leaf) -> tuple[RaggedIterDomain, RaggedIterDomain] | None:
 
 
 def columns_of(leaf: Accumulate, kept: RaggedIterDomain, along: RaggedIterDomain) -> tuple[IterDomain, ...]:
-    """The dims of a contraction's result that its rectangle lacks: features of the values that are summed."""
-    rectangle = {d.uid for v in leaf.values for r in v.reads for d in domains_of(r.index) if _has(r, kept) and _has(r, along)}
-    rectangle |= {kept.component.uid, kept.uid}
-    return tuple(d for d in leaf.index if d is not None and d.uid not in rectangle)
+    """The dims of a contraction's result that the ragged product lacks: features of the summed values."""
+    own = {d.uid for v in leaf.values for r in v.reads for d in domains_of(r.index) if _has(r, kept) and _has(r, along)}
+    own |= {kept.component.uid, kept.uid}
+    return tuple(d for d in leaf.index if d is not None and d.uid not in own)
 
 
 def _has(element: Read, domain: IterDomain) -> bool:
@@ -197,13 +197,13 @@ def _has(element: Read, domain: IterDomain) -> bool:
 
 
 def fits_lanes(domain: IterDomain) -> bool:
-    """Whether a dim can be all lanes of one block."""
+    """Whether all positions of a dim fit the lanes of one block."""
     size = domain.extent_expr.value
     return not domain.is_ragged and size is not None and size <= WIDEST
 
 
-def _is_rectangle(program: TileProgram, tensor: Tensor, sides: tuple[IterDomain, IterDomain], reader: Phase) -> bool:
-    """Whether a tensor is computed for both sides of a rectangle, element by element, for one phase only."""
+def _is_ragged_product(program: TileProgram, tensor: Tensor, sides: tuple[IterDomain, IterDomain], reader: Phase) -> bool:
+    """Whether a tensor is computed elementwise over both sides of a ragged product, and read by one phase only."""
     readers = [p for p in program.phases if tensor in {t.memory for t in p.reads}]
     stored = next((found[1] for p in program.phases if p.name == tensor.name and (found := chain(p)) is not None), None)
     both = {d.uid for d in sides} <= {d.uid for d in tensor.logical}
@@ -211,7 +211,7 @@ def _is_rectangle(program: TileProgram, tensor: Tensor, sides: tuple[IterDomain,
 
 
 def _reads_once(phase: Phase, tensor: Tensor) -> bool:
-    """Whether a phase reads each element of a dense tensor at one position of its own loops, whatever they are called."""
+    """Whether a phase reads each element of a dense tensor at exactly one position of its loops."""
     found = chain(phase)
     if found is None or any(d.is_ragged for d in tensor.logical):
         return False
@@ -226,7 +226,7 @@ def _runs_over(phase: Phase) -> set[int]:
 
 
 def flatten_levels(recorder: Recorder) -> None:
-    """Nested levels, parts of components and independent pairs: combine and merge what no phase tells apart, so that one
+    """Combines and merges nested levels, parts of components and independent pairs that no phase distinguishes, until one
     (component, ragged) pair is left."""
     coarse = any(_reduces_two_levels(p) for p in recorder.program.phases)
     for name in [p.name for p in recorder.program.phases]:
@@ -235,7 +235,7 @@ def flatten_levels(recorder: Recorder) -> None:
 
 
 def _flattens_one(recorder: Recorder, phase: Phase, coarse: bool) -> bool:
-    """Makes one loop of two in a phase, if there are two that can be one."""
+    """Flattens one pair of loops of a phase, if there is one to flatten."""
     domains = [loop.domain for loop in (chain(phase) or ((), None))[0]]
     ragged = [d for d in domains if isinstance(d, RaggedIterDomain)]
     for row in ragged:
@@ -259,8 +259,8 @@ def _nests(component: IterDomain, ragged: RaggedIterDomain) -> bool:
 
 
 def _joins_parts(recorder: Recorder, phase: Phase, domains: list[IterDomain], row: RaggedIterDomain) -> bool:
-    """Parts of equal number in every component: a part and its rows are the domain that was partitioned where both are
-    reduced; otherwise component and part together own the rows."""
+    """Handles components with the same number of parts: if part and row are both reduced, combines them to the domain that was
+    partitioned; otherwise merges component and part, which together own the rows."""
     owner = row.component.definition
     if not isinstance(owner, Merge) or any(d.uid == row.component.uid for d in domains):
         return False
@@ -270,7 +270,7 @@ def _joins_parts(recorder: Recorder, phase: Phase, domains: list[IterDomain], ro
         return recorder.attempt("combine", phase.name, part.name, row.name)
     outer = group.definition
     if group.uid not in there and isinstance(outer, Merge) and {d.uid for d in outer.inputs} <= there:
-        # Two dims before the parts: they are one first.
+        # Merge two dims before the parts first.
         return recorder.attempt("merge", phase.name, outer.inputs[0].name, outer.inputs[1].name)
     if group.uid in there and part.uid in there and _kept(phase, group) == _kept(phase, part):
         return recorder.attempt("merge", phase.name, group.name, part.name)
@@ -278,8 +278,8 @@ def _joins_parts(recorder: Recorder, phase: Phase, domains: list[IterDomain], ro
 
 
 def _joins_pairs(recorder: Recorder, phase: Phase, domains: list[IterDomain], ragged: list[RaggedIterDomain]) -> bool:
-    """Pairs that do not depend on each other: those that are kept become one regular loop each. Both sides of a rectangle
-    are rows of one component, which therefore stays."""
+    """Combines each kept one of several independent pairs to a regular loop. Both sides of a ragged product belong to one
+    component, which therefore stays."""
     owners = [d.component.uid for d in ragged]
     if len(set(owners)) < 2:
         return False
@@ -293,7 +293,7 @@ def _joins_pairs(recorder: Recorder, phase: Phase, domains: list[IterDomain], ra
 
 
 def _combines_inner(phase: Phase, component: RaggedIterDomain, ragged: RaggedIterDomain, coarse: bool) -> bool:
-    """Whether a phase treats the inner pair as one: it reduces both, or keeps both and nothing is known of one alone."""
+    """Whether a phase treats the inner pair as one dim: it reduces both, or keeps both and nothing depends on one alone."""
     if not _kept(phase, component):
         return True
     if not _kept(phase, ragged) or not coarse:
@@ -324,13 +324,13 @@ def _reduces_two_levels(phase: Phase) -> bool:
 
 
 def flatten_rows(recorder: Recorder) -> None:
-    """Where nothing tells rows apart, runs over all elements as one regular dim: then nothing is ragged any more."""
+    """If no phase distinguishes rows, flattens all elements to one regular dim."""
     for phase in recorder.program.phases:
         shape = describe(recorder.program, phase.name)
         if shape.reduces_rows and shape.component is not None and shape.component.uid in shape.reduced:
             assert shape.ragged is not None
             if any(d.is_ragged and shape.component.uid in {o.uid for o in d.owners} for d in shape.regular):
-                # Rectangles are no one loop: each is reduced alone, then all of them.
+                # A ragged product cannot be flattened to one loop: reduce each component, then all of them.
                 recorder.do("rfactor", shape.phase, shape.component.name)
                 continue
             _combined(recorder, phase, shape.component, shape.ragged)
@@ -362,12 +362,12 @@ def _put_beside(recorder: Recorder, phase: Phase, component: IterDomain, ragged:
 
 
 def _tells_rows_apart(shape: Shape) -> bool:
-    """Whether something is read or computed for a component rather than for an element."""
+    """Whether a phase reads or computes something per component rather than per element."""
     if shape.ragged is None:
         return shape.component is not None
     made = shape.ragged.definition
     if isinstance(made, Partition) and made.lengths is not None:
-        # Rows with gaps: what lies behind an element is told by its row.
+        # With gaps, the position of an element depends on its row.
         return True
     if shape.ragged.uid not in {d.uid for d in shape.leaf.index if d is not None} and not shape.reduces_rows:
         # Rows of another structure are written: they go to a place of their own, each as a whole.
@@ -391,6 +391,6 @@ def _tells_rows_apart(shape: Shape) -> bool:
 
 
 def _has_gaps(tensor: Tensor, ragged: RaggedIterDomain) -> bool:
-    """Whether rows lie in memory at starts of their own: as one loop, every element would look for its row."""
+    """Whether rows have explicit starts: in a flattened loop, every element would have to search for its row."""
     made = ragged.definition
     return isinstance(made, Partition) and made.lengths is not None and any(d.uid == made.inputs[0].uid for d in tensor.storage)

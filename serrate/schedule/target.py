@@ -37,8 +37,8 @@ class Target:
     """Whether a worker can keep a whole row in private memory, so that exponentials are computed once."""
     matmul: tuple[int, int, int]
     """Rows, columns and depth of one block of a matrix product."""
-    rectangle: tuple[int, int]
-    """Positions of both sides of a block of rows by rows: those that are kept, and those that are summed along."""
+    contraction: tuple[int, int]
+    """The block of a ragged product in a contraction: positions of the kept and of the summed side."""
     rows_together: int
     """Rows that `masked` processes as lanes."""
     short_bytes: int
@@ -76,7 +76,7 @@ CPU = Target(
     chunk=131072,
     keeps_rows=True,
     matmul=(64, 32, 512),
-    rectangle=(128, 128),
+    contraction=(128, 128),
     rows_together=8,
     short_bytes=32,
     finish=1,
@@ -102,7 +102,7 @@ GPU = Target(
     chunk=131072,
     keeps_rows=False,
     matmul=(128, 256, 64),
-    rectangle=(64, 64),
+    contraction=(64, 64),
     rows_together=4,
     short_bytes=512,
     finish=8192,

@@ -1,13 +1,14 @@
-"""The primitive `online`: a softmax and the sums that it weighs, in one pass over its rows.
+"""The primitive `online`: a reduction that weighs its elements, and a sum of values with these weights, in one pass.
 
-In: a program in which the weights of a softmax are stored, and then summed up with values. Out: the same sums as a state of the
-softmax itself, so that neither scores nor weights are ever complete:
+In: a program that stores weights, such as those of a softmax, and sums values times weights. Out: the weighted sum as another
+state of the reduction, so that neither scores nor weights are ever materialised:
 
     m, t softmax= s[q, k] over k                        m, t, u softmax= s[q, k], 1, v[k, d] over k
     w[q, k] = exp_diff(s[q, k], m[q]) * f[q]      ->    o[q, d] = u[q, d] * f[q]
     o[q, d] sum= w[q, k] * v[k, d] over k
 
-Legal because the sum over k is linear: f does not vary with k. What else reads m and t runs after the pass, as it did before.
+Legal because the sum over k is linear and f does not vary with k. Other readers of m and t still run after the pass. Which
+reductions weigh is part of their definition (`Reduction.weighing`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain
-from serrate.ir.reductions import SOFTMAX, softmax
+from serrate.ir.reductions import Weighing
 from serrate.ir.storage import storage_of
 from serrate.ir.tile import Accumulate, Phase, Store, TileProgram, chain, nest
 from serrate.ir.values import (
@@ -41,26 +42,27 @@ from serrate.ir.values import (
 
 
 @dataclass(frozen=True)
-class _Weighed:
-    """A weighted sum that was found, with everything that goes into it."""
+class _WeightedSum:
+    """A recognised weighted sum and its operands."""
 
     statistics: Phase
-    """The phase of the softmax."""
+    """The phase of the reduction that weighs."""
     weights: Phase
     total: Accumulate
-    """The softmax itself, at the domains of the sum."""
+    """That reduction, at the domains of the sum."""
+    weighing: Weighing
     value: Value
     factors: tuple[Value, ...]
-    """What does not vary along the row."""
+    """Factors that do not vary along the row."""
 
 
 def online(program: TileProgram, phase: Phase) -> TileProgram:
-    """The program with the weighted sum of `phase` as a state of its softmax."""
+    """Makes the weighted sum of `phase` a state of the reduction whose weights it uses."""
     found = chain(phase)
     leaf = found[1] if found is not None else None
     if found is None or not isinstance(leaf, Accumulate) or leaf.reduction.operator != "sum" or leaf.merge or len(leaf.over) != 1:
         raise ScheduleError(f"phase {phase.name} is not a sum of values along one dim")
-    parts = _weighed(program, phase, leaf)
+    parts = _recognised(program, phase, leaf)
     target = leaf.targets[0]
     kept = tuple(d for d in leaf.index if d is not None)
     sums = Tensor(f"{target.name}_sums", carried_dtype(target.dtype), kept, storage_of(kept))
@@ -68,7 +70,7 @@ def online(program: TileProgram, phase: Phase) -> TileProgram:
     states = Accumulate(
         (*parts.total.targets, sums),
         leaf.index,
-        softmax(2),
+        parts.weighing.with_totals(2),
         (parts.total.values[0], constant(1.0, sums.dtype), parts.value),
         leaf.over,
         places=(at, at, leaf.index),
@@ -82,8 +84,8 @@ def online(program: TileProgram, phase: Phase) -> TileProgram:
     return program.with_phases(_placed(program, phase, parts, new))
 
 
-def _weighed(program: TileProgram, phase: Phase, leaf: Accumulate) -> _Weighed:
-    """The softmax whose weights a phase sums up; raises where it does not."""
+def _recognised(program: TileProgram, phase: Phase, leaf: Accumulate) -> _WeightedSum:
+    """The weighted sum that a phase computes; raises if it is none."""
     value, along = leaf.values[0], leaf.over[0]
     if not isinstance(value, Call) or value.function != "mul":
         raise ScheduleError(f"phase {phase.name} does not sum products")
@@ -95,22 +97,24 @@ def _weighed(program: TileProgram, phase: Phase, leaf: Accumulate) -> _Weighed:
         for statistics in program.phases:
             found = chain(statistics)
             total = found[1] if found is not None else None
-            if isinstance(total, Accumulate) and total.reduction is SOFTMAX and len(total.over) == 1 and not total.merge:
-                made = _split(_moved(weights, stored), total, along)
-                if made is not None:
-                    return _Weighed(statistics, weights, made[0], other, made[1])
-    raise ScheduleError(f"phase {phase.name} does not sum up what the weights of a softmax weigh")
+            weighing = total.reduction.weighing if isinstance(total, Accumulate) else None
+            if not isinstance(total, Accumulate) or weighing is None or len(total.over) != 1 or total.merge:
+                continue
+            factored = _split(_moved(weights, stored), total, weighing, along)
+            if factored is not None:
+                return _WeightedSum(statistics, weights, factored[0], weighing, other, factored[1])
+    raise ScheduleError(f"phase {phase.name} is not a sum of values times the weights of a reduction")
 
 
 def _uncast(value: Value) -> Value:
-    """A value before it was rounded."""
+    """A value without rounding casts."""
     while isinstance(value, Call) and value.function == "cast" and value.dtype.is_floating_point:
         value = value.args[0]
     return value
 
 
 def _stored(program: TileProgram, element: Read) -> Phase | None:
-    """The phase that stores what is read, where that is all it does and nobody else reads it."""
+    """The phase that stores the element, if it does nothing else and the element has no other reader."""
     readers = [p for p in program.phases if element.tensor in {t.memory for t in p.reads}]
     for phase in program.phases:
         found = chain(phase)
@@ -120,7 +124,7 @@ def _stored(program: TileProgram, element: Read) -> Phase | None:
 
 
 def _moved(weights: Phase, element: Read) -> Value:
-    """What is stored, at the domains where it is read."""
+    """The stored value, at the domains at which it is read."""
     found = chain(weights)
     assert found is not None and isinstance(found[1], Store)
     pairs = zip(found[1].index, element.index, strict=True)
@@ -129,24 +133,26 @@ def _moved(weights: Phase, element: Read) -> Value:
     )
 
 
-def _split(weight: Value, total: Accumulate, along: IterDomain) -> tuple[Accumulate, tuple[Value, ...]] | None:
-    """A weight as a power relative to the maximum of `total`, times factors that do not vary along the row; None for others."""
+def _split(
+    weight: Value, total: Accumulate, weighing: Weighing, along: IterDomain
+) -> tuple[Accumulate, tuple[Value, ...]] | None:
+    """Splits a value into a weight of `total` and factors that do not vary along the row; None if it is not of that form."""
     factors = list(_factors(weight))
-    powers = [v for v in factors if isinstance(v, Call) and v.function == "exp_diff"]
-    others = tuple(v for v in factors if v not in powers)
-    if len(powers) != 1 or any(along.uid in _domains(v) for v in others):
+    own = [v for v in factors if isinstance(v, Call) and v.function == weighing.function]
+    others = tuple(v for v in factors if v not in own)
+    if len(own) != 1 or any(along.uid in _domains(v) for v in others):
         return None
-    score, maximum = powers[0].args
-    if not isinstance(maximum, Read) or maximum.tensor is not total.targets[0]:
+    score, first = own[0].args
+    if not isinstance(first, Read) or first.tensor is not total.targets[0]:
         return None
     swap: dict[int, IterDomain | None] = {total.over[0].uid: along}
-    for own, at in zip(total.index, maximum.index, strict=True):
-        if own is None or not isinstance(at, IterDomain):
+    for domain, at in zip(total.index, first.index, strict=True):
+        if domain is None or not isinstance(at, IterDomain):
             return None
-        swap[own.uid] = at
+        swap[domain.uid] = at
     if reindex(total.values[0], swap) is not score:
         return None
-    index = tuple(at for at in maximum.index if isinstance(at, IterDomain))
+    index = tuple(at for at in first.index if isinstance(at, IterDomain))
     return replace(total, index=index, values=(score,)), others
 
 
@@ -177,8 +183,8 @@ def _domains(value: Value) -> set[int]:
     return found
 
 
-def _placed(program: TileProgram, phase: Phase, parts: _Weighed, new: tuple[Phase, Phase]) -> tuple[Phase, ...]:
-    """All phases in order: those that read the statistics now run after the weighted sum, which computes them."""
+def _placed(program: TileProgram, phase: Phase, parts: _WeightedSum, new: tuple[Phase, Phase]) -> tuple[Phase, ...]:
+    """All phases in order: readers of the statistics run after the weighted sum, which now computes them."""
     gone = {parts.statistics, parts.weights, phase}
     made = set(parts.total.targets)
     before: list[Phase] = []
@@ -192,6 +198,6 @@ def _placed(program: TileProgram, phase: Phase, parts: _Weighed, new: tuple[Phas
             made |= each.writes
         (moved if needs else before).append(each)
     if made & {t.memory for t in new[0].reads}:
-        raise ScheduleError(f"phase {phase.name}: what is weighed depends on the softmax that weighs it")
-    behind = [p for p in program.phases[place + 1 :] if p not in gone]
-    return (*before, new[0], *moved, new[1], *behind)
+        raise ScheduleError(f"phase {phase.name}: the weighted values depend on the reduction that weighs them")
+    after = [p for p in program.phases[place + 1 :] if p not in gone]
+    return (*before, new[0], *moved, new[1], *after)

@@ -559,7 +559,7 @@ def test_lanes_come_in_powers_of_two_on_a_gpu() -> None:
     f, total = row_sum()
     total.split(1, 6).parallelize(2, "lanes")
     f.compile("cpp")
-    with pytest.raises(ScheduleError, match=r"i?r?\.?r0i\{6\} cannot be lanes here, where they come in powers of two"):
+    with pytest.raises(ScheduleError, match=r"i?r?\.?r0i\{6\} cannot be lanes: this target needs a power of two"):
         f.compile("triton")
 
 
@@ -621,7 +621,9 @@ def test_a_vector_runs_on_from_row_to_row_of_contiguous_memory() -> None:
     agrees(f, values(2, 6))
     f, y = doubled((2, 6))
     y.split(1, 4).parallelize(2, "vectorize")
-    with pytest.raises(ScheduleError, match="d1i of T1 cannot be a vector of T1: 4 does not divide 6, the extent of d1"):
+    with pytest.raises(
+        ScheduleError, match="d1i of T1 cannot be vectorized, because of T1: 4 does not divide 6, the extent of d1"
+    ):
         f.compile("reference")
 
 
@@ -636,7 +638,7 @@ def test_vectors_of_extents_that_only_a_call_knows() -> None:
 def test_vectors_of_rows() -> None:
     f, total = row_sum()
     total.split(1, 2).parallelize(2, "vectorize")
-    with pytest.raises(ScheduleError, match=r"r0i of T3 cannot be a vector of T0: neighbours along d0 are apart"):
+    with pytest.raises(ScheduleError, match=r"r0i of T3 cannot be vectorized, because of T0: neighbours along d0 are apart"):
         f.compile("reference")
     with Fusion() as f:
         y = ops.mul(rows(f, 3), 2.0)
@@ -670,5 +672,5 @@ def test_vectors_see_how_an_intermediate_is_stored(stored: Callable[..., list[ir
     if legal:
         agrees(f, values(3, 8))
     else:
-        with pytest.raises(ScheduleError, match=r"d1i of T2 cannot be a vector of T1: "):
+        with pytest.raises(ScheduleError, match=r"d1i of T2 cannot be vectorized, because of T1: "):
             f.compile("reference")

@@ -1,7 +1,7 @@
 """Attention of sequences of different lengths, each to itself or to another: nothing is padded, and no scores are kept.
 
 In: queries, keys and values, `[..., rows, features]`. Out: one row of features for each query. Written as what it is, a softmax
-of products times values; schedules make one pass over blocks of keys of it (`schedule/strategies/rectangles.py`).
+of products times values; schedules make one pass over blocks of keys of it (`schedule/strategies/contractions.py`).
 """
 
 from __future__ import annotations

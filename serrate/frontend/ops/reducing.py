@@ -119,9 +119,9 @@ def _all_at_once(x: TensorView, dims: tuple[int, ...]) -> tuple[TensorView, tupl
     flat = collapse(over)
     if len(ragged) < 2 or any(d.is_ragged for d in (*kept, *flat)):
         return x, dims
-    rectangles = len({d.component.uid for d in ragged}) < len(ragged)
+    products = len({d.component.uid for d in ragged}) < len(ragged)
     independent = len([d for d in flat if all(d.uid != own.uid for own in x.domains)]) > 1
-    if not rectangles and not independent:
+    if not products and not independent:
         return x, dims
     return viewed(x, (*flat, *kept)), tuple(range(len(flat)))
 

@@ -66,7 +66,7 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
         place = len(storage_of(x.domains[:dim]))
         return ValuesIndices(*library("sort", found, [x], place, int(descending)))
     if _is_outer_side(x, dim):
-        # Positions along the outer dim of a rectangle are not adjacent in memory; after a transpose they are.
+        # Positions along the outer dim of a product are not adjacent in memory; after a transpose they are.
         turned = sort(transpose(x, dim, dim + 1), dim + 1, descending)
         return ValuesIndices(*(transpose(each, dim, dim + 1) for each in turned))
     first = _axis(x, dim)
@@ -82,7 +82,7 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
 
 def _axis(x: TensorView, dim: int) -> int:
     """The first of the dims that together span the positions of all rows of ragged dim `dim`: its owners, and the other sides of
-    the same rectangles. Elements of a row are adjacent there."""
+    the same products. Elements of a row are adjacent there."""
     inner = f"sort: dim {dim} of {shown(x)} has nested rows; sort along the innermost ragged dim"
     _check_stored(x.domains[dim + 1 :], inner)
     owners = counting(x, dim)

@@ -17,7 +17,7 @@ from serrate.frontend.ops.common import counted, dim_of
 from serrate.frontend.shapes import shown, size_shown
 from serrate.ir.domains import COORDINATE, IterDomain, identity_of
 from serrate.ir.expr import Array, Expr, const
-from serrate.ir.fusion import AtLeastLongest, Equal, Offsets, Rectangles, RowsInside, RowsOfOffsets
+from serrate.ir.fusion import AtLeastLongest, Equal, Offsets, Products, RowsInside, RowsOfOffsets
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import combine, cover, product, spread
@@ -82,11 +82,11 @@ def as_product(
     ragged_dim: int = 0,
     packed: bool = True,
 ) -> TensorView:
-    """Views a dim as rectangles, (component, rows, columns), by K+1 offsets of each; no data moves.
+    """Views a dim as a product of two ragged dims, (component, rows, columns), by K+1 offsets of each; no data moves.
 
     Component c has `rows[c+1] - rows[c]` rows of `columns[c+1] - columns[c]` elements each (queries by keys of one sequence).
     They are packed in dim `ragged_dim`; if not `packed`, that dim holds the rows, and the next dim their columns, padded. With K
-    `starts`, there may be gaps between rectangles.
+    `starts`, there may be gaps between components.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -120,13 +120,13 @@ def as_product(
     if starts is not None:
         area = product(first, second, bound=extent) if packed else first
         stored, behind = (spread(component, area, _array(starts), extent),), dim + 1
-        fusion.checks.append(Rectangles(_array(rows), widths, extent, _array(starts), packed))
+        fusion.checks.append(Products(_array(rows), widths, extent, _array(starts), packed))
     elif packed:
         stored, behind = (combine(component, product(first, second, total=extent)),), dim + 1
-        fusion.checks.append(Rectangles(_array(rows), widths, extent))
+        fusion.checks.append(Products(_array(rows), widths, extent))
     else:
         stored, behind = x.tensor.storage[dim : dim + 1], dim + 1
-        fusion.checks.append(Rectangles(_array(rows), widths, extent, packed=False))
+        fusion.checks.append(Products(_array(rows), widths, extent, packed=False))
     if not packed:
         width = x.domains[dim + 1].extent_expr
         stored, behind = (*stored, cover(second, width)), dim + 2

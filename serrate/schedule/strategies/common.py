@@ -17,8 +17,8 @@ from serrate.ir.values import Place, Role
 from serrate.schedule.plan import Recorder
 from serrate.schedule.prepare import Shape, describe, reduced_loops
 from serrate.schedule.primitives import goes_in_order
+from serrate.schedule.strategies.contractions import contractions, schedule_contraction
 from serrate.schedule.strategies.kernels import Lanes
-from serrate.schedule.strategies.rectangles import contractions, schedule_contraction
 from serrate.schedule.target import Target, power_of_two_at_least
 
 LONG = 4096

@@ -1,15 +1,15 @@
-"""Contractions of rectangles: sums along one side of rows by rows, of which nothing is in memory but a block at a time.
+"""Contractions of ragged products: sums along one side of a product of two ragged dims, computed a block at a time.
 
-In: a recorder, after `prepare`. Out: recorded steps. Attention is the example: scores are queries by keys of a sequence, and what
-is summed along the keys is a function of them. Blocks of queries of all sequences are one list on the grid. A worker goes through
-the keys of its sequence in blocks, makes a block of scores by a product, and adds what it weighs to sums that it carries:
+In: a recorder, after `prepare`. Out: recorded steps. Attention is the example: scores are queries x keys of a sequence, and a
+function of them is summed along the keys. The grid is one work list of the query blocks of all sequences. A worker runs through
+the keys of its sequence in blocks, computes a block of scores by a matrix product, and adds to the sums that it carries:
 
     for c: for q[c]: for k[c]: for d: s[q, k] += x[q, d]*y[k, d]            grid (c, qo):
     for c: for q[c]: for k[c]: for v: o[q, v] += f(s[q, k])*z[k, v]    ->     serial ko:  lanes qi, ki, d: s += x*y
     for c: for q[c]: for v: r[q, v] = g(o[q, v])                                          lanes qi, v, ki: o += f(s)*z
                                                                               lanes qi, v: r = g(o)
 
-All strategies do these alike: a block of queries is as good a share of the work as any.
+All strategies schedule contractions alike: query blocks balance the load as well as any other unit would.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from serrate.schedule.target import Target, power_of_two_at_least
 
 @dataclass(frozen=True)
 class Contraction:
-    """A sum along one side of rectangles, with the phases that make the rectangles and those that finish its results."""
+    """A sum along one side of a ragged product, with the phases that compute its elements and those that finish its results."""
 
     root: Shape
     makers: tuple[Shape, ...]
     finishers: tuple[Shape, ...]
     kept: RaggedIterDomain
-    """The side that results have: queries."""
+    """The side that is kept: queries."""
     along: RaggedIterDomain
     """The side that is summed: keys."""
     columns: tuple[IterDomain, ...]
@@ -44,7 +44,7 @@ class Contraction:
 
     @property
     def outer(self) -> tuple[IterDomain, ...]:
-        """Dims that all of it is done for: heads."""
+        """The dims outside the contraction, such as heads."""
         inner = {d.uid for d in (self.kept.component, self.kept, self.along, *self.columns)}
         return tuple(d for d in self.root.domains if d.uid not in inner)
 
@@ -58,7 +58,7 @@ class Contraction:
 
 
 def contractions(shapes: Sequence[Shape]) -> list[Contraction]:
-    """The contractions among the phases of a program whose rectangles are made there, or go into a softmax."""
+    """The contractions of a program whose ragged products are computed there, or feed a softmax."""
     found: list[Contraction] = []
     for place, root in enumerate(shapes):
         sides = contracted(root.leaf)
@@ -78,7 +78,7 @@ def _index(shape: Shape) -> set[int]:
 
 
 def _finishers(root: Shape, later: Sequence[Shape], kept: RaggedIterDomain) -> tuple[Shape, ...]:
-    """What is stored of a contraction's results, element by element."""
+    """The elementwise phases that store a contraction's results."""
     made, found = set(root.leaf.targets), []
     needed = {kept.uid, kept.component.uid}
     for shape in later:
@@ -103,17 +103,17 @@ def _arrange(recorder: Recorder, found: Contraction, shape: Shape, target: Targe
     outer = [d.name for d in found.outer if d.uid in there - found.beside]
     beside = [d.name for d in found.outer if d.uid in there & found.beside]
     inner = [d.name for d in shape.domains if d.name not in (*outer, *beside, component, rows)]
-    m, k = target.rectangle
+    m, k = target.contraction
     recorder.do("split", phase, rows, m)
     recorder.do("reorder", phase, *outer, component, f"{rows}o", *beside, f"{rows}i", *inner)
     recorder.do("combine", phase, component, f"{rows}o")
     serial: list[str] = []
     lanes = [f"{rows}i"]
     depth = [d for d in shape.domains if d.uid in shape.reduced and d.uid != found.along.uid]
-    # Features of keys that are values too are columns of one phase and depth of another.
+    # If keys are also the values, their features are columns of one phase and depth of another.
     columns = [d for d in found.columns if d.uid in there - shape.reduced]
     along = [found.along] if found.along.uid in there else []
-    # A product's lanes are rows, columns and depth: keys are columns of a rectangle's own, depth of its contraction.
+    # The lanes of a matrix product are rows, columns and depth: keys are columns of the scores, and depth of the contraction.
     for domain in (*columns, *along, *depth):
         extent = domain.extent_expr.value
         size = k if domain.uid == found.along.uid else min(extent or target.matmul[2], target.matmul[2])
