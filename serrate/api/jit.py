@@ -251,10 +251,10 @@ class Jitted:
             programs.fix(traced.fixed)
 
     def _refuse_kept(self, objects: Sequence[Any]) -> None:
-        way = kept(self.fn, objects, TensorView)
-        if way is not None:
+        path = kept(self.fn, objects, TensorView)
+        if path is not None:
             raise TraceError(
-                f"the function keeps a traced tensor in `{way}`, which would not be written again in later calls; return the "
+                f"the function keeps a traced tensor in `{path}`, which would not be written again in later calls; return the "
                 "tensor, and keep what the call gives"
             )
 
@@ -270,10 +270,10 @@ class Jitted:
     def _warn(self, objects: Sequence[Any]) -> None:
         last = self._fast.states[0].snapshot
         assert last is not None
-        way = last.read(self.fn, objects)
+        changed = last.read(self.fn, objects)
         warnings.warn(
             f"{getattr(self.fn, '__name__', 'a function')} was traced {STATES} times for what it reads beside its arguments, "
-            f"because `{last.ways[way]}` changed: each trace is compiled anew. Pass what changes as an argument",
+            f"because `{last.paths[changed]}` changed: each trace is compiled anew. Pass what changes as an argument",
             stacklevel=2,
         )
 

@@ -1,7 +1,7 @@
 """Renaming a loop program's identifiers that a target language reserves.
 
-In: a loop program, and the names that a language or its printer keeps for itself. Out: the same program, in which everything
-so called, or called like something that the printer makes of another name, has a name of its own. Most programs stay as they are.
+In: a loop program, and the names that a language or its printer reserves. Out: the same program without clashes: with reserved
+names, or with names that the printer derives from others. Most programs are unchanged.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Reserved:
 
 
 def identifier(name: str) -> str:
-    """A name for a program: letters, digits and underscores, and none of the first two lost.
+    """A name as an identifier: letters, digits and underscores; other characters become underscores.
 
     >>> identifier("a-b"), identifier("1x"), identifier("softmax")
     ('a_b', '_1x', 'softmax')

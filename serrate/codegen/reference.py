@@ -1,6 +1,6 @@
 """The reference backend: runs a loop program with plain torch, block by block. The oracle of every other backend.
 
-In: a loop program and what its tensors, arrays and symbols stand for. Out: the tensors, written. Lanes are tensor axes,
+In: a loop program, and a value for each of its tensors, arrays and symbols. Out: the tensors, written. Lanes are tensor axes;
 grid and serial loops are Python loops. Nothing is skipped for speed.
 """
 

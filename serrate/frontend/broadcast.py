@@ -94,7 +94,7 @@ def under(component: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIte
 def apart(fusion: Fusion, domains: Sequence[IterDomain], taken: Collection[IterDomain]) -> tuple[IterDomain, ...]:
     """`domains`, with others over the same extents in place of those in `taken`: a second index over one extent.
 
-    Rows come with the dim that counts them, `[c0, r0]` as `[c1, r1]`. What they are nested in is not copied.
+    Rows come with the dim that counts them: `[c0, r0]` becomes `[c1, r1]`. Outer levels are not copied.
     """
     uids = {d.uid for d in taken}
     copies: dict[int, IterDomain] = {}

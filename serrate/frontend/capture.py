@@ -123,7 +123,7 @@ class Watching(TorchFunctionMode):
         if all(id(leaf) in self.made for leaf in given):
             return self._at_once(function, args, kwargs)
         if _writes(function):
-            self._refuse(function, "writes to a tensor that is no argument")
+            self._refuse(function, "writes to a tensor that is not an argument")
         if any(not isinstance(leaf, torch.Tensor) for leaf in given):
             return function(*args, **kwargs)
         if function not in TensorView.operators:
@@ -138,7 +138,7 @@ class Watching(TorchFunctionMode):
         # Python's `+=` can_report as `add_`.
         name = getattr(function, "__name__", "").removesuffix("_")
         if name not in IN_PLACE.values() or len(others) != 1 or id(own) not in self.made:
-            self._refuse(function, "writes to a tensor that is no argument")
+            self._refuse(function, "writes to a tensor that is not an argument")
         result = _captured(own).written(name, others[0])
         self.overwritten[id(own)] = own
         return result

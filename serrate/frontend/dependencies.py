@@ -115,7 +115,7 @@ class Snapshot(NamedTuple):
     read: Callable[[Any, Sequence[Any]], Any]
     """Takes the function and the objects passed to it; returns the tensors reached now, or, if anything has changed, the number
     of the path on which that was seen."""
-    ways: tuple[str, ...]
+    paths: tuple[str, ...]
     """The paths, as a user would write them."""
     generators: tuple[Any, ...]
     """Random number generators that the function reaches."""
@@ -136,7 +136,7 @@ def snapshot(function: Any, objects: Sequence[Any] = (), read: Iterable[str] = (
     >>> taken.read(f, ())
     (tensor([0.]),)
     >>> scales[0] = 3.0
-    >>> taken.ways[taken.read(f, ())]
+    >>> taken.paths[taken.read(f, ())]
     'scales[0]'
     """
     walk = _walked(function, objects, read)
@@ -200,9 +200,9 @@ def _is_library(module: str) -> bool:
     return file is not None and any(Path(file).is_relative_to(folder) for folder in INSTALLED)
 
 
-def _has_stable_code(thing: Any) -> bool:
+def _has_stable_code(obj: Any) -> bool:
     """Whether a function or class belongs to a library."""
-    module = thing.__globals__.get("__name__") if isinstance(thing, types.FunctionType) else getattr(thing, "__module__", None)
+    module = obj.__globals__.get("__name__") if isinstance(obj, types.FunctionType) else getattr(obj, "__module__", None)
     return _is_library(module or "")
 
 
@@ -248,7 +248,7 @@ class _Walk:
         self._known, self._every = sorted(names), every
         self._lines: list[str] = []
         self._constants: dict[str, Any] = {"differs": differs, "all_same": _all_same, "is_filled": _is_filled, "MISSING": MISSING}
-        self._ways: list[str] = []
+        self._paths: list[str] = []
         self._leaves: list[str] = []
         self._objects: dict[int, str] = {}
         self._keep: list[Any] = []
@@ -268,20 +268,20 @@ class _Walk:
             if len(self._lines) > LIMIT:
                 raise TraceError(
                     f"{getattr(function, '__name__', 'the function')} reaches more than {LIMIT:,} objects by the names it uses; "
-                    f"the last was `{self._ways[-1]}`. Pass what it needs as arguments"
+                    f"the last was `{self._paths[-1]}`. Pass what it needs as arguments"
                 )
 
     def snapshot(self) -> Snapshot:
         """The snapshot of what was found."""
-        for var, (inside, way, absent) in self._dicts.items():
+        for var, (inside, path, absent) in self._dicts.items():
             if not inside:
-                self._check(var, way)
+                self._check(var, path)
             elif len(absent) <= 4:
-                self._check(" or ".join(f"{name!r} in {var}" for name in sorted(absent)), way)
+                self._check(" or ".join(f"{name!r} in {var}" for name in sorted(absent)), path)
             else:
                 # Fast path: the same keys. New keys do not matter unless they are looked up.
                 keys, looked_for = self._constant(list(inside)), self._constant(frozenset(absent))
-                self._check(f"[*{var}] != {keys} and not {looked_for}.isdisjoint({var})", way)
+                self._check(f"[*{var}] != {keys} and not {looked_for}.isdisjoint({var})", path)
         body = [*self._lines, f"return ({''.join(f'{leaf}, ' for leaf in self._leaves)})"]
         text = "\n".join(
             [
@@ -289,31 +289,31 @@ class _Walk:
                 "    try:",
                 *(f"        {line}" for line in body),
                 "    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:",
-                "        return way_of[error.__traceback__.tb_lineno - 3]",
+                "        return path_of[error.__traceback__.tb_lineno - 3]",
             ]
         )
         # A path ends at the next check.
-        way_of, following = [0] * len(self._lines), 0
+        path_of, following = [0] * len(self._lines), 0
         for k, line in reversed(list(enumerate(self._lines))):
-            following = way_of[k] = int(line.rpartition(" ")[2]) if line.startswith("if ") else following
-        self._constants["way_of"] = way_of
+            following = path_of[k] = int(line.rpartition(" ")[2]) if line.startswith("if ") else following
+        self._constants["path_of"] = path_of
         exec(compile(text, "<dependencies>", "exec"), self._constants)
-        return Snapshot(self._constants["read"], tuple(self._ways), tuple(self._generators), self._writes)
+        return Snapshot(self._constants["read"], tuple(self._paths), tuple(self._generators), self._writes)
 
     # --- code ------------------------------------------------------------------------------------------------------------
 
-    def _constant(self, thing: Any) -> str:
+    def _constant(self, obj: Any) -> str:
         name = f"c{next(self._counter)}"
-        self._constants[name] = thing
+        self._constants[name] = obj
         return name
 
-    def _check(self, condition: str, way: str) -> None:
-        self._lines.append(f"if {condition}: return {self._way(way)}")
+    def _check(self, condition: str, path: str) -> None:
+        self._lines.append(f"if {condition}: return {self._path(path)}")
 
-    def _way(self, way: str) -> int:
-        if not self._ways or self._ways[-1] != way:
-            self._ways.append(way)
-        return len(self._ways) - 1
+    def _path(self, path: str) -> int:
+        if not self._paths or self._paths[-1] != path:
+            self._paths.append(path)
+        return len(self._paths) - 1
 
     def _variable(self, expression: str) -> str:
         name = f"v{next(self._counter)}"
@@ -322,125 +322,125 @@ class _Walk:
 
     # --- objects ------------------------------------------------------------------------------------------------------------
 
-    def _visit(self, expression: str, thing: Any, way: str, quiet: bool = False) -> None:
+    def _visit(self, expression: str, obj: Any, path: str, quiet: bool = False) -> None:
         """Reads an object that may be used in any way."""
-        held = self._hold(expression, thing, way, quiet)
-        if held is not None and id(thing) not in self._used:
-            self._used.add(id(thing))
-            self._pending.append(lambda: self._use(held, thing, way))
+        held = self._hold(expression, obj, path, quiet)
+        if held is not None and id(obj) not in self._used:
+            self._used.add(id(obj))
+            self._pending.append(lambda: self._use(held, obj, path))
 
-    def _hold(self, expression: str, thing: Any, way: str, quiet: bool = False) -> str | None:
+    def _hold(self, expression: str, obj: Any, path: str, quiet: bool = False) -> str | None:
         """Reads an object and checks its kind; returns its variable, or None for a plain value."""
-        if self._wanted is not None and isinstance(thing, self._wanted):
-            self.found.append(way)
+        if self._wanted is not None and isinstance(obj, self._wanted):
+            self.found.append(path)
             return None
-        if isinstance(thing, (*PLAIN, enum.Enum)):
+        if isinstance(obj, (*PLAIN, enum.Enum)):
             if (expression, "plain") in self._done:
                 return None
             self._done.add((expression, "plain"))
-            if thing is None or isinstance(thing, bool | enum.Enum):
-                self._check(f"{expression} is not {thing if thing is None else self._constant(thing)}", way)
+            if obj is None or isinstance(obj, bool | enum.Enum):
+                self._check(f"{expression} is not {obj if obj is None else self._constant(obj)}", path)
             else:
-                value = self._constant(thing)
-                self._check(f"(x := {expression}) is not {value} and differs(x, {value})", way)
+                value = self._constant(obj)
+                self._check(f"(x := {expression}) is not {value} and differs(x, {value})", path)
             return None
-        known = self._objects.get(id(thing))
+        known = self._objects.get(id(obj))
         if known is not None:
             if known != expression and (expression, known) not in self._done:
                 self._done.add((expression, known))
-                self._check(f"{expression} is not {known}", way)
+                self._check(f"{expression} is not {known}", path)
             return known
-        var = self._objects[id(thing)] = self._variable(expression)
-        self._keep.append(thing)
-        if isinstance(thing, types.FunctionType) and not _has_stable_code(thing):
-            self._check(f"{var}.__code__ is not {self._constant(thing.__code__)}", way)
-        elif not quiet and self._is_opaque(thing):
-            self._check(f"{var} is not {self._constant(thing)}", way)
+        var = self._objects[id(obj)] = self._variable(expression)
+        self._keep.append(obj)
+        if isinstance(obj, types.FunctionType) and not _has_stable_code(obj):
+            self._check(f"{var}.__code__ is not {self._constant(obj.__code__)}", path)
+        elif not quiet and self._is_opaque(obj):
+            self._check(f"{var} is not {self._constant(obj)}", path)
         else:
-            self._check(f"type({var}) is not {self._constant(type(thing))}", way)
+            self._check(f"type({var}) is not {self._constant(type(obj))}", path)
         return var
 
-    def _is_opaque(self, thing: Any) -> bool:
+    def _is_opaque(self, obj: Any) -> bool:
         """Whether an object is fully identified by itself."""
-        if isinstance(thing, (type, types.ModuleType, types.FunctionType)) or _draws(thing):
+        if isinstance(obj, (type, types.ModuleType, types.FunctionType)) or _draws(obj):
             return True
-        if isinstance(thing, (*CONTAINERS, torch.nn.Module, torch.Tensor, JaggedTensor, weakref.ref, *TRANSPARENT)):
+        if isinstance(obj, (*CONTAINERS, torch.nn.Module, torch.Tensor, JaggedTensor, weakref.ref, *TRANSPARENT)):
             return False
-        if _wrapped(thing) is not None or hasattr(type(thing), "tobytes"):
+        if _wrapped(obj) is not None or hasattr(type(obj), "tobytes"):
             return False
-        if (type(thing).__module__.partition(".")[0]) in ("torch", "serrate"):
+        if (type(obj).__module__.partition(".")[0]) in ("torch", "serrate"):
             return True
-        return not hasattr(thing, "__dict__") and not _slots(type(thing))
+        return not hasattr(obj, "__dict__") and not _slots(type(obj))
 
-    def _use(self, var: str, thing: Any, way: str) -> None:
+    def _use(self, var: str, obj: Any, path: str) -> None:
         """Reads everything that may matter about an object that is used in any way."""
-        if isinstance(thing, torch.Tensor | JaggedTensor):
-            self.tensors.append(thing)
+        if isinstance(obj, torch.Tensor | JaggedTensor):
+            self.tensors.append(obj)
             self._leaves.append(var)
-        elif isinstance(thing, types.FunctionType):
-            if not _has_stable_code(thing):
-                self._function(var, thing, way)
-        elif isinstance(thing, CONTAINERS):
-            self._content(var, thing, way)
-            if hasattr(thing, "__dict__") and not _has_stable_code(type(thing)):
-                self._object(var, thing, way)
-        elif isinstance(thing, tuple(TRANSPARENT)):
-            for name in TRANSPARENT[next(kind for kind in TRANSPARENT if isinstance(thing, kind))]:
-                self._visit(f"{var}.{name}", getattr(thing, name), way)
-        elif isinstance(thing, weakref.ref):
-            self._visit(f"{var}()", thing(), way)
-        elif isinstance(thing, ContextVar):
-            self._visit(f"{var}.get(MISSING)", thing.get(MISSING), way)
-        elif (attribute := _wrapped(thing)) is not None:
-            self._visit(f"{var}.{attribute}", getattr(thing, attribute), way)
-        elif isinstance(thing, type):
+        elif isinstance(obj, types.FunctionType):
+            if not _has_stable_code(obj):
+                self._function(var, obj, path)
+        elif isinstance(obj, CONTAINERS):
+            self._content(var, obj, path)
+            if hasattr(obj, "__dict__") and not _has_stable_code(type(obj)):
+                self._object(var, obj, path)
+        elif isinstance(obj, tuple(TRANSPARENT)):
+            for name in TRANSPARENT[next(kind for kind in TRANSPARENT if isinstance(obj, kind))]:
+                self._visit(f"{var}.{name}", getattr(obj, name), path)
+        elif isinstance(obj, weakref.ref):
+            self._visit(f"{var}()", obj(), path)
+        elif isinstance(obj, ContextVar):
+            self._visit(f"{var}.get(MISSING)", obj.get(MISSING), path)
+        elif (attribute := _wrapped(obj)) is not None:
+            self._visit(f"{var}.{attribute}", getattr(obj, attribute), path)
+        elif isinstance(obj, type):
             for name in (*self._known, *sorted(IMPLICIT | MAKING)):
-                self._of_class(thing, name, way)
-                self._of_class(type(thing), name, way)
-        elif isinstance(thing, types.ModuleType):
+                self._of_class(obj, name, path)
+                self._of_class(type(obj), name, path)
+        elif isinstance(obj, types.ModuleType):
             for name in self._known:
-                self._of_module(var, thing, name, way)
-        elif hasattr(type(thing), "tobytes"):
-            told = self._constant((thing.tobytes(), str(getattr(thing, "dtype", "")), getattr(thing, "shape", ())))
-            self._check(f"({var}.tobytes(), str(getattr({var}, 'dtype', '')), getattr({var}, 'shape', ())) != {told}", way)
-        elif not self._is_opaque(thing):
-            self._object(var, thing, way)
-        elif isinstance(thing, collections.abc.Iterator) and type(thing).__module__ in ("builtins", "itertools"):
+                self._of_module(var, obj, name, path)
+        elif hasattr(type(obj), "tobytes"):
+            contents = self._constant((obj.tobytes(), str(getattr(obj, "dtype", "")), getattr(obj, "shape", ())))
+            self._check(f"({var}.tobytes(), str(getattr({var}, 'dtype', '')), getattr({var}, 'shape', ())) != {contents}", path)
+        elif not self._is_opaque(obj):
+            self._object(var, obj, path)
+        elif isinstance(obj, collections.abc.Iterator) and type(obj).__module__ in ("builtins", "itertools"):
             raise TraceError(
-                f"`{way}` is an iterator, which yields something new each time; a trace would keep the first item. Pass its "
+                f"`{path}` is an iterator, which yields something new each time; a trace would keep the first item. Pass its "
                 "items as arguments, or use a list"
             )
-        elif _draws(thing):
-            self._generators.append(thing)
+        elif _draws(obj):
+            self._generators.append(obj)
 
-    def _content(self, var: str, thing: Any, way: str) -> None:
+    def _content(self, var: str, obj: Any, path: str) -> None:
         """Reads all items of a container."""
-        if not thing:
-            return self._check(var, way)
-        if isinstance(thing, set | frozenset):
-            plain = all(isinstance(each, PLAIN) for each in thing)
-            self._check(f"{var} != {self._constant(frozenset(thing))}", way)
+        if not obj:
+            return self._check(var, path)
+        if isinstance(obj, set | frozenset):
+            plain = all(isinstance(each, PLAIN) for each in obj)
+            self._check(f"{var} != {self._constant(frozenset(obj))}", path)
             if not plain:
-                for each in thing:
-                    self._visit(self._constant(each), each, way)
+                for each in obj:
+                    self._visit(self._constant(each), each, path)
             return
-        if isinstance(thing, dict):
-            self._check(f"[*{var}] != {self._constant(list(thing))}", way)
-            items, values = [(self._constant(key), f"[{key!r}]", each) for key, each in thing.items()], f"{var}.values()"
+        if isinstance(obj, dict):
+            self._check(f"[*{var}] != {self._constant(list(obj))}", path)
+            items, values = [(self._constant(key), f"[{key!r}]", each) for key, each in obj.items()], f"{var}.values()"
         else:
-            self._check(f"len({var}) != {len(thing)}", way)
-            items, values = [(str(k), f"[{k}]", each) for k, each in enumerate(thing)], var
+            self._check(f"len({var}) != {len(obj)}", path)
+            items, values = [(str(k), f"[{k}]", each) for k, each in enumerate(obj)], var
         if len(items) > 4 and all(isinstance(each, PLAIN) for _, _, each in items):
             # All plain values in one comparison.
-            self._check(f"not all_same({values}, {self._constant([each for _, _, each in items])})", way)
+            self._check(f"not all_same({values}, {self._constant([each for _, _, each in items])})", path)
             return
         for key, shown, each in items:
-            self._visit(f"{var}[{key}]", each, f"{way}{shown}")
+            self._visit(f"{var}[{key}]", each, f"{path}{shown}")
 
-    def _function(self, var: str, function: types.FunctionType, way: str) -> None:
+    def _function(self, var: str, function: types.FunctionType, path: str) -> None:
         """Follows what the code of a function reads."""
-        self._visit(f"{var}.__defaults__", function.__defaults__, f"{way}.__defaults__")
-        self._visit(f"{var}.__kwdefaults__", function.__kwdefaults__, f"{way}.__kwdefaults__")
+        self._visit(f"{var}.__defaults__", function.__defaults__, f"{path}.__defaults__")
+        self._visit(f"{var}.__kwdefaults__", function.__kwdefaults__, f"{path}.__kwdefaults__")
         reads = self._record_facts(reads_of(function.__code__), function.__code__.co_freevars)
         for chain in reads.chains:
             found = self._root(var, function, chain)
@@ -486,8 +486,8 @@ class _Walk:
             self._check(f"hasattr({self._named('builtins', builtins)}, {name!r})", shown)
         return None
 
-    def _named(self, name: str, thing: Any) -> str:
-        self._constants[name] = thing
+    def _named(self, name: str, obj: Any) -> str:
+        self._constants[name] = obj
         return name
 
     def _globals(self, var: str, function: types.FunctionType) -> str:
@@ -500,105 +500,105 @@ class _Walk:
             self._check(f"{var}.__globals__ is not {known}", "a function it calls")
         return known
 
-    def _follow(self, expression: str, thing: Any, way: str, steps: Sequence[Step]) -> None:
+    def _follow(self, expression: str, obj: Any, path: str, steps: Sequence[Step]) -> None:
         """Follows a chain step by step, as far as its objects can be inspected."""
         for k, step in enumerate(steps):
-            if isinstance(thing, (*PLAIN, torch.Tensor, JaggedTensor)):
+            if isinstance(obj, (*PLAIN, torch.Tensor, JaggedTensor)):
                 break
-            found = self._step(expression, thing, way, step)
+            found = self._step(expression, obj, path, step)
             if found is None:
-                if not (isinstance(thing, types.ModuleType) and _is_library(thing.__name__)):
+                if not (isinstance(obj, types.ModuleType) and _is_library(obj.__name__)):
                     # Its result is followed further.
                     self.names.update(name for kind, name in steps[k + 1 :] if kind == "attribute")
                 return
-            expression, thing, way = found
-        self._visit(expression, thing, way)
+            expression, obj, path = found
+        self._visit(expression, obj, path)
 
-    def _step(self, expression: str, thing: Any, way: str, step: Step) -> tuple[str, Any, str] | None:
+    def _step(self, expression: str, obj: Any, path: str, step: Step) -> tuple[str, Any, str] | None:
         """Follows one step of a chain; None if the object is read in another way."""
         kind, key = step
-        if kind == "item" and type(thing) in (list, tuple, dict, collections.OrderedDict, collections.deque):
+        if kind == "item" and type(obj) in (list, tuple, dict, collections.OrderedDict, collections.deque):
             try:
-                inside = thing[key]
+                inside = obj[key]
             except (IndexError, KeyError, TypeError):
-                self._visit(expression, thing, way)
+                self._visit(expression, obj, path)
                 return None
-            return f"{self._hold(expression, thing, way)}[{self._constant(key)}]", inside, f"{way}[{key!r}]"
-        writes = key in WRITES and isinstance(thing, CONTAINERS)
+            return f"{self._hold(expression, obj, path)}[{self._constant(key)}]", inside, f"{path}[{key!r}]"
+        writes = key in WRITES and isinstance(obj, CONTAINERS)
         self._writes |= writes
         if kind == "item" or (
-            isinstance(thing, CONTAINERS) and _has_stable_code(type(thing)) and (not writes or self._wanted is not None)
+            isinstance(obj, CONTAINERS) and _has_stable_code(type(obj)) and (not writes or self._wanted is not None)
         ):
-            self._visit(expression, thing, way)
+            self._visit(expression, obj, path)
             return None
-        held = self._hold(expression, thing, way)
-        if held is None or (isinstance(thing, CONTAINERS) and _has_stable_code(type(thing))):
+        held = self._hold(expression, obj, path)
+        if held is None or (isinstance(obj, CONTAINERS) and _has_stable_code(type(obj))):
             return None
-        return self._attribute(held, thing, key, way)
+        return self._attribute(held, obj, key, path)
 
     # --- attributes ----------------------------------------------------------------------------------------------------------
 
-    def _attribute(self, var: str, thing: Any, name: str, way: str) -> tuple[str, Any, str] | None:
+    def _attribute(self, var: str, obj: Any, name: str, path: str) -> tuple[str, Any, str] | None:
         """The location and value of an attribute; None if it is not followed further."""
-        if isinstance(thing, types.ModuleType):
-            return self._in_module(var, thing, name, way)
-        if isinstance(thing, type):
-            return self._in_class(thing, name, way)
-        if not self._has_attributes(thing):
-            self._visit(var, thing, way)
+        if isinstance(obj, types.ModuleType):
+            return self._in_module(var, obj, name, path)
+        if isinstance(obj, type):
+            return self._in_class(obj, name, path)
+        if not self._has_attributes(obj):
+            self._visit(var, obj, path)
             return None
-        return self._in_object(var, thing, name, way)
+        return self._in_object(var, obj, name, path)
 
-    def _has_attributes(self, thing: Any) -> bool:
-        if isinstance(thing, types.FunctionType):
-            return not _has_stable_code(thing)
-        return not (isinstance(thing, tuple(TRANSPARENT)) or _wrapped(thing) is not None or self._is_opaque(thing))
+    def _has_attributes(self, obj: Any) -> bool:
+        if isinstance(obj, types.FunctionType):
+            return not _has_stable_code(obj)
+        return not (isinstance(obj, tuple(TRANSPARENT)) or _wrapped(obj) is not None or self._is_opaque(obj))
 
-    def _object(self, var: str, thing: Any, way: str) -> None:
+    def _object(self, var: str, obj: Any, path: str) -> None:
         """Reads all attributes of an object that any reachable code may read."""
         names: set[str] = set(self._known)
         if self._every:
-            names |= vars(thing).keys() if hasattr(thing, "__dict__") else set()
-            names |= set(_slots(type(thing)))
-        if isinstance(thing, torch.nn.Module):
+            names |= vars(obj).keys() if hasattr(obj, "__dict__") else set()
+            names |= set(_slots(type(obj)))
+        if isinstance(obj, torch.nn.Module):
             names.update(HOOKS)
-        if _is_read_inside(thing):
-            kind: Any = type(thing)
+        if _is_read_inside(obj):
+            kind: Any = type(obj)
             names |= _names_of_library_class(kind)
         for name in sorted(names):
-            found = self._in_object(var, thing, name, way)
+            found = self._in_object(var, obj, name, path)
             if found is not None:
                 self._visit(*found)
-        if not _has_stable_code(type(thing)):
+        if not _has_stable_code(type(obj)):
             for name in sorted(IMPLICIT - names):
-                found = self._in_class(type(thing), name, way)
+                found = self._in_class(type(obj), name, path)
                 if found is not None:
                     self._visit(*found)
 
-    def _of_class(self, kind: type, name: str, way: str) -> None:
-        found = self._in_class(kind, name, way)
+    def _of_class(self, kind: type, name: str, path: str) -> None:
+        found = self._in_class(kind, name, path)
         if found is not None:
             self._visit(*found)
 
-    def _of_module(self, var: str, module: types.ModuleType, name: str, way: str) -> None:
-        found = self._in_module(var, module, name, way)
+    def _of_module(self, var: str, module: types.ModuleType, name: str, path: str) -> None:
+        found = self._in_module(var, module, name, path)
         if found is not None:
             self._visit(*found)
 
-    def _in_module(self, var: str, module: types.ModuleType, name: str, way: str) -> tuple[str, Any, str] | None:
-        inside, shown = vars(module), f"{way}.{name}"
+    def _in_module(self, var: str, module: types.ModuleType, name: str, path: str) -> tuple[str, Any, str] | None:
+        inside, shown = vars(module), f"{path}.{name}"
         if name not in inside:
             if not _is_library(module.__name__):
                 self._absent(f"{var}.__dict__", inside, name, shown)
             return None
-        thing = inside[name]
-        if thing is os.getenv:
-            return f"{var}.__dict__['environ']", os.environ, f"{way}.environ"
-        if _is_library(module.__name__) and (callable(thing) or isinstance(thing, types.ModuleType)):
-            return (f"{var}.__dict__[{name!r}]", thing, shown) if _is_foreign(thing) else None
-        return f"{var}.__dict__[{name!r}]", thing, shown
+        obj = inside[name]
+        if obj is os.getenv:
+            return f"{var}.__dict__['environ']", os.environ, f"{path}.environ"
+        if _is_library(module.__name__) and (callable(obj) or isinstance(obj, types.ModuleType)):
+            return (f"{var}.__dict__[{name!r}]", obj, shown) if _is_foreign(obj) else None
+        return f"{var}.__dict__[{name!r}]", obj, shown
 
-    def _in_class(self, kind: type, name: str, way: str) -> tuple[str, Any, str] | None:
+    def _in_class(self, kind: type, name: str, path: str) -> tuple[str, Any, str] | None:
         """An attribute of a class or of one of its bases."""
         for base in kind.__mro__:
             if base is object or _has_stable_code(base):
@@ -607,8 +607,8 @@ class _Walk:
                 continue
             inside = self._class_dict(base)
             if name in vars(base):
-                return f"{inside}[{name!r}]", vars(base)[name], f"{way}.{name}"
-            self._absent(inside, vars(base), name, f"{way}.{name}")
+                return f"{inside}[{name!r}]", vars(base)[name], f"{path}.{name}"
+            self._absent(inside, vars(base), name, f"{path}.{name}")
         return None
 
     def _class_dict(self, kind: type) -> str:
@@ -619,32 +619,32 @@ class _Walk:
             self._check(f"{self._constant(kind)}.__mro__ is not {self._constant(kind.__mro__)}", kind.__name__)
         return known
 
-    def _absent(self, where: str, inside: Any, name: str, way: str) -> None:
+    def _absent(self, where: str, inside: Any, name: str, path: str) -> None:
         if where not in self._dicts:
-            self._dicts[where] = (inside, way, set())
+            self._dicts[where] = (inside, path, set())
         self._dicts[where][2].add(name)
 
-    def _in_object(self, var: str, thing: Any, name: str, way: str) -> tuple[str, Any, str] | None:
+    def _in_object(self, var: str, obj: Any, name: str, path: str) -> tuple[str, Any, str] | None:
         """An attribute of an object, looked up as Python would."""
-        kind, shown = type(thing), f"{way}.{name}"
+        kind, shown = type(obj), f"{path}.{name}"
         raw = _in_mro(kind, name)
         if isinstance(raw, types.MemberDescriptorType):
-            there = getattr(thing, name, MISSING)
+            there = getattr(obj, name, MISSING)
             if there is MISSING:
                 self._check(f"getattr({var}, {name!r}, MISSING) is not MISSING", shown)
                 return None
             return f"{var}.{name}", there, shown
         if isinstance(raw, property):
-            return self._bound(var, thing, name, way)
-        inside = getattr(thing, "__dict__", None)
+            return self._bound(var, obj, name, path)
+        inside = getattr(obj, "__dict__", None)
         if inside is not None:
-            where = self._instance_dict(var, thing)
+            where = self._instance_dict(var, obj)
             if name in inside:
                 return f"{where}[{name!r}]", inside[name], shown
             self._absent(where, inside, name, shown)
         if raw is not MISSING:
-            return self._bound(var, thing, name, way)
-        if inside is not None and isinstance(thing, torch.nn.Module):
+            return self._bound(var, obj, name, path)
+        if inside is not None and isinstance(obj, torch.nn.Module):
             for part in PARTS:
                 parts = inside.get(part)
                 if parts is None:
@@ -654,16 +654,16 @@ class _Walk:
                     return f"{held}[{name!r}]", parts[name], shown
                 self._absent(held, parts, name, shown)
         if not _has_stable_code(kind):
-            self._in_class(kind, name, way)
+            self._in_class(kind, name, path)
             if hasattr(kind, "__getattr__"):
                 # Its result depends on the whole object.
-                self._visit(var, thing, way)
+                self._visit(var, obj, path)
         return None
 
-    def _instance_dict(self, var: str, thing: Any) -> str:
-        known = self._objects.get(-id(thing))
+    def _instance_dict(self, var: str, obj: Any) -> str:
+        known = self._objects.get(-id(obj))
         if known is None:
-            known = self._objects[-id(thing)] = self._variable(f"{var}.__dict__")
+            known = self._objects[-id(obj)] = self._variable(f"{var}.__dict__")
         return known
 
     def _part(self, where: str, part: str) -> str:
@@ -672,27 +672,27 @@ class _Walk:
             known = self._parts[where, part] = self._variable(f"{where}[{part!r}]")
         return known
 
-    def _bound(self, var: str, thing: Any, name: str, way: str) -> tuple[str, Any, str] | None:
+    def _bound(self, var: str, obj: Any, name: str, path: str) -> tuple[str, Any, str] | None:
         """An attribute that an object has from its class; a method may use the object in any way."""
-        found = self._in_class(type(thing), name, way)
-        if hasattr(type(found[1]), "__get__") if found is not None else _is_read_inside(thing):
-            self._visit(var, thing, way)
+        found = self._in_class(type(obj), name, path)
+        if hasattr(type(found[1]), "__get__") if found is not None else _is_read_inside(obj):
+            self._visit(var, obj, path)
         return found
 
 
-def _is_foreign(thing: Any) -> bool:
+def _is_foreign(obj: Any) -> bool:
     """Whether an attribute of a library module was put there by other code."""
-    return not isinstance(thing, types.ModuleType) and isinstance(thing, types.FunctionType) and not _has_stable_code(thing)
+    return not isinstance(obj, types.ModuleType) and isinstance(obj, types.FunctionType) and not _has_stable_code(obj)
 
 
-def _is_read_inside(thing: Any) -> bool:
+def _is_read_inside(obj: Any) -> bool:
     """Whether methods of a library class read what users put into its objects."""
-    return isinstance(thing, torch.nn.Module) or type(thing).__module__ in READ_INSIDE
+    return isinstance(obj, torch.nn.Module) or type(obj).__module__ in READ_INSIDE
 
 
-def _draws(thing: Any) -> bool:
+def _draws(obj: Any) -> bool:
     """Whether an object is a random number generator."""
-    return isinstance(thing, random.Random | torch.Generator) or type(thing).__module__.startswith("numpy.random")
+    return isinstance(obj, random.Random | torch.Generator) or type(obj).__module__.startswith("numpy.random")
 
 
 def _slots(kind: type) -> tuple[str, ...]:
@@ -701,8 +701,8 @@ def _slots(kind: type) -> tuple[str, ...]:
     return tuple(members) if kind.__flags__ & HEAP else ()
 
 
-def _wrapped(thing: Any) -> str | None:
+def _wrapped(obj: Any) -> str | None:
     """The attribute of a wrapper that holds the function; only the function matters, not the wrapper's cache."""
-    if isinstance(thing, type) or "__wrapped__" not in getattr(thing, "__dict__", ()) or isinstance(thing, types.FunctionType):
+    if isinstance(obj, type) or "__wrapped__" not in getattr(obj, "__dict__", ()) or isinstance(obj, types.FunctionType):
         return None
-    return ("fn" if hasattr(thing, "fn") else "__wrapped__") if _has_stable_code(type(thing)) else None
+    return ("fn" if hasattr(obj, "fn") else "__wrapped__") if _has_stable_code(type(obj)) else None

@@ -50,7 +50,7 @@ def mapped(value: Any, change: Callable[[Leaf], Any]) -> Any:
         return value
     bias = sys.modules.get("torch.nn.attention.bias")  # takes a second to import, so only a caller's own import counts
     if bias is not None and isinstance(value, bias.CausalBias):
-        # A tensor only in name: it says where the diagonal of a causal mask begins, whatever the lengths.
+        # Not really a tensor: it marks where the diagonal of a causal mask starts, whatever the lengths.
         return value.variant.name.lower()
     if isinstance(value, JaggedTensor | torch.Tensor):
         return change(value)

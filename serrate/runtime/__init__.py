@@ -1,4 +1,4 @@
-"""Running programs: arguments bound to symbols, programs built and cached, kernels launched.
+"""Running programs: binding arguments, compiling and caching, launching kernels.
 
 In: loop programs and the caller's tensors. Out: results.
 """

@@ -1,7 +1,7 @@
-"""Derived arrays and structures, made once for each tensor of offsets and remembered with it.
+"""Derived arrays and structures, computed once per offsets tensor and cached with it.
 
-In: arrays (with recipes) and the tensors that programs' arrays stand for. Out: integer tensors on the same device, and
-validated structures. What is remembered is bounded in number, and made again if an offsets tensor was written to.
+In: arrays with recipes, and the tensors that they derive from. Out: integer tensors on the same device, and validated
+structures. The cache is bounded, and an entry is dropped if its offsets tensor was written to.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from serrate.tensor.torch_private import version
 T = TypeVar("T")
 
 TENSORS = 32
-"""How many offsets tensors are remembered; the least recently used goes first."""
+"""The most offsets tensors in the cache; the least recently used is dropped first."""
 ENTRIES = 64
-"""How many things are remembered for one of them."""
+"""The most cached results per tensor."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class _DerivedArray:
 
 
 _memory: OrderedDict[int, dict[Any, _DerivedArray]] = OrderedDict()
-"""By id of the first offsets tensor. An entry holds its tensors, so that no id is used again while it is here."""
+"""By id of the first offsets tensor. An entry keeps its tensors alive, so that the id is not reused."""
 
 
 _NOTHING: dict[Any, _DerivedArray] = {}
@@ -42,7 +42,7 @@ _lock = Lock()
 
 
 def remembered(owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
-    """What `make` gave for these tensors and this key before, unless one of them was written to since."""
+    """The cached result of `make` for these tensors and this key, unless one of them was written to since."""
     place, full = id(owners[0]), (key, *map(id, owners[1:]))
     versions = tuple([version(t) for t in owners])
     with _lock:
@@ -51,7 +51,7 @@ def remembered(owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]
             _memory.move_to_end(place)
             made: T = found.made
             return made
-    # Not under the lock: it may take long, and remember other things.
+    # Not under the lock: it may take long, and may use the cache itself.
     made = make()
     with _lock:
         entries = _memory.setdefault(place, {})
@@ -75,9 +75,9 @@ def derive(
     device: torch.device,
     remember: Remember = remembered,
 ) -> torch.Tensor:
-    """The elements of an array: an argument's own, a constant's, or what its recipe makes of others."""
+    """The elements of an array: those of an argument, of a constant, or computed from other arrays by its recipe."""
     if array.recipe is None and array.data is None:
-        # The very tensor where possible: things are remembered by which tensor it is.
+        # The tensor object itself if possible: the cache is keyed by identity.
         tensor = tensors[array.name]
         return tensor if tensor.ndim == 1 else tensor.reshape(-1)
     if array.recipe is None:
@@ -86,7 +86,7 @@ def derive(
     numbers = tuple(symbols[s] for s in sorted(_symbols(array), key=str))
     if not owners:
         return _make(array, tensors, symbols, device, remember)
-    # By the whole array: sums over the first rows and over all of them have one name.
+    # Keyed by the whole array: sums over the first rows and over all rows have the same name.
     made: torch.Tensor = remember(owners, (array, numbers), lambda: _make(array, tensors, symbols, device, remember))
     return made
 
@@ -110,7 +110,7 @@ def _make(
 
     def element(array: Array, index: Any) -> Any:
         data = derive(array, tensors, symbols, device, remember)
-        # A row that is picked from an empty batch has no length; any element will do.
+        # A row selected from an empty batch has no length; any element will do.
         return data[torch.as_tensor(index, device=device).clamp(0, len(data) - 1)].long()
 
     def evaluated(term: Expr, coordinate: Symbol, count: int) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Built programs on disk: content-addressed, shared by processes, checked before use.
 
 In: source text and a compiler. Out: loaded functions. An entry is a folder `<digest>/` with the source, the library and the
-library's own digest, which tells damage from a miss: a library that is not what was written is an error. `cache_folder` says
-where entries live and guards them against other people.
+library's digest, so that a damaged library is an error and not a cache miss. `cache_folder` locates the entries and protects them
+from other users.
 """
 
 from __future__ import annotations
@@ -123,12 +123,12 @@ def _function(path: Path, content: bytes, symbol: str) -> Any:
 
 
 def _open(path: Path, content: bytes) -> ctypes.CDLL:
-    """The library at `path`, whose content is given too."""
+    """Loads the library at `path`, whose bytes are `content`."""
     try:
         return ctypes.CDLL(str(path))
     except OSError:
-        # A folder mounted noexec holds libraries but does not let them run; memory does. The handle stays open: the loader knows
-        # libraries by name, and a number that is used again would name the library that was loaded first.
+        # On a noexec mount, load the library from an anonymous file. Its descriptor stays open: the loader knows libraries by
+        # name, and a reused descriptor number would name the library loaded first.
         handle = os.memfd_create(path.parent.name)
         with os.fdopen(handle, "wb", closefd=False) as file:
             file.write(content)

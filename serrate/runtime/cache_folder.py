@@ -1,10 +1,10 @@
-"""The folder that built programs are kept in: who may write there, what to do when it cannot be used, what to sweep out.
+"""The folder of compiled programs: its permissions, the fallback if it cannot be used, and cleaning up.
 
-In: the settings in force. Out: folders to look in, a folder to write to, and atomic entries in it.
+In: the settings in force. Out: folders to search, a folder to write to, and atomic entries in it.
 
-Whoever can write to this folder can run code as its owner, so one that others can write to is refused, as ssh refuses such keys.
-A folder that merely does not work (read-only, full, not a folder) is reported, and programs are then built in a temporary folder
-that is removed when the process ends.
+Anyone who can write to this folder can run code as its owner, so a folder that others can write to is an error, as with ssh keys.
+A folder that cannot be used (read-only, full, not a folder) is reported, and programs are built in a temporary folder that is
+removed when the process ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROGRAMS = "programs"
 """The subfolder of the cache folder with one folder per compiled program."""
 
 BUILDING, FAILED, REMOVING = "building-", "failed-", ".removing"
-"""Folders of a build in progress, of a build that the compiler refused, and of an entry that is being deleted."""
+"""Prefixes of folders of builds in progress, of failed builds, and of entries being deleted."""
 
 _BUILD_LOCK = "in-use.lock"
 _KEEP_FAILED = 24 * 3600
@@ -101,7 +101,7 @@ def write(use: Callable[[Path], None]) -> None:
 
 
 def put(folder: Path, name: str, files: Mapping[str, bytes | Path]) -> None:
-    """Makes the entry `name` whole or not at all; contents given as a path are linked, or copied where links do not work.
+    """Creates the entry `name` atomically; contents given as a path are linked, or copied if links do not work.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     put(Path(folder), "0123", {"a": b"text"})
@@ -122,14 +122,14 @@ def put(folder: Path, name: str, files: Mapping[str, bytes | Path]) -> None:
         try:
             os.rename(entry, folder / name)
         except OSError:
-            # Another process made the same entry first. Names are digests of what an entry is made from, so theirs is as good.
+            # Another process created the same entry first. Names are digests of the inputs, so the entries are equivalent.
             if not (folder / name).is_dir():
                 raise
 
 
 @contextmanager
 def building(folder: Path) -> Iterator[Path]:
-    """A folder to build in. While its lock is held, `leftovers` does not list it; it is removed in the end."""
+    """A folder to build in, removed afterwards. While its lock is held, `leftovers` does not list it."""
     work = Path(tempfile.mkdtemp(dir=folder, prefix=BUILDING))
     try:
         with FileLock(work / _BUILD_LOCK):
@@ -144,7 +144,7 @@ def leftovers(folder: Path, failed_for: float = 0.0) -> list[Path]:
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_symlink():
-            continue  # serrate makes no links
+            continue  # serrate creates no links
         if path.name.startswith(BUILDING):
             abandoned = _is_free(path / _BUILD_LOCK)
         elif path.suffix == ".lock":

@@ -1,7 +1,7 @@
 """The system C++ compiler: found, described, called.
 
-In: source text. Out: a shared library, or an error. Flags change no state of the process that loads
-the library: nothing here turns on flush-to-zero or assumes that numbers are finite.
+In: source text. Out: a shared library, or an error. The flags do not affect the process that loads the library: none enables
+flush-to-zero or assumes finite numbers.
 """
 
 from __future__ import annotations

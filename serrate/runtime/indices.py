@@ -1,7 +1,7 @@
-"""Indices out of range, found by a program's own checks, raised as errors.
+"""Errors for indices out of range, which a program's own checks detect.
 
-In: a fusion, its arguments, and what each of its `index_checks` found. Out: nothing, or an `IndexOutOfRange` that names the
-position; on a device it is raised at a later call, because nothing waits for the numbers.
+In: a fusion, its arguments, and the results of its `index_checks`. Out: nothing, or an `IndexOutOfRange` that names the
+position; on a GPU the error surfaces at a later call, because nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def require_inside(fusion: Fusion, args: Sequence[torch.Tensor], found: Sequence
 def _require_nothing(
     fusion: Fusion, check: IndicesInside, forms: Sequence[tuple[torch.Size, torch.dtype]], numbers: list[int]
 ) -> None:
-    """What is told late names the index and the limit; the arguments themselves are gone, their shapes are not."""
+    """Raises the deferred error. It names the index and the limit; only the shapes of the arguments are still known."""
     if numbers[0] == NOTHING:
         return
     shapes = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in forms]
@@ -40,7 +40,7 @@ def _require_nothing(
 
 
 def _size(fusion: Fusion, check: IndicesInside, args: Sequence[torch.Tensor]) -> int | None:
-    """How many positions there are to index; None where rows decide it, or offsets on another device would have to be read."""
+    """The size of the indexed dim; None if it is a row's length, or if offsets would have to be read from a device."""
     if check.extent is None or (check.extent.arrays and any(arg.is_meta for arg in args)):
         return None
     binder = Binder(fusion)

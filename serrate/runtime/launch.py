@@ -1,7 +1,7 @@
 """Executables: a loop program ready to run on one backend.
 
-In: a loop program. Out: an object that takes a call's tensors, arrays and symbols, in the program's own order, and runs it.
-`source` is kept for whoever wants to read what runs. A private tensor is passed as a meta tensor: its shape, no memory.
+In: a loop program. Out: an object that takes a call's tensors, arrays and symbols, in the program's order, and runs it. `source`
+is kept for readers. A private tensor is passed as a meta tensor: a shape without memory.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class BoundProgram(NamedTuple):
     packed: Callable[..., bytes]
     """Packs addresses into bytes."""
     addresses: list[int]
-    """The addresses of tensors, all 0 because they differ from call to call; then those of arrays."""
+    """The addresses of tensors, 0 because they differ between calls; then those of arrays."""
     numbers: bytes
     rows: Sequence[tuple[int, Callable[[], int]]]
-    """Which tensors are private rows, each with what gives the address of this thread's."""
+    """Which tensors are private rows, each with a function that returns the address of this thread's."""
     arrays: Tensors
-    """Kept alive, because addresses alone keep nothing alive."""
+    """Tensors to keep alive while their addresses are in use."""
 
     def __call__(self, tensors: Tensors) -> None:
-        """Runs it on tensors, the private ones of which are meta tensors."""
+        """Runs it; private tensors are passed as meta tensors."""
         pointers = [*(0 if t.is_meta else t.data_ptr() for t in tensors), *self.addresses[len(tensors) :]]
         for k, row in self.rows:
             pointers[k] = row()
@@ -70,7 +70,7 @@ class ReferenceExecutable:
     def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None:
         program = self.program
         own = [torch.empty(t.shape, dtype=t.dtype, device=tensors[0].device) if t.device.type == "meta" else t for t in tensors]
-        # The program says in which dtypes it computes.
+        # The program determines the dtypes it computes in.
         with torch.autocast(own[0].device.type if own else "cpu", enabled=False):
             reference.run(
                 program,
@@ -96,7 +96,7 @@ class CppExecutable:
         self._dtypes = [t.dtype for t in program.tensors]
         self._outputs = [k for k, t in enumerate(program.tensors) if t.role is Role.OUTPUT]
         self._private = [k for k, t in enumerate(program.tensors) if t.role is Role.PRIVATE]
-        # Bytes are made faster than arrays of ctypes, and may be shared by threads.
+        # bytes are faster to create than ctypes arrays, and threads may share them.
         self._pointers = struct.Struct(f"{len(program.tensors) + len(program.arrays)}P").pack
         self._numbers = struct.Struct(f"{2 + len(program.symbols) + len(self._private)}q").pack
         self._rows = threading.local()
@@ -105,13 +105,13 @@ class CppExecutable:
         self.bound([t.numel() for t in tensors], arrays, symbols)(tensors)
 
     def function(self) -> Any:
-        """The function itself, built and loaded if it is not: it takes addresses and numbers, each as bytes."""
+        """The compiled function, built and loaded on first use; it takes addresses and numbers, each as bytes."""
         if self._function is None:
             load_together([self])
         return self._function
 
     def bound(self, sizes: Numbers, arrays: Tensors, symbols: Numbers) -> BoundProgram:
-        """The program with everything but the addresses of its tensors, which have these numbers of elements."""
+        """The program with everything but the addresses of its tensors; `sizes` are their numbers of elements."""
         dtypes = self._dtypes
         threads, stream = 1, False
         if max(sizes) >= self.SMALL:
@@ -126,7 +126,7 @@ class CppExecutable:
         return BoundProgram(self.function(), self._pointers, addresses, numbers, rows, arrays)
 
     def _row(self, k: int, count: int) -> int:
-        """The address of memory for one private row of each thread, kept from call to call."""
+        """The address of scratch memory for one private row per thread, kept between calls."""
         rows: dict[int, torch.Tensor] = self._rows.__dict__.setdefault("rows", {})
         kept = rows.get(k)
         if kept is None or kept.numel() < count:
@@ -135,12 +135,12 @@ class CppExecutable:
 
 
 def row_size(elements: int, itemsize: int) -> int:
-    """The elements of a private row: whole cache lines, so that threads do not share one."""
+    """The size of a private row in elements: whole cache lines, so that threads do not share one."""
     return -(-max(elements, 1) * itemsize // 64) * 64 // itemsize
 
 
 def load_together(executables: Sequence[CppExecutable]) -> None:
-    """Loads programs, building all that are missing in one translation unit: most of a build is the compiler's start."""
+    """Loads programs; missing ones are compiled in one translation unit, since most of a build is compiler startup."""
     by_compiler: dict[Compiler, list[CppExecutable]] = {}
     for executable in executables:
         by_compiler.setdefault(executable.compiler, []).append(executable)
@@ -152,7 +152,7 @@ def load_together(executables: Sequence[CppExecutable]) -> None:
 
 @functools.cache
 def last_level_cache() -> int:
-    """Bytes of the largest cache; results beyond it are written past the cache."""
+    """Bytes of the largest cache; larger results bypass the cache."""
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()

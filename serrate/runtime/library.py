@@ -1,5 +1,5 @@
-"""Library calls: what is not a loop nest. Done by torch on whichever device the tensors are, or by compiled code on a CPU;
-nothing is copied to the host.
+"""Library calls: operations that are not loop nests, done by torch on the tensors' device, or by compiled code on a CPU. Nothing
+is copied to the host.
 
 In: a function's name, its tensors and numbers. Out: new tensors.
 """
@@ -25,7 +25,7 @@ from serrate.runtime.compiler import find_compiler
 
 
 def group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Offsets of `count` groups, and the stable permutation that puts equal keys side by side.
+    """Offsets of `count` groups, and the stable permutation that groups equal keys.
 
     >>> group_by(torch.tensor([2, 0, 2, 1]), 3)
     (tensor([0, 1, 2, 4]), tensor([1, 3, 0, 2]))
@@ -38,7 +38,7 @@ def group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def invert(permutation: Tensor) -> tuple[Tensor]:
-    """The permutation that undoes another one; -1 where nothing leads to a position, because it was none.
+    """The inverse permutation; -1 at positions that the argument, if it is not a permutation, does not reach.
 
     >>> invert(torch.tensor([1, 3, 0, 2]))
     (tensor([2, 0, 3, 1]),)
@@ -61,11 +61,11 @@ def sort(x: Tensor, dim: int, descending: int) -> tuple[Tensor, Tensor]:
 
 
 def sort_rows(x: Tensor, within: Tensor, positions: Tensor, before: int, descending: int) -> tuple[Tensor, Tensor]:
-    """Every row in order, and where in the row its elements were. Rows lie along the dims of `within`, which are dim `before` of
-    `x` and those after it.
+    """Sorts every row; returns the elements, and their original indices in the row. Rows lie along the dims of `within`, which
+    are dim `before` of `x` and those after it.
 
-    `within` has the place of each position in its row, `positions` how many of them there are: what is behind, in memory
-    that is larger than what is in it, stays behind.
+    `within` holds each position's index in its row, `positions` the number of positions: the buffer may be larger, and
+    anything past them stays in place.
 
     >>> sort_rows(torch.tensor([3, 1, 9, 4]), torch.tensor([0, 1, 0, 1]), torch.tensor([4]), 0, 0)
     (tensor([1, 3, 4, 9]), tensor([1, 0, 1, 0]))
@@ -120,7 +120,7 @@ def _compiled(name: str, file: str, element: str = "") -> Any:
 
 
 def run(function: str, tensors: Sequence[Tensor], options: Sequence[int], *, compiled: bool = False) -> tuple[Tensor, ...]:
-    """Calls a function by name; with `compiled`, one that was written for a CPU where there is one."""
+    """Calls a function by name; with `compiled`, its compiled CPU version if there is one."""
     if function not in FUNCTIONS:
         raise VerificationError(f"no library function is called {function!r}; there are {', '.join(FUNCTIONS)}")
     chosen = COMPILED.get(function) if compiled else None

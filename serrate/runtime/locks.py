@@ -10,8 +10,8 @@ import threading
 
 
 class Lock:
-    """A lock that the thread which holds it may take again. A forked child has a new one: the thread of the parent that held it
-    is not there to give it back. For locks that live as long as the process."""
+    """A reentrant lock that a forked child gets anew, because the parent's thread that held it does not exist in the child. For
+    locks that live as long as the process."""
 
     def __init__(self) -> None:
         self._renew()
@@ -28,6 +28,6 @@ class Lock:
 
 
 making = Lock()
-"""Held while programs are looked for in vain and made, so that threads that call at once make one. Only one for all programs:
-functions that are traced call each other in any order. Also while Python code is made, which Python 3.11 cannot do in two threads
-(AST constructor recursion depth mismatch). Calls that find their program do not take it."""
+"""Held while a program is traced and built, so that concurrent calls build it once. One lock serves all programs, because traced
+functions may call each other in any order. It is also held while Python code is compiled, which Python 3.11 cannot do in two
+threads (AST constructor recursion depth mismatch). Calls that find their program do not take it."""

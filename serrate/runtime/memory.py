@@ -1,7 +1,7 @@
-"""Memory for large results on a CPU: huge pages, used again.
+"""Memory for large results on a CPU: huge pages, reused.
 
-In: sizes. Out: tensors whose memory comes back here when they are gone. A fresh large allocation costs more in page
-faults than many programs take to run; memory that was used before costs nothing. At most `LIMIT` bytes are kept, those used last.
+In: sizes. Out: tensors whose memory returns here when they are freed. The page faults of a fresh large allocation cost more than
+many programs take to run; reused memory has none. At most `LIMIT` bytes are kept, the most recently used.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import torch
 SMALLEST = 1 << 20
 """Below this size, torch's own allocator is as good."""
 LIMIT = max(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
-"""The most that is kept: a padded result may be many times the size of its rows, and is as dear to touch first."""
+"""The most bytes that are kept. A padded result may be many times the size of its rows, and page faults cost as much there."""
 
 _lock = threading.Lock()
 _free: list[mmap.mmap] = []
 """Blocks for reuse, the most recently used last."""
 _returned: deque[mmap.mmap] = deque()
-"""Blocks that came back and are not among the free ones yet: they come at any time, also while the lock is held."""
+"""Blocks that were returned but are not on the free list yet: they may arrive at any time, even while the lock is held."""
 
 
 def _after_fork() -> None:
-    # Another thread may have held the lock, and is not here to give it back.
+    # The thread that held the lock does not exist in the child.
     global _lock
     _lock = threading.Lock()
 
@@ -49,10 +49,10 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     try:
         block = _take(size)
     except (OSError, OverflowError):
-        # Torch says what is wrong with a size that there is no memory for.
+        # Let torch raise its error for a size that cannot be allocated.
         return torch.empty(tuple(shape), dtype=dtype, device=device)
     view = memoryview(block)
-    # The tensor holds the view; once both are gone the block is free again.
+    # The tensor holds the view; when both are freed, the block is returned.
     weakref.finalize(view, _give_back, block).atexit = False
     return torch.frombuffer(view, dtype=dtype, count=count).view(tuple(shape))
 
@@ -69,7 +69,7 @@ def _take(size: int) -> mmap.mmap:
 
 
 def _give_back(block: mmap.mmap) -> None:
-    # The garbage collector calls this wherever it happens to run, so it must never wait.
+    # The garbage collector may call this at any point, so it must never wait.
     _returned.append(block)
     if _lock.acquire(blocking=False):
         try:

@@ -4,7 +4,7 @@ In: the logical dims of an output, and a call. Out: the shape of its values, and
 
     [B, D]                    a plain tensor
     [4, C, R, D]              dim 1 of the values partitioned into rows
-    [G, K, R] or [D, S, W]    nested rows, whether every component has as many parts as the others or not
+    [G, K, R] or [D, S, W]    nested rows, with equal or varying numbers of parts per component
     [C, R1, R2]               product of two ragged dims, packed
     [C1, R1, C2, R2]          two dims partitioned independently
     [C, H, R, D]              values [total, H, D]: rows are stored where the dim that counts them stands
@@ -44,20 +44,21 @@ class Result:
 
     tensor: str
     place: int
-    """Where the tensor stands among inputs and outputs of a program that is all of the fusion."""
+    """The tensor's position among the inputs and outputs of a program that is the whole fusion."""
     shape: tuple[int, ...]
     structure: Structure | None
     hints: Hints = NO_HINTS
 
     def of(self, values: torch.Tensor) -> torch.Tensor | JaggedTensor:
-        """The result that these values are."""
+        """Wraps values as this result."""
         if values.shape != self.shape:
             values = values.view(self.shape)
         return values if self.structure is None else trusted(values, self.structure, self.hints)
 
 
 def result(binder: Binder, call: BoundCall, view: TensorView, dims: Groups, names: Sequence[str]) -> Result:
-    """What an output is in a call; `dims` are its `groups`, `names` the tensors of the program that is all of the fusion."""
+    """Shape and structure of an output in a call; `dims` are its `groups`, `names` the tensors of a program that is the whole
+    fusion."""
     name = view.tensor.memory.name
     place = names.index(name) if name in names else -1
     shape: list[int] = []
@@ -74,7 +75,7 @@ def result(binder: Binder, call: BoundCall, view: TensorView, dims: Groups, name
 
 
 def groups(view: TensorView) -> Groups:
-    """The logical dims of an output by the dims its values will have; refuses what no values can hold."""
+    """Groups the logical dims of an output by the dims of its values; raises if no values can hold it."""
     logical = view.tensor.logical
     owned = {r.uid: {d.uid for d in owners(r)} for r in logical if r.is_ragged}
     every = {uid for own in owned.values() for uid in own}
@@ -126,12 +127,12 @@ def owners(ragged: IterDomain) -> list[IterDomain]:
 
 
 def _positions(binder: Binder, call: BoundCall, ragged: Sequence[RaggedIterDomain]) -> int:
-    """How many positions of one dim of the values the rows take."""
-    pair = _separate_columns(ragged)
+    """The number of positions of one dim of the values that the rows take."""
+    pair = _product(ragged)
     return binder.extent(call, (ragged[-1] if pair is None else product(*pair)).extent_expr)
 
 
-def _separate_columns(ragged: Sequence[RaggedIterDomain]) -> tuple[RaggedIterDomain, RaggedIterDomain] | None:
+def _product(ragged: Sequence[RaggedIterDomain]) -> tuple[RaggedIterDomain, RaggedIterDomain] | None:
     """The innermost two ragged domains if both belong to one component."""
     if len(ragged) > 1 and ragged[-1].component.uid == ragged[-2].component.uid:
         return ragged[-2], ragged[-1]
@@ -144,7 +145,7 @@ def _structure(
     chains: list[tuple[torch.Tensor, ...]] = []
     columns: list[torch.Tensor | None] = []
     for _, group in rows:
-        pair = _separate_columns([d for d in group if isinstance(d, RaggedIterDomain)])
+        pair = _product([d for d in group if isinstance(d, RaggedIterDomain)])
         columns.append(None if pair is None else binder.array(call, binder.offsets_of(pair[1])))
         chains.append(binder.levels(call, [d for d in group if pair is None or d.uid != pair[1].uid]))
     dims = tuple(dim for dim, _ in rows)
@@ -173,14 +174,14 @@ def _rows(chain: tuple[torch.Tensor, ...], columns: torch.Tensor | None, size: i
 
 
 def _key(dims: tuple[int, ...], depths: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[object, ...]:
-    """The key of a remembered structure, in addition to its offsets."""
+    """The key of a cached structure, in addition to its offsets."""
     return ("structure", dims, depths, sizes)
 
 
 def remember_structure(jt: JaggedTensor) -> None:
-    """Lets results over the same offsets carry the very structure of an argument; offsets of its levels are not checked again.
+    """Caches the structure of an argument, so that results over the same offsets share it and its levels are not checked again.
 
-    Offsets that were written to since, or that nobody has looked at, are checked like any others.
+    Offsets that are not verified, or were written to since, are checked like any others.
     """
     structure = jt.structure
     if not all(rows.verified() for rows in structure.rows):
@@ -196,7 +197,7 @@ def remember_structure(jt: JaggedTensor) -> None:
 
 
 def _level(rows: Rows, level: int) -> Structure:
-    """One level of rows as a structure of its own, with what is known of it."""
+    """One level of rows as a separate structure, with its known facts."""
     if rows.levels == 1:
         return Structure((rows,))
     alone = Rows((rows.offsets[level],))

@@ -52,7 +52,7 @@ class TritonExecutable:
 
     def _ready(self, launch: Launch) -> _PreparedLaunch:
         program = self._printed.program
-        # A product and a sum are two roundings, as in torch; where one is better, the code asks for it.
+        # A product and a sum round twice, as in torch; fused multiply-adds are written explicitly.
         options = {"num_warps": self.warps, "enable_fp_fusion": False, **({"num_stages": STAGES} if launch.has_dot else {})}
         return _PreparedLaunch(
             getattr(self._module, launch.function),
@@ -96,7 +96,7 @@ def _load(text: str, name: str) -> ModuleType:
 
 
 def _write(text: str, digest: str) -> Path:
-    """The file that holds `text`, written if it is not there: Triton reads a kernel's source from its file."""
+    """The file that holds `text`, written if it does not exist: Triton reads a kernel's source from its file."""
     for _ in range(3):
         for place in cache_folder.places():
             path = place / digest / "program.py"

@@ -22,7 +22,7 @@ from serrate.runtime import dispatch
 from serrate.runtime.dispatch import Binding, FastPath, Key, Leaves, remember
 from serrate.runtime.locks import making
 from serrate.tensor.torch_private import in_dual_level
-from serrate.tiles.signature import Snapshot, attributes, is_read, key_of
+from serrate.tiles.signature import ObjectSnapshot, attributes, is_read, key_of
 from serrate.tiles.source import DeviceLoop, outside
 from serrate.tiles.sources import Env, flattened
 from serrate.tiles.specialise import LoopPrograms
@@ -49,7 +49,7 @@ class DeviceLoopState:
 
     __slots__ = ("bindings", "reading")
 
-    def __init__(self, reading: Snapshot | None) -> None:
+    def __init__(self, reading: ObjectSnapshot | None) -> None:
         self.reading = reading
         self.bindings: OrderedDict[Key, Binding] = OrderedDict()
 
@@ -163,7 +163,7 @@ class LaunchSite:
             with making:
                 state, _ = self._fast.state(objects)
                 if state is None:
-                    state = self._fast.add(DeviceLoopState(Snapshot(objects, self._attributes, next(self._numbers))))
+                    state = self._fast.add(DeviceLoopState(ObjectSnapshot(objects, self._attributes, next(self._numbers))))
         return state
 
     def complete(self, given: dict[str, Any]) -> dict[str, Any]:

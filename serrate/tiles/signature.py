@@ -152,7 +152,7 @@ def nothing() -> None:
     """A function that reads nothing."""
 
 
-class Snapshot:
+class ObjectSnapshot:
     """What a trace read of some objects; as long as it is unchanged, the same program serves them."""
 
     def __init__(self, objects: Sequence[Any], names: frozenset[str], number: int) -> None:

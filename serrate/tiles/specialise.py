@@ -26,7 +26,7 @@ from serrate.tensor import JaggedTensor
 from serrate.tiles.loops import RetraceFacts, RetraceNeeded
 from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.proof import agree, at_random, backend_to_try, refusal, tiles_to_try, unproven
-from serrate.tiles.signature import Fixed, Snapshot, counts_of, signature, single, widths
+from serrate.tiles.signature import Fixed, ObjectSnapshot, counts_of, signature, single, widths
 from serrate.tiles.source import DeviceLoop
 from serrate.tiles.sources import CPU_DEVICE, NUMBERS, ArgumentSources, Container, Env, Path, number_at
 from serrate.tiles.stage import LoopStage, Options
@@ -69,7 +69,7 @@ class LoopPrograms:
         """How many block sizes of the configuration the loop takes."""
         self._decided: set[Path] = set()
 
-    def find(self, env: Env, reading: Snapshot | None) -> LoopStage:
+    def find(self, env: Env, reading: ObjectSnapshot | None) -> LoopStage:
         """The program for these, traced if there is none yet."""
         form_key, sizes = signature(env)
         form_key = (0 if reading is None else reading.number, form_key)

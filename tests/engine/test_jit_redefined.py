@@ -595,6 +595,6 @@ def test_code_of_installed_packages_is_not_followed() -> None:
         return rows * 2
 
     taken, _ = snapshot(twice)
-    assert len(taken.ways) < 40
+    assert len(taken.paths) < 40
     jt = JaggedTensor.from_lengths(torch.ones(3, 1), [1, 2])
     assert jit(twice)(jt).values.tolist() == [[2.0]] * 3

@@ -387,7 +387,7 @@ CPP = [
         ('return f"({arg} != 0)"', 'return f"((i64){arg} != 0)"'),
     ),
     *_of(
-        "serrate/codegen/cpp/pieces.py",
+        "serrate/codegen/cpp/index_set_split.py",
         _cases("cpp and (pad or cat or gather)", MOVES),
         (
             "tests = tuple(g for g in conditions if g not in bounds)",

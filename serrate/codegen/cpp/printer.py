@@ -1,7 +1,7 @@
-"""Loop programs as C++: grid loops over threads, serial loops as they are, blocks as loops over their lanes.
+"""Prints loop programs as C++: grid loops run on threads, serial loops as they are, blocks as loops over their lanes.
 
 In: a loop program. Out: one source text with an `extern "C"` function, and the order of its arguments. Guards become loop
-bounds: a lane's loop ends where its elements end; only the last block of a long reduced lane is a mask. Blocks over the same
+bounds: a lane's loop ends where its elements end; only the last block of a long reduced lane is masked. Blocks over the same
 lanes share one nest.
 """
 
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
+from serrate.codegen.cpp.index_set_split import IndexSetSplit, cut_of, moves
 from serrate.codegen.cpp.names import RESERVED
-from serrate.codegen.cpp.pieces import IndexSetSplit, cut_of, moves
 from serrate.codegen.cpp.products import product
 from serrate.codegen.cpp.statements import accumulated, along, clause, identity, size_of, unrounded, wraps
-from serrate.codegen.cpp.streams import Stage, Straight, block_bytes, moved, way_of
+from serrate.codegen.cpp.streams import Stage, Straight, block_bytes, moved, streaming_of
 from serrate.codegen.cpp.text import Text
 from serrate.codegen.cpp.values import computed, ctype, number
 from serrate.codegen.names import identifier, renamed, spellings
@@ -67,25 +67,25 @@ COMBINE = {
     "all": "{0} = {0} && {1}",
 }
 TOGETHER = 16
-"""How many positions a thread takes at a time: enough to keep reading forward, few enough to share out evenly."""
+"""How many grid positions a thread takes at a time: enough for sequential reads, few enough for load balance."""
 ABREAST = 32
-"""How many positions of a long lane are reduced side by side, each into a result of its own."""
+"""How many positions of a long lane are reduced side by side, into separate partial results."""
 
 
 @dataclass(frozen=True)
 class CppSource:
     """Generated C++. It takes pointers to the program's tensors and arrays, then integers: the number of threads, whether
-    results go past the cache, the program's symbols, and the size of a row of each private tensor."""
+    results bypass the cache, the program's symbols, and the size of a row of each private tensor."""
 
     name: str
     text: str
 
 
-Ways = dict[Write, Stage | Straight | None]
-"""How what statements write goes past the cache."""
+Streaming = dict[Write, Stage | Straight | None]
+"""How the results of statements bypass the cache, by statement."""
 
 LARGE, STACK = 1 << 16, 1 << 18
-"""Bytes of the largest block, and of all blocks together, that lie on the stack of a thread."""
+"""The most bytes of one block, and of all blocks, on a thread's stack."""
 
 
 def print_cpp(program: LoopProgram, wide: frozenset[Array] = frozenset()) -> CppSource:
@@ -105,7 +105,7 @@ class _CppPrinter(Text):
         self.private = tuple(t for t in program.scratch if t.role is Role.PRIVATE)
         self.tensors = program.tensors
         self.large: dict[str, Local] = {}
-        """Private blocks of the kernel that is printed that lie on the heap."""
+        """Private blocks of the current kernel that are on the heap."""
 
     def source(self) -> CppSource:
         program = self.program
@@ -173,7 +173,7 @@ class _CppPrinter(Text):
         self.close()
 
     def _large_blocks(self, body: Sequence[Node]) -> None:
-        """Allocates the blocks that a stack has no room for, once for each thread."""
+        """Allocates the blocks that do not fit on the stack, once per thread."""
         blocks = sorted(
             (n.local for n in nodes(tuple(body)) if isinstance(n, Declare) and n.local.lanes), key=lambda local: local.nbytes
         )
@@ -186,7 +186,7 @@ class _CppPrinter(Text):
             self.put(f"Heap<{computed(local.dtype)}> {name}_heap({size_of(local.lanes)});")
 
     def _open_streams(self, body: Sequence[Node]) -> list[Tensor]:
-        """Declares the streams of the results that go past the cache, where they do."""
+        """Declares a stream for each result that bypasses the cache."""
         written = {n.tensor: None for n in nodes(tuple(body)) if isinstance(n, Write) and block_bytes(self, n)}
         for tensor in written:
             self.put(f"Stream {tensor.name}_stream;")
@@ -199,11 +199,11 @@ class _CppPrinter(Text):
             self.put("if (stream) stream_fence();")
 
     def _grid(self, outermost: For) -> None:
-        """Nested grid loops as one loop over all their positions, shared out to threads in small runs."""
+        """Prints nested grid loops as one loop over all their positions, distributed over threads in short runs."""
         loops = [outermost]
         named: list[Bind] = []
         while True:
-            # What is named between the loops is named inside them all.
+            # Names bound between the loops are bound inside all of them.
             *before, inner = loops[-1].body
             binds = [node for node in before if isinstance(node, Bind)]
             known = {loop.symbol for loop in loops} | {bind.symbol for bind in (*named, *binds)}
@@ -238,7 +238,7 @@ class _CppPrinter(Text):
         self.close()
 
     def _schedule(self, outermost: For, loops: int) -> str:
-        """How positions are shared out: evenly where all cost the same, in short runs where rows differ."""
+        """The OpenMP schedule: static if all positions cost the same, short dynamic runs if rows differ."""
         inside = list(nodes((outermost,)))
         reads = [e for node in inside for x in expressions_of(node) for e in x.walk()]
         given = {*self.program.symbols, *(n.symbol for n in inside if isinstance(n, For))}
@@ -341,7 +341,7 @@ class _CppPrinter(Text):
             self.close(len(conditions))
             return
         pieces: Sequence[Sequence[Block]] = [group] if cut is None else cut.pieces
-        staged = {node: way_of(self, node, bounds, pieces) for node in group if isinstance(node, Write)}
+        staged = {node: streaming_of(self, node, bounds, pieces) for node in group if isinstance(node, Write)}
         if cut is None:
             self._nest(group, lanes, bounds, staged)
         else:
@@ -354,7 +354,12 @@ class _CppPrinter(Text):
         self.close(len(conditions))
 
     def _pieces(
-        self, cut: IndexSetSplit, lanes: Lanes, bounds: dict[Lane, list[str]], staged: Ways, range_: tuple[str, str] | None = None
+        self,
+        cut: IndexSetSplit,
+        lanes: Lanes,
+        bounds: dict[Lane, list[str]],
+        staged: Streaming,
+        range_: tuple[str, str] | None = None,
     ) -> None:
         """A block as two loop nests: over the positions of a lane at which everything it reads exists, and over the rest."""
         guard = next(iter(staged)).guard
@@ -365,18 +370,18 @@ class _CppPrinter(Text):
             if isinstance(piece, IndexSetSplit):
                 self._pieces(piece, lanes, bounds, staged, part)
             else:
-                ways = dict(zip(piece, staged.values(), strict=True))
-                self._nest(piece, lanes, bounds, ways, {cut.lane: part})
+                own = dict(zip(piece, staged.values(), strict=True))
+                self._nest(piece, lanes, bounds, own, {cut.lane: part})
 
     def _nest(
         self,
         group: Sequence[Block],
         lanes: Lanes,
         bounds: dict[Lane, list[str]],
-        staged: Ways,
+        staged: Streaming,
         ranges: dict[Lane, tuple[str, str]] | None = None,
     ) -> None:
-        """Loops over lanes around statements; `ranges` are first and last bounds of lanes that are not done as a whole."""
+        """Prints loops over lanes around statements; `ranges` are the start and end of lanes that do not run in full."""
         for k, lane in enumerate(lanes):
             start, limit = (ranges or {}).get(lane) or (self.start(lane, lanes, group[0].guard), self.limit(lane, bounds[lane]))
             self._draw(group, lanes[k:], limit)
@@ -418,13 +423,13 @@ class _CppPrinter(Text):
         for condition in self.unbounded(group[0].lanes, group[0].guard, lane):
             self.put(f"if (!({condition})) continue;")
 
-    def _innermost(self, group: Sequence[Block], lane: Lane, range_: tuple[str, str], staged: Ways, *, first: bool) -> None:
+    def _innermost(self, group: Sequence[Block], lane: Lane, range_: tuple[str, str], staged: Streaming, *, first: bool) -> None:
         start, limit = range_
         if isinstance(group[0], Write) and isinstance(staged[group[0]], Straight):
             self._straight(group[0], lane, range_)
             return
         scalars = [n for n in group if isinstance(n, Reduce) and lane not in n.local.lanes]
-        # A running value goes from one position to the next, so positions along it cannot be done at once.
+        # A scan passes a value from one position to the next, so its lane cannot be vectorized.
         serial = any(isinstance(n, Running) and n.axis == lane for n in group)
         if scalars and lane.size > ABREAST and limit != str(lane.size) and not serial:
             self._abreast(group, scalars, lane, range_, staged)
@@ -448,7 +453,7 @@ class _CppPrinter(Text):
             self.put(self._combined(node, self.cell(node.local), f"{node.local.name}_here"))
 
     def _straight(self, node: Write, lane: Lane, range_: tuple[str, str]) -> None:
-        """The loop over a lane as a function of its first position and their number: a line past the cache is one call of it."""
+        """Prints the loop over a lane as a lambda of a first position and a count, called per streamed cache line."""
         to, first, count = (self.fresh() for _ in range(3))
         base = self.flat_expr(node.tensor, node.index).substitute({lane.symbol: const(0)})
         name, kind = node.tensor.name, ctype(node.tensor.dtype)
@@ -468,10 +473,10 @@ class _CppPrinter(Text):
         scalars: list[Reduce],
         lane: Lane,
         range_: tuple[str, str],
-        staged: Ways,
+        staged: Streaming,
     ) -> None:
-        """A long lane that is reduced, many positions side by side. The last ones are a block too, of which a part is there:
-        that is a mask, and no loop from one position to the next."""
+        """Prints the reduction of a long lane, many positions side by side. The last block is partial and masked, so there is no
+        scalar remainder loop."""
         here = {n.local: f"{n.local.name}_here[k]" for n in scalars}
         self.open("")
         for node in scalars:
@@ -502,7 +507,7 @@ class _CppPrinter(Text):
         self.close()
 
     def _prefetches(self, group: Sequence[Block], lane: Lane, size: int, done: str = "") -> None:
-        """Cache lines of what comes next, one after the other, for hints whose innermost lane runs along memory."""
+        """Prints prefetches of the next cache lines, for hints whose innermost lane is contiguous."""
         for node in group:
             if isinstance(node, Prefetch):
                 start = along(self.flat_expr(node.tensor, node.index), lane)
@@ -511,7 +516,7 @@ class _CppPrinter(Text):
                     place = f"{node.tensor.name} + {self.index(start)} + {done}k"
                     self.put(f"for (i64 k = 0; k < {size}; k += {step}) __builtin_prefetch({place}, 0, 2);")
 
-    def _statements(self, group: Sequence[Block], here: dict[Local, str], staged: Ways) -> None:
+    def _statements(self, group: Sequence[Block], here: dict[Local, str], staged: Streaming) -> None:
         scalars = self.scalars()
         for node in group:
             if isinstance(node, Prefetch):
@@ -549,20 +554,20 @@ class _CppPrinter(Text):
                 self.put(f"{to} = fused({text}, {by[0]}, {to});" if by else self._combined(node, to, text))
                 scalars.forget(held(node.local))
 
-    def _target(self, node: Write, staged: Ways) -> tuple[str, Expr]:
-        """Where a statement writes: a pointer and the place behind it."""
+    def _target(self, node: Write, staged: Streaming) -> tuple[str, Expr]:
+        """The target of a write: a pointer and an offset."""
         stage = staged[node]
         if isinstance(stage, Stage):
             return stage.pointer, stage.place
         return node.tensor.name, self.flat_expr(node.tensor, node.index)
 
-    # --- sixteen bits, a block at a time --------------------------------------------------------------------------------
+    # --- 16-bit floats, a block at a time -------------------------------------------------------------------------------
 
     def _widen(self, group: Sequence[Block], lane: Lane, size: int, run: _InnerLoop) -> None:
-        """Converts the float16 that the loop over a lane reads before it begins: there are instructions for many at once, which
-        compilers do not find in a loop. What the loop writes in sixteen bits gets a block of float32 of its own."""
+        """Converts the float16 operands of the loop over a lane before the loop, with vector instructions that compilers do not
+        find by themselves. 16-bit results of the loop go to a block of float32."""
         if self.unbounded(group[0].lanes, group[0].guard, lane) or size * 4 > LARGE:
-            # What a condition leaves out must not be touched; and a stack has no room for long lanes.
+            # Masked elements must not be read, and long lanes do not fit on the stack.
             return
         found: dict[Load | Write, tuple[Tensor, Sequence[Expr]]] = {}
         for node in group:
@@ -574,7 +579,7 @@ class _CppPrinter(Text):
                 found[node] = (node.tensor, node.index)
         for access, (tensor, index) in found.items():
             start = along(self.flat_expr(tensor, index), lane)
-            # Of bfloat16 only results: what is read is a shift away from float32.
+            # For bfloat16 only results: a load is one shift away from float32.
             half = tensor.dtype == torch.float16 or (tensor.dtype == torch.bfloat16 and isinstance(access, Write))
             if half and start is not None:
                 name = self.fresh()
@@ -583,8 +588,8 @@ class _CppPrinter(Text):
                     self.put(f"widen({name}, {tensor.name} + {self.index(start)}{run.done}, {run.count});")
                 self.converted[access] = f"{name}[{run.at}]"
 
-    def _narrow(self, group: Sequence[Block], lane: Lane, staged: Ways, run: _InnerLoop) -> None:
-        """Writes what the loop over a lane has left in float32."""
+    def _narrow(self, group: Sequence[Block], lane: Lane, staged: Streaming, run: _InnerLoop) -> None:
+        """Stores the float32 results of the loop over a lane as 16-bit floats."""
         for node in group:
             if isinstance(node, Write) and node in self.converted:
                 to, place = self._target(node, staged)
@@ -603,7 +608,7 @@ class _CppPrinter(Text):
 
 @dataclass(frozen=True)
 class _InnerLoop:
-    """How far an innermost loop goes, what counts its positions, and where along the lane it begins."""
+    """An innermost loop: its trip count, its index, and where along the lane it starts."""
 
     count: str
     at: str

@@ -24,7 +24,7 @@ def product(text: Text, node: Dot) -> None:
     """A product of blocks: operands stored in the dtype of the product are used in place, others are copied."""
     rows, columns, depth = node.lanes
     if any((text.bound(lane, g) or text.floor(lane, g)) is None for lane, g in text.on_lanes(node.lanes, node.guard)):
-        raise VerificationError(f"a product of blocks in which lanes are left out: {node}")
+        raise VerificationError(f"a matrix product cannot skip lanes: {node}")
     bounds = text.bounds(node.lanes, node.guard)
     conditions = text.outside(node)
     text.open(f"if ({' && '.join(conditions)})" if conditions else "")

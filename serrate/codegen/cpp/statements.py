@@ -1,7 +1,6 @@
 """Facts about block statements that decide how their loop nests are printed.
 
-In: statements of a loop program. Out: facts: where a lane runs along memory, in which type a reduction runs and what it begins
-with.
+In: statements of a loop program. Out: where a lane is contiguous in memory, the type a reduction runs in, and its initial value.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ CLAUSES = {"sum": "+", "prod": "*", "max": "max_nan", "min": "min_nan", MAX_NUMB
 
 
 def along(flat: Expr, lane: Lane) -> Expr | None:
-    """Where a lane begins in memory, if its positions are contiguous."""
+    """The start of a lane in memory, if its positions are contiguous."""
     start = flat.substitute({lane.symbol: const(0)})
     return start if (flat - start) is lane.symbol else None
 

@@ -1,6 +1,6 @@
-"""Results past the cache in C++: blocks that lie in one piece go line by line or through a stage; or are moved as bytes.
+"""Non-temporal stores in C++: contiguous blocks bypass the cache, line by line or through a staging buffer, or as byte copies.
 
-In: `Write`s. Out: which way their blocks go, and where they are staged; the copies and fills of those that only move elements.
+In: `Write`s. Out: how their blocks are stored, and their staging buffers; copies and fills for those that only move elements.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from serrate.codegen.cpp.pieces import IndexSetSplit, moves
+from serrate.codegen.cpp.index_set_split import IndexSetSplit, moves
 from serrate.codegen.cpp.statements import size_of
 from serrate.codegen.cpp.text import Text
 from serrate.codegen.cpp.values import ctype, number
@@ -21,7 +21,7 @@ from serrate.ir.values import COSTLY, Call, Constant, Role
 
 @dataclass(frozen=True)
 class Stage:
-    """A block on its way: the pointer it is written through, where it begins, places in it, how many elements it has."""
+    """A staged block: the pointer it is written through, its start in memory, the offsets in it, and its size in elements."""
 
     pointer: str
     base: str
@@ -31,28 +31,28 @@ class Stage:
 
 @dataclass(frozen=True)
 class Straight:
-    """A block that needs no stage: each line of it goes past the cache as soon as it is computed."""
+    """A block without staging: each cache line is streamed as soon as it is computed."""
 
 
 HALVES = {torch.float16, torch.bfloat16}
 LINES = 256
-"""Bytes of the innermost lane from which on it is worth to look for the lines in it."""
+"""The fewest bytes of an innermost lane for which streaming line by line pays off."""
 
 
 def block_bytes(text: Text, node: Write) -> int:
-    """Bytes of the block a statement writes if it lies in one piece, else 0: also if it is added to what is there, or read again,
-    for the end of a block may still wait for the next one."""
+    """The bytes of the block that a statement writes if it is contiguous, else 0. Also 0 if it is accumulated into or read
+    again, because the end of a block may still be buffered."""
     if node.tensor.role is not Role.OUTPUT or not node.lanes or node.add or node.tensor.memory in text.read:
         return 0
     if any(text.bound(lane, g) is None for lane, g in text.on_lanes(node.lanes, node.guard)):
-        # It begins somewhere inside, or has gaps.
+        # It starts inside the tensor's row, or has gaps.
         return 0
     flat = text.flat_expr(node.tensor, node.index)
     terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
     expected = 1
     guarded = {lane for g in node.guard for lane in node.lanes if lane.symbol in g.symbols}
     for k, lane in reversed(list(enumerate(node.lanes))):
-        # What another term finds for each lane, such as the row it belongs to, may jump from one to the next.
+        # Another term that depends on the lane, such as the row it belongs to, may jump.
         jumps = any(lane.symbol in term.symbols for term in terms if term is not lane.symbol)
         if terms.get(lane.symbol) != expected or jumps or (k > 0 and lane in guarded):
             return 0
@@ -61,15 +61,16 @@ def block_bytes(text: Text, node: Write) -> int:
     return size if 256 <= size <= 65536 else 0
 
 
-def way_of(text: Text, node: Write, bounds: dict[Lane, list[str]], pieces: Sequence[Sequence[Block]]) -> Stage | Straight | None:
-    """How a block that lies in one piece goes past the cache; None for others. `pieces` are the statements that compute it."""
+def streaming_of(
+    text: Text, node: Write, bounds: dict[Lane, list[str]], pieces: Sequence[Sequence[Block]]
+) -> Stage | Straight | None:
+    """How a contiguous block bypasses the cache; None for other blocks. `pieces` are the statements that compute it."""
     return Straight() if block_bytes(text, node) and all(map(_goes_straight, pieces)) else stage_of(text, node, bounds)
 
 
 def _goes_straight(piece: Sequence[Block]) -> bool:
-    """Whether a line at a time is as good as a block: not of what several statements compute together, of what asks for each
-    element whether it is there, of what is converted from or to sixteen bits, which goes by blocks, and of what takes longer to
-    compute than to store."""
+    """Whether streaming line by line is as good as staging. Not if several statements compute the block together, if elements
+    are guarded individually, if 16-bit conversions work on blocks, or if computing takes longer than storing."""
     node, *others = piece
     if others or not isinstance(node, Write) or node.lanes[-1].size * node.tensor.dtype.itemsize < LINES:
         return False
@@ -81,7 +82,7 @@ def _goes_straight(piece: Sequence[Block]) -> bool:
 
 
 def stage_of(text: Text, node: Write, bounds: dict[Lane, list[str]]) -> Stage | None:
-    """Declares the stage of a block that lies in one piece; None for others."""
+    """Declares the staging buffer of a contiguous block; None for other blocks."""
     if not block_bytes(text, node):
         return None
     flat = text.flat_expr(node.tensor, node.index)
@@ -99,7 +100,7 @@ def stage_of(text: Text, node: Write, bounds: dict[Lane, list[str]]) -> Stage | 
 
 
 def _source(text: Text, node: Write) -> str:
-    """Where the block that a statement reads begins in memory: of what runs over most lanes, if that is known beforehand."""
+    """The start in memory of the block that a statement reads, if known beforehand; of several reads, the one with most lanes."""
     at: dict[Expr, Expr] = {lane.symbol: const(0) for lane in node.lanes}
     found: list[tuple[int, str]] = []
     for load in (v for v in node.value.walk() if isinstance(v, Load) and not v.guard and v.tensor.role is not Role.SCRATCH):
@@ -111,7 +112,7 @@ def _source(text: Text, node: Write) -> str:
 
 
 def moved(text: Text, group: Sequence[Block], cut: IndexSetSplit | None, bounds: dict[Lane, list[str]]) -> bool:
-    """A block that lies in one piece, where it is read too, is copied as bytes; behind what is there, it is filled."""
+    """Prints a contiguous block that is read from contiguous memory as a byte copy, followed by a fill where the source ends."""
     first = group[0]
     if len(group) > 1 or not isinstance(first, Write) or not block_bytes(text, first):
         return False
@@ -138,7 +139,7 @@ def moved(text: Text, group: Sequence[Block], cut: IndexSetSplit | None, bounds:
 
 
 def _same_everywhere(text: Text, node: Write) -> str | None:
-    """What a statement writes if it is the same in all lanes, as its tensor stores it; else None."""
+    """The value that a statement writes if it is the same in all lanes, in its storage type; else None."""
     value, kind = node.value, ctype(node.tensor.dtype)
     if isinstance(value, Constant):
         return f"stored<{kind}>({number(value.number, value.dtype)})"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serrate.codegen.cpp.pieces import IndexSetSplit
+from serrate.codegen.cpp.index_set_split import IndexSetSplit
 from serrate.codegen.cpp.statements import owns
 from serrate.codegen.cpp.values import Scalars, computed, index_text, number
 from serrate.ir.expr import Expr, Less, Symbol, const
@@ -176,7 +176,7 @@ class Text:
         return limit
 
     def end(self, cut: IndexSetSplit, limit: str) -> str:
-        """The name of the first position of the lane that is cut at which nothing is there any more; at most `limit`."""
+        """The name of the position at which a split lane's data ends; at most `limit`."""
         end = self.fresh()
         for condition in cut.bounds:
             bound = self.bound(cut.lane, condition)

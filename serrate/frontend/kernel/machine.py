@@ -93,7 +93,7 @@ _current: ContextVar[Any] = ContextVar("serrate_kernel_machine", default=None)
 
 
 class LazyMachine:
-    """A machine that is made when something asks for it: most calls of a compiled kernel need none."""
+    """A machine that is created on first use: most calls of a compiled kernel need none."""
 
     __slots__ = ("make",)
 
@@ -102,7 +102,7 @@ class LazyMachine:
 
 
 activate, deactivate = _current.set, _current.reset
-"""What `running` does, without an object for it: for calls that must be cheap."""
+"""As `running`, but without allocating an object, for the fast path."""
 
 
 def current(what: str) -> Any:

@@ -1,6 +1,6 @@
 """Attention of sequences of different lengths, each to itself or to another: nothing is padded, and no scores are kept.
 
-In: queries, keys and values, `[..., rows, features]`. Out: one row of features for each query. Written as what it is, a softmax
+In: queries, keys and values, `[..., rows, features]`. Out: one row of features for each query. Written out as a softmax
 of products times values; schedules make one pass over blocks of keys of it (`schedule/strategies/contractions.py`).
 """
 
@@ -49,10 +49,10 @@ def attention(
     """`softmax(query @ keyᵀ * scale) @ value` within each sequence; `scale` defaults to `1 / sqrt(features)`.
 
     The ragged dim is the second to last; the dims before it, heads and sequences, are the same in all three. Queries and keys may
-    have different lengths, and either may be dense, as many for every sequence. What happens to scores, in this order:
+    have different lengths; either may be dense, with the same length in every sequence. Scores are transformed in this order:
 
     - `soft_cap`: `soft_cap * tanh(scores / soft_cap)`
-    - `score_mod(score, sequence, head, query, key)`: any function of a score and of whole numbers that say which it is
+    - `score_mod(score, sequence, head, query, key)`: any function of a score and its indices
     - `mask`: added, or, if it is bool, where a query sees a key. `[queries, keys]` for all sequences, or with dims before them
     - `is_causal`: query number `i` sees the keys up to number `i`; with "lower_right", the last query sees the last key
     - `window`: and of those only the last `window`
@@ -149,7 +149,7 @@ def _heads(
 
 
 def _modified(scores: TensorView, score_mod: ScoreMod, component: IterDomain) -> TensorView:
-    """Scores as a function of the caller makes them; one head is head 0."""
+    """Applies the caller's `score_mod`; without a head dim, the head is 0."""
     fusion, rows = scores.fusion, scores.domains
     heads = [d for d in rows[:-2] if d.uid != component.uid]
 
@@ -159,7 +159,7 @@ def _modified(scores: TensorView, score_mod: ScoreMod, component: IterDomain) ->
     head = position(heads[-1]) if heads else constant(0, torch.int64)
     made = score_mod(scores, number(position(component)), number(head), *(number(position(d)) for d in rows[-2:]))
     if not isinstance(made, TensorView) or [d.uid for d in made.domains] != [d.uid for d in rows]:
-        raise ShapeError(f"attention: score_mod must return one score for each, got {made!r}")
+        raise ShapeError(f"attention: score_mod must return one score per score, got {made!r}")
     return typed(made, scores.dtype)
 
 
@@ -174,7 +174,7 @@ def _masked(scores: TensorView, mask: TensorView) -> TensorView:
 
 
 def _seen(queries: IterDomain, keys: IterDomain, is_causal: bool | Corner, window: int | None) -> Value | None:
-    """Which keys a query sees, by their numbers; None for all."""
+    """Which keys a query sees, by index; None for all."""
     if not is_causal and window is None:
         return None
     place, number = position(queries), position(keys)

@@ -119,7 +119,7 @@ def _domains(fusion: Fusion, what: str, terms: Sequence[Term]) -> dict[str, Iter
     sources = {}
     for letter in dict.fromkeys("".join(letters for _, letters in terms)):
         places = [(view, letters.index(letter), letters) for view, letters in terms if letter in letters]
-        # The one that says most: rows, then what counts rows, then sizes that are not broadcast.
+        # The most specific domain: ragged dims, then dims that count rows, then sizes that do not broadcast.
         sources[letter] = max(places, key=lambda p: _rank(p[0].domains[p[1]]))
         chosen = sources[letter][0].domains[sources[letter][1]]
         for view, k, _ in places:

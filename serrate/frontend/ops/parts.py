@@ -1,4 +1,4 @@
-"""What a ragged tensor consists of, inside a program: values, lengths, offsets, positions; and masks made of positions.
+"""The parts of a ragged tensor inside a program (values, lengths, offsets, positions), and masks computed from positions.
 
 In: a `TensorView`. Out: dense `TensorView`s, or a ragged one of the same structure around other values.
 """

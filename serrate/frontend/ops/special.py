@@ -1,7 +1,7 @@
 """Further elementwise functions of torch's: inverse and hyperbolic ones, error and gamma functions, logarithms of sums, bits.
 
 In: `TensorView`s and Python numbers. Out: a `TensorView` with the structure of its ragged operands. Functions of the C library
-are functions of the IR; the others are made of those.
+are functions of the IR; the others are composed of them.
 """
 
 from __future__ import annotations
@@ -116,12 +116,12 @@ def gcd(a: Operand, b: Operand) -> TensorView:
 
 
 def lcm(a: Operand, b: Operand) -> TensorView:
-    """`torch.lcm`: the least common multiple of integers, not negative; 0 if one of them is."""
+    """`torch.lcm`: the non-negative least common multiple of integers; 0 if one of them is 0."""
     dtype = torch_dtype(torch.lcm, a, b)
-    # As in C, narrow integers are multiplied in 32 bits, and what does not fit wraps afterwards.
+    # As in C, narrow integers are multiplied in 32 bits, and the result wraps afterwards.
     wide = torch.promote_types(dtype, torch.int32)
     a, b = brought(a, wide), brought(b, wide)
-    # An integer divided by 0 is 0 here, which is what lcm(0, 0) is.
+    # Integer division by 0 gives 0 here, and lcm(0, 0) is 0.
     return cast(abs(mul(floor_divide(a, gcd(a, b)), b)), dtype)
 
 
@@ -155,7 +155,7 @@ def logaddexp2(a: TensorView, b: TensorView) -> TensorView:
 
 
 def _apart(a: TensorView, b: TensorView) -> TensorView:
-    """How far two numbers lie apart; two infinities of one sign have no difference."""
+    """The difference of two numbers; 0 for two infinities of the same sign."""
     return where(eq(a, b), 0.0, abs(sub(a, b)))
 
 
@@ -182,12 +182,12 @@ def signbit(x: TensorView) -> TensorView:
     """`torch.signbit`: whether the sign is set, also that of 0 and NaN."""
     if not x.dtype.is_floating_point:
         return lt(x, 0) if x.dtype != torch.bool else ne(x, x)
-    # Of a one of the same sign, in float32 at least.
+    # copysign(1, x), in at least float32.
     return lt(elementwise("copysign", x.dtype, 1.0, x, compute=x.dtype), 0)
 
 
 def frac(x: TensorView) -> TensorView:
-    """`torch.frac`: what is left of a number rounded towards 0."""
+    """`torch.frac`: the fractional part, with the sign of the number."""
     return sub(x, trunc(x))
 
 

@@ -28,7 +28,7 @@ def embedding_bag(
 ) -> TensorView:
     """`torch.nn.functional.embedding_bag`: the last dim of `indices` is a bag; the result has the other dims, and features.
 
-    An index equal to `padding_idx` does not take part. A bag without indices gives 0 in every mode. An index outside the table
+    Indices equal to `padding_idx` are ignored. An empty bag gives 0 in every mode. An index outside the table
     is read as zeros.
 
     >>> import torch

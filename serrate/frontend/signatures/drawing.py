@@ -67,7 +67,7 @@ def torch_alpha_dropout(input: TensorView, p: float, train: bool) -> TensorView:
 
 
 _IGNORED = {"layout": torch.strided, "memory_format": torch.preserve_format, "pin_memory": False, "requires_grad": False}
-"""Options of torch's `..._like` that may be given, with the only value that they may have; a device may be that of the input."""
+"""The options of torch's `..._like` functions, each with its only supported value; `device` may also be the input's."""
 
 
 def _refuse(name: str, options: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ Change = Callable[[For, Sequence[Local], str], tuple[Node, ...]]
 def long_sums(program: LoopProgram, *, branches: bool) -> LoopProgram:
     """The program with long sums and scans in two levels."""
     names = Names(program)
-    change, wide = (_emptying, ("prod",)) if branches else (_in_parts, ("sum", "prod"))
+    change, wide = (_flushing, ("prod",)) if branches else (_in_parts, ("sum", "prod"))
     return per_kernel(program, lambda k: _carrying_wide(_body(k.body, functools.partial(change, names)), wide))
 
 
@@ -185,76 +185,77 @@ def _short(loop: For, period: int) -> bool:
 
 
 @dataclass(frozen=True)
-class _Emptying:
+class _Flush:
     """How a block is flushed: statements before the loop, at each flush, and after the loop."""
 
     before: tuple[Node, ...]
-    empty: tuple[Node, ...]
+    flush: tuple[Node, ...]
     after: tuple[Node, ...]
 
 
-def _emptying(names: Names, loop: For, locals_: Sequence[Local], suffix: str) -> tuple[Node, ...]:
+def _flushing(names: Names, loop: For, locals_: Sequence[Local], suffix: str) -> tuple[Node, ...]:
     """A loop that flushes the blocks it adds to."""
     if not _loops_inside(loop, locals_) and _short(loop, min(_period(loop, local) for local in locals_)):
         return (loop,)
-    ways: dict[Local, _Emptying] = {}
+    flushes: dict[Local, _Flush] = {}
     for local in locals_:
         scan = next((n for n in loop.body if isinstance(n, Running) and n.carry == local), None)
         if scan is None:
-            ways[local] = _of_sum(names, local, suffix)
+            flushes[local] = _flush_of_sum(names, local, suffix)
         else:
-            ways[local], own = _of_scan(names, scan, suffix)
+            flushes[local], own = _flush_of_scan(names, scan, suffix)
             at = loop.body.index(scan) + 1
             loop = replace(loop, body=(*loop.body[:at], own, *loop.body[at:]))
-    loop = _emptied(names, loop, ways)
-    return (*(n for way in ways.values() for n in way.before), loop, *(n for way in ways.values() for n in way.after))
+    loop = _with_flushes(names, loop, flushes)
+    every = flushes.values()
+    return (*(n for each in every for n in each.before), loop, *(n for each in every for n in each.after))
 
 
-def _emptied(names: Names, loop: For, ways: dict[Local, _Emptying]) -> For:
+def _with_flushes(names: Names, loop: For, flushes: dict[Local, _Flush]) -> For:
     """A loop that flushes blocks when they are full, and so do the loops inside it."""
-    own = {local: way for local, way in ways.items() if any(_writes(n, local) for n in nodes(loop.body))}
-    empty = tuple(n for way in own.values() for n in way.empty)
+    own = {local: each for local, each in flushes.items() if any(_writes(n, local) for n in nodes(loop.body))}
+    flush = tuple(n for each in own.values() for n in each.flush)
     inner = _loops_inside(loop, [*own])
     if inner:
-        body = tuple(_emptied(names, n, own) if n in inner and isinstance(n, For) else n for n in loop.body)
+        body = tuple(_with_flushes(names, n, own) if n in inner and isinstance(n, For) else n for n in loop.body)
         full: Guard = (Less(const(0), loop.symbol), Less(loop.symbol % OUTER, const(1)))
-        return replace(loop, body=(If(full, empty, ()), *body))
+        return replace(loop, body=(If(full, flush, ()), *body))
     period = min(_period(loop, local) for local in own)
     if period == 1:
-        return replace(loop, body=(If((Less(const(0), loop.symbol),), empty, ()), *loop.body))
+        return replace(loop, body=(If((Less(const(0), loop.symbol),), flush, ()), *loop.body))
     made = _in_groups(names, loop, period, ())
-    return replace(made, body=(If((Less(const(0), made.symbol),), empty, ()), *made.body))
+    return replace(made, body=(If((Less(const(0), made.symbol),), flush, ()), *made.body))
 
 
-def _of_sum(names: Names, local: Local, suffix: str) -> _Emptying:
+def _flush_of_sum(names: Names, local: Local, suffix: str) -> _Flush:
     """The first flush assigns instead of adding; without a flush, nothing is added at the end."""
     wide = Local(_name(names, local, f"wide{suffix}"), torch.float64, local.lanes)
     emptied = Local(_name(names, local, f"emptied{suffix}"), torch.int64, ())
     happened = symbol(emptied.name, None, None)
     content, dtype = _as(held(local), torch.float64), carried_dtype(local.dtype)
     first, more = Assign(local.lanes, (), wide, content), Reduce(local.lanes, (), wide, "sum", content)
-    empty: tuple[Node, ...] = (
+    flush: tuple[Node, ...] = (
         If((Less(happened, const(1)),), (first,), (more,)),
         Assign((), (), emptied, constant(1, torch.int64)),
         Assign(local.lanes, (), local, constant(0.0, dtype)),
     )
     total = _as(call("add", held(wide), content, dtype=torch.float64), dtype)
     after = If((Less(const(0), happened),), (Assign(local.lanes, (), local, total),), ())
-    return _Emptying((Declare(wide, None), Declare(emptied, 0)), empty, (after,))
+    return _Flush((Declare(wide, None), Declare(emptied, 0)), flush, (after,))
 
 
-def _of_scan(names: Names, scan: Running, suffix: str) -> tuple[_Emptying, Assign]:
-    """The flushed total lies beside the carry, in `base`, and is added to every position of the scan."""
+def _flush_of_scan(names: Names, scan: Running, suffix: str) -> tuple[_Flush, Assign]:
+    """The flushed total is kept in `base`, separate from the carry, and added to every position of the scan."""
     carry, dtype = scan.carry, carried_dtype(scan.carry.dtype)
     wide = Local(_name(names, carry, f"wide{suffix}"), torch.float64, carry.lanes)
     base = Local(_name(names, carry, f"base{suffix}"), dtype, carry.lanes)
-    empty: tuple[Node, ...] = (
+    flush: tuple[Node, ...] = (
         Reduce(carry.lanes, (), wide, "sum", _as(held(carry), torch.float64)),
         Assign(carry.lanes, (), base, _as(held(wide), dtype)),
         Assign(carry.lanes, (), carry, constant(0.0, dtype)),
     )
     own = Assign(scan.lanes, scan.guard, scan.local, call("add", held(base), held(scan.local), dtype=scan.local.dtype))
-    return _Emptying((Declare(wide, 0.0), Declare(base, 0.0)), empty, ()), own
+    return _Flush((Declare(wide, 0.0), Declare(base, 0.0)), flush, ()), own
 
 
 def _name(names: Names, local: Local, ending: str) -> str:

@@ -1,7 +1,7 @@
-"""Pieces: blocks cut where what they read ends, and blocks that only move elements.
+"""Index-set splitting: blocks are split where the data they read ends. Also recognises blocks that only move elements.
 
-In: statements over the same lanes. Out: the same statements for the positions at which every element is there, and for those
-behind them, where each element is the number that stands for it. Neither asks again, lane by lane.
+In: statements over the same lanes. Out: the same statements twice: for the positions at which every element exists, and for the
+positions after them, where reads are constants. Neither tests a guard per lane.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from serrate.ir.solve import end_of
 from serrate.ir.values import Call, Value, constant, rewrite
 
 MOST = 2
-"""Ends of what statements read that they are cut at: each one doubles the code."""
+"""The most ends of data at which statements are split: each split doubles the code."""
 
 Piece = tuple[Write, ...]
 
@@ -33,16 +33,16 @@ class IndexSetSplit:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """The statements of all pieces, the first first."""
+        """The statements of all pieces, in order."""
         return tuple(
             p for each in (self.inside, self.outside) for p in (each.pieces if isinstance(each, IndexSetSplit) else (each,))
         )
 
 
 def cut_of(group: Sequence[Block], spelled: Callable[[Expr], Expr]) -> IndexSetSplit | None:
-    """The cut of statements that all write, if everything they read ends somewhere along one lane; else None.
+    """The split of statements that all write, if everything they read ends along one lane; else None.
 
-    `spelled` replaces names that stand for values of lanes.
+    `spelled` expands names that have lanes.
     """
     writes = tuple(node for node in group if isinstance(node, Write))
     guards = dict.fromkeys(v.guard for node in writes for v in node.value.walk() if isinstance(v, Load) and v.guard)
@@ -54,7 +54,7 @@ def cut_of(group: Sequence[Block], spelled: Callable[[Expr], Expr]) -> IndexSetS
     along = [lane for lane in lanes if any(lane.symbol in g.symbols for g in bounds)] or [lanes[0]]
     if len(along) > 1 or any(end_of(g, along[0].symbol) is None for g in bounds):
         return None
-    # Where it is cut is found before the loops, so the lane's own range must not depend on the lanes around it.
+    # The split position is computed before the loops, so the lane's range must not depend on outer lanes.
     around = {lane.symbol for lane in lanes[: lanes.index(along[0])]}
     within = [Less(spelled(g.left), spelled(g.right)) for g in writes[0].guard]
     if any(along[0].symbol in g.symbols and g.symbols & around for g in within):
@@ -63,7 +63,7 @@ def cut_of(group: Sequence[Block], spelled: Callable[[Expr], Expr]) -> IndexSetS
 
 
 def _cut(group: Piece, lane: Lane, asked: list[tuple[Guard, Guard]], spelled: Callable[[Expr], Expr]) -> IndexSetSplit:
-    """The cut at the end of what is read under the first condition; both pieces are cut at those of the others."""
+    """Splits at the end of the reads under the first condition, and both pieces at the ends of the others."""
     (guard, conditions), *others = asked
 
     def there(v: Load) -> Value:
@@ -87,7 +87,7 @@ def _cut(group: Piece, lane: Lane, asked: list[tuple[Guard, Guard]], spelled: Ca
 def replace_reads(
     guard: Guard, guarded: Callable[[Load], Value], holds: Callable[[Less], bool | None], spelled: Callable[[Expr], Expr]
 ) -> Callable[[Value], Value | None]:
-    """What becomes of values in one piece: reads under this guard, and choices whose condition is known there."""
+    """Rewrites the values of one piece: reads under this guard, and selects whose condition is known there."""
 
     def change(value: Value) -> Value | None:
         if isinstance(value, Load) and value.guard == guard:
@@ -105,5 +105,5 @@ def replace_reads(
 
 
 def moves(node: Write) -> bool:
-    """Whether a statement only moves elements: then they keep their bits, whatever they are computed in."""
+    """Whether a statement only moves elements, so that bits can be copied whatever the dtype."""
     return isinstance(node.value, Load) and not node.value.guard and node.value.dtype == node.tensor.dtype
