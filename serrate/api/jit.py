@@ -27,9 +27,10 @@ import torch
 from serrate.engine import Compiled
 from serrate.errors import CallError, GradientError, TraceError
 from serrate.frontend import autocast
-from serrate.frontend.dependencies import Snapshot, WeakMethod, kept, snapshot
+from serrate.frontend.dependencies import Snapshot, kept, snapshot
 from serrate.frontend.keyed import TracedKeyed, leaves_in
 from serrate.frontend.leaves import Leaves, leaves_of, refuse_nested
+from serrate.frontend.python_objects import WeakMethod
 from serrate.frontend.specialise import Specialised, changing
 from serrate.frontend.trace import BY_VALUE, TracedFunction, described, inputs_of, kind_of, static_of, trace
 from serrate.ir.view import TensorView

@@ -27,19 +27,15 @@ from __future__ import annotations
 import builtins
 import collections
 import enum
-import functools
 import importlib.util
 import itertools
 import os
-import random
 import sys
-import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -47,66 +43,31 @@ import torch
 from serrate.errors import TraceError
 from serrate.frontend.bytecode import UNKNOWABLE, Chain, Reads, Step, reads_of
 from serrate.frontend.leaves import Leaf
+from serrate.frontend.python_objects import (
+    CONTAINERS,
+    HOOKS,
+    IMPLICIT,
+    MAKING,
+    MISSING,
+    PARTS,
+    PLAIN,
+    TRANSPARENT,
+    WRITES,
+    differs,
+    has_stable_code,
+    in_mro,
+    is_foreign,
+    is_generator,
+    is_library,
+    is_read_inside,
+    names_of_library_class,
+    slots_of,
+    wrapped_attribute,
+)
 from serrate.tensor import JaggedTensor
 
 LIMIT = 20_000
 """The maximum number of reads; a function with more is refused."""
-MISSING = object()
-"""Marks an absent value."""
-INSTALLED = tuple({Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")})
-"""Where packages are installed."""
-
-PLAIN = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.Size, range, slice)
-"""Immutable types, compared by value."""
-CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
-WRITES = frozenset(("append", "appendleft", "add", "extend", "insert", "clear", "discard"))
-"""Methods that change a container without reading it."""
-MAKING = frozenset(("__init__", "__new__", "__post_init__"))
-"""Methods of a class that create objects."""
-_OF_OBJECTS = (
-    "call getattr getattribute getitem iter next len bool contains reversed enter exit float int index hash eq ne lt le gt ge "
-    "neg pos abs invert str repr format get missing class_getitem torch_function"
-)
-_OF_PAIRS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift divmod"
-IMPLICIT = frozenset(
-    f"__{name}__" for name in (*_OF_OBJECTS.split(), *(f"{side}{name}" for name in _OF_PAIRS.split() for side in ("", "r", "i")))
-)
-"""Methods that are called implicitly."""
-HOOKS = ("forward", "_forward_hooks", "_forward_pre_hooks")
-"""Attributes that calling a torch module reads."""
-PARTS = ("_parameters", "_buffers", "_modules")
-"""The dicts in which a torch module keeps attributes."""
-
-
-HEAP = 1 << 9
-"""The flag of classes defined in Python."""
-
-
-class WeakMethod:
-    """A function bound to an object that it does not keep alive."""
-
-    def __init__(self, function: Callable[..., Any], owner: weakref.ref[Any]) -> None:
-        self.function, self.owner = function, owner
-        self.__name__ = getattr(function, "__name__", "method")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self.owner(), *args, **kwargs)
-
-
-TRANSPARENT: dict[type, tuple[str, ...]] = {
-    types.MethodType: ("__self__", "__func__"),
-    functools.partial: ("func", "args", "keywords"),
-    staticmethod: ("__func__",),
-    classmethod: ("__func__",),
-    property: ("fget",),
-    functools.cached_property: ("func",),
-    functools.partialmethod: ("func", "args", "keywords"),
-    WeakMethod: ("function", "owner"),
-}
-"""Objects that are fully described by their parts."""
-
-READ_INSIDE = frozenset(("collections", "os", "weakref", "_collections_abc"))
-"""Standard-library modules whose classes hold users' objects and read them in their methods."""
 
 
 class Snapshot(NamedTuple):
@@ -169,15 +130,6 @@ def _walked(function: Any, objects: Sequence[Any], read: Iterable[str], wanted: 
         every |= walk.every
 
 
-def differs(a: Any, b: Any) -> bool:
-    """Whether two plain values differ: 1, 1.0 and True differ, and so do 0.0 and -0.0, but NaN equals NaN."""
-    if type(a) is not type(b):
-        return True
-    if type(a) is float or type(a) is complex:
-        return repr(a) != repr(b)
-    return bool(a != b)
-
-
 def _all_same(now: Iterable[Any], then: Sequence[Any]) -> bool:
     """Whether two equally long lists of plain values are the same."""
     return not any(a is not b and differs(a, b) for a, b in zip(now, then, strict=True))
@@ -188,48 +140,6 @@ def _is_filled(cell: types.CellType) -> bool:
         return cell.cell_contents is not MISSING
     except ValueError:
         return False
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_library(module: str) -> bool:
-    """Whether a module belongs to the standard library, to serrate or to an installed package, whose code is assumed constant."""
-    package = module.partition(".")[0]
-    if package in ("torch", "serrate") or (package in sys.stdlib_module_names and package != "__main__"):
-        return True
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return file is not None and any(Path(file).is_relative_to(folder) for folder in INSTALLED)
-
-
-def _has_stable_code(obj: Any) -> bool:
-    """Whether a function or class belongs to a library."""
-    module = obj.__globals__.get("__name__") if isinstance(obj, types.FunctionType) else getattr(obj, "__module__", None)
-    return _is_library(module or "")
-
-
-def _in_mro(kind: type, name: str) -> Any:
-    """The attribute of a class or of one of its bases."""
-    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), MISSING)
-
-
-@functools.lru_cache(maxsize=1024)
-def _names_of_library_class(kind: type) -> frozenset[str]:
-    """The attributes that a library class reads from its own objects in implicitly called methods."""
-    methods: dict[str, types.FunctionType] = {}
-    for base in reversed(kind.__mro__):
-        if base is not torch.nn.Module:
-            methods |= {name: f for name, f in vars(base).items() if isinstance(f, types.FunctionType)}
-    names: set[str] = set()
-    pending = [name for name in methods if name in IMPLICIT or name in ("forward", "get", "items", "keys", "values")]
-    done: set[str] = set()
-    while pending:
-        name = pending.pop()
-        if name in done:
-            continue
-        done.add(name)
-        reads = reads_of(methods[name].__code__)
-        names |= reads.names
-        pending += [own for own in reads.names if own in methods]
-    return frozenset(names - methods.keys())
 
 
 class _Walk:
@@ -352,7 +262,7 @@ class _Walk:
             return known
         var = self._objects[id(obj)] = self._variable(expression)
         self._keep.append(obj)
-        if isinstance(obj, types.FunctionType) and not _has_stable_code(obj):
+        if isinstance(obj, types.FunctionType) and not has_stable_code(obj):
             self._check(f"{var}.__code__ is not {self._constant(obj.__code__)}", path)
         elif not quiet and self._is_opaque(obj):
             self._check(f"{var} is not {self._constant(obj)}", path)
@@ -362,15 +272,15 @@ class _Walk:
 
     def _is_opaque(self, obj: Any) -> bool:
         """Whether an object is fully identified by itself."""
-        if isinstance(obj, (type, types.ModuleType, types.FunctionType)) or _draws(obj):
+        if isinstance(obj, (type, types.ModuleType, types.FunctionType)) or is_generator(obj):
             return True
         if isinstance(obj, (*CONTAINERS, torch.nn.Module, torch.Tensor, JaggedTensor, weakref.ref, *TRANSPARENT)):
             return False
-        if _wrapped(obj) is not None or hasattr(type(obj), "tobytes"):
+        if wrapped_attribute(obj) is not None or hasattr(type(obj), "tobytes"):
             return False
         if (type(obj).__module__.partition(".")[0]) in ("torch", "serrate"):
             return True
-        return not hasattr(obj, "__dict__") and not _slots(type(obj))
+        return not hasattr(obj, "__dict__") and not slots_of(type(obj))
 
     def _use(self, var: str, obj: Any, path: str) -> None:
         """Reads everything that may matter about an object that is used in any way."""
@@ -378,11 +288,11 @@ class _Walk:
             self.tensors.append(obj)
             self._leaves.append(var)
         elif isinstance(obj, types.FunctionType):
-            if not _has_stable_code(obj):
+            if not has_stable_code(obj):
                 self._function(var, obj, path)
         elif isinstance(obj, CONTAINERS):
             self._content(var, obj, path)
-            if hasattr(obj, "__dict__") and not _has_stable_code(type(obj)):
+            if hasattr(obj, "__dict__") and not has_stable_code(type(obj)):
                 self._object(var, obj, path)
         elif isinstance(obj, tuple(TRANSPARENT)):
             for name in TRANSPARENT[next(kind for kind in TRANSPARENT if isinstance(obj, kind))]:
@@ -391,7 +301,7 @@ class _Walk:
             self._visit(f"{var}()", obj(), path)
         elif isinstance(obj, ContextVar):
             self._visit(f"{var}.get(MISSING)", obj.get(MISSING), path)
-        elif (attribute := _wrapped(obj)) is not None:
+        elif (attribute := wrapped_attribute(obj)) is not None:
             self._visit(f"{var}.{attribute}", getattr(obj, attribute), path)
         elif isinstance(obj, type):
             for name in (*self._known, *sorted(IMPLICIT | MAKING)):
@@ -410,7 +320,7 @@ class _Walk:
                 f"`{path}` is an iterator, which yields something new each time; a trace would keep the first item. Pass its "
                 "items as arguments, or use a list"
             )
-        elif _draws(obj):
+        elif is_generator(obj):
             self._generators.append(obj)
 
     def _content(self, var: str, obj: Any, path: str) -> None:
@@ -441,13 +351,13 @@ class _Walk:
         """Follows what the code of a function reads."""
         self._visit(f"{var}.__defaults__", function.__defaults__, f"{path}.__defaults__")
         self._visit(f"{var}.__kwdefaults__", function.__kwdefaults__, f"{path}.__kwdefaults__")
-        reads = self._record_facts(reads_of(function.__code__), function.__code__.co_freevars)
+        reads = self._record(reads_of(function.__code__), function.__code__.co_freevars)
         for chain in reads.chains:
             found = self._root(var, function, chain)
             if found is not None:
                 self._follow(*found, chain.steps)
 
-    def _record_facts(self, reads: Reads, free: Sequence[str]) -> Reads:
+    def _record(self, reads: Reads, free: Sequence[str]) -> Reads:
         self.names |= reads.names
         self.every |= reads.every
         self._writes |= bool(reads.stores)
@@ -507,7 +417,7 @@ class _Walk:
                 break
             found = self._step(expression, obj, path, step)
             if found is None:
-                if not (isinstance(obj, types.ModuleType) and _is_library(obj.__name__)):
+                if not (isinstance(obj, types.ModuleType) and is_library(obj.__name__)):
                     # Its result is followed further.
                     self.names.update(name for kind, name in steps[k + 1 :] if kind == "attribute")
                 return
@@ -527,12 +437,12 @@ class _Walk:
         writes = key in WRITES and isinstance(obj, CONTAINERS)
         self._writes |= writes
         if kind == "item" or (
-            isinstance(obj, CONTAINERS) and _has_stable_code(type(obj)) and (not writes or self._wanted is not None)
+            isinstance(obj, CONTAINERS) and has_stable_code(type(obj)) and (not writes or self._wanted is not None)
         ):
             self._visit(expression, obj, path)
             return None
         held = self._hold(expression, obj, path)
-        if held is None or (isinstance(obj, CONTAINERS) and _has_stable_code(type(obj))):
+        if held is None or (isinstance(obj, CONTAINERS) and has_stable_code(type(obj))):
             return None
         return self._attribute(held, obj, key, path)
 
@@ -551,25 +461,25 @@ class _Walk:
 
     def _has_attributes(self, obj: Any) -> bool:
         if isinstance(obj, types.FunctionType):
-            return not _has_stable_code(obj)
-        return not (isinstance(obj, tuple(TRANSPARENT)) or _wrapped(obj) is not None or self._is_opaque(obj))
+            return not has_stable_code(obj)
+        return not (isinstance(obj, tuple(TRANSPARENT)) or wrapped_attribute(obj) is not None or self._is_opaque(obj))
 
     def _object(self, var: str, obj: Any, path: str) -> None:
         """Reads all attributes of an object that any reachable code may read."""
         names: set[str] = set(self._known)
         if self._every:
             names |= vars(obj).keys() if hasattr(obj, "__dict__") else set()
-            names |= set(_slots(type(obj)))
+            names |= set(slots_of(type(obj)))
         if isinstance(obj, torch.nn.Module):
             names.update(HOOKS)
-        if _is_read_inside(obj):
+        if is_read_inside(obj):
             kind: Any = type(obj)
-            names |= _names_of_library_class(kind)
+            names |= names_of_library_class(kind)
         for name in sorted(names):
             found = self._in_object(var, obj, name, path)
             if found is not None:
                 self._visit(*found)
-        if not _has_stable_code(type(obj)):
+        if not has_stable_code(type(obj)):
             for name in sorted(IMPLICIT - names):
                 found = self._in_class(type(obj), name, path)
                 if found is not None:
@@ -588,20 +498,20 @@ class _Walk:
     def _in_module(self, var: str, module: types.ModuleType, name: str, path: str) -> tuple[str, Any, str] | None:
         inside, shown = vars(module), f"{path}.{name}"
         if name not in inside:
-            if not _is_library(module.__name__):
+            if not is_library(module.__name__):
                 self._absent(f"{var}.__dict__", inside, name, shown)
             return None
         obj = inside[name]
         if obj is os.getenv:
             return f"{var}.__dict__['environ']", os.environ, f"{path}.environ"
-        if _is_library(module.__name__) and (callable(obj) or isinstance(obj, types.ModuleType)):
-            return (f"{var}.__dict__[{name!r}]", obj, shown) if _is_foreign(obj) else None
+        if is_library(module.__name__) and (callable(obj) or isinstance(obj, types.ModuleType)):
+            return (f"{var}.__dict__[{name!r}]", obj, shown) if is_foreign(obj) else None
         return f"{var}.__dict__[{name!r}]", obj, shown
 
     def _in_class(self, kind: type, name: str, path: str) -> tuple[str, Any, str] | None:
         """An attribute of a class or of one of its bases."""
         for base in kind.__mro__:
-            if base is object or _has_stable_code(base):
+            if base is object or has_stable_code(base):
                 if name in vars(base):
                     return None
                 continue
@@ -627,7 +537,7 @@ class _Walk:
     def _in_object(self, var: str, obj: Any, name: str, path: str) -> tuple[str, Any, str] | None:
         """An attribute of an object, looked up as Python would."""
         kind, shown = type(obj), f"{path}.{name}"
-        raw = _in_mro(kind, name)
+        raw = in_mro(kind, name)
         if isinstance(raw, types.MemberDescriptorType):
             there = getattr(obj, name, MISSING)
             if there is MISSING:
@@ -653,7 +563,7 @@ class _Walk:
                 if name in parts:
                     return f"{held}[{name!r}]", parts[name], shown
                 self._absent(held, parts, name, shown)
-        if not _has_stable_code(kind):
+        if not has_stable_code(kind):
             self._in_class(kind, name, path)
             if hasattr(kind, "__getattr__"):
                 # Its result depends on the whole object.
@@ -675,34 +585,6 @@ class _Walk:
     def _bound(self, var: str, obj: Any, name: str, path: str) -> tuple[str, Any, str] | None:
         """An attribute that an object has from its class; a method may use the object in any way."""
         found = self._in_class(type(obj), name, path)
-        if hasattr(type(found[1]), "__get__") if found is not None else _is_read_inside(obj):
+        if hasattr(type(found[1]), "__get__") if found is not None else is_read_inside(obj):
             self._visit(var, obj, path)
         return found
-
-
-def _is_foreign(obj: Any) -> bool:
-    """Whether an attribute of a library module was put there by other code."""
-    return not isinstance(obj, types.ModuleType) and isinstance(obj, types.FunctionType) and not _has_stable_code(obj)
-
-
-def _is_read_inside(obj: Any) -> bool:
-    """Whether methods of a library class read what users put into its objects."""
-    return isinstance(obj, torch.nn.Module) or type(obj).__module__ in READ_INSIDE
-
-
-def _draws(obj: Any) -> bool:
-    """Whether an object is a random number generator."""
-    return isinstance(obj, random.Random | torch.Generator) or type(obj).__module__.startswith("numpy.random")
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    """The slots of a class defined in Python."""
-    members = (name for base in kind.__mro__ for name, raw in vars(base).items() if isinstance(raw, types.MemberDescriptorType))
-    return tuple(members) if kind.__flags__ & HEAP else ()
-
-
-def _wrapped(obj: Any) -> str | None:
-    """The attribute of a wrapper that holds the function; only the function matters, not the wrapper's cache."""
-    if isinstance(obj, type) or "__wrapped__" not in getattr(obj, "__dict__", ()) or isinstance(obj, types.FunctionType):
-        return None
-    return ("fn" if hasattr(obj, "fn") else "__wrapped__") if _has_stable_code(type(obj)) else None

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from serrate.errors import DeviceError, GradientError
-from serrate.frontend.dependencies import PLAIN, snapshot
+from serrate.frontend.dependencies import snapshot
 from serrate.frontend.kernel.machine import BlockSize
+from serrate.frontend.python_objects import PLAIN
 from serrate.frontend.trace import described
 from serrate.tensor import JaggedTensor
 from serrate.tensor.structure import Structure

@@ -615,14 +615,17 @@ FRONTEND = [
         ('fusion.checks.append(AtLeastLongest(other.extent_expr, chosen, f"{later}: the dense operand"))', "pass"),
     ),
     *_of(
-        "serrate/frontend/dependencies.py",
-        ("tests/engine/test_jit_redefined.py",),
+        "serrate/frontend/python_objects.py",
+        ("tests/engine/test_jit.py",),
         (
             "if type(a) is float or type(a) is complex:\n        return repr(a) != repr(b)",
             "if type(a) is complex:\n        return repr(a) != repr(b)",
-            ("tests/engine/test_jit.py",),
         ),
-        ('self._check(f"{expression} is not {known}", way)', "pass"),
+    ),
+    *_of(
+        "serrate/frontend/dependencies.py",
+        ("tests/engine/test_jit_redefined.py",),
+        ('self._check(f"{expression} is not {known}", path)', "pass"),
     ),
     *_of(
         "serrate/frontend/specialise.py",
