@@ -107,8 +107,9 @@ class Weighing:
 
     function: str
     """The weight of an element: this elementwise function of the element and of the final first state."""
-    with_totals: Callable[[int], Reduction]
-    """The same reduction with several totals; it takes the element, and for each total the values to weigh."""
+    with_totals: Callable[[int, bool], Reduction]
+    """The same reduction with several totals; it takes the element, and for each total the values to weigh. If the flag is set,
+    also a scale of the last ones."""
 
 
 @dataclass(frozen=True)
@@ -315,6 +316,11 @@ def _weighed(x: Value, *weight: Value) -> States:
     return (x, *(weight or (constant(1.0, carried_dtype(x.dtype)),)))
 
 
+def _scaled(x: Value, *weights_and_scale: Value) -> States:
+    *weights, last, scale = weights_and_scale
+    return (x, *weights, call("mul", scale, last, dtype=scale.dtype))
+
+
 def _rescaled(a: States, b: States) -> States:
     """M = max(m1, m2);  t1*e^(m1 - M) + t2*e^(m2 - M).  One of the powers is 1, so one exponential suffices."""
     (m1, *totals1), (m2, *totals2) = a, b
@@ -328,8 +334,11 @@ def _rescaled(a: States, b: States) -> States:
     return (_call("maximum", m1, m2), *totals)
 
 
-def _rescaled_once(block: Block, carried: States, new: States) -> None:
-    """Takes the block's maximum first: totals are rescaled once, and every element adds its power relative to the new maximum."""
+def _rescaled_once(block: Block, carried: States, new: States, *, scaled: bool = False) -> None:
+    """Takes the block's maximum first: totals are rescaled once, and every element adds its power relative to the new maximum.
+
+    If the last weight is `scaled`, the scale goes with the power, so that the weight alone is the other side of a product.
+    """
     (m, *totals), (x, *weights) = carried, new
     x = block.each(x) if len(totals) > 1 else x
     grown = _call("maximum", m, block.reduced(0, "max", x))
@@ -338,7 +347,12 @@ def _rescaled_once(block: Block, carried: States, new: States) -> None:
     block.update((grown, *(_call("mul", t, scale) for t in totals)))
     power = call("exp_diff", x, m, dtype=m.dtype)
     power = block.each(power) if len(totals) > 1 else power
+    if scaled:
+        assert isinstance(weights[-1], Call)
+        scale, weights[-1] = weights[-1].args
     for k, weight in enumerate(weights, 1):
+        if scaled and k == len(weights):
+            power = block.each(_call("mul", power, scale))
         block.into(k, "sum", _weighted(power, weight))
 
 
@@ -355,19 +369,20 @@ def _powers(new: States, maximum: Value) -> States:
 
 
 @functools.cache
-def softmax(totals: int) -> Reduction:
+def softmax(totals: int, scaled: bool = False) -> Reduction:
     """The maximum, and totals of weights times e^(x - maximum): for attention, the weights are 1 and the columns of the values.
 
-    Takes x and a weight for each total; with x alone, one total with weights 1.
+    Takes x and a weight for each total; with x alone, one total with weights 1. With `scaled`, takes a number by which the last
+    weight is multiplied, too: for attention with dropout, which of the elements are kept.
     """
     names = ["total"] if totals == 1 else [f"total{k}" for k in range(1, totals + 1)]
     return Reduction(
         "softmax",
         (State("maximum", _lowest_finite), *(State(name, _zero) for name in names)),
-        _weighed,
+        _scaled if scaled else _weighed,
         _rescaled,
         commutative=True,
-        in_block=_rescaled_once,
+        in_block=functools.partial(_rescaled_once, scaled=True) if scaled else _rescaled_once,
         two_pass=TwoPass(SOFTMAX_MAX, SUM, _powers),
         weighing=Weighing("exp_diff", softmax) if totals == 1 else None,
         neutral_value=_minus_infinity,

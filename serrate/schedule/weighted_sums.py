@@ -7,7 +7,8 @@ state of the reduction, so that neither scores nor weights are ever materialised
     w[q, k] = exp_diff(s[q, k], m[q]) * f[q]      ->    o[q, d] = u[q, d] * f[q]
     o[q, d] sum= w[q, k] * v[k, d] over k
 
-Legal because the sum over k is linear and f does not vary with k. Other readers of m and t still run after the pass. Which
+Legal because the sum over k is linear and f does not vary with k. A factor that does vary, such as the mask of a dropout, stays
+in the sum: the reduction takes it as a scale of the last weights. Other readers of m and t still run after the pass. Which
 reductions weigh is part of their definition (`Reduction.weighing`).
 """
 
@@ -54,6 +55,8 @@ class _WeightedSum:
     value: Value
     factors: tuple[Value, ...]
     """Factors that do not vary along the row."""
+    scale: Value | None
+    """The product of the factors that do."""
 
 
 def online(program: TileProgram, phase: Phase) -> TileProgram:
@@ -70,8 +73,8 @@ def online(program: TileProgram, phase: Phase) -> TileProgram:
     states = Accumulate(
         (*parts.total.targets, sums),
         leaf.index,
-        parts.weighing.with_totals(2),
-        (parts.total.values[0], constant(1.0, sums.dtype), parts.value),
+        parts.weighing.with_totals(2, parts.scale is not None),
+        (parts.total.values[0], constant(1.0, sums.dtype), parts.value, *(() if parts.scale is None else (parts.scale,))),
         leaf.over,
         places=(at, at, leaf.index),
     )
@@ -102,13 +105,18 @@ def _recognised(program: TileProgram, phase: Phase, leaf: Accumulate) -> _Weight
                 continue
             factored = _split(_moved(weights, stored), total, weighing, along)
             if factored is not None:
-                return _WeightedSum(statistics, weights, factored[0], weighing, other, factored[1])
+                return _WeightedSum(statistics, weights, factored[0], weighing, other, *factored[1:])
     raise ScheduleError(f"phase {phase.name} is not a sum of values times the weights of a reduction")
 
 
 def _uncast(value: Value) -> Value:
     """A value without rounding casts."""
-    while isinstance(value, Call) and value.function == "cast" and value.dtype.is_floating_point:
+    while (
+        isinstance(value, Call)
+        and value.function == "cast"
+        and value.dtype.is_floating_point
+        and value.args[0].dtype.is_floating_point
+    ):
         value = value.args[0]
     return value
 
@@ -135,12 +143,18 @@ def _moved(weights: Phase, element: Read) -> Value:
 
 def _split(
     weight: Value, total: Accumulate, weighing: Weighing, along: IterDomain
-) -> tuple[Accumulate, tuple[Value, ...]] | None:
-    """Splits a value into a weight of `total` and factors that do not vary along the row; None if it is not of that form."""
+) -> tuple[Accumulate, tuple[Value, ...], Value | None] | None:
+    """Splits a value into a weight of `total`, factors that do not vary along the row, and the product of those that do; None if
+    it is not of that form."""
     factors = list(_factors(weight))
     own = [v for v in factors if isinstance(v, Call) and v.function == weighing.function]
-    others = tuple(v for v in factors if v not in own)
-    if len(own) != 1 or any(along.uid in _domains(v) for v in others):
+    others = tuple(v for v in factors if v not in own and along.uid not in _domains(v))
+    scale: Value | None = None
+    for factor in (v for v in factors if v not in own and v not in others):
+        if set(total.targets) & {r.tensor for r in factor.reads}:
+            return None
+        scale = factor if scale is None else call("mul", scale, factor, dtype=factor.dtype)
+    if len(own) != 1:
         return None
     score, first = own[0].args
     if not isinstance(first, Read) or first.tensor is not total.targets[0]:
@@ -153,7 +167,7 @@ def _split(
     if reindex(total.values[0], swap) is not score:
         return None
     index = tuple(at for at in first.index if isinstance(at, IterDomain))
-    return replace(total, index=index, values=(score,)), others
+    return replace(total, index=index, values=(score,)), others, scale
 
 
 def _factors(value: Value) -> Iterator[Value]:

@@ -343,7 +343,9 @@ def test_normal_numbers_agree_between_backends_up_to_rounding() -> None:
         torch.testing.assert_close(got, found[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 2), (-3, 11), (5, 6), (0, 2**31), (-(2**40), 2**50), (-(2**62), 2**62 - 1)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 2), (-3, 11), (5, 6), (0, 2**31), (0, 3 * 2**31), (-(2**40), 2**50), (-(2**62), 2**62 - 1)]
+)
 def test_integers(low: int, high: int) -> None:
     torch.manual_seed(0)
     x = torch.randint_like(many(), low, high, dtype=torch.int64).values

@@ -37,6 +37,7 @@ GUARDS = ("tests/analysis/test_worked_guards.py", "tests/analysis/test_guards.py
 BY_HAND = ("tests/schedule/test_by_hand.py",)
 JIT = ("tests/engine/test_jit.py", "tests/engine/test_jit_effects.py")
 EAGER = ("tests/engine/test_eager.py",)
+RANDOM = ("tests/engine/test_random.py",)
 INVARIANCE = ("tests/engine/test_batch_invariance.py",)
 STRUCTURE = ("tests/tensor/test_structure.py", "tests/tensor/test_jagged.py")
 
@@ -602,6 +603,39 @@ FRONTEND = [
             "return told[0] == told[1] and a.structure.known_equal(b.structure)",
             "return a.structure.known_equal(b.structure)",
             ("tests/engine/test_jit.py",),
+        ),
+    ),
+    *_of(
+        "serrate/frontend/ops/random.py",
+        RANDOM,
+        ("BITS = {torch.bfloat16: 8,", "BITS = {torch.bfloat16: 9,"),
+        ("v = uniform(bits, dtype, 2 if wide else 1)", "v = uniform(bits, dtype, 0)"),
+        ("if limit <= 2**31:", "if limit <= 2**33:"),
+        ("(*domains[:-1], IterDomain(ROOM", "(*domains[:-1], IterDomain(8", ("tests/engine/test_attention_dropout.py",)),
+    ),
+    *_of(
+        "serrate/runtime/seeds.py",
+        RANDOM,
+        ("return lambda: empty_like(several).random_().unbind()", "return lambda: several.random_()[:1].expand(count).unbind()"),
+    ),
+    *_of(
+        "serrate/ir/philox.py",
+        RANDOM,
+        ("counter = (block & LOW, (block >> 32) & LOW,", "counter = (block & LOW, zero,"),
+        ("picked = (position & 3)", "picked = (position & 1)"),
+    ),
+    *_of(
+        "serrate/codegen/cpp/prelude.h",
+        RANDOM,
+        ("return (const i32*)to + (first & 3);", "return (const i32*)to;"),
+    ),
+    *_of(
+        "serrate/schedule/weighted_sums.py",
+        ("tests/engine/test_attention_dropout.py",),
+        ("with_totals(2, parts.scale is not None),", "with_totals(2, False),"),
+        (
+            "if v not in own and along.uid not in _domains(v))",
+            "if v not in own)",
         ),
     ),
     *_of(

@@ -314,13 +314,20 @@ class _TritonPrinter:
 
     def index(self, expr: Expr, lanes: Lanes = ()) -> str:
         """An index expression; symbols with lanes are broadcast over `lanes`."""
+        # Lanes have 32 bits, and so has their product with a number, which must fit.
+        wide = any(isinstance(e, Sum) and any(abs(factor) >= 2**31 for _, factor in e.terms) for e in expr.walk())
+
+        def symbol(s: Symbol) -> str:
+            own = self.lanes_of.get(s, ())
+            text = self.spread(self.variables.get(s, s.name), own, lanes)
+            return f"{text}.to(tl.int64)" if wide and own else text
 
         spelling = Spelling(
             helper=HELPER,
             divide="//",
             minimum="tl.minimum",
             maximum="tl.maximum",
-            symbol=lambda s: self.spread(self.variables.get(s, s.name), self.lanes_of.get(s, ()), lanes),
+            symbol=symbol,
             element=lambda e, go: _clamped(self._element(e, lanes, go), e, go),
             search=self._search,
         )

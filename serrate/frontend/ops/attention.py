@@ -14,11 +14,12 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import match, under
-from serrate.frontend.ops.common import Number, floating, require_equal
+from serrate.frontend.ops.common import Number, Operand, floating, require_equal
 from serrate.frontend.ops.elementwise import add, div, mul, tanh, typed, where
 from serrate.frontend.ops.movement import pulled, rows_of
 from serrate.frontend.ops.normalise import softmax_or_zero
 from serrate.frontend.ops.products import operand
+from serrate.frontend.ops.random import attention_dropout
 from serrate.frontend.ops.structure import unsqueeze
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain, shape_text
@@ -45,6 +46,8 @@ def attention(
     soft_cap: Number | None = None,
     score_mod: ScoreMod | None = None,
     enable_gqa: bool = False,
+    dropout_p: Operand = 0.0,
+    seed: TensorView | None = None,
 ) -> TensorView:
     """`softmax(query @ keyᵀ * scale) @ value` within each sequence; `scale` defaults to `1 / sqrt(features)`.
 
@@ -56,7 +59,8 @@ def attention(
     - `mask`: added, or, if it is bool, where a query sees a key. `[queries, keys]` for all sequences, or with dims before them
     - `is_causal`: query number `i` sees the keys up to number `i`; with "lower_right", the last query sees the last key
     - `window`: and of those only the last `window`
-    With `enable_gqa`, several heads of queries share a head of keys and values. A query that sees no key gets zeros.
+    With `enable_gqa`, several heads of queries share a head of keys and values. A query that sees no key gets zeros. With
+    `dropout_p`, each weight is 0 with that probability, and the others are larger for it; `seed` as in `ops.dropout`.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -99,6 +103,8 @@ def attention(
         masked = call("where", seen, scores.at(rows), constant(float("-inf"), state), dtype=state)
         scores = pulled(fusion, state, rows, masked)
     weights = softmax_or_zero(scores, -1)
+    if isinstance(dropout_p, TensorView) or dropout_p > 0:
+        weights = attention_dropout(weights, dropout_p, seed=seed)
     width = value.domains[-1]
     if width.uid in {d.uid for d in rows}:
         raise ShapeError(f"attention: the features of values {shown(value)} are a dim of the scores")

@@ -15,13 +15,16 @@ import torch
 
 from serrate.errors import CallError, DtypeError
 from serrate.frontend.ops.common import Operand, floating
-from serrate.frontend.ops.elementwise import add, cast, div, ge, lt, mul, sub, where
+from serrate.frontend.ops.elementwise import add, cast, div, elementwise, ge, lt, mul, sub, typed, where
+from serrate.ir.domains import IterDomain
 from serrate.ir.tile import Store
 from serrate.ir.values import Value, call, carried_dtype, constant, ordinal
 from serrate.ir.view import TensorView
 
 BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64: 53}
 """How many bits a uniform number has: as many as its dtype holds exactly everywhere in [0, 1)."""
+ROOM = 2**32
+"""How many numbers each query has for its keys."""
 SELU_LIMIT = 1.7580993408473766
 """What SELU falls to, negated: the value of dropped elements in `alpha_dropout`."""
 
@@ -69,9 +72,24 @@ def bernoulli(x: TensorView, p: Operand | None = None, *, seed: TensorView | Non
 def dropout(x: TensorView, p: Operand = 0.5, *, seed: TensorView | None = None) -> TensorView:
     """`torch.nn.functional.dropout` in training: an element is 0 with probability `p`, otherwise `x / (1 - p)`."""
     floating("dropout", x)
+    return typed(mul(x, _survival(rand_like(x, torch.float32, seed=seed), p, x.dtype)), x.dtype)
+
+
+def attention_dropout(weights: TensorView, p: Operand, *, seed: TensorView | None = None) -> TensorView:
+    """A dropout of attention weights `[..., queries, keys]`. The numbers of a query depend on the number of the query among all
+    of them, and on that of the key in its sequence: no sequence needs to know how many weights the sequences before it have."""
+    fusion, domains = weights.fusion, weights.domains
+    place = ordinal(fusion.tensor(torch.float32, (*domains[:-1], IterDomain(ROOM, name=fusion.fresh("d")))), domains)
+    drawn = _drawn(weights, torch.float32, seed, lambda bits: uniform(bits, torch.float32), place)
+    return mul(weights, _survival(drawn, p, weights.dtype))
+
+
+def _survival(drawn: TensorView, p: Operand, dtype: torch.dtype) -> TensorView:
+    """What an element of this dtype is multiplied by, given a uniform number: 0 with probability `p`, otherwise 1 / (1 - p)."""
+    dtype = carried_dtype(dtype)
     if isinstance(p, TensorView):
-        return where(kept(x, p, seed), mul(x, div(1.0, sub(1.0, p))), 0.0)
-    return where(kept(x, p, seed), mul(x, 1.0 / (1.0 - p) if p < 1 else 0.0), 0.0)
+        return elementwise("where", dtype, ge(drawn, p), typed(div(1.0, sub(1.0, p)), dtype), 0.0)
+    return elementwise("where", dtype, ge(drawn, p), 1.0 / (1.0 - p) if p < 1 else 0.0, 0.0)
 
 
 def alpha_dropout(x: TensorView, p: float = 0.5, *, seed: TensorView | None = None) -> TensorView:
@@ -82,12 +100,7 @@ def alpha_dropout(x: TensorView, p: float = 0.5, *, seed: TensorView | None = No
         return mul(x, 0.0)
     a = 1.0 / sqrt((SELU_LIMIT**2 * p + 1.0) * (1.0 - p))
     b = SELU_LIMIT * a * p
-    return where(kept(x, p, seed), add(mul(x, a), b), b - SELU_LIMIT * a)
-
-
-def kept(x: TensorView, p: Operand, seed: TensorView | None = None) -> TensorView:
-    """Which elements a dropout keeps: each with probability 1 - `p`."""
-    return ge(rand_like(x, torch.float32, seed=seed), p)
+    return where(ge(rand_like(x, torch.float32, seed=seed), p), add(mul(x, a), b), b - SELU_LIMIT * a)
 
 
 def require_probability(name: str, p: Any) -> None:
@@ -119,13 +132,15 @@ class Bits:
         return call("bitand", wide, constant(2**32 - 1, torch.int64), dtype=torch.int64)
 
 
-def _drawn(x: TensorView, dtype: torch.dtype, seed: TensorView | None, number: Callable[[Bits], Value]) -> TensorView:
-    """A tensor like `x` that holds a number made of random bits in each element."""
+def _drawn(
+    x: TensorView, dtype: torch.dtype, seed: TensorView | None, number: Callable[[Bits], Value], place: Value | None = None
+) -> TensorView:
+    """A tensor like `x` that holds a number made of random bits in each element; those of `place`, or of the element's number."""
     fusion, domains = x.fusion, x.domains
     if seed is not None and (seed.ndim or seed.dtype != torch.int64):
         raise CallError(f"a seed is an int64 without dims, got {seed.dtype} with {seed.ndim}")
     out = fusion.tensor(dtype, domains)
-    bits = Bits((seed if seed is not None else fusion.seed()).at(()), ordinal(out, domains))
+    bits = Bits((seed if seed is not None else fusion.seed()).at(()), ordinal(out, domains) if place is None else place)
     return fusion.define([out], domains, Store(out, domains, number(bits)))[0]
 
 

@@ -13,8 +13,9 @@ import torch
 from serrate.errors import CallError, ShapeError
 from serrate.frontend import ops
 from serrate.frontend.ops.attention import Corner
-from serrate.frontend.ops.common import Number
+from serrate.frontend.ops.common import Number, Operand
 from serrate.frontend.ops.movement import require_inside
+from serrate.frontend.ops.random import require_probability
 from serrate.frontend.shapes import shown
 from serrate.frontend.signatures.reducing import vector_norm
 from serrate.ir.view import TensorView
@@ -183,17 +184,19 @@ def scaled_dot_product_attention(
     key: TensorView,
     value: TensorView,
     attn_mask: Any = None,
-    dropout_p: float = 0.0,
+    dropout_p: Operand = 0.0,
     is_causal: bool = False,
     scale: Number | None = None,
     enable_gqa: bool = False,
 ) -> TensorView:
-    if dropout_p > 0:
-        raise CallError(f"scaled_dot_product_attention: dropout_p must be 0, got {dropout_p}; apply dropout to the result")
+    if not isinstance(dropout_p, TensorView):
+        require_probability("scaled_dot_product_attention", dropout_p)
     corner: bool | Corner = is_causal
     if isinstance(attn_mask, str):
         # torch.nn.attention.bias.causal_lower_right or causal_upper_left
         corner, attn_mask = "lower_right" if attn_mask == "lower_right" else "upper_left", None
     if attn_mask is not None and is_causal:
         raise CallError("scaled_dot_product_attention: attn_mask and is_causal=True exclude each other, as in torch")
-    return ops.attention(query, key, value, mask=attn_mask, is_causal=corner, scale=scale, enable_gqa=enable_gqa)
+    return ops.attention(
+        query, key, value, mask=attn_mask, is_causal=corner, scale=scale, enable_gqa=enable_gqa, dropout_p=dropout_p
+    )
