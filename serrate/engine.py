@@ -22,7 +22,7 @@ from serrate import settings
 from serrate.analysis.vectors import MustDivide
 from serrate.errors import BackendError, CompilerMissing, StrategyError
 from serrate.ir import hooks
-from serrate.ir.expr import Array, Symbol
+from serrate.ir.expr import Array
 from serrate.ir.fusion import Fusion
 from serrate.ir.loops import LoopProgram
 from serrate.ir.ragged import RaggedIterDomain
@@ -34,6 +34,7 @@ from serrate.modes import is_batch_invariant
 from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Arguments, Binder, BoundCall
+from serrate.runtime.compiler import find_compiler
 from serrate.runtime.dispatch import Binding, Key, Leaves, Prepared, bound, key_of, remember
 from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, load_together
@@ -91,8 +92,6 @@ def default_backend(device: torch.device) -> str:
         return "triton"
     if device.type != "cpu":
         raise BackendError(f"no backend runs on {device.type}; move the tensors to a CPU or a CUDA device")
-    from serrate.runtime.compiler import find_compiler
-
     try:
         find_compiler()
     except CompilerMissing as error:
@@ -112,6 +111,9 @@ class BuiltProgram(NamedTuple):
     """Outputs and scratch."""
     private: tuple[Tensor, ...]
     """Rows that each thread has for itself."""
+    arrays: tuple[Callable[[BoundCall], torch.Tensor], ...]
+    numbers: tuple[Callable[[BoundCall], int], ...]
+    """The program's arrays and symbols, as functions of a call."""
 
 
 class CompiledStage(ABC):
@@ -137,10 +139,9 @@ class CompiledStage(ABC):
         """Whether a tensor must have the size that it has in the call, wherever its lengths are."""
         return False
 
-    def _build_once(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> BuiltProgram:
-        """The program under a strategy, built for the dtypes of a call's arrays."""
-        arrays = [call.args[k].dtype for k in self.arguments.offsets]
-        key = (backend, strategy, tuple(sorted(options.items())) if options else (), tuple(arrays))
+    def built(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> BuiltProgram:
+        """The program under a strategy, built when it is first asked for."""
+        key = (backend, strategy, *options.items())
         found = self._built.get(key)
         if found is None:
             with making:
@@ -164,28 +165,30 @@ class CompiledStage(ABC):
         private = tuple(t for t in allocated if t.role is Role.PRIVATE)
         count = len(allocated) - len(private)
         assert allocated[count:] == private, "private tensors are the last"
-        indices = tuple((k, a) for k, a in enumerate(built.program.arrays) if a.signed)
-        return BuiltProgram(chosen, built, indices, allocated[:count], private)
-
-    def prepare(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> Prepared:
-        """Everything that calls with these offsets and extents run with."""
-        chosen, executable, indices, allocated, private = self._build_once(call, backend, strategy, options)
-        program = executable.program
-        return Prepared(
+        program, arguments = built.program, self.arguments
+        indices = tuple((k, a) for k, a in enumerate(program.arrays) if a.signed)
+        launched = dict(program.launched)
+        return BuiltProgram(
             chosen,
-            executable,
-            tuple([readable(self.arguments.array(call, a)) for a in program.arrays]),
+            built,
             indices,
-            tuple([self._number_of(call, program, s) for s in program.symbols]),
-            tuple([(self._shape(call, t), t.dtype) for t in allocated]),
-            tuple([torch.empty(self._row_shape(call, t, chosen), dtype=t.dtype, device="meta") for t in private]),
+            allocated[:count],
+            private,
+            tuple(map(arguments.array_reader, program.arrays)),
+            tuple(arguments.number_reader(s if s in arguments.symbols else launched[s]) for s in program.symbols),
         )
 
-    def _number_of(self, call: BoundCall, program: LoopProgram, wanted: Symbol) -> int:
-        place = self.arguments.symbols.get(wanted)
-        if place is not None:
-            return call.numbers[place]
-        return self.arguments.extent(call, dict(program.launched)[wanted])
+    def prepare(self, call: BoundCall, built: BuiltProgram) -> Prepared:
+        """Everything that calls with these offsets and extents run with."""
+        return Prepared(
+            built.plan,
+            built.executable,
+            tuple([read(call) for read in built.arrays]),
+            built.indices,
+            tuple([read(call) for read in built.numbers]),
+            tuple([(self._shape(call, t), t.dtype) for t in built.allocated]),
+            tuple([torch.empty(self._row_shape(call, t, built.plan), dtype=t.dtype, device="meta") for t in built.private]),
+        )
 
     def _shape(self, call: BoundCall, tensor: Tensor) -> tuple[int, ...]:
         """The shape in memory: exact for a result and where lengths are at hand, else as large as what is known on the host.
@@ -225,7 +228,7 @@ class FusionStage(CompiledStage):
         tensors = [*inputs, *memory_, *ready.private]
         arrays = ready.arrays
         if ready.indices:
-            fresh = {k: readable(self.binder.array(call, array)) for k, array in ready.indices}
+            fresh = {k: self.binder.array_reader(array)(call) for k, array in ready.indices}
             arrays = tuple(fresh.get(k, a) for k, a in enumerate(arrays))
         ready.executable(tensors, arrays, ready.symbols)
         return ready, tensors
@@ -249,7 +252,7 @@ class FusionStage(CompiledStage):
         self.binder.check(call)
         backend = self.owner.backend or default_backend(call.device)
         self.binder.check_vectors(call, self._vector_checks)
-        ready = self.prepare(call, backend, *self._choice(call, backend))
+        ready = self.prepare(call, self.built(call, backend, *self._choice(call, backend)))
         return ready if call.computed is not None else ready._replace(results=self.owner.results(call, ready.executable.program))
 
     def planned(self, strategy: str, options: dict[str, Any], target: Target) -> Plan:
@@ -502,11 +505,6 @@ def _handed_out(results: list[Any]) -> Any:
 def _unknown(value: Any, key: list[Any], leaves: Leaves, objects: list[Any]) -> None:
     """A key that matches no other: a fusion takes only tensors, and binding raises for anything else."""
     key.append(object())
-
-
-def readable(array: torch.Tensor) -> torch.Tensor:
-    """An array that has an element behind its first: without components, code may still ask for the length of the first."""
-    return array if array.numel() > 1 else torch.cat([array, array.new_zeros(2 - array.numel())])
 
 
 def device_workers(device: torch.device) -> int:

@@ -45,7 +45,7 @@ from serrate.tensor.sync import host_copy
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class BoundCall:
     """One call of a program: its arguments, and the values of the fusion's symbols in the order of `Binder.symbols`."""
 
@@ -84,6 +84,21 @@ class Arguments:
         if expr not in self._sizes:
             self._sizes[expr] = size_function(expr, tuple(self.symbols))
         return self._sizes[expr]
+
+    def number_reader(self, expr: Expr) -> Callable[[BoundCall], int]:
+        """`extent` of one expression, as a function of a call."""
+        place = self.symbols.get(expr) if isinstance(expr, Symbol) else None
+        return (lambda call: self.extent(call, expr)) if place is None else (lambda call: call.numbers[place])
+
+    def array_reader(self, array: Array) -> Callable[[BoundCall], torch.Tensor]:
+        """The elements of one array, of which there are at least two, as a function of a call: without components, code may
+        still ask for the length of the first."""
+
+        def read(call: BoundCall) -> torch.Tensor:
+            found = self.array(call, array)
+            return found if found.numel() > 1 else torch.cat([found, found.new_zeros(2 - found.numel())])
+
+        return read
 
     def extent(self, call: BoundCall, expr: Expr) -> int:
         """An extent as a number; one that only lengths tell is read from them, on the host."""

@@ -114,6 +114,55 @@ def key_of(
     return key
 
 
+def form_of(
+    values: Iterable[Any],
+    items: list[Any],
+    objects: list[Any],
+    other: Other,
+    same: Callable[[JaggedTensor, JaggedTensor], bool],
+    live: bool = False,
+    form: list[Any] | None = None,
+) -> list[Any]:
+    """What a call has in common with all calls that one program may serve: dtypes, ranks, devices, how rows are described and
+    which ragged tensors have the same ones, and everything that is neither a tensor nor a size; given `form`, extends it.
+
+    Appends the arguments' tensors to the items, ragged ones whole, and `live` numbers too, which are then not part of the form.
+    """
+    if form is None:
+        form = []
+    for value in values:
+        kind = type(value)
+        if kind is torch.Tensor:
+            items.append(value)
+            form += (value.dtype, value.ndim)
+            if not value.is_cpu:
+                form.append(value.device)
+        elif kind is JaggedTensor:
+            structure, own = value._structure, value._values
+            first = next((k for k, each in enumerate(items) if type(each) is JaggedTensor and same(each, value)), -1)
+            items.append(value)
+            form += (kind, own.dtype, own.ndim, structure.form, first)
+            if not own.is_cpu:
+                form.append(own.device)
+        elif live and (kind is float or kind is int):
+            form.append(kind)
+            items.append(value)
+        elif kind is int or kind is bool or value is None or kind is str:
+            form += (kind, value)
+        elif isinstance(value, torch.Tensor):
+            items.append(value)
+            form += (kind, value.dtype, value.ndim, value.device)
+        elif kind is tuple or kind is list:
+            form += (kind, len(value))
+            form_of(value, items, objects, other, same, live, form)
+        elif kind is dict:
+            form += (kind, *value)
+            form_of(value.values(), items, objects, other, same, live, form)
+        else:
+            other(value, form, items, objects)
+    return form
+
+
 # --- bindings ------------------------------------------------------------------------------------------------------------
 
 
@@ -167,15 +216,17 @@ def bound(
     results into what the call returns, and without it the call returns None; `apart` checks addresses; `keep` lives as long as
     the binding.
     """
-    count, private = len(sources), ready.private
-    device = tensors[0].device if tensors else torch.device("cpu")
-    models = [(shape, dtype, _model(shape, dtype, sources, tensors)) for shape, dtype in ready.shapes]
-    shapes = [*(t.shape for t in tensors), *(shape for shape, _ in ready.shapes), *(row.shape for row in private)]
-    # Most results are handed out in the shape that they are allocated in.
-    parts = [(r.place, None if shapes[r.place] == r.shape else r.shape, r.structure, r.hints) for r in results]
-    launch = _launch(ready, sources, shapes, apart, keep)
-    if not models and require is None and finish is None:
+    sizes = [tensor.numel() for tensor in tensors]
+    sizes += [prod(shape) for shape, _ in ready.shapes]
+    sizes += [row.numel() for row in ready.private]
+    launch = _launch(ready, sources, sizes, apart, keep)
+    if not ready.shapes and require is None and finish is None:
         return launch
+    count, device = len(sources), tensors[0].device if tensors else torch.device("cpu")
+    models = [(shape, dtype, _model(shape, dtype, sources, tensors)) for shape, dtype in ready.shapes]
+    # Most results are handed out in the shape that they are allocated in.
+    shapes = [*(t.shape for t in tensors), *(shape for shape, _ in ready.shapes)]
+    parts = [(r.place, None if shapes[r.place] == r.shape else r.shape, r.structure, r.hints) for r in results]
 
     def run(leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> Any:
         if into:
@@ -201,19 +252,19 @@ def bound(
 
 
 def _launch(
-    ready: Prepared, sources: Sequence[Source], shapes: Sequence[Sequence[int]], apart: Apart | None, keep: Sequence[object]
+    ready: Prepared, sources: Sequence[Source], sizes: Sequence[int], apart: Apart | None, keep: Sequence[object]
 ) -> Binding:
-    """Runs the program on the leaves of a call, and on what was allocated for it."""
+    """Runs the program, whose tensors have these numbers of elements, on the leaves of a call and what was allocated for it."""
     executable, arrays, symbols = ready.executable, ready.arrays, ready.symbols
-    shown = f"serrate: {executable.program.name} ({ready.plan.strategy})"
+    name, strategy = executable.program.name, ready.plan.strategy
     if not isinstance(executable, CppExecutable):
 
         def execute(leaves: Leaves, into: Sequence[torch.Tensor] = (), _keep: object = keep) -> None:
-            with record_function(shown) if PROFILER._is_profiler_enabled else nullcontext():
+            with record_function(_shown(name, strategy)) if PROFILER._is_profiler_enabled else nullcontext():
                 executable([*_given(sources, leaves), *into, *ready.private], arrays, symbols)
 
         return execute
-    function, packed, addresses, numbers, rows, _ = executable.bound([*map(prod, shapes)], arrays, symbols)
+    function, packed, addresses, numbers, rows, _ = executable.bound(sizes, arrays, symbols)
     known, places, floats, count = addresses, list[tuple[int, int]](), list[tuple[int, tuple[int, ...]]](), len(sources)
     for k, source in enumerate(sources):
         if isinstance(source, int):
@@ -238,12 +289,17 @@ def _launch(
         if apart is not None:
             apart(pointers)
         if PROFILER._is_profiler_enabled:
-            with record_function(shown):
+            with record_function(_shown(name, strategy)):
                 function(packed(*pointers), numbers)
         else:
             function(packed(*pointers), numbers)
 
     return launch
+
+
+def _shown(name: str, strategy: str) -> str:
+    """How a program appears in profiles."""
+    return f"serrate: {name} ({strategy})"
 
 
 def _given(sources: Sequence[Source], leaves: Leaves) -> list[Any]:

@@ -6,6 +6,7 @@ In: offsets, lengths, starts or counts, and how to validate them. Out: `Rows`, w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import sub
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ from serrate.tensor.offsets import chain_from_lengths, chain_from_offsets
 from serrate.tensor.rows import Rows
 from serrate.tensor.sync import host_copy, on_host
 
+FEW_ROWS = 128
+"""Up to so many offsets, looking at them in Python is faster than starting torch functions."""
 PerLevel = int | Sequence[int | None] | None
 """A length that the caller knows: the innermost level's, or one per level (None if unknown)."""
 
@@ -165,20 +168,27 @@ def one_level(level: Tensor, total: int | None, max_length: PerLevel, min_length
         return None
     if level.dim() != 1 or level.layout is not torch.strided or not level.is_contiguous() or level.shape[0] < 2:
         return None
-    lengths = level.diff()
-    least, most = lengths.aminmax()
-    shortest, longest, end = least.item(), most.item(), level[-1].item()
-    if shortest < 0 or level[0].item() != 0 or (total is not None and end != total):
-        return None
-    # No difference can have wrapped around if that many rows of the longest length still fit.
-    if longest * lengths.shape[0] > LARGEST[level.dtype]:
+    lengths = None
+    if level.shape[0] <= FEW_ROWS:
+        numbers = level.tolist()
+        differences = list(map(sub, numbers[1:], numbers))
+        first, end, shortest, longest = numbers[0], numbers[-1], min(differences), max(differences)
+    else:
+        lengths = level.diff()
+        first, end = level[0].item(), level[-1].item()
+        shortest, longest = (each.item() for each in lengths.aminmax())
+        # No difference can have wrapped around if that many rows of the longest length still fit.
+        if longest * lengths.shape[0] > LARGEST[level.dtype]:
+            return None
+    if shortest < 0 or first != 0 or (total is not None and end != total):
         return None
     for given, found in ((max_length, longest), (min_length, shortest)):
         if given is not None and (type(given) is not int or given != found):
             return None
     rows = Rows((level,), host=(level,))
     rows._facts = {("total", 0): end, ("max", 0): longest, ("min", 0): shortest}
-    rows._memo["lengths", 0] = lengths
+    if lengths is not None:
+        rows._memo["lengths", 0] = lengths
     return rows
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from serrate.tensor.sync import host_copy, on_host
-from serrate.tensor.torch_private import version
+from serrate.tensor.torch_private import versions
 
 _T = TypeVar("_T")
 _Facts = dict[tuple[str, int], float]
@@ -44,6 +44,7 @@ class Rows:
         "_memo",
         "_rewritten",
         "_same",
+        "_tensors",
         "_versions",
         "checked",
         "depth",
@@ -85,7 +86,8 @@ class Rows:
         self._host: dict[int, Tensor] = dict(enumerate(host))
         self._memo: dict[Hashable, object] = {}
         self._same: object | None = None
-        self._versions = self.versions()
+        self._tensors = self.offsets if starts is None else (*self.offsets, starts)
+        self._versions = versions(self._tensors)
         self._rewritten = False
         self.checked = True
 
@@ -112,8 +114,11 @@ class Rows:
     @property
     def form(self) -> tuple[object, ...]:
         """What programs may be specialised on: everything but the number of rows and their lengths."""
+        starts = self.starts
+        if len(self.offsets) == 1:
+            return (self.offsets[0].dtype, None if starts is None else starts.dtype)
         columns = None if self.columns is None else "packed" if self.packed else "padded"
-        return (self.depth, self.starts is not None, columns, self.offsets[0].dtype)
+        return (self.depth, columns, *[each.dtype for each in self.offsets], None if starts is None else starts.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -184,14 +189,14 @@ class Rows:
 
     def versions(self) -> list[int]:
         """The version counter of each tensor that describes the rows."""
-        return [version(each) for each in (self.offsets if self.starts is None else (*self.offsets, self.starts))]
+        return versions(self._tensors)
 
     def _is_current(self) -> bool:
         """Whether memoised facts still hold. If a tensor was written to, drops them all."""
-        versions = self.versions()
-        if versions == self._versions:
+        found = versions(self._tensors)
+        if found == self._versions:
             return True
-        self._versions, self._rewritten, self._same = versions, True, None
+        self._versions, self._rewritten, self._same = found, True, None
         self._facts, self._memo, self._host = {}, {}, {}
         return False
 
@@ -204,8 +209,10 @@ class Rows:
 
         Programs rely on that, and check rows that are not verified before they run.
         """
-        if not self.unmodified() or not on_host(self.offsets[0]):
-            return self.unmodified()
+        if not self.unmodified():
+            return False
+        if not on_host(self.offsets[0]):
+            return True
         return self.checked and all(("min", level) in self._facts for level in range(self.depth))
 
     def num_rows(self, level: int) -> int:
@@ -251,7 +258,10 @@ class Rows:
 
     def max_length(self, level: int, why: str) -> int:
         """The longest length of a level; 0 without rows."""
-        return int(self.fact("max", level, lambda: _extreme(self.host_lengths(level, why), torch.max)))
+        found = self.known("max", level)
+        if found is None:
+            found = self._facts["max", level] = _extreme(self.host_lengths(level, why), torch.max)
+        return int(found)
 
     def min_length(self, level: int, why: str) -> int:
         """The shortest length of a level; 0 without rows."""

@@ -313,7 +313,7 @@ class Structure:
     @property
     def form(self) -> tuple[object, ...]:
         """What programs may be specialised on: everything but numbers of rows and lengths."""
-        return (*((dim, *rows.form) for dim, rows in zip(self._dims, self._rows, strict=True)), self._ahead)
+        return (self._dims, self._ahead, *[rows.form for rows in self._rows])
 
     @property
     def format(self) -> str:
@@ -527,6 +527,20 @@ class Structure:
             check_extent(values, dim, rows)
         if all(rows.contiguous for rows in self._rows):
             self._extents = tuple((dim, shape[dim]) for dim in self._dims)
+
+    def fits(self, values: Tensor) -> bool:
+        """Whether rows and values on the host are known to be valid and to fit; if not, `check_values` and `check_rows` tell.
+
+        >>> Structure.from_lengths(torch.tensor([3, 1])).fits(torch.zeros(4))
+        True
+        """
+        extents, shape = self._extents, values.shape
+        if extents is None or self._ahead is not None or not values.is_cpu:
+            return False
+        for rows in self._rows:
+            if not rows.offsets[0].is_cpu or not rows.verified():
+                return False
+        return all(dim < len(shape) and shape[dim] == extent for dim, extent in extents)
 
     def check_rows(self, values: Tensor) -> None:
         """Raises unless rows on the host are valid and fit these values.

@@ -100,6 +100,18 @@ def version(tensor: Tensor) -> int:
         return 0
 
 
+def versions(tensors: Iterable[Tensor]) -> list[int]:
+    """How often each of some tensors was written to; asked in every call.
+
+    >>> versions([torch.zeros(2), torch.zeros(2).add_(1)])
+    [0, 1]
+    """
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:
+        return [version(tensor) for tensor in tensors]
+
+
 def is_any_autocast_enabled() -> bool:
     """Whether autocast is on for any device type; the public function asks for one at a time.
 

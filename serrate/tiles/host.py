@@ -30,9 +30,8 @@ from serrate.frontend.kernel.machine import (
 from serrate.ir.tile import TileProgram
 from serrate.runtime.locks import making
 from serrate.tiles.launch_site import LaunchSite
-from serrate.tiles.signature import Fixed
 from serrate.tiles.source import split
-from serrate.tiles.sources import Env
+from serrate.tiles.sources import Fixed, Items
 from serrate.tiles.specialise import LoopPrograms
 from serrate.tiles.stage import LoopStage, Options, Variant
 from serrate.tiles.trace import DEFAULT_BLOCK
@@ -149,14 +148,14 @@ class CompiledKernel:
 
     def variants(self, *args: Any, **kwargs: Any) -> list[Variant]:
         """The programs that run for these arguments; none is run."""
-        return [program.variant(env) for program, env in self._asked(args, kwargs)]
+        return [program.variant(items) for program, items in self._asked(args, kwargs)]
 
     def ready(self, *args: Any, **kwargs: Any) -> list[Callable[[], None]]:
         """These programs, each bound to its arguments: what a call does beside them is not the kernel's own work."""
-        return [program.ready(env) for program, env in self._asked(args, kwargs)]
+        return [program.ready(items) for program, items in self._asked(args, kwargs)]
 
-    def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[LoopStage, Env]]:
-        found: list[tuple[LoopStage, Env]] = []
+    def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[LoopStage, Items]]:
+        found: list[tuple[LoopStage, Items]] = []
 
         def ask(number: int, given: dict[str, Any]) -> None:
             host: Host = current("a kernel")

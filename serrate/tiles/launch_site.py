@@ -21,10 +21,12 @@ from serrate.ir.tile import TileProgram
 from serrate.runtime import dispatch
 from serrate.runtime.dispatch import Binding, FastPath, Key, Leaves, remember
 from serrate.runtime.locks import making
+from serrate.tensor import JaggedTensor
 from serrate.tensor.torch_private import in_dual_level
-from serrate.tiles.signature import ObjectSnapshot, attributes, is_read, key_of
+from serrate.tiles.memory import rows_key
+from serrate.tiles.signature import ObjectSnapshot, attributes, check, is_read, key_of
 from serrate.tiles.source import DeviceLoop, outside
-from serrate.tiles.sources import Env, flattened
+from serrate.tiles.sources import Items, flattened, is_item
 from serrate.tiles.specialise import LoopPrograms
 from serrate.tiles.stage import LoopStage, Options
 
@@ -106,11 +108,23 @@ class LaunchSite:
         if settled.others:
             dispatch.key_of([outside(self.function, n) for n in settled.others], leaves, objects, self._other, True, key)
         if objects:
-            # Two blocks of one size are the same only if they are of one axis.
-            axes = [value.axis for value in objects if type(value) is BlockSize]
-            key += [next(k for k, other in enumerate(axes) if other is axis) for axis in axes]
-            objects[:] = [value for value in objects if type(value) is not BlockSize]
+            _note_blocks(key, objects)
         return tuple(key)
+
+    def _form(self, given: Mapping[str, Any], items: list[Any]) -> Key:
+        """Everything that a program depends on, but sizes and what is read of objects. Fills `items`."""
+        objects: list[Any] = []
+        form = dispatch.form_of(given.values(), items, objects, self._other_item, _same_rows, True)
+        if len(given) != len(self.loop.names):
+            form.append(tuple(given))
+        settled = self._settled
+        form += settled.names
+        if settled.others:
+            outer = [outside(self.function, n) for n in settled.others]
+            dispatch.form_of(outer, items, objects, self._other_item, _same_rows, True, form)
+        if objects:
+            _note_blocks(form, objects)
+        return tuple(form)
 
     def _settle(self) -> bool:
         """Removes outer names whose attributes are not read from the keys; returns whether there are any."""
@@ -129,7 +143,7 @@ class LaunchSite:
             key.append(kind)
             leaves.append(value)
         elif isinstance(value, ITSELF):
-            key.append(value)
+            key += (kind, value)
             if value not in self._plain:
                 if is_read(value):
                     objects.append(value)
@@ -140,19 +154,32 @@ class LaunchSite:
             if kind is BlockSize or is_read(value):
                 objects.append(value)
 
+    def _other_item(self, value: Any, form: list[Any], items: list[Any], objects: list[Any]) -> None:
+        if is_item(value):
+            form.append(type(value))
+            items.append(value)
+        else:
+            self._other(value, form, items, objects)
+
     def _call(self, given: dict[str, Any], key: Key, leaves: Leaves, objects: Sequence[Any]) -> None:
         """Serves a call that has no binding yet, and remembers one."""
-        env = self.complete(given)
-        state = self._state(objects)
-        program = self.programs.find(env, state.reading)
-        binding = program.bind(env)
-        if binding is None:
-            program.ready(env)()
-            return
         if not self._settled.names and self._settle():
             key = self._key(given, [], [])
+        state = self._state(objects)
+        program, items = self._program(given, state.reading)
+        binding = program.bind(items)
+        if binding is None:
+            program.ready(items)()
+            return
         remember(state.bindings, key, binding)
         binding(leaves)
+
+    def _program(self, given: dict[str, Any], reading: ObjectSnapshot | None) -> tuple[LoopStage, Items]:
+        """The program for these variables, and those that it is given something of."""
+        items: list[Any] = []
+        form = (0 if reading is None else reading.number, *self._form(given, items))
+        check(items)
+        return self.programs.find(form, items, lambda: self._complete(given)), items
 
     def _state(self, objects: Sequence[Any]) -> DeviceLoopState:
         """The state of these objects, read if it is new."""
@@ -166,12 +193,27 @@ class LaunchSite:
                     state = self._fast.add(DeviceLoopState(ObjectSnapshot(objects, self._attributes, next(self._numbers))))
         return state
 
-    def complete(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _complete(self, given: dict[str, Any]) -> dict[str, Any]:
         """Everything that the loop uses: local variables, outer names, and the contents of containers."""
         return flattened(given | {name: outside(self.function, name) for name in self.loop.outside})
 
-    def asked(self, given: dict[str, Any]) -> tuple[LoopStage, Env]:
-        """The program for these, and everything that the loop uses."""
-        env, objects = self.complete(given), list[Any]()
+    def asked(self, given: dict[str, Any]) -> tuple[LoopStage, Items]:
+        """The program for these variables, and those that it is given something of; nothing is run."""
+        objects: list[Any] = []
         self._key(given, [], objects)
-        return self.programs.find(env, self._state(objects).reading), env
+        if not self._settled.names:
+            self._settle()
+        return self._program(given, self._state(objects).reading)
+
+
+def _note_blocks(key: list[Any], objects: list[Any]) -> None:
+    """Appends which block sizes are of one axis to a key, and leaves only what is read among the objects: two blocks of one size
+    are the same only if they are of one axis."""
+    axes = [value.axis for value in objects if type(value) is BlockSize]
+    key += [next(k for k, other in enumerate(axes) if other is axis) for axis in axes]
+    objects[:] = [value for value in objects if type(value) is not BlockSize]
+
+
+def _same_rows(a: JaggedTensor, b: JaggedTensor) -> bool:
+    """Whether two ragged tensors have the very same rows, not equal ones: a tile of one is then a tile of the other."""
+    return a.structure is b.structure or rows_key(a) == rows_key(b)

@@ -1,7 +1,6 @@
-"""Signatures: what the program of a device loop is specialised on.
+"""Signatures: what the program of a device loop is made for, besides the form of its call (`runtime/dispatch.py`).
 
-In: the variables that a loop uses, by name. Out: their form (dtypes, ranks, row formats, constants), the sizes that may be
-compiled in, and what a trace read of functions, classes, modules and objects.
+In: what a loop uses. Out: the sizes that may be compiled in, and what a trace read of functions, classes, modules and objects.
 """
 
 from __future__ import annotations
@@ -14,19 +13,11 @@ import torch
 
 from serrate.errors import DeviceError, GradientError
 from serrate.frontend.dependencies import snapshot
-from serrate.frontend.kernel.machine import BlockSize
 from serrate.frontend.python_objects import PLAIN
 from serrate.frontend.trace import described
 from serrate.tensor import JaggedTensor
-from serrate.tensor.structure import Structure
-from serrate.tensor.torch_private import has_tangent, version
-from serrate.tiles.memory import rows_key
-from serrate.tiles.sources import CONTAINERS, Container, Env, Path
-
-
-class Fixed(int):
-    """A size that the user asked to be compiled in."""
-
+from serrate.tensor.torch_private import has_tangent, in_dual_level, version
+from serrate.tiles.sources import CONTAINERS, Container, Env, Items, Path
 
 # --- forms ---------------------------------------------------------------------------------------------------------------
 
@@ -47,54 +38,42 @@ class ByIdentity:
         return id(self.thing)
 
 
-def signature(env: Env) -> tuple[Any, dict[Path, int]]:
-    """The form of a loop's variables, and the sizes among them that may be compiled in.
+def sizes_of(items: Items) -> tuple[list[int], tuple[bool, ...]]:
+    """The sizes that a program may be made for, in the order of `paths_of`, and which dims have size 1.
 
-    >>> signature({"x": torch.zeros(2, 3), "n": 4, "scale": 0.5})
-    ((('x', torch.float32, (False, False)), ('n', <class 'int'>), ('scale', <class 'float'>)), {('x', 'shape', 1): 3, ('n',): 4})
+    A tile that reads a dim of size 1 reads its one element in every lane, so programs are made for it.
+
+    >>> sizes_of([torch.zeros(2, 1), 4, 0.5])
+    ([2, 1, 4], (False, True))
     """
-    form: list[Any] = []
-    sizes: dict[Path, int] = {}
-    axes: list[Any] = []
-    rows: dict[int, Any] = {}
-    first: dict[Any, str] = {}
-    for name, value in env.items():
-        if isinstance(value, torch.Tensor):
-            check(value)
-            form.append((name, value.dtype, single(value)))
-            for k, size in enumerate(value.shape[1:], 1):
-                sizes[name, "shape", k] = size
-        elif isinstance(value, JaggedTensor):
-            values, structure = value.values, value.structure
-            check(values)
-            structure.check_values(values)
-            if id(structure) not in rows:
-                check_rows(value)
-                rows[id(structure)] = rows_form(structure)
-            form.append((name, values.dtype, single(values)[1:], rows[id(structure)], first.setdefault(rows_key(value), name)))
-            for k, size in enumerate(values.shape[1:], 1):
-                sizes[name, "values", "shape", k] = size
-        elif not isinstance(value, (int, float)):
-            form.append((name, type(value), key_of(value)))
-        elif isinstance(value, BlockSize):
-            # Two blocks of equal size are the same only if they belong to the same axis.
-            own = next((k for k, axis in enumerate(axes) if axis is value.axis), len(axes))
-            axes.append(value.axis)
-            form.append((name, BlockSize, int(value), own))
-        elif isinstance(value, (bool, Fixed)):
-            form.append((name, type(value), value))
-        elif isinstance(value, int):
-            form.append((name, type(value)))
-            sizes[(name,)] = value
-        else:
-            form.append((name, type(value)))
-    return tuple(form), sizes
+    dims: list[int] = []
+    numbers: list[int] = []
+    for x in items:
+        if isinstance(x, torch.Tensor):
+            dims += x.shape
+        elif isinstance(x, JaggedTensor):
+            dims += x.values.shape[1:]
+        elif isinstance(x, int):
+            numbers.append(x)
+    return dims + numbers, tuple([size == 1 for size in dims])
 
 
-def rows_form(structure: Structure) -> tuple[Any, ...]:
-    """The form of a structure's rows."""
-    dtypes = [(r.form, *(each.dtype for each in r.offsets), None if r.starts is None else r.starts.dtype) for r in structure.rows]
-    return (structure.dims, structure.ahead, *dtypes)
+def paths_of(names: Sequence[str], items: Items) -> list[Path | None]:
+    """The paths of sizes; None for first dims, which are not compiled in.
+
+    >>> paths_of(["x", "n"], [torch.zeros(2, 1), 4])
+    [None, ('x', 'shape', 1), ('n',)]
+    """
+    dims: list[Path | None] = []
+    numbers: list[Path | None] = []
+    for name, x in zip(names, items, strict=True):
+        if isinstance(x, torch.Tensor):
+            dims += [(name, "shape", k) if k else None for k in range(x.dim())]
+        elif isinstance(x, JaggedTensor):
+            dims += [(name, "values", "shape", k) for k in range(1, x.values.dim())]
+        elif isinstance(x, int):
+            numbers.append((name,))
+    return dims + numbers
 
 
 def widths(env: Env) -> set[Path]:
@@ -108,11 +87,6 @@ def widths(env: Env) -> set[Path]:
             }
             found |= {(name, "values", "shape", k) for k in range(1, value.values.dim()) if k not in taken}
     return found
-
-
-def single(x: torch.Tensor) -> tuple[bool, ...]:
-    """Which dims have size 1. Programs are specialised on that, because such dims broadcast to all lanes of a tile."""
-    return tuple([size == 1 for size in x.shape])
 
 
 def counts_of(env: Env) -> set[int]:
@@ -188,18 +162,23 @@ def attributes(code: types.CodeType) -> frozenset[str]:
 # --- argument checks -----------------------------------------------------------------------------------------------------
 
 
-def check(x: torch.Tensor) -> None:
-    """Raises for tensors that compiled kernels do not accept."""
-    if not (x.is_cpu or x.is_cuda):
-        raise DeviceError(f"compiled kernels run on a CPU or a CUDA device, but an argument is on {x.device}")
-    if x.requires_grad and torch.is_grad_enabled():
-        raise GradientError("a kernel has no gradient: call it under torch.no_grad(), or with detached tensors")
-    if has_tangent(x):
-        raise GradientError("a kernel has no forward-mode gradient, but an argument has a tangent: call it with detached tensors")
-
-
-def check_rows(x: JaggedTensor) -> None:
-    """Raises if rows are invalid now: their offsets may have been written to since they were checked."""
-    structure = x.structure
-    if not all(rows.verified() for rows in structure.rows):
-        structure.check_rows(x.values)
+def check(items: Items) -> None:
+    """Raises for tensors that compiled kernels do not accept, and for rows that do not fit their values or are wrong."""
+    grad, dual = torch.is_grad_enabled(), in_dual_level()
+    for x in items:
+        if isinstance(x, JaggedTensor):
+            structure, x = x.structure, x.values
+            if not structure.fits(x):
+                structure.check_values(x)
+                if not all(rows.verified() for rows in structure.rows):
+                    structure.check_rows(x)
+        elif not isinstance(x, torch.Tensor):
+            continue
+        if not x.is_cpu and not x.is_cuda:
+            raise DeviceError(f"compiled kernels run on a CPU or a CUDA device, but an argument is on {x.device}")
+        if grad and x.requires_grad:
+            raise GradientError("a kernel has no gradient: call it under torch.no_grad(), or with detached tensors")
+        if dual and has_tangent(x):
+            raise GradientError(
+                "a kernel has no forward-mode gradient, but an argument has a tangent: call it with detached tensors"
+            )

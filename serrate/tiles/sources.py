@@ -1,12 +1,13 @@
 """Where the arguments of a device loop's program come from.
 
-In: the variables that a loop uses (`Env`). Out: the tensors, numbers and arrays of its program, found by paths: a name, then
-attributes. `("jt", "values")` are the values of the ragged tensor `jt`, `("x", "shape", 1)` is a size of `x`.
+In: the variables that a loop uses, by name (`Env`) when it is traced, in order (`Items`) when it is called. Out: the tensors,
+numbers and arrays of its program, found by paths: a name, then attributes. `("jt", "values")` are the values of the ragged tensor
+`jt`, `("x", "shape", 1)` is a size of `x`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -14,15 +15,18 @@ from typing import Any, NamedTuple
 import torch
 
 from serrate.errors import DeviceError
+from serrate.frontend.kernel.machine import BlockSize
 from serrate.ir.values import Tensor
 from serrate.runtime.bind import Arguments, BoundCall
 from serrate.runtime.dispatch import Doubles
-from serrate.tensor import JaggedTensor
+from serrate.tensor import JaggedTensor, Structure
 from serrate.tiles.trace import Trace
 
 Path = tuple[Any, ...]
 Env = Mapping[str, Any]
-"""The variables that a loop uses, by name."""
+"""The variables that a loop uses, by name; what containers hold has names of its own."""
+Items = Sequence[Any]
+"""Those of them that a program is given something of: tensors, ragged tensors, integers and floats, in the same order."""
 
 CPU_DEVICE = torch.device("cpu")
 """Programs are built on this device, whatever torch's default is."""
@@ -32,6 +36,20 @@ No name of the user's is this one."""
 CONTAINERS = frozenset({tuple, list, dict})
 LEAVES = (torch.Tensor, JaggedTensor, float)
 """What a binding of a loop reads at every call."""
+
+
+class Fixed(int):
+    """A size that the user wants compiled in."""
+
+
+def is_item(value: Any) -> bool:
+    """Whether a program may be given something of a variable; other integers are compiled in."""
+    return isinstance(value, LEAVES) or (isinstance(value, int) and not isinstance(value, bool | Fixed | BlockSize))
+
+
+def names_of(env: Env) -> tuple[str, ...]:
+    """The names of the items."""
+    return tuple([name for name, value in env.items() if is_item(value)])
 
 
 # --- containers ----------------------------------------------------------------------------------------------------------
@@ -74,9 +92,9 @@ def flattened(given: dict[str, Any]) -> dict[str, Any]:
 # --- paths ---------------------------------------------------------------------------------------------------------------
 
 
-def device_of(env: Env) -> torch.device:
+def device_of(items: Items) -> torch.device:
     """The device that a loop runs on: that of its tensors."""
-    found = dict.fromkeys(x.device for x in env.values() if isinstance(x, torch.Tensor | JaggedTensor))
+    found = dict.fromkeys([x.device for x in items if isinstance(x, torch.Tensor | JaggedTensor)])
     if len(found) > 1:
         raise DeviceError(
             f"the tensors of a device loop must be on one device, got {', '.join(map(str, found))}: allocate results where the "
@@ -85,41 +103,53 @@ def device_of(env: Env) -> torch.device:
     return next(iter(found), CPU_DEVICE)
 
 
-def _floats(env: Env) -> list[float]:
-    return [x for x in env.values() if isinstance(x, float)]
+def _floats(items: Items) -> torch.Tensor:
+    return torch.tensor([x for x in items if isinstance(x, float)], dtype=torch.float64, device=device_of(items))
 
 
-def tensor_at(path: Path) -> Callable[[Env], torch.Tensor]:
-    """Finds the tensor that a path leads to."""
-    match path:
-        case (name,) if name == NUMBERS:
-            return lambda env: torch.tensor(_floats(env), dtype=torch.float64, device=device_of(env))
-        case (name,):
-            return itemgetter(name)
-        case (name, "tile_list", size, k):
-            return lambda env: env[name].tile_list(size)[k]
-        case (name, what):
-            return lambda env: getattr(env[name], what)
-    raise AssertionError(f"no tensor is at {path}")
+class Places:
+    """Where the items of a loop are found, by name."""
 
+    def __init__(self, names: Sequence[str]) -> None:
+        self._places = {name: k for k, name in enumerate(names)}
 
-def number_at(path: Path) -> Callable[[Env], int]:
-    """Finds the number that a path leads to."""
-    match path:
-        case (name,):
-            return lambda env: int(env[name])
-        case (*at, "shape", k):
-            tensor = tensor_at(tuple(at))
-            return lambda env: tensor(env).shape[k]
-        case (name, "total_tiles", size):
-            return lambda env: int(env[name].total_tiles(size))
-        case (name, "longest", level):
-            return lambda env: int(env[name].structure.max_length(level))
-        case (name, "rows_of", level):
-            return lambda env: int(env[name].structure.num_rows(level))
-        case (name, what):
-            return lambda env: int(getattr(env[name], what))
-    raise AssertionError(f"no number is at {path}")
+    def tensor(self, path: Path) -> Callable[[Items], torch.Tensor]:
+        """Finds the tensor that a path leads to."""
+        if path == (NUMBERS,):
+            return _floats
+        place = self._places[path[0]]
+        match path[1:]:
+            case ():
+                return itemgetter(place)
+            case ("tile_list", size, k):
+                return lambda items: items[place].tile_list(size)[k]
+            case (what,):
+                return lambda items: getattr(items[place], what)
+        raise AssertionError(f"no tensor is at {path}")
+
+    def number(self, path: Path) -> Callable[[Items], int]:
+        """Finds the number that a path leads to."""
+        if path[-2:-1] == ("shape",):
+            tensor, dim = self.tensor(path[:-2]), path[-1]
+            return lambda items: tensor(items).shape[dim]
+        place = self._places[path[0]]
+        match path[1:]:
+            case ():
+                return lambda items: int(items[place])
+            case ("total_tiles", size):
+                return lambda items: int(items[place].total_tiles(size))
+            case ("longest", level):
+                return lambda items: items[place].structure.max_length(level)
+            case ("rows_of", level):
+                return lambda items: items[place].structure.num_rows(level)
+            case (what,):
+                return lambda items: int(getattr(items[place], what))
+        raise AssertionError(f"no number is at {path}")
+
+    def array(self, name: str, axis: int, what: str) -> Callable[[Items], torch.Tensor]:
+        """Finds an array that describes rows."""
+        place = self._places[name]
+        return lambda items: array_of(items[place], axis, what)
 
 
 def array_of(jt: JaggedTensor, axis: int, what: str) -> torch.Tensor:
@@ -140,7 +170,7 @@ class GivenTensor(NamedTuple):
     """Where a tensor that a loop uses is found."""
 
     path: Path
-    now: Callable[[Env], torch.Tensor]
+    now: Callable[[Items], torch.Tensor]
     warm: int | Doubles | None
     """Where a warm call finds it among its leaves; None where only a structure tells it, so that a binding holds it."""
 
@@ -149,19 +179,33 @@ class ArgumentSources:
     """Where each argument of a traced loop's program comes from; `env` is what it was traced for."""
 
     def __init__(self, trace: Trace, env: Env) -> None:
+        self.names = names_of(env)
         self._paths: dict[str, Path] = {t.tensor.name: path for path, t in trace.tensors.items()}
-        self._numbers = [number_at(path) for path in trace.numbers]
-        leaves = [name for name, x in env.items() if isinstance(x, LEAVES)]
+        self._places = Places(self.names)
+        self._numbers = [self._places.number(path) for path in trace.numbers]
+        self._arrays = [self._places.array(*described) for described in trace.described]
         # Which names stand for leaves is part of what a program is made for.
-        self._places = {name: k for k, name in enumerate(leaves)}
-        self._floats = Doubles(tuple(k for name, k in self._places.items() if isinstance(env[name], float)))
-        self._arrays = tuple(trace.described)
+        leaves = [name for name in self.names if isinstance(env[name], LEAVES)]
+        self._leaves = {name: k for k, name in enumerate(leaves)}
+        self._floats = Doubles(tuple(k for name, k in self._leaves.items() if isinstance(env[name], float)))
         self.arguments = Arguments([a.name for a in trace.described.values()], trace.numbers.values())
+        self._ragged = [k for k, name in enumerate(self.names) if isinstance(env[name], JaggedTensor)]
+        self.device = device_of([env[name] for name in self.names])
+        """The device that the loop runs on; where tensors are is part of what a program is made for."""
 
-    def call(self, env: Env) -> BoundCall:
+    def call(self, items: Items) -> BoundCall:
         """The arrays and numbers of a call."""
-        arrays = tuple(array_of(env[jt], axis, what) for jt, axis, what in self._arrays)
-        return BoundCall(arrays, tuple([number(env) for number in self._numbers]), device_of(env))
+        arrays = tuple([array(items) for array in self._arrays])
+        return BoundCall(arrays, tuple([number(items) for number in self._numbers]), self.device)
+
+    def structures(self, items: Items) -> list[Structure]:
+        """The structures of the ragged tensors of a call, each once."""
+        found: list[Structure] = []
+        for k in self._ragged:
+            structure = items[k].structure
+            if all(structure is not other for other in found):
+                found.append(structure)
+        return found
 
     def given(self, tensors: Iterable[Tensor]) -> list[GivenTensor]:
         """Where tensors that the loop uses are found."""
@@ -169,5 +213,5 @@ class ArgumentSources:
 
     def _given(self, path: Path) -> GivenTensor:
         if path == (NUMBERS,):
-            return GivenTensor(path, tensor_at(path), self._floats)
-        return GivenTensor(path, tensor_at(path), self._places[path[0]] if path[1:] in ((), ("values",)) else None)
+            return GivenTensor(path, self._places.tensor(path), self._floats)
+        return GivenTensor(path, self._places.tensor(path), self._leaves[path[0]] if path[1:] in ((), ("values",)) else None)

@@ -9,7 +9,6 @@ time; then each value gets its own program.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,9 +25,9 @@ from serrate.tensor import JaggedTensor
 from serrate.tiles.loops import RetraceFacts, RetraceNeeded
 from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.proof import agree, at_random, backend_to_try, refusal, tiles_to_try, unproven
-from serrate.tiles.signature import Fixed, ObjectSnapshot, counts_of, signature, single, widths
+from serrate.tiles.signature import counts_of, paths_of, sizes_of, widths
 from serrate.tiles.source import DeviceLoop
-from serrate.tiles.sources import CPU_DEVICE, NUMBERS, ArgumentSources, Container, Env, Path, number_at
+from serrate.tiles.sources import CPU_DEVICE, NUMBERS, ArgumentSources, Container, Env, Fixed, Items, Path, Places, names_of
 from serrate.tiles.stage import LoopStage, Options
 from serrate.tiles.trace import Trace
 from serrate.tiles.values import Traced
@@ -44,12 +43,33 @@ def _require_order(name: str, program: TileProgram) -> None:
             )
 
 
-@dataclass
 class Form:
-    """One form of a loop's arguments: the sizes seen so far, and those that the loop needs at compile time."""
+    """One form of a loop's arguments: the sizes seen so far, which of them are compiled in, and the programs."""
 
-    seen: list[dict[Path, int]] = field(default_factory=list)
-    static: set[Path] = field(default_factory=set)
+    def __init__(self, env: Env, items: Items) -> None:
+        self.names = names_of(env)
+        self.seen: list[dict[Path, int]] = []
+        self.static: set[Path] = set()
+        """The sizes that the loop needs at compile time."""
+        self.stages: dict[Key, LoopStage] = {}
+        self._paths = paths_of(self.names, items)
+        self._compiled_in: tuple[tuple[int, ...], tuple[Callable[[Items], int], ...]] = ((), ())
+
+    def sizes(self, sizes: Sequence[int]) -> dict[Path, int]:
+        """The sizes that may be compiled in, by path."""
+        return {path: size for path, size in zip(self._paths, sizes, strict=True) if path is not None}
+
+    def settle(self, changing: set[Path]) -> None:
+        """Decides which sizes are compiled in from now on."""
+        fixed = [k for k, p in enumerate(self._paths) if p is not None and (p not in changing or p in self.static)]
+        needed = sorted(self.static.difference(self._paths), key=repr)
+        # One assignment: other threads read both.
+        self._compiled_in = (tuple(fixed), tuple(map(Places(self.names).number, needed)))
+
+    def key(self, sizes: Sequence[int], items: Items) -> Key:
+        """Which sizes are compiled into the program for these arguments, and what they are."""
+        fixed, needed = self._compiled_in
+        return (fixed, *[sizes[k] for k in fixed], *[number(items) for number in needed])
 
 
 class LoopPrograms:
@@ -61,68 +81,70 @@ class LoopPrograms:
         self.name, self.loop, self.options = name, loop, options
         self._report = traced
         """Called with every program before it is built."""
-        self.stages: dict[Any, LoopStage] = {}
         self.changing: set[Path] = set()
         """Sizes that were seen to change, and integers that were a number of rows or a length when first seen."""
-        self.forms: dict[Any, Form] = {}
+        self.forms: dict[Key, Form] = {}
         self.open_blocks = 0
         """How many block sizes of the configuration the loop takes."""
         self._decided: set[Path] = set()
 
-    def find(self, env: Env, reading: ObjectSnapshot | None) -> LoopStage:
-        """The program for these, traced if there is none yet."""
-        form_key, sizes = signature(env)
-        form_key = (0 if reading is None else reading.number, form_key)
-        form = self.forms.get(form_key)
-        found = None if form is None else self.stages.get((form_key, self._compiled_in(form, sizes, env)))
+    def find(self, form: Key, items: Items, env: Callable[[], Env]) -> LoopStage:
+        """The program for a call of this form, with these items; traced if there is none yet, for everything in `env`."""
+        sizes, single = sizes_of(items)
+        key = (form, single)
+        known = self.forms.get(key)
+        found = None if known is None else known.stages.get(known.key(sizes, items))
         if found is None:
             with making, CPU_DEVICE:
-                found = self._new(env, form_key, sizes)
+                found = self._new(key, items, sizes, env())
         return found
 
-    def _new(self, env: Env, form_key: Key, sizes: dict[Path, int]) -> LoopStage:
+    def _new(self, key: Key, items: Items, sizes: Sequence[int], env: Env) -> LoopStage:
         """The program for a new form or new sizes. The caller holds the lock `making`."""
-        form = self.forms.setdefault(form_key, Form())
-        new = {path for path in sizes if len(path) == 1} - self._decided
+        form = self.forms.get(key)
+        if form is None:
+            form = self.forms[key] = Form(env, items)
+            assert all(env[name] is item for name, item in zip(form.names, items, strict=True)), "items are in the order of names"
+        named = form.sizes(sizes)
+        new = {path for path in named if len(path) == 1} - self._decided
         if new:
             counts = counts_of(env)
-            self.changing |= {path for path in new if sizes[path] in counts and self.options.static_shapes is not True}
+            self.changing |= {path for path in new if named[path] in counts and self.options.static_shapes is not True}
             self._decided |= new
         if self.options.alone:
-            self.changing |= sizes.keys() - form.static - widths(env)
+            self.changing |= named.keys() - form.static - widths(env)
         elif self.options.static_shapes is False:
-            self.changing |= {path for path in sizes if path not in form.static}
-        found = self.stages.get((form_key, self._compiled_in(form, sizes, env)))
+            self.changing |= {path for path in named if path not in form.static}
+        self._settle()
+        found = form.stages.get(form.key(sizes, items))
         if found is not None:
             return found
         # Sizes that differ from an earlier call of the same form are no longer compiled in, unless they must be.
         for other in form.seen if self.options.static_shapes is None and not self.options.alone else ():
-            self.changing |= {p for p, v in sizes.items() if other[p] != v and p not in form.static}
-        form.seen.append(sizes)
-        found = self.stages.get((form_key, self._compiled_in(form, sizes, env)))
+            self.changing |= {p for p, v in named.items() if other[p] != v and p not in form.static}
+        form.seen.append(named)
+        self._settle()
+        found = form.stages.get(form.key(sizes, items))
         if found is None:
-            found = self._make(env, sizes, form)
+            found = self._make(env, items, named, form)
             # Tracing may have found more sizes that it needs.
-            self.stages[form_key, self._compiled_in(form, sizes, env)] = found
+            self._settle()
+            form.stages[form.key(sizes, items)] = found
         return found
 
-    def _compiled_in(self, form: Form, sizes: dict[Path, int], env: Env) -> tuple[tuple[Path, int], ...]:
-        """The sizes that are compiled into a program for these arguments."""
-        chosen = {p: v for p, v in sizes.items() if p not in self.changing}
-        needed = form.static - chosen.keys()
-        for path in sorted(needed, key=repr) if needed else ():
-            chosen[path] = number_at(path)(env)
-        return tuple(chosen.items())
+    def _settle(self) -> None:
+        for form in self.forms.values():
+            form.settle(self.changing)
 
-    def _make(self, env: Env, sizes: dict[Path, int], form: Form) -> LoopStage:
-        program, trace = self._traced(env, sizes, form)
+    def _make(self, env: Env, items: Items, sizes: dict[Path, int], form: Form) -> LoopStage:
+        program, trace = self._traced(env, items, sizes, form)
         self._report(self, program)
         if self.options.alone:
             _require_order(self.name, program)
         program = below_their_maximum(program)
         sources = ArgumentSources(trace, env)
         made = LoopStage(self.name, program, sources, self.options)
-        made.variant(env)
+        made.variant(items)
         doubtful = unproven(program)
         if doubtful:
             self._try(program, sources, env, doubtful)
@@ -136,22 +158,24 @@ class LoopPrograms:
         found = []
         for size in tiles:
             options = Options("maskless", backend_to_try(env), lanes={axis.name: size for axis, _ in doubtful})
-            stage, trial = LoopStage(self.name, program, sources, options), at_random(env)
+            stage, random = LoopStage(self.name, program, sources, options), at_random(env)
+            trial = [random[name] for name in sources.names]
             stage.ready(trial)()
             found.append(stage.outputs(trial))
         if not agree(found):
             raise refusal(doubtful, tiles)
 
-    def _traced(self, env: Env, sizes: dict[Path, int], form: Form) -> tuple[TileProgram, Trace]:
+    def _traced(self, env: Env, items: Items, sizes: dict[Path, int], form: Form) -> tuple[TileProgram, Trace]:
         # Carried values are determined anew for every program: their dtypes may differ.
         known = RetraceFacts()
         known.static = form.static
+        places = Places(form.names)
         for _ in range(20):
             trace = Trace(self.name, known, self.options.blocks)
 
             def size(path: Path) -> int | None:
                 if path[-1] == "now":
-                    return number_at(path[:-1])(env)
+                    return places.number(path[:-1])(items)
                 if path[0] == NUMBERS:
                     return sum(isinstance(x, float) for x in env.values())
                 if path in sizes and path not in self.changing:
@@ -176,9 +200,9 @@ def _is_single(path: Path, env: Env) -> bool:
     """Whether a size is 1, which is part of a form."""
     match path:
         case (name, "shape", k) if isinstance(env[name], torch.Tensor):
-            return single(env[name])[k]
+            return bool(env[name].shape[k] == 1)
         case (name, "values", "shape", k) if k > 0:
-            return single(env[name].values)[k]
+            return bool(env[name].values.shape[k] == 1)
     return False
 
 

@@ -27,10 +27,9 @@ from serrate.schedule.heuristic import LONG_BYTES, RowStatistics, waits
 from serrate.schedule.plan import Plan
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, Target
-from serrate.tensor import JaggedTensor
 from serrate.tensor.structure import Structure
 from serrate.tiles.aliasing import Aliasing
-from serrate.tiles.sources import ArgumentSources, Env, GivenTensor
+from serrate.tiles.sources import ArgumentSources, GivenTensor, Items
 
 log = logging.getLogger("serrate")
 
@@ -104,6 +103,13 @@ class GivenTensors(NamedTuple):
 
     tensors: Sequence[GivenTensor]
     aliasing: Aliasing
+    bindable: bool
+    """False if every call must be bound anew: a loop that stores to offsets changes them without changing any key, and only
+    generated C++ reads floats from where a binding puts them."""
+
+
+NO_FLOATS = torch.empty(0, dtype=torch.float64)
+"""Stands for the floats of a call, which a binding collects when it runs."""
 
 
 class LoopStage(CompiledStage):
@@ -112,6 +118,7 @@ class LoopStage(CompiledStage):
     def __init__(self, name: str, program: TileProgram, sources: ArgumentSources, options: Options) -> None:
         super().__init__(program, sources.arguments)
         self.name, self._sources, self._options = name, sources, options
+        self._backend = options.backend or default_backend(sources.device)
         self.reasons: tuple[str, ...] = ()
         """Reasons to add to its plans."""
         self._given: dict[Executable, GivenTensors] = {}
@@ -142,63 +149,63 @@ class LoopStage(CompiledStage):
         _require_room(built.executable.program)
         return built
 
-    def _prepared(self, env: Env) -> Prepared:
-        call = self._sources.call(env)
-        return self.prepare(call, self._options.backend or default_backend(call.device), *self._choice(env))
+    def _prepared(self, items: Items) -> Prepared:
+        call = self._sources.call(items)
+        return self.prepare(call, self.built(call, self._backend, *self._choice(items)))
 
-    def _choice(self, env: Env) -> tuple[str, dict[str, Any]]:
+    def _choice(self, items: Items) -> tuple[str, dict[str, Any]]:
         if self._options.strategy is not None:
             return self._options.strategy, {}
-        structures = {id(x.structure): x.structure for x in env.values() if isinstance(x, JaggedTensor)}
         # Only if rows can be cut; otherwise there are no pieces to distribute.
-        cut = any(map(_waits, structures.values()))
-        return ("persistent_dynamic", {"only_if_cut": True}) if cut else ("maskless", {})
+        if any(map(_waits, self._sources.structures(items))):
+            return "persistent_dynamic", {"only_if_cut": True}
+        return "maskless", {}
 
     def _given_to(self, executable: Executable) -> GivenTensors:
         found = self._given.get(executable)
         if found is None:
             program = executable.program
             given = self._sources.given((*program.inputs, *program.outputs))
-            found = self._given[executable] = GivenTensors(given, Aliasing(program, [each.path for each in given]))
+            bindable = all(isinstance(each.warm, int) for each in given[len(program.inputs) :])
+            if not isinstance(executable, CppExecutable) and any(isinstance(each.warm, Doubles) for each in given):
+                bindable = False
+            found = GivenTensors(given, Aliasing(program, [each.path for each in given]), bindable)
+            self._given[executable] = found
         return found
 
-    def variant(self, env: Env) -> Variant:
+    def variant(self, items: Items) -> Variant:
         """The program as it is built for these arguments."""
-        ready = self._prepared(env)
+        ready = self._prepared(items)
         return Variant(self.naive, functools.reduce(Plan.because, self.reasons, ready.plan), ready.executable)
 
-    def bind(self, env: Env) -> Binding | None:
+    def bind(self, items: Items) -> Binding | None:
         """A binding for these arguments and others with the same key.
 
-        None if every call must be bound anew: non-contiguous tensors are copied first, and a loop that stores to offsets changes
-        them without changing any key.
+        None if calls like this one must each be bound anew; also if tensors are not contiguous, because they are copied first.
         """
-        ready = self._prepared(env)
-        program = ready.executable.program
-        if not program.kernels:
+        ready = self._prepared(items)
+        if not ready.executable.program.kernels:
             return _nothing
-        given, aliasing = self._given_to(ready.executable)
-        tensors = [each.now(env) for each in given]
-        stored = given[len(program.inputs) :]
-        if not all(isinstance(each.warm, int) for each in stored):
+        given, aliasing, bindable = self._given_to(ready.executable)
+        if not bindable:
             return None
+        tensors = [NO_FLOATS if type(each.warm) is Doubles else each.now(items) for each in given]
         if not all(map(torch.Tensor.is_contiguous, tensors)):
             return None
         apart = aliasing.check(tensors)
-        sources = [own if each.warm is None else each.warm for each, own in zip(given, tensors, strict=True)]
-        if not isinstance(ready.executable, CppExecutable) and (apart or any(isinstance(s, Doubles) for s in sources)):
+        if apart is not None and not isinstance(ready.executable, CppExecutable):
             return None
-        structures = [x.structure for x in env.values() if isinstance(x, JaggedTensor)]
-        return bound(ready, sources, tensors, apart=apart, keep=structures)
+        sources = [own if each.warm is None else each.warm for each, own in zip(given, tensors, strict=True)]
+        return bound(ready, sources, tensors, apart=apart, keep=self._sources.structures(items))
 
-    def ready(self, env: Env) -> Callable[[], None]:
+    def ready(self, items: Items) -> Callable[[], None]:
         """The program bound to exactly these arguments, for timing it without the cost of a call."""
-        ready = self._prepared(env)
+        ready = self._prepared(items)
         program = ready.executable.program
         if not program.kernels:
             return lambda: None
-        places, aliasing = self._given_to(ready.executable)
-        given = [each.now(env) for each in places]
+        places, aliasing, _ = self._given_to(ready.executable)
+        given = [each.now(items) for each in places]
         aliasing.require_apart(given)
         tensors = [t.contiguous() for t in given]
         first = len(program.inputs)
@@ -212,9 +219,9 @@ class LoopStage(CompiledStage):
 
         return work
 
-    def outputs(self, env: Env) -> list[torch.Tensor]:
+    def outputs(self, items: Items) -> list[torch.Tensor]:
         """The tensors that the program stores to."""
-        return [each.now(env) for each in self._sources.given(self.naive.outputs)]
+        return [each.now(items) for each in self._sources.given(self.naive.outputs)]
 
 
 def _nothing(leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> None:

@@ -38,6 +38,7 @@ BY_HAND = ("tests/schedule/test_by_hand.py",)
 JIT = ("tests/engine/test_jit.py", "tests/engine/test_jit_effects.py")
 EAGER = ("tests/engine/test_eager.py",)
 RANDOM = ("tests/engine/test_random.py",)
+NEW_OFFSETS = ("tests/test_new_offsets.py",)
 INVARIANCE = ("tests/engine/test_batch_invariance.py",)
 STRUCTURE = ("tests/tensor/test_structure.py", "tests/tensor/test_jagged.py")
 
@@ -681,6 +682,13 @@ CALLS = [
         ("settings.current().backend, is_batch_invariant()]", "settings.current().backend]", INVARIANCE),
         ("[get_num_threads(), is_grad_enabled()", "[is_grad_enabled()", ("tests/language/test_calls.py",)),
         ("key += rows.versions()", "pass"),
+        ("form += (kind, own.dtype, own.ndim, structure.form, first)", "form += (kind, own.dtype, own.ndim, first)", NEW_OFFSETS),
+        (
+            "form += (kind, own.dtype, own.ndim, structure.form, first)",
+            "form += (kind, own.ndim, structure.form, first)",
+            NEW_OFFSETS,
+        ),
+        ("own.ndim, structure.form, first)", "own.ndim, structure.form)", NEW_OFFSETS),
         (
             "own.shape == (shape if shown is None else shown) and own.dtype == dtype",
             "own.shape == (shape if shown is None else shown)",
@@ -711,9 +719,18 @@ CALLS = [
         ("if read is not settings.current() or alone is not is_batch_invariant():", "if read is not settings.current():"),
     ),
     *_of(
+        "serrate/tiles/signature.py",
+        NEW_OFFSETS,
+        ("if not structure.fits(x):", "if False:"),
+        ("if grad and x.requires_grad:", "if False:"),
+        ("if dual and has_tangent(x):", "if False:"),
+    ),
+    *_of(
         "serrate/tiles/specialise.py",
         INVARIANCE,
-        ("self.changing |= sizes.keys() - form.static - widths(env)", "pass"),
+        ("self.changing |= named.keys() - form.static - widths(env)", "pass"),
+        ("*[number(items) for number in needed])", "*[0 for number in needed])", NEW_OFFSETS),
+        ("return (fixed, *[sizes[k] for k in fixed],", "return (fixed, *[0 for k in fixed],", NEW_OFFSETS),
     ),
     *_of(
         "serrate/api/eager.py",
@@ -738,8 +755,8 @@ TENSOR = [
         (*STRUCTURE, "tests/tensor/indexing/test_indexing.py"),
         ("return self._facts.get((name, level)) if self._is_current() else None", "return self._facts.get((name, level))"),
         (
-            "self._versions, self._rewritten, self._same = versions, True, None",
-            "self._versions, self._rewritten = versions, True",
+            "self._versions, self._rewritten, self._same = found, True, None",
+            "self._versions, self._rewritten = found, True",
         ),
         ("starts = self.starts[start:stop] - first", "starts = self.starts[start:stop]"),
         ("if level < self.depth - 1:", "if level < self.depth:"),
