@@ -232,12 +232,16 @@ class Write:
 
 @dataclass(frozen=True, eq=False)
 class Prefetch:
-    """A hint that the elements at `index` are needed soon. They may lie past the tensor's end; semantically a no-op."""
+    """A hint that the elements at `index` are needed soon. They may lie past the tensor's end; semantically a no-op.
+
+    What is needed within a few iterations is `near`: it should be in the first level of the cache.
+    """
 
     lanes: Lanes
     guard: Guard
     tensor: Tensor
     index: tuple[Expr, ...]
+    near: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from serrate.lower.blocks import blocks
 from serrate.lower.limits import limits_of
 from serrate.lower.passes.collect import collect
 from serrate.lower.passes.end_loops import end_loops
+from serrate.lower.passes.gathers import gathers
 from serrate.lower.passes.guess_maxima import guess_maxima
 from serrate.lower.passes.inside import inside
 from serrate.lower.passes.lane_partials import lane_partials
@@ -31,6 +32,7 @@ from serrate.lower.passes.prefetch import prefetch
 from serrate.lower.passes.strip_mine import strip_mine
 from serrate.lower.passes.tabulate import tabulate
 from serrate.lower.passes.unfold import unfold
+from serrate.lower.passes.unswitch import unswitch
 from serrate.lower.statements import block_statements
 from serrate.lower.verify import verify_loops
 from serrate.schedule.target import Target
@@ -58,6 +60,8 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (True, inside),
         # prefetch the next row while processing the current one
         (True, prefetch),
+        # loop over indices from memory, and prefetch the rows they select
+        (target.lanes_in_order, gathers),
         # keep one partial result per innermost lane while reducing over several lanes
         (target.lanes_in_order, lane_partials),
         # hoist array reads and searches as far out as possible, and name them
@@ -67,6 +71,8 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         # split deep sums: over lanes by strip-mining, over loops by flushing into a wider block
         (target.lanes_in_order, strip_mine),
         (True, functools.partial(long_sums, branches=target.branches)),
+        # test conditions of reads once, where they are the same in all lanes
+        (target.lanes_in_order, unswitch),
         # list the arrays and extents that the caller supplies
         (True, collect),
     ]

@@ -266,3 +266,58 @@ def test_a_block_that_is_read_along_another_lane_is_narrowed_along_the_others() 
     loops = str(k.on("reference").variants(x, w)[0].executable.program)
     end = next(line for line in loops.splitlines() if "serial qo <" in line)
     assert "min(" in end and "_offsets0" in end, end
+
+
+# --- gathers ----------------------------------------------------------------------------------------------------------------
+
+
+def _bags(mode: str, width: int | None = 16, weighted: bool = False) -> ir.Fusion:
+    with ir.Fusion("bags") as f:
+        table, ids = f.input((9, width), F32), f.input((None,), torch.int64)
+        offsets = f.input((None,), torch.int64)
+        weights = ops.as_nested(f.input((None,), F32), offsets) if weighted else None
+        f.output(ops.embedding_bag(ops.as_nested(ids, offsets), table, mode=mode, per_sample_weights=weights))
+    return f
+
+
+def test_indices_are_read_once_and_rows_are_prefetched(shown: Callable[[], list[str]]) -> None:
+    bags = _bags("sum").compile("reference", "maskless")
+    bags(torch.ones(9, 16), torch.tensor([8, 1, 0]), torch.tensor([0, 2, 3]))
+    last = shown()[-1]
+    lines = [line.strip() for line in last.split("kernel", 1)[1].split("\n")]
+    ids = [line for line in lines if ":= T1[" in line]
+    assert len(ids) == 2 and any("min(" in line and "n0 - 1" in line for line in ids), "this index, and a later one"
+    assert any(line.startswith("[d1:16] prefetch T0[") for line in lines), lines
+    assert sum("T0[" in line and "sum=" in line and " if " not in line for line in lines) == 1, (
+        "the check is outside of the lanes"
+    )
+    assert not any("4096" in line for line in lines), "one loop over the bag"
+
+
+def test_rows_that_are_narrow_stay_lanes(shown: Callable[[], list[str]]) -> None:
+    _bags("sum", 4).compile("reference", "maskless")(torch.ones(9, 4), torch.tensor([8, 1, 0]), torch.tensor([0, 2, 3]))
+    assert not any("prefetch" in text for text in shown())
+
+
+@pytest.mark.parametrize("strategy", ["maskless", "masked", "persistent_dynamic"])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_gathered_rows_outside_the_table_are_zeros(strategy: str, mode: str) -> None:
+    table = torch.randn(9, 16)
+    lengths = [0, 300, 1, 0, 7, 2]
+    ids = torch.randint(-3, 12, (sum(lengths),))
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    rows = torch.stack([table[i] if 0 <= i < 9 else torch.zeros(16) for i in ids.tolist()])
+    bags = rows.double().split(lengths)
+    want = torch.stack(
+        [getattr(torch, {"max": "amax"}.get(mode, mode))(b, 0) if len(b) else torch.zeros(16) for b in bags]
+    ).float()
+    torch.testing.assert_close(_bags(mode).compile("cpp", strategy)(table, ids, offsets), want)
+
+
+def test_a_weight_that_is_not_a_number_spoils_rows_outside_the_table_too() -> None:
+    weights = torch.tensor([float("nan"), 2.0, float("inf")])
+    found = _bags("sum", weighted=True).compile("cpp")(
+        torch.ones(9, 16), torch.tensor([20, 1, 2]), torch.tensor([0, 1, 2, 3]), weights
+    )
+    assert found.isnan().any(1).tolist() == [True, False, False]
+    assert found[:, 0].tolist()[1:] == [2.0, float("inf")]

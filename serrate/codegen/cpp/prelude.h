@@ -106,6 +106,12 @@ static inline void narrow(bf16* __restrict to, const f32* __restrict from, i64 c
     *(stored*)(to + i) = __builtin_shufflevector((halves)c, (halves)d, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                                                  33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63);
   }
+  typedef u16 half __attribute__((vector_size(32), aligned(2), may_alias));
+  for (; i + 16 <= count; i += 16) {
+    const floats x = *(const floats*)(from + i);
+    const bits a = (bits)x;
+    *(half*)(to + i) = __builtin_convertvector((x != x ? bits{} + 0x7fc00000u : a + 0x7fffu + (a >> 16 & 1u)) >> 16, half);
+  }
 #endif
   for (; i < count; i++) store(to[i], from[i]);
 }

@@ -332,6 +332,8 @@ class _CppPrinter(Text):
             product(self, first)
             return
         if all(isinstance(node, Prefetch) for node in group):
+            if len(first.lanes) == 1:
+                self._prefetches(group, first.lanes[0], first.lanes[0].size)
             return
         lanes, bounds, conditions = first.lanes, self.bounds(first.lanes, first.guard), self.outside(first)
         for condition in conditions:
@@ -514,7 +516,8 @@ class _CppPrinter(Text):
                 if start is not None:
                     step = max(64 // node.tensor.dtype.itemsize, 1)
                     place = f"{node.tensor.name} + {self.index(start)} + {done}k"
-                    self.put(f"for (i64 k = 0; k < {size}; k += {step}) __builtin_prefetch({place}, 0, 2);")
+                    level = 3 if node.near else 2
+                    self.put(f"for (i64 k = 0; k < {size}; k += {step}) __builtin_prefetch({place}, 0, {level});")
 
     def _statements(self, group: Sequence[Block], here: dict[Local, str], staged: Streaming) -> None:
         scalars = self.scalars()
