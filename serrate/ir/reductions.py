@@ -107,9 +107,10 @@ class Weighing:
 
     function: str
     """The weight of an element: this elementwise function of the element and of the final first state."""
-    with_totals: Callable[[int, bool], Reduction]
-    """The same reduction with several totals; it takes the element, and for each total the values to weigh. If the flag is set,
-    also a scale of the last ones."""
+    with_totals: Callable[[int, bool, bool], Reduction]
+    """The same reduction with several totals; it takes the element, and for each total the values to weigh. If the first flag is
+    set, also a scale of the last ones. If the second is set, the first total only divides the others: it may be NaN where they
+    are, and costs less."""
 
 
 @dataclass(frozen=True)
@@ -334,7 +335,7 @@ def _rescaled(a: States, b: States) -> States:
     return (_call("maximum", m1, m2), *totals)
 
 
-def _rescaled_once(block: Block, carried: States, new: States, *, scaled: bool = False) -> None:
+def _rescaled_once(block: Block, carried: States, new: States, *, scaled: bool = False, power: str = "exp_diff") -> None:
     """Takes the block's maximum first: totals are rescaled once, and every element adds its power relative to the new maximum.
 
     If the last weight is `scaled`, the scale goes with the power, so that the weight alone is the other side of a product.
@@ -345,15 +346,15 @@ def _rescaled_once(block: Block, carried: States, new: States, *, scaled: bool =
     scale = _call("exp_diff", m, grown)
     scale = block.once(0, scale) if len(totals) > 1 else scale
     block.update((grown, *(_call("mul", t, scale) for t in totals)))
-    power = call("exp_diff", x, m, dtype=m.dtype)
-    power = block.each(power) if len(totals) > 1 else power
+    powers = call(power, x, m, dtype=m.dtype)
+    powers = block.each(powers) if len(totals) > 1 else powers
     if scaled:
         assert isinstance(weights[-1], Call)
         scale, weights[-1] = weights[-1].args
     for k, weight in enumerate(weights, 1):
         if scaled and k == len(weights):
-            power = block.each(_call("mul", power, scale))
-        block.into(k, "sum", _weighted(power, weight))
+            powers = block.each(_call("mul", powers, scale))
+        block.into(k, "sum", _weighted(powers, weight))
 
 
 def _weighted(power: Value, weight: Value) -> Value:
@@ -369,11 +370,12 @@ def _powers(new: States, maximum: Value) -> States:
 
 
 @functools.cache
-def softmax(totals: int, scaled: bool = False) -> Reduction:
+def softmax(totals: int, scaled: bool = False, divides: bool = False) -> Reduction:
     """The maximum, and totals of weights times e^(x - maximum): for attention, the weights are 1 and the columns of the values.
 
     Takes x and a weight for each total; with x alone, one total with weights 1. With `scaled`, takes a number by which the last
-    weight is multiplied, too: for attention with dropout, which of the elements are kept.
+    weight is multiplied, too: for attention with dropout, which of the elements are kept. With `divides`,
+    the first total only divides the others, and may be NaN if the maximum is infinite.
     """
     names = ["total"] if totals == 1 else [f"total{k}" for k in range(1, totals + 1)]
     return Reduction(
@@ -382,7 +384,7 @@ def softmax(totals: int, scaled: bool = False) -> Reduction:
         _scaled if scaled else _weighed,
         _rescaled,
         commutative=True,
-        in_block=functools.partial(_rescaled_once, scaled=True) if scaled else _rescaled_once,
+        in_block=functools.partial(_rescaled_once, scaled=scaled, power="exp_below" if divides else "exp_diff"),
         two_pass=TwoPass(SOFTMAX_MAX, SUM, _powers),
         weighing=Weighing("exp_diff", softmax) if totals == 1 else None,
         neutral_value=_minus_infinity,

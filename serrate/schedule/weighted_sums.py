@@ -73,7 +73,7 @@ def online(program: TileProgram, phase: Phase) -> TileProgram:
     states = Accumulate(
         (*parts.total.targets, sums),
         leaf.index,
-        parts.weighing.with_totals(2, parts.scale is not None),
+        parts.weighing.with_totals(2, parts.scale is not None, _only_divides(program, parts)),
         (parts.total.values[0], constant(1.0, sums.dtype), parts.value, *(() if parts.scale is None else (parts.scale,))),
         leaf.over,
         places=(at, at, leaf.index),
@@ -107,6 +107,15 @@ def _recognised(program: TileProgram, phase: Phase, leaf: Accumulate) -> _Weight
             if factored is not None:
                 return _WeightedSum(statistics, weights, factored[0], weighing, other, *factored[1:])
     raise ScheduleError(f"phase {phase.name} is not a sum of values times the weights of a reduction")
+
+
+def _only_divides(program: TileProgram, parts: _WeightedSum) -> bool:
+    """Whether the reduction's own total goes only into what its weights are divided by."""
+    total = parts.total.targets[1]
+    readers = [p for p in program.phases if total in {t.memory for t in p.reads} and p not in (parts.statistics, parts.weights)]
+    made = {tensor for phase in readers for tensor in phase.writes}
+    others = (p for p in program.phases if p is not parts.weights and made & {t.memory for t in p.reads})
+    return all(t.role is Role.SCRATCH for t in (total, *made)) and not any(others)
 
 
 def _uncast(value: Value) -> Value:

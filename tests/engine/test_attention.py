@@ -277,3 +277,27 @@ def test_ragged_queries_see_dense_keys() -> None:
     assert found.structure is q.structure
     for own, a, b, got in zip(q, k, v, found, strict=True):
         torch.testing.assert_close(got, F.scaled_dot_product_attention(own, a, b), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_infinite_scores_are_what_torch_makes_of_them(backend: str) -> None:
+    q, k, v = (JaggedTensor.from_lengths(torch.rand(43, 1, 2) + 0.1, [3, 40]) for _ in range(3))
+    q.values[1] = float("inf")
+    k.values[20] = float("-inf")
+    got = fusion_of(1, 2, 2, False).compile(backend)(q.values, k.values, v.values, q.offsets)
+    wanted = by_sequence(q, k, v)
+    assert wanted.isnan().any() and wanted.isfinite().any()
+    torch.testing.assert_close(got.values.double(), wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_the_sum_of_powers_of_infinite_scores_is_kept_where_somebody_asks_for_it() -> None:
+    def attend(q: JaggedTensor) -> tuple[JaggedTensor, JaggedTensor]:
+        scores = q @ q.transpose(1, 2)
+        return torch.softmax(scores, dim=2) @ q, torch.logsumexp(scores, dim=2)
+
+    q = JaggedTensor.from_lengths(torch.rand(43, 2) + 0.1, [3, 40])
+    q.values[1] = float("inf")
+    _, got = serrate.jit(attend)(q)
+    wanted = torch.cat([torch.logsumexp(x.double() @ x.double().t(), 1) for x in q.unbind()])
+    assert wanted.isinf().any()
+    torch.testing.assert_close(got.values.double(), wanted, rtol=1e-4, atol=1e-5, equal_nan=True)

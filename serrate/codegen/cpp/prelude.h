@@ -608,6 +608,12 @@ template <class T> static void turned(T* __restrict to, i64 ld, const T* __restr
     for (i64 i = 0; i < rows; i++) to[i * ld + j] = from[j * stride + i];
 }
 
+// Rows that are needed soon.
+static inline void fetch_rows(const void* from, i64 stride, i64 bytes, i64 rows) {
+  for (const char* row = (const char*)from; rows > 0; rows--, row += stride)
+    for (i64 line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, 2);
+}
+
 // acc[m][n] += a[m][k] * b[k][n]: rows of a `am` apart, rows of b `bk` apart, columns of b side by side.
 // Not inlined: a call is nothing beside its products, and one copy is compiled once.
 template <int M, int W, int NV, class T> __attribute__((noinline)) static void dot_rows(T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 depth) {
@@ -623,7 +629,7 @@ template <int M, int W, int NV, class T> __attribute__((noinline)) static void d
     for (int j = 0; j < NV; j++) y[j] = *(const vec*)(b + k * bk + j * W);
 #pragma GCC unroll 16
     for (int i = 0; i < M; i++) {
-      // One number in all lanes, made here: g++ would load as many numbers as there are lanes, past the end of a.
+      // One number in all lanes, made here: in the loop over lanes, g++ loads as many numbers, and then uses the first.
       const vec x = a[i * am + k] - vec{};
 #pragma GCC unroll 4
       for (int j = 0; j < NV; j++) c[i][j] = fused_lanes<T, vec>(x, y[j], c[i][j]);

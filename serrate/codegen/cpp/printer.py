@@ -14,7 +14,7 @@ import torch
 
 from serrate.codegen.cpp.index_set_split import IndexSetSplit, cut_of, moves
 from serrate.codegen.cpp.names import RESERVED
-from serrate.codegen.cpp.products import product
+from serrate.codegen.cpp.products import fetch, product
 from serrate.codegen.cpp.statements import accumulated, along, clause, identity, size_of, unrounded, wraps
 from serrate.codegen.cpp.streams import Stage, Straight, block_bytes, moved, streaming_of
 from serrate.codegen.cpp.text import Text
@@ -334,6 +334,10 @@ class _CppPrinter(Text):
         if all(isinstance(node, Prefetch) for node in group):
             if len(first.lanes) == 1:
                 self._prefetches(group, first.lanes[0], first.lanes[0].size)
+                return
+            for node in group:
+                assert isinstance(node, Prefetch)
+                fetch(self, node)
             return
         lanes, bounds, conditions = first.lanes, self.bounds(first.lanes, first.guard), self.outside(first)
         for condition in conditions:

@@ -5,6 +5,7 @@ In: a `Dot`. Out: a call of the prelude's product, preceded by copies of operand
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +13,9 @@ import torch
 from serrate.codegen.cpp.text import Text
 from serrate.codegen.cpp.values import computed, ctype
 from serrate.errors import VerificationError
-from serrate.ir.expr import Sum, const
-from serrate.ir.loops import Dot, Held, Lane, Load
-from serrate.ir.values import Call, Value
+from serrate.ir.expr import Expr, Sum, const
+from serrate.ir.loops import Dot, Held, Lane, Load, Prefetch
+from serrate.ir.values import Call, Tensor, Value
 
 PAIRED = 32
 """Columns of a block whose bfloat16 products are summed in pairs."""
@@ -43,6 +44,17 @@ def product(text: Text, node: Dot) -> None:
     name = f"dot_pairs<{rows.size}, {depth.size}, {lies}>" if pairs else f"dot<{kind}, {lies}>"
     text.put(f"{name}({to}, {columns.size}, {a}, {am}, {b}, {bk}, {extents});")
     text.close()
+
+
+def fetch(text: Text, hint: Prefetch) -> None:
+    """A hint as a loop over cache lines, if it names rows of contiguous elements."""
+    for outer, inner in (hint.lanes, hint.lanes[::-1]) if len(hint.lanes) == 2 else ():
+        rows = _rows_of(text, hint.tensor, hint.index, outer, inner)
+        if rows is not None:
+            bounds, size = text.bounds(hint.lanes, hint.guard), f"(i64)sizeof({ctype(hint.tensor.dtype)})"
+            count, width = (text.limit(lane, bounds[lane]) for lane in (outer, inner))
+            text.put(f"fetch_rows({rows[0]}, {rows[1]} * {size}, {width} * {size}, {count});")
+            return
 
 
 @dataclass(frozen=True)
@@ -82,14 +94,9 @@ def _is_bfloat16(value: Value) -> bool:
 def _operand(text: Text, value: Value, outer: Lane, inner: Lane, ranges: dict[Lane, _LaneRange], kind: str) -> tuple[str, str]:
     """A pointer to the operand and its row stride; columns are contiguous."""
     if isinstance(value, Load) and ctype(value.dtype) == kind and not value.guard:
-        flat = text.flat_expr(value.tensor, value.index)
-        terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
-        first, second, third = (flat.substitute({outer.symbol: const(k), inner.symbol: const(0)}) for k in range(3))
-        stride = second - first
-        # Rows that are looked up (those of different components may lie anywhere) have no fixed stride.
-        even = (third - second - stride).value == 0
-        if terms.get(inner.symbol) == 1 and even and not stride.symbols & {outer.symbol, inner.symbol}:
-            return f"{value.tensor.name} + {text.index(first)}", f"({text.index(stride)})"
+        rows = _rows_of(text, value.tensor, value.index, outer, inner)
+        if rows is not None:
+            return rows
     if isinstance(value, Held) and value.local.lanes == (outer, inner) and computed(value.dtype) == kind:
         return value.local.name, str(inner.size)
     name = text.fresh()
@@ -118,11 +125,17 @@ def _across(text: Text, value: Value, outer: Lane, inner: Lane, kind: str) -> tu
     """A pointer to an operand with contiguous rows, and its column stride; None for others."""
     if not isinstance(value, Load) or ctype(value.dtype) != kind or value.guard:
         return None
-    flat = text.flat_expr(value.tensor, value.index)
+    return _rows_of(text, value.tensor, value.index, inner, outer)
+
+
+def _rows_of(text: Text, tensor: Tensor, index: Sequence[Expr], outer: Lane, inner: Lane) -> tuple[str, str] | None:
+    """A pointer to rows of contiguous elements, and how far apart they are; None for others."""
+    flat = text.flat_expr(tensor, index)
     terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
-    first, second, third = (flat.substitute({inner.symbol: const(k), outer.symbol: const(0)}) for k in range(3))
+    first, second, third = (flat.substitute({outer.symbol: const(k), inner.symbol: const(0)}) for k in range(3))
     stride = second - first
+    # Rows that are looked up (those of different components may lie anywhere) have no fixed stride.
     even = (third - second - stride).value == 0
-    if terms.get(outer.symbol) != 1 or not even or stride.symbols & {outer.symbol, inner.symbol}:
+    if terms.get(inner.symbol) != 1 or not even or stride.symbols & {outer.symbol, inner.symbol}:
         return None
-    return f"{value.tensor.name} + {text.index(first)}", f"({text.index(stride)})"
+    return f"{tensor.name} + {text.index(first)}", f"({text.index(stride)})"

@@ -1,10 +1,13 @@
-"""Prefetch: while a row is processed in private memory, the next row, which lies right after it, is prefetched.
+"""Prefetch: while a row is processed in private memory, the next row, which lies right after it, is prefetched; and while a
+product of blocks is computed, the block that the next iteration multiplies by.
 
 In: a loop program. Out: the same, with hints. A loop that rereads a row and keeps its results in private memory leaves memory
 bandwidth unused:
 
     serial r < len:  m max= x[start + r]                  serial r < len:  m max= x[start + r]
     serial r < len:  row[r] = exp(x[start + r] - m)  ->   serial r < len:  prefetch x[start + len + r];  row[r] = exp(...)
+
+    serial k < n:  s += q @ x[k]                     ->   serial k < n:  prefetch x[k + 1];  s += q @ x[k]
 
 A loop that keeps nothing already runs at memory speed, and hints would slow it down.
 """
@@ -13,8 +16,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from serrate.ir.expr import Expr, const
-from serrate.ir.loops import Assign, For, Load, LoopProgram, Node, Prefetch, Reduce, Write, bodies, values_of
+from serrate.ir.expr import Expr, Less, const
+from serrate.ir.loops import Assign, Dot, For, Load, LoopProgram, Node, Prefetch, Reduce, Write, bodies, values_of
 from serrate.ir.tile import GRID
 from serrate.ir.values import Role, Tensor
 from serrate.lower.passes.common import Body, effects, inward, kept, per_kernel
@@ -31,6 +34,7 @@ def _body(body: Body) -> Body:
     done = False
     for node in body:
         if isinstance(node, For) and node.kind is not GRID:
+            node = _multiplying(node)
             statements = effects(node.body)
             near = all(isinstance(s, Reduce | Assign) or _is_private(s) for s in statements)
             if near and not done and any(map(_is_private, statements)):
@@ -63,6 +67,23 @@ def _fetching(loop: For, seen: set[Tensor]) -> For:
                     fetched.add((v.tensor, index))
         out.append(node)
     return replace(loop, body=tuple(out)) if fetched else loop
+
+
+def _multiplying(loop: For) -> For:
+    """A loop with a hint before each product, for the right operand of the next iteration."""
+    out: list[Node] = []
+    for node in loop.body:
+        right = node.right if isinstance(node, Dot) else None
+        if isinstance(node, Dot) and isinstance(right, Load) and right.tensor.role is Role.INPUT and not right.guard:
+            after: dict[Expr, Expr] = {loop.symbol: loop.symbol + 1}
+            index = tuple(e.substitute(after) for e in right.index)
+            if index != right.index:
+                rows, *lanes = node.lanes
+                conditions = (g for g in node.guard if rows.symbol not in g.symbols)
+                guard = tuple(Less(g.left.substitute(after), g.right.substitute(after)) for g in conditions)
+                out.append(Prefetch(tuple(lanes), guard, right.tensor, index))
+        out.append(node)
+    return replace(loop, body=kept(loop.body, out))
 
 
 def _length(node: Reduce | Write, loop: For) -> Expr | None:
