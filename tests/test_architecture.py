@@ -122,3 +122,12 @@ def test_first_calls_go_through_the_files_that_the_page_lists() -> None:
     for run, listed in zip(runs, (steps[:10], steps[10:]), strict=True):
         expected = [(file, name) for _, file, name in listed]
         assert [call for call in first_calls(run) if call in expected] == expected
+
+
+def test_the_page_lists_all_passes_in_their_order() -> None:
+    table = (DOCS / "architecture.md").read_text().partition("| pass | what it does | runs |")[2].partition("\n\n")[0]
+    listed = [name for row in table.splitlines() for name in re.findall(r"`([a-z_]+)`", row.partition(" | ")[0])]
+    for target in (CPU, GPU):
+        wanted = [name for name, _ in passes(target)]
+        assert [name for name in listed if name in wanted] == wanted
+    assert set(listed) == {name for target in (CPU, GPU) for name, _ in passes(target)}

@@ -23,6 +23,7 @@ from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped, refuse_nest
 from serrate.frontend.random_numbers import random_numbers_refused
 from serrate.ir.expr import Symbol
 from serrate.ir.fusion import Fusion
+from serrate.ir.values import DTYPES
 from serrate.ir.view import TensorView, is_user_file, standing_for, user_line
 from serrate.tensor import JaggedTensor, KeyedJaggedTensor, Structure
 from serrate.tensor.rows import Rows
@@ -31,11 +32,6 @@ from serrate.tensor.torch_private import version
 _ = torch_names  # imported for its side effects
 
 Key = tuple[Any, ...]
-COMPUTED = (
-    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-)
-"""The dtypes that programs compute with."""
 Pattern = tuple[int | None, ...]
 
 
@@ -174,9 +170,9 @@ def _of_rows(rows: Rows) -> list[torch.Tensor]:
 
 def _input(fusion: Fusion, tensor: torch.Tensor, told: Iterator[int | None], ragged: Collection[int] = ()) -> TensorView:
     """Declares an input for a tensor with the next sizes, and records their values in this call."""
-    if tensor.dtype not in COMPUTED:
+    if tensor.dtype not in DTYPES:
         raise DtypeError(
-            f"{tensor.dtype} is not supported in compiled programs: convert it first, to one of {', '.join(map(str, COMPUTED))}"
+            f"{tensor.dtype} is not supported in compiled programs: convert it first, to one of {', '.join(map(str, DTYPES))}"
         )
     shape = [next(told, None if dim in ragged else size) for dim, size in enumerate(tensor.shape)]
     view = fusion.input(shape, tensor.dtype)

@@ -436,6 +436,13 @@ def _moved(at: IterDomain | Place | None, domains: Mapping[int, IterDomain | Non
     return None if at is None else domains.get(at.uid, at)
 
 
+DTYPES = (
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+)
+"""The dtypes that programs support."""
+
+
 def carried_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that values are computed in: float32 for 16-bit floats, otherwise unchanged."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

@@ -34,7 +34,7 @@ class CheckTime(Enum):
     NEVER = "never"
 
 
-class Measured(NamedTuple):
+class MeasuredLengths(NamedTuple):
     """What a check measured on one level."""
 
     shortest: int
@@ -130,21 +130,21 @@ def check_layout(name: str, tensors: Sequence[Tensor], total: int | None = None)
 # --- offsets ---
 
 
-def check_offsets(tensors: Sequence[Tensor], total: int | None) -> list[Measured]:
+def check_offsets(tensors: Sequence[Tensor], total: int | None) -> list[MeasuredLengths]:
     """Checks offsets on the host; `total` is the number of positions in the values, if known.
 
     >>> check_offsets([torch.tensor([0, 4, 9, 7])], 7)
     Traceback (most recent call last):
     serrate.errors.StructureError: offsets must not decrease: offsets[3] = 7 < offsets[2] = 9
     """
-    found: list[Measured] = []
+    found: list[MeasuredLengths] = []
     for position, level in enumerate(tensors):
         lengths, few = _summarize_offsets(level)
         first, end, shortest, longest = [number.item() for number in few] if len(few) == 4 else (*map(int, few), 0, 0)
         expected = mistakes.expected_end("offsets", tensors, position, total)
         if first or shortest < 0 or (expected is not None and end != expected) or _may_wrap(level, lengths, longest):
             mistakes.explain_offsets(tensors, total)
-        found.append(Measured(int(shortest), int(longest), int(end), lengths if level.dim() == 1 else None))
+        found.append(MeasuredLengths(int(shortest), int(longest), int(end), lengths if level.dim() == 1 else None))
     return found
 
 
@@ -203,21 +203,21 @@ def _may_wrap(level: Tensor, lengths: Tensor, longest: float) -> bool:
 # --- lengths ---
 
 
-def check_lengths(tensors: Sequence[Tensor], total: int | None) -> list[Measured]:
+def check_lengths(tensors: Sequence[Tensor], total: int | None) -> list[MeasuredLengths]:
     """Checks lengths on the host; `total` is the number of positions in the values, if known.
 
     >>> check_lengths([torch.tensor([2, -1])], 1)
     Traceback (most recent call last):
     serrate.errors.StructureError: lengths must not be negative: lengths[1] = -1
     """
-    found: list[Measured] = []
+    found: list[MeasuredLengths] = []
     for position, level in enumerate(tensors):
         count = level.numel()
         shortest, longest, end = [number.item() for number in (*level.aminmax(), level.sum())] if count else (0, 0, 0)
         expected = mistakes.expected_end("lengths", tensors, position, total)
         if shortest < 0 or (expected is not None and end != expected) or count * longest > LARGEST[torch.int64]:
             mistakes.explain_lengths(tensors, total)
-        found.append(Measured(int(shortest), int(longest), int(end), None))
+        found.append(MeasuredLengths(int(shortest), int(longest), int(end), None))
     return found
 
 
