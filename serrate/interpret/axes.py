@@ -18,13 +18,15 @@ from torch import Tensor
 class ConcreteAxis:
     """What a dim runs over, compared by identity: the tiles of one loop, or a fixed number of anonymous lanes."""
 
-    __slots__ = ("lanes", "named", "what")
+    __slots__ = ("lanes", "named", "tile", "what")
 
     def __init__(self, what: str, *, named: bool = True, lanes: int | None = None) -> None:
         self.what = what
         self.named = named
         self.lanes = lanes
         """The block size fixed by the user, if any; a value over tiles of one lane is a scalar."""
+        self.tile: Any = None
+        """The current tile of the loop, if it is one."""
 
     @property
     def open(self) -> bool:

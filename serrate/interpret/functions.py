@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from serrate.frontend.kernel.machine import refuse
+from serrate.frontend.kernel.random import random_bits
 from serrate.frontend.kernel.values import Lanes
 from serrate.frontend.kernel.vocabulary import ELEMENTWISE, expand_keys, instead, name_of, regroup
 from serrate.interpret import reducing
@@ -32,7 +33,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
     """The result of a torch function on tiles."""
     name = name_of(function)
     with torch._C.DisableTorchFunction():
-        if name in ELEMENTWISE:
+        if name in ELEMENTWISE or function is random_bits:
             return elementwise(function, name, args, kwargs)
         found = SHAPING.get(name) or reducing.FUNCTIONS.get(name)
         if found is None:

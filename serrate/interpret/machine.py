@@ -64,6 +64,11 @@ class Interpreting(KernelRun):
         with torch._C.DisableTorchFunction():
             return ConcreteValue(torch.tensor(list(numbers), dtype=dtype, device="cpu"), [fixed(len(numbers))])
 
+    def positions(self, dim: Any) -> ConcreteValue:
+        """The positions of a tile, also where its block size stands for it, or of the lanes of a number."""
+        tile = dim.axis.tile if isinstance(dim, BlockSize) else None
+        return _lanes(dim if tile is None else tile)
+
     def number(self, value: Any, what: str) -> int:
         """A size as a number."""
         return loops.number_of(value, what)

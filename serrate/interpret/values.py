@@ -175,6 +175,7 @@ class ConcreteTile(values.Tile):
         pending: tuple[Pending, ...] = (),
     ) -> None:
         self.axis = axis
+        axis.tile = self
         self.born = current("a tile").clock
         self.id = number
         self.begin = bounds[0] + number * block

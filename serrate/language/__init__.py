@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from serrate.frontend.kernel import random
 from serrate.frontend.kernel.machine import current, refuse
 from serrate.frontend.kernel.values import Tile, TileValue
 from serrate.tensor import JaggedTensor
@@ -30,6 +31,8 @@ __all__ = [
     "grid",
     "jagged_tile",
     "load",
+    "rand",
+    "randint",
     "register_block_size",
     "register_tunable",
     "specialize",
@@ -116,6 +119,31 @@ def zeros(shape: Sequence[Any], dtype: torch.dtype = torch.float32) -> TileValue
 def arange(start: Any, end: Any = None, step: int = 1, dtype: torch.dtype = torch.int64) -> TileValue:
     """Numbers for a fixed number of lanes, as `torch.arange`; of a block size, for the lanes of its tile."""
     return current("hl.arange").arange(start, end, step, dtype)  # type: ignore[no-any-return]
+
+
+def rand(shape: Sequence[Any], seed: Any) -> TileValue:
+    """Uniform random numbers in [0, 1) for every lane of these tiles, block sizes or numbers.
+
+    A number is a function of the seed and of the positions of its lane: the same whatever runs the kernel, and in what blocks. A
+    seed is a whole number or a tensor without dims; pass `torch.randint(2**62, ())` where each call should draw others.
+
+    >>> import serrate
+    >>> import serrate.language as hl
+    >>> @serrate.kernel
+    ... def dropped(x: torch.Tensor, p: float, seed: torch.Tensor):
+    ...     out = torch.empty_like(x)
+    ...     for tile in hl.tile(x.shape[0]):
+    ...         out[tile] = torch.where(hl.rand([tile], seed) < p, 0.0, x[tile] / (1 - p))
+    ...     return out
+    >>> dropped(torch.ones(6), 0.5, torch.tensor(3))
+    tensor([2., 0., 2., 2., 0., 2.])
+    """
+    return random.rand(shape, seed)  # type: ignore[no-any-return]
+
+
+def randint(shape: Sequence[Any], low: int, high: int, seed: Any) -> TileValue:
+    """Random int32 from `low` to `high` - 1, as `hl.rand` draws."""
+    return random.randint(shape, low, high, seed)  # type: ignore[no-any-return]
 
 
 def specialize(value: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 from serrate.errors import SerrateError
 from serrate.frontend import torch_names
 from serrate.frontend.kernel.machine import refuse
+from serrate.frontend.kernel.random import random_bits
 from serrate.frontend.kernel.vocabulary import instead
 from serrate.frontend.ops.common import Lifted
 from serrate.ir.expr import Expr, maximum, minimum
@@ -70,8 +71,16 @@ def elementwise(trace: Trace, function: Callable[..., Any], name: str, args: Seq
     kwargs = {k: new.get(id(a), a) for k, a in kwargs.items()}
     conditions = [c for m in moved for c in m.conditions]
     fed = [f for m in moved for f in m.fed]
-    value = _as_index(name, args, kwargs) or _bits(name, args) or pointwise(function, name, args, kwargs)
-    return Traced(value, axes, conditions, fed)
+    value = _as_index(name, args, kwargs) or _bits(name, args) or _random(function, args)
+    return Traced(value or pointwise(function, name, args, kwargs), axes, conditions, fed)
+
+
+def _random(function: Callable[..., Any], args: Sequence[Any]) -> Value | None:
+    """Random bits, which traced functions do not spell."""
+    if function is not random_bits:
+        return None
+    seed, position = (cast(as_traced(a), torch.int64).value for a in args[::2])
+    return call("random_bits", seed, constant(args[1], torch.int64), position, dtype=torch.int32)
 
 
 def _as_index(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value | None:

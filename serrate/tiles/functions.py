@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from serrate.frontend.kernel.machine import refuse
+from serrate.frontend.kernel.random import random_bits
 from serrate.frontend.kernel.vocabulary import ELEMENTWISE, instead, name_of
 from serrate.ir.expr import Less, const
 from serrate.ir.loops import Number
@@ -32,7 +33,7 @@ def dispatch(trace: Trace, function: Callable[..., Any], args: Sequence[Any], kw
         return _getitem(trace, args[0], args[1])
     args = [_operand(trace, a) for a in args]
     kwargs = {k: _operand(trace, a) for k, a in kwargs.items()}
-    if name in ELEMENTWISE:
+    if name in ELEMENTWISE or function is random_bits:
         return elementwise(trace, function, name, args, kwargs)
     found = FUNCTIONS.get(name)
     if found is None:

@@ -294,6 +294,15 @@ class Trace:
             return Traced(cast(value, dtype).value, axes, ends, value.fed)
         return Traced(constant(value, dtype), axes, ends)
 
+    def positions(self, dim: Any) -> Traced:
+        """The positions of a tile, or of the lanes of a number."""
+        if isinstance(dim, TracedTile):
+            return dim.index
+        axis = self._dim(dim)
+        if axis is None:
+            return Traced(number(const(0)), [None])
+        return Traced(number(axis.position), [axis], [Condition(Less(axis.position, axis.end), False)] if axis.looped else [])
+
     def _dim(self, size: Any) -> Axis | None:
         if isinstance(size, (TracedTile, OpenSize)):
             return size.axis

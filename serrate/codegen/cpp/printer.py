@@ -50,10 +50,11 @@ from serrate.ir.loops import (
     factors_of,
     held,
     nodes,
+    symbols_of,
     values_of,
 )
 from serrate.ir.tile import GRID
-from serrate.ir.values import Call, Constant, Role, Tensor
+from serrate.ir.values import Call, Role, Tensor, Value
 from serrate.lower.names import array_names
 from serrate.lower.nests import joins, locals_of
 
@@ -409,7 +410,7 @@ class _CppPrinter(Text):
         found = (v for node in group for value in values_of(node) for v in value.walk())
         for call in [v for v in found if isinstance(v, Call) and v.function == "random_bits" and v not in self.drawn]:
             seed, word, position = call.args
-            if not isinstance(position, Number) or not isinstance(word, Constant) or not isinstance(seed, Load | Number):
+            if not isinstance(position, Number) or not self._is_scalar(seed, lanes) or not self._is_scalar(word, lanes):
                 continue
             at = self.unlaned(position.expr)
             first = at.substitute({lane.symbol: const(0) for lane in lanes})
@@ -418,12 +419,21 @@ class _CppPrinter(Text):
                 place = place * lane.size + lane.symbol
             if at - first is not place or call in self.drawn:
                 continue
-            bits, run = self.fresh(), self.fresh()
+            bits, run, scalars = self.fresh(), self.fresh(), self.scalars()
             count = f"larger<i64>(0, {limit}) * {size_of(lanes[1:])}"
-            key = self.load(seed) if isinstance(seed, Load) else self.index(seed.expr)
+            key = f"{scalars.text(seed)}, {scalars.text(word)}"
+            for line in scalars.lines:
+                self.put(line)
             self.put(f"alignas(64) u32 {bits}[{size_of(lanes) + 67}];")
-            self.put(f"const i32* {run} = random_run({bits}, {key}, {word.number}, {self.index(first)}, {count});")
+            self.put(f"const i32* {run} = random_run({bits}, {key}, {self.index(first)}, {count});")
             self.drawn[call] = f"{run}[{self.index(place)}]"
+
+    def _is_scalar(self, value: Value, lanes: Lanes) -> bool:
+        """Whether a value is the same for all positions of some lanes, and can be computed even if there are none."""
+        inner = {lane.symbol for lane in lanes}
+        if any(isinstance(v, Load) and v.index for v in value.walk()):
+            return False
+        return not inner & {s for symbol in symbols_of(value) for s in self.unlaned(symbol).symbols}
 
     def _conditions(self, group: Sequence[Block], lane: Lane) -> None:
         for condition in self.unbounded(group[0].lanes, group[0].guard, lane):

@@ -4,7 +4,7 @@ In: a machine, made current with `running`. Out: `current()`, which `serrate.lan
 with the user's line.
 
 A machine has a method for every construct of the language: `call` for torch's functions, `load` and `store`, `ranges`,
-`jagged_range`, `full`, `arange`, `number`, `block_size`, `dot`, `associative_scan`, `fill`.
+`jagged_range`, `full`, `arange`, `positions`, `number`, `block_size`, `dot`, `associative_scan`, `fill`.
 """
 
 from __future__ import annotations

@@ -66,6 +66,9 @@ def instead(name: str) -> str:
         "var": "use (x - x.mean(dim, keepdim=True)).square().mean(dim)",
         "std": "use (x - x.mean(dim, keepdim=True)).square().mean(dim).sqrt()",
         "norm": "use x.square().sum(dim).sqrt()",
+        "rand_like": "use hl.rand(x.shape, seed)",
+        "randint_like": "use hl.randint(x.shape, low, high, seed)",
+        "dropout": "use torch.where(hl.rand(x.shape, seed) < p, 0.0, x / (1 - p))",
     }
     return known.get(name, "call it on whole tensors before or after the loops, or write it with sums, maxima and torch.where")
 
