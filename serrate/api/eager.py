@@ -20,7 +20,7 @@ import torch.nn.functional as functional
 
 from serrate.api.jit import Jitted
 from serrate.errors import CallError, DtypeError, GradientError, SerrateError, StructureMismatch
-from serrate.frontend.keyed import TracedKeyed, pooled
+from serrate.frontend.keyed import pooled, side_by_side
 from serrate.frontend.ops.common import Lifted, described, python_number
 from serrate.frontend.ops.random import require_probability
 from serrate.frontend.torch_names import ELEMENTWISE
@@ -361,16 +361,13 @@ def install() -> None:
 install()
 
 
-def _pooled(keyed: TracedKeyed, tables: Any, mode: Any, padding_idx: int | None, concat: bool) -> Any:
-    return pooled(keyed, tables, mode, padding_idx, concat)
-
-
-_pooling = Jitted(_pooled, alone=True)
+_pooling = Jitted(pooled, alone=True)
 
 
 def _embedding_bag(keyed: KeyedJaggedTensor, tables: Any, *, mode: Any, padding_idx: int | None, concat: bool) -> Any:
-    # A dict of the class that keys of calls know: modules have their own.
-    return _pooling(keyed, dict(tables.items()), mode, padding_idx, concat)
+    # A plain dict is known by its tables; a ModuleDict or ParameterDict would be an object to look into.
+    found = _pooling(keyed, dict(tables.items()), mode, padding_idx)
+    return side_by_side(keyed, found) if concat else found
 
 
 install_methods(embedding_bag=_embedding_bag)

@@ -56,7 +56,8 @@ class TracedKeyed(KeyedRows):
         concat: bool = False,
     ) -> Any:
         """`KeyedJaggedTensor.embedding_bag` as a part of the traced function."""
-        return pooled(self, tables, mode, padding_idx, concat)
+        found = pooled(self, tables, mode, padding_idx)
+        return side_by_side(self, found) if concat else found
 
 
 def leaves_in(keyed: KeyedJaggedTensor) -> list[JaggedTensor]:
@@ -66,9 +67,9 @@ def leaves_in(keyed: KeyedJaggedTensor) -> list[JaggedTensor]:
 
 
 def pooled(
-    keyed: TracedKeyed, tables: Mapping[str, Any], mode: str | Mapping[str, str], padding_idx: int | None, concat: bool
-) -> Any:
-    """The pooled rows of each key's table: by name, or side by side."""
+    keyed: TracedKeyed, tables: Mapping[str, Any], mode: str | Mapping[str, str], padding_idx: int | None
+) -> dict[str, Any]:
+    """The pooled rows of each key's table, by name."""
     missing = [key for key in keyed if key not in tables]
     if missing:
         raise CallError(f"embedding_bag: there is no table for {', '.join(map(repr, missing))}; the tables are {list(tables)}")
@@ -80,8 +81,11 @@ def pooled(
         weights: Any = keyed.weights_of(key) if keyed.has_weights else None
         given: Any = bags
         found[key] = functional.embedding_bag(given, tables[key], mode=how, per_sample_weights=weights, padding_idx=padding_idx)
-    if not concat:
-        return found
+    return found
+
+
+def side_by_side(keyed: KeyedRows, found: Mapping[str, Any]) -> Any:
+    """Results of all keys as one tensor `[batch, sum of widths]`."""
     if len(set(keyed.rows_per_key)) > 1:
         raise ShapeError(f"embedding_bag: concat=True takes keys with one number of rows, got {keyed.rows_per_key}")
     return torch.cat(list(found.values()), 1)

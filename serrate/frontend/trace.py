@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -106,11 +106,14 @@ def described(value: Any) -> Key:
 def kind_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves, *, alone: bool = False) -> Key:
     """A call's signature, except for sizes."""
     refuse_nested(leaves)
-    jagged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
+    seen = _ByStructure[int]()
     key: list[Any] = [torch.get_default_dtype(), autocast.state(), static_of(args, alone=alone), static_of(kwargs, alone=alone)]
-    for leaf in leaves:
+    for n, leaf in enumerate(leaves):
         if isinstance(leaf, JaggedTensor):
-            first = next(n for n, other in enumerate(jagged) if _same(other, leaf))
+            first = seen.find(leaf)
+            if first is None:
+                first = n
+                seen.add(leaf, n)
             key.append((leaf.values.dtype, leaf.values.ndim, leaf.structure.form, first))
         else:
             key.append((leaf.dtype, leaf.ndim))
@@ -127,6 +130,31 @@ def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
     return told[0] == told[1] and a.structure.known_equal(b.structure)
 
 
+T = TypeVar("T")
+
+
+class _ByStructure(Generic[T]):
+    """What belongs to each structure among some leaves. Only structures whose shapes agree are compared."""
+
+    def __init__(self) -> None:
+        self._found: dict[Key, list[tuple[JaggedTensor, T]]] = {}
+
+    def find(self, leaf: JaggedTensor) -> T | None:
+        """What was added for the structure of a leaf."""
+        return next((own for other, own in self._found.get(self._shapes(leaf), ()) if _same(other, leaf)), None)
+
+    def add(self, leaf: JaggedTensor, own: T) -> None:
+        self._found.setdefault(self._shapes(leaf), []).append((leaf, own))
+
+    @staticmethod
+    def _shapes(leaf: JaggedTensor) -> Key:
+        structure, sizes = leaf.structure, leaf.values.shape
+        return tuple(
+            (dim, sizes[dim] if rows.contiguous else None, *(level.shape[0] for level in rows.offsets))
+            for dim, rows in zip(structure.dims, structure.rows, strict=True)
+        )
+
+
 @dataclass(frozen=True)
 class TracedInput:
     """An input of a traced fusion: a tensor, and the leaf whose values it holds; None if it describes a structure."""
@@ -140,13 +168,13 @@ class TracedInput:
 def inputs_of(leaves: Leaves, constants: Sequence[torch.Tensor] = ()) -> list[TracedInput]:
     """The inputs of the fusion, in order: values, the tensors that describe each structure, then constants."""
     found: list[TracedInput] = []
-    seen: list[JaggedTensor] = []
+    seen = _ByStructure[bool]()
     for k, leaf in enumerate(leaves):
         if isinstance(leaf, JaggedTensor):
             found.append(TracedInput(leaf.values, k, leaf.structure.dims))
-            if not any(_same(other, leaf) for other in seen):
+            if not seen.find(leaf):
                 found += [TracedInput(buffer, None, (0,)) for buffer in _buffers(leaf.structure)]
-                seen.append(leaf)
+                seen.add(leaf, True)
         else:
             found.append(TracedInput(leaf, k))
     return found + [TracedInput(constant, None) for constant in constants]
@@ -201,7 +229,7 @@ def trace(
     fusion = Fusion(name=_identifier(function))
     fusion.device = next((leaf.device.type for leaf in (*leaves_of(args, kwargs), *outside)), None)
     told = iter(sizes)
-    seen: list[tuple[JaggedTensor, list[TensorView]]] = []
+    seen = _ByStructure[list[TensorView]]()
     # An argument may also be a captured tensor, and a different one in the next call; so only captured ones go by identity.
     known: list[tuple[Leaf, TensorView]] = []
     made: dict[tuple[int, int], TensorView] = {}
@@ -283,14 +311,12 @@ def _identifier(function: Callable[..., Any]) -> str:
     return name if name.isidentifier() else "program"
 
 
-def _ragged(
-    fusion: Fusion, arg: JaggedTensor, seen: list[tuple[JaggedTensor, list[TensorView]]], told: Iterator[int | None]
-) -> TensorView:
+def _ragged(fusion: Fusion, arg: JaggedTensor, seen: _ByStructure[list[TensorView]], told: Iterator[int | None]) -> TensorView:
     view = _input(fusion, arg.values, told, arg.structure.dims)
-    buffers = next((views for other, views in seen if _same(other, arg)), None)
+    buffers = seen.find(arg)
     if buffers is None:
         buffers = [_input(fusion, buffer, told, (0,)) for buffer in _buffers(arg.structure)]
-        seen.append((arg, buffers))
+        seen.add(arg, buffers)
     given = iter(buffers)
     named = [(rows, [next(given) for _ in _of_rows(rows)]) for rows in arg.structure.rows]
     # From the last dim to the first, so that earlier dims keep their positions.

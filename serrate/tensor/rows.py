@@ -380,7 +380,9 @@ class Rows:
         if self.columns is not None:
             take(self.depth)
         first, last, starts = 0, 0, None
-        if stop > start:
+        if stop > start and self.starts is None and self.columns is None:
+            first, last = int(known[0]), int(known[-1])
+        elif stop > start:
             where, sizes = self.host_row_starts(why), self.host_sizes(why)
             first, last = int(where[start]), int(where[stop - 1] + sizes[stop - 1])
         if self.starts is not None:

@@ -87,14 +87,16 @@ def test_results_side_by_side() -> None:
     k, of = features(), tables(torch.float32)
     found = k.embedding_bag(of, concat=True)
     assert found.shape == (5, sum(WIDTHS.values()))
-    torch.testing.assert_close(found, torch.cat(list(one_by_one(k, of, dict.fromkeys(of, "sum")).values()), 1))
+    want = torch.cat(list(one_by_one(k, of, dict.fromkeys(of, "sum")).values()), 1)
+    torch.testing.assert_close(found, want)
+    torch.testing.assert_close(jit(lambda k, of: k.embedding_bag(of, concat=True))(k, of), want)
 
 
 def test_keys_share_a_table_and_one_program_runs_them_all() -> None:
     k, shared = features(), torch.randn(50, 8)
     of = dict.fromkeys(WIDTHS, shared)
     torch.testing.assert_close(k.embedding_bag(of), one_by_one(k, of, dict.fromkeys(of, "sum")))
-    compiled, _ = _pooling.compiled(k, of, "sum", None, False)
+    compiled, _ = _pooling.compiled(k, of, "sum", None)
     assert len(compiled.stages) == 1
 
 
