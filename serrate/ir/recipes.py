@@ -21,7 +21,7 @@ class PerComponent:
     @property
     def arrays(self) -> frozenset[Array]:
         """The arrays that are read."""
-        return self.term.arrays
+        return self.term.arrays | self.count.arrays
 
     @property
     def symbols(self) -> frozenset[Symbol]:
@@ -74,7 +74,7 @@ class Joined:
     @property
     def arrays(self) -> frozenset[Array]:
         """The arrays that are read."""
-        return frozenset(a for term in self.terms for a in term.arrays)
+        return frozenset(a for e in (*self.terms, *self.counts) for a in e.arrays)
 
     @property
     def symbols(self) -> frozenset[Symbol]:

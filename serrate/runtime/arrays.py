@@ -106,16 +106,22 @@ def _make(
 ) -> torch.Tensor:
     recipe = array.recipe
     assert recipe is not None
-    numbers = Environment(symbols)
 
     def element(array: Array, index: Any) -> Any:
         data = derive(array, tensors, symbols, device, remember)
         # A row selected from an empty batch has no length; any element will do.
         return data[torch.as_tensor(index, device=device).clamp(0, len(data) - 1)].long()
 
+    def owner(array: Array, count: Any, position: Any, first: Any) -> Any:
+        assert isinstance(first, int) and first == 0
+        ends = derive(array, tensors, symbols, device, remember)[1 : int(count) + 1].contiguous()
+        return torch.searchsorted(ends, torch.as_tensor(position, dtype=ends.dtype, device=device), right=True)
+
+    numbers = Environment(symbols, element, owner)
+
     def evaluated(term: Expr, coordinate: Symbol, count: int) -> torch.Tensor:
         positions = torch.arange(count, device=device)
-        terms = term.evaluate(Environment({**symbols, coordinate: positions}, element))
+        terms = term.evaluate(Environment({**symbols, coordinate: positions}, element, owner))
         return torch.as_tensor(terms, device=device).expand(count)
 
     if isinstance(recipe, Owners):

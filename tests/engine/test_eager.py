@@ -410,10 +410,10 @@ def test_attention_says_what_it_does_not_take() -> None:
     jt, heads = rows(), rows(features=(2, 4))
     with pytest.raises(CallError, match=r"attn_mask and is_causal=True exclude each other"):
         F.scaled_dot_product_attention(jt, jt, jt, attn_mask=torch.ones(5, 5), is_causal=True)
-    with pytest.raises(ShapeError, match=r"dim 1 of query is ragged and must be .*: use query\.permute\(2, 0, 1, 3\)"):
+    with pytest.raises(ShapeError, match=r"dim 1 of query is ragged and must be .*: use query\.permute\(0, 2, 1, 3\)"):
         F.scaled_dot_product_attention(heads, heads, heads)
-    ready = heads.permute(2, 0, 1, 3)
-    assert str(F.scaled_dot_product_attention(ready, ready, ready).permute(1, 2, 0, 3).shape) == str(heads.shape)
+    ready = heads.permute(0, 2, 1, 3)
+    assert str(F.scaled_dot_product_attention(ready, ready, ready).permute(0, 2, 1, 3).shape) == str(heads.shape)
 
 
 def test_networks_run_on_rows() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from serrate import JaggedTensor, ir
+from serrate import JaggedTensor, ir, jit
 from serrate.errors import CallError, ShapeError
 from serrate.frontend import ops
 from serrate.ir.view import TensorView
@@ -43,6 +43,8 @@ class Composition:
     """The dims that count rows, and the ragged dims whose rows they count."""
     order: tuple[int, ...] | None = None
     """The dims in the order in which a result can be returned."""
+    together: bool = False
+    """Whether two regular dims count rows together."""
 
     @property
     def lists(self) -> Lists:
@@ -107,12 +109,14 @@ COMPOSITIONS: dict[str, Composition] = {
         lambda x, offsets: ops.as_nested(x, offsets, ragged_dim=1),
         _under(GROUPS),
         {0: {2}, 1: {2}},
+        together=True,
     ),
     "parts of rows": Composition(
         (numbers(10, 2), T([0, 4, 10]), T([[0, 1, 4], [0, 6, 6]])),
         lambda x, rows, parts: ops.as_nested(ops.as_nested(x, rows), parts, ragged_dim=1),
         cut(cut(FLAT, [0, 1, 4, 10, 10]), [0, 2, 4]),
         {0: {2}, 1: {2}},
+        together=True,
     ),
     "chain": Composition(
         (numbers(10, 2), T(WORDS), T([0, 2, 2, 3, 6])),
@@ -131,6 +135,7 @@ COMPOSITIONS: dict[str, Composition] = {
         lambda x, words, sentences, parts: ops.as_nested(ops.as_nested(ops.as_nested(x, words), parts, ragged_dim=1), sentences),
         cut(cut(cut(FLAT, [0, 1, 4, 4, 4, 10, 10]), [0, 2, 4, 6]), [0, 2, 3]),
         {0: {1, 3}, 1: {3}, 2: {3}},
+        together=True,
     ),
     "independent": Composition(
         (numbers(10, 5), T(ROWS), T([0, 1, 1, 5])),
@@ -209,11 +214,13 @@ def padded(lists: Lists, dim: int) -> Lists:
 
 
 def selected(k: int) -> Callable[[Lists, int], Lists]:
-    """Position `k` of a dim; zeros where it is not there."""
+    """Position `k` of a dim; zeros where it is not there, or no rows if the dim counts rows."""
 
-    def select(lists: Lists, dim: int) -> Lists:
+    def select(lists: Lists, dim: int, counts: bool = False) -> Lists:
         def one(rows: list[Any]) -> Any:
-            return rows[k] if -len(rows) <= k < len(rows) else like(lists, dim, rows, 0.0)
+            if -len(rows) <= k < len(rows):
+                return rows[k]
+            return [] if counts else like(lists, dim, rows, 0.0)
 
         return at_depth(lists, dim, one)
 
@@ -244,7 +251,7 @@ def listed(found: Any) -> Lists:
 
 # --- operations ----------------------------------------------------------------------------------------------------------
 
-Operation = tuple[Callable[[TensorView, int], TensorView], Callable[[Lists, int], Lists]]
+Operation = tuple[Callable[[TensorView, int], TensorView], Callable[..., Lists]]
 
 
 def _indices(x: TensorView, modulus: int) -> TensorView:
@@ -280,23 +287,21 @@ OPERATIONS: dict[str, Operation] = {
     "select the second": (lambda x, d: ops.select(x, d, 1), selected(1)),
     "select the last": (lambda x, d: ops.select(x, d, -1), selected(-1)),
     "cumsum": (ops.cumsum, summed),
+    "slice by steps": (lambda x, d: ops.slice(x, d, 0, None, 2), lambda x, d: at_depth(x, d, lambda rows: rows[::2])),
 }
 
 
 def refused(composition: Composition, operation: str, dim: int) -> bool:
-    """What has no meaning, or is not supported: along a dim that counts rows, only what picks whole rows of one level."""
+    """What has no meaning, or is not supported: along a dim that counts rows, only what picks whole rows."""
     inside = composition.owns.get(dim, set())
     alone = all([own for own, rows in composition.owns.items() if row in rows] == [dim] for row in inside)
     if composition.order is not None and dim == 2 and operation in ("sort", "argsort", "topk", "topk indices"):
         return True
     if not inside or operation == "gather":
         return False
-    if operation.startswith("select"):
-        return not alone
-    if operation.startswith(("slice", "cat", "flip")):
-        # Rows are joined as they lie in memory, right behind what counts them.
-        return not alone or len(inside) != 1 or (operation.startswith("cat") and inside != {dim + 1})
-    return True
+    if operation.startswith("select") and alone:
+        return False
+    return not operation.startswith(("select", "slice", "cat", "flip", "index")) or composition.together
 
 
 # --- tests ---------------------------------------------------------------------------------------------------------------
@@ -330,7 +335,8 @@ def test_every_operation_along_every_dim(name: str, backend: str) -> None:
                 with pytest.raises(ShapeError, match=r"^\w+: .*dim"):
                     run(view, dim)
                 continue
-            want, found = model(lists, dim), run(view, dim)
+            counts = {"counts": bool(composition.owns.get(dim))} if operation.startswith("select") else {}
+            want, found = model(lists, dim, **counts), run(view, dim)
             if composition.order is not None and found.ndim == view.ndim:
                 want, found = exchanged(want), ops.permute(found, *composition.order)
             wanted[f"{operation} along dim {dim}"] = want
@@ -363,11 +369,35 @@ def test_torch_gather_of_nested_rows(jt: JaggedTensor, dim: int) -> None:
 @pytest.mark.parametrize("jt", [SENTENCES, RANKS], ids=["chain", "equal parts"])
 def test_torch_functions_along_dims_that_count_rows_are_refused(jt: JaggedTensor) -> None:
     for dim in (0, 1):
-        for function in (torch.flip, torch.sort, torch.argsort, lambda x, d: torch.topk(x, 1, d), torch.cumsum):
+        for function in (torch.sort, torch.argsort, lambda x, d: torch.topk(x, 1, d), torch.cumsum):
             with pytest.raises(ShapeError, match=f"dim {dim} .*rows"):
-                function(jt, [dim] if function is torch.flip else dim)
+                function(jt, dim)
+        assert listed(torch.flip(jt, [dim])) == at_depth(listed(jt), dim, lambda rows: rows[::-1])
     for function in (lambda x: torch.roll(x, 1, 0), lambda x: torch.take_along_dim(x, x.long(), 0)):
         with pytest.raises(CallError, match="does not take a JaggedTensor"):
             function(jt)
     assert listed(torch.flip(jt, [2])) == at_depth(listed(jt), 2, lambda rows: rows[::-1])
     assert listed(torch.argsort(jt, 2)) == ordered(listed(jt), 2, places=True)
+
+
+@pytest.mark.parametrize("jt", [SENTENCES, RANKS], ids=["chain", "equal parts"])
+def test_indexing_nested_rows_in_a_traced_function(jt: JaggedTensor) -> None:
+    rows, picked = listed(jt), T([1, 0, -1, 1])
+    every: dict[str, tuple[Callable[[Any], Any], Lists]] = {
+        "x[1:]": (lambda x: x[1:], rows[1:]),
+        "x[::2]": (lambda x: x[::2], rows[::2]),
+        "x[0]": (lambda x: x[0], rows[0]),
+        "x[-1]": (lambda x: x[-1], rows[-1]),
+        "x[picked]": (lambda x: x[picked], [rows[k] for k in picked.tolist()]),
+        "x[:, 1:]": (lambda x: x[:, 1:], [own[1:] for own in rows]),
+        "x[:, :, :1]": (lambda x: x[:, :, :1], [[each[:1] for each in own] for own in rows]),
+        "flip": (lambda x: x.flip([0, 1]), [own[::-1] for own in rows[::-1]]),
+        "cat": (lambda x: torch.cat([x, x + 1]), rows + changed(rows, lambda v: v + 1)),
+        "cat of rows": (lambda x: torch.cat([x, x[:, :1]], 1), [own + own[:1] for own in rows]),
+        "cat of positions": (lambda x: torch.cat([x, x], 2), [[each + each for each in own] for own in rows]),
+    }
+    # One program with all of them, and eager ones.
+    together = jit(lambda x: [run(x) for run, _ in every.values()])(jt)
+    for (name, (run, want)), found in zip(every.items(), together, strict=True):
+        assert listed(found) == want, name
+        assert listed(run(jt)) == want, name

@@ -30,6 +30,10 @@ def groups(f: ir.Fusion) -> TensorView:
     return ops.as_nested(rows(f), f.input((None,), LONG))
 
 
+def parts(f: ir.Fusion) -> TensorView:
+    return ops.as_nested(f.input((2, None), FLOAT), f.input((2, 4), LONG), ragged_dim=1)
+
+
 def dense(f: ir.Fusion, *sizes: int | None) -> TensorView:
     return f.input(sizes, FLOAT)
 
@@ -45,17 +49,17 @@ RECORDED: dict[str, tuple[Make, type[Exception], str]] = {
     "index by floats": (lambda f: ops.index(rows(f), dense(f, 2)), DtypeError, "indices must be integers"),
     "index by bools": (lambda f: ops.index(dense(f, 2), f.input((2,), torch.bool)), DtypeError, "indices must be integers"),
     "rows by a matrix": (lambda f: ops.index(rows(f), indices(f, 2, 2)), ShapeError, "selected by a 1-D tensor"),
-    "rows inside groups": (lambda f: ops.index(groups(f), indices(f, 2)), ShapeError, "one level of rows"),
+    "rows of parts": (lambda f: ops.index(parts(f), indices(f, 2)), ShapeError, "counts rows together with another dim"),
     "table of one dim": (lambda f: ops.embedding(indices(f, 2), dense(f, 4)), ShapeError, "[entries, features]"),
     "gather of other rank": (lambda f: ops.gather(rows(f), 1, indices(f, 4)), ShapeError, "the same number of dims"),
     "select far away": (lambda f: ops.select(dense(f, 2, 3), 0, 5), ShapeError, "no position 5 in dim 0"),
     "select before the start": (lambda f: ops.select(dense(f, 2, 3), 1, -4), ShapeError, "no position -4 in dim 1"),
-    "slice of rows in groups": (lambda f: ops.slice(groups(f), 1, 1), ShapeError, "flatten the outer level"),
-    "slice of groups": (lambda f: ops.slice(groups(f), 0, 1), ShapeError, "flatten the outer level"),
+    "slice of parts": (lambda f: ops.slice(parts(f), 1, 1), ShapeError, "counts rows together with another dim"),
+    "slice of groups of parts": (lambda f: ops.slice(parts(f), 0, 1), ShapeError, "counts rows together with another dim"),
+    "pad of rows in groups": (lambda f: ops.pad(groups(f), 1, 1, 0), ShapeError, "flatten the outer level"),
     "pad by less": (lambda f: ops.pad(rows(f), 1, -1, 0), ShapeError, "use slice"),
     "pad with rows": (lambda f: ops.pad(rows(f), 0, 1, 0), ShapeError, "use cat to add rows"),
-    "flip of rows in groups": (lambda f: ops.flip(groups(f), 1), ShapeError, "rows"),
-    "flip of groups": (lambda f: ops.flip(groups(f), 0), ShapeError, "rows"),
+    "flip of parts": (lambda f: ops.flip(parts(f), 1), ShapeError, "flip the JaggedTensor before the program"),
     "scan of rows": (lambda f: ops.cumsum(rows(f), 0), ShapeError, "counts rows"),
     "scan of rows in groups": (lambda f: ops.cumprod(groups(f), 1), ShapeError, "rows"),
     "scan of groups": (lambda f: ops.cumsum(groups(f), 0), ShapeError, "rows"),
@@ -82,7 +86,7 @@ RECORDED: dict[str, tuple[Make, type[Exception], str]] = {
         ShapeError,
         "the same dims must be ragged",
     ),
-    "cat of groups": (lambda f: (lambda y: ops.cat([y, y]))(groups(f)), ShapeError, "flatten the outer level"),
+    "cat of parts": (lambda f: (lambda y: ops.cat([y, y]))(parts(f)), ShapeError, "counts rows together with another dim"),
     "rows before components": (lambda f: ops.permute(rows(f, 2), 1, 0, 2), ShapeError, "must stay after"),
     "permute with a dim twice": (lambda f: ops.permute(dense(f, 2, 3), 0, 0), ShapeError, "every dim"),
     "flatten of rows": (lambda f: ops.flatten(rows(f)), ShapeError, "use as_flattened"),

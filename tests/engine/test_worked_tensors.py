@@ -589,9 +589,9 @@ class TestNewLengths:
         refused(ShapeError, message, lambda x, o: ops.pad(nested(x, o), 0, 1, 0), X, OFFSETS)
         message = "pad: sizes must not be negative, got -1 and 0; use slice to remove positions"
         refused(ShapeError, message, lambda x, o: ops.pad(nested(x, o), 1, -1, 0), X, OFFSETS)
-        message = "slice: dim 1 of .* has other rows inside its rows; slice along dim 2, or flatten the outer level first"
+        message = "pad: dim 1 of .* has other rows inside its rows; pad along dim 2, or flatten the outer level first"
         groups = torch.tensor([0, 1, 3])
-        refused(ShapeError, message, lambda x, o, g: ops.slice(nested(nested(x, o), g), 1, 1), X, OFFSETS, groups)
+        refused(ShapeError, message, lambda x, o, g: ops.pad(nested(nested(x, o), g), 1, 1, 0), X, OFFSETS, groups)
 
 
 def _combined(first: TensorView, second: TensorView) -> TensorView:

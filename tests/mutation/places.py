@@ -554,16 +554,21 @@ FRONTEND = [
         ),
     ),
     *_of(
+        "serrate/frontend/ops/levels.py",
+        _cases("index or slice or cat", MOVES),
+        (
+            "return minimum(maximum(position + 1, 0), 1) * minimum(maximum(size - position, 0), 1)",
+            "return minimum(maximum(position + 1, 0), 1)",
+        ),
+        ("found.insert(0, flat - array[owner])", "found.insert(0, flat)", ("tests/engine/test_movement_along_every_dim.py",)),
+    ),
+    *_of(
         "serrate/frontend/ops/movement.py",
         _cases("index or slice or cat", MOVES),
         (
             "expr = expr + minimum(maximum(expr * -1, 0), 1) * from_end",
             "expr = expr + maximum(expr * -1, 0) * from_end",
             ("tests/engine/test_movement.py", "tests/engine/test_indices_out_of_range.py"),
-        ),
-        (
-            "exists = minimum(maximum(picked + 1, 0), 1) * minimum(maximum(rows_there - picked, 0), 1)",
-            "exists = minimum(maximum(picked + 1, 0), 1)",
         ),
         ('truth("ge", at, computed(size))', 'truth("gt", at, computed(size))', ("tests/engine/test_indices_out_of_range.py",)),
         ("return minimum(const(position), length) if position >= 0", "return const(position) if position >= 0"),

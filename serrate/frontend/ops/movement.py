@@ -17,6 +17,7 @@ from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import apart, match
 from serrate.frontend.ops.common import Number, counted, counting, dim_of, require_equal, row_of
 from serrate.frontend.ops.elementwise import cast, typed
+from serrate.frontend.ops.levels import Part, inside, rebuilt
 from serrate.frontend.ops.reductions import amin
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
 from serrate.frontend.shapes import both, shown
@@ -99,14 +100,6 @@ def _resized(name: str, x: TensorView, dim: int, length: Expr, bound: Expr) -> t
     return domains, row.moved({rows.component.uid: domains[owners[0]]})
 
 
-def _whole_rows(name: str, x: TensorView, dim: int) -> int:
-    """The ragged dim whose rows are indexed by `dim` alone: one level of rows."""
-    rows = counted(x, dim)
-    if len(rows) != 1 or counting(x, rows[0]) != [dim]:
-        raise ShapeError(f"{name}: dim {dim} of {shown(x)} counts more than one level of rows; flatten the outer level first")
-    return rows[0]
-
-
 # --- gathers -----------------------------------------------------------------------------------------------------------
 
 
@@ -143,26 +136,21 @@ def _index_rows(x: TensorView, indices: TensorView, dim: int, from_end: bool) ->
     """Selects whole rows; their lengths follow the indices."""
     if indices.ndim != 1:
         raise ShapeError(f"index: rows are selected by a 1-D tensor, got {shown(indices)} for dim {dim} of {shown(x)}")
-    place = _whole_rows("index", x, dim)
-    ragged = x.domains[place]
-    assert isinstance(ragged, RaggedIterDomain)
-    picked = Array(indices.tensor.memory.name, signed=True)[COORDINATE]
-    rows_there = ragged.component.extent_expr
-    if from_end:
-        picked = picked + minimum(maximum(picked * -1, 0), 1) * rows_there
-    inside = maximum(minimum(picked, rows_there - 1), 0)
-    # A row out of range is empty: its length is that of some row, times 0.
-    exists = minimum(maximum(picked + 1, 0), 1) * minimum(maximum(rows_there - picked, 0), 1)
-    component, rows = rows_of(x.fusion, ragged.length_of(inside) * exists, indices.domains[0].extent_expr, None)
-    return _picked(x, dim, place, component, rows, _at(indices, (component,), rows_there if from_end else None))
+    rows_there = x.domains[dim].extent_expr
 
+    def picked(at: Expr, _: Expr) -> Expr:
+        found = Array(indices.tensor.memory.name, signed=True)[at]
+        return found + minimum(maximum(found * -1, 0), 1) * rows_there if from_end else found
 
-def _picked(x: TensorView, dim: int, place: int, component: IterDomain, rows: IterDomain, row: Place) -> TensorView:
-    """Rows of dim `place` under new dims `component` and `rows`; `row` is the position of `dim` that a row comes from."""
-    domains, places = list(x.domains), list[IterDomain | Place | None](x.domains)
-    domains[dim], domains[place] = component, rows
-    places[dim], places[place] = row, _same_position(rows)
-    return pulled(x.fusion, x.dtype, domains, x.at(tuple(places)))
+    part = Part(
+        x,
+        # A row out of range is empty: its length is that of some row, times 0.
+        lambda at, row: maximum(minimum(picked(at, row), rows_there - 1), 0),
+        lambda at, row: inside(picked(at, row), rows_there),
+        lambda _: indices.domains[0].extent_expr,
+        lambda component: _at(indices, (component,), rows_there if from_end else None),
+    )
+    return rebuilt("index", [part], dim, repeats=True)
 
 
 def embedding(indices: TensorView, weight: TensorView) -> TensorView:
@@ -210,21 +198,18 @@ def select(x: TensorView, dim: int, index: int) -> TensorView:
     dim = dim_of("select", x, dim)
     domain = x.domains[dim]
     place = _position(x, dim, index)
-    inside = counted(x, dim)
-    if any(counting(x, k) != [dim] for k in inside):
-        raise ShapeError(
-            f"select: dim {dim} of {shown(x)} counts more than one level of rows; flatten the outer level first, or index the "
-            "JaggedTensor before the program"
-        )
+    rows = counted(x, dim)
     if not domain.is_ragged and domain.extent_expr.value is None:
         x.fusion.checks.append(PositionInside(index, domain.extent_expr, f"select: dim {dim} has no position"))
+    if any(counting(x, k) != [dim] for k in rows):
+        return _select_rows(x, dim, index)
     domains: list[IterDomain] = []
     places: list[IterDomain | Place | None] = []
     for k, own in enumerate(x.domains):
         if k == dim:
             places.append(place)
             continue
-        if isinstance(own, RaggedIterDomain) and k in inside:
+        if isinstance(own, RaggedIterDomain) and k in rows:
             own = IterDomain(own.length_of(place.expr), name=x.fusion.fresh("d"), bound=own.host_bound)
             domains.append(own)
             places.append(_same_position(own))
@@ -232,6 +217,22 @@ def select(x: TensorView, dim: int, index: int) -> TensorView:
         domains.append(own)
         places.append(own)
     return pulled(x.fusion, x.dtype, domains, x.at(tuple(places)))
+
+
+def _select_rows(x: TensorView, dim: int, index: int) -> TensorView:
+    """One position of a dim that counts rows on several levels; where a row does not have it, there are no rows inside."""
+    domain = x.domains[dim]
+
+    def place(_: Expr, row: Expr) -> Expr:
+        return const(index) if index >= 0 else _size(domain, row) + index
+
+    part = Part(x, place, lambda at, row: inside(place(at, row), _size(domain, row)))
+    return rebuilt("select", [part], dim, chosen=const(0))
+
+
+def _size(domain: IterDomain, row: Expr) -> Expr:
+    """The size of a dim, of one of its rows if it is ragged."""
+    return domain.length_of(row) if isinstance(domain, RaggedIterDomain) else domain.extent_expr
 
 
 def _position(x: TensorView, dim: int, index: int) -> Place:
@@ -309,18 +310,19 @@ def slice(x: TensorView, dim: int, start: int | None = None, stop: int | None = 
 def _ranged(name: str, x: TensorView, dim: int, low: Expr, extent: Expr, step: int = 1) -> TensorView:
     """`extent` positions of `dim` from `low` on, `step` apart; both may depend on the row of a ragged dim, through COORDINATE."""
     domain = x.domains[dim]
+    if counted(x, dim):
+        part = Part(
+            x,
+            lambda at, row: at * step + low.substitute({COORDINATE: row}),
+            size=lambda row: extent.substitute({COORDINATE: row}),
+        )
+        return rebuilt(name, [part], dim)
     if isinstance(domain, RaggedIterDomain):
         domains, row = _resized(name, x, dim, extent, domain.host_bound)
         rows = domains[dim]
         places = list[IterDomain | Place | None](domains)
         places[dim] = Place(index_of(rows) * step + _in_row(low, row), (rows, *row.domains))
         return pulled(x.fusion, x.dtype, domains, x.at(tuple(places)))
-    if counted(x, dim):
-        place = _whole_rows(name, x, dim)
-        ragged = x.domains[place]
-        assert isinstance(ragged, RaggedIterDomain)
-        component, kept = rows_of(x.fusion, ragged.length_of(COORDINATE * step + low), extent, ragged.host_bound)
-        return _picked(x, dim, place, component, kept, Place(index_of(component) * step + low, (component,)))
     new = IterDomain(extent, name=x.fusion.fresh("d"))
     shifted = Place(index_of(new) * step + low, (new,))
     at = tuple(shifted if k == dim else d for k, d in enumerate(x.domains))
@@ -420,15 +422,9 @@ def flip(x: TensorView, dim: int) -> TensorView:
     """Reverses `dim`; a ragged dim within each row, a dim that counts rows as whole rows."""
     dim = dim_of("flip", x, dim)
     domain = x.domains[dim]
-    if counted(x, dim) and not domain.is_ragged:
-        place = _whole_rows("flip", x, dim)
-        ragged = x.domains[place]
-        assert isinstance(ragged, RaggedIterDomain)
-        last = domain.extent_expr - 1
-        component, rows = rows_of(x.fusion, ragged.length_of(last - COORDINATE), domain.extent_expr, ragged.host_bound)
-        return _picked(x, dim, place, component, rows, Place(last - index_of(component), (component,)))
     if counted(x, dim):
-        raise ShapeError(f"flip: dim {dim} of {shown(x)} has other rows inside its rows; flip dim {counted(x, dim)[-1]}")
+        part = Part(x, lambda at, row: _size(domain, row) - 1 - at, size=lambda row: _size(domain, row))
+        return rebuilt("flip", [part], dim)
     if isinstance(domain, RaggedIterDomain):
         row = _row("flip", x, dim)
         back = Place(_in_row(domain.length, row) - 1 - index_of(domain), (domain, *row.domains))
@@ -441,7 +437,7 @@ def flip(x: TensorView, dim: int) -> TensorView:
 
 
 def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
-    """Concatenates along a regular dim, along the ragged dim (row by row), or along the component dim (rows after rows).
+    """Concatenates along a regular dim, along a ragged dim (row by row), or along a dim that counts rows (rows after rows).
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -464,10 +460,10 @@ def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
             )
         dtype = torch.promote_types(dtype, other.dtype)
     views = [typed(v, dtype) for v in views]
-    if isinstance(first.domains[dim], RaggedIterDomain):
-        return _cat_ragged(views, dim)
     if counted(first, dim):
         return _cat_rows(views, dim)
+    if isinstance(first.domains[dim], RaggedIterDomain):
+        return _cat_ragged(views, dim)
     for other in views[1:]:
         for k, (a, b) in enumerate(zip(first.domains, other.domains, strict=True)):
             if k != dim:
@@ -521,10 +517,10 @@ def _cat_ragged(views: Sequence[TensorView], dim: int) -> TensorView:
 
 
 def _cat_rows(views: Sequence[TensorView], dim: int) -> TensorView:
-    """Rows after rows: concatenated values, partitioned by concatenated offsets."""
-    places = {_whole_rows("cat", v, dim) for v in views}
-    if places != {dim + 1}:
-        raise ShapeError(f"cat: the ragged dim of {shown(views[0])} must come directly after dim {dim}, which counts its rows")
+    """Rows after rows: concatenated values, partitioned by concatenated offsets; of ragged or separate dims, row by row."""
+    domains = views[0].domains
+    if domains[dim].is_ragged or any(counting(v, dim + 1) != [dim] or _is_product(v, dim + 1) for v in views):
+        return _cat_levels(views, dim)
     ragged = [v.domains[dim + 1] for v in views]
     counts = tuple(d.component.extent_expr for d in ragged if isinstance(d, RaggedIterDomain))
     lengths = tuple(d.row_length for d in ragged)
@@ -532,6 +528,34 @@ def _cat_rows(views: Sequence[TensorView], dim: int) -> TensorView:
     offsets = Array(f"joined({names})", recipe=Joined(lengths, COORDINATE, counts))
     flat = cat([as_flattened(v, component_dim=dim, ragged_dim=dim + 1) for v in views], dim)
     return nested_by(flat, offsets, _total(counts), dim)
+
+
+def _is_product(x: TensorView, ragged: int) -> bool:
+    return any(k != ragged and counting(x, k) == counting(x, ragged) for k in range(x.ndim))
+
+
+def _cat_levels(views: Sequence[TensorView], dim: int) -> TensorView:
+    """Rows with all that is inside them, one tensor after the other in every row of `dim`."""
+    first = views[0]
+    for other in views[1:]:
+        for k, (a, b) in enumerate(zip(first.domains, other.domains, strict=True)):
+            if k != dim and k not in counted(first, dim):
+                _alike(first, other, k, a, b)
+
+    def part(k: int) -> Part:
+        domain = views[k].domains[dim]
+
+        def start(row: Expr) -> Expr:
+            return _total([_size(v.domains[dim], row) for v in views[:k]])
+
+        return Part(
+            views[k],
+            lambda at, row: at - start(row),
+            lambda at, row: inside(at - start(row), _size(domain, row)),
+            lambda row: _size(domain, row),
+        )
+
+    return rebuilt("cat", [part(k) for k in range(len(views))], dim)
 
 
 def stack(views: Sequence[TensorView], dim: int = 0) -> TensorView:

@@ -111,11 +111,11 @@ def as_product(
         _require(x, starts.domains[0], count, "as_product: the numbers of starts and of rows")
     if packed or starts is not None:
         component = IterDomain(count, name=fusion.fresh("c"), pairing=identity_of(_array(rows), fusion.identity))
-        first = _rows_of(component, _array(rows), fusion.fresh("r"))
+        first = rows_under(component, _array(rows), fusion.fresh("r"))
     else:
         names = (fusion.fresh("c"), fusion.fresh("r"))
         component, first = partition(x.domains[dim], _array(rows), count, names=names, program=fusion.identity)
-    second = _rows_of(component, widths, fusion.fresh("r"))
+    second = rows_under(component, widths, fusion.fresh("r"))
     stored: tuple[IterDomain, ...]
     if starts is not None:
         area = product(first, second, bound=extent) if packed else first
@@ -140,7 +140,8 @@ def as_product(
     return fusion.view(Tensor(fusion.fresh("T"), x.dtype, logical, storage, x.tensor.role, base=x.tensor.memory))
 
 
-def _rows_of(component: IterDomain, offsets: Array, name: str) -> RaggedIterDomain:
+def rows_under(component: IterDomain, offsets: Array, name: str, bound: Expr | None = None) -> RaggedIterDomain:
+    """Rows of a component by offsets, beside other rows that it has."""
     return RaggedIterDomain(
         offsets[component.extent_expr],
         name=name,
@@ -148,6 +149,7 @@ def _rows_of(component: IterDomain, offsets: Array, name: str) -> RaggedIterDoma
         component=component,
         length=offsets[COORDINATE + 1] - offsets[COORDINATE],
         row_start=offsets[COORDINATE],
+        bound=bound,
     )
 
 
