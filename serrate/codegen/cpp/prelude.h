@@ -577,8 +577,13 @@ static inline void copy_bytes(Stream& past, void* to, const void* from, i64 byte
   }
 }
 
-// to[i][j] = from[j][i] for i below `rows`, j below `columns`; `to` has rows `ld` apart, `from` rows `stride` apart.
-template <class T> static void turned(T* __restrict to, i64 ld, const T* __restrict from, i64 stride, i64 rows, i64 columns) {
+// to[i][j] = from[j][i] for i below `rows`, j below `columns`; `to` has rows `ld` apart, `from` rows `stride` apart. The rest of a block
+// is moved one by one: it is small, and vectors of it would take longer to compile than the program.
+template <class T> __attribute__((noinline, optimize("no-tree-vectorize"))) static void turned_rest(T* __restrict to, i64 ld, const T* __restrict from, i64 stride, i64 rows, i64 columns) {
+  for (i64 j = 0; j < columns; j++)
+    for (i64 i = 0; i < rows; i++) to[i * ld + j] = from[j * stride + i];
+}
+template <class T> __attribute__((noinline)) static void turned(T* __restrict to, i64 ld, const T* __restrict from, i64 stride, i64 rows, i64 columns) {
   enum { W = 16 };
   typedef T vec __attribute__((vector_size(W * sizeof(T)), aligned(sizeof(T)), may_alias));
   i64 j = 0;
@@ -601,11 +606,9 @@ template <class T> static void turned(T* __restrict to, i64 ld, const T* __restr
 #pragma GCC unroll 16
       for (int k = 0; k < W; k++) *(vec*)(to + (i + k) * ld + j) = a[k];
     }
-    for (; i < rows; i++)
-      for (int k = 0; k < W; k++) to[i * ld + j + k] = from[(j + k) * stride + i];
+    turned_rest(to + i * ld + j, ld, from + j * stride + i, stride, rows - i, W);
   }
-  for (; j < columns; j++)
-    for (i64 i = 0; i < rows; i++) to[i * ld + j] = from[j * stride + i];
+  turned_rest(to + j, ld, from + j * stride, stride, rows, columns - j);
 }
 
 // Rows that are needed soon.
@@ -694,7 +697,7 @@ template <class T, bool across> static void dot(T* __restrict acc, i64 ld, const
 // The same for bf16, summed in float32, in blocks of 32 columns: two products at a time where the CPU has an instruction for that,
 // to which subnormal numbers (below 2^-126) are 0.
 #if defined(__AVX512BF16__)
-template <int M> static inline void dot_pairs_rows(f32* __restrict acc, i64 ld, const bf16* __restrict a, i64 am, const u32* __restrict b, i64 pairs) {
+template <int M> __attribute__((noinline)) static void dot_pairs_rows(f32* __restrict acc, i64 ld, const bf16* __restrict a, i64 am, const u32* __restrict b, i64 pairs) {
   typedef f32 vec __attribute__((vector_size(64), aligned(4), may_alias));
   typedef u32 same __attribute__((vector_size(64)));
   vec c[M][2];
@@ -714,6 +717,11 @@ template <int M> static inline void dot_pairs_rows(f32* __restrict acc, i64 ld, 
 #pragma GCC unroll 16
   for (int i = 0; i < M; i++) *(vec*)(acc + i * ld) = c[i][0], *(vec*)(acc + i * ld + 16) = c[i][1];
 }
+// Pairs of columns that do not begin at whole words: seldom, so they are made one by one too.
+__attribute__((noinline, optimize("no-tree-vectorize"))) static void paired_columns(u32* __restrict pairs, const bf16* __restrict b, i64 bk, i64 columns, i64 depth) {
+  for (i64 n = 0; n < columns; n++)
+    for (i64 k = 0; k < depth; k += 2) pairs[16 * k + n] = b[n * bk + k].bits | (k + 1 < depth ? (u32)b[n * bk + k + 1].bits << 16 : 0);
+}
 #endif
 // With `across`, b holds its columns side by side in rows `bk` apart.
 template <int R, int K, bool across> static void dot_pairs(f32* __restrict acc, i64 ld, const bf16* __restrict a, i64 am, const bf16* __restrict b, i64 bk, i64 rows, i64 columns, i64 depth) {
@@ -728,15 +736,14 @@ template <int R, int K, bool across> static void dot_pairs(f32* __restrict acc, 
       turned<u32>(pairs, 32, (const u32*)b, bk / 2, depth / 2, here);
       if (depth % 2)
         for (i64 n = 0; n < here; n++) pairs[32 * (half - 1) + n] = b[n * bk + depth - 1].bits;
+    } else if (across) {
+      paired_columns(pairs, b, bk, here, depth);
     } else {
-      const i64 row = across ? 1 : bk, column = across ? bk : 1;
       for (i64 k = 0; k < half; k++) {
-        const bf16* first = b + 2 * k * row;
-        const bool last = 2 * k + 1 == depth;
-        const bf16* second = last ? none : first + row;
-        const i64 step = last ? 0 : column;
+        const bf16* first = b + 2 * k * bk;
+        const bf16* second = 2 * k + 1 == depth ? none : first + bk;
 #pragma omp simd
-        for (i64 n = 0; n < here; n++) pairs[32 * k + n] = first[n * column].bits | (u32)second[n * step].bits << 16;
+        for (i64 n = 0; n < here; n++) pairs[32 * k + n] = first[n].bits | (u32)second[n].bits << 16;
       }
     }
     if (here < 32)

@@ -83,7 +83,7 @@ def _multiplying(loop: For) -> For:
                 guard = tuple(Less(g.left.substitute(after), g.right.substitute(after)) for g in conditions)
                 out.append(Prefetch(tuple(lanes), guard, right.tensor, index))
         out.append(node)
-    return replace(loop, body=kept(loop.body, out))
+    return loop if len(out) == len(loop.body) else replace(loop, body=tuple(out))
 
 
 def _length(node: Reduce | Write, loop: For) -> Expr | None:
