@@ -70,6 +70,11 @@ def grouped_matmul(jt: Any, weights: Any) -> Any:
 
 
 @serrate.jit
+def embedding_bag(ids: Any, table: Any) -> Any:
+    return functional.embedding_bag(ids, table, mode="sum")
+
+
+@serrate.jit
 def attention(query: Any, key: Any, value: Any, is_causal: bool) -> Any:
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     return functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal).transpose(1, 2)
@@ -85,6 +90,7 @@ JITTED: dict[str, Callable[..., Any]] = {
     "layer norm": layer_norm,
     "jagged + dense": add_dense,
     "grouped matmul": grouped_matmul,
+    "embedding bag": embedding_bag,
 }
 
 

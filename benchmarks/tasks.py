@@ -40,9 +40,12 @@ class Sizes:
     sequences: int = 32
     length: int = 256
     heads: int = 8
+    bags: int = 16384
+    bag: int = 20
+    entries: int = 1_000_000
 
 
-QUICK = Sizes(rows=256, groups=16, tokens=1024, width=128, sequences=8, length=64)
+QUICK = Sizes(rows=256, groups=16, tokens=1024, width=128, sequences=8, length=64, bags=256, entries=10_000)
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ TASKS = {
     "1-D sum": TaskSpec(65, 5e-2),
     "1-D softmax": TaskSpec(45, 0.0),
     "block permute": TaskSpec(80, 0.0),
+    "embedding bag": TaskSpec(90, 1e-4, never_behind="embedding_bag"),
     "grouped matmul": TaskSpec(100 / 1.15, 1e-4, _NO_GIANT, never_behind="torch.mm per group"),
     "attention": TaskSpec(70, 1e-4, never_behind="SDPA per sequence"),
     "causal attention": TaskSpec(70, 1e-4, never_behind="SDPA per sequence"),
@@ -116,6 +120,8 @@ def make_task(task: str, distribution: str, dtype: torch.dtype, sizes: Sizes) ->
         return _grouped_matmul(distribution, dtype, sizes)
     if task in PRODUCTS:
         return _attention(task, distribution, dtype, sizes)
+    if task == "embedding bag":
+        return _embedding_bag(distribution, dtype, sizes)
     flat = task.startswith("1-D ")
     features, mean = (None, sizes.mean_flat) if flat else (sizes.features, sizes.mean)
     data = ragged(distribution, sizes.rows, mean, features, dtype)
@@ -156,6 +162,15 @@ def _attention(task: str, distribution: str, dtype: torch.dtype, sizes: Sizes) -
     return Task(task, replace(data, values=data.values.view(shape)), tuple(others))
 
 
+def _embedding_bag(distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task:
+    """Bags of random rows of a table: together they are larger than the cache, so most rows come from memory."""
+    bags = ragged(distribution, sizes.bags, sizes.bag, None)
+    generator = torch.Generator().manual_seed(5)
+    indices = torch.randint(0, sizes.entries, bags.values.shape, generator=generator)
+    table = torch.randn(sizes.entries, sizes.features, generator=generator).to(dtype)
+    return Task("embedding bag", replace(bags, values=indices), (table,))
+
+
 def dense_product(it: Task) -> tuple[Tensor, Tensor]:
     """Operands of a dense product that takes as many additions and multiplications as the task."""
     if it.name == "grouped matmul":
@@ -185,6 +200,8 @@ def expected(it: Task) -> Tensor:
     if it.name in ("to_padded", "jagged + dense", "1-D jagged + dense"):
         dense = padded(it.data).float()
         return dense.add_(it.operands[0]) if it.operands else dense
+    if it.kind == "embedding bag":
+        return torch.stack([it.operands[0][row].float().sum(0) for row in it.data.split()])
     rows = [row.float() for row in it.data.split()]
     if it.kind == "block permute":
         return torch.cat([rows[block] for block in permuted(len(rows))])
@@ -223,7 +240,7 @@ _ELEMENTS: dict[str, Callable[..., Tensor]] = {
 def is_right(it: Task, result: Tensor, wanted: Tensor) -> bool:
     """Whether a result is correct, within the tolerance of its dtype."""
     relative, absolute = 1e-3, TASKS[it.name].absolute
-    if it.data.values.dtype != torch.float32:
+    if (it.operands[0] if it.kind == "embedding bag" else it.data.values).dtype != torch.float32:
         # peers round every step to 16 bits, a large relative error near zero
         relative, absolute = 3e-2, max(absolute, 2e-2) if absolute else 0.0
     return result.shape == wanted.shape and torch.allclose(result.float(), wanted, rtol=relative, atol=absolute)
@@ -234,6 +251,8 @@ def traffic(it: Task) -> Traffic:
     values = it.data.values.nbytes
     if it.kind in _OF_A_ROW or it.kind == "two-level sum":
         return Traffic(read=values)
+    if it.kind == "embedding bag":
+        return Traffic(read=values + it.data.values.numel() * it.operands[0][0].nbytes)
     if it.kind in ("softmax", "layer norm"):
         # a row that does not fit a core's private cache comes from memory or an outer cache in both passes
         return Traffic(read=values, written=values, twice=int(it.data.lengths.argmax()))

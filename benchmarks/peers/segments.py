@@ -26,6 +26,15 @@ def methods(task: Task, compiled: bool) -> list[Method]:
         return found if task.kind == "max" else [*found, _index_add(data, task.kind)]
     if task.kind == "two-level sum":
         return _two_levels(task)
+    if task.kind == "embedding bag":
+        (table,) = task.operands
+        return [
+            simple(
+                "embedding_bag",
+                lambda: functional.embedding_bag(values, table, data.offsets, mode="sum", include_last_offset=True),
+            ),
+            simple("segment_reduce", lambda: torch.segment_reduce(table[values], "sum", offsets=data.offsets)),
+        ]
     if task.kind == "pointwise":
         return both("flat values", _flat_pointwise, lambda: (values, *task.operands), compiled=compiled)
     if task.kind in _COMPOSED:

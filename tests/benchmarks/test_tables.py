@@ -15,7 +15,7 @@ from benchmarks.measure import Timing, measure
 from benchmarks.tasks import DTYPES, TASKS, Sizes
 from serrate.runtime.launch import last_level_cache
 
-TINY = Sizes(rows=32, mean=8, features=16, mean_flat=8, groups=4, tokens=32, width=32)
+TINY = Sizes(rows=32, mean=8, features=16, mean_flat=8, groups=4, tokens=32, width=32, bags=32, entries=100)
 STEADY = {"limit: read": Timing(1.0, 1.0, 3)}
 CELL = cells.Cell("sum", "float32", "uniform", 9.0, None, 10.0, "", {"slow": 20.0, "fast": 12.0}, {}, STEADY)
 
