@@ -57,7 +57,7 @@ log = logging.getLogger("serrate")
 
 _numbers = itertools.count()
 FLAT = 64
-"""How many sets of sizes are remembered by a program without offsets; the oldest goes first."""
+"""The most sets of sizes that a program without offsets caches; the oldest is dropped first."""
 
 BACKENDS: dict[str, Target] = {"reference": CPU, "cpp": CPU, "triton": GPU}
 
@@ -65,15 +65,15 @@ BACKENDS: dict[str, Target] = {"reference": CPU, "cpp": CPU, "triton": GPU}
 def build(
     program: TileProgram, chosen: Plan, name: str, backend: str, is_wide: Callable[[Array], bool], title: str | None = None
 ) -> Executable:
-    """The compiler in one function: schedule, lower, print, build. `is_wide` tells which arrays hold int64; `title` is the first
-    line of what is generated."""
+    """The compiler in one function: schedule, lower, print, build. `is_wide` says which arrays hold int64; `title` is the first
+    line of the generated source."""
     scheduled = chosen.apply(program)
     loops = lower(scheduled, name, (title or f"{name}: {chosen.strategy}", *chosen.lines[1:]), BACKENDS[backend])
     if backend == "reference":
         return ReferenceExecutable(loops)
     if backend == "cpp":
         return CppExecutable(loops, frozenset(filter(is_wide, loops.arrays)))
-    from serrate.runtime.triton import TritonExecutable  # triton is an extra: only its own backend may need it
+    from serrate.runtime.triton import TritonExecutable  # triton is optional: only its backend may import it
 
     return TritonExecutable(loops, chosen.warps)
 
@@ -84,7 +84,7 @@ def _warn_once(message: str) -> None:
 
 
 def default_backend(device: torch.device) -> str:
-    """What runs on a device when nothing is asked for."""
+    """The default backend of a device."""
     asked = settings.current().backend
     if asked is not None:
         return asked
@@ -101,7 +101,7 @@ def default_backend(device: torch.device) -> str:
 
 
 class BuiltProgram(NamedTuple):
-    """A program as it was built under a plan, and what a call must have for it."""
+    """A program built under a plan, and what a call must supply for it."""
 
     plan: Plan
     executable: Executable
@@ -110,14 +110,14 @@ class BuiltProgram(NamedTuple):
     allocated: tuple[Tensor, ...]
     """Outputs and scratch."""
     private: tuple[Tensor, ...]
-    """Rows that each thread has for itself."""
+    """Private rows, one per thread."""
     arrays: tuple[Callable[[BoundCall], torch.Tensor], ...]
     numbers: tuple[Callable[[BoundCall], int], ...]
     """The program's arrays and symbols, as functions of a call."""
 
 
 class CompiledStage(ABC):
-    """A tile program and everything that was built for it so far: a stage of a fusion, or a device loop of a kernel."""
+    """A tile program and everything built for it so far: a stage of a fusion, or a device loop of a kernel."""
 
     def __init__(self, program: TileProgram, arguments: Arguments) -> None:
         self.naive, self.arguments = program, arguments
@@ -128,7 +128,7 @@ class CompiledStage(ABC):
         """The plan under a strategy."""
 
     def header(self, chosen: Plan) -> str:
-        """The first line of what is generated."""
+        """The first line of the generated source."""
         return f"{self.naive.name}: {chosen.strategy}"
 
     def allocated(self, program: LoopProgram) -> tuple[Tensor, ...]:
@@ -136,11 +136,11 @@ class CompiledStage(ABC):
         return (*program.outputs, *program.scratch)
 
     def is_exact(self, tensor: Tensor) -> bool:
-        """Whether a tensor must have the size that it has in the call, wherever its lengths are."""
+        """Whether a tensor must have its exact size, even if that takes a host copy of lengths."""
         return False
 
     def built(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> BuiltProgram:
-        """The program under a strategy, built when it is first asked for."""
+        """The program under a strategy, built on first use."""
         key = (backend, strategy, *options.items())
         found = self._built.get(key)
         if found is None:
@@ -191,16 +191,16 @@ class CompiledStage(ABC):
         )
 
     def _shape(self, call: BoundCall, tensor: Tensor) -> tuple[int, ...]:
-        """The shape in memory: exact for a result and where lengths are at hand, else as large as what is known on the host.
+        """The shape in memory: exact for results and if lengths are on the host, else an upper bound that the host knows.
 
-        Of rows by rows, what is known on the host is the square of all positions: far more than there is memory for.
+        For a product of ragged dims that bound would be the square of all positions, far more than fits in memory.
         """
         exact, ready = self.is_exact(tensor) or call.device.type == "cpu", self.arguments.ready
         sizes = (d.extent_expr if exact and ready(call, *d.extent_expr.arrays) else d.host_bound for d in tensor.storage)
         return tuple(max(0, self.arguments.extent(call, size)) for size in sizes)
 
     def _row_shape(self, call: BoundCall, tensor: Tensor, chosen: Plan) -> tuple[int, ...]:
-        """The shape of a private row: of a kernel as it says, of a fusion as long as the longest row that one worker does."""
+        """The shape of a private row: a kernel declares it; in a fusion it is as long as the longest row of one worker."""
         return self._shape(call, tensor)
 
 
@@ -222,7 +222,7 @@ class FusionStage(CompiledStage):
         return () if self.owner.hand is None else vector_checks(self.naive, self.owner.hand)
 
     def run(self, call: BoundCall, inputs: Sequence[torch.Tensor]) -> tuple[Prepared, list[torch.Tensor]]:
-        """Runs the stage; gives what it was prepared with and its tensors: inputs, outputs, scratch."""
+        """Runs the stage; returns its `Prepared` and its tensors: inputs, outputs, scratch."""
         ready = self.prepared(call)
         memory_ = [memory.empty(shape, dtype, call.device) for shape, dtype in ready.shapes]
         tensors = [*inputs, *memory_, *ready.private]
@@ -234,7 +234,7 @@ class FusionStage(CompiledStage):
         return ready, tensors
 
     def prepared(self, call: BoundCall) -> Prepared:
-        """What is known of calls with these offsets and extents."""
+        """The cached `Prepared` for calls with these offsets and extents."""
         if call.computed:
             return self._prepared(call)
         key = (self._number, call.numbers, call.device, self.owner.backend or settings.current().backend, is_batch_invariant())
@@ -282,10 +282,10 @@ class FusionStage(CompiledStage):
             width = 1
             for extent in facts.inner:
                 width *= binder.extent(call, extent)
-            # On a device nothing is copied to the host only to choose a plan.
+            # On a device, lengths are not copied to the host just to choose a plan.
             longest = binder.known_longest(call, facts.ragged)
             count = binder.extent(call, facts.ragged.component.host_bound)
-            # Where rows are apart from each other, what is known on the host is the room they have.
+            # If rows have gaps, the host knows the space they take.
             total = binder.extent(call, facts.ragged.extent_expr if call.device.type == "cpu" else facts.ragged.host_bound)
             rows = RowStatistics(count, total, longest, width * facts.itemsize)
         strategy, options = choose(rows, target, device_workers(call.device), product=facts is not None and facts.product)
@@ -313,7 +313,7 @@ class Compiled:
         elif options:
             raise StrategyError(f"{', '.join(options)}: options belong to a strategy; name one of {', '.join(STRATEGIES)}")
         self.fusion, self.backend, self.strategy, self.options = fusion, backend, strategy, options
-        # Refuses, before anything is built, what no values can hold.
+        # Raises, before anything is built, if no values can hold a result.
         self._dims = [groups(view) for view in fusion.results]
         self.binder = Binder(fusion)
         self.result_names = frozenset(view.tensor.memory.name for view in fusion.results)
@@ -321,7 +321,7 @@ class Compiled:
         self.hand = schedule_of(fusion) if strategy is None and fusion.schedule is not None else None
         for stage in self.stages:
             if isinstance(stage, FusionStage) and self.hand is not None:
-                # An illegal schedule is told here, not at the first call.
+                # Report an illegal schedule here, not at the first call.
                 by_hand(stage.naive, self.hand, BACKENDS[backend or "reference"])
         given = {t.name for t in self.binder.inputs}
         hidden = {a.name for view in fusion.results for a in arrays_of(view.tensor.logical)} - given
@@ -333,7 +333,7 @@ class Compiled:
         leaves: Leaves = []
         key = key_of(args, leaves, [], _unknown)
         for k in self.binder.offsets if len(args) == len(self.binder.inputs) - self.binder.seeds else ():
-            # Its numbers are part of what a binding depends on.
+            # Their values are part of the key of a binding.
             key += (id(args[k]), version(args[k]) if isinstance(args[k], torch.Tensor) else None)
         exact = tuple(key)
         binding = self._bindings.get(exact)
@@ -351,11 +351,11 @@ class Compiled:
         hints: tuple[Structure, Hints] | None = None,
         keep: Sequence[object] = (),
     ) -> Binding:
-        """What runs these arguments, or others like them: of the same shapes and with the same offsets.
+        """A binding for these arguments, and for others with the same shapes and offsets.
 
-        `sources` say where each argument is found among the leaves of a call, and `finish` turns the results into what the call
-        returns. Results over the structure in `hints` get those hints; `keep` lives as long as the binding. Seeds are drawn at
-        every call, and are its last leaves.
+        `sources` locate each argument among the leaves of a call, and `finish` turns the results into the return value. Results
+        over the structure in `hints` get those hints; `keep` lives as long as the binding. Seeds are drawn at every call, and
+        are its last leaves.
         """
         if not self.binder.seeds:
             return self._bind(args, sources, finish, hints, keep)
@@ -382,7 +382,7 @@ class Compiled:
             return functools.partial(self._unbound, sources, finish, hints)
         results, count = _hinted(ready.results, hints), len(self.fusion.outputs)
         found, require = [r.place for r in results[count:]], functools.partial(require_inside, self.fusion)
-        # Offsets are told apart by identity.
+        # Offsets are compared by identity.
         keep = (*keep, *(args[k] for k in self.binder.offsets))
         return bound(
             ready,
@@ -396,7 +396,7 @@ class Compiled:
         )
 
     def ready(self, *args: Any) -> Binding:
-        """What runs these arguments, or others like them, and gives a list of results."""
+        """A binding for these arguments that returns a list of results."""
         return self.bind(args, range(len(args)))
 
     def _unbound(
@@ -407,8 +407,8 @@ class Compiled:
         leaves: Leaves,
         into: Sequence[torch.Tensor] = (),
     ) -> Any:
-        """Runs what is bound anew at every call, and has results of its own: stages, whose extents are computed; indices, which
-        change from call to call; arguments that must be copied first."""
+        """Runs a call that must be bound anew every time: stages with computed extents, checks of indices, arguments that must
+        be copied first."""
         call = self.binder.bind([leaves[s] if isinstance(s, int) else s for s in sources])
         if self._whole is None:
             call, env = self._run_stages(call)
@@ -445,7 +445,7 @@ class Compiled:
         return call, env
 
     def _narrowed(self, call: BoundCall, tensor: Tensor, made: torch.Tensor) -> torch.Tensor:
-        """What a library call made; of a result, which is handed out as it is, only what exists."""
+        """The output of a library call; if it is returned to the user, cut to the positions that exist."""
         if tensor.name not in self.result_names:
             return made
         shape = [self.binder.extent(call, d.extent_expr) for d in tensor.storage]
@@ -454,13 +454,13 @@ class Compiled:
         return made.contiguous()
 
     def results(self, call: BoundCall, program: LoopProgram | None) -> tuple[Result, ...]:
-        """Where each result is, its shape, and its structure."""
+        """The position, shape and structure of each result."""
         names = [] if program is None else [t.name for t in (*program.inputs, *program.outputs)]
         outputs = zip(self.fusion.results, self._dims, strict=True)
         return tuple(result(self.binder, call, view, dims, names) for view, dims in outputs)
 
     def _prepared(self, *args: Any) -> list[Prepared]:
-        """What every stage of a call runs with; later stages need what earlier ones compute."""
+        """The `Prepared` of every stage of a call; runs earlier stages, because later ones need their results."""
         call = self.binder.bind(self._seeded(args))
         if self._whole is not None:
             return [self._whole.prepared(call)]
@@ -477,7 +477,7 @@ class Compiled:
         return "\n".join(executable.source for executable in self.executables(*args))
 
     def plan(self, *args: Any) -> Plan:
-        """The plan that is used for these arguments; of the last stage where there are several."""
+        """The plan for these arguments; if there are several stages, that of the last."""
         return self.plans(*args)[-1]
 
     def plans(self, *args: Any) -> list[Plan]:
@@ -486,7 +486,7 @@ class Compiled:
 
 
 def _hinted(results: tuple[Result, ...], hints: tuple[Structure, Hints] | None) -> tuple[Result, ...]:
-    """Results, with hints where they have the rows that these are for."""
+    """Adds hints to the results that have the hinted rows."""
     if hints is None:
         return results
     structure, given = hints
@@ -498,7 +498,7 @@ def _device_of(args: Sequence[Any]) -> torch.device:
 
 
 def _handed_out(results: list[Any]) -> Any:
-    """What a fusion returns."""
+    """The return value of a fusion."""
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -508,7 +508,7 @@ def _unknown(value: Any, key: list[Any], leaves: Leaves, objects: list[Any]) -> 
 
 
 def device_workers(device: torch.device) -> int:
-    """How many workers a device runs side by side."""
+    """How many workers a device runs concurrently."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
@@ -518,7 +518,7 @@ def evaluate(fusion: Fusion, *args: Any) -> Any:
 
 
 def prebuild(*calls: tuple[Compiled, tuple[Any, ...]]) -> None:
-    """Builds the programs that these calls need, all in one run of the compiler; each then starts at once.
+    """Builds the programs that these calls need in one compiler run; the calls then start without a build.
 
     >>> from serrate import ir, ops
     >>> programs = []
@@ -535,7 +535,7 @@ def prebuild(*calls: tuple[Compiled, tuple[Any, ...]]) -> None:
 
 
 def _draw(fusion: Fusion) -> Any:
-    from serrate.draw import draw_fusion  # nothing else needs pictures, and importing serrate must stay quick
+    from serrate.draw import draw_fusion  # imported here because `import serrate` must stay fast
 
     return draw_fusion(fusion)
 

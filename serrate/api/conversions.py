@@ -1,7 +1,7 @@
-"""Conversions: rows copied by compiled programs, for the container.
+"""Compiled copies of rows, for the container's conversions.
 
-In: values, and where runs of their positions start and how long they are. Out: the runs back to back, or each in a room of its
-own. Elements are moved as bits, so one program serves all dtypes of a size. Importing this module installs the movers.
+In: values, and the starts and lengths of runs of their positions. Out: the runs packed back to back, or padded to one length.
+Elements are copied as bits, so one program serves all dtypes of a size. Importing this module installs the copies.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from serrate.tensor import moving
 from serrate.tensor.moving import BITS
 
 SMALLEST = 1 << 20
-"""Bytes below which torch's way, which is slow for each position but quick to begin, is as good."""
+"""Below this many bytes, torch's indexing is as fast: it is slower per position, but has less overhead."""
 
 
 def back_to_back(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int) -> Tensor | None:
-    """Runs of a dim one behind the other; None where torch shall do it.
+    """Packs runs of a dim back to back; None if torch must do it.
 
     >>> back_to_back(torch.arange(10), 0, torch.tensor([7, 0]), torch.tensor([2, 3]), 5) is None
     True
@@ -46,7 +46,7 @@ def back_to_back(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, tota
 
 
 def apart(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, fill: complex) -> Tensor | None:
-    """Runs of a dim each in a room of its own, filled up; None where torch shall do it."""
+    """Pads runs of a dim to `room` positions each; None if torch must do it."""
     shape = (*values.shape[:dim], starts.shape[0], room, *values.shape[dim + 1 :])
     if not _takes(values, math.prod(shape)):
         return None
@@ -60,14 +60,14 @@ def apart(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, 
 
 
 def _takes(values: Tensor, count: int) -> bool:
-    """Whether compiled code moves so many elements: enough of them, of a size it knows, and there is a compiler."""
+    """Whether to use compiled code: there are enough elements, of a supported size, and a compiler."""
     if count * values.itemsize < SMALLEST or values.itemsize not in BITS or values.numel() == 0:
         return False
     return values.is_contiguous() and default_backend(values.device) == "cpp"
 
 
 def _longest(size: int, starts: Tensor, lengths: Tensor, total: int | None) -> int | None:
-    """The longest run; None where one lies outside a dim of this size: what torch would complain of, it shall complain of."""
+    """The longest run; None if one is out of bounds: torch then raises its own error."""
     if starts.shape[0] == 0:
         return None
     least, longest = map(int, torch.aminmax(lengths))
@@ -77,17 +77,17 @@ def _longest(size: int, starts: Tensor, lengths: Tensor, total: int | None) -> i
 
 
 def _whole(longest: int, total: int) -> str | None:
-    """The strategy for runs none of which is a large share of all; None where the heuristic shall look, which takes longer."""
+    """`maskless` if no run is a large share of all; else None, and the heuristic decides, which takes longer."""
     return "maskless" if longest * SHARES < total else None
 
 
 def _sides(values: Tensor, dim: int) -> tuple[bool, int]:
-    """Whether there are dims before, and how many elements the dims behind hold."""
+    """Whether there are dims before the moved one, and how many elements the dims after it hold."""
     return math.prod(values.shape[:dim]) > 1, math.prod(values.shape[dim + 1 :])
 
 
 def _bits(values: Tensor, dim: int) -> Tensor:
-    """The values with all dims before the moved one as one (if there are several positions), all behind it as one."""
+    """The values as bits, with the dims before the moved one merged (dropped if they have one position), and those after it."""
     before, behind = _sides(values, dim)
     shape = ([-1] if before else []) + [values.shape[dim]] + ([behind] if behind > 1 else [])
     return values.detach().view(shape).view(BITS[values.itemsize])
@@ -120,7 +120,7 @@ def _apart(dtype: torch.dtype, before: bool, behind: int, starts: torch.dtype, l
 def _rows(
     fusion: Fusion, dtype: torch.dtype, before: bool, behind: int, starts: torch.dtype, lengths: torch.dtype
 ) -> tuple[TensorView, int]:
-    """Runs of a dim as rows, in any order, and which dim counts them; the caller has made sure that they lie inside."""
+    """Runs of a dim as rows, in any order, and the dim that counts them; the caller has checked that they are in bounds."""
     values = fusion.input([None] * (1 + before) + [behind] * (behind > 1), dtype)
     first, count = fusion.input((None,), starts), fusion.input((None,), lengths)
     dim = int(before)

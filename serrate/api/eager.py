@@ -1,12 +1,12 @@
 """Eager operations: torch's functions, methods and operators on ragged tensors, each a compiled program of one operation.
 
-In: nothing. Out: the operations, installed in `JaggedTensor` when this module is imported. What `serrate.ops` can do to a
-traced tensor, torch's spelling of it does to a ragged one:
+In: nothing. Out: the operations, installed in `JaggedTensor` when this module is imported. Everything that `serrate.ops` can do
+to a traced tensor, torch's functions do to a ragged one:
 
     jt * 2 + bias      torch.relu(jt)      jt.sum(dim=1)      F.layer_norm(jt, (64,))      jt += 1      torch.exp(jt, out=other)
 
-The container's own operations (indexing, cat, split, permute ...) compute nothing and stay as they are; `conversions.py`
-copies their rows.
+The container's own operations (indexing, cat, split, permute ...) only move elements, and are not replaced; `conversions.py` has
+compiled copies for them.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _UNARY = {"neg": "neg", "abs": "abs", "bitwise_not": "invert"}
 
 FEW = 8
-"""How many numbers an operation is built for; further ones are read from memory, so that a schedule is not a build a step."""
+"""The most numbers that are compiled into programs of an operation. Further ones are read from memory, so that a learning-rate
+schedule does not compile at every step."""
 POWERS = (2, 3, 0.5, -0.5, -1, -2)
-"""Exponents that are code: products and roots."""
+"""Exponents that are compiled in: powers that become products and roots."""
 
 
 def lifted(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation that takes its numbers as tensors; they have the dtype of a number all the same."""
+    """Makes an operation take its numbers as tensors; they still promote like numbers."""
 
     def run(places: tuple[int | str, ...], numbers: Sequence[TensorView], *args: Any, **kwargs: Any) -> Any:
         given = list(args)
@@ -71,7 +72,7 @@ def lifted(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def numeric(operation: Callable[..., Any]) -> frozenset[int | str]:
-    """The parameters of an operation that are operands or other real numbers, by place and by name."""
+    """The parameters of an operation that take operands or other real numbers, by position and by name."""
     found: set[int | str] = set()
     for k, parameter in enumerate(inspect.signature(operation).parameters.values()):
         if any(word in str(parameter.annotation) for word in ("Operand", "Number", "float")):
@@ -80,14 +81,14 @@ def numeric(operation: Callable[..., Any]) -> frozenset[int | str]:
 
 
 class Eager:
-    """One operation on ragged tensors and whatever else it takes."""
+    """One operation on ragged tensors, with any other arguments."""
 
     def __init__(self, operation: Callable[..., Any]) -> None:
         self.program = Jitted(operation, alone=True)
         self._lifted = Jitted(lifted(operation), alone=True)
         self._numeric = numeric(operation)
         self._in_code: dict[type, set[Any]] = {float: set(), int: set()}
-        """The numbers that the operation was built for."""
+        """The numbers that programs of this operation were compiled for."""
         self._power = operation.__name__ == "pow"
         parameters = list(inspect.signature(operation).parameters)
         self._inplace = parameters.index("inplace") if "inplace" in parameters else None
@@ -104,9 +105,9 @@ class Eager:
         return self._into(out, args, kwargs)
 
     def _new_numbers(self, args: Any, kwargs: dict[str, Any]) -> list[int | str] | None:
-        """Where numbers stand that are not to be built for, because that was done for many; None if these arguments are.
+        """The positions of numbers to read from memory, because too many have been compiled in; None to compile these in.
 
-        A number in the code costs nothing when it runs, and a build when it is new.
+        A number in the code costs nothing at run time, but a compilation whenever it is new.
         """
         if not self._numeric:
             return None
@@ -117,7 +118,7 @@ class Eager:
             if known is None or place not in self._numeric or (self._power and _is_code(number)):
                 continue
             if type(number) is int and not -(2**63) <= number < 2**63:
-                continue  # has no place in memory, and is for the operation to refuse
+                continue  # does not fit in memory; the operation raises for it
             places.append(place)
             if number not in known:
                 if len(known) < FEW:
@@ -127,12 +128,12 @@ class Eager:
         return places if new else None
 
     def _read(self, places: list[int | str], args: Any, kwargs: dict[str, Any], into: Sequence[torch.Tensor] = ()) -> Any:
-        """A call that reads its numbers from memory; with them in the code where the operation must know them."""
+        """A call that reads its numbers from memory; numbers that the operation must know are compiled in."""
         device = next((arg.device for arg in (*args, *kwargs.values()) if isinstance(arg, JaggedTensor)), None)
         if device is None:
-            return self.program(*args, **kwargs)  # called by a function that is being traced
+            return self.program(*args, **kwargs)  # called inside a traced function
         given = {place: args[place] if isinstance(place, int) else kwargs[place] for place in places}
-        # Filled there, so that nothing waits for a copy.
+        # Filled on the device, so that nothing waits for a copy.
         dtypes = {float: torch.float64, int: torch.int64}
         numbers = [torch.full((), number, dtype=dtypes[type(number)], device=device) for number in given.values()]
         positional = (None if k in given else arg for k, arg in enumerate(args))
@@ -141,27 +142,24 @@ class Eager:
             every = (tuple(places), numbers, *positional)
             return self._lifted.into(into, every, named) if into else self._lifted(*every, **named)
         except (SerrateError, TypeError, OverflowError):
-            # If it is not about numbers it is raised again.
+            # If the error is not about numbers, the next call raises it again.
             result = self.program.into(into, args, kwargs) if into else self.program(*args, **kwargs)
             self._numeric -= given.keys()
             return result
 
     def in_place(self, *args: Any, **kwargs: Any) -> Any:
-        """The first argument, with the result in its values."""
+        """Writes the result into the values of the first argument, and returns it."""
         if isinstance(args[0], TensorView):
             return self.program(*args, inplace=True, **kwargs)
         return self._into(args[0], args, kwargs)
 
     def _into(self, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not isinstance(out, JaggedTensor | torch.Tensor):
-            raise CallError(
-                f"out= takes the tensor of one result, got a {type(out).__name__}; where there are several results, copy each "
-                "with copy_"
-            )
+            raise CallError(f"out= takes a single tensor, got a {type(out).__name__}; for several results, copy each with copy_")
         memory = out.values if isinstance(out, JaggedTensor) else out
         if memory.requires_grad and torch.is_grad_enabled():
-            raise GradientError("what requires a gradient cannot be written to in place; do it under torch.no_grad()")
-        # Straight into the memory where nothing that is read lies there, or every element is read where it is written.
+            raise GradientError("a tensor that requires grad cannot be written to in place: do it under torch.no_grad()")
+        # Write directly into the memory if no argument overlaps it, or if every element is read only where it is written.
         straight = memory.is_contiguous() and all(self._may_share(memory, a) for a in (*args, *kwargs.values()))
         if isinstance(out, JaggedTensor):
             straight = straight and out.format == "csr" and any(_alike(out, a) for a in args)
@@ -196,7 +194,7 @@ class Eager:
 
 
 def _is_code(exponent: float) -> bool:
-    """Whether an exponent is part of the code: powers that are products, and whole ones of integers that torch refuses."""
+    """Whether an exponent is compiled in: powers that become products, and negative integer powers, for which torch raises."""
     return exponent in POWERS or (type(exponent) is int and exponent < 0)
 
 
@@ -209,7 +207,7 @@ def _alike(out: JaggedTensor, arg: Any) -> bool:
 
 def _check_same(out: Any, result: Any) -> None:
     if not isinstance(result, JaggedTensor | torch.Tensor):
-        raise CallError(f"out= takes the tensor of one result, and there are {len(result)}; copy each with copy_")
+        raise CallError(f"out= takes a single tensor, but there are {len(result)} results; copy each with copy_")
     if isinstance(result, JaggedTensor) != isinstance(out, JaggedTensor):
         raise CallError(f"out= is a {type(out).__name__}, but the result is a {type(result).__name__}")
     if isinstance(result, JaggedTensor) and not result.structure.same_rows(out.structure.back_to_back()):
@@ -220,7 +218,7 @@ def _check_same(out: Any, result: Any) -> None:
 
 def _check_dtype(out: Any, result: Any) -> None:
     if not torch.can_cast(result.dtype, out.dtype):
-        raise DtypeError(f"the result is {result.dtype}, which values of {out.dtype} cannot take: convert one of them first")
+        raise DtypeError(f"the result is {result.dtype}, which values of {out.dtype} cannot hold: convert one of them first")
 
 
 def _copy(out: Any, result: Any) -> None:
@@ -231,7 +229,7 @@ def _copy(out: Any, result: Any) -> None:
 
 
 _NO_OPERANDS = (str, bytes, list, tuple, dict, set, complex)
-"""Python's own things that no operator takes; other classes may know what to do with a ragged tensor."""
+"""Builtin types that are never operands; other classes may implement the operator themselves."""
 
 
 def _method(program: Callable[..., Any], name: str, swapped: bool = False) -> Callable[..., Any]:
@@ -244,7 +242,7 @@ def _method(program: Callable[..., Any], name: str, swapped: bool = False) -> Ca
 
 
 def _operator(program: Callable[..., Any], name: str, swapped: bool = False) -> Callable[..., Any]:
-    """A Python operator: what it does not know is left to the other operand."""
+    """A Python operator; operands of unknown classes get a chance to implement it."""
 
     plain = name.strip("_")
     plain = next((own for own, python in _BINARY.items() if plain in (python, f"r{python}", f"i{python}")), plain)
@@ -270,8 +268,8 @@ def _operator(program: Callable[..., Any], name: str, swapped: bool = False) -> 
 
 
 def _drops(program: Eager, name: str, training: str, usual: bool) -> Callable[..., Any]:
-    """A dropout, whose input is returned as it is where nothing is dropped; `training` is what torch calls its third argument,
-    and `usual` whether it is true by default."""
+    """A dropout that returns its input if nothing is dropped; `training` is the name of torch's third argument, and `usual` its
+    default."""
 
     def dropout(input: JaggedTensor, p: float = 0.5, *args: Any, **kwargs: Any) -> Any:
         require_probability(name, p)
@@ -282,7 +280,7 @@ def _drops(program: Eager, name: str, training: str, usual: bool) -> Callable[..
 
 
 def _draws(program: Eager) -> Callable[..., Any]:
-    """A function that reads nothing of its input but the shape, so that the input may require a gradient."""
+    """A function that uses only the shape of its input, so the input may require grad."""
 
     def like(input: JaggedTensor, *args: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
         made = program(input.detach() if input.requires_grad else input, *args, **kwargs)
@@ -300,11 +298,11 @@ def _install_random(eager: Callable[..., Eager]) -> None:
     install_operators({f: _draws(eager(table[f])) for f in (torch.rand_like, torch.randn_like, torch.randint_like)})
 
 
-# --- rows in pieces ------------------------------------------------------------------------------------------------------
+# --- split and chunk -----------------------------------------------------------------------------------------------------
 
 
 def _install_pieces(eager: Callable[..., Eager]) -> None:
-    """`split` and `chunk` along a ragged dim, which change every row; the container does other dims, by views."""
+    """`split` and `chunk` along a ragged dim, which split every row; along other dims the container returns views."""
     table = TensorView.operators
     views = {name: getattr(JaggedTensor, name) for name in ("split", "chunk")}
 
@@ -326,7 +324,7 @@ def _install_pieces(eager: Callable[..., Eager]) -> None:
 
 
 def install() -> None:
-    """Gives `JaggedTensor` every operation that a traced tensor has, under torch's names."""
+    """Installs every operation of traced tensors in `JaggedTensor`, under torch's names."""
     by_operation: dict[Any, Eager] = {}
 
     def eager(operation: Callable[..., Any]) -> Eager:
@@ -354,7 +352,7 @@ def install() -> None:
         setattr(JaggedTensor, f"__{name}__", _operator(eager(table[name]), f"__{name}__"))
     for name, python in _UNARY.items():
         setattr(JaggedTensor, f"__{python}__", _method(eager(table[name]), f"__{python}__"))
-    # Comparing gives a tensor, as in torch; what a tensor is stays what it is known by.
+    # `==` returns a tensor, as in torch, so hashing stays by identity.
     JaggedTensor.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
@@ -365,7 +363,7 @@ _pooling = Jitted(pooled, alone=True)
 
 
 def _embedding_bag(keyed: KeyedJaggedTensor, tables: Any, *, mode: Any, padding_idx: int | None, concat: bool) -> Any:
-    # A plain dict is known by its tables; a ModuleDict or ParameterDict would be an object to look into.
+    # A plain dict, which the keys of calls support; ModuleDict and ParameterDict would be opaque objects.
     found = _pooling(keyed, dict(tables.items()), mode, padding_idx)
     return side_by_side(keyed, found) if concat else found
 

@@ -1,13 +1,13 @@
-"""`serrate.jit`: functions over ragged tensors, traced once for each kind of arguments and prepared once for each structure.
+"""`serrate.jit`: functions over ragged tensors, traced once per signature and bound once per structure.
 
-In: a Python function. Out: an object that is called like it, and runs compiled code. Three steps, each remembered:
+In: a Python function. Out: a callable with the same signature that runs compiled code. Three steps, each cached:
 
-    trace      what the function does, for dtypes, ranks, sizes that do not change, and which
+    trace      the operations, for dtypes, ranks, sizes that do not change, and which
                arguments share a structure                                                          a fusion
     compile    its plan and code                                                                    a `Compiled`
     bind       arrays, sizes and structures of results, for one structure and one set of shapes     a binding
 
-A call like an earlier one finds its binding by one look-up and goes straight to the code (`runtime/dispatch.py`).
+A warm call finds its binding with one lookup and goes straight to the code (`runtime/dispatch.py`).
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from serrate.tensor.hints import NO_HINTS
 from serrate.tensor.torch_private import has_tangent, in_dual_level
 
 KINDS = 64
-"""For how many kinds of arguments a function's programs are kept; the kind that was not called for longest goes first."""
+"""The most signatures for which a function keeps programs; the least recently used is dropped first."""
 STATES = 16
-"""For how many states of what a function reads beside its arguments its programs are remembered; the oldest goes first."""
+"""The most states of a function's dependencies (what it reads besides its arguments) for which programs are kept."""
 
 
 Program = tuple[TracedFunction, Compiled]
 
 
 def _bind(traced: TracedFunction, compiled: Compiled, leaves: Leaves) -> Binding:
-    """What a call of a traced function runs."""
+    """The binding for a call of a traced function."""
     given = inputs_of(leaves, traced.constants)
     ragged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
     for leaf in ragged:
         remember_structure(leaf)
-    # Results with the rows of the first ragged tensor have its hints.
+    # Results with the rows of the first ragged tensor inherit its hints.
     hints = (ragged[0].structure, ragged[0].hints) if ragged and ragged[0].hints is not NO_HINTS else None
     sources = [g.tensor if g.leaf is None else g.leaf for g in given]
     keep = [leaf.structure for leaf in ragged]
@@ -77,31 +77,31 @@ def _finish(traced: TracedFunction) -> Callable[[list[Any]], Any]:
 
 
 class FunctionState:
-    """Programs of a function, for one state of what it reads beside its arguments."""
+    """The programs of a function for one state of its dependencies: what it reads besides its arguments."""
 
     __slots__ = ("bindings", "function", "kinds", "snapshot", "used")
 
     def __init__(self, function: Callable[..., Any], taken: Snapshot | None, used: tuple[int, ...] = ()) -> None:
         self.function, self.snapshot, self.used = function, taken, used
-        """Which of the tensors that can be reached are inputs of the programs. Grows while the function is traced."""
+        """Which of the reachable tensors are inputs of the programs. Grows while the function is traced."""
         self.kinds: OrderedDict[Key, Specialised[Program]] = OrderedDict()
         self.bindings: OrderedDict[Key, Binding] = OrderedDict()
 
     def read(self, objects: Sequence[Any]) -> Sequence[Any] | None:
-        """The tensors that the function reaches; None if anything that it reads is not as it was."""
+        """The tensors that the function reaches; None if anything that it reads has changed."""
         if self.snapshot is None:
             return ()
         reached = self.snapshot.read(self.function, objects)
         return reached if type(reached) is tuple else None
 
     def programs(self, kind: Key, leaves: Leaves, arguments: Leaves) -> tuple[Specialised[Program], list[int]]:
-        """What was made for calls of a kind, and the sizes of a call's tensors, the first of which are its arguments."""
+        """The programs for a signature, and the sizes of a call's tensors, arguments first."""
         given = inputs_of(leaves)
         sizes = [size for g in given for size in g.tensor.shape]
         programs = self.kinds.get(kind)
         if programs is None:
             ragged, counting, widths = changing(given, arguments)
-            shared = self.snapshot is None  # one operation, for every place in a process where it is called
+            shared = self.snapshot is None  # an eager operation, shared by the whole process
             programs = self.kinds[kind] = Specialised(sizes, ragged, counting, widths if shared else ())
             while len(self.kinds) > KINDS:
                 self.kinds.popitem(last=False)
@@ -111,11 +111,11 @@ class FunctionState:
 
 
 class Jitted:
-    """A function over JaggedTensors and Tensors that is traced, compiled and run. Made by `serrate.jit`.
+    """A traced and compiled function over JaggedTensors and Tensors. Created by `serrate.jit`.
 
-    Tensors that the function reaches without being handed them (closed over, global, parameters of a module) are inputs of
-    what is compiled, read anew at every call. Whatever else it reads is compared at every call with what it was when the function
-    was traced. In a class it makes a method, with programs of their own for each object.
+    Captured tensors (closures, globals, module parameters) are inputs of the compiled program and are read again at every call.
+    Everything else the function reads is compared at every call with its value at trace time. In a class body it becomes a
+    method, with separate programs per object.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Jitted:
         functools.update_wrapper(self, function, updated=())
         self.fn = function
         self._backend, self._strategy = backend, strategy
-        # One operation of our own reaches nothing but its arguments.
+        # An eager operation reads nothing but its arguments.
         self._alone = alone
         self._fast = FastPath(STATES, *([FunctionState(function, None)] if alone else []))
         self._count = 0
@@ -136,7 +136,7 @@ class Jitted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         binding, leaves = self._found(args, kwargs)
         if binding is None:
-            # Called by a function that is being traced: what this one does is part of that trace.
+            # Called inside a traced function: its operations become part of that trace.
             return self.fn(*args, **kwargs)
         return binding(leaves)
 
@@ -151,19 +151,19 @@ class Jitted:
                 reference = weakref.ref(owner, lambda _: self._methods.pop(key, None))
             except TypeError:
                 raise CallError(
-                    f"jit of a method: a {type(owner).__name__} cannot be referred to weakly; give it a __weakref__ slot"
+                    f"jit of a method: a {type(owner).__name__} cannot be weakly referenced; give it a __weakref__ slot"
                 ) from None
             found = self._methods[key] = (reference, Jitted(WeakMethod(self.fn, reference), self._backend, self._strategy))
         return found[1]
 
     def into(self, memory: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A call whose results are written into `memory` where the program has one place for each; see `eager`."""
+        """A call that writes its results into `memory`, if the program has one output for each; see `eager`."""
         binding, leaves = self._found(args, kwargs)
         assert binding is not None
         return binding(leaves, memory)
 
     def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Binding | None, list[Any]]:
-        """What was bound for calls like this one, and its leaves: arguments, then what is reached otherwise."""
+        """The binding for this call, and its leaves: arguments, then captured tensors."""
         if not self._alone:
             args, kwargs = self._defaulted(args, kwargs)
         leaves: list[Any] = []
@@ -180,13 +180,13 @@ class Jitted:
         try:
             binding = state.bindings.get(key)
         except TypeError:
-            static_of((args, kwargs), alone=self._alone)  # says which argument cannot be hashed
+            static_of((args, kwargs), alone=self._alone)  # raises an error that names the unhashable argument
             raise
         return (binding, leaves) if binding is not None else self._bound(args, kwargs, given, objects)
 
     def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any], objects: list[Any]) -> Key:
-        """Everything that a binding depends on. Fills `leaves` with the tensors among the arguments, and `objects` with what is
-        known by what can be read of it; of an operation of our own, everything is known by its value."""
+        """Everything that a binding depends on. Fills `leaves` with the tensors among the arguments, and `objects` with the
+        mutable objects, whose contents are compared separately; an eager operation compares everything by value."""
         other = _by_value if self._alone else _by_reading
         key = key_of(args, leaves, objects, other)
         key += (torch.get_default_dtype(), autocast.state())
@@ -200,7 +200,7 @@ class Jitted:
     def _bound(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], given: Key, objects: Sequence[Any]
     ) -> tuple[Binding | None, list[Any]]:
-        """Binds a call that has no binding yet, and remembers it; `given` is the key of its arguments alone."""
+        """Binds a call that has no binding yet, and caches the binding; `given` is the key of the arguments alone."""
         if _is_traced((args, kwargs)):
             return None, []
         with making:
@@ -216,8 +216,8 @@ class Jitted:
     def _traced(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], objects: Sequence[Any]
     ) -> tuple[FunctionState, Program, list[Any]]:
-        """The state that everything is in, what the function is compiled to in it, and the tensors that a call takes; the lock of
-        what is made is held."""
+        """The current state of the dependencies, the program for it, and the tensors of a call. The caller holds the lock
+        `making`."""
         leaves: list[Any] = leaves_of(args, kwargs)
         state, reached = self._fast.state(objects)
         if state is None:
@@ -255,8 +255,8 @@ class Jitted:
         path = kept(self.fn, objects, TensorView)
         if path is not None:
             raise TraceError(
-                f"the function keeps a traced tensor in `{path}`, which would not be written again in later calls; return the "
-                "tensor, and keep what the call gives"
+                f"the function stores a traced tensor in `{path}`, and later calls would not store it again; return the tensor, "
+                "and store the result of the call"
             )
 
     def _new_state(self, objects: Sequence[Any]) -> tuple[FunctionState, Sequence[Any]]:
@@ -264,7 +264,7 @@ class Jitted:
         self._count += 1
         if self._count == STATES + 1:
             self._warn(objects)
-        # The rows of ragged tensors are known by their structures, whatever is asked of them.
+        # Ragged tensors are always inputs: their structures are part of the key.
         used = tuple(k for k, leaf in enumerate(reached) if isinstance(leaf, JaggedTensor))
         return self._fast.add(FunctionState(self.fn, taken, used)), reached
 
@@ -273,13 +273,13 @@ class Jitted:
         assert last is not None
         changed = last.read(self.fn, objects)
         warnings.warn(
-            f"{getattr(self.fn, '__name__', 'a function')} was traced {STATES} times for what it reads beside its arguments, "
-            f"because `{last.paths[changed]}` changed: each trace is compiled anew. Pass what changes as an argument",
+            f"{getattr(self.fn, '__name__', 'a function')} was retraced {STATES} times because something besides its arguments "
+            f"changed: `{last.paths[changed]}`. Every trace compiles anew; pass it as an argument",
             stacklevel=2,
         )
 
     def _defaulted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Tensors that are defaults of parameters are arguments like others."""
+        """Fills in default parameters that hold tensors, so that they become arguments."""
         f = self._function
         if f is not None and (f.__defaults__ is not self._own[0] or f.__kwdefaults__ is not self._own[1]):
             self._own, (self._signature, self._defaults) = (f.__defaults__, f.__kwdefaults__), _tensor_defaults(self.fn)
@@ -291,7 +291,7 @@ class Jitted:
         return bound.args, bound.kwargs
 
     def compiled(self, *args: Any, **kwargs: Any) -> tuple[Compiled, list[torch.Tensor]]:
-        """What these arguments are compiled to, and the tensors it is called with."""
+        """The compiled fusion for these arguments, and the tensors it is called with."""
         given, named = self._defaulted(args, kwargs)
         objects: list[Any] = []
         self._key(given, named, [], objects)
@@ -305,25 +305,25 @@ class Jitted:
         return compiled.source(*tensors)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan that is used for these arguments; of the last stage where there are several."""
+        """The plan for these arguments; if there are several stages, that of the last."""
         compiled, tensors = self.compiled(*args, **kwargs)
         return compiled.plan(*tensors)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """The plans that are used for these arguments and why, one for each stage, as kernels explain theirs."""
+        """The plan of each stage for these arguments, with reasons, as for kernels."""
         compiled, tensors = self.compiled(*args, **kwargs)
         return "\n".join(line for plan in compiled.plans(*tensors) for line in plan.lines)
 
 
 def _is_traced(value: Any) -> bool:
-    """Whether a traced tensor is among arguments."""
+    """Whether an argument contains a traced tensor."""
     if isinstance(value, list | tuple):
         return any(map(_is_traced, value))
     return any(map(_is_traced, value.values())) if isinstance(value, dict) else isinstance(value, TensorView | TracedKeyed)
 
 
 def _plain_function(function: Any) -> types.FunctionType | None:
-    """The function that has the defaults of something that is called."""
+    """The Python function that holds the defaults of a callable."""
     if isinstance(function, WeakMethod):
         function = function.function
     if isinstance(function, types.MethodType):
@@ -332,11 +332,11 @@ def _plain_function(function: Any) -> types.FunctionType | None:
 
 
 def _tensor_defaults(function: Callable[..., Any]) -> tuple[inspect.Signature | None, list[tuple[str, Any]]]:
-    """The signature, and the defaults that hold tensors; with all that stand before those which have no name in a call."""
+    """The signature, and the defaults that hold tensors, with all defaults before positional-only ones."""
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return None, []  # a function of torch's own that does not tell
+        return None, []  # a builtin function without a signature
     given = [p for p in signature.parameters.values() if p.default is not p.empty]
     tensors = [p for p in given if leaves_of((p.default,), {})]
     before = [p for p in given if tensors and p.kind is p.POSITIONAL_ONLY and p not in tensors]
@@ -344,7 +344,7 @@ def _tensor_defaults(function: Callable[..., Any]) -> tuple[inspect.Signature | 
 
 
 def _and_outside(key: Key, outside: Sequence[Any], leaves: list[Any]) -> Key:
-    """The key of a call with the tensors that it takes beside its arguments, which come after those."""
+    """Extends the key of a call by its captured tensors, which follow the arguments."""
     further = key_of(outside, leaves, [], _by_value, key=[*key])
     if in_dual_level():
         _refuse_tangents(leaves)
@@ -354,13 +354,13 @@ def _and_outside(key: Key, outside: Sequence[Any], leaves: list[Any]) -> Key:
 def _refuse_tangents(leaves: Sequence[Any]) -> None:
     if any(map(has_tangent, leaves)):
         raise GradientError(
-            "compiled programs have no forward-mode gradients, and a tensor here has a tangent; call it with "
+            "compiled programs have no forward-mode gradients, but an argument has a tangent; call it with "
             "forward_ad.unpack_dual(x).primal"
         )
 
 
 def _by_value(value: Any, key: list[Any], leaves: list[Any], objects: list[Any]) -> None:
-    """What an argument of an operation is known by."""
+    """Adds an argument of an eager operation to the key, by value."""
     kind = type(value)
     if isinstance(value, list | tuple | dict):
         _inside(value, key, leaves, objects, _by_value)
@@ -372,7 +372,7 @@ def _by_value(value: Any, key: list[Any], leaves: list[Any], objects: list[Any])
 
 
 def _by_reading(value: Any, key: list[Any], leaves: list[Any], objects: list[Any]) -> None:
-    """What an argument of a traced function is known by: an object by its class, and by what is read of it."""
+    """Adds an argument of a traced function to the key: an object by its class; its contents are compared separately."""
     kind = type(value)
     if kind is float or kind is complex:
         key += described(value)
@@ -389,7 +389,7 @@ def _by_reading(value: Any, key: list[Any], leaves: list[Any], objects: list[Any
 
 
 def _inside(value: Any, key: list[Any], leaves: list[Any], objects: list[Any], other: Other) -> None:
-    """The parts of a container of a class of the user's."""
+    """Adds the items of a user-defined container to the key."""
     key += (type(value), len(value), *(value if isinstance(value, dict) else ()))
     key_of(value.values() if isinstance(value, dict) else value, leaves, objects, other, key=key)
 
@@ -397,9 +397,9 @@ def _inside(value: Any, key: list[Any], leaves: list[Any], objects: list[Any], o
 def jit(function: Callable[..., Any] | None = None, *, backend: str | None = None, strategy: str | None = None) -> Any:
     """Traces a function over JaggedTensors and Tensors, compiles it, and runs it without padding.
 
-    It is traced once for each kind of arguments: dtypes, ranks, structures that are the same, and what is no tensor; and once
-    more when a size changes. Tensors it closes over or keeps are read anew at every call; numbers it closes over are part of
-    what it is traced for. Functions, methods, partials and modules can be traced, and call each other.
+    It is traced once per signature (dtypes, ranks, which arguments share a structure, and the values of non-tensor arguments),
+    and once more when a size changes. Captured tensors are read again at every call; if a captured number changes, the function
+    is retraced. Functions, methods, partials and modules can be traced, and may call each other.
 
     >>> from serrate import JaggedTensor, jit
     >>> @jit

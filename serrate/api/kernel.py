@@ -31,23 +31,23 @@ FOR_GPUS = (
     "range_flattens", "range_multi_buffers", "range_num_stages", "range_unroll_factors", "range_warp_specializes",
     "reduction_loops", "static_ranges",
 )  # fmt: skip
-"""What Helion's configurations say beside block sizes; none of it has an effect yet."""
+"""Helion's other configuration keys; they have no effect yet."""
 SETTINGS = (
     "allow_warp_specialize", "autotune_accuracy_check", "autotune_compile_timeout", "autotune_effort", "autotune_log_level",
     "autotune_max_generations", "autotune_precompile", "autotune_random_seed", "debug_dtype_asserts", "dot_precision",
     "ignore_warnings", "index_dtype", "print_output_code", "use_default_config",
 )  # fmt: skip
-"""What Helion's decorator takes beside configurations; none of it has an effect yet."""
+"""Helion's other decorator arguments; they have no effect yet."""
 
 
 @dataclass(frozen=True, init=False)
 class Config:
-    """What may be chosen for a kernel without changing its meaning.
+    """Choices for a kernel that do not change its meaning.
 
-    `block_sizes` are for the dims of `hl.tile` and for `hl.register_block_size`, in the order in which they first run and where
-    the kernel does not fix them; None leaves one open. `lanes` does the same by the names of axes that `Kernel.program` shows,
-    for the compiler only: `lanes={"k": 64}`. Helion's other names (`num_warps`, `indexing` ...) are accepted; a kernel that is
-    compiled for a CPU warns once that they have no effect there, and `Kernel.explain` lists them.
+    `block_sizes` are for the dims of `hl.tile` and for `hl.register_block_size` that the kernel leaves open, in the order in
+    which they first run; None leaves one open. `lanes` sets them by axis name, as shown by `Kernel.program`, for the compiler
+    only: `lanes={"k": 64}`. Helion's other names (`num_warps`, `indexing` ...) are accepted; the first compilation warns once
+    that they have no effect yet, and `Kernel.explain` lists them.
 
     >>> Config(block_sizes=[16, None], num_warps=4)
     Config(block_sizes=(16, None), strategy=None, others={'num_warps': 4})
@@ -70,12 +70,12 @@ class Config:
     ) -> None:
         for size in block_sizes:
             if size is not None and (not isinstance(size, int) or size < 1):
-                raise CallError(f"block sizes are whole numbers from 1, or None: got {size!r}")
+                raise CallError(f"block sizes must be positive ints or None, got {size!r}")
         for name in others.keys() - _KNOWN:
             raise CallError(f"Config has no {name}: {choices(name, ('block_sizes', 'strategy', 'jagged_strategy', *_KNOWN))}")
         lanes = others.get("lanes", {})
         if not isinstance(lanes, Mapping) or any(not isinstance(n, int) or n < 1 for n in lanes.values()):
-            raise CallError(f"lanes are whole numbers from 1 by the names of axes: got {lanes!r}")
+            raise CallError(f"lanes must map axis names to positive ints, got {lanes!r}")
         object.__setattr__(self, "block_sizes", tuple(block_sizes))
         object.__setattr__(self, "strategy", _strategy(strategy, jagged_strategy))
         object.__setattr__(self, "others", others)
@@ -99,9 +99,9 @@ def _warn_once(message: str) -> None:
 
 
 class Kernel:
-    """A function with loops over tiles. Made by `serrate.kernel`.
+    """A function with loops over tiles. Created by `serrate.kernel`.
 
-    Calling it runs it compiled; under `SERRATE_CHECK=1` on the interpreter, where every store and index is looked at.
+    Calls run compiled; under `SERRATE_CHECK=1` they run on the interpreter, which checks every store and index.
     """
 
     def __init__(
@@ -112,10 +112,10 @@ class Kernel:
         """The plain Python function."""
         self.config = config
         self.asked = dict(asked)
-        """What else the decorator was given."""
+        """Other arguments of the decorator."""
         self._compiled: dict[tuple[str | None, bool], CompiledKernel] = {}
         self._now: tuple[settings.Settings | None, bool, CompiledKernel | None] = (None, False, None)
-        """The settings and the mode at the last call, and what calls go to under them; None for the interpreter."""
+        """The settings and the mode at the last call, and the compiled kernel for them; None for the interpreter."""
 
     @functools.cached_property
     def _source(self) -> AnnotatedKernel:
@@ -128,7 +128,7 @@ class Kernel:
         return self._on(backend)
 
     def _on(self, backend: str | None) -> CompiledKernel:
-        """The kernel on a backend; None for that of the device that its arguments are on."""
+        """The kernel on a backend; None for the default backend of its arguments' device."""
         alone = is_batch_invariant()
         if (backend, alone) not in self._compiled:
             for name, value in self._without_effect().items():
@@ -138,7 +138,7 @@ class Kernel:
             if alone:
                 strategy, _ = invariant(strategy, {}, CPU, self.fn.__name__)
             options = Options(strategy, backend, self.config.block_sizes, static_shapes=static, alone=alone, **others)
-            # Of threads that come at once, all get that of the first.
+            # Concurrent threads all get the one that was created first.
             self._compiled.setdefault((backend, alone), CompiledKernel(self.fn, options))
         return self._compiled[backend, alone]
 
@@ -154,7 +154,7 @@ class Kernel:
             _, _, compiled = self._now = self._chosen()
         if compiled is None:
             return interpret(self._source, args, kwargs, block_sizes=self.config.block_sizes, check=True)
-        # What calling it does, without a call: a warm call is short.
+        # Inlined from `CompiledKernel.__call__`, to keep warm calls short.
         token = activate(compiled.machine)
         try:
             return compiled.host(*args, **kwargs)
@@ -182,11 +182,11 @@ class Kernel:
         return "\n".join(v.executable.source for v in self._variants(args, kwargs))
 
     def program(self, *args: Any, **kwargs: Any) -> str:
-        """The kernel's device loops as the compiler sees them, before tiles have a size."""
+        """The kernel's device loops as tile programs, before tile sizes are chosen."""
         return "\n".join(str(v.program) for v in self._variants(args, kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """The plan for these arguments and why: tiles, strategy, what every loop carries, and what has no effect."""
+        """The plan for these arguments, with reasons: tiles, strategy, what every loop carries, and settings without effect."""
         ignored = [f"without effect: {name}={value!r}" for name, value in self._without_effect().items()]
         return "\n".join([*(v.explained() for v in self._variants(args, kwargs)), *ignored])
 
@@ -194,9 +194,9 @@ class Kernel:
         return self._on(settings.current().backend).variants(*args, **kwargs)
 
     def interpreted(self, *, tile: int | str | None = None, check: bool = True) -> Callable[..., Any]:
-        """The kernel on the reference interpreter, with tiles of this many lanes wherever the kernel does not fix them.
+        """The kernel on the reference interpreter, with tiles of this many lanes where the kernel leaves them open.
 
-        `"whole"` makes one tile of every loop. What a kernel means must not depend on it.
+        `"whole"` makes every loop a single tile. The result must not depend on it.
 
         >>> import serrate, torch
         >>> import serrate.language as hl
@@ -210,7 +210,7 @@ class Kernel:
         tensor([0, 2, 4])
         """
         if tile is not None and tile != "whole" and (not isinstance(tile, int) or tile < 1):
-            raise CallError(f'tile= is a number of lanes from 1, or "whole": got {tile!r}')
+            raise CallError(f'tile= must be a positive int or "whole", got {tile!r}')
         sizes = self.config.block_sizes if tile is None else ()
         return lambda *args, **kwargs: interpret(self._source, args, kwargs, block_sizes=sizes, block=tile, check=check)
 
@@ -228,12 +228,12 @@ def kernel(
     autotune_effort: str | None = None,
     **others: Any,
 ) -> Any:
-    """Makes a kernel of a function with loops over tiles of `serrate.language`; with arguments or without.
+    """A decorator, with or without arguments, for functions with loops over tiles (`serrate.language`).
 
-    The loops are compiled when the kernel is first called with arguments of their form. `strategy` (or `jagged_strategy`, the
-    same) says how ragged rows become loops, `config` fixes block sizes; neither changes what a kernel means. Sizes are compiled
-    in until they are seen to change; `static_shapes=True` compiles them in always, `static_shapes=False` never, except where a
-    kernel needs one. Helion's other settings are accepted like the names of a `Config` that have no effect.
+    The loops are compiled on the first call with a new signature. `strategy` (or `jagged_strategy`, an alias) determines how
+    ragged rows become loops, and `config` fixes block sizes; neither changes the meaning of a kernel. Sizes are compiled in
+    until they change; `static_shapes=True` always compiles them in, `static_shapes=False` never, unless the kernel needs one.
+    Helion's other settings are accepted and have no effect, as in `Config`.
 
     >>> import serrate, torch
     >>> import serrate.language as hl

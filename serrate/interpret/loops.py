@@ -87,8 +87,8 @@ class LoopRun:
             if value.dtype.is_floating_point and not was.is_floating_point:
                 refuse(
                     f"the carried value {name} is {was} before the loop and {value.dtype} after an iteration, "
-                    "so it would be rounded only where it is stored: "
-                    f"begin with that dtype, or convert what is added, as in x.sum(1).to({was})"
+                    "so it would be rounded only when it is stored: "
+                    f"start with that dtype, or convert what is added, as in x.sum(1).to({was})"
                 )
             kept = [k for k in known if any(_same(c, k) for c in value.conditions)]
             kept += [c for c in new if c.row or c.born < self.start]

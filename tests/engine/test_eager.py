@@ -335,7 +335,7 @@ def test_in_place_takes_what_can_be_cast() -> None:
     same(half, want.half(), torch.float16)
     whole = rows(torch.int64)
     before = whole.values.clone()
-    with pytest.raises(DtypeError, match=r"the result is torch.float32, which values of torch.int64 cannot take"):
+    with pytest.raises(DtypeError, match=r"the result is torch.float32, which values of torch.int64 cannot hold"):
         whole += 0.5
     assert torch.equal(whole.values, before)
 
@@ -358,7 +358,7 @@ def test_out() -> None:
     total = torch.zeros(4, 4)
     assert torch.sum(jt, 1, out=total) is total
     same(total, torch.stack([r.sum(0) for r in jt.unbind()]))
-    with pytest.raises(CallError, match="out= takes the tensor of one result, got a tuple"):
+    with pytest.raises(CallError, match="out= takes a single tensor, got a tuple"):
         torch.sort(jt, 1, out=(there, there))
     with pytest.raises(CallError, match="out= is a Tensor, but the result is a JaggedTensor"):
         torch.exp(jt, out=torch.zeros(10, 4))

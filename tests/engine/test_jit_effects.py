@@ -346,7 +346,7 @@ def test_a_traced_tensor_that_is_kept_is_refused() -> None:
         results.clear()
         table.clear()
         holder.last = last = None
-        with pytest.raises(TraceError, match="the function keeps a traced tensor in "):
+        with pytest.raises(TraceError, match="the function stores a traced tensor in "):
             jit(function)(X)
 
 

@@ -571,7 +571,7 @@ def test_shapes_and_dtypes_that_are_asked_of_tensors_outside() -> None:
 def test_one_of_many_traces_for_a_number_that_never_stays_is_told() -> None:
     names: dict[str, Any] = {"jit": jit, "step": 0}
     cell("def f(x): return x * step\ng = jit(f)", names)
-    with pytest.warns(UserWarning, match=r"f was traced \d+ times .* `step`"):
+    with pytest.warns(UserWarning, match=r"f was retraced \d+ times .* `step`"):
         for step in range(40):
             names["step"] = step
             check(names["g"], names["f"])

@@ -133,7 +133,7 @@ def test_lanes_of_axes_that_a_kernel_does_not_have() -> None:
         ):
             serrate.kernel(two.fn, lanes={"rows": 2, "colums": 3})(*given)
     for lanes in ({"rows": 0}, {"rows": 2.0}, 4):
-        with pytest.raises(CallError, match="lanes are whole numbers from 1 by the names of axes"):
+        with pytest.raises(CallError, match="lanes must map axis names to positive ints"):
             Config(lanes=lanes)
 
 

@@ -205,7 +205,7 @@ def test_decorator_arguments() -> None:
         serrate.kernel(strategy="fast")
     with pytest.raises(CallError, match="are the same"):
         serrate.kernel(strategy="masked", jagged_strategy="maskless")
-    with pytest.raises(CallError, match="block sizes are whole numbers"):
+    with pytest.raises(CallError, match="block sizes must be positive ints"):
         serrate.Config(block_sizes=[0])
     with pytest.raises(CallError, match="autotune_effort"):
         serrate.kernel(autotune_effort="much")
