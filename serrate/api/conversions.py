@@ -29,10 +29,10 @@ SMALLEST = 1 << 20
 """Below this many bytes, torch's indexing is as fast: it is slower per position, but has less overhead."""
 
 
-def back_to_back(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int) -> Tensor | None:
+def pack_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int) -> Tensor | None:
     """Packs runs of a dim back to back; None if torch must do it.
 
-    >>> back_to_back(torch.arange(10), 0, torch.tensor([7, 0]), torch.tensor([2, 3]), 5) is None
+    >>> pack_runs(torch.arange(10), 0, torch.tensor([7, 0]), torch.tensor([2, 3]), 5) is None
     True
     """
     shape = (*values.shape[:dim], total, *values.shape[dim + 1 :])
@@ -41,11 +41,11 @@ def back_to_back(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, tota
     longest = _longest(values.shape[dim], starts, lengths, total)
     if longest is None:
         return None
-    program = _back_to_back(BITS[values.itemsize], *_sides(values, dim), starts.dtype, lengths.dtype, _whole(longest, total))
+    program = _pack_program(BITS[values.itemsize], *_sides(values, dim), starts.dtype, lengths.dtype, _whole(longest, total))
     return _result(program(_bits(values, dim), starts, lengths), shape, values.dtype)
 
 
-def apart(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, fill: complex) -> Tensor | None:
+def pad_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, fill: complex) -> Tensor | None:
     """Pads runs of a dim to `room` positions each; None if torch must do it."""
     shape = (*values.shape[:dim], starts.shape[0], room, *values.shape[dim + 1 :])
     if not _takes(values, math.prod(shape)):
@@ -54,7 +54,7 @@ def apart(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, 
     if longest is None or longest > room:
         return None
     bits = torch.full((1,), fill, dtype=values.dtype, device=values.device).view(BITS[values.itemsize])
-    program = _apart(bits.dtype, *_sides(values, dim), starts.dtype, lengths.dtype)
+    program = _pad_program(bits.dtype, *_sides(values, dim), starts.dtype, lengths.dtype)
     rooms = torch.empty(room, dtype=torch.uint8, device=values.device)
     return _result(program(_bits(values, dim), starts, lengths, bits, rooms), shape, values.dtype)
 
@@ -88,8 +88,8 @@ def _sides(values: Tensor, dim: int) -> tuple[bool, int]:
 
 def _bits(values: Tensor, dim: int) -> Tensor:
     """The values as bits, with the dims before the moved one merged (dropped if they have one position), and those after it."""
-    before, behind = _sides(values, dim)
-    shape = ([-1] if before else []) + [values.shape[dim]] + ([behind] if behind > 1 else [])
+    before, after = _sides(values, dim)
+    shape = ([-1] if before else []) + [values.shape[dim]] + ([after] if after > 1 else [])
     return values.detach().view(shape).view(BITS[values.itemsize])
 
 
@@ -99,29 +99,29 @@ def _result(found: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 @functools.cache
-def _back_to_back(
-    dtype: torch.dtype, before: bool, behind: int, starts: torch.dtype, lengths: torch.dtype, strategy: str | None
+def _pack_program(
+    dtype: torch.dtype, before: bool, after: int, starts: torch.dtype, lengths: torch.dtype, strategy: str | None
 ) -> Compiled:
-    with Fusion("rows_back_to_back") as fusion:
-        rows, dim = _rows(fusion, dtype, before, behind, starts, lengths)
+    with Fusion("pack_runs") as fusion:
+        rows, dim = _rows(fusion, dtype, before, after, starts, lengths)
         fusion.output(ops.as_flattened(ops.set(rows), component_dim=dim, ragged_dim=dim + 1))
     return Compiled(fusion, strategy=strategy)
 
 
 @functools.cache
-def _apart(dtype: torch.dtype, before: bool, behind: int, starts: torch.dtype, lengths: torch.dtype) -> Compiled:
-    with Fusion("rows_apart") as fusion:
-        rows, _ = _rows(fusion, dtype, before, behind, starts, lengths)
+def _pad_program(dtype: torch.dtype, before: bool, after: int, starts: torch.dtype, lengths: torch.dtype) -> Compiled:
+    with Fusion("pad_runs") as fusion:
+        rows, _ = _rows(fusion, dtype, before, after, starts, lengths)
         fill, rooms = fusion.input((1,), dtype), fusion.input((None,), torch.uint8)
         fusion.output(padded_over(rows, rooms.domains, fill))
     return Compiled(fusion)
 
 
 def _rows(
-    fusion: Fusion, dtype: torch.dtype, before: bool, behind: int, starts: torch.dtype, lengths: torch.dtype
+    fusion: Fusion, dtype: torch.dtype, before: bool, after: int, starts: torch.dtype, lengths: torch.dtype
 ) -> tuple[TensorView, int]:
     """Runs of a dim as rows, in any order, and the dim that counts them; the caller has checked that they are in bounds."""
-    values = fusion.input([None] * (1 + before) + [behind] * (behind > 1), dtype)
+    values = fusion.input([None] * (1 + before) + [after] * (after > 1), dtype)
     first, count = fusion.input((None,), starts), fusion.input((None,), lengths)
     dim = int(before)
     arrays = [Array(view.tensor.name) for view in (first, count)]
@@ -132,4 +132,4 @@ def _rows(
     return viewed(values, (*values.domains[:dim], *pair, *values.domains[dim + 1 :])), dim
 
 
-moving.install(back_to_back=back_to_back, apart=apart)
+moving.install(pack_runs=pack_runs, pad_runs=pad_runs)

@@ -1,6 +1,6 @@
 """Keyed tensors in traced functions: `k["user"]`, `k.items()`, and the pooled lookup of all keys in one program.
 
-In: a keyed tensor; to a trace, each key is a ragged tensor of its own. Out: the same over traced tensors.
+In: a keyed tensor, of which each key is a separate input of the trace. Out: the same over traced tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serrate.tensor.keyed_tensor import KeyedJaggedTensor, KeyedRows, no_weights
 
 
 class TracedKeyed(KeyedRows):
-    """A keyed tensor while a function is traced: a traced tensor for each key, and one for its weights."""
+    """A keyed tensor while a function is traced: one traced tensor per key, and one for its weights."""
 
     __slots__ = ("_parts", "_weighing")
 
@@ -55,13 +55,13 @@ class TracedKeyed(KeyedRows):
         padding_idx: int | None = None,
         concat: bool = False,
     ) -> Any:
-        """`KeyedJaggedTensor.embedding_bag` as a part of the traced function."""
+        """`KeyedJaggedTensor.embedding_bag`, traced."""
         found = pooled(self, tables, mode, padding_idx)
         return side_by_side(self, found) if concat else found
 
 
 def leaves_in(keyed: KeyedJaggedTensor) -> list[JaggedTensor]:
-    """The leaves of a keyed tensor: that of each key, then the weights of each."""
+    """The leaves of a keyed tensor: one tensor per key, then the weights of each."""
     weights = [] if keyed.weights is None else [keyed.weights_of(key) for key in keyed]
     return [*(keyed[key] for key in keyed), *weights]
 
@@ -69,15 +69,15 @@ def leaves_in(keyed: KeyedJaggedTensor) -> list[JaggedTensor]:
 def pooled(
     keyed: TracedKeyed, tables: Mapping[str, Any], mode: str | Mapping[str, str], padding_idx: int | None
 ) -> dict[str, Any]:
-    """The pooled rows of each key's table, by name."""
+    """Pools the rows of each key's table; returns a dict by key."""
     missing = [key for key in keyed if key not in tables]
     if missing:
-        raise CallError(f"embedding_bag: there is no table for {', '.join(map(repr, missing))}; the tables are {list(tables)}")
+        raise CallError(f"embedding_bag: no table for {', '.join(map(repr, missing))}; the tables are {list(tables)}")
     found = {}
     for key, bags in keyed.items():
         how = mode if isinstance(mode, str) else mode.get(key)
         if how is None:
-            raise CallError(f"embedding_bag: there is no mode for {key!r}; give one for every key, or one for all")
+            raise CallError(f"embedding_bag: no mode for {key!r}; pass one per key, or one for all")
         weights: Any = keyed.weights_of(key) if keyed.has_weights else None
         given: Any = bags
         found[key] = functional.embedding_bag(given, tables[key], mode=how, per_sample_weights=weights, padding_idx=padding_idx)
@@ -85,7 +85,7 @@ def pooled(
 
 
 def side_by_side(keyed: KeyedRows, found: Mapping[str, Any]) -> Any:
-    """Results of all keys as one tensor `[batch, sum of widths]`."""
+    """Concatenates the results of all keys to one tensor `[batch, sum of widths]`."""
     if len(set(keyed.rows_per_key)) > 1:
-        raise ShapeError(f"embedding_bag: concat=True takes keys with one number of rows, got {keyed.rows_per_key}")
+        raise ShapeError(f"embedding_bag: with concat=True all keys must have the same number of rows, got {keyed.rows_per_key}")
     return torch.cat(list(found.values()), 1)

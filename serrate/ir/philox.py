@@ -1,13 +1,13 @@
 """Random bits as a function: Philox4x32-10, the counter-based generator of torch and Triton, on torch tensors.
 
-In: a seed, the number of a word, and positions. Out: 32 bits for each position. This is what `random_bits` means in every
-program; the reference backend and the kernel interpreter run it, C++ and Triton have their own.
+In: a seed, a word index, and positions. Out: 32 bits per position. This defines `random_bits` for every program: the reference
+backend and the kernel interpreter run it, C++ and Triton have their own implementations.
 
     key      = low and high half of the seed
     counter  = low and high half of position // 4, word, 0
-    bits     = entry position % 4 of the four that ten rounds make of it
+    bits     = entry position % 4 of the four words after ten rounds
 
-Four neighbours share one counter. An operation that needs more than 32 bits for each element takes them from several words.
+Four neighbours share one counter. An operation that needs more than 32 bits per element uses several words.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUNDS = 10
 
 
 def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Ten rounds on a counter of four words with a key of two; all of them int64 tensors that hold 32 bits.
+    """Ten rounds on a counter of four words with a key of two, all int64 tensors that hold 32 bits.
 
     >>> zero = torch.zeros((), dtype=torch.int64)
     >>> [f"{int(word):08x}" for word in philox((zero,) * 4, (zero, zero))]
@@ -36,13 +36,13 @@ def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Ten
 
 
 def _product(word: torch.Tensor, by: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The high and the low half of a product; in two parts, because 64 bits of it do not fit an int64."""
+    """The high and low half of a product, computed in two parts because 64 bits do not fit a signed int64."""
     part = word * (by & 0xFFFF)
     return (word * (by >> 16) + (part >> 16)) >> 16, (word * by) & LOW
 
 
 def random_bits(seed: torch.Tensor, word: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """32 bits for each position, as int32."""
+    """32 bits per position, as int32."""
     seed, word, position = (x.to(torch.int64) for x in (seed, word, position))
     block, zero = position >> 2, torch.zeros_like(position)
     counter = (block & LOW, (block >> 32) & LOW, zero + (word & LOW), zero)

@@ -1,8 +1,8 @@
-"""Seeds: what a call of a program with random numbers draws, from torch's own generator.
+"""Seeds of programs with random numbers, drawn from torch's generator at every call.
 
-In: a binding whose last leaves are seeds. Out: a binding that draws them. `torch.manual_seed` therefore repeats what programs
-draw, and the same seeds are drawn whatever runs the program. One operation draws one seed, so a traced function draws what its
-operations draw when they are called one by one.
+In: a binding whose last leaves are seeds. Out: a binding that draws them. So `torch.manual_seed` makes programs repeatable,
+whatever backend runs them. Each operation draws one seed, so a traced function draws the same seeds as its operations would one
+by one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from serrate.runtime.dispatch import Binding, Leaves
 
 
 def placeholders(count: int, device: torch.device) -> list[torch.Tensor]:
-    """Scalars like seeds, for what looks at dtypes and shapes only."""
+    """Scalars in place of seeds, for code that uses only dtypes and shapes."""
     return [torch.zeros((), dtype=torch.int64, device=device) for _ in range(count)]
 
 
@@ -39,9 +39,10 @@ def _on_host(count: int) -> Callable[[], Sequence[torch.Tensor]]:
 
 
 def _on_device(count: int, device: torch.device) -> Callable[[], Sequence[torch.Tensor]]:
-    """Drawn from the generator of the CPU too, so that devices agree, and filled in there, so that nothing waits for a copy.
+    """Seeds on a device. They are drawn from the CPU's generator, so that devices agree, and filled in on the device, so that
+    nothing waits for a copy.
 
-    While a CUDA graph is captured, the device draws: a captured graph draws again whenever it is replayed.
+    While a CUDA graph is captured, the device draws them, so that every replay draws new ones.
     """
 
     def draw() -> Sequence[torch.Tensor]:

@@ -335,7 +335,7 @@ def flatten_rows(recorder: Recorder) -> None:
                 continue
             _combined(recorder, phase, shape.component, shape.ragged)
     shapes = [describe(recorder.program, p.name) for p in recorder.program.phases]
-    if any(s.reduces_rows or _tells_rows_apart(s) for s in shapes):
+    if any(s.reduces_rows or _distinguishes_rows(s) for s in shapes):
         return
     for shape in shapes:
         if shape.ragged is not None and shape.component is not None:
@@ -361,7 +361,7 @@ def _put_beside(recorder: Recorder, phase: Phase, component: IterDomain, ragged:
         recorder.do("reorder", phase.name, *wanted)
 
 
-def _tells_rows_apart(shape: Shape) -> bool:
+def _distinguishes_rows(shape: Shape) -> bool:
     """Whether a phase reads or computes something per component rather than per element."""
     if shape.ragged is None:
         return shape.component is not None

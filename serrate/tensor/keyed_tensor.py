@@ -1,13 +1,13 @@
 """Ragged features by name: `serrate.keyed` and `KeyedJaggedTensor`.
 
-In: ragged tensors by name, or the tensors of a TorchRec `KeyedJaggedTensor`. Out: all of them in one tensor, key by key.
+In: ragged tensors by name, or the tensors of a TorchRec `KeyedJaggedTensor`. Out: one tensor that stores them key by key.
 
 A model of the layout, for keys `names` and `rows_per_key` rows each:
 
     values   = [v for name in names for row in features[name] for v in row]
     lengths  = [len(row) for name in names for row in features[name]]        # [keys * batch], key by key
 
-So a `KeyedJaggedTensor` is one JaggedTensor of `sum(rows_per_key)` rows, and names for ranges of these rows:
+So a `KeyedJaggedTensor` is one JaggedTensor of `sum(rows_per_key)` rows, with names for ranges of rows:
 
     serrate.keyed({"user": jt, "item": jt})    KeyedJaggedTensor.from_lengths(keys, values, lengths)      from_offsets
     serrate.keyed(kjt), k.to_torchrec(), k.layout()                                                       TorchRec, shared
@@ -55,7 +55,7 @@ class Layout(NamedTuple):
 
 
 class KeyedRows:
-    """What keyed tensors and their traced form share: the names, and which rows each stands for."""
+    """The base of keyed tensors and their traced form: keys, and the range of rows of each."""
 
     __slots__ = ("_keys", "_numbers", "_rows_per_key")
 
@@ -80,14 +80,14 @@ class KeyedRows:
 
     @property
     def batch_size(self) -> int:
-        """The number of rows that every key has."""
+        """The common number of rows of all keys."""
         sizes = set(self._rows_per_key)
         if len(sizes) > 1:
             raise StructureMismatch(f"the keys have different numbers of rows, {self._sizes()}: use k.rows_per_key")
         return sizes.pop() if sizes else 0
 
     def number(self, key: object) -> int:
-        """The place of a key among the keys."""
+        """The index of a key."""
         found = self._numbers.get(key) if isinstance(key, str) else None
         if found is None:
             if not isinstance(key, str):
@@ -133,10 +133,10 @@ class KeyedJaggedTensor(KeyedRows):
     """The rows of all keys, key by key."""
     _weights: Tensor | None
     _parts: dict[int, JaggedTensor]
-    """The keys that were asked for: the same object every time, so that programs need not compare their rows."""
+    """JaggedTensors of keys, cached: programs need not compare the rows of identical objects."""
     _weighing: dict[int, JaggedTensor]
     _versions: list[int]
-    """How often the offsets had been written to when the keys above were asked for."""
+    """The version of the offsets for which the cache above is valid."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class KeyedJaggedTensor(KeyedRows):
         weights: Tensor | None = None,
         rows_per_key: Sequence[int] | None = None,
     ) -> None:
-        """From the rows of all keys, key by key; `rows_per_key` where keys have different numbers of rows."""
+        """From the rows of all keys, key by key; `rows_per_key` if keys have different numbers of rows."""
         names = _names(keys)
         super().__init__(names, _rows_per_key(len(rows), len(names), rows_per_key))
         rows_of_one_level("KeyedJaggedTensor", rows.structure)
@@ -160,7 +160,7 @@ class KeyedJaggedTensor(KeyedRows):
     def _trusted(
         cls, keys: tuple[str, ...], rows_per_key: tuple[int, ...], rows: JaggedTensor, weights: Tensor | None
     ) -> KeyedJaggedTensor:
-        """A keyed tensor of parts that are known to fit; torch's pytrees also fill in placeholders."""
+        """Constructs without checks, from parts known to fit; torch's pytrees also pass placeholders."""
         made = cls.__new__(cls)
         KeyedRows.__init__(made, keys, rows_per_key)
         made._hold(rows, weights)
@@ -169,7 +169,7 @@ class KeyedJaggedTensor(KeyedRows):
     def _hold(self, rows: JaggedTensor, weights: Tensor | None) -> None:
         self._flat, self._weights, self._parts, self._weighing, self._versions = rows, weights, {}, {}, []
 
-    # --- making one ---
+    # --- constructors ---
 
     @classmethod
     def from_lengths(
@@ -234,7 +234,7 @@ class KeyedJaggedTensor(KeyedRows):
 
     @property
     def jagged(self) -> JaggedTensor:
-        """The same as a JaggedTensor of two levels: shape `(keys, r0, r1)`.
+        """All keys as a JaggedTensor of two levels: shape `(keys, r0, r1)`.
 
         >>> keyed({"a": [[1, 2], [3]], "b": [[7], []]}).jagged.tolist()
         [[[1, 2], [3]], [[7], []]]
@@ -258,7 +258,8 @@ class KeyedJaggedTensor(KeyedRows):
     def __getitem__(self, key: str | Sequence[str]) -> Any:
         """The JaggedTensor of one key, a view; or a KeyedJaggedTensor of some keys, in the order given.
 
-        Keys that follow one another are a view too; other orders copy whole keys. Where a key's values begin is a host fact.
+        Adjacent keys in order are a view; other orders copy whole keys. The host must know where each key's values start, so
+        on a device this takes a host copy.
 
         >>> k = keyed({"a": [[1, 2], [3]], "b": [[7], []], "c": [[], [5]]})
         >>> k[["c", "a"]].values
@@ -298,13 +299,13 @@ class KeyedJaggedTensor(KeyedRows):
         return ((key, self[key]) for key in self._keys)
 
     def split(self, sizes: Sequence[int]) -> list[KeyedJaggedTensor]:
-        """Consecutive groups of keys, `sizes` of them in each; views.
+        """Splits into consecutive groups of keys, `sizes` keys each; views.
 
         >>> [k.keys() for k in keyed({"a": [[1]], "b": [[2]], "c": [[3]]}).split([1, 2])]
         [('a',), ('b', 'c')]
         """
         if any(size < 0 for size in sizes) or sum(sizes) != len(self):
-            raise CallError(f"split: the sizes {list(sizes)} must add up to the {len(self)} keys {list(self._keys)}")
+            raise CallError(f"split: the sizes {list(sizes)} must sum to the {len(self)} keys {list(self._keys)}")
         ends = itertools.pairwise(itertools.accumulate(sizes, initial=0))
         return [self._some(list(range(first, last))) for first, last in ends]
 
@@ -351,7 +352,7 @@ class KeyedJaggedTensor(KeyedRows):
         return KeyedJaggedTensor(self._keys, change(self._flat), weights=weights, rows_per_key=self._rows_per_key)
 
     def to(self, *args: Any, **kwargs: Any) -> KeyedJaggedTensor:
-        """On another device, or with values of another dtype: the arguments of `torch.Tensor.to`. Weights keep their dtype.
+        """Converts device or dtype; takes the arguments of `torch.Tensor.to`. Weights keep their dtype.
 
         >>> keyed({"a": [[1, 2]]}).to(torch.int32).dtype
         torch.int32
@@ -385,9 +386,9 @@ class KeyedJaggedTensor(KeyedRows):
     ) -> Any:
         """Looks up and pools all keys in one program: a `[batch, D]` tensor for each key, by name.
 
-        `tables` has a table for each key, of any size and width; keys may share one. `mode` is one for all keys, or one for each.
-        Weights, if there are any, multiply the rows that are looked up; the modes must then be "sum". `padding_idx` does not
-        take part. With `concat`, the result is one tensor `[batch, sum of D]`, in the order of the keys.
+        `tables` has one table per key, of any size and width; keys may share one. `mode` applies to all keys, or is a dict by
+        key. Weights, if any, multiply the rows that are looked up; the modes must then be "sum". Indices equal to `padding_idx`
+        are ignored. With `concat`, the result is one tensor `[batch, sum of D]`, in the order of the keys.
 
         >>> import serrate
         >>> k = serrate.keyed({"user": [[0, 1], [1]], "item": [[2], []]})
@@ -446,7 +447,7 @@ _installed: dict[str, Callable[..., Any]] = {}
 
 
 def install_methods(**functions: Callable[..., Any]) -> None:
-    """Called once by what compiles programs: the implementations of methods that compute."""
+    """Installs the implementations of methods that compute; called once by `api/eager.py`."""
     _installed.update(functions)
 
 
@@ -455,8 +456,9 @@ def keyed(
 ) -> KeyedJaggedTensor:
     """Ragged features by name: from a dict of ragged tensors or lists of rows, or from a TorchRec `KeyedJaggedTensor`.
 
-    The values of a dict are put back to back, without a copy if they lie so already. Anything with the methods `keys`, `values`,
-    `lengths` and `weights_or_none` of TorchRec's class is shared. With `same_batch=False` keys may have different batch sizes.
+    The values of a dict are concatenated, without a copy if they already lie back to back. The tensors of any object with the
+    methods `keys`, `values`, `lengths` and `weights_or_none` of TorchRec's class are shared. With `same_batch=False`, keys may
+    have different batch sizes.
 
     >>> k = keyed({"user": [[1, 2], [3]], "item": [[7], []]}, weights={"user": [[0.5, 0.5], [1]], "item": [[1.0], []]})
     >>> k.lengths, k.weights
@@ -467,12 +469,12 @@ def keyed(
     if not isinstance(features, Mapping):
         if not callable(getattr(features, "weights_or_none", None)):
             raise CallError(
-                f"keyed takes a dict of ragged tensors or a KeyedJaggedTensor of TorchRec's, got {type(features).__name__}: use "
-                "KeyedJaggedTensor.from_lengths(keys, values, lengths) for its parts"
+                f"keyed takes a dict of ragged tensors or a TorchRec KeyedJaggedTensor, got {type(features).__name__}: use "
+                "KeyedJaggedTensor.from_lengths(keys, values, lengths) for separate tensors"
             )
         return _from_torchrec(features)
     if not features:
-        raise CallError("keyed: give at least one key")
+        raise CallError("keyed: pass at least one key")
     parts = _ragged(features, device)
     first, *rest = parts
     for key in rest:
@@ -506,8 +508,8 @@ def keyed(
 
 
 def no_weights() -> CallError:
-    """What is raised where weights are asked for and there are none."""
-    return CallError("the keyed tensor has no weights: give them with serrate.keyed(features, weights=...)")
+    """The error for requesting weights of a keyed tensor without weights."""
+    return CallError("the keyed tensor has no weights: pass them to serrate.keyed(features, weights=...)")
 
 
 def concat(tensors: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
@@ -525,14 +527,14 @@ def concat(tensors: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         raise CallError(f"concat: {', '.join(map(repr, twice))} would occur twice: rename the keys, or select some with k[[...]]")
     weighted = [each.weights for each in given]
     if any(each is None for each in weighted) and any(each is not None for each in weighted):
-        raise CallError("concat: either all keyed tensors have weights or none has")
+        raise CallError("concat: either all keyed tensors must have weights, or none")
     weights = None if weighted[0] is None else torch.cat([each for each in weighted if each is not None])
     rows = _rows_after_one_another([each.flat for each in given])
     return KeyedJaggedTensor(keys, rows, weights=weights, rows_per_key=[n for each in given for n in each.rows_per_key])
 
 
 def batched(samples: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
-    """The rows of all samples, key by key: what `serrate.collate` makes of keyed samples.
+    """Concatenates the rows of all samples, key by key, for `serrate.collate`.
 
     >>> one, two = keyed({"a": [[1]], "b": [[2, 3]]}), keyed({"a": [[], [4]], "b": [[5], []]})
     >>> batched([one, two])["b"].tolist()
@@ -543,7 +545,7 @@ def batched(samples: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         if sample.keys() != first.keys():
             raise CallError(f"collate: samples must agree in their keys: sample {k} has {sample.keys()}, sample 0 {first.keys()}")
         if (sample.weights is None) != (first.weights is None):
-            raise CallError(f"collate: either all samples have weights or none has: sample {k} differs from sample 0")
+            raise CallError(f"collate: either all samples must have weights, or none: sample {k} differs from sample 0")
     rows = _rows_after_one_another([each.flat for each in samples])
     weighted = [each.weights for each in samples if each.weights is not None]
     begins = itertools.accumulate((len(each.flat) for each in samples), initial=0)
@@ -558,7 +560,7 @@ def _names(keys: Iterable[str]) -> list[str]:
     names = [keys] if isinstance(keys, str) else list(keys)
     if isinstance(keys, str) or not all(isinstance(key, str) for key in names):
         wrong = next((key for key in names if not isinstance(key, str)), keys)
-        raise CallError(f"keys are a list of words, got {wrong!r}")
+        raise CallError(f"keys must be strings, got {wrong!r}")
     return names
 
 
@@ -566,7 +568,7 @@ def _rows_per_key(rows: int, keys: int, given: Sequence[int] | None) -> Sequence
     if given is None:
         if keys == 0 or rows % keys:
             raise StructureError(
-                f"{rows} rows do not divide among {keys} keys: give rows_per_key= where keys have different numbers of rows"
+                f"{rows} rows do not divide among {keys} keys: pass rows_per_key= if keys have different numbers of rows"
             )
         return [rows // keys] * keys
     if len(given) != keys or sum(given) != rows or any(count < 0 for count in given):
@@ -588,7 +590,7 @@ def _from_torchrec(kjt: Any) -> KeyedJaggedTensor:
 
 
 def _ragged(features: Mapping[str, Any], device: torch.device | str | None) -> dict[str, JaggedTensor]:
-    """A ragged tensor for each key. Lists without a single number have the dtype of the other keys."""
+    """One ragged tensor per key. Lists without any number take the dtype of the other keys."""
     found: dict[str, JaggedTensor] = {}
     for key, each in features.items():
         if isinstance(each, Tensor):
@@ -601,7 +603,7 @@ def _ragged(features: Mapping[str, Any], device: torch.device | str | None) -> d
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
-    """The tensors back to back: what they are consecutive parts of, or a copy."""
+    """Concatenates tensors: the tensor that they are consecutive slices of, or a copy."""
     first = tensors[0]
     place, storage, whole = first.storage_offset(), first.untyped_storage().data_ptr(), True
     for part in tensors:
@@ -621,7 +623,7 @@ def _rows_after_one_another(tensors: Sequence[JaggedTensor]) -> JaggedTensor:
 
 
 def _blocks(rows: JaggedTensor, weights: Tensor | None, ranges: Sequence[tuple[int, int]]) -> tuple[JaggedTensor, Tensor | None]:
-    """Ranges of rows in another order; each is moved as one block."""
+    """Reorders ranges of rows; each is copied as one block."""
     ends = rows.structure.host_offsets(why="k[keys]")
     blocks = torch.tensor([[int(ends[first]), int(ends[last] - ends[first])] for first, last in ranges], dtype=torch.int64)
     starts, sizes = blocks.reshape(-1, 2).T.contiguous().to(rows.device)

@@ -28,15 +28,15 @@ def install(**movers: Mover) -> None:
     _movers.update(movers)
 
 
-def back_to_back(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int) -> Tensor | None:
+def pack_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int) -> Tensor | None:
     """Packs runs of a dim: `lengths[k]` positions from `starts[k]` for every k, back to back, `total` in all. Returns None if
     torch must do it."""
-    return _moved("back_to_back", values, dim, starts, lengths, total)
+    return _moved("pack_runs", values, dim, starts, lengths, total)
 
 
-def apart(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, fill: complex) -> Tensor | None:
+def pad_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, fill: complex) -> Tensor | None:
     """Pads the same runs to `room` positions each, with `fill`: the dim becomes two. Returns None if torch must do it."""
-    return _moved("apart", values, dim, starts, lengths, room, fill)
+    return _moved("pad_runs", values, dim, starts, lengths, room, fill)
 
 
 def _moved(name: str, values: Tensor, dim: int, starts: Tensor, lengths: Tensor, *rest: Any) -> Tensor | None:
@@ -61,7 +61,7 @@ def runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int, 
     >>> runs(torch.arange(10), 0, torch.tensor([7, 0]), torch.tensor([2, 3]), 5, step=2)
     tensor([7, 9, 0, 2, 4])
     """
-    moved = back_to_back(values, dim, starts, lengths, total) if step == 1 else None
+    moved = pack_runs(values, dim, starts, lengths, total) if step == 1 else None
     if moved is not None:
         return moved
     owner, place = owners_and_places(lengths, total)

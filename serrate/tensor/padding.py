@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DtypeError, ShapeError, StructureError
-from serrate.tensor.moving import BITS, apart, back_to_back
+from serrate.tensor.moving import BITS, pack_runs, pad_runs
 from serrate.tensor.offsets import Levels, as_tensors
 from serrate.tensor.permuting import inverse
 from serrate.tensor.positions import compacted, padded_index, padded_row_index
@@ -42,7 +42,7 @@ def pad(values: Tensor, structure: Structure, fill: complex, room: int | None = 
             for level in range(rows.levels)
         )
         box = (rows.num_rows(0), *extents)
-        moved = _apart(values, dim, rows, box, fill)
+        moved = _pad_compiled(values, dim, rows, box, fill)
         if moved is not None:
             values = moved
             continue
@@ -63,7 +63,7 @@ def _bits(values: Tensor) -> Tensor:
     return values.view(BITS[values.dtype.itemsize])
 
 
-def _apart(values: Tensor, dim: int, rows: Rows, box: tuple[int, ...], fill: complex) -> Tensor | None:
+def _pad_compiled(values: Tensor, dim: int, rows: Rows, box: tuple[int, ...], fill: complex) -> Tensor | None:
     """Pads the rows of a dim with compiled code; None if it cannot."""
     if rows.columns is not None or not values.is_cpu:
         return None
@@ -74,7 +74,7 @@ def _apart(values: Tensor, dim: int, rows: Rows, box: tuple[int, ...], fill: com
         count = math.prod(box[:-1])
         starts = starts.new_zeros(count).index_copy(0, there, starts)
         lengths = lengths.new_zeros(count).index_copy(0, there, lengths)
-    moved = apart(values, dim, starts, lengths, box[-1], fill)
+    moved = pad_runs(values, dim, starts, lengths, box[-1], fill)
     return None if moved is None else moved.view(*values.shape[:dim], *box, *values.shape[dim + 1 :])
 
 
@@ -89,7 +89,7 @@ def unpad(padded: Tensor, structure: Structure) -> Tensor:
         flat, moved = padded.flatten(dim, dim + rows.levels), None
         if rows.columns is None and flat.is_cpu:
             starts = padded_row_index(rows, extents[:-1]) * extents[-1]
-            moved = back_to_back(flat, dim, starts, rows.inner_lengths(), rows.elements("from_padded"))
+            moved = pack_runs(flat, dim, starts, rows.inner_lengths(), rows.elements("from_padded"))
         padded = flat.index_select(dim, padded_index(rows, extents, "from_padded")) if moved is None else moved
     return padded
 

@@ -1,6 +1,6 @@
-"""Dims in another order: `permute`, and the dims of a tensor whose regular dims come before ragged ones put back.
+"""`permute`, and conversion to and from the order in which every ragged dim directly follows the dim that counts its rows.
 
-In: values and their structure. Out: the same rows with their dims in another order; a view, except where whole rows move.
+In: values and their structure. Out: the same rows with permuted dims; a view, unless whole rows move.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
 
 MaybeRagged = tuple[Tensor, Structure | None]
-"""What is inside a ragged tensor: a ragged tensor itself, or a plain one, which has no structure."""
+"""Values with their structure; None for a plain tensor."""
 
 _STAYS = "a ragged dim must follow the dim that counts its rows"
 
 
 def permute(values: Tensor, structure: Structure, order: Sequence[int]) -> tuple[Tensor, Structure]:
-    """The dims in another order.
+    """Permutes the dims.
 
-    Regular dims, and dims that count rows together with their ragged dims, change places without a copy, and regular dims may
-    come between the two. Dims of nested rows that count parts change places if every row has as many; then whole rows move.
+    Regular dims, and a dim that counts rows together with its ragged dims, move without a copy; regular dims may come between
+    the two. Dims that count nested rows can be swapped if every row has the same number of parts; that copies rows.
 
     >>> ranks = Structure.from_lengths(torch.tensor([[1, 2], [0, 1]]))
     >>> permute(torch.arange(4), ranks, (1, 0, 2))
@@ -45,7 +45,7 @@ def permute(values: Tensor, structure: Structure, order: Sequence[int]) -> tuple
 
 
 def arranged(piece: MaybeRagged, order: Sequence[int]) -> MaybeRagged:
-    """A piece with its dims in another order.
+    """Permutes the dims of a ragged or plain tensor.
 
     >>> arranged((torch.zeros(2, 3), None), (1, 0))[0].shape
     torch.Size([3, 2])
@@ -57,7 +57,7 @@ def arranged(piece: MaybeRagged, order: Sequence[int]) -> MaybeRagged:
 
 
 def inverse(order: Sequence[int]) -> list[int]:
-    """The order that undoes another.
+    """The inverse of a permutation.
 
     >>> inverse((0, 2, 3, 1))
     [0, 3, 1, 2]
@@ -66,7 +66,7 @@ def inverse(order: Sequence[int]) -> list[int]:
 
 
 def _permuted(values: Tensor, structure: Structure, places: list[int], asked: tuple[int, ...]) -> tuple[Tensor, Structure]:
-    """As `permute`, where every ragged dim comes right after the dim that counts its rows."""
+    """`permute` for tensors in which every ragged dim directly follows the dim that counts its rows."""
     for axis in range(len(structure.rows)):
         dims = structure.dims_of(values.dim())
         own = [k for k, dim in enumerate(dims) if dim.axis == axis]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import StructureError
-from serrate.tensor.moving import back_to_back
+from serrate.tensor.moving import pack_runs
 from serrate.tensor.rows import Rows, owners_and_places
 from serrate.tensor.structure import Structure
 
@@ -115,7 +115,7 @@ def compacted(values: Tensor, dim: int, rows: Rows, why: str) -> Tensor:
         return values
     width = values.shape[dim + 1] if rows.storage_dims == 2 else 1
     flat = values.flatten(dim, dim + 1) if rows.storage_dims == 2 else values
-    moved = None if rows.storage_dims == 2 else back_to_back(flat, dim, rows.row_starts(), rows.sizes(), rows.elements(why))
+    moved = None if rows.storage_dims == 2 else pack_runs(flat, dim, rows.row_starts(), rows.sizes(), rows.elements(why))
     return flat.index_select(dim, storage_index(rows, width, why)) if moved is None else moved
 
 

@@ -139,7 +139,7 @@ def test_values_elsewhere(taken: list[bool]) -> None:
 
 
 def test_small_ones_are_torchs() -> None:
-    assert conversions.back_to_back(torch.arange(10), 0, torch.tensor([7, 0]), torch.tensor([2, 3]), 5) is None
+    assert conversions.pack_runs(torch.arange(10), 0, torch.tensor([7, 0]), torch.tensor([2, 3]), 5) is None
 
 
 def test_runs_outside_are_not_read() -> None:

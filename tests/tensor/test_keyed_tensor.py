@@ -264,11 +264,11 @@ def test_mistakes() -> None:
         found[["user", "shop"]]
     with pytest.raises(CallError, match=r"takes a key or a list of keys, got int; the keys are \['user', 'item'\]"):
         found[0]  # type: ignore[index]
-    with pytest.raises(CallError, match="has no weights: give them with"):
+    with pytest.raises(CallError, match="has no weights: pass them to"):
         found.weights_of("user")
-    with pytest.raises(CallError, match=r"sizes \[1, 2\] must add up to the 2 keys"):
+    with pytest.raises(CallError, match=r"sizes \[1, 2\] must sum to the 2 keys"):
         found.split([1, 2])
-    with pytest.raises(StructureError, match="4 rows do not divide among 3 keys: give rows_per_key="):
+    with pytest.raises(StructureError, match="4 rows do not divide among 3 keys: pass rows_per_key="):
         KeyedJaggedTensor.from_lengths(["a", "b", "c"], values, lengths)
     with pytest.raises(
         StructureError, match=r"rows_per_key=\[1, 1\] must have one number for each of 2 keys and sum to the 4 rows"
@@ -280,11 +280,11 @@ def test_mistakes() -> None:
         KeyedJaggedTensor.from_lengths(["a", "b"], values, lengths, weights=torch.ones(3))
     with pytest.raises(CallError, match="a key must not repeat: 'a' occurs twice"):
         KeyedJaggedTensor.from_lengths(["a", "a"], values, lengths)
-    with pytest.raises(CallError, match="keys are a list of words, got 'user'"):
+    with pytest.raises(CallError, match="keys must be strings, got 'user'"):
         KeyedJaggedTensor.from_lengths("user", values, lengths)
-    with pytest.raises(CallError, match="give at least one key"):
+    with pytest.raises(CallError, match="pass at least one key"):
         keyed({})
-    with pytest.raises(CallError, match="keyed takes a dict of ragged tensors or a KeyedJaggedTensor of TorchRec's, got list"):
+    with pytest.raises(CallError, match="keyed takes a dict of ragged tensors or a TorchRec KeyedJaggedTensor, got list"):
         keyed([1, 2])
     with pytest.raises(CallError, match="'a' is a dense tensor: make rows of it"):
         keyed({"a": torch.zeros(2, 2)})

@@ -1,8 +1,8 @@
-"""Random numbers: pure functions of a seed and of an element's number in its tensor.
+"""Random numbers: pure functions of a seed and of an element's index in its tensor.
 
-In: tensors whose shape and structure a result has, or that are dropped. Out: tensors of random numbers. A seed is an input that
-every call draws for itself (`Fusion.seed`), unless one is given. So the numbers do not depend on a backend, a plan or the number
-of threads, nor on how rows are stored; and they can be computed again from the same seed. `ir/philox.py` defines the bits.
+In: tensors that give a result its shape and structure, or that dropout is applied to. Out: tensors of random numbers. A seed is
+an input that every call draws (`Fusion.seed`), unless one is passed. So the numbers do not depend on the backend, the plan, the
+number of threads or the storage of rows, and can be recomputed from the same seed. `ir/philox.py` defines the bits.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from serrate.ir.values import Value, call, carried_dtype, constant, ordinal
 from serrate.ir.view import TensorView
 
 BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64: 53}
-"""How many bits a uniform number has: as many as its dtype holds exactly everywhere in [0, 1)."""
+"""The bits of a uniform number: as many as its dtype represents exactly everywhere in [0, 1)."""
 ROOM = 2**32
-"""How many numbers each query has for its keys."""
+"""How many random numbers each query reserves for its keys."""
 SELU_LIMIT = 1.7580993408473766
-"""What SELU falls to, negated: the value of dropped elements in `alpha_dropout`."""
+"""The negated lower limit of SELU: dropped elements of `alpha_dropout` get its negative."""
 
 
 def rand_like(x: TensorView, dtype: torch.dtype | None = None, *, seed: TensorView | None = None) -> TensorView:
@@ -44,7 +44,7 @@ def rand_like(x: TensorView, dtype: torch.dtype | None = None, *, seed: TensorVi
 
 
 def randn_like(x: TensorView, dtype: torch.dtype | None = None, *, seed: TensorView | None = None) -> TensorView:
-    """`torch.randn_like`: standard normal, by Box and Muller's transform of two uniform numbers."""
+    """`torch.randn_like`: standard normal, by the Box-Muller transform."""
     dtype = _floating("randn_like", x, dtype)
     return _drawn(x, dtype, seed, lambda bits: _normal(bits, carried_dtype(dtype)))
 
@@ -52,7 +52,7 @@ def randn_like(x: TensorView, dtype: torch.dtype | None = None, *, seed: TensorV
 def randint_like(
     x: TensorView, low: int, high: int, dtype: torch.dtype | None = None, *, seed: TensorView | None = None
 ) -> TensorView:
-    """`torch.randint_like`: integers from `low` to `high` - 1, each as likely as the others up to `high - low` / 2^32."""
+    """`torch.randint_like`: integers from `low` to `high` - 1, uniform up to a bias of `high - low` / 2^32."""
     if not low < high:
         raise CallError(f"randint_like: low must be less than high, got {low} and {high}")
     if not -(2**63) <= low < high <= 2**63 or high - low >= 2**63:
@@ -76,8 +76,8 @@ def dropout(x: TensorView, p: Operand = 0.5, *, seed: TensorView | None = None) 
 
 
 def attention_dropout(weights: TensorView, p: Operand, *, seed: TensorView | None = None) -> TensorView:
-    """A dropout of attention weights `[..., queries, keys]`. The numbers of a query depend on the number of the query among all
-    of them, and on that of the key in its sequence: no sequence needs to know how many weights the sequences before it have."""
+    """Dropout of attention weights `[..., queries, keys]`. The numbers depend on the query's index among all queries and on the
+    key's index in its sequence, so no sequence needs to know how many weights earlier sequences have."""
     fusion, domains = weights.fusion, weights.domains
     place = ordinal(fusion.tensor(torch.float32, (*domains[:-1], IterDomain(ROOM, name=fusion.fresh("d")))), domains)
     drawn = _drawn(weights, torch.float32, seed, lambda bits: uniform(bits, torch.float32), place)
@@ -85,7 +85,7 @@ def attention_dropout(weights: TensorView, p: Operand, *, seed: TensorView | Non
 
 
 def _survival(drawn: TensorView, p: Operand, dtype: torch.dtype) -> TensorView:
-    """What an element of this dtype is multiplied by, given a uniform number: 0 with probability `p`, otherwise 1 / (1 - p)."""
+    """The factor of an element, from a uniform number: 0 with probability `p`, otherwise 1 / (1 - p)."""
     dtype = carried_dtype(dtype)
     if isinstance(p, TensorView):
         return elementwise("where", dtype, ge(drawn, p), typed(div(1.0, sub(1.0, p)), dtype), 0.0)
@@ -93,8 +93,8 @@ def _survival(drawn: TensorView, p: Operand, dtype: torch.dtype) -> TensorView:
 
 
 def alpha_dropout(x: TensorView, p: float = 0.5, *, seed: TensorView | None = None) -> TensorView:
-    """`torch.nn.functional.alpha_dropout` in training: dropped elements get the value that SELU falls to, and mean and variance
-    stay as they are."""
+    """`torch.nn.functional.alpha_dropout` in training: dropped elements get SELU's lower limit, and an affine transform keeps
+    mean and variance."""
     floating("alpha_dropout", x)
     if p == 1:
         return mul(x, 0.0)
@@ -122,12 +122,12 @@ class Bits:
         return call("random_bits", self.seed, constant(word, torch.int64), self.position, dtype=torch.int32)
 
     def top(self, word: int, count: int) -> Value:
-        """The first bits of a word, as a number that is not negative."""
+        """The upper bits of a word, as a non-negative number."""
         shifted = call("shr", self.word(word), constant(32 - count, torch.int32), dtype=torch.int32)
         return call("bitand", shifted, constant(2**count - 1, torch.int32), dtype=torch.int32)
 
     def whole(self, word: int) -> Value:
-        """A word as a number that is not negative, in 64 bits."""
+        """A word as a non-negative 64-bit number."""
         wide = call("cast", self.word(word), dtype=torch.int64)
         return call("bitand", wide, constant(2**32 - 1, torch.int64), dtype=torch.int64)
 
@@ -135,7 +135,7 @@ class Bits:
 def _drawn(
     x: TensorView, dtype: torch.dtype, seed: TensorView | None, number: Callable[[Bits], Value], place: Value | None = None
 ) -> TensorView:
-    """A tensor like `x` that holds a number made of random bits in each element; those of `place`, or of the element's number."""
+    """A tensor like `x` with a number from random bits in each element; the bits at `place`, or at the element's index."""
     fusion, domains = x.fusion, x.domains
     if seed is not None and (seed.ndim or seed.dtype != torch.int64):
         raise CallError(f"a seed is an int64 without dims, got {seed.dtype} with {seed.ndim}")
@@ -166,7 +166,7 @@ def _normal(bits: Bits, dtype: torch.dtype) -> Value:
 
 
 def _above_zero(bits: Bits, dtype: torch.dtype) -> Value:
-    """A number in (0, 1]. In float32 from all 32 bits: near 0, where normal numbers are large, it has room for them."""
+    """A number in (0, 1]. In float32 it uses all 32 bits: near 0, where normal numbers are large, floats are dense enough."""
     if dtype == torch.float64:
         return call("sub", constant(1.0, dtype), uniform(bits, dtype), dtype=dtype)
     high = call("cast", bits.top(0, 16), dtype=dtype)
@@ -177,7 +177,7 @@ def _above_zero(bits: Bits, dtype: torch.dtype) -> Value:
 
 
 def _below(bits: Bits, limit: int) -> Value:
-    """An integer from 0 to `limit` - 1: the upper half of a product, or of many numbers the rest of 63 bits."""
+    """An integer from 0 to `limit` - 1: the upper half of a product, or for large limits the remainder of 63 bits."""
     if limit <= 2**31:
         product = call("mul", bits.whole(0), constant(limit, torch.int64), dtype=torch.int64)
         return call("shr", product, constant(32, torch.int64), dtype=torch.int64)

@@ -1,7 +1,6 @@
 """Functions that draw random numbers, under torch's signatures.
 
-In: traced tensors and options as torch's functions take them. Out: traced tensors. Where a function has nothing to draw, its
-argument is returned as it is.
+In: traced tensors and torch's options. Out: traced tensors. A function that has nothing to draw returns its argument.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def randint_like(
     if high is None:
         low, high = 0, low
     if high is None:
-        raise CallError("randint_like: give high, or low and high")
+        raise CallError("randint_like: pass high, or low and high")
     return ops.randint_like(input, low or 0, high, dtype)
 
 
