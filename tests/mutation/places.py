@@ -638,7 +638,7 @@ FRONTEND = [
     *_of(
         "serrate/schedule/weighted_sums.py",
         ("tests/engine/test_attention_dropout.py",),
-        ("with_totals(2, parts.scale is not None),", "with_totals(2, False),"),
+        ("with_totals(2, parts.scale is not None,", "with_totals(2, False,"),
         (
             "if v not in own and along.uid not in _domains(v))",
             "if v not in own)",
