@@ -65,3 +65,46 @@ def test_more_numbers_than_an_operation_is_built_for() -> None:
     there = jt.to("cuda")
     for k in range(12):
         torch.testing.assert_close((there * (0.5 + k)).values.cpu(), jt.values * (0.5 + k))
+
+
+DRAWN: dict[str, Callable[[JaggedTensor], Any]] = {
+    "uniform": torch.rand_like,
+    "whole": lambda jt: torch.randint_like(jt, -3, 1000),
+    "dropout": lambda jt: functional.dropout(jt, 0.5),
+    "traced": serrate.jit(lambda jt: functional.dropout(jt * 2, 0.25) + torch.rand_like(jt)),
+    "attention": lambda jt: functional.scaled_dot_product_attention(jt, jt, jt, dropout_p=0.5),
+}
+
+
+@pytest.mark.parametrize("operation", DRAWN)
+def test_random_numbers_are_those_of_the_cpu_and_wait_for_nothing(operation: str) -> None:
+    jt, found = tensor_of("one level"), []
+    for each in (jt, jt.to("cuda")):
+        DRAWN[operation](each)
+        torch.cuda.synchronize()
+        torch.manual_seed(3)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found.append(DRAWN[operation](each))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    want, got = (each.values.cpu() for each in found)
+    if operation == "attention":
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    else:
+        assert torch.equal(got, want)
+
+
+def test_a_captured_graph_draws_anew_when_it_is_replayed() -> None:
+    jt = tensor_of("one level").to("cuda")
+    f = serrate.jit(torch.rand_like)
+    f(jt)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = f(jt)
+    found = []
+    for _ in range(2):
+        graph.replay()
+        found.append(out.values.clone())
+    assert not torch.equal(*found) and all(x.min() >= 0 and x.max() < 1 for x in found)

@@ -495,6 +495,8 @@ def test_messages() -> None:
         torch.rand_like(jt, device="cpu")
     with pytest.raises(TraceError, match=r"random numbers drawn while tracing .*use torch\.rand_like"):
         jit(lambda x: x + torch.rand(4))(jt)
+    with pytest.raises(TraceError, match="dropout: inplace=True cannot be traced; use the result instead"):
+        jit(lambda x: F.dropout(x, 0.5, inplace=True))(jt)
     with pytest.raises(DtypeError, match="dropout: needs a floating-point dtype"):
         F.dropout(jt.long(), 0.5)
     with ir.Fusion() as f, pytest.raises(CallError, match=r"a seed is an int64 without dims, got torch\.float32 with 1"):

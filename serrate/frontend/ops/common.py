@@ -118,6 +118,12 @@ def dims_of(function: str, x: TensorView, dim: Dims | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(dim_of(function, x, d) for d in named))
 
 
+def refuse_in_place(name: str, inplace: bool) -> None:
+    """In-place eager calls never get here; a traced tensor is an immutable value."""
+    if inplace:
+        raise TraceError(f"{name}: inplace=True cannot be traced; use the result instead")
+
+
 def floating(name: str, x: TensorView) -> torch.dtype:
     if not x.dtype.is_floating_point:
         raise DtypeError(f"{name}: needs a floating-point dtype, got {x.dtype}; convert it first, with .float()")

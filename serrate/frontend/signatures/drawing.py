@@ -11,7 +11,7 @@ import torch
 
 from serrate.errors import CallError
 from serrate.frontend import ops
-from serrate.frontend.ops.common import Operand
+from serrate.frontend.ops.common import Operand, refuse_in_place
 from serrate.frontend.ops.random import require_probability
 from serrate.ir.view import TensorView
 
@@ -45,6 +45,7 @@ def bernoulli(input: TensorView, p: float | None = None, *, generator: Any = Non
 
 
 def dropout(input: TensorView, p: Operand = 0.5, training: bool = True, inplace: bool = False) -> TensorView:
+    refuse_in_place("dropout", inplace)
     if not isinstance(p, TensorView):
         require_probability("dropout", p)
         if not training or p == 0:
@@ -57,6 +58,7 @@ def torch_dropout(input: TensorView, p: Operand, train: bool) -> TensorView:
 
 
 def alpha_dropout(input: TensorView, p: float = 0.5, training: bool = False, inplace: bool = False) -> TensorView:
+    refuse_in_place("alpha_dropout", inplace)
     require_probability("alpha_dropout", p)
     return ops.alpha_dropout(input, p) if training and p > 0 else input
 

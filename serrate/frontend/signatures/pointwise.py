@@ -12,7 +12,7 @@ import torch
 
 from serrate.errors import CallError, DtypeError, TraceError
 from serrate.frontend import ops
-from serrate.frontend.ops.common import Number, Operand, torch_dtype
+from serrate.frontend.ops.common import Number, Operand, refuse_in_place, torch_dtype
 from serrate.frontend.ops.elementwise import brought, typed
 from serrate.frontend.ops.movement import pulled
 from serrate.ir.values import constant
@@ -142,14 +142,8 @@ def _common(*operands: Operand) -> torch.dtype:
 # --- activations -------------------------------------------------------------------------------------------------------
 
 
-def _kept(name: str, inplace: bool) -> None:
-    """In-place eager calls never get here; a traced tensor is an immutable value."""
-    if inplace:
-        raise TraceError(f"{name}: inplace=True cannot be traced; use the result instead")
-
-
 def relu(input: TensorView, inplace: bool = False) -> TensorView:
-    _kept("relu", inplace)
+    refuse_in_place("relu", inplace)
     return ops.relu(input)
 
 
@@ -158,52 +152,52 @@ def relu6(input: TensorView, inplace: bool = False) -> TensorView:
 
 
 def hardtanh(input: TensorView, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> TensorView:
-    _kept("hardtanh", inplace)
+    refuse_in_place("hardtanh", inplace)
     return ops.clamp(input, min_val, max_val)
 
 
 def hardsigmoid(input: TensorView, inplace: bool = False) -> TensorView:
-    _kept("hardsigmoid", inplace)
+    refuse_in_place("hardsigmoid", inplace)
     return ops.div(ops.clamp(ops.add(input, 3.0), 0.0, 6.0), 6.0)
 
 
 def hardswish(input: TensorView, inplace: bool = False) -> TensorView:
-    _kept("hardswish", inplace)
+    refuse_in_place("hardswish", inplace)
     return ops.div(ops.mul(input, ops.clamp(ops.add(input, 3.0), 0.0, 6.0)), 6.0)
 
 
 def silu(input: TensorView, inplace: bool = False) -> TensorView:
-    _kept("silu", inplace)
+    refuse_in_place("silu", inplace)
     return ops.silu(input)
 
 
 def mish(input: TensorView, inplace: bool = False) -> TensorView:
-    _kept("mish", inplace)
+    refuse_in_place("mish", inplace)
     return ops.mul(input, ops.tanh(ops.softplus(input)))
 
 
 def elu(input: TensorView, alpha: float = 1.0, inplace: bool = False) -> TensorView:
-    _kept("elu", inplace)
+    refuse_in_place("elu", inplace)
     return ops.elu(input, alpha)
 
 
 def celu(input: TensorView, alpha: float = 1.0, inplace: bool = False) -> TensorView:
-    _kept("celu", inplace)
+    refuse_in_place("celu", inplace)
     return ops.where(ops.gt(input, 0), input, ops.mul(ops.expm1(ops.div(ops.minimum(input, 0.0), alpha)), alpha))
 
 
 def selu(input: TensorView, inplace: bool = False) -> TensorView:
-    _kept("selu", inplace)
+    refuse_in_place("selu", inplace)
     return ops.mul(ops.elu(input, 1.6732632423543772), 1.0507009873554805)
 
 
 def leaky_relu(input: TensorView, negative_slope: float = 0.01, inplace: bool = False) -> TensorView:
-    _kept("leaky_relu", inplace)
+    refuse_in_place("leaky_relu", inplace)
     return ops.leaky_relu(input, negative_slope)
 
 
 def threshold(input: TensorView, threshold: float, value: float, inplace: bool = False) -> TensorView:
-    _kept("threshold", inplace)
+    refuse_in_place("threshold", inplace)
     # NaN is kept: it is not below the threshold.
     return ops.where(ops.le(input, threshold), value, input)
 
