@@ -312,7 +312,7 @@ class Jitted:
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """The plan of each stage for these arguments, with reasons, as for kernels."""
         compiled, tensors = self.compiled(*args, **kwargs)
-        return "\n".join(line for plan in compiled.plans(*tensors) for line in plan.lines)
+        return "\n".join(line for plan in compiled.plans(*tensors) for line in plan.tree)
 
 
 def _is_traced(value: Any) -> bool:

@@ -460,10 +460,11 @@ def _lines(body: tuple[Node, ...], indent: str, lines: list[str]) -> None:
             lines.append(f"{indent}  leave unless {' and '.join(map(str, node.guard))}")
             _lines(node.body, indent + "  ", lines)
         else:
-            lines.append(indent + _line(node))
+            lines.append(indent + line_of(node))
 
 
-def _line(node: Node) -> str:
+def line_of(node: Node) -> str:
+    """A statement without a body as text."""
     if isinstance(node, Bind):
         return f"{node.symbol} := {node.expr}"
     if isinstance(node, Declare):

@@ -49,8 +49,8 @@ from serrate.ir.loops import (
     Node,
     While,
     Write,
-    _line,
     bodies,
+    line_of,
     values_of,
     with_bodies,
 )
@@ -519,7 +519,7 @@ def _statements(body: tuple[Statement, ...], indent: str, lines: list[str], begi
         elif isinstance(statement, Leaf):
             lines.append(f"{indent}{statement}")
         else:
-            lines.append(indent + _line(statement).replace(":0", ""))
+            lines.append(indent + line_of(statement).replace(":0", ""))
         for k, part in enumerate(parts):
             if k and isinstance(statement, While):
                 lines.append(f"{indent}  leave unless {' and '.join(map(str, statement.guard))}")

@@ -5,12 +5,16 @@ In: a tile program and steps. Out: the scheduled program, and the frozen list of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from serrate.errors import ScheduleError
 from serrate.ir.tile import TileProgram
 from serrate.schedule.primitives import PRIMITIVES
 from serrate.schedule.short_rows import by_length
+from serrate.schedule.tree import tree
+
+LOOPS = frozenset(("combine", "delay", "fuse", "inline", "mark", "merge", "reorder", "split"))
+"""Primitives whose effect is seen in the loops."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Plan:
     """The plan for rows that fit one piece, if longer ones are cut: one worker processes each from beginning to end."""
     most: int | None = None
     """The length of the longest row that fits one piece."""
+    scheduled: TileProgram | None = field(default=None, compare=False, repr=False)
+    """The program after all steps, for people to read."""
 
     def because(self, reason: str) -> Plan:
         """The plan with one more reason."""
@@ -57,12 +63,24 @@ class Plan:
         return made if self.short is None else by_length(self.short.apply(program), made)
 
     def __str__(self) -> str:
+        if self.scheduled is not None:
+            return "\n".join(self.tree)
         short = "" if self.short is None else f" | rows that fit one piece by {self.short}"
         return f"{self.strategy}: {'; '.join(map(str, self.steps))}{short}"
 
     @property
+    def tree(self) -> tuple[str, ...]:
+        """The plan for people to read: what it rewrites, then the loops it ends up with, then why."""
+        if self.scheduled is None:
+            return self.lines
+        rewrites = [str(step) for step in self.steps if step.primitive not in LOOPS]
+        head = f"{self.strategy}: {'; '.join(rewrites)}" if rewrites else self.strategy
+        short = () if self.short is None else ("  rows that fit one piece:", *(f"    {line}" for line in self.short.tree))
+        return (head, *(f"  {line}" for line in tree(self.scheduled)), *short, *(f"  # {reason}" for reason in self.reasons))
+
+    @property
     def lines(self) -> tuple[str, ...]:
-        """The plan for people to read, one step per line."""
+        """The plan as a list of steps, one per line."""
         short = () if self.short is None else ("  rows that fit one piece:", *(f"  {line}" for line in self.short.lines))
         return (self.strategy, *(f"  {step}" for step in self.steps), *short, *(f"  # {reason}" for reason in self.reasons))
 
@@ -98,4 +116,4 @@ class Recorder:
         self.reasons.append(reason)
 
     def plan(self, strategy: str, warps: int = 4) -> Plan:
-        return Plan(strategy, tuple(self.steps), warps, tuple(self.reasons))
+        return Plan(strategy, tuple(self.steps), warps, tuple(self.reasons), scheduled=self.program)

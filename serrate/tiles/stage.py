@@ -95,7 +95,7 @@ class Variant:
 
     def explained(self) -> str:
         """The plan, and what every loop carries."""
-        return "\n".join([*self.plan.lines, *(f"  {each}" for each in self.program.notes)])
+        return "\n".join([*self.plan.tree, *(f"  {each}" for each in self.program.notes)])
 
 
 class GivenTensors(NamedTuple):
