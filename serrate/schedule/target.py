@@ -31,6 +31,8 @@ class Target:
     """Elements of a block of a simple reduction, such as a sum; 0 if a plain loop over the row is best."""
     store_bytes: int
     """Bytes of a block that is stored at once."""
+    move_bytes: int
+    """Bytes of a block that is stored as it was read."""
     chunk: int
     """Elements of a piece when a row is cut."""
     keeps_rows: bool
@@ -73,6 +75,7 @@ CPU = Target(
     near_block=1024,
     simple_block=0,
     store_bytes=512,
+    move_bytes=65536,
     chunk=131072,
     keeps_rows=True,
     matmul=(64, 32, 512),
@@ -99,6 +102,7 @@ GPU = Target(
     near_block=2048,
     simple_block=8192,
     store_bytes=8192,
+    move_bytes=8192,
     chunk=131072,
     keeps_rows=False,
     matmul=(128, 256, 64),

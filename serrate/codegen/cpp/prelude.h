@@ -457,7 +457,7 @@ struct Stream {
     if (waiting) __builtin_memcpy(next - waiting, line, waiting);
     waiting = 0;
   }
-  // `Ahead`: bytes that are fetched before they are needed, where `from` is not in the cache; hardware stops at the end of a page.
+  // `Ahead`: how far before they are needed bytes are fetched, where `from` is not in the cache; hardware stops at the end of a page.
   template <int Ahead = 0> void copy(void* to, const void* from, i64 bytes) {
     char* d = (char*)to;
     const char* s = (const char*)from;
@@ -474,10 +474,11 @@ struct Stream {
     }
     d += head, s += head, bytes -= head;
     i64 i = 0;
-    for (; i + W <= bytes; i += W) {
-      if (Ahead) __builtin_prefetch(s + i + Ahead, 0, 2);
+    for (; Ahead && i + W + Ahead <= bytes; i += W) {
+      __builtin_prefetch(s + i + Ahead, 0, 2);
       store(d + i, *(const vec*)(s + i));
     }
+    for (; i + W <= bytes; i += W) store(d + i, *(const vec*)(s + i));
     if (i < bytes) __builtin_memcpy(line, s + i, waiting = bytes - i);
     next = d + bytes;
 #else

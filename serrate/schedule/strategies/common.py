@@ -13,7 +13,7 @@ from typing import Protocol
 
 from serrate.ir.domains import IterDomain
 from serrate.ir.tile import Accumulate, Scan, Store, TileProgram, chain
-from serrate.ir.values import Place, Role
+from serrate.ir.values import Place, Read, Role
 from serrate.schedule.plan import Recorder
 from serrate.schedule.prepare import Shape, describe, reduced_loops
 from serrate.schedule.primitives import goes_in_order
@@ -108,9 +108,15 @@ def row_block(shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
     else:
         kept = [s for s in shapes if not s.reduces_rows and not s.is_product]
         kept = kept or [shape]
-        size = min(target.store_bytes // (width(s, target) * s.leaf.targets[0].dtype.itemsize) for s in kept)
+        size = min(_stored_at_once(s, target) // (width(s, target) * s.leaf.targets[0].dtype.itemsize) for s in kept)
     size = max(min(size, LONG), 1)
     return power_of_two_at_least(size) if target.power_of_two_lanes else size
+
+
+def _stored_at_once(shape: Shape, target: Target) -> int:
+    """Bytes of one block of what a phase stores."""
+    moves = isinstance(shape.leaf, Store) and isinstance(shape.leaf.value, Read) and shape.leaf.tensor.role is Role.OUTPUT
+    return target.move_bytes if moves else target.store_bytes
 
 
 def finish_loops(recorder: Recorder, phase: str, order: list[str], grid: list[str], lanes: list[str]) -> None:
