@@ -91,11 +91,15 @@ class Arguments:
         return (lambda call: self.extent(call, expr)) if place is None else (lambda call: call.numbers[place])
 
     def array_reader(self, array: Array) -> Callable[[BoundCall], torch.Tensor]:
-        """The elements of one array, of which there are at least two, as a function of a call: without components, code may
-        still ask for the length of the first."""
+        """`array` of one array, as a function of a call; with at least two elements, because without components code may still
+        ask for the length of the first."""
+        direct = array.recipe is None and array.data is None
+        place = self._place.get(array.name) if direct else None
 
         def read(call: BoundCall) -> torch.Tensor:
-            found = self.array(call, array)
+            found = self.array(call, array) if place is None else call.args[place]
+            if found.ndim != 1:
+                found = found.reshape(-1)
             return found if found.numel() > 1 else torch.cat([found, found.new_zeros(2 - found.numel())])
 
         return read

@@ -139,7 +139,11 @@ def form_of(
                 form.append(value.device)
         elif kind is JaggedTensor:
             structure, own = value._structure, value._values
-            first = next((k for k, each in enumerate(items) if type(each) is JaggedTensor and same(each, value)), -1)
+            first = -1
+            for k, each in enumerate(items):
+                if type(each) is JaggedTensor and same(each, value):
+                    first = k
+                    break
             items.append(value)
             form += (kind, own.dtype, own.ndim, structure.form, first)
             if not own.is_cpu:

@@ -119,9 +119,14 @@ class CppExecutable:
                 torch.get_num_threads(),
                 any(sizes[k] * dtypes[k].itemsize > last_level_cache() for k in self._outputs),
             )
-        lengths = [row_size(sizes[k], dtypes[k].itemsize) for k in self._private]
-        rows = [(k, functools.partial(self._row, k, n * threads)) for k, n in zip(self._private, lengths, strict=True)]
-        addresses = [0] * len(sizes) + [a.data_ptr() for a in arrays]
+        lengths: list[int] = []
+        rows: list[tuple[int, Callable[[], int]]] = []
+        for k in self._private:
+            count = row_size(sizes[k], dtypes[k].itemsize)
+            lengths.append(count)
+            rows.append((k, functools.partial(self._row, k, count * threads)))
+        addresses = [0] * len(sizes)
+        addresses += [a.data_ptr() for a in arrays]
         numbers = self._numbers(threads, stream, *symbols, *lengths)
         return BoundProgram(self.function(), self._pointers, addresses, numbers, rows, arrays)
 

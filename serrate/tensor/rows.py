@@ -213,6 +213,8 @@ class Rows:
             return False
         if not on_host(self.offsets[0]):
             return True
+        if self.depth == 1:
+            return self.checked and ("min", 0) in self._facts
         return self.checked and all(("min", level) in self._facts for level in range(self.depth))
 
     def num_rows(self, level: int) -> int:

@@ -199,13 +199,8 @@ class ArgumentSources:
         return BoundCall(arrays, tuple([number(items) for number in self._numbers]), self.device)
 
     def structures(self, items: Items) -> list[Structure]:
-        """The structures of the ragged tensors of a call, each once."""
-        found: list[Structure] = []
-        for k in self._ragged:
-            structure = items[k].structure
-            if all(structure is not other for other in found):
-                found.append(structure)
-        return found
+        """The structures of the ragged tensors of a call."""
+        return [items[k].structure for k in self._ragged]
 
     def given(self, tensors: Iterable[Tensor]) -> list[GivenTensor]:
         """Where tensors that the loop uses are found."""

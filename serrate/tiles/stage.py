@@ -157,8 +157,11 @@ class LoopStage(CompiledStage):
         if self._options.strategy is not None:
             return self._options.strategy, {}
         # Only if rows can be cut; otherwise there are no pieces to distribute.
-        if any(map(_waits, self._sources.structures(items))):
-            return "persistent_dynamic", {"only_if_cut": True}
+        last = None
+        for structure in self._sources.structures(items):
+            if structure is not last and _waits(structure):
+                return "persistent_dynamic", {"only_if_cut": True}
+            last = structure
         return "maskless", {}
 
     def _given_to(self, executable: Executable) -> GivenTensors:
