@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import serrate
 from serrate import JaggedTensor, Structure, settings
@@ -158,3 +159,20 @@ def test_a_backend_that_is_set_later_is_used_by_calls_that_were_prepared(
             assert len(interpreted) == 1
             interpreted.clear()
         settings.reload()
+
+
+def test_causal_masks_of_one_shape_and_different_corners() -> None:
+    """torch's `CausalBias` is a tensor in name only: what tells two apart is no number in memory."""
+    queries, keys = [2, 3], [4, 5]
+    q = JaggedTensor.from_lengths(torch.randn(5, 2, 4), torch.tensor(queries))
+    k = JaggedTensor.from_lengths(torch.randn(9, 2, 4), torch.tensor(keys))
+    v = k.with_values(torch.randn(9, 2, 4))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    for corner in (causal_lower_right, causal_upper_left, causal_lower_right):
+        rows = []
+        for x, y, z in zip(*(x.unbind() for x in (q, k, v)), strict=True):
+            mask = torch.ones(len(x), len(y), dtype=torch.bool)
+            mask = mask.tril(len(y) - len(x) if corner is causal_lower_right else 0)
+            rows.append(attention(*(each.transpose(0, 1) for each in (x, y, z)), attn_mask=mask).transpose(0, 1))
+        found = attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=corner(3, 5)).transpose(1, 2)
+        torch.testing.assert_close(torch.cat([*found.unbind()]), torch.cat(rows))

@@ -18,7 +18,7 @@ import types
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -32,9 +32,9 @@ from serrate.frontend.keyed import TracedKeyed, leaves_in
 from serrate.frontend.leaves import Leaves, leaves_of, refuse_nested
 from serrate.frontend.python_objects import WeakMethod
 from serrate.frontend.specialise import Specialised, changing
-from serrate.frontend.trace import BY_VALUE, TracedFunction, described, inputs_of, kind_of, static_of, trace
+from serrate.frontend.trace import BY_VALUE, StructureNumbers, TracedFunction, TracedInput, described, inputs_of, trace
 from serrate.ir.view import TensorView
-from serrate.runtime.dispatch import Binding, FastPath, Key, Other, key_of, remember
+from serrate.runtime.dispatch import Binding, FastPath, Key, Other, form_of, key_of, remember
 from serrate.runtime.locks import making
 from serrate.runtime.results import remember_structure
 from serrate.schedule.plan import Plan
@@ -51,9 +51,9 @@ STATES = 16
 Program = tuple[TracedFunction, Compiled]
 
 
-def _bind(traced: TracedFunction, compiled: Compiled, leaves: Leaves) -> Binding:
+def _bind(traced: TracedFunction, compiled: Compiled, leaves: Leaves, inputs: Sequence[TracedInput]) -> Binding:
     """The binding for a call of a traced function."""
-    given = inputs_of(leaves, traced.constants)
+    given = [*inputs, *(TracedInput(constant, None) for constant in traced.constants)]
     ragged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
     for leaf in ragged:
         remember_structure(leaf)
@@ -94,10 +94,8 @@ class FunctionState:
         reached = self.snapshot.read(self.function, objects)
         return reached if type(reached) is tuple else None
 
-    def programs(self, kind: Key, leaves: Leaves, arguments: Leaves) -> tuple[Specialised[Program], list[int]]:
-        """The programs for a signature, and the sizes of a call's tensors, arguments first."""
-        given = inputs_of(leaves)
-        sizes = [size for g in given for size in g.tensor.shape]
+    def programs(self, kind: Key, given: Sequence[TracedInput], sizes: Sequence[int], arguments: Leaves) -> Specialised[Program]:
+        """The programs for a signature; `given` are the inputs of a call, `sizes` their sizes, `arguments` its own tensors."""
         programs = self.kinds.get(kind)
         if programs is None:
             ragged, counting, widths = changing(given, arguments)
@@ -107,7 +105,7 @@ class FunctionState:
                 self.kinds.popitem(last=False)
         with suppress(KeyError):
             self.kinds.move_to_end(kind)
-        return programs, sizes
+        return programs
 
 
 class Jitted:
@@ -180,14 +178,14 @@ class Jitted:
         try:
             binding = state.bindings.get(key)
         except TypeError:
-            static_of((args, kwargs), alone=self._alone)  # raises an error that names the unhashable argument
+            _refuse_unhashable((args, kwargs))
             raise
         return (binding, leaves) if binding is not None else self._bound(args, kwargs, given, objects)
 
     def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any], objects: list[Any]) -> Key:
         """Everything that a binding depends on. Fills `leaves` with the tensors among the arguments, and `objects` with the
         mutable objects, whose contents are compared separately; an eager operation compares everything by value."""
-        other = _by_value if self._alone else _by_reading
+        other = KEY_BY_VALUE if self._alone else KEY_BY_READING
         key = key_of(args, leaves, objects, other)
         key += (torch.get_default_dtype(), autocast.state())
         if kwargs:
@@ -197,28 +195,50 @@ class Jitted:
             _refuse_tangents(leaves)
         return tuple(key)
 
+    def _form(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any], numbers: StructureNumbers) -> list[Any]:
+        """Everything that a trace of these arguments depends on, but sizes. Fills `leaves` with the tensors among them."""
+
+        def walk(values: Iterable[Any], form: list[Any], leaves: list[Any], objects: list[Any], other: Other) -> None:
+            form_of(values, leaves, objects, other, numbers, form=form)
+
+        other = _describes(walk, self._alone)
+        form = form_of(args, leaves, [], other, numbers)
+        form += (torch.get_default_dtype(), autocast.state())
+        if kwargs:
+            form += kwargs
+            form_of(kwargs.values(), leaves, [], other, numbers, form=form)
+        return form
+
     def _bound(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], given: Key, objects: Sequence[Any]
     ) -> tuple[Binding | None, list[Any]]:
         """Binds a call that has no binding yet, and caches the binding; `given` is the key of the arguments alone."""
         if _is_traced((args, kwargs)):
             return None, []
+        try:
+            hash(given)
+        except TypeError:
+            _refuse_unhashable((args, kwargs))
+            raise
         with making:
-            state, traced, leaves = self._traced(args, kwargs, objects)
+            state, program, leaves, inputs = self._traced(args, kwargs, objects)
             # While tracing, more may have been found outside than was known before.
             key = given if not state.used else _and_outside(given, leaves[-len(state.used) :], [])
             binding = state.bindings.get(key)
             if binding is None:
-                binding = _bind(*traced, leaves)
+                binding = _bind(*program, leaves, inputs)
                 remember(state.bindings, key, binding)
         return binding, [leaf.values if isinstance(leaf, JaggedTensor) else leaf for leaf in leaves]
 
     def _traced(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], objects: Sequence[Any]
-    ) -> tuple[FunctionState, Program, list[Any]]:
-        """The current state of the dependencies, the program for it, and the tensors of a call. The caller holds the lock
-        `making`."""
-        leaves: list[Any] = leaves_of(args, kwargs)
+    ) -> tuple[FunctionState, Program, list[Any], list[TracedInput]]:
+        """The current state of the dependencies, the program for it, the tensors of a call, and the inputs of the program that
+        they are. The caller holds the lock `making`."""
+        leaves: list[Any] = []
+        numbers = StructureNumbers()
+        form = self._form(args, kwargs, leaves, numbers)
+        refuse_nested(leaves)
         state, reached = self._fast.state(objects)
         if state is None:
             state, reached = self._new_state(objects)
@@ -229,27 +249,30 @@ class Jitted:
                 state.used = (*state.used, k)
             return k is not None
 
+        def programs() -> tuple[Specialised[Program], list[Any], list[TracedInput], list[int]]:
+            every = [*leaves]
+            kind = form_of([reached[k] for k in state.used], every, [], KEY_BY_VALUE, numbers, form=[*form])
+            given = inputs_of(every)
+            sizes = [size for g in given for size in g.tensor.shape]
+            return state.programs(tuple(kind), given, sizes, leaves), every, given, sizes
+
         generators = () if state.snapshot is None else state.snapshot.generators
         while True:
-            outside = [reached[k] for k in state.used]
-            every = [*leaves, *outside]
-            kind = kind_of(args, kwargs, every, alone=self._alone)
-            programs, sizes = state.programs(kind, every, leaves)
-            program = programs.find(sizes)
+            known, every, given, sizes = programs()
+            program = known.find(sizes)
             if program is not None:
-                return state, program, every
-            wanted = programs.wanted(sizes)
+                return state, program, every, given
+            wanted, outside = known.wanted(sizes), every[len(leaves) :]
             traced = trace(self.fn, args, kwargs, outside, None if self._alone else found, wanted, generators)
             if state.snapshot is not None and state.snapshot.writes:
                 self._refuse_kept(objects)
             # While tracing, more may have been found outside than was known before.
-            every = [*leaves, *(reached[k] for k in state.used)]
-            programs, _ = state.programs(kind_of(args, kwargs, every, alone=self._alone), every, leaves)
+            known, every, given, _ = programs()
             if not traced.fixed:
                 program = (traced, Compiled(traced.fusion, self._backend, self._strategy))
-                programs.add(traced.sizes, program)
-                return state, program, every
-            programs.fix(traced.fixed)
+                known.add(traced.sizes, program)
+                return state, program, every, given
+            known.fix(traced.fixed)
 
     def _refuse_kept(self, objects: Sequence[Any]) -> None:
         path = kept(self.fn, objects, TensorView)
@@ -296,8 +319,8 @@ class Jitted:
         objects: list[Any] = []
         self._key(given, named, [], objects)
         with making:
-            _, (traced, compiled), leaves = self._traced(given, named, objects)
-        return compiled, [g.tensor for g in inputs_of(leaves, traced.constants)]
+            _, (traced, compiled), _, inputs = self._traced(given, named, objects)
+        return compiled, [*(g.tensor for g in inputs), *traced.constants]
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The code that runs for these arguments."""
@@ -345,7 +368,7 @@ def _tensor_defaults(function: Callable[..., Any]) -> tuple[inspect.Signature | 
 
 def _and_outside(key: Key, outside: Sequence[Any], leaves: list[Any]) -> Key:
     """Extends the key of a call by its captured tensors, which follow the arguments."""
-    further = key_of(outside, leaves, [], _by_value, key=[*key])
+    further = key_of(outside, leaves, [], KEY_BY_VALUE, key=[*key])
     if in_dual_level():
         _refuse_tangents(leaves)
     return tuple(further)
@@ -359,39 +382,53 @@ def _refuse_tangents(leaves: Sequence[Any]) -> None:
         )
 
 
-def _by_value(value: Any, key: list[Any], leaves: list[Any], objects: list[Any]) -> None:
-    """Adds an argument of an eager operation to the key, by value."""
-    kind = type(value)
+Walk = Callable[[Iterable[Any], list[Any], list[Any], list[Any], Other], None]
+"""`key_of` or `form_of`: values, the key or form to extend, leaves, objects, what describes other values."""
+
+
+def _describes(walk: Walk, by_value: bool) -> Other:
+    """Adds an argument that is neither a tensor nor a plain number, string or container to a key or form: `by_value` for eager
+    operations; otherwise an object by its class, and its contents are compared separately."""
+
+    def other(value: Any, key: list[Any], leaves: list[Any], objects: list[Any]) -> None:
+        kind = type(value)
+        if kind is float or kind is complex:
+            key += described(value)
+        elif isinstance(value, list | tuple | dict):
+            # A container of a class of the user's.
+            key += (kind, len(value), *(value if isinstance(value, dict) else ()))
+            walk(value.values() if isinstance(value, dict) else value, key, leaves, objects, other)
+        elif kind is KeyedJaggedTensor:
+            key += (kind, *value.keys())
+            walk(leaves_in(value), key, leaves, objects, other)
+        elif by_value or isinstance(value, BY_VALUE):
+            key += (kind, value)
+        else:
+            key.append(kind)
+            objects.append(value)
+
+    return other
+
+
+def _walk_key(values: Iterable[Any], key: list[Any], leaves: list[Any], objects: list[Any], other: Other) -> None:
+    key_of(values, leaves, objects, other, key=key)
+
+
+KEY_BY_VALUE, KEY_BY_READING = _describes(_walk_key, True), _describes(_walk_key, False)
+
+
+def _refuse_unhashable(value: Any) -> None:
+    """Raises for an argument that cannot be part of a key."""
     if isinstance(value, list | tuple | dict):
-        _inside(value, key, leaves, objects, _by_value)
-    elif kind is KeyedJaggedTensor:
-        key += (kind, *value.keys())
-        key_of(leaves_in(value), leaves, objects, _by_value, key=key)
-    else:
-        key += described(value) if kind is float or kind is complex else (kind, value)
-
-
-def _by_reading(value: Any, key: list[Any], leaves: list[Any], objects: list[Any]) -> None:
-    """Adds an argument of a traced function to the key: an object by its class; its contents are compared separately."""
-    kind = type(value)
-    if kind is float or kind is complex:
-        key += described(value)
-    elif isinstance(value, list | tuple | dict):
-        _inside(value, key, leaves, objects, _by_reading)
-    elif kind is KeyedJaggedTensor:
-        key += (kind, *value.keys())
-        key_of(leaves_in(value), leaves, objects, _by_reading, key=key)
-    elif isinstance(value, BY_VALUE):
-        key += (kind, value)
-    else:
-        key.append(kind)
-        objects.append(value)
-
-
-def _inside(value: Any, key: list[Any], leaves: list[Any], objects: list[Any], other: Other) -> None:
-    """Adds the items of a user-defined container to the key."""
-    key += (type(value), len(value), *(value if isinstance(value, dict) else ()))
-    key_of(value.values() if isinstance(value, dict) else value, leaves, objects, other, key=key)
+        for each in value.values() if isinstance(value, dict) else value:
+            _refuse_unhashable(each)
+        return
+    try:
+        hash(value)
+    except TypeError:
+        raise TraceError(
+            f"a traced function takes tensors, numbers and other values that can be hashed; got {type(value).__name__}"
+        ) from None
 
 
 def jit(function: Callable[..., Any] | None = None, *, backend: str | None = None, strategy: str | None = None) -> Any:

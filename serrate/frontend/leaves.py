@@ -39,6 +39,13 @@ def refuse_nested(leaves: Leaves) -> None:
         raise CallError("torch's nested tensors are not operands: convert with JaggedTensor.from_torch_nested(nt) first")
 
 
+def causal_variant(value: Any) -> str | None:
+    """The variant of a `CausalBias` of torch, None for other values. It is a tensor only in name: it marks where the diagonal of
+    a causal mask starts, whatever the lengths."""
+    bias = sys.modules.get("torch.nn.attention.bias")  # takes a second to import, so only a caller's own import counts
+    return value.variant.name.lower() if bias is not None and isinstance(value, bias.CausalBias) else None
+
+
 def mapped(value: Any, change: Callable[[Leaf], Any]) -> Any:
     """Arguments with `change` applied to every tensor.
 
@@ -48,12 +55,8 @@ def mapped(value: Any, change: Callable[[Leaf], Any]) -> Any:
     if isinstance(value, TensorView):
         # Already traced; while tracing, `isinstance` takes it for a ragged tensor.
         return value
-    bias = sys.modules.get("torch.nn.attention.bias")  # takes a second to import, so only a caller's own import counts
-    if bias is not None and isinstance(value, bias.CausalBias):
-        # Not really a tensor: it marks where the diagonal of a causal mask starts, whatever the lengths.
-        return value.variant.name.lower()
     if isinstance(value, JaggedTensor | torch.Tensor):
-        return change(value)
+        return causal_variant(value) or change(value)
     if isinstance(value, KeyedJaggedTensor):
         return TracedKeyed(value, change)
     if isinstance(value, list | tuple):

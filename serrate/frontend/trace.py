@@ -17,15 +17,15 @@ import torch
 
 from serrate import modes
 from serrate.errors import DtypeError, SerrateError, TraceError
-from serrate.frontend import autocast, ops, torch_names
+from serrate.frontend import ops, torch_names
 from serrate.frontend.capture import captured, capturing
-from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped, refuse_nested
+from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped
 from serrate.frontend.random_numbers import random_numbers_refused
 from serrate.ir.expr import Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.values import DTYPES
 from serrate.ir.view import TensorView, is_user_file, standing_for, user_line
-from serrate.tensor import JaggedTensor, KeyedJaggedTensor, Structure
+from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.rows import Rows
 from serrate.tensor.torch_private import version
 
@@ -71,53 +71,11 @@ BY_VALUE = (
 """Types of arguments that are compared by value."""
 
 
-def static_of(value: Any, *, alone: bool = False) -> Key:
-    """The non-tensor arguments, and the positions of tensors: part of a trace's signature.
-
-    Mutable objects contribute only their type: what is read from them is compared separately. With `alone` it is not, and they
-    are compared by equality.
-    """
-    if isinstance(value, JaggedTensor | torch.Tensor):
-        return ()
-    if isinstance(value, list | tuple):
-        return (type(value), *(static_of(each, alone=alone) for each in value))
-    if isinstance(value, dict):
-        return (dict, *((name, static_of(each, alone=alone)) for name, each in value.items()))
-    if isinstance(value, KeyedJaggedTensor):
-        return (KeyedJaggedTensor, *value.keys())
-    if not alone and not isinstance(value, BY_VALUE):
-        return (type(value),)
-    try:
-        hash(value)
-    except TypeError:
-        raise TraceError(
-            f"a traced function takes tensors, numbers and other values that can be hashed; got {type(value).__name__}"
-        ) from None
-    return described(value)
-
-
 def described(value: Any) -> Key:
     """A key for a non-tensor value, so that two are equal iff they are the same argument: 1, 1.0 and True differ, and so do 0.0
     and -0.0, but NaN equals NaN."""
     kind = type(value)
     return (kind, repr(value) if kind is complex or (kind is float and (value == 0 or value != value)) else value)
-
-
-def kind_of(args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves, *, alone: bool = False) -> Key:
-    """A call's signature, except for sizes."""
-    refuse_nested(leaves)
-    seen = _ByStructure[int]()
-    key: list[Any] = [torch.get_default_dtype(), autocast.state(), static_of(args, alone=alone), static_of(kwargs, alone=alone)]
-    for n, leaf in enumerate(leaves):
-        if isinstance(leaf, JaggedTensor):
-            first = seen.find(leaf)
-            if first is None:
-                first = n
-                seen.add(leaf, n)
-            key.append((leaf.values.dtype, leaf.values.ndim, leaf.structure.form, first))
-        else:
-            key.append((leaf.dtype, leaf.ndim))
-    return tuple(key)
 
 
 def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
@@ -133,7 +91,7 @@ def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
 T = TypeVar("T")
 
 
-class _ByStructure(Generic[T]):
+class ByStructure(Generic[T]):
     """What belongs to each structure among some leaves. Only structures whose shapes agree are compared."""
 
     def __init__(self) -> None:
@@ -144,6 +102,7 @@ class _ByStructure(Generic[T]):
         return next((own for other, own in self._found.get(self._shapes(leaf), ()) if _same(other, leaf)), None)
 
     def add(self, leaf: JaggedTensor, own: T) -> None:
+        """Adds what belongs to the structure of a leaf."""
         self._found.setdefault(self._shapes(leaf), []).append((leaf, own))
 
     @staticmethod
@@ -153,6 +112,27 @@ class _ByStructure(Generic[T]):
             (dim, sizes[dim] if rows.contiguous else None, *(level.shape[0] for level in rows.offsets))
             for dim, rows in zip(structure.dims, structure.rows, strict=True)
         )
+
+
+class StructureNumbers(ByStructure[int]):
+    """Numbers the structures of leaves in the order in which they come; the same structure has one number.
+
+    >>> numbers, jt = StructureNumbers(), JaggedTensor.from_lengths(torch.zeros(3), [1, 2])
+    >>> [numbers(jt), numbers(jt[:1]), numbers(jt.with_values(torch.ones(3)))]
+    [0, 1, 0]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+
+    def __call__(self, leaf: JaggedTensor) -> int:
+        number = self.find(leaf)
+        if number is None:
+            number = self._count
+            self._count += 1
+            self.add(leaf, number)
+        return number
 
 
 @dataclass(frozen=True)
@@ -168,7 +148,7 @@ class TracedInput:
 def inputs_of(leaves: Leaves, constants: Sequence[torch.Tensor] = ()) -> list[TracedInput]:
     """The inputs of the fusion, in order: values, the tensors that describe each structure, then constants."""
     found: list[TracedInput] = []
-    seen = _ByStructure[bool]()
+    seen = ByStructure[bool]()
     for k, leaf in enumerate(leaves):
         if isinstance(leaf, JaggedTensor):
             found.append(TracedInput(leaf.values, k, leaf.structure.dims))
@@ -229,7 +209,7 @@ def trace(
     fusion = Fusion(name=_identifier(function))
     fusion.device = next((leaf.device.type for leaf in (*leaves_of(args, kwargs), *outside)), None)
     told = iter(sizes)
-    seen = _ByStructure[list[TensorView]]()
+    seen = ByStructure[list[TensorView]]()
     # An argument may also be a captured tensor, and a different one in the next call; so only captured ones go by identity.
     known: list[tuple[Leaf, TensorView]] = []
     made: dict[tuple[int, int], TensorView] = {}
@@ -311,7 +291,7 @@ def _identifier(function: Callable[..., Any]) -> str:
     return name if name.isidentifier() else "program"
 
 
-def _ragged(fusion: Fusion, arg: JaggedTensor, seen: _ByStructure[list[TensorView]], told: Iterator[int | None]) -> TensorView:
+def _ragged(fusion: Fusion, arg: JaggedTensor, seen: ByStructure[list[TensorView]], told: Iterator[int | None]) -> TensorView:
     view = _input(fusion, arg.values, told, arg.structure.dims)
     buffers = seen.find(arg)
     if buffers is None:

@@ -28,6 +28,7 @@ from torch import empty_like, get_num_threads, is_grad_enabled
 from torch.autograd.profiler import record_function
 
 from serrate import settings
+from serrate.frontend.leaves import causal_variant
 from serrate.ir.expr import Array
 from serrate.modes import is_batch_invariant
 from serrate.runtime import memory
@@ -101,6 +102,10 @@ def key_of(
         elif kind is int or kind is bool or value is None or kind is str:
             key += (kind, value)
         elif isinstance(value, torch.Tensor):
+            variant = causal_variant(value)
+            if variant is not None:
+                key += (kind, variant)
+                continue
             leaves.append(value)
             key += (kind, _of_tensor(value), value.is_contiguous(), value.device)
         elif kind is tuple or kind is list:
@@ -119,14 +124,15 @@ def form_of(
     items: list[Any],
     objects: list[Any],
     other: Other,
-    same: Callable[[JaggedTensor, JaggedTensor], bool],
+    number: Callable[[JaggedTensor], int],
     live: bool = False,
     form: list[Any] | None = None,
 ) -> list[Any]:
     """What a call has in common with all calls that one program may serve: dtypes, ranks, devices, how rows are described and
     which ragged tensors have the same ones, and everything that is neither a tensor nor a size; given `form`, extends it.
 
-    Appends the arguments' tensors to the items, ragged ones whole, and `live` numbers too, which are then not part of the form.
+    `number` is one number for ragged tensors that a program may take to have the same rows. Appends the arguments' tensors to the
+    items, ragged ones whole, and `live` numbers too, which are then not part of the form.
     """
     if form is None:
         form = []
@@ -139,13 +145,8 @@ def form_of(
                 form.append(value.device)
         elif kind is JaggedTensor:
             structure, own = value._structure, value._values
-            first = -1
-            for k, each in enumerate(items):
-                if type(each) is JaggedTensor and same(each, value):
-                    first = k
-                    break
             items.append(value)
-            form += (kind, own.dtype, own.ndim, structure.form, first)
+            form += (kind, own.dtype, own.ndim, structure.form, number(value))
             if not own.is_cpu:
                 form.append(own.device)
         elif live and (kind is float or kind is int):
@@ -154,14 +155,18 @@ def form_of(
         elif kind is int or kind is bool or value is None or kind is str:
             form += (kind, value)
         elif isinstance(value, torch.Tensor):
+            variant = causal_variant(value)
+            if variant is not None:
+                form += (kind, variant)
+                continue
             items.append(value)
             form += (kind, value.dtype, value.ndim, value.device)
         elif kind is tuple or kind is list:
             form += (kind, len(value))
-            form_of(value, items, objects, other, same, live, form)
+            form_of(value, items, objects, other, number, live, form)
         elif kind is dict:
             form += (kind, *value)
-            form_of(value.values(), items, objects, other, same, live, form)
+            form_of(value.values(), items, objects, other, number, live, form)
         else:
             other(value, form, items, objects)
     return form

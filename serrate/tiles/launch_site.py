@@ -114,14 +114,20 @@ class LaunchSite:
     def _form(self, given: Mapping[str, Any], items: list[Any]) -> Key:
         """Everything that a program depends on, but sizes and what is read of objects. Fills `items`."""
         objects: list[Any] = []
-        form = dispatch.form_of(given.values(), items, objects, self._other_item, _same_rows, True)
+        numbers: dict[Any, int] = {}
+
+        def number(x: JaggedTensor) -> int:
+            # The very same rows, not equal ones: a tile of one is then a tile of the other.
+            return numbers.setdefault(rows_key(x), len(numbers))
+
+        form = dispatch.form_of(given.values(), items, objects, self._other_item, number, True)
         if len(given) != len(self.loop.names):
             form.append(tuple(given))
         settled = self._settled
         form += settled.names
         if settled.others:
             outer = [outside(self.function, n) for n in settled.others]
-            dispatch.form_of(outer, items, objects, self._other_item, _same_rows, True, form)
+            dispatch.form_of(outer, items, objects, self._other_item, number, True, form)
         if objects:
             _note_blocks(form, objects)
         return tuple(form)
@@ -212,8 +218,3 @@ def _note_blocks(key: list[Any], objects: list[Any]) -> None:
     axes = [value.axis for value in objects if type(value) is BlockSize]
     key += [next(k for k, other in enumerate(axes) if other is axis) for axis in axes]
     objects[:] = [value for value in objects if type(value) is not BlockSize]
-
-
-def _same_rows(a: JaggedTensor, b: JaggedTensor) -> bool:
-    """Whether two ragged tensors have the very same rows, not equal ones: a tile of one is then a tile of the other."""
-    return a.structure is b.structure or rows_key(a) == rows_key(b)

@@ -18,7 +18,7 @@ from serrate import JaggedTensor, Structure, ops
 from serrate.engine import Compiled
 from serrate.frontend.leaves import leaves_of
 from serrate.frontend.specialise import Specialised, changing
-from serrate.frontend.trace import inputs_of, kind_of, trace
+from serrate.frontend.trace import inputs_of, trace
 from serrate.ir.view import TensorView
 from tests.engine.oracle import FLOATS, TOLERANCES, one_thread
 
@@ -363,7 +363,7 @@ def run(operation: str, composition: str, backend: str, way: Way, dtype: torch.d
         given = inputs_of(leaves)
         numbers = [size for g in given for size in g.tensor.shape]
         sizes = Specialised[Any](numbers, *changing(given, leaves)[:2]).wanted(numbers)
-        key = (kind_of(args, {}, leaves), sizes)
+        key = (jt.structure.form, sizes)
         if key not in programs:
             traced = trace(wanted.run, args, {}, sizes=sizes)
             programs[key] = Compiled(traced.fusion, backend, strategy, **dict(options))
