@@ -390,8 +390,9 @@ def factors_of(node: Node) -> tuple[Value, Value] | None:
     return (value.args[0], value.args[-1]) if same and kind.is_floating_point else None
 
 
-def expressions_of(node: Node) -> Iterator[Expr]:
-    """The index expressions a statement itself uses, excluding nested statements."""
+def expressions_of(node: Node, *, numbers: bool = True) -> Iterator[Expr]:
+    """The index expressions a statement itself uses, excluding nested statements; without `numbers`, only those that decide
+    which elements are accessed, and not those that values are computed from."""
     if isinstance(node, For):
         yield node.extent
     elif isinstance(node, Bind):
@@ -406,7 +407,7 @@ def expressions_of(node: Node) -> Iterator[Expr]:
         for inner in value.walk():
             if isinstance(inner, Load):
                 yield from inner.index
-            elif isinstance(inner, Number):
+            elif isinstance(inner, Number) and numbers:
                 yield inner.expr
             if isinstance(inner, Load | Existing):
                 for condition in inner.guard:

@@ -13,6 +13,7 @@ import torch
 
 from serrate import JaggedTensor, Structure, jit, ops
 from serrate.errors import CallError, ShapeError
+from tests.engine.composed import COMPOSITIONS, tensor_of
 
 ROWS = JaggedTensor.from_lengths(torch.randn(10, 3), [3, 0, 5, 2])
 WORDS = JaggedTensor(torch.randn(10, 3), Structure.from_lengths(torch.tensor([2, 0, 2]), torch.tensor([3, 0, 5, 2])))
@@ -76,3 +77,13 @@ def test_what_has_no_parts() -> None:
     message = "with_values of (4, r0, 3) and (4, 3): the numbers of elements differ: 10 and 4"
     with pytest.raises(ShapeError, match=re.escape(message)):
         jit(lambda x: x.with_values(x.sum(1)))(ROWS)
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+def test_offsets_and_lengths_alone(composition: str) -> None:
+    """Of programs that read nothing else, so that no row bounds them."""
+    jt = tensor_of(composition, "mixed")
+    plain = jt if jt.format == "csr" else jt.contiguous()
+    for name in ("offsets", "lengths"):
+        got = jit(lambda x, name=name: getattr(x, name) + 1, backend="reference")(jt)
+        assert torch.equal(got.flatten(), getattr(plain, name).flatten() + 1), name

@@ -24,7 +24,7 @@ from dataclasses import replace
 from serrate.errors import VerificationError
 from serrate.ir.domains import COORDINATE
 from serrate.ir.expr import Element, Expr, Less, const, element, minimum
-from serrate.ir.loops import Bind, Dot, For, Guard, If, Load, LoopProgram, Write, bodies, load
+from serrate.ir.loops import Bind, Dot, For, Guard, If, Load, LoopProgram, Write, bodies, expressions_of, load, nodes
 from serrate.ir.ragged import RaggedIterDomain, longest
 from serrate.ir.solve import loosest
 from serrate.ir.values import Role, Tensor, Value
@@ -51,11 +51,10 @@ def inside(program: LoopProgram) -> LoopProgram:
 
 
 def _kept_inside(body: Body, limits: Limits, steps: Limits) -> Body:
-    used = set(found_in(body))
-    for e in used:
+    for e in (e for node in nodes(body) for x in expressions_of(node, numbers=False) for e in x.walk()):
         if isinstance(e, Element) and is_held(e.array) and not e.array.signed and e.array not in limits:
             raise VerificationError(f"elements of {e.array} have no known bound, so accesses through it cannot be kept in bounds")
-    return _guarded(mapped(body, _Clamps(limits, steps, used)), Facts(()))
+    return _guarded(mapped(body, _Clamps(limits, steps, set(found_in(body)))), Facts(()))
 
 
 def _row_of(tensor: Tensor) -> RaggedIterDomain:
