@@ -135,7 +135,7 @@ class Watching(TorchFunctionMode):
 
     def _written(self, function: Any, own: Any, *others: Any) -> Any:
         """`total += x.sum(1)` on a tensor created in the function, which is traced from then on."""
-        # Python's `+=` can_report as `add_`.
+        # Python's `+=` arrives here as `add_`.
         name = getattr(function, "__name__", "").removesuffix("_")
         if name not in IN_PLACE.values() or len(others) != 1 or id(own) not in self.made:
             self._refuse(function, "writes to a tensor that is not an argument")

@@ -189,7 +189,7 @@ def remember_structure(jt: JaggedTensor) -> None:
     if structure.format == "csr":
         sizes = tuple(jt.values.shape[dim] for dim in structure.dims)
         key = _key(structure.dims, tuple(rows.depth for rows in structure.rows), sizes)
-        remembered(structure.offsets, key, lambda: structure.plain)
+        remembered(structure.offsets, key, lambda: structure.canonical)
     for rows in structure.rows:
         if rows.starts is None and rows.columns is None:
             for level, offsets in enumerate(rows.offsets):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, RaggedSizeError, ShapeError
+from serrate.tensor.components import count
 from serrate.tensor.hints import NO_HINTS, Hints
-from serrate.tensor.pieces import count
 from serrate.tensor.structure import Dim, Structure
 
 
@@ -45,10 +45,10 @@ class RaggedSize:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RaggedSize):
             return NotImplemented
-        return self.level == other.level and self.structure.plain == other.structure.plain
+        return self.level == other.level and self.structure.canonical == other.structure.canonical
 
     def __hash__(self) -> int:
-        return hash((self.level, self.structure.plain))
+        return hash((self.level, self.structure.canonical))
 
     def __index__(self) -> NoReturn:
         raise RaggedSizeError(

@@ -36,7 +36,7 @@ from serrate.tensor.rows import Rows
 from serrate.tensor.sync import host_copy, on_host
 
 FEW_ROWS = 128
-"""Up to so many offsets, looking at them in Python is faster than starting torch functions."""
+"""Up to this many offsets, checking them in Python is faster than calling torch."""
 PerLevel = int | Sequence[int | None] | None
 """A length that the caller knows: the innermost level's, or one per level (None if unknown)."""
 

@@ -20,6 +20,7 @@ from serrate.tensor.base import JaggedBase
 from serrate.tensor.building import PerLevel
 from serrate.tensor.casts import Casts
 from serrate.tensor.checks.validate import Validate, check_dim
+from serrate.tensor.components import take_all
 from serrate.tensor.display.describe import Description, describe
 from serrate.tensor.display.picture import as_html
 from serrate.tensor.display.printing import preview, printed
@@ -35,7 +36,6 @@ from serrate.tensor.interop.memory import parts, pinned, share, shared
 from serrate.tensor.lists import from_lists, gather_rows, to_numbers
 from serrate.tensor.offsets import Levels, as_tensors, offsets_of_row_ids
 from serrate.tensor.permuting import MaybeRagged, permute
-from serrate.tensor.pieces import take_all
 from serrate.tensor.positions import compact, coordinates, row_ids, tile_list, total_tiles
 from serrate.tensor.reshaping import flatten, split, split_like, unbind
 from serrate.tensor.structure import Structure

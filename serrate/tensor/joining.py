@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from serrate.errors import CallError, DeviceError, DtypeError, ShapeError, StructureError, StructureMismatch
+from serrate.tensor.components import shift_dims
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.indexing.reading import place_of_new_dim, put_last
 from serrate.tensor.jagged import JaggedTensor
 from serrate.tensor.keyed_tensor import KeyedJaggedTensor, batched
-from serrate.tensor.moving import picked, runs
+from serrate.tensor.moving import runs, select_rows
 from serrate.tensor.permuting import inverse
-from serrate.tensor.pieces import shifted
 from serrate.tensor.positions import compact, compact_axis
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.structure import Structure
@@ -87,7 +87,7 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> JaggedTensor:
         found, order = put_last(torch.stack([values for values, _ in wholes], -1), structure, at)
         assert order is not None
         return JaggedTensor(found, order, hints=hints)
-    return JaggedTensor(torch.stack([values for values, _ in wholes], place), shifted(structure, place, 1), hints=hints)
+    return JaggedTensor(torch.stack([values for values, _ in wholes], place), shift_dims(structure, place, 1), hints=hints)
 
 
 def joined(rows: Sequence[Rows], total: int, why: str) -> Rows:
@@ -224,7 +224,7 @@ def _one_level_more(wholes: Sequence[_Whole]) -> _Whole:
         found.note(name, level if name == "elements" else level + 1, fact)
     found.note("min", 0, min(counts))
     found.note("max", 0, max(counts))
-    plain, ahead = structure.plain.replace(0, found), structure.ahead
+    plain, ahead = structure.canonical.replace(0, found), structure.ahead
     return values, plain if ahead is None else plain.transposed(((0, *ahead[0]), *ahead[1:]))
 
 
@@ -264,7 +264,7 @@ def _parts_joined(rows: Sequence[Rows], level: int, total: int) -> Rows:
     owner, place = owners_and_places(taken, sum(totals))
     ids = starts.index_select(0, owner) + place
     outer = (*work[0].offsets[:level], running_sum(torch.stack([each.long() for each in lengths]).sum(0)))
-    found = picked(below, ids, level=0, outer=outer, why="cat")
+    found = select_rows(below, ids, level=0, outer=outer, why="cat")
     found.note(*found.elements_fact, total)
     return found.to(rows[0].device)
 

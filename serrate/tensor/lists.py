@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, DtypeError, ShapeError, StructureError
+from serrate.tensor.components import take_all
 from serrate.tensor.offsets import chain_from_lengths
-from serrate.tensor.pieces import take_all
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy

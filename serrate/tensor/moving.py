@@ -88,14 +88,14 @@ def sum_of(lengths: Tensor, uniform: int | None, why: str) -> int:
     return lengths.shape[0] * uniform if uniform is not None else total_of(running_sum(lengths), why)
 
 
-def picked(rows: Rows, ids: Tensor, *, level: int, outer: Sequence[Tensor], why: str) -> Rows:
+def select_rows(rows: Rows, ids: Tensor, *, level: int, outer: Sequence[Tensor], why: str) -> Rows:
     """Selects rows `ids` of a level in place, with everything nested in them; `outer` are the offsets of the levels above.
 
     The number of rows on levels in between is read on the host: pass `host_rows` if there are any.
 
     >>> import torch
     >>> words = Rows((torch.tensor([0, 2, 3]), torch.tensor([0, 1, 3, 4])))
-    >>> last = picked(words, torch.tensor([1]), level=0, outer=(), why="jt[rows]")
+    >>> last = select_rows(words, torch.tensor([1]), level=0, outer=(), why="jt[rows]")
     >>> last.offsets, last.starts
     ((tensor([0, 1]), tensor([0, 1])), tensor([3]))
     """

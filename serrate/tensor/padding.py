@@ -31,7 +31,7 @@ def pad(values: Tensor, structure: Structure, fill: complex, room: int | None = 
             [2, 3]])
     """
     if structure.ahead is not None:
-        return pad(values, structure.plain, fill, room).permute(structure.order(values.dim()))
+        return pad(values, structure.canonical, fill, room).permute(structure.order(values.dim()))
     _check_fill(values.dtype, fill)
     why = "to_padded"
     # From the last dim to the first, so that earlier dims keep their numbers.
@@ -161,7 +161,7 @@ def mask(values: Tensor, structure: Structure, why: str) -> Tensor:
 
 
 def _transposed_mask(values: Tensor, structure: Structure, why: str) -> Tensor:
-    found = mask(values, structure.plain, why)
+    found = mask(values, structure.canonical, why)
     dims, order = structure.dims_of(values.dim()), structure.order(values.dim())
     found = found[(..., *(None,) * (len(order) - found.dim()))].permute(order)
     last = max(k for k, dim in enumerate(dims) if dim.level is not None)
@@ -228,7 +228,7 @@ def _from_transposed(x: Tensor, structure: Structure, total: int | None, format:
     order = structure.order(x.dim() - sum(rows.levels + 1 - rows.storage_dims for rows in structure.rows))
     if len(order) != x.dim():
         raise ShapeError(f"padded values of {structure} need at least {len(order)} dims, got shape {tuple(x.shape)}")
-    values, found = from_padded(x.permute(inverse(order)), None, None, structure.plain, total, format)
+    values, found = from_padded(x.permute(inverse(order)), None, None, structure.canonical, total, format)
     return values, found.transposed(structure.ahead)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import ShapeError
-from serrate.tensor.moving import picked
+from serrate.tensor.moving import select_rows
 from serrate.tensor.positions import compact_axis, coordinates, owners
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
@@ -41,7 +41,7 @@ def permute(values: Tensor, structure: Structure, order: Sequence[int]) -> tuple
     if sorted(places) != list(range(count)):
         raise ShapeError(f"permute takes each of the {count} dims once, got {tuple(order)}")
     there = structure.order(ndim)
-    return _permuted(values, structure.plain, [there[k] for k in places], tuple(order))
+    return _permuted(values, structure.canonical, [there[k] for k in places], tuple(order))
 
 
 def arranged(piece: MaybeRagged, order: Sequence[int]) -> MaybeRagged:
@@ -122,7 +122,7 @@ def _reordered(values: Tensor, structure: Structure, axis: int, order: list[int]
     ids = torch.arange(math.prod(sizes), device=work.device).view(sizes).permute(order[:outermost]).reshape(-1)
     sizes = [sizes[k] for k in order[:outermost]]
     outer = [torch.arange(math.prod(sizes[:k]) + 1, device=work.device) * sizes[k] for k in range(1, outermost)]
-    found = picked(work, ids, level=outermost - 1, outer=outer, why="permute").to(values.device)
+    found = select_rows(work, ids, level=outermost - 1, outer=outer, why="permute").to(values.device)
     for name in ("min", "max"):
         for level in range(rows.levels):
             known = sizes[level + 1] if level < outermost - 1 else rows.known(name, level)

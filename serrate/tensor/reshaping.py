@@ -1,4 +1,4 @@
-"""Two dims made one, or one cut into pieces: `flatten`, `unbind`, `split`, `chunk`.
+"""`flatten`, `unbind`, `split`, `chunk`.
 
 In: values and their structure. Out: the same rows with other dims, or parts of them; views if the storage allows.
 """
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from serrate.errors import ShapeError
+from serrate.tensor.components import dims_of, shift_dims, take_all, without_axis
 from serrate.tensor.indexing.reading import getitem
 from serrate.tensor.indexing.slicing import slice_dim
 from serrate.tensor.permuting import MaybeRagged, arranged
-from serrate.tensor.pieces import dims_of, shifted, take_all, without
 from serrate.tensor.positions import compact_axis
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.structure import Structure
@@ -32,27 +32,27 @@ def flatten(values: Tensor, structure: Structure, start: int, end: int) -> Maybe
     merged = there[start : end + 1]
     if list(merged) != list(range(merged[0], merged[0] + len(merged))):
         raise ShapeError(
-            f"flatten: dims {start} to {end} do not follow one another in the values: permute them so that the ragged one comes "
-            "right after the dim that counts its rows"
+            f"flatten: dims {start} to {end} are not adjacent in the values: permute them so that the ragged one directly "
+            "follows the dim that counts its rows"
         )
-    piece = _flattened(values, structure.plain, merged[0], merged[-1])
+    piece = _flattened(values, structure.canonical, merged[0], merged[-1])
     left = [k for k in there if not merged[0] < k <= merged[-1]]
     return arranged(piece, [k - (len(merged) - 1) * (k > merged[0]) for k in left])
 
 
 def _flattened(values: Tensor, structure: Structure, start: int, end: int) -> MaybeRagged:
     piece: MaybeRagged = (values, structure)
-    # From the last to the first, because rows take in what is behind them.
+    # From the last to the first, because a ragged dim absorbs the dims after it.
     for at in reversed(range(start, end)):
         piece = _merged(*piece, at)
     return piece
 
 
 def _merged(values: Tensor, structure: Structure | None, at: int) -> MaybeRagged:
-    """Dims `at` and `at + 1` as one."""
+    """Merges dims `at` and `at + 1`."""
     outer, inner = dims_of(values, structure)[at : at + 2]
     if structure is None or (outer.axis is None and inner.axis is None):
-        behind = None if structure is None else shifted(structure, inner.values_dim, -1)
+        behind = None if structure is None else shift_dims(structure, inner.values_dim, -1)
         return values.flatten(outer.values_dim, inner.values_dim), behind
     if inner.axis is None and outer.axis is not None:
         return _with_regular(values, structure, outer.axis)
@@ -68,7 +68,7 @@ def _merged(values: Tensor, structure: Structure | None, at: int) -> MaybeRagged
         values, structure = compact_axis(values, structure, axis, "flatten")
         rows = structure.rows[axis]
         if rows.columns is None:
-            return values, without(structure, axis)
+            return values, without_axis(structure, axis)
         owner, _ = owners_and_places(rows.inner_lengths(), rows.total(0, "flatten"))
         return values, structure.replace(axis, _replaced(1, (running_sum(rows.counts().index_select(0, owner)),)))
     if level == 0:
@@ -97,7 +97,7 @@ def _with_regular(values: Tensor, structure: Structure, axis: int) -> MaybeRagge
     offsets = (*rows.offsets[:-1], rows.offsets[-1].long() * size)
     found = _replaced(rows.depth, offsets)
     found.note(*found.elements_fact, values.shape[dim])
-    return values, shifted(structure.replace(axis, found), dim + 1, -1)
+    return values, shift_dims(structure.replace(axis, found), dim + 1, -1)
 
 
 def _replaced(depth: int, offsets: Sequence[Tensor]) -> Rows:
@@ -105,10 +105,10 @@ def _replaced(depth: int, offsets: Sequence[Tensor]) -> Rows:
     return rows_of(tuple(o if len(dtypes) == 1 else o.long() for o in offsets), depth, True, None, None, {})
 
 
-def moved(count: int, source: int | Sequence[int], destination: int | Sequence[int]) -> tuple[int, ...]:
+def movedim_order(count: int, source: int | Sequence[int], destination: int | Sequence[int]) -> tuple[int, ...]:
     """The order of `count` dims after `torch.movedim`.
 
-    >>> moved(3, 0, -1)
+    >>> movedim_order(3, 0, -1)
     (1, 2, 0)
     """
     # Let torch apply its rules to a tensor of distinct sizes, which identify the dims afterwards.

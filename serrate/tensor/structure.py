@@ -43,15 +43,15 @@ class Dim:
 
 
 Ahead = tuple[tuple[int, ...], ...]
-"""For each partitioned dim of the values and each of its ragged dims: how many of the regular dims that come after it in the
-values come before it in the tensor. `[B, H, r0, D]` with values `[total, H, D]` is `((1,),)`."""
+"""For each partitioned dim of the values and each of its ragged dims: how many regular dims precede it in the tensor but follow
+it in the values. `[B, H, r0, D]` with values `[total, H, D]` is `((1,),)`."""
 
 
 @functools.lru_cache(1024)
 def _dims_of(
     ndim: int, dims: tuple[int, ...], partitions: tuple[tuple[int, int, bool], ...], ahead: Ahead | None
 ) -> tuple[Dim, ...]:
-    """What every dim is, for the levels and depths of what is partitioned, and whether columns are packed."""
+    """The kind of every dim; `partitions` holds levels, depth and packed for each partitioned dim."""
     found: list[Dim] = []
     at = ragged = 0
     for axis, (dim, (levels, depth, packed)) in enumerate(zip(dims, partitions, strict=True)):
@@ -68,8 +68,8 @@ def _dims_of(
 
 
 @functools.lru_cache(1024)
-def _order_of(dims: tuple[Dim, ...], plain: tuple[Dim, ...]) -> tuple[int, ...]:
-    return tuple(map(plain.index, dims))
+def _order_of(dims: tuple[Dim, ...], canonical: tuple[Dim, ...]) -> tuple[int, ...]:
+    return tuple(map(canonical.index, dims))
 
 
 class Structure:
@@ -84,14 +84,14 @@ class Structure:
     Structure(2 > 3 > 9)
     """
 
-    __slots__ = ("__weakref__", "_ahead", "_dims", "_extents", "_plain", "_rows", "_transposed")
+    __slots__ = ("__weakref__", "_ahead", "_canonical", "_dims", "_extents", "_rows", "_transposed")
 
     _rows: tuple[Rows, ...]
     _ahead: Ahead | None
-    _plain: Structure
-    """The structure with every ragged dim right after the dim that counts its rows; itself if that is so."""
+    _canonical: Structure
+    """The structure in canonical order, with every ragged dim right after the dim that counts its rows; itself if it is."""
     _transposed: weakref.WeakValueDictionary[Ahead, Structure] | None
-    """The same rows in other orders of dims: one structure for each, because programs know structures by identity."""
+    """The same rows in other orders of dims, one object each, because programs compare structures by identity."""
     _dims: tuple[int, ...]
     _extents: tuple[tuple[int, int], ...] | None
     """Known extents of partitioned dims, as (dim, extent): rows back to back take all positions of their dim."""
@@ -108,7 +108,7 @@ class Structure:
         self._dims = dims
         self._extents = extents
         self._ahead = None
-        self._plain = self
+        self._canonical = self
         self._transposed = None
 
     # --- constructors ---
@@ -232,27 +232,27 @@ class Structure:
         return type(self)((rows_with_columns(self._rows[0], counts, packed, max_length, validate),), self._dims)
 
     def transposed(self, ahead: Ahead | None) -> Structure:
-        """The same rows in a tensor that has regular dims between the dim that counts rows and the ragged ones; the values are
+        """The same rows in a tensor with regular dims between the dim that counts rows and the ragged ones; the values are
         the same. `ahead[axis][k]` of the dims after partition `axis` in the values come before its k-th ragged dim.
 
         >>> heads = Structure.from_lengths(torch.tensor([3, 2])).transposed(((1,),))
         >>> [dim.values_dim for dim in heads.dims_of(3)], heads
         ([0, 1, 0, 2], Structure(2 > 5, 1 dim before r0))
         """
-        plain = self._plain
+        canonical = self._canonical
         if ahead is None or not any(map(any, ahead)):
-            return plain
-        if plain._transposed is None:
-            plain._transposed = weakref.WeakValueDictionary()
-        found = plain._transposed.get(ahead)
+            return canonical
+        if canonical._transposed is None:
+            canonical._transposed = weakref.WeakValueDictionary()
+        found = canonical._transposed.get(ahead)
         if found is None:
-            _check_ahead(ahead, plain)
-            found = Structure(plain._rows, plain._dims, plain._extents)
-            found._ahead, found._plain = ahead, plain
-            plain._transposed[ahead] = found
+            _check_ahead(ahead, canonical)
+            found = Structure(canonical._rows, canonical._dims, canonical._extents)
+            found._ahead, found._canonical = ahead, canonical
+            canonical._transposed[ahead] = found
         return found
 
-    # --- what it says ---
+    # --- properties ---
 
     @property
     def rows(self) -> tuple[Rows, ...]:
@@ -266,27 +266,27 @@ class Structure:
 
     @property
     def ahead(self) -> Ahead | None:
-        """Which regular dims come before ragged ones (see `transposed`); None where every ragged dim comes right after the dim
-        that counts its rows."""
+        """How many regular dims come before ragged ones (see `transposed`); None in canonical order, in which every ragged dim
+        directly follows the dim that counts its rows."""
         return self._ahead
 
     @property
-    def plain(self) -> Structure:
-        """The same rows with every ragged dim right after the dim that counts its rows.
+    def canonical(self) -> Structure:
+        """The same rows in canonical order: every ragged dim directly follows the dim that counts its rows.
 
         >>> rows = Structure.from_lengths(torch.tensor([3, 2]))
-        >>> rows.transposed(((1,),)).plain is rows
+        >>> rows.transposed(((1,),)).canonical is rows
         True
         """
-        return self._plain
+        return self._canonical
 
     def order(self, ndim: int) -> tuple[int, ...]:
-        """For each dim of a tensor whose values have `ndim` dims, which dim it is in a tensor of the structure `plain`.
+        """For each dim of a tensor whose values have `ndim` dims, its number in canonical order.
 
         >>> Structure.from_lengths(torch.tensor([3, 2])).transposed(((1,),)).order(3)
         (0, 2, 1, 3)
         """
-        return _order_of(self.dims_of(ndim), self._plain.dims_of(ndim))
+        return _order_of(self.dims_of(ndim), self._canonical.dims_of(ndim))
 
     @property
     def offsets(self) -> tuple[Tensor, ...]:
@@ -475,7 +475,7 @@ class Structure:
         return self if rows[0] is self._rows[0] else self.with_rows(rows)
 
     def with_rows(self, rows: tuple[Rows, ...], dims: tuple[int, ...] | None = None) -> Structure:
-        """A structure of other rows, with as many ragged dims in the same order; in other dims of the values, if given."""
+        """Replaces the rows, keeping the number and order of ragged dims; `dims` also moves them to other dims of the values."""
         return Structure(rows, self._dims if dims is None else dims).transposed(self._ahead)
 
     def replace(self, axis: int, rows: Rows) -> Structure:
@@ -529,7 +529,7 @@ class Structure:
             self._extents = tuple((dim, shape[dim]) for dim in self._dims)
 
     def fits(self, values: Tensor) -> bool:
-        """Whether rows and values on the host are known to be valid and to fit; if not, `check_values` and `check_rows` tell.
+        """Whether rows on the host are known to be valid and to fit these values; if not, call `check_values` and `check_rows`.
 
         >>> Structure.from_lengths(torch.tensor([3, 1])).fits(torch.zeros(4))
         True
@@ -607,7 +607,7 @@ class Structure:
         if self is other:
             return True
         if all(on_host(rows.offsets[0]) for rows in (*self._rows, *other._rows)):
-            return self._plain == other._plain
+            return self._canonical == other._canonical
         return self._dims == other._dims and all(
             mine.same_tensors(theirs) for mine, theirs in zip(self._rows, other._rows, strict=True)
         )
@@ -637,11 +637,13 @@ class Structure:
         return self
 
 
-def _check_ahead(ahead: Ahead, plain: Structure) -> None:
-    if [len(axis) for axis in ahead] != [rows.levels for rows in plain.rows]:
-        raise StructureError(f"transposed: give one count for each ragged dim of {plain}, got {ahead}")
+def _check_ahead(ahead: Ahead, canonical: Structure) -> None:
+    if [len(axis) for axis in ahead] != [rows.levels for rows in canonical.rows]:
+        raise StructureError(f"transposed: pass one count per ragged dim of {canonical}, got {ahead}")
     if any(axis != tuple(sorted(axis)) or axis[0] < 0 for axis in ahead):
         raise StructureError(f"transposed: counts must not be negative or decrease from a ragged dim to the next, got {ahead}")
-    for axis, (dim, after) in enumerate(pairwise(plain.dims)):
-        if max(ahead[axis]) > after - dim - plain.rows[axis].storage_dims:
-            raise StructureError(f"transposed: a ragged dim cannot come after another partitioned dim, got {ahead} for {plain}")
+    for axis, (dim, after) in enumerate(pairwise(canonical.dims)):
+        if max(ahead[axis]) > after - dim - canonical.rows[axis].storage_dims:
+            raise StructureError(
+                f"transposed: a ragged dim cannot come after another partitioned dim, got {ahead} for {canonical}"
+            )

@@ -17,7 +17,7 @@ from serrate.tensor.jagged import JaggedTensor, install_operators, trusted
 from serrate.tensor.joining import cat, stack
 from serrate.tensor.keyed_tensor import KeyedJaggedTensor
 from serrate.tensor.positions import compact
-from serrate.tensor.reshaping import moved, split_like
+from serrate.tensor.reshaping import movedim_order, split_like
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy
 from serrate.tensor.torch_private import register_container
@@ -37,7 +37,7 @@ def _split(tensor: JaggedTensor, split_size_or_sections: int | Sequence[int], di
 
 
 def _movedim(input: JaggedTensor, source: int | Sequence[int], destination: int | Sequence[int]) -> JaggedTensor:
-    return input.permute(*moved(input.ndim, source, destination))
+    return input.permute(*movedim_order(input.ndim, source, destination))
 
 
 def _like(function: Callable[..., Tensor]) -> Callable[..., JaggedTensor]:

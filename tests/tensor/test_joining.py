@@ -244,7 +244,7 @@ def test_flatten(kind: str, data: st.DataObject) -> None:
         return
     one, other = jt.structure.order(jt.values.dim())[at : at + 2]
     if other != one + 1:
-        with pytest.raises(ShapeError, match=f"flatten: dims {at} to {at + 1} do not follow one another in the values"):
+        with pytest.raises(ShapeError, match=f"flatten: dims {at} to {at + 1} are not adjacent in the values"):
             jt.flatten(at, at + 1)
         return
     check(jt, lambda jt: torch.flatten(jt, at, at + 1), merged(model, at))

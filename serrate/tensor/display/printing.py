@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from serrate.tensor.components import count, take
 from serrate.tensor.hints import NO_HINTS, Hints
-from serrate.tensor.pieces import count, take
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy, may_copy

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from serrate.errors import CallError, ShapeError
 from serrate.tensor.base import JaggedBase
+from serrate.tensor.components import dims_of, shift_dims
 from serrate.tensor.indexing.keys import Key, keys_of, numbers_of
 from serrate.tensor.indexing.masking import check_mask, keep
 from serrate.tensor.indexing.slicing import pick_rows, select, slice_dim
 from serrate.tensor.permuting import MaybeRagged, arranged
-from serrate.tensor.pieces import dims_of, shifted
 from serrate.tensor.positions import compact_axis
 from serrate.tensor.structure import Dim, Structure
 
@@ -37,9 +37,9 @@ def getitem(values: Tensor, structure: Structure, key: Any) -> MaybeRagged:
 
 
 def _transposed(values: Tensor, structure: Structure, keys: list[Key]) -> MaybeRagged:
-    """As `getitem`, of a tensor with regular dims before ragged ones: as if they came after, then put in order."""
+    """`getitem` for a tensor with regular dims before ragged ones: indexes it in canonical order, then permutes the result."""
     plain, left = plain_keys(values, structure, [key for key in keys if key is not None], "jt[key]")
-    piece, _ = follow((values, structure.plain), plain)
+    piece, _ = follow((values, structure.canonical), plain)
     piece = arranged(piece, left)
     at = 0
     for key in keys:
@@ -50,7 +50,7 @@ def _transposed(values: Tensor, structure: Structure, keys: list[Key]) -> MaybeR
 
 
 def plain_keys(values: Tensor, structure: Structure, keys: list[Key], why: str) -> tuple[list[Key], list[int]]:
-    """Keys in the order that the dims have in `structure.plain`, and the order in which the dims that they leave are asked for.
+    """The keys in canonical order of dims, and the permutation that restores the requested order of the remaining dims.
 
     >>> import torch
     >>> heads = Structure.from_lengths(torch.tensor([3, 2])).transposed(((1,),))
@@ -60,7 +60,7 @@ def plain_keys(values: Tensor, structure: Structure, keys: list[Key], why: str) 
     order = structure.order(values.dim())
     if any(isinstance(key, JaggedBase) for key in keys):
         raise CallError(
-            f"{why}: a ragged mask needs each ragged dim right after the dim that counts its rows: permute the dims first"
+            f"{why}: with a ragged mask, every ragged dim must directly follow the dim that counts its rows: permute first"
         )
     every = [*keys, *[slice(None)] * (len(order) - len(keys))]
     plain: list[Key] = [slice(None)] * len(order)
@@ -71,7 +71,7 @@ def plain_keys(values: Tensor, structure: Structure, keys: list[Key], why: str) 
 
 
 def follow(piece: MaybeRagged, keys: list[Key], *, in_place: bool = False) -> tuple[MaybeRagged, int]:
-    """What is left after keys for the first dims, and how many dims of it they speak of.
+    """Applies keys to the first dims; returns the result, and how many of its dims they covered.
 
     With `in_place`, rows selected by number are not copied, which requires increasing numbers.
     """
@@ -102,7 +102,7 @@ def follow(piece: MaybeRagged, keys: list[Key], *, in_place: bool = False) -> tu
 
 
 def new_dim(values: Tensor, structure: Structure | None, at: int) -> MaybeRagged:
-    """A dim of one position put before dim `at`.
+    """Inserts a dim of size 1 before dim `at`.
 
     >>> import torch
     >>> from serrate.tensor import JaggedTensor
@@ -112,13 +112,13 @@ def new_dim(values: Tensor, structure: Structure | None, at: int) -> MaybeRagged
     """
     place = place_of_new_dim(values, structure, at)
     if place is not None:
-        return values.unsqueeze(place), None if structure is None else shifted(structure, place, 1)
+        return values.unsqueeze(place), None if structure is None else shift_dims(structure, place, 1)
     assert structure is not None
     return put_last(values.unsqueeze(-1), structure, at)
 
 
 def place_of_new_dim(values: Tensor, structure: Structure | None, at: int) -> int | None:
-    """The dim of the values before which a dim put before dim `at` of the tensor lies; None if it comes before a ragged dim.
+    """The dim of the values before which a new dim `at` of the tensor goes; None if it goes before a ragged dim.
 
     >>> import torch
     >>> place_of_new_dim(torch.zeros(5, 2), Structure.from_lengths(torch.tensor([3, 2])), 2)
@@ -133,7 +133,7 @@ def place_of_new_dim(values: Tensor, structure: Structure | None, at: int) -> in
 
 
 def put_last(values: Tensor, structure: Structure, at: int) -> MaybeRagged:
-    """The last dim of values that have just got it, as dim `at` of the tensor.
+    """Moves the last dim of the values, which is new, to dim `at` of the tensor.
 
     >>> import torch
     >>> put_last(torch.zeros(5, 1), Structure.from_lengths(torch.tensor([3, 2])), 1)[1]

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from serrate.errors import RowError, ShapeError
-from serrate.tensor.moving import gather_positions, picked, runs, sum_of
+from serrate.tensor.components import shift_dims, take_component, without_axis
+from serrate.tensor.moving import gather_positions, runs, select_rows, sum_of
 from serrate.tensor.permuting import MaybeRagged
-from serrate.tensor.pieces import shifted, take_component, without
 from serrate.tensor.positions import compact_axis
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.structure import Dim, Structure
@@ -31,7 +31,7 @@ def select(values: Tensor, structure: Structure | None, dim: Dim, index: int, wh
     if structure is None or dim.axis is None:
         size = values.shape[dim.values_dim]
         _check(index, size, "position", f"the dim has {size}")
-        rest = None if structure is None else shifted(structure, dim.values_dim + 1, -1)
+        rest = None if structure is None else shift_dims(structure, dim.values_dim + 1, -1)
         return values.select(dim.values_dim, index), rest
     rows = structure.rows[dim.axis]
     if dim.level is None:
@@ -48,7 +48,7 @@ def _part(rows: Rows, level: int, index: int, why: str) -> Rows:
     # With one level below, starts and lengths on the device describe the parts; with more levels the host must read offsets.
     work = rows if level == rows.depth - 2 and not rows.readable() else rows.host_rows(why)
     ids = (work.offsets[level][:-1] if index >= 0 else work.offsets[level][1:]).long() + index
-    return picked(work, ids, level=level + 1, outer=work.offsets[:level], why=why)
+    return select_rows(work, ids, level=level + 1, outer=work.offsets[:level], why=why)
 
 
 def _position(values: Tensor, structure: Structure, axis: int, level: int, index: int, why: str) -> MaybeRagged:
@@ -57,7 +57,7 @@ def _position(values: Tensor, structure: Structure, axis: int, level: int, index
     if rows.columns is None:
         values = values.index_select(dim, rows.row_starts().long() + counted)
         if rows.depth == 1:
-            return values, without(structure, axis)
+            return values, without_axis(structure, axis)
         return values, structure.replace(axis, _kept(rows, rows.depth - 1))
     if level == rows.depth:
         return _column(values, structure, axis, index, why)
@@ -70,7 +70,7 @@ def _position(values: Tensor, structure: Structure, axis: int, level: int, index
     starts = torch.arange(rows.num_rows(rows.depth - 1), device=values.device) * width
     found = rows_of(offsets, rows.depth, True, starts, width, {})
     values = values.index_select(dim, rows.row_starts().long() + counted).flatten(dim, dim + 1)
-    return values, shifted(structure.replace(axis, found), dim + 1, -1)
+    return values, shift_dims(structure.replace(axis, found), dim + 1, -1)
 
 
 def _column(values: Tensor, structure: Structure, axis: int, index: int, why: str) -> MaybeRagged:
@@ -78,7 +78,7 @@ def _column(values: Tensor, structure: Structure, axis: int, index: int, why: st
     if not rows.packed and index >= 0:
         found = rows_of(rows.offsets[: rows.depth], rows.depth, True, rows.starts, rows.room, {})
         _note_kept(rows, found)
-        return values.select(dim + 1, index), shifted(structure.replace(axis, found), dim + 1, -1)
+        return values.select(dim + 1, index), shift_dims(structure.replace(axis, found), dim + 1, -1)
     owner, place = owners_and_places(rows.inner_lengths(), rows.total(rows.depth - 1, why))
     start, count = rows.row_starts().long().index_select(0, owner), rows.counts().long().index_select(0, owner)
     column = index if index >= 0 else count + index
@@ -87,7 +87,7 @@ def _column(values: Tensor, structure: Structure, axis: int, index: int, why: st
         return values.index_select(dim, start + place * count + column), rest
     width = values.shape[dim + 1]
     flat = values.flatten(dim, dim + 1).index_select(dim, (start + place) * width + column)
-    return flat, shifted(rest, dim + 1, -1)
+    return flat, shift_dims(rest, dim + 1, -1)
 
 
 def _kept(rows: Rows, levels: int) -> Rows:
@@ -210,7 +210,7 @@ def slice_dim(values: Tensor, structure: Structure | None, dim: Dim, key: slice,
         return _parts(values, structure, dim.axis, dim.level, part, why)
     if dim.level == rows.depth:
         values, rows = _columns(values, where, rows, part, why)
-        return values, shifted(
+        return values, shift_dims(
             structure.replace(dim.axis, rows), where + 1, rows.storage_dims - structure.rows[dim.axis].storage_dims
         )
     if part.step == 1:
@@ -259,7 +259,7 @@ def pick_rows(values: Tensor, structure: Structure, axis: int, ids: Tensor, why:
     (tensor([0, 1, 2, 3, 4]), Structure(2 > ?, with gaps))
     """
     rows = structure.rows[axis]
-    found = picked(rows.host_rows(why), ids, level=0, outer=(), why=why)
+    found = select_rows(rows.host_rows(why), ids, level=0, outer=(), why=why)
     return values, structure.replace(axis, found.to(values.device))
 
 
@@ -270,7 +270,7 @@ def _parts(values: Tensor, structure: Structure, axis: int, level: int, part: Ro
     first, lengths = part.of_rows(work.lengths(level))
     owner, place = owners_and_places(lengths, sum_of(lengths, uniform, why))
     ids = (work.offsets[level][:-1] + first).long().index_select(0, owner) + place * part.step
-    found = picked(work, ids, level=level + 1, outer=(*work.offsets[:level], running_sum(lengths)), why=why)
+    found = select_rows(work, ids, level=level + 1, outer=(*work.offsets[:level], running_sum(lengths)), why=why)
     _note_cut(rows, found, level, part)
     whole = structure.replace(axis, found.to(values.device))
     return (values, whole) if part.step > 0 else compact_axis(values, whole, axis, why)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, ShapeError, StructureMismatch
 from serrate.tensor.base import JaggedBase
+from serrate.tensor.components import dims_of
 from serrate.tensor.indexing.keys import keys_of
 from serrate.tensor.indexing.masking import check_mask, existing, storage_mask
 from serrate.tensor.indexing.reading import axis_of_mask, follow, plain_keys
 from serrate.tensor.padding import check_padded, unpad
 from serrate.tensor.permuting import inverse, permute
-from serrate.tensor.pieces import dims_of
 from serrate.tensor.positions import compact
 from serrate.tensor.structure import Structure
 
@@ -36,9 +36,9 @@ def setitem(values: Tensor, structure: Structure, key: Any, x: Any) -> None:
     keys, left = keys_of(key, len(dims_of(values, structure)), _WHY), None
     if structure.ahead is not None:
         if None in keys:
-            raise CallError(f"{_WHY}: a key without None is enough to say where to write")
+            raise CallError(f"{_WHY}: the key must not contain None; leave it out")
         keys, left = plain_keys(values, structure, keys, _WHY)
-        structure = structure.plain
+        structure = structure.canonical
     mask = next((each for each in keys if isinstance(each, JaggedBase)), None)
     before = keys if mask is None else keys[: keys.index(mask)]
     (target, rest), at = follow((values, structure), before, in_place=True)
@@ -64,10 +64,10 @@ def setitem(values: Tensor, structure: Structure, key: Any, x: Any) -> None:
 
 
 def _plain_source(x: Any, left: list[int], target: Tensor, rest: Structure | None) -> Any:
-    """What is written, with its dims in the order of the target's; `left` is the order in which they are asked for."""
+    """The written value with its dims in the target's order; `left` is the order in which the key selects them."""
     if isinstance(x, JaggedBase):
         if x.ndim != len(left):
-            raise ShapeError(f"{_WHY}: x must have {len(left)} dims, as the key leaves, got {x.ndim}")
+            raise ShapeError(f"{_WHY}: the key selects {len(left)} dims, but x has {x.ndim}")
         return type(x)(*permute(x.values, x.structure, inverse(left)))
     if not isinstance(x, Tensor) or x.dim() == 0:
         return x
@@ -78,7 +78,7 @@ def _plain_source(x: Any, left: list[int], target: Tensor, rest: Structure | Non
     dims = [dims_of(target, rest)[k] for k in left]
     if x.dim() > len(dims) - 1 - max(k for k, dim in enumerate(dims) if dim.level is not None):
         raise ShapeError(
-            f"{_WHY}: a tensor must have the dims behind the ragged ones, or all {len(left)} that the key leaves; "
+            f"{_WHY}: a tensor must have the dims after the ragged ones, or all {len(left)} that the key selects; "
             f"got shape {tuple(x.shape)}"
         )
     return x

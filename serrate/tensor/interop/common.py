@@ -81,7 +81,7 @@ def composition(structure: Structure) -> str:
     'rows with columns'
     """
     if structure.ahead is not None:
-        return f"{composition(structure.plain)} with regular dims before them"
+        return f"{composition(structure.canonical)} with regular dims before them"
     if len(structure.rows) > 1:
         return f"rows of the dims {' and '.join(map(str, structure.dims))}"
     rows = structure.rows[0]

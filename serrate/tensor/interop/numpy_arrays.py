@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DtypeError
+from serrate.tensor.components import take_all
 from serrate.tensor.interop.common import Copying, package
 from serrate.tensor.lists import from_lists
-from serrate.tensor.pieces import take_all
 from serrate.tensor.structure import Structure
 
 _KINDS = "biufc"

@@ -62,7 +62,7 @@ def load_rows(offsets: tuple[Tensor, ...], starts: Tensor | None, form: _Form, f
 
 
 def load_structure(rows: tuple[Rows, ...], dims: tuple[int, ...], ahead: Ahead | None = None) -> Structure:
-    """A structure from what a file holds.
+    """A structure from a file.
 
     >>> load_structure((Rows((torch.tensor([0, 2]),)),), (0,))
     Structure(1 > ?)
@@ -89,7 +89,7 @@ def load_tensor(values: Tensor, structure: Structure, hints: tuple[str | None, .
 def load_keyed(
     keys: tuple[str, ...], rows: JaggedTensor, weights: Tensor | None, rows_per_key: tuple[int, ...]
 ) -> KeyedJaggedTensor:
-    """A keyed tensor from what a file holds.
+    """A keyed tensor from a file.
 
     >>> load_keyed(("a",), JaggedTensor.from_lengths(torch.arange(2), [2, 0]), None, (2,))["a"].tolist()
     [[0, 1], []]

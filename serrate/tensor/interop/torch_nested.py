@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, FormatError
+from serrate.tensor.components import take_all
 from serrate.tensor.interop.common import Copying, rows_of_one_level
-from serrate.tensor.pieces import take_all
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
 from serrate.tensor.torch_private import nested_view

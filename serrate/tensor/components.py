@@ -14,7 +14,7 @@ from serrate.tensor.structure import Dim, Structure
 
 
 def dims_of(values: Tensor, structure: Structure | None) -> tuple[Dim, ...]:
-    """What every dim is; those of a plain tensor are as they are in the values."""
+    """The kind of every dim; a plain tensor's dims are those of its values."""
     return tuple(map(Dim, range(values.dim()))) if structure is None else structure.dims_of(values.dim())
 
 
@@ -36,9 +36,9 @@ def take(values: Tensor, structure: Structure, row: int, why: str) -> MaybeRagge
     (tensor([3, 4]), None)
     """
     if structure.ahead is not None:
-        return arranged(take(values, structure.plain, row, why), _after_first(values, structure))
+        return arranged(take(values, structure.canonical, row, why), _after_first(values, structure))
     if structure.dims[0] > 0:
-        return values[row], shifted(structure, 0, -1)
+        return values[row], shift_dims(structure, 0, -1)
     return take_component(values, structure, 0, row, why)
 
 
@@ -57,7 +57,7 @@ def take_component(values: Tensor, structure: Structure, axis: int, row: int, wh
         return values.narrow(dim, start, stop - start), structure.replace(axis, inner)
     start, size = int(rows.host_row_starts(why)[row]), int(rows.host_sizes(why)[row])
     piece, moved = _separate_columns(values.narrow(dim, start, size), dim, rows, row, why)
-    return piece, without(structure, axis, moved)
+    return piece, without_axis(structure, axis, moved)
 
 
 def take_all(values: Tensor, structure: Structure, why: str) -> list[MaybeRagged]:
@@ -69,7 +69,7 @@ def take_all(values: Tensor, structure: Structure, why: str) -> list[MaybeRagged
     """
     if structure.ahead is not None:
         order = _after_first(values, structure)
-        return [arranged(piece, order) for piece in take_all(values, structure.plain, why)]
+        return [arranged(piece, order) for piece in take_all(values, structure.canonical, why)]
     rows = structure.rows[0]
     if structure.dims[0] > 0 or rows.depth > 1:
         return [take(values, structure, row, why) for row in range(count(values, structure))]
@@ -79,7 +79,7 @@ def take_all(values: Tensor, structure: Structure, why: str) -> list[MaybeRagged
     else:
         pieces = [values[a : a + n] for a, n in zip(rows.host_row_starts(why).tolist(), sizes, strict=True)]
     shaped = [_separate_columns(piece, 0, rows, row, why) for row, piece in enumerate(pieces)]
-    return [(piece, without(structure, 0, moved)) for piece, moved in shaped]
+    return [(piece, without_axis(structure, 0, moved)) for piece, moved in shaped]
 
 
 def _after_first(values: Tensor, structure: Structure) -> list[int]:
@@ -87,13 +87,13 @@ def _after_first(values: Tensor, structure: Structure) -> list[int]:
     return [k - 1 for k in structure.order(values.dim())[1:]]
 
 
-def without(structure: Structure, axis: int, moved: int = 0) -> Structure | None:
+def without_axis(structure: Structure, axis: int, moved: int = 0) -> Structure | None:
     """The structure without one partitioned dim, later dims shifted by `moved`; None if no partitioned dim is left.
 
     >>> import torch
     >>> lengths = torch.tensor([3, 2])
     >>> both = Structure.independent(Structure.from_lengths(lengths), Structure.from_lengths(lengths, dim=1))
-    >>> without(both, 0).dims
+    >>> without_axis(both, 0).dims
     (1,)
     """
     assert structure.ahead is None
@@ -103,11 +103,11 @@ def without(structure: Structure, axis: int, moved: int = 0) -> Structure | None
     return Structure(tuple(structure.rows[k] for k in left), tuple(structure.dims[k] + (moved if k > axis else 0) for k in left))
 
 
-def shifted(structure: Structure, start: int, by: int) -> Structure:
+def shift_dims(structure: Structure, start: int, by: int) -> Structure:
     """The structure after dims were inserted (or removed) before dim `start` of the values: later partitioned dims shift.
 
     >>> import torch
-    >>> shifted(Structure.from_lengths(torch.tensor([3, 2])), 0, 1).dims
+    >>> shift_dims(Structure.from_lengths(torch.tensor([3, 2])), 0, 1).dims
     (1,)
     """
     assert structure.ahead is None
