@@ -53,12 +53,12 @@ class BoundCall:
     numbers: tuple[int, ...]
     device: torch.device
     computed: dict[str, torch.Tensor] | None = None
-    """What earlier stages of the program have made, by name; None where there is one stage."""
+    """The results of earlier stages, by name; None if there is one stage."""
     memo: dict[Any, Any] = field(default_factory=dict)
-    """What was derived in this call. Computed tensors are new in every call, and so is what depends on them."""
+    """What was derived in this call. Computed tensors are new in every call, and so is everything derived from them."""
 
     def remember(self, owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
-        """What `make` gives for these tensors: remembered with them, or only for this call where one of them was computed."""
+        """What `make` returns for these tensors: cached with them, or only for this call if one of them was computed."""
         full = (key, *map(id, owners))
         if full not in self.memo:
             computed = (self.computed or {}).values()
@@ -86,13 +86,13 @@ class Arguments:
         return self._sizes[expr]
 
     def number_reader(self, expr: Expr) -> Callable[[BoundCall], int]:
-        """`extent` of one expression, as a function of a call."""
+        """An extent, as a function of a call."""
         place = self.symbols.get(expr) if isinstance(expr, Symbol) else None
         return (lambda call: self.extent(call, expr)) if place is None else (lambda call: call.numbers[place])
 
     def array_reader(self, array: Array) -> Callable[[BoundCall], torch.Tensor]:
-        """`array` of one array, as a function of a call; with at least two elements, because without components code may still
-        ask for the length of the first."""
+        """The elements of one array, as a function of a call. There are at least two: even without components, programs may
+        read the length of the first."""
         direct = array.recipe is None and array.data is None
         place = self._place.get(array.name) if direct else None
 
@@ -105,7 +105,7 @@ class Arguments:
         return read
 
     def extent(self, call: BoundCall, expr: Expr) -> int:
-        """An extent as a number; one that only lengths tell is read from them, on the host."""
+        """An extent as a number. One that depends on lengths is read from them, on the host."""
         if not expr.arrays:
             return self.size(expr)(call.numbers)
         symbols = dict(zip(self.symbols, call.numbers, strict=True))
@@ -118,13 +118,13 @@ class Arguments:
         return int(expr.evaluate(Environment(symbols, read)))
 
     def _longest_of(self, call: BoundCall, array: Array, why: str) -> int | None:
-        """What an array holds that is the longest row of offsets, where that is known without a host copy."""
+        """The value of an array that holds the longest length, if it is known without a host copy."""
         return None
 
     def array(self, call: BoundCall, array: Array) -> torch.Tensor:
         """The elements of an array in a call."""
         if array.recipe is None and array.data is None and array.name in self._place:
-            # The very tensor where possible: things are remembered by which tensor it is.
+            # The same tensor object if possible: caches identify tensors by identity.
             tensor = call.args[self._place[array.name]]
             return tensor if tensor.ndim == 1 else tensor.reshape(-1)
         named = dict(zip(self.names, call.args, strict=True)) | (call.computed or {})
@@ -132,7 +132,7 @@ class Arguments:
         return derive(array, named, symbols, call.device, call.remember)
 
     def ready(self, call: BoundCall, *arrays: Array) -> bool:
-        """Whether everything that arrays are made from is there."""
+        """Whether everything that arrays are derived from has been computed."""
         computed = call.computed or {}
         return all(source.name in self._place or source.name in computed for array in arrays for source in array.sources)
 

@@ -4,12 +4,14 @@ In: the arguments of a call. Out: the binding that an earlier call with the same
 compiled fusions and the device loops of kernels all come through here.
 
     key       everything a binding depends on: threads and modes; the shape, dtype, device and contiguity of every tensor; the
-              structure of every ragged tensor, and how often its offsets were written to; every number and string
+              structure of every ragged tensor and the versions of its offsets; every number and string
     binding   a program with everything but the addresses of the call's tensors: its numbers and derived arrays, how its outputs
               and scratch are allocated, what its results are (`bound`)
+    form      everything a program depends on besides sizes: dtypes, ranks, devices, row formats, which ragged tensors share rows
 
-A warm call walks over its arguments once to make the key, looks it up, and runs the binding. It checks nothing again: whatever a
-check could find is part of the key. A call without a binding is bound by its owner, which checks everything and remembers it.
+A warm call walks over its arguments once to make the key, looks it up, and runs the binding. It checks nothing: whatever a check
+could find is part of the key. A call with new offsets has a new key but an old form: its program is found by the form and by the
+sizes that are compiled in (`frontend/specialise.py`, `tiles/specialise.py`), its arguments are checked, and it is bound.
 """
 
 from __future__ import annotations
@@ -46,13 +48,14 @@ Leaves = list[Any]
 """What a binding reads at every call, in the order of the arguments: tensors, the values of ragged tensors, and numbers that are
 not part of the key."""
 Other = Callable[[Any, list[Any], Leaves, list[Any]], None]
-"""Describes what is neither a tensor, nor a plain number or string, nor a plain container: value, key, leaves, objects."""
+"""Adds a value that is neither a tensor nor a plain number, string or container to a key or form. Its arguments: the value, the
+key, the leaves, and the objects whose contents are compared separately."""
 
 Apart = Callable[[Sequence[int]], None]
-"""Raises where, at these addresses of a program's tensors, memory is shared that must not be."""
+"""Raises if tensors of a program at these addresses share memory that must not be shared."""
 
 BINDINGS = 64
-"""How many bindings are remembered in one place; the oldest goes first. Each keeps its structures alive."""
+"""How many bindings a callee keeps; the oldest is dropped first. Each keeps its structures alive."""
 
 _lock = Lock()
 
@@ -128,11 +131,10 @@ def form_of(
     live: bool = False,
     form: list[Any] | None = None,
 ) -> list[Any]:
-    """What a call has in common with all calls that one program may serve: dtypes, ranks, devices, how rows are described and
-    which ragged tensors have the same ones, and everything that is neither a tensor nor a size; given `form`, extends it.
+    """The form of a call with these arguments; given `form`, extends it instead. Appends the arguments' tensors to the items.
 
-    `number` is one number for ragged tensors that a program may take to have the same rows. Appends the arguments' tensors to the
-    items, ragged ones whole, and `live` numbers too, which are then not part of the form.
+    Unlike leaves, items are whole ragged tensors. `live` integers and floats are items instead of part of the form. `number`
+    gives ragged tensors one number if a program may rely on their rows being the same.
     """
     if form is None:
         form = []
@@ -202,7 +204,7 @@ Source = int | torch.Tensor | Doubles
 
 
 class Binding(Protocol):
-    """Runs a call, given its leaves; results go into memory that the caller has, where it fits."""
+    """Runs a call, given its leaves. Results are written into the caller's memory if it fits."""
 
     def __call__(self, leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> Any: ...
 
@@ -263,7 +265,7 @@ def bound(
 def _launch(
     ready: Prepared, sources: Sequence[Source], sizes: Sequence[int], apart: Apart | None, keep: Sequence[object]
 ) -> Binding:
-    """Runs the program, whose tensors have these numbers of elements, on the leaves of a call and what was allocated for it."""
+    """Runs the program on the leaves of a call and on what was allocated for it; `sizes` are its tensors' numbers of elements."""
     executable, arrays, symbols = ready.executable, ready.arrays, ready.symbols
     name, strategy = executable.program.name, ready.plan.strategy
     if not isinstance(executable, CppExecutable):
@@ -321,8 +323,7 @@ Parts = Sequence[tuple[int, tuple[int, ...] | None, Structure | None, Hints]]
 
 
 def _into(into: Sequence[torch.Tensor], models: Models, parts: Parts, count: int, device: torch.device) -> list[torch.Tensor]:
-    """Outputs in memory that the caller has. Memory of another size or dtype is not used; the caller sees that the result is not
-    there."""
+    """Outputs in the caller's memory. Memory of another size or dtype is not used; the caller compares addresses to find out."""
     given = {place - count: (own, shown) for (place, shown, _, _), own in zip(parts, into, strict=True)}
     made = []
     for k, (shape, dtype, _) in enumerate(models):
@@ -343,16 +344,16 @@ def _model(shape: tuple[int, ...], dtype: torch.dtype, sources: Sequence[Source]
     return None
 
 
-# --- what is remembered --------------------------------------------------------------------------------------------------
+# --- caches --------------------------------------------------------------------------------------------------------------
 
 
 class CallState(Protocol):
-    """Bindings for one state of everything that is read beside arguments."""
+    """Bindings for one state of everything that is read besides the arguments."""
 
     bindings: OrderedDict[Key, Binding]
 
     def read(self, objects: Sequence[Any]) -> Sequence[Any] | None:
-        """The tensors that are reached from these objects and from outside; None if anything is not as it was."""
+        """The tensors that are reached through these objects and captured variables; None if anything changed."""
 
 
 S = TypeVar("S", bound=CallState)
@@ -364,10 +365,10 @@ class FastPath(Generic[S]):
     def __init__(self, limit: int, *states: S) -> None:
         self._limit = limit
         self.states: tuple[S, ...] = states
-        """Used last, first. Replaced as a whole: a thread that comes in between may lose a state, which is then made again."""
+        """Most recently used first. Replaced as a whole, so threads may lose a state to each other; it is then made again."""
 
     def state(self, objects: Sequence[Any]) -> tuple[S | None, Sequence[Any]]:
-        """The state that everything is in, and the tensors reached; None if it is a new one."""
+        """The state that matches, and the tensors reached; None if no state does."""
         states = self.states
         for k, state in enumerate(states):
             reached = state.read(objects)
@@ -378,13 +379,13 @@ class FastPath(Generic[S]):
         return None, ()
 
     def add(self, state: S) -> S:
-        """Remembers a state; the one that was not used for longest goes."""
+        """Adds a state; the least recently used one is dropped."""
         self.states = (state, *self.states[: self._limit - 1])
         return state
 
 
 def remember(bindings: OrderedDict[Key, Binding], key: Key, binding: Binding) -> None:
-    """Remembers a binding."""
+    """Caches a binding; the oldest ones are dropped."""
     with _lock:
         while len(bindings) >= BINDINGS:
             bindings.popitem(last=False)
