@@ -7,6 +7,7 @@ a dense operand next to a ragged one may have extent 1, or be at least as long a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 
 from serrate.errors import ShapeError, StructureMismatch
@@ -22,6 +23,7 @@ from serrate.ir.view import TensorView
 def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tuple[tuple[IterDomain, ...], list[Index]]:
     """The result's domains and the index at which each view is read."""
     rank = max(view.ndim for view in views)
+    _check_not_crossed(operation, views)
     result: list[IterDomain] = []
     # If one operand has all ragged dims and the dims that index their rows, take them all from it.
     ordered = sorted(views, key=lambda view: -len([d for d in view.domains if d.is_ragged]))
@@ -49,6 +51,19 @@ def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tu
         result.append(chosen)
     result = [_counted_here(fusion, dim - rank, result, ordered) for dim in range(rank)]
     return tuple(result), [index_into(view, result) for view in views]
+
+
+def _check_not_crossed(operation: str, views: Sequence[TensorView]) -> None:
+    """Raises if each of two ragged operands has a ragged dim where the other has a regular one: rows meet features."""
+    for one, other in itertools.combinations([v for v in views if any(d.is_ragged for d in v.domains)], 2):
+        pairs = list(zip(reversed(one.domains), reversed(other.domains), strict=False))
+        ragged = [a.is_ragged and not b.is_ragged and b.extent != 1 for a, b in pairs]
+        regular = [b.is_ragged and not a.is_ragged and a.extent != 1 for a, b in pairs]
+        if one.ndim == other.ndim and any(ragged) and any(regular):
+            raise ShapeError(
+                f"{operation} of {_operands(views)}: ragged dims of one operand are aligned with regular dims of another, and "
+                "the other way round; transpose one of them"
+            )
 
 
 def _beside_rows(fusion: Fusion, dim: int, short: TensorView, rows: RaggedIterDomain) -> str:

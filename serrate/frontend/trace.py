@@ -19,17 +19,19 @@ from serrate import modes
 from serrate.errors import DtypeError, SerrateError, TraceError
 from serrate.frontend import ops, torch_names
 from serrate.frontend.capture import captured, capturing
-from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped
+from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped, refuse_nested
 from serrate.frontend.random_numbers import random_numbers_refused
 from serrate.ir.expr import Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.values import DTYPES
 from serrate.ir.view import TensorView, is_user_file, standing_for, user_line
 from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor.foreign_names import instead_of
 from serrate.tensor.rows import Rows
 from serrate.tensor.torch_private import version
 
 _ = torch_names  # imported for its side effects
+TensorView.instead["is_nested"] = instead_of("is_nested")
 
 Key = tuple[Any, ...]
 Pattern = tuple[int | None, ...]
@@ -216,6 +218,7 @@ def trace(
     constants: list[tuple[torch.Tensor, TensorView]] = []
 
     def view(leaf: Leaf) -> TensorView:
+        refuse_nested([leaf])
         if isinstance(leaf, JaggedTensor):
             return _ragged(fusion, leaf, seen, told)
         return _input(fusion, leaf, told)

@@ -178,6 +178,8 @@ class TensorView:
     __slots__ = ("fusion", "tensor")
     operators: ClassVar[dict[Any, Callable[..., Any]]] = {}
     """torch functions and method names -> operations; filled by the front end."""
+    instead: ClassVar[dict[str, str]] = {}
+    """What to write instead of some attributes, to end a message; filled by the front end."""
     __array_ufunc__ = None
     """Makes numpy scalars defer to traced tensors in operators."""
 
@@ -286,11 +288,15 @@ class TensorView:
         """The loop domains, which the axes of the methods below refer to; negative axes count from the end."""
         return self.domain.loop
 
-    def split(self, axis: int, factor: int, inner: bool = True) -> Self:
+    def split(self, axis: Any, factor: Any = None, inner: bool = True, **named: Any) -> Any:
         """for i: s   ->   for io: for ii in factor: s   (with `inner=False` the factor is the outer extent)
 
-        Splitting a component does not change its ragged domain, whose length is a function of the coordinate.
+        Splitting a component does not change its ragged domain, whose length is a function of the coordinate. In a traced
+        function this is torch's `split(sizes, dim)` instead.
         """
+        if standing_for.get() is not None:
+            given = (axis,) if factor is None else (axis, factor)
+            return TensorView.operators["split"](self, *given, **named)
         self._loop_handle.split(axis, factor, inner)
         return self
 
@@ -421,6 +427,8 @@ class TensorView:
             raise InPlaceError(f"{name} in place ({user_line()}) cannot be traced; write y = y.{name[:-1]}(...) and return y")
         if name.startswith("__"):
             raise AttributeError(name)  # protocols that Python and libraries ask for
+        if name in TensorView.instead:
+            raise TraceAttributeError(f"a traced tensor has no attribute {name!r} ({user_line()}){TensorView.instead[name]}")
         raise TraceAttributeError(
             f"a traced tensor has no attribute {name!r} ({user_line()}): memory, rows and devices are not known while tracing; "
             "read it before the call and pass it as an argument"

@@ -127,7 +127,7 @@ def test_a_function_of_scores_is_computed_a_block_at_a_time() -> None:
     k, v = q.with_values(k.values), q.with_values(v.values)
     wanted = torch.cat([F.silu(a @ b.T) @ c for a, b, c in zip(q.unbind(), k.unbind(), v.unbind(), strict=True)])
     torch.testing.assert_close(pointwise(q, k, v).values, wanted, rtol=1e-4, atol=1e-4)
-    assert "r0o" in str(pointwise.plan(q, k, v))
+    assert "r0 by " in str(pointwise.plan(q, k, v))
 
 
 # --- what happens to scores: against scores of one sequence, written out ------------------------------------------------------

@@ -177,6 +177,13 @@ BOTH: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
         lambda x: F.scaled_dot_product_attention(x.unflatten(2, (2, 2)), x, x),
         (ROWS,),
     ),
+    (
+        ShapeError,
+        "add of (3, r0, 4) and (3, 4, r0): ragged dims of one operand are aligned with regular dims of another, and the other "
+        "way round; transpose one of them",
+        lambda x: x + x.transpose(1, 2),
+        (ROWS,),
+    ),
     # something that is no operand
     (CallError, "add: an operand must be a tensor or a real number, got 'a' of type str", lambda x: x + "a", (ROWS,)),
     (CallError, "mul: an operand must be a tensor or a real number, got [1, 2] of type list", lambda x: x * [1, 2], (ROWS,)),
@@ -261,8 +268,9 @@ def test_modules_that_ask_for_nested_tensors_are_told_what_to_use() -> None:
         "call F.scaled_dot_product_attention"
     )
     for module, given in ((torch.nn.MultiheadAttention(4, 2, batch_first=True), 3), (torch.nn.TransformerEncoderLayer(4, 2), 1)):
-        with pytest.raises(AttributeError, match=re.escape(message)):
-            module(*[ROWS] * given)
+        for run in (module, jit(module)):
+            with pytest.raises(AttributeError, match=re.escape(message)):
+                run(*[ROWS] * given)
 
 
 def test_methods_of_the_container_are_named_by_its_class() -> None:
@@ -321,3 +329,17 @@ def test_indices_of_eager_tensors() -> None:
     ):
         torch.cat([ROWS, OTHER], 2)
     assert isinstance(ROWS.sum(1), Tensor)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_of_torch_that_a_traced_function_closes_over() -> None:
+    nested = ROWS.to_torch_nested()
+    with pytest.raises(CallError, match="convert with JaggedTensor"):
+        jit(lambda x: x + nested)(ROWS)
+
+
+def test_split_in_a_traced_function_is_torchs() -> None:
+    found = jit(lambda x: (*x.split([1, 3], 2), *x.split(2, dim=-1)))(ROWS)
+    wanted = (*ROWS.values.split([1, 3], 1), *ROWS.values.split(2, 1))
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got.values, want)
