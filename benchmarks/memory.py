@@ -25,7 +25,7 @@ from benchmarks.tasks import DTYPES, QUICK, TASKS, Sizes, Task, make_task
 from serrate.cli.peak import held, peak_of, settle
 
 LENGTHS = ("uniform", "exponential", "bimodal")
-METHODS = ("serrate", "NestedTensor", "padded + mask", "padded bmm", "segments", "torch.mm per group")
+METHODS = ("serrate", "NestedTensor", "padded + mask", "padded bmm", "segments", "torch.mm per group", "SDPA per sequence")
 FRESH = ("pointwise", "softmax", "layer norm")
 AT_MOST = 1.4
 """The goal for a result in fresh memory, relative to reused memory."""

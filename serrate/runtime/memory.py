@@ -17,6 +17,8 @@ import torch
 
 SMALLEST = 1 << 20
 """Below this size, torch's own allocator is as good."""
+HUGE = 1 << 21
+"""Bytes of a huge page."""
 LIMIT = max(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
 """The most bytes that are kept. A padded result may be many times the size of its rows, and page faults cost as much there."""
 
@@ -44,10 +46,10 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     if device.type != "cpu" or count * dtype.itemsize < SMALLEST:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
     # Rounded up so that results of similar size share memory.
-    step = 1 << max((count * dtype.itemsize).bit_length() - 4, 21)
+    step = max(1 << (count * dtype.itemsize).bit_length() >> 4, HUGE)
     size = -(-count * dtype.itemsize // step) * step
     try:
-        block = _take(size)
+        block = _take(size, count * dtype.itemsize)
     except (OSError, OverflowError):
         # Let torch raise its error for a size that cannot be allocated.
         return torch.empty(tuple(shape), dtype=dtype, device=device)
@@ -57,14 +59,18 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     return torch.frombuffer(view, dtype=dtype, count=count).view(tuple(shape))
 
 
-def _take(size: int) -> mmap.mmap:
+def _take(size: int, used: int) -> mmap.mmap:
+    """A block of `size` bytes, kept or new, of which the first `used` are needed."""
     with _lock:
         _sort_in()
         for k in reversed(range(len(_free))):
             if len(_free[k]) == size:
                 return _free.pop(k)
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    block.madvise(mmap.MADV_HUGEPAGE)
+    # A huge page of which a part is used would be memory on top of the result.
+    whole = used // HUGE * HUGE
+    if whole:
+        block.madvise(mmap.MADV_HUGEPAGE, 0, whole)
     return block
 
 

@@ -7,6 +7,7 @@ import gc
 import pytest
 import torch
 
+from serrate.cli.peak import held
 from serrate.runtime import memory
 
 MIB = 1 << 20
@@ -92,3 +93,11 @@ def test_a_result_that_the_garbage_collector_frees_may_come_back_at_any_time() -
         gc.enable()
         gc.unfreeze()
     assert memory.kept() >= 4 * MIB
+
+
+def test_a_result_takes_no_more_memory_than_it_needs() -> None:
+    before = held()
+    whole = _empty(7).fill_(1)
+    after = held()
+    assert before is None or after is None or after - before < 7.6 * MIB, "a huge page of which a half is used"
+    assert whole.numel() == 7 * MIB
