@@ -83,6 +83,13 @@ def pytest_runtest_teardown() -> Generator[None]:
 
 
 @pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference backend is the default until the test ends, so that nothing is compiled."""
+    monkeypatch.setenv("SERRATE_BACKEND", "reference")
+    settings.reload()
+
+
+@pytest.fixture
 def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own, not made yet, in force until the test ends."""
     folder = tmp_path / "cache"

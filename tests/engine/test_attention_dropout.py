@@ -108,6 +108,7 @@ def test_dropout_of_a_softmax_by_hand_is_one_pass_too() -> None:
     assert "online" in f.explain(q, k, v)
 
 
+@pytest.mark.usefixtures("reference")
 def test_nothing_and_everything_dropped() -> None:
     torch.manual_seed(0)
     q = heads_of(QUERIES)

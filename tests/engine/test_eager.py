@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from serrate import JaggedTensor, Structure, settings
+from serrate import JaggedTensor, Structure
 from serrate.api import eager
 from serrate.api import jit as calls
 from serrate.errors import CallError, DtypeError, GradientError, SerrateError, ShapeError, StructureMismatch
@@ -22,13 +22,6 @@ from tests.engine.test_compositions import COMPOSITIONS, tensor_of
 
 LENGTHS = [3, 0, 5, 2]
 Function = Callable[..., Any]
-
-
-@pytest.fixture
-def reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is built: each case is one more program."""
-    monkeypatch.setenv("SERRATE_BACKEND", "reference")
-    settings.reload()
 
 
 def rows(dtype: torch.dtype = torch.float32, features: tuple[int, ...] = (4,)) -> JaggedTensor:

@@ -23,14 +23,10 @@ from serrate.errors import CallError, GradientError, ShapeError, StructureError,
 from serrate.runtime.dispatch import BINDINGS
 from serrate.runtime.launch import ReferenceExecutable
 
+pytestmark = pytest.mark.usefixtures("reference")
+
 LENGTHS = [3, 0, 5, 2]
 GLOBAL, FACTOR = torch.full((4,), 2.0), 3.0
-
-
-@pytest.fixture(autouse=True)
-def reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SERRATE_BACKEND", "reference")
-    settings.reload()
 
 
 def rows(lengths: list[int] = LENGTHS, dtype: torch.dtype = torch.float32, width: int = 4) -> JaggedTensor:

@@ -14,17 +14,13 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from serrate import JaggedTensor, jit, settings
+from serrate import JaggedTensor, jit
 from serrate.errors import DtypeError, GradientError, InPlaceError, ShapeError, TraceError
+
+pytestmark = pytest.mark.usefixtures("reference")
 
 LENGTHS = [2, 0, 3, 1]
 X = JaggedTensor.from_lengths(torch.arange(6.0) + 1, LENGTHS)
-
-
-@pytest.fixture(autouse=True)
-def reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SERRATE_BACKEND", "reference")
-    settings.reload()
 
 
 # --- random numbers --------------------------------------------------------------------------------------------------------

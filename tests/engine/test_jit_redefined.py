@@ -21,17 +21,13 @@ import pytest
 import torch
 from torch import nn
 
-from serrate import JaggedTensor, jit, settings
+from serrate import JaggedTensor, jit
 from serrate.errors import TraceError
 from serrate.frontend.dependencies import snapshot
 
+pytestmark = pytest.mark.usefixtures("reference")
+
 X = JaggedTensor.from_lengths(torch.arange(6.0) + 1, [2, 0, 3, 1])
-
-
-@pytest.fixture(autouse=True)
-def reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SERRATE_BACKEND", "reference")
-    settings.reload()
 
 
 def check(jitted: Callable[..., Any], plain: Callable[..., Any], *more: Any) -> None:
