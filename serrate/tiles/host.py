@@ -1,7 +1,7 @@
 """The host side of a kernel: the Python around its device loops.
 
 In: a kernel's function. Out: a `CompiledKernel`, which runs the function with each device loop replaced by a launch
-(`launch_site.py`), and which says what `serrate.language` means outside of device loops.
+(`launch_site.py`). It also implements `serrate.language` outside of device loops.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from serrate.tiles.trace import DEFAULT_BLOCK
 
 
 class Host(BlockSizes):
-    """The machine behind `serrate.language` outside of device loops."""
+    """Implements `serrate.language` outside of device loops."""
 
     def __init__(self, blocks: tuple[int | None, ...]) -> None:
         super().__init__(blocks, DEFAULT_BLOCK)
         self.first: dict[int, int] = {}
-        """How many block sizes were taken before each device loop."""
+        """The number of block sizes taken before each device loop."""
 
     def passed(self, loop: int, count: int) -> None:
-        """Notes that a device loop has run and taken `count` block sizes."""
+        """Records that a device loop has run and taken `count` block sizes."""
         if loop not in self.first:
             self.first[loop] = self.taken
             self.taken += count
@@ -75,8 +75,8 @@ class Host(BlockSizes):
 
     def __getattr__(self, name: str) -> Any:
         refuse(
-            "values of tiles belong inside a loop over tiles. What programs carry from one to the next has no order: "
-            "put a loop inside, or use hl.atomic_add"
+            "tile values must stay inside a loop over tiles. Programs run in any order, so they cannot carry values from one to "
+            "the next: put a loop inside, or use hl.atomic_add"
         )
 
 
@@ -90,15 +90,15 @@ class CompiledKernel:
         with making:
             self._parts = split(function)
             self.sites = [self._made(number, options) for number in range(len(self._parts.loops))]
-            # Loops that take block sizes of the configuration look up first which.
+            # Loops that take block sizes from the configuration first look up which.
             by_number = [functools.partial(self._launch, number) for number in range(len(self.sites))]
             self.host = self._parts.host(by_number if options.blocks else self.sites)
-            """The function, in which device loops are launches; it runs while `machine` is the current one."""
+            """The function with device loops replaced by launches; it runs while `machine` is current."""
         self.machine = LazyMachine(functools.partial(Host, options.blocks))
         self._axes: dict[int, frozenset[str]] = {}
         """The names of axes of the device loops that were traced."""
         self._later_sites: dict[tuple[int, int], LaunchSite] = {}
-        """Device loops before which a call has asked for block sizes: these take the next ones of the configuration."""
+        """Device loops before which a call registered block sizes; the loops take the next ones of the configuration."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         token = activate(self.machine)
@@ -114,7 +114,7 @@ class CompiledKernel:
         host.passed(number, site.programs.open_blocks)
 
     def _site(self, number: int, host: Host) -> LaunchSite:
-        """A device loop, with what is left of the block sizes of the configuration."""
+        """The launch site of a device loop, with the remaining block sizes of the configuration."""
         first = host.first.get(number, host.taken)
         if not first:
             return self.sites[number]
@@ -128,9 +128,9 @@ class CompiledKernel:
         return LaunchSite(self._function.__name__, self._function, self._parts.loops[number], options, told)
 
     def _require_used(self, number: int, programs: LoopPrograms, program: TileProgram) -> None:
-        """Raises for lanes of axes that no device loop has, and for more block sizes than all of them take.
+        """Raises for lanes of unknown axes, and for more block sizes than all device loops take.
 
-        Which these are is known when every loop was traced; a loop that is never reached may have any.
+        This is known only once every loop has been traced; a loop that is never reached might have any axis.
         """
         self._axes[number] = frozenset(axis.name for axis in program.axes)
         if len(self._axes) < len(self.sites):
@@ -147,11 +147,11 @@ class CompiledKernel:
             )
 
     def variants(self, *args: Any, **kwargs: Any) -> list[Variant]:
-        """The programs that run for these arguments; none is run."""
+        """The programs for these arguments, without running them."""
         return [program.variant(items) for program, items in self._asked(args, kwargs)]
 
     def ready(self, *args: Any, **kwargs: Any) -> list[Callable[[], None]]:
-        """These programs, each bound to its arguments: what a call does beside them is not the kernel's own work."""
+        """These programs, each bound to its arguments, for timing them without the rest of a call."""
         return [program.ready(items) for program, items in self._asked(args, kwargs)]
 
     def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[LoopStage, Items]]:

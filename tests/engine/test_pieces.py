@@ -87,9 +87,9 @@ def test_whole_rows_in_pieces(run: Any) -> None:
 def test_pieces_that_are_refused() -> None:
     with pytest.raises(ShapeError, match=re.escape("the sum of the sizes has 3 positions; the longest row has 5")):
         torch.split(ROWS, [1, 2], 1)
-    with pytest.raises(ShapeError, match=re.escape("into how many pieces dim 1 of (4, r0) is split is not known while tracing")):
+    with pytest.raises(ShapeError, match=re.escape("the number of parts of dim 1 of (4, r0) is not known while tracing")):
         jit(lambda x: torch.split(x, 2, 1))(ROWS)
-    with pytest.raises(ShapeError, match=re.escape("the sizes [1, 2] do not add up to 4, the size of dim 0 of (4, r0)")):
+    with pytest.raises(ShapeError, match=re.escape("the sizes [1, 2] do not sum to 4, the size of dim 0 of (4, r0)")):
         jit(lambda x: torch.split(x, [1, 2]))(ROWS)
     with pytest.raises(ShapeError, match="the step must be positive, got -1; use flip"):
         jit(lambda x: x[:, ::-1])(ROWS)

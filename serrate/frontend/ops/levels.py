@@ -1,7 +1,7 @@
-"""Other rows of nested tensors: a dim that counts rows on several levels is selected, sliced, reversed, indexed or joined.
+"""Selecting, slicing, reversing, indexing and joining along a dim that counts rows on several levels.
 
-In: tensors of the same levels, and where each position of the changed dim comes from. Out: one tensor with new offsets on every
-level. Two ragged dims of one component (rows by columns) are levels too, side by side.
+In: tensors with the same levels, and the source of each position of the changed dim. Out: one tensor with new offsets on every
+level. The two ragged dims of a product are levels too, side by side.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from serrate.ir.view import TensorView
 
 @dataclass(frozen=True)
 class Part:
-    """Where positions of the changed dim lie in one tensor. Functions of a position, and of the row it lies in if the dim is
-    ragged (otherwise of 0)."""
+    """The positions of the changed dim that come from one tensor, as functions of a position and, if the dim is ragged, of its
+    row (otherwise 0)."""
 
     view: TensorView
     source: Callable[[Expr, Expr], Expr]
     """The position in this tensor."""
     exists: Callable[[Expr, Expr], Expr] = lambda position, row: const(1)
-    """1 where this tensor has the position, 0 where it has not."""
+    """1 if this tensor has the position, else 0."""
     size: Callable[[Expr], Expr] = lambda row: const(0)
-    """How many positions of the result come from this tensor."""
+    """The number of positions of the result that come from this tensor."""
     read: Callable[[IterDomain], Place] | None = None
-    """The position in this tensor where elements are read, if that is no expression: indices."""
+    """The position at which elements are read, if it is read from an index tensor and not an expression."""
 
 
 def inside(position: Expr, size: Expr) -> Expr:
-    """1 if a position lies in a dim of that size, otherwise 0."""
+    """1 if a position is inside a dim of that size, else 0."""
     return minimum(maximum(position + 1, 0), 1) * minimum(maximum(size - position, 0), 1)
 
 
 def chain(name: str, x: TensorView, dim: int) -> list[int]:
-    """The dims of `x` that hold rows of rows, with `dim` among them: the outermost counts the rows of all others."""
+    """The nested dims of `x` that `dim` belongs to: the outermost counts the rows of all others."""
     ragged = [k for k in (dim, *counted(x, dim)) if x.domains[k].is_ragged]
     outer = min((k for row in ragged for k in counting(x, row)), default=dim)
     found = [outer, *counted(x, outer)]
@@ -61,9 +61,9 @@ def chain(name: str, x: TensorView, dim: int) -> list[int]:
 
 
 def rebuilt(name: str, parts: Sequence[Part], dim: int, *, chosen: Expr | None = None, repeats: bool = False) -> TensorView:
-    """The parts one after the other along `dim`, under new offsets; with `chosen`, only that position of `dim`, which goes away.
+    """Concatenates the parts along `dim`, with new offsets; with `chosen`, selects that position of `dim` and removes the dim.
 
-    With `repeats`, a position of a part may come more than once, so that nothing limits how many the result has.
+    With `repeats`, a position of a part may occur more than once, so the size of the result has no upper bound.
     """
     first = parts[0].view
     dims = chain(name, first, dim)
@@ -105,7 +105,7 @@ class _Levels:
         self.kept = [k for k in dims if chosen is None or k != dim]
 
     def row(self, part: Part, known: Mapping[int, Expr]) -> Expr:
-        """The row of the changed dim that positions of the dims outside it lie in."""
+        """The row of the changed dim, from positions of the dims outside it."""
         place = row_of(part.view, self.dim)
         if place is None:
             return const(0)
@@ -114,7 +114,7 @@ class _Levels:
         )
 
     def sources(self, part: Part, known: Mapping[int, Expr]) -> dict[int, Expr]:
-        """Where positions in the new dims lie in a part."""
+        """The positions in a part, from positions in the new dims."""
         found = dict(known)
         position = self.chosen if self.chosen is not None else known.get(self.dim)
         if position is not None:
@@ -122,7 +122,7 @@ class _Levels:
         return found
 
     def length(self, k: int, known: Mapping[int, Expr]) -> Expr:
-        """How long dim `k` is, at positions of the dims outside it."""
+        """The length of dim `k`, at positions of the dims outside it."""
         if k == self.dim:
             return _total(part.size(self.row(part, known)) for part in self.parts)
         found = []

@@ -106,8 +106,8 @@ def _resized(name: str, x: TensorView, dim: int, length: Expr, bound: Expr) -> t
 def index(x: TensorView, indices: TensorView, dim: int = 0, *, name: str = "index", from_end: bool = False) -> TensorView:
     """`x` at `indices` along `dim`: that dim is replaced by the dims of `indices`, which may be ragged.
 
-    Indices of the component dim pick whole rows; the result has their lengths. An index outside gives 0; of
-    the component dim, an empty row. With `from_end`, indices below zero count from the end.
+    Indices of the component dim select whole rows with their lengths. An index out of range gives 0, or an empty row on the
+    component dim. With `from_end`, negative indices count from the end.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -220,7 +220,7 @@ def select(x: TensorView, dim: int, index: int) -> TensorView:
 
 
 def _select_rows(x: TensorView, dim: int, index: int) -> TensorView:
-    """One position of a dim that counts rows on several levels; where a row does not have it, there are no rows inside."""
+    """One position of a dim that counts rows on several levels; a row without that position becomes empty."""
     domain = x.domains[dim]
 
     def place(_: Expr, row: Expr) -> Expr:
@@ -330,8 +330,8 @@ def _ranged(name: str, x: TensorView, dim: int, low: Expr, extent: Expr, step: i
 
 
 def split(x: TensorView, sizes: int | Sequence[int], dim: int = 0) -> tuple[TensorView, ...]:
-    """`torch.split`. Along a ragged dim every row is split, so that pieces may be shorter in some rows, or empty; there the sizes
-    are a list, which reaches to the end of the longest row.
+    """`torch.split`. Along a ragged dim every row is split, so parts may be shorter in some rows, or empty; sizes must then be a
+    list that covers the longest row.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -345,8 +345,8 @@ def split(x: TensorView, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tens
     if isinstance(domain, RaggedIterDomain):
         if isinstance(sizes, int):
             raise ShapeError(
-                f"split: into how many pieces dim {dim} of {shown(x)} is split is not known while tracing; give a list of sizes, "
-                "or a number of pieces to chunk"
+                f"split: the number of parts of dim {dim} of {shown(x)} is not known while tracing; pass a list of sizes, or use "
+                "chunk with a number of parts"
             )
         whole = const(builtins.sum(sizes))
         later = f"split of {shown(x, later=True)}, dim {dim}: the sum of the sizes"
@@ -355,19 +355,19 @@ def split(x: TensorView, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tens
         extent = x.fusion.fixed(domain.extent_expr)
         if isinstance(sizes, int):
             if sizes < 1:
-                raise ShapeError(f"split: the size of a piece must be positive, got {sizes}")
+                raise ShapeError(f"split: the size must be positive, got {sizes}")
             sizes = [builtins.min(sizes, extent - at) for at in range(0, extent, sizes)] or [0]
         if builtins.sum(sizes) != extent:
-            raise ShapeError(f"split: the sizes {list(sizes)} do not add up to {extent}, the size of dim {dim} of {shown(x)}")
+            raise ShapeError(f"split: the sizes {list(sizes)} do not sum to {extent}, the size of dim {dim} of {shown(x)}")
     ends = list(itertools.accumulate(sizes, initial=0))
     return tuple(slice(x, dim, a, b) for a, b in itertools.pairwise(ends))
 
 
 def chunk(x: TensorView, chunks: int, dim: int = 0) -> tuple[TensorView, ...]:
-    """`torch.chunk`. Along a ragged dim every row is cut into `chunks` pieces of its own, of which the last ones may be empty."""
+    """`torch.chunk`. Along a ragged dim every row is split into `chunks` parts; the last ones may be empty."""
     dim = dim_of("chunk", x, dim)
     if chunks < 1:
-        raise ShapeError(f"chunk: the number of pieces must be positive, got {chunks}")
+        raise ShapeError(f"chunk: the number of chunks must be positive, got {chunks}")
     domain = x.domains[dim]
     if not isinstance(domain, RaggedIterDomain):
         extent = x.fusion.fixed(domain.extent_expr)
