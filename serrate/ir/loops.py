@@ -232,16 +232,12 @@ class Write:
 
 @dataclass(frozen=True, eq=False)
 class Prefetch:
-    """A hint that the elements at `index` are needed soon. They may lie past the tensor's end; semantically a no-op.
-
-    What is needed within a few iterations is `near`: it should be in the first level of the cache.
-    """
+    """A hint that the elements at `index` are needed soon. They may lie past the tensor's end; semantically a no-op."""
 
     lanes: Lanes
     guard: Guard
     tensor: Tensor
     index: tuple[Expr, ...]
-    near: bool = False
 
 
 @dataclass(frozen=True, eq=False)

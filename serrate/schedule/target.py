@@ -21,6 +21,8 @@ class Target:
     """The fewest lanes that each dim of a block of a matrix product may have."""
     widest: int
     """The most lanes one dim may have."""
+    gathered: int
+    """The most lanes of rows that are looked up and summed: the sums should stay in registers from one row to the next."""
     block: int
     """Elements of a block of a reduction with several operators, which has overhead per block."""
     largest: int
@@ -70,6 +72,7 @@ CPU = Target(
     many_workers=False,
     least_matmul=1,
     widest=1024,
+    gathered=128,
     block=2048,
     largest=1 << 24,
     near_block=1024,
@@ -97,6 +100,7 @@ GPU = Target(
     many_workers=True,
     least_matmul=16,
     widest=1024,
+    gathered=1024,
     block=2048,
     largest=16384,
     near_block=2048,

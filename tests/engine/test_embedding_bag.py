@@ -119,3 +119,19 @@ def test_cross_entropy_over_the_candidates_of_each_row(run: Any) -> None:
     torch.testing.assert_close(run(F.cross_entropy)(logits, chosen), average)
     with pytest.raises(IndexError, match="cross_entropy: target"):
         run(F.cross_entropy)(logits, torch.tensor([2, 2, 5, 0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("strategy", ["maskless", "masked", "persistent_dynamic"])
+def test_wide_tables_are_pooled_in_blocks_of_columns(strategy: str, dtype: torch.dtype) -> None:
+    made = torch.Generator().manual_seed(3)
+    table = torch.randn(50, 300, generator=made).to(dtype)
+    lengths = torch.tensor([0, 1, 700, 3, 0, 40])
+    ids = JaggedTensor.from_lengths(torch.randint(0, 50, (int(lengths.sum()),), generator=made).int(), lengths)
+    for mode in ("sum", "mean", "max"):
+        found = jit(lambda ids, table, mode=mode: F.embedding_bag(ids, table, mode=mode), strategy=strategy)(ids, table)
+        bags = [table[row.long()].double() for row in ids.unbind()]
+        pool = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[mode]
+        want = torch.stack([pool(bag, 0) if len(bag) else torch.zeros(300, dtype=torch.float64) for bag in bags])
+        # Hundreds of numbers are added one after the other: sums near zero keep the errors of what they passed through.
+        torch.testing.assert_close(found, want.to(dtype), rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=1e-3)

@@ -530,8 +530,7 @@ class _CppPrinter(Text):
                 if start is not None:
                     step = max(64 // node.tensor.dtype.itemsize, 1)
                     place = f"{node.tensor.name} + {self.index(start)} + {done}k"
-                    level = 3 if node.near else 2
-                    self.put(f"for (i64 k = 0; k < {size}; k += {step}) __builtin_prefetch({place}, 0, {level});")
+                    self.put(f"for (i64 k = 0; k < {size}; k += {step}) __builtin_prefetch({place}, 0, 2);")
 
     def _statements(self, group: Sequence[Block], here: dict[Local, str], staged: Streaming) -> None:
         scalars = self.scalars()

@@ -5,7 +5,7 @@ In: a loop program. Out: the same, in which each index is read and checked once,
     [r:4096, d:64] t sum= table[ids[c + r], d if ids[c + r] < n]  where r < len
         ->
     serial r < len:
-      prefetch table[ids[min(c + r + 16, size - 1)], d]
+      prefetch table[ids[min(c + r + 32, size - 1)], d]
       [d:64] t sum= table[ids[c + r], d if ids[c + r] < n]
 
 The hardware cannot guess where the next row is, but its index is already in memory, in this row of indices or in the next. What
@@ -38,8 +38,8 @@ from serrate.lower.names import Names
 from serrate.lower.nests import joins, locals_of
 from serrate.lower.passes.common import Body, found_in, inward, kept, per_kernel, substituted
 
-AHEAD = 16
-"""How many indices ahead rows are prefetched."""
+AHEAD = 32
+"""How many indices ahead rows are prefetched: memory answers after that many short rows."""
 LEAST = 32
 """Bytes of a row below which a loop over indices is not worth its overhead."""
 
@@ -142,7 +142,7 @@ def _prefetched(
         index = tuple(x.substitute(new).substitute({element(e.array, place): later}) for x in v.index)
         if (v.tensor, index) not in seen:
             seen.add((v.tensor, index))
-            yield Prefetch(lanes, (), v.tensor, index, near=True)
+            yield Prefetch(lanes, (), v.tensor, index)
 
 
 def _gathered(node: Reduce) -> Iterator[tuple[Load, Element]]:

@@ -318,9 +318,19 @@ def schedule(recorder: Recorder, target: Target, rows: RowLoops, lanes: Lanes | 
     for each in together:
         schedule_contraction(recorder, each, target)
     left = [shape for shape in found if shape.phase not in done]
+    # All phases over the features of rows that are looked up split them alike, so that they can be fused.
+    looked_up = {shape.regular[-1].uid for shape in left if shape.regular and _looks_up(shape)}
+    narrow = replace(target, widest=min(target.widest, target.gathered))
     for shape in left:
-        _schedule_phase(recorder, shape, left, target, rows)
+        own = narrow if any(d.uid in looked_up for d in shape.regular) else target
+        _schedule_phase(recorder, shape, left, own, rows)
     fuse_neighbours(recorder)
+
+
+def _looks_up(shape: Shape) -> bool:
+    """Whether a phase reduces what it reads at indices from memory."""
+    reads = (read for value in shape.leaf.values for read in value.reads) if isinstance(shape.leaf, Accumulate) else ()
+    return any(isinstance(at, Place) and at.reads for read in reads for at in read.index)
 
 
 def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], target: Target, rows: RowLoops) -> None:
