@@ -165,3 +165,18 @@ def test_what_is_refused() -> None:
                 run(torch.zeros(4))
     with pytest.raises(KernelError, match=r"hl\.rand can only be used inside"):
         hl.rand([4], 1)
+
+
+@serrate.kernel
+def by_rows(x: Tensor, seeds: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    for b, k in hl.tile([x.shape[0], x.shape[1]]):
+        out[b, k] = x[b, k] + hl.rand([k], seeds[b][:, None])
+    return out
+
+
+def test_rows_with_seeds_of_their_own_do_not_depend_on_the_batch() -> None:
+    seeds = torch.tensor([5, 9, 5])
+    want = torch.tensor([[w >> 8 for w in words(int(seed), 6)] for seed in seeds]) / 2**24
+    for name, run in ways(by_rows).items():
+        assert torch.equal(run(torch.zeros(3, 6), seeds), want), name
