@@ -1,7 +1,7 @@
-"""What the compiler decides with: indices, guards, contiguity, vectors. `inspection` has the analyses for people.
+"""Analyses that the compiler decides with: indices, guards, contiguity, vectors. `inspection` has analyses for people.
 
-In: domains and programs. Out: index expressions, guards, which accesses may be wide; from `inspection`, loaded when asked for,
-visits counted by brute force, which domains share an index, memory with its holes, and what holes must hold.
+In: domains and programs. Out: index expressions, guards, legal wide accesses; from `inspection`, loaded on first use, visits
+counted by brute force, domains that share an index, memory layouts with their holes, and what holes must contain.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Contiguity: which neighbouring dims lie in memory as one, and how wide an access along them may be.
+"""Contiguity: which neighbouring dims are contiguous in memory, and how wide an access along them may be.
 
 In: the dims of a tensor and how they are stored. Out: which neighbours merge freely, and a `WideAccess` that says whether
 a vector, a bulk copy or a box of a given size is legal, and why.
 
-Two neighbours are contiguous if one step of the outer is as far as all steps of the inner: stride(outer) = stride(inner) *
-extent(inner). Holes and gaps between rows break that, and so does a sub-range of a longer dim. A component and its rows
-back to back are contiguous too (their one dim is `combine`), although the component has no stride.
+Two neighbours are contiguous if stride(outer) = stride(inner) * extent(inner). Holes and gaps between rows break that, and so
+does a sub-range of a longer dim. A component and its rows back to back are contiguous too (`combine` merges them), although the
+component has no stride.
 
-An access of n elements touches n places in a row. Let the dims it runs along be merged, and the *run* be the innermost of
-them that are contiguous. Positions m of the merged dims with m // n equal are one access, and they are n places in a row
-exactly if none of them lies behind the end of the run. If n divides the extent of the run, the run is a whole number of
-accesses, and so is everything outside it: legal. If n does not, the access that holds the end of the run reaches into
-the next one, which is elsewhere in memory (or is the end of the tensor): illegal. For rows, the run ends with the row:
-every length must be a multiple, and unless the access takes its address from an index (a box), every start as well.
+An access of n elements touches n consecutive places. Merge the dims it runs along, and let the *run* be the innermost of them
+that are contiguous. Positions m of the merged dims with equal m // n form one access, and they are consecutive in memory exactly
+if none lies past the end of the run. If n divides the extent of the run, the run is a whole number of accesses, and so is
+everything outside it: legal. If it does not, the access at the end of the run reaches into the next run, which is elsewhere in
+memory (or past the tensor): illegal. For rows, the run ends with the row: n must divide every length, and unless the access takes
+its address from an index (a box), every start as well.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AccessKind = Literal["vector", "bulk", "box"]
 
 
 def divides(size: int, value: Expr | int) -> bool | None:
-    """Whether `size` divides `value`; None where that is known only when the program runs.
+    """Whether `size` divides `value`; None if that is known only at run time.
 
     >>> from serrate.ir.expr import symbol
     >>> divides(4, 12), divides(4, symbol("n") * 8), divides(4, symbol("n") * 8 + 2), divides(4, symbol("n"))
@@ -55,14 +55,14 @@ def divides(size: int, value: Expr | int) -> bool | None:
 
 @dataclass(frozen=True, eq=False)
 class _Stored:
-    """A dim and the places set aside for it inside one step of the dim before it; None where that differs by step."""
+    """A dim and the space it takes inside one step of the dim before it; None if that varies."""
 
     domain: IterDomain
     places: Expr | None
 
     @property
     def full(self) -> bool:
-        """Whether every place holds a position, so that the next step of the dim outside follows at once."""
+        """Whether the dim fills its space, so that the next step of the outer dim follows directly."""
         return self.places is _own(self.domain)
 
 
@@ -72,14 +72,14 @@ def _own(domain: IterDomain) -> Expr:
 
 
 def _stored(dims: Sequence[IterDomain], storage: Sequence[IterDomain]) -> list[_Stored]:
-    """The dims as they lie in memory: the storage domains with what made them undone, as far as `dims` ask for it."""
+    """The dims as stored: the storage domains, with transforms undone until `dims` are found."""
     found = [_Stored(d, _own(d)) for d in storage]
     wanted = [d.uid for d in dims]
     while [s.domain.uid for s in found] != wanted:
         step = _windowed(found, dims) or _undone(found, set(wanted))
         if step is None:
             have = ", ".join(str(s.domain) for s in found)
-            raise DomainError(f"contiguity: [{', '.join(map(str, dims))}] do not lie in that order in storage [{have}]")
+            raise DomainError(f"contiguity: [{', '.join(map(str, dims))}] are not in that order in storage [{have}]")
         found = step
     return found
 
@@ -98,7 +98,7 @@ def _windowed(found: list[_Stored], dims: Sequence[IterDomain]) -> list[_Stored]
 
 
 def _back_to_back(ragged: RaggedIterDomain) -> bool:
-    """Whether each row begins where the one before it ends."""
+    """Whether each row starts where the one before it ends."""
     return ragged.row_start is not None and ragged.length is ragged.start_of(COORDINATE + 1) - ragged.start_of(COORDINATE)
 
 
@@ -136,7 +136,7 @@ def contiguous(
             raise DomainError(f"contiguous: expected one stride for each of {len(dims)} dims, got {len(strides)}")
         for domain in dims:
             if domain.is_ragged:
-                raise DomainError(f"contiguous: {domain} is ragged, so what is before it has no stride; give storage instead")
+                raise DomainError(f"contiguous: {domain} is ragged, so the dim before it has no stride; pass storage instead")
         steps = [as_expr(s) for s in strides]
         return tuple(steps[k] is steps[k + 1] * dims[k + 1].extent_expr for k in range(len(dims) - 1))
     return tuple(stored.full for stored in _stored(dims, dims if storage is None else storage)[1:])
@@ -144,12 +144,12 @@ def contiguous(
 
 @dataclass(frozen=True)
 class WideAccess:
-    """Whether an access of some size is legal: `legal` is None where `checks` decide when the program is called."""
+    """Whether an access of some size is legal; `legal` is None if `checks` must decide at each call."""
 
     legal: bool | None
     why: str
     checks: tuple[tuple[int, Expr], ...] = ()
-    """(size, what it must divide) for everything that is not known yet."""
+    """(size, what it must divide) for everything that is known only at run time."""
 
     def __bool__(self) -> bool:
         return self.legal is True
@@ -185,7 +185,7 @@ def wide_access(
     facts = [(_extent(run), f"the extent of {_names(run)}")]
     if kind != "box":
         facts += _starts(dims, first, storage, strides)
-    return _failure_of(size, kind, [(value, what) for values, what in facts for value in values])
+    return _verdict(size, kind, [(value, what) for values, what in facts for value in values])
 
 
 def _names(dims: Sequence[IterDomain]) -> str:
@@ -193,7 +193,7 @@ def _names(dims: Sequence[IterDomain]) -> str:
 
 
 def _extent(run: Sequence[IterDomain]) -> list[Expr]:
-    """The extent of the run, in every row of rows that begin in it; rows together with their components count as one."""
+    """The extent of the run, for every row that starts in it; rows together with their components count as one dim."""
     owners = {d.uid for d in run}
     inner, rows = const(1), const(1)
     for domain in run:
@@ -210,7 +210,7 @@ def _in_every_row(value: Expr, dims: Sequence[IterDomain]) -> list[Expr]:
 
 
 def in_every_row(value: Expr, component: IterDomain | None) -> list[Expr]:
-    """The value for each component, where they are counted; otherwise the expression itself."""
+    """The value for each component if their number is known; otherwise the expression itself."""
     count = None if component is None else component.extent_expr.value
     if COORDINATE not in value.symbols or count is None:
         return [value]
@@ -220,7 +220,7 @@ def in_every_row(value: Expr, component: IterDomain | None) -> list[Expr]:
 def _starts(
     dims: Sequence[IterDomain], first: int, storage: Sequence[IterDomain] | None, strides: Sequence[int | Expr] | None
 ) -> list[tuple[list[Expr], str]]:
-    """How far apart runs begin: the strides of the dims outside the run, and the starts of rows."""
+    """The distances between runs: the strides of the dims outside the run, and the starts of rows."""
     if strides is not None:
         return [([as_expr(s)], f"the stride of {d.name}") for s, d in zip(strides[:first], dims, strict=False)]
     found: list[tuple[list[Expr], str]] = []
@@ -228,7 +228,7 @@ def _starts(
     for k in range(first):
         apart = next((m for m in range(k + 1, len(lies)) if lies[m].places is None), None)
         if apart is None:
-            # Rows back to back begin at sums of the lengths before them: multiples, if the lengths are.
+            # Rows back to back start at sums of lengths, which are multiples if the lengths are.
             found.append((_in_every_row(_places(lies[k + 1 :]), dims), f"the step of {dims[k].name}"))
         else:
             ragged = lies[apart].domain
@@ -245,7 +245,7 @@ def _places(lies: Sequence[_Stored]) -> Expr:
     return total
 
 
-def _failure_of(size: int, kind: AccessKind, facts: Sequence[tuple[Expr, str]]) -> WideAccess:
+def _verdict(size: int, kind: AccessKind, facts: Sequence[tuple[Expr, str]]) -> WideAccess:
     unknown: list[tuple[Expr, str]] = []
     for value, what in facts:
         found = divides(size, value)
@@ -255,7 +255,7 @@ def _failure_of(size: int, kind: AccessKind, facts: Sequence[tuple[Expr, str]]) 
             unknown.append((value, what))
     if unknown:
         needs = " and ".join(dict.fromkeys(f"{what}, {_shown(value)}" for value, what in unknown))
-        return WideAccess(None, f"known when the program runs: {size} must divide {needs}", tuple((size, v) for v, _ in unknown))
+        return WideAccess(None, f"known only at run time: {size} must divide {needs}", tuple((size, v) for v, _ in unknown))
     return WideAccess(True, f"{size} divides " + " and ".join(dict.fromkeys(what for _, what in facts)))
 
 
@@ -264,7 +264,7 @@ def _shown(value: Expr) -> str:
 
 
 def merge_groups(dims: Sequence[IterDomain], flags: Sequence[bool]) -> list[tuple[IterDomain, ...]]:
-    """The dims in groups that merge freely, from the flags of `contiguous`.
+    """Groups dims that merge freely, by the flags of `contiguous`.
 
     >>> from serrate.ir import IterDomain
     >>> a, b, c = IterDomain(2), IterDomain(3), IterDomain(4)

@@ -1,4 +1,4 @@
-"""Guards: the conditions that keep holes from being read, written or counted, and only those that are needed.
+"""Guards: the conditions, and only the necessary ones, that keep holes from being read, written or counted.
 
 In: logical domains and the loop domains made from them. Out: ordered `Guard`s; a loop position belongs to an element
 exactly when all of them hold. `brute_force.visits` is what the rules are tested against.
@@ -8,14 +8,14 @@ holes. The rules, with the reason each one holds:
 
   split   i = o*f + n.  If f divides, o and n in bounds put i in bounds: o <= N/f - 1, n <= f - 1, so i <= N - 1.
           If not, i needs its guard.
-          i < N implies o < ceil(N/f), because n >= 0: a guard on o is needless where i is in bounds.
+          i < N implies o < ceil(N/f), because n >= 0: a guard on o is redundant if i is in bounds.
           It implies n < N as well, because o >= 0: if N <= f, so is one on n (o's extent is then 1, or would be
           had an outer split not asked for more).
-          Where both parts are merged again, what they give is i itself.
+          If both parts are merged again, the result is i itself.
   outer split   the same with f = ceil(N/parts), which differs from row to row in a ragged domain: i < N implies
           o*f < N <= parts*f.
-  merge   a = m // Nb < Na  iff  m < Na*Nb, and b = m % Nb < Nb always: only m can need a guard, and it is needless
-          where a is in bounds. (`Less.simplified` is the same rule.)
+  merge   a = m // Nb < Na  iff  m < Na*Nb, and b = m % Nb < Nb always: only m can need a guard, and it is redundant
+          if a is in bounds. (`Less.simplified` is the same rule.)
   product as merge, row by row. But a row where Nb = 0 has no positions although its a may have: m keeps its guard.
   partition, combine   (c, r) is an element of a row iff i is an element: nothing new opens.
           A combined t past the end finds c = K, whose row would begin where i ends: where i is in bounds for another
@@ -26,12 +26,12 @@ holes. The rules, with the reason each one holds:
           the length of, so r' keeps its guard.
   cover   rows shorter than the cover have holes: r < length[c], always; it implies the bound of the cover itself.
   resize  i = i' - L.  i >= 0 needs a guard if L > 0, i < N if R > 0.  i < N implies i' < N + L <= N + L + R if R >= 0, and i >= 0
-          implies i' >= L >= 0 if L >= 0: then the guards of i' are needless. The other rules rely on indices that are not
-          negative, and they are not where all of these hold: a sum, quotient or product of such indices is none.
+          implies i' >= L >= 0 if L >= 0: then the guards of i' are redundant. The other rules assume non-negative indices, which
+          holds under these guards: sums, quotients and products of non-negative indices are non-negative.
   swizzle b = b' xor (a mod Nb) permutes 0 .. Nb-1 for every a: b in bounds iff b' in bounds. a is not changed.
   restrict i = i' + lo needs i < N unless hi <= N; a ragged domain's rows end with it.
   ragged  as split, against length[c]; one past the end would land in the next row, inside the buffer.
-What is needless makes more of the same needless, from a domain to what the loops have made of it (`_Path`).
+A redundant guard makes further guards redundant, from a domain to the domains the loops derived from it (`_Path`).
 A guard comes after the guards that make its own evaluation safe (c in range before length[c] is read).
 """
 
@@ -53,7 +53,7 @@ from serrate.ir.transforms import Merge, Resize, Restrict, Split, Swizzle, Trans
 
 @dataclass(frozen=True)
 class Guard:
-    """One condition: the index of `domain` lies inside its extent, at one of its ends."""
+    """One condition: the index of `domain` is within its extent, at one of the two ends."""
 
     domain: IterDomain
     condition: Less
@@ -76,7 +76,7 @@ _Open = dict[_Key, Need]
 
 
 def needed(loops: Sequence[IterDomain], unbounded: Iterable[IterDomain] = ()) -> list[Need]:
-    """The bounds behind `loops` that must be checked, with the reason, in an order that is safe to evaluate.
+    """The bounds that must be checked for `loops`, with reasons, in an order that is safe to evaluate.
 
     `unbounded` names loops that may themselves run past their extent (a launch grid sized by a bound).
     """
@@ -90,13 +90,13 @@ def needed(loops: Sequence[IterDomain], unbounded: Iterable[IterDomain] = ()) ->
 
 
 class _Path:
-    """The way from domains to the loops that were made of them."""
+    """The path from domains to the loops derived from them."""
 
     def __init__(self, loops: Sequence[IterDomain]) -> None:
         self.loops = loops
         indices = Indices(zip(loops, loop_symbols(loops), strict=True))
         known = dict(indices.known)
-        # What these loops do not determine is somebody else's to guard (a part of a row without its inner positions, or
+        # Domains that these loops do not determine are guarded elsewhere (part of a row without its inner positions, or
         # positions across rows without the row).
         self.transforms = [
             t
@@ -125,11 +125,11 @@ class _Path:
 
     @property
     def domains(self) -> list[IterDomain]:
-        """The loops and everything behind them that they determine."""
+        """The loops and all domains that they determine."""
         return [*self.loops, *(d for t in self.transforms for d in t.inputs)]
 
     def close(self, need: Need, open_: _Open) -> None:
-        """Drops the guards that are needless because of this one."""
+        """Drops the guards that this one makes redundant."""
         if need.lower:
             self._close_lower(need.domain, open_)
         else:
@@ -142,9 +142,9 @@ class _Path:
             self._close_lower(transform.outputs[0], open_)
 
     def _close(self, domain: IterDomain, limit: Expr, open_: _Open) -> None:
-        """Drops what follows from the index of `domain` being below `limit`, no more than its extent."""
+        """Drops guards implied by the index of `domain` being below `limit`, which is at most its extent."""
         for implied, below in self._implied(domain, limit, [n.domain for n in open_.values()]):
-            # Where a row is found by this index, its own guard must come before the one that would imply it.
+            # If this index selects a row, its own guard must come before the one that would imply it.
             if implied.uid not in self.read:
                 open_.pop((implied.uid, False), None)
                 self._close(implied, below, open_)
@@ -199,18 +199,18 @@ class _Path:
         return None
 
     def ordered(self, open_: Mapping[_Key, Need]) -> list[Need]:
-        """The guards in an order where each comes after those on domains that its own index or row is found by."""
+        """Orders guards so that each comes after those on domains that its own index or row is computed from."""
         waiting = dict(open_)
         placed: list[Need] = []
         while waiting:
             uids = {uid for uid, _ in waiting}
-            # Of one domain's two ends, the lower one comes first: what is read for the upper one may depend on it.
+            # Of a domain's two bounds, the lower comes first: reads for the upper one may depend on it.
             ready = next(
                 (k for k in sorted(waiting, key=lambda k: not k[1]) if not self._behind(waiting[k].domain) & (uids - {k[0]})),
                 None,
             )
             if ready is None:
-                raise DomainError("guards protect each other in a circle: two ragged loops pick each other's rows")
+                raise DomainError("guards depend on each other in a cycle: two ragged loops select each other's rows")
             placed.append(waiting.pop(ready))
         return placed
 
@@ -253,7 +253,7 @@ def _outputs_first(loops: Sequence[IterDomain]) -> list[Transform]:
 
 
 def _opens(transform: Transform) -> Iterator[Need]:
-    """Where the transform's input can be out of bounds although its outputs are in bounds, and why."""
+    """The inputs of a transform that can be out of bounds although its outputs are in bounds, with reasons."""
     source = transform.inputs[0]
     if isinstance(transform, Split) and not transform.divides:
         size = transform.outputs[1].row_length
@@ -264,7 +264,7 @@ def _opens(transform: Transform) -> Iterator[Need]:
         else:
             yield Need(source, f"rows are not {transform.factor} equal parts")
     elif isinstance(transform, Cover):
-        yield Need(source, "rows are shorter than what covers them")
+        yield Need(source, "rows are shorter than their cover")
     elif isinstance(transform, Spread):
         if not _at_least(source.extent_expr, 1):
             yield Need(source, "there may be no rows at all")
@@ -274,7 +274,7 @@ def _opens(transform: Transform) -> Iterator[Need]:
         if not _at_least(0 - transform.left, 0):
             yield Need(source, "positions were added before the first", lower=True)
         if not _at_least(0 - transform.right, 0):
-            yield Need(source, "positions were added behind the last")
+            yield Need(source, "positions were added after the last")
     elif isinstance(transform, Restrict) and not source.is_ragged:
         last = transform.low + transform.outputs[0].extent_expr - source.extent_expr
         if last.bounds[1] is None or last.bounds[1] > 0:
@@ -282,7 +282,7 @@ def _opens(transform: Transform) -> Iterator[Need]:
 
 
 def _leaves(transform: Transform) -> Iterator[Need]:
-    """Where the transform's outputs can be out of bounds although its inputs are in bounds, and why."""
+    """The outputs of a transform that can be out of bounds although its inputs are in bounds, with reasons."""
     output = transform.outputs[-1]
     if isinstance(transform, Partition) and transform.lengths is not None:
         if not _at_least(transform.outputs[0].extent_expr, 1):
@@ -291,16 +291,16 @@ def _leaves(transform: Transform) -> Iterator[Need]:
         yield Need(output, "the position may lie between two rows")
     elif isinstance(transform, Resize):
         if not _at_least(transform.left, 0):
-            yield Need(output, "positions were taken away before", lower=True)
+            yield Need(output, "positions were removed at the start", lower=True)
         if not _at_least(transform.right, 0):
-            yield Need(output, "positions were taken away behind")
+            yield Need(output, "positions were removed at the end")
     elif isinstance(transform, Restrict):
         yield Need(output, "the position may lie before the sub-range", lower=True)
-        yield Need(output, "the position may lie behind the sub-range")
+        yield Need(output, "the position may lie after the sub-range")
 
 
 def condition(domain: IterDomain, indices: Indices, lower: bool = False) -> Less:
-    """`index < extent`, the extent being that of the row the index lies in; the lower end is `-1 < index`."""
+    """`index < extent`, for ragged domains the extent of the index's row; the lower bound is `-1 < index`."""
     index = indices.of(domain)
     if lower:
         return Less(const(-1), index)
@@ -312,8 +312,8 @@ def condition(domain: IterDomain, indices: Indices, lower: bool = False) -> Less
 def guards(logical: Sequence[IterDomain], loop: Sequence[IterDomain], *, idempotent: bool = False) -> tuple[Guard, ...]:
     """All guards that loops over `loop` need to visit every element of `logical` once and nothing else.
 
-    With `idempotent`, elements may be visited again (a plain store may be repeated, a sum may not): guards that only prevent
-    that are left out, those that keep the logical indices in bounds or a read safe stay.
+    With `idempotent`, elements may be visited more than once (a plain store may be repeated, a sum may not): guards that only
+    prevent repeats are left out; those that keep logical indices in bounds or a read safe stay.
 
     >>> from serrate.ir import IterDomain, split
     >>> d = IterDomain(24)
@@ -331,13 +331,13 @@ def guards(logical: Sequence[IterDomain], loop: Sequence[IterDomain], *, idempot
     if idempotent:
         found = _without_repeats(logical, loop, found)
     found += [need for domain in logical for need in _forwards(domain, behind)]
-    # Two dims may be derived by one transform.
+    # One transform may derive two dims.
     once = {(n.domain.uid, n.lower): n for n in found}.values()
     return tuple(Guard(n.domain, condition(n.domain, indices, n.lower), n.reason) for n in once)
 
 
 def _forwards(domain: IterDomain, known: set[int]) -> list[Need]:
-    """The bounds of what is derived forwards from the loops, on the way to `domain`; nearest to the loops first."""
+    """The bounds of domains derived forwards from the loops, on the path to `domain`; nearest to the loops first."""
     transform = domain.definition
     if domain.uid in known or transform is None:
         return []
@@ -346,9 +346,9 @@ def _forwards(domain: IterDomain, known: set[int]) -> list[Need]:
 
 
 def _without_repeats(logical: Sequence[IterDomain], loop: Sequence[IterDomain], found: list[Need]) -> list[Need]:
-    """Leaves out the guards without which all logical indices, and all those that find a row, are still in bounds."""
+    """Leaves out guards without which all logical indices, and all indices that select a row, are still in bounds."""
     path = _Path(loop)
-    # Where positions were taken away, one more visit may be to such a position, and then it is no repeat.
+    # If positions were removed, another visit may be to a removed position, and is then not a repeat.
     if any(True for t in path.transforms for _ in _leaves(t)):
         return found
     wanted = {uid for d in logical for uid in _sources(d, {x.uid for x in path.domains})}
@@ -361,7 +361,7 @@ def _without_repeats(logical: Sequence[IterDomain], loop: Sequence[IterDomain], 
 
 
 def _sources(domain: IterDomain, reached: set[int]) -> set[int]:
-    """The domains (by uid) behind the loops whose indices a logical one is found by: itself, or what it is derived from."""
+    """The domains (by uid) from which a logical index is computed: itself, or those it is derived from."""
     transform = domain.definition
     if domain.uid in reached or transform is None:
         return {domain.uid}
@@ -371,12 +371,12 @@ def _sources(domain: IterDomain, reached: set[int]) -> set[int]:
 def _safe(path: _Path, wanted: set[int], kept: Sequence[Need]) -> bool:
     """Whether the kept guards put every wanted index in bounds, and every index by which an array is read.
 
-    A domain is in bounds if it is a loop, if it is guarded, if a guard implies it, or if what was made of it is in bounds and
-    nothing was opened in between.
+    A domain is in bounds if it is a loop, if it is guarded, if a guard implies it, or if the domains derived from it are in
+    bounds and no transform in between opens holes.
     """
     inside = {d.uid for d in path.loops}
     for need in kept:
-        # Lower ends are never left out; what is asked here is whether the upper one holds.
+        # Lower bounds are never left out; this decides about upper bounds.
         if not need.lower:
             inside |= {need.domain.uid, *path.implied_by(need.domain, kept)}
     for transform in path.transforms:
@@ -386,7 +386,7 @@ def _safe(path: _Path, wanted: set[int], kept: Sequence[Need]) -> bool:
 
 
 def loop_symbols(loop: Sequence[IterDomain]) -> list[Symbol]:
-    """One symbol for each loop, bounded by its extent where that is known."""
+    """One symbol per loop, bounded by its extent if that is known."""
     out: list[Symbol] = []
     for k, domain in enumerate(loop):
         high = None if domain.is_ragged else domain.extent_expr.bounds[1]

@@ -1,8 +1,8 @@
-"""Indices: from the positions of loops to the position in any domain, through transforms in both directions.
+"""Indices: index expressions of domains in terms of loop indices, through transforms in both directions.
 
-In: index expressions of some domains (the loops). Out: the index expression of any domain that they determine. First
-everything the loops were made from is filled in backwards; then a wanted domain is derived forwards from its definition,
-which is where a position finds its component by search.
+In: index expressions of some domains (the loops). Out: the index expression of any domain that they determine. First, all domains
+that the loops were derived from are computed backwards; then a requested domain is derived forwards from its definition, which is
+where a position finds its component by search.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from serrate.ir.transforms import Transform
 
 
 def ancestry(domains: Iterable[IterDomain]) -> list[Transform]:
-    """Every transform that leads to `domains`, those nearest to them first."""
+    """Every transform that led to `domains`, nearest first."""
     found: dict[int, Transform] = {}
     order: list[Transform] = []
     pending = [d.definition for d in domains if d.definition is not None]
@@ -31,7 +31,7 @@ def ancestry(domains: Iterable[IterDomain]) -> list[Transform]:
 
 
 class Indices:
-    """The index expressions that follow from those of some domains.
+    """The index expressions determined by those of some domains.
 
     >>> from serrate.ir import IterDomain, split
     >>> from serrate.ir.expr import symbol
@@ -42,7 +42,7 @@ class Indices:
     """
 
     def __init__(self, loops: Iterable[tuple[IterDomain, Expr]]) -> None:
-        # Pairs and not a mapping: domains of one extent are equal, so a mapping would lose one of them.
+        # Pairs, not a mapping: domains of equal extent are equal, so a mapping would lose one of them.
         pairs = list(loops)
         self.known: dict[int, Expr] = {d.uid: e for d, e in pairs}
         self._fill(ancestry(d for d, _ in pairs))
@@ -70,7 +70,7 @@ class Indices:
             waiting = left
 
     def of(self, domain: IterDomain) -> Expr:
-        """The index of `domain`; raises when the loops do not determine it."""
+        """The index of `domain`; raises if the loops do not determine it."""
         found = self._derive(domain)
         if found is None:
             raise DomainError(f"the index of {domain} does not follow from the loops")
@@ -81,7 +81,7 @@ class Indices:
         return self._derive(domain) is not None
 
     def _tie(self, transform: Transform) -> None:
-        """Domains that the transform took for one another have one index."""
+        """Gives domains that the transform identified the same index."""
         for one, other in transform.ties:
             for domain, same in ((one, other), (other, one)):
                 if same.uid in self.known:

@@ -1,7 +1,7 @@
-"""Vectorized loops: whether every vector is one run of elements in memory, whole wherever it is entered.
+"""Vectorized loops: whether every vector is contiguous in memory, and complete wherever it is executed.
 
-In: a loop that is to be a vector, and an access: an index, and how the tensor is stored. Out: a `VectorAccess`: legal, illegal
-with the reason, or legal if the size divides extents that only a call knows.
+In: a loop to vectorize, and an access: an index, and how the tensor is stored. Out: a `VectorAccess`: legal, illegal with the
+reason, or legal if the size divides extents that are known only at a call.
 
 A vector of v positions is read or written at once. Its positions begin at a multiple of v in every domain between it and the
 index, so no guard `i < N` on one of them holds in a part of it exactly when v divides N:
@@ -11,8 +11,8 @@ index, so no guard `i < N` on one of them holds in a part of it exactly when v d
               inner one only, v divides the inner extent, or the vector would run on into the next position of the outer dim.
   partition   v divides every row, and where rows have gaps between them, every start.
 
-What the vector then runs along must be the innermost dims of the storage, contiguous as far as the vector reaches: `wide_access`
-knows. A storage whose dims are in another order, or in blocks, is looked at as it lies.
+The dims the vector runs along must be the innermost of the storage, and contiguous over the vector's length: `wide_access`
+decides. Permuted and blocked storage is analysed as stored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from serrate.ir.values import Place, Places, domains_of
 
 @dataclass(frozen=True)
 class MustDivide:
-    """What the size of a vector must divide: `value`, of every component of `rows` where it names COORDINATE."""
+    """What the size of a vector must divide: `value`, for every component of `rows` if it mentions COORDINATE."""
 
     size: int
     value: Expr
@@ -45,7 +45,7 @@ class MustDivide:
 
     @property
     def known(self) -> bool | None:
-        """Whether it does; None where only a call tells."""
+        """Whether it does; None if that is known only at a call."""
         found = {divides(self.size, value) for value in in_every_row(self.value, self.rows)}
         return False if False in found else None if None in found else True
 
@@ -57,7 +57,7 @@ class MustDivide:
 
 @dataclass(frozen=True)
 class VectorAccess:
-    """Whether an access may be a vector; `legal` is None where `checks` decide when the program is called."""
+    """Whether an access may be a vector; `legal` is None if `checks` must decide at each call."""
 
     legal: bool | None
     why: str = ""
@@ -116,15 +116,15 @@ def vector_access(
     try:
         needs, run = _run(vector, size, {at.uid for at in moving if isinstance(at, IterDomain)})
         places = [next(k for k, at in enumerate(index) if isinstance(at, IterDomain) and at.uid == d.uid) for d in run]
-        whole = _failure_of(needs)
+        whole = _verdict(needs)
         if run and whole.legal is not False:
-            whole = _failure_of([*needs, *_in_memory(size, [logical[k] for k in places], logical, storage)])
+            whole = _verdict([*needs, *_in_memory(size, [logical[k] for k in places], logical, storage)])
     except DomainError as error:
         return VectorAccess(False, str(error))
     return whole
 
 
-def _failure_of(needs: Sequence[MustDivide]) -> VectorAccess:
+def _verdict(needs: Sequence[MustDivide]) -> VectorAccess:
     known = [(need, need.known) for need in dict.fromkeys(needs)]
     broken = next((need for need, holds in known if holds is False), None)
     if broken is not None:
@@ -134,7 +134,7 @@ def _failure_of(needs: Sequence[MustDivide]) -> VectorAccess:
 
 
 def _moving(vector: IterDomain, loops: Sequence[IterDomain], index: Places) -> list[IterDomain | Place]:
-    """The entries of an index that differ from one position of the vector to the next."""
+    """The entries of an index that change along the vector."""
     indices = Indices([(d, symbol(f"@{d.uid}")) for d in loops])
     own = symbol(f"@{vector.uid}")
     return [at for at in index if at is not None and any(own in indices.of(d).symbols for d in domains_of((at,)))]
@@ -143,7 +143,7 @@ def _moving(vector: IterDomain, loops: Sequence[IterDomain], index: Places) -> l
 def _run(vector: IterDomain, size: int, ends: set[int]) -> tuple[list[MustDivide], list[IterDomain]]:
     """What the size of a vector must divide, and the domains among `ends` that it runs along, as one merged dim.
 
-    It may run along none of them: along dims that the index lacks, it stays within one element.
+    It may run along none of them: along dims that the index lacks, all lanes access one element.
     """
     needs: list[MustDivide] = []
     domain = vector
@@ -197,12 +197,12 @@ def _extent(size: int, domain: IterDomain) -> MustDivide:
 def _in_memory(
     size: int, run: Sequence[IterDomain], logical: Sequence[IterDomain], storage: Sequence[IterDomain]
 ) -> list[MustDivide]:
-    """What the size must divide so that a vector along `run` is neighbours in memory; raises where it never is."""
+    """What the size must divide so that a vector along `run` is contiguous in memory; raises if it never is."""
     rows = next((d.component for d in logical if isinstance(d, RaggedIterDomain)), None)
     dims = _as_stored(logical, storage)
     needs: list[MustDivide] = []
     if dims is None:
-        # In blocks: the innermost part of a dim is a dim of its own, and the last block may be in part holes.
+        # Blocked storage: the innermost part of a dim is a separate dim, and the last block may contain holes.
         made = storage[-1].definition
         if not isinstance(made, Split) or [d.uid for d in (made.inputs[0], made.outputs[1])] != [run[-1].uid, storage[-1].uid]:
             raise DomainError(_apart(run, storage))
@@ -230,7 +230,7 @@ def _apart(run: Sequence[IterDomain], storage: Sequence[IterDomain]) -> str:
 
 
 def _as_stored(logical: Sequence[IterDomain], storage: Sequence[IterDomain]) -> list[IterDomain] | None:
-    """The logical dims in the order in which they lie in memory; None where parts of one lie around another."""
+    """The logical dims in memory order; None if parts of one surround another."""
     found: list[IterDomain] = []
     for stored in storage:
         order = [d.uid for d in _sources(stored)]
@@ -244,6 +244,6 @@ def _as_stored(logical: Sequence[IterDomain], storage: Sequence[IterDomain]) -> 
 
 
 def _sources(domain: IterDomain) -> list[IterDomain]:
-    """A domain and everything it was made from, what was merged into it in that order."""
+    """A domain and everything it was derived from; merged domains in order."""
     made = domain.definition
     return [domain] + ([d for part in made.inputs for d in _sources(part)] if made is not None else [])

@@ -46,7 +46,7 @@ def test_rows_back_to_back_are_contiguous_and_padded_ones_are_not() -> None:
 
 def test_an_order_that_storage_does_not_have_is_refused() -> None:
     a, b = IterDomain(2), IterDomain(5)
-    with pytest.raises(DomainError, match="do not lie in that order"):
+    with pytest.raises(DomainError, match="are not in that order"):
         contiguous([b, a], [a, b])
     with pytest.raises(DomainError, match="one stride for each"):
         contiguous([a, b], strides=[1])

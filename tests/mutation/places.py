@@ -143,8 +143,8 @@ ANALYSIS = [
         GUARDS,
         ("if Less(limit - 1, size).proven:", "if Less(limit - 2, size).proven:"),
         (
-            'yield Need(source, "rows are shorter than what covers them")',
-            'yield Need(source, "rows are shorter than what covers them", lower=True)',
+            'yield Need(source, "rows are shorter than their cover")',
+            'yield Need(source, "rows are shorter than their cover", lower=True)',
         ),
         ("if not _at_least(0 - transform.right, 0):", "if not _at_least(transform.right, 0):"),
         (

@@ -1,6 +1,6 @@
-"""Analyses for people and for tests: what a program means, worked out apart from the compiler. No stage imports them.
+"""Analyses for people and for tests, independent of the compiler. No stage imports them.
 
-In: domains and programs. Out: which domains share an index (`graph`), how much memory a storage takes and where its holes are
-(`allocation`), what holes must hold (`holes`), which loops visit the same positions (`iteration`), and visits counted by brute
-force (`brute_force`).
+In: domains and programs. Out: which domains share an index (`graph`), the size of a memory layout and its holes (`allocation`),
+what holes must contain (`holes`), which loops visit the same positions (`iteration`), and visits counted by brute force
+(`brute_force`).
 """

@@ -1,4 +1,4 @@
-"""Allocation: how many places a tensor takes when it is stored over given domains, and where the holes among them are.
+"""Allocation: the size of a tensor stored over given domains, and where its holes are.
 
 In: storage domains (row-major, the last one innermost) and the logical domains they were made from. Out: `Allocation`.
 
@@ -7,10 +7,10 @@ place, because every transform is one-to-one on elements; the places without an 
 `places - elements` of them, and they are where a guard of that nest fails. Rows back to back, rows in blocks and padded
 rows are three spellings of it:
 
-    [c, r]              rows back to back   row c begins at offsets[c], no holes
-    [c, ro, 128]        rows in blocks      row c begins at 128 * (blocks of the rows before), holes at the end of rows
-    [c, cover of r]     padded              row c begins at c * longest, holes at the end of shorter rows
-A ragged domain is counted with the component that owns it: the sum of what its rows take, never rows times the longest.
+    [c, r]              rows back to back   row c starts at offsets[c], no holes
+    [c, ro, 128]        rows in blocks      row c starts at 128 * (blocks of the rows before), holes at the end of rows
+    [c, cover of r]     padded              row c starts at c * longest, holes at the end of shorter rows
+A ragged domain is counted with the component that owns it: the sum of the sizes of its rows, never rows times the longest.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ class Allocation:
     storage: tuple[IterDomain, ...]
     logical: tuple[IterDomain, ...]
     guards: tuple[Guard, ...]
-    """A place is a hole exactly where one of these fails."""
+    """A place is a hole exactly if one of these fails."""
 
     @property
     def extents(self) -> tuple[Expr | int | NestedInts, ...]:
-        """One for each storage dim: a number or an expression; of a ragged dim the lengths of its rows where known."""
+        """One per storage dim: a number or an expression; for a ragged dim its row lengths, if known."""
         return tuple(_shown(d) for d in self.storage)
 
     @property
     def elements(self) -> Expr | int:
-        """The number of places, holes among them."""
+        """The number of places, including holes."""
         return _number(_count(self.storage))
 
     @property
     def holes(self) -> Expr | int:
-        """The number of places that hold no element."""
+        """The number of places without an element."""
         return _number(_count(self.storage) - _count(self.logical))
 
     @property
     def starts(self) -> tuple[int, ...] | Expr:
-        """Where each component's row begins, in places; an expression in COORDINATE where lengths are known only when run.
+        """The start of each component's row, in places; an expression in COORDINATE if lengths are known only at run time.
 
         >>> from serrate.ir import IterDomain, partition, split
         >>> c, r = partition(IterDomain(512), [0, 100, 250, 512])
@@ -78,7 +78,7 @@ class Allocation:
         found += [d for d in self.storage if d.pairing is not None and not d.is_ragged]
         place = next((k for c in found for k, d in enumerate(self.storage) if d.uid == c.uid), None)
         if place is None:
-            raise DomainError(f"allocation of {self}: no dim of it counts components, so no rows begin anywhere")
+            raise DomainError(f"allocation of {self}: no dim counts components, so there are no rows")
         component = self.storage[place]
         row = const(1)
         for domain in self.storage[place + 1 :]:
@@ -88,16 +88,16 @@ class Allocation:
         return component, row
 
     def where(self) -> Iterator[tuple[int, ...]]:
-        """The position of every hole, one index for each storage dim; extents and lengths must be known.
+        """The position of every hole, one index per storage dim; extents and lengths must be known.
 
         >>> from serrate.ir import IterDomain, split
         >>> list(allocation(split(IterDomain(6), 4)).where())
         [(1, 2), (1, 3)]
         """
         if not isinstance(self.holes, int):
-            raise DomainError(f"allocation of {self}: holes can be listed only where extents and lengths are known")
+            raise DomainError(f"allocation of {self}: holes can be listed only if extents and lengths are known")
         filled = visits(self.storage, self.storage, self.guards)
-        # A component that does not exist has no row, and so no places: what says so is kept.
+        # A component that does not exist has no row, and so no places: keep the guards that say so.
         owners = [d.component for d in self.storage if isinstance(d, RaggedIterDomain)]
         picking = {uid for owner in owners for uid in _lineage(owner, self.storage)}
         places = visits(self.storage, self.storage, tuple(g for g in self.guards if g.domain.uid in picking))
@@ -121,7 +121,7 @@ class Allocation:
 
 
 def allocation(storage: Sequence[IterDomain], logical: Sequence[IterDomain] | None = None) -> Allocation:
-    """The places of a tensor over `storage`; without `logical`, of everything that the storage domains were made from.
+    """The allocation of a tensor over `storage`; `logical` defaults to the domains that the storage was derived from.
 
     >>> from serrate.ir import IterDomain, split
     >>> six = allocation(split(IterDomain(6), 4))
@@ -133,9 +133,9 @@ def allocation(storage: Sequence[IterDomain], logical: Sequence[IterDomain] | No
 
 
 def sources(domains: Sequence[IterDomain]) -> list[IterDomain]:
-    """The domains that `domains` were made from and that were not made from others.
+    """The underived domains that `domains` were derived from.
 
-    A sub-range, or a domain grown or cut at its ends, is where this stops: its positions are the elements.
+    Sub-ranges and resized domains count as underived: their positions are the elements.
     """
     found: dict[int, IterDomain] = {}
     pending = list(domains)
@@ -173,7 +173,7 @@ def _count(domains: Sequence[IterDomain]) -> Expr:
     component is not among the domains but they determine it (it was split, partitioned, or merged from them), it takes
     their place first: a position has a row only if its component exists, and there it is one position of the component.
     """
-    # Which of several owners takes its dims' place first can matter, so all ways are tried until one leads to the end.
+    # The order in which owners replace their dims can matter, so try all until one succeeds.
     pending, seen = [list(domains)], set[frozenset[int]]()
     while pending:
         left = pending.pop()
@@ -194,7 +194,7 @@ def _count(domains: Sequence[IterDomain]) -> Expr:
 
 def _summed(left: list[IterDomain], rows: list[RaggedIterDomain]) -> list[IterDomain]:
     """[c, r1, r2, ...] -> one domain with as many positions as all rows of `c` have."""
-    # Rows may count the components of other rows; those are summed first.
+    # Rows may count the components of other rows; sum those first.
     owners = {d.component.uid for d in rows}
     innermost = next((d for d in rows if d.uid not in owners), rows[0])
     component = innermost.component
@@ -208,7 +208,7 @@ def _summed(left: list[IterDomain], rows: list[RaggedIterDomain]) -> list[IterDo
 
 
 def _towards(left: list[IterDomain], owner: IterDomain) -> Iterator[list[IterDomain]]:
-    """The domains with one transform done or undone, so that they come nearer to `owner`."""
+    """The domains after applying or undoing one transform towards `owner`."""
     present = {d.uid for d in left}
     wanted, deciding = _lineage(owner, left, merged_inner=True), _lineage(owner, left)
     for transform in (*ancestry([owner]), *ancestry(left)):
@@ -221,10 +221,10 @@ def _towards(left: list[IterDomain], owner: IterDomain) -> Iterator[list[IterDom
 
 
 def _lineage(owner: IterDomain, loops: Sequence[IterDomain], *, merged_inner: bool = False) -> set[int]:
-    """The domains (by uid) between `owner` and the loops that determine it: what was made of it, or what it was made from.
+    """The domains (by uid) between `owner` and the loops that determine it: derived from it, or those it was derived from.
 
-    Where one of them is out of bounds, `owner` does not exist. That does not hold of a merge that has it as the inner
-    domain (the inner index wraps around), so such a merge is among them only if `merged_inner`.
+    If one of them is out of bounds, `owner` does not exist. That is not true of a merge with `owner` as its inner domain (the
+    inner index wraps around), so such merges are included only if `merged_inner`.
     """
     behind = ancestry(loops)
     met = {d.uid for d in loops} | {d.uid for t in behind for d in t.inputs}

@@ -1,6 +1,6 @@
-"""Brute force: runs guarded loops position by position and counts. What the rules of `guards` are tested against.
+"""Brute force: runs guarded loops position by position and counts visits, to test the rules of `guards`.
 
-In: logical domains, loops, guards. Out: how often each element is visited, and what is visited outside.
+In: logical domains, loops, guards. Out: how often each element is visited, and how often positions outside are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _evaluated(what: Expr | Less, environment: Environment) -> int:
     try:
         return int(what.evaluate(environment))
     except IndexError:
-        raise DomainError(f"{what} was evaluated where its own arrays end: a guard that protects it is missing") from None
+        raise DomainError(f"{what} was evaluated past the end of its arrays: a guard that protects it is missing") from None
 
 
 def _position(domain: IterDomain, index: Expr, indices: Indices, environment: Environment) -> int | None:
@@ -53,9 +53,9 @@ def _position(domain: IterDomain, index: Expr, indices: Indices, environment: En
 def _positions(
     loop: Sequence[IterDomain], symbols: Sequence[Symbol], indices: Indices, conditions: Sequence[Less]
 ) -> Iterator[dict[Symbol, int]]:
-    """All loop positions where the conditions hold: each is checked, in order, as soon as the loops it depends on are there.
+    """All loop positions at which the conditions hold; each is checked, in order, as soon as its loops have positions.
 
-    A ragged loop runs over the row that the loops before it have chosen, so what guards that row's length is checked before.
+    A ragged loop runs over the row that the loops before it selected, so the guards of that row's length are checked first.
     """
     ends = [condition(domain, indices).right for domain in loop]
     # A condition in which loops without positions were folded away, and a read is left, waits for all of them.

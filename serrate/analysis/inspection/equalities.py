@@ -1,4 +1,4 @@
-"""Which extents, lengths and offsets are known to be the same, although they are spelled differently.
+"""Extents, lengths and offsets that are known to be equal although they are different expressions.
 
 In: the checks that a fusion makes when it is called. Out: `Equalities`, whose `canonical` gives equal expressions one form.
 
@@ -56,7 +56,7 @@ class Equalities:
                     return
 
     def array(self, array: Array) -> Array:
-        """The array that stands for all that are equal to this one."""
+        """The representative of the arrays equal to this one."""
         if array.data is not None:
             array = Array(f"{list(array.data)}", array.data)
         elif array.recipe is not None:
@@ -72,7 +72,7 @@ class Equalities:
         return self.canonical(value) if isinstance(value, Expr) else value
 
     def canonical(self, expr: Expr) -> Expr:
-        """The one form of everything equal to `expr`."""
+        """The canonical form of `expr`."""
         found = self._memo.get(expr)
         if found is None:
             if expr in self._symbols:

@@ -1,4 +1,4 @@
-"""The domain graph: which domains of all the tensors of a program are one index, nearly one index, or one loop.
+"""The domain graph: which domains of a program's tensors are the same index, nearly the same, or can share a loop.
 
 In: a fusion, a tile program, or plain domains. Out: a `DomainGraph` with three maps, each coarser than the one before.
 
@@ -18,7 +18,7 @@ In: a fusion, a tile program, or plain domains. Out: a `DomainGraph` with three 
               positions); rows rather than the dense operand that reaches past them (nothing exists there); the cover of a
               group of rows rather than the rows (it is as long as the longest of them, and guards remove the rest).
 
-Offsets equal by value map exactly. What is assumed for that, see `equalities`; `DomainGraph.assumptions` lists it.
+Offsets equal by value map exactly, under the assumptions described in `equalities` and listed by `DomainGraph.assumptions`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KINDS: tuple[Kind, ...] = ("exact", "permissive", "loop")
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Domains that a map puts together, oldest first. `in` goes by index: equal extents do not make a member."""
+    """Domains that a map groups, oldest first. `in` compares by identity: equal extents do not make a member."""
 
     domains: tuple[IterDomain, ...]
 
@@ -64,7 +64,7 @@ class Group:
 
 
 class _Classes:
-    """Disjoint sets of uids; the oldest stands for its set."""
+    """Disjoint sets of uids; the oldest represents its set."""
 
     def __init__(self, finer: _Classes | None = None) -> None:
         self.parent: dict[int, int] = {} if finer is None else dict(finer.parent)
@@ -76,7 +76,7 @@ class _Classes:
         return uid
 
     def join(self, a: IterDomain, b: IterDomain) -> bool:
-        """Puts the sets of `a` and `b` together; False if they were one already."""
+        """Joins the sets of `a` and `b`; False if they already were one."""
         low, high = sorted((self.find(a), self.find(b)))
         self.parent[high] = low
         return low != high
@@ -114,7 +114,7 @@ class DomainGraph:
         program = _gathered(source)
         ties = [*program.ties, *(_Tie(a, b) for a, b in same)]
         self.assumptions: tuple[Equal, ...] = (*program.checks, *checks)
-        """What is taken to be equal because a call checks it."""
+        """Equalities that are assumed because every call checks them."""
         self._known = Equalities(self.assumptions)
         self._domains = _closed([*program.domains, *loops, *(d for tie in ties for d in (tie.own, tie.at))])
         self._apart = program.apart
@@ -125,10 +125,10 @@ class DomainGraph:
         self._classes["permissive"] = self._permissive_classes(ties)
         self._classes["loop"] = self._loop_classes(ties)
 
-    # --- asking ---
+    # --- queries ---
 
     def exact(self, domain: IterDomain) -> Group:
-        """The domains that are the same index as `domain`, itself among them."""
+        """The domains that are the same index as `domain`, including itself."""
         return self._group("exact", domain)
 
     def permissive(self, domain: IterDomain) -> Group:
@@ -140,7 +140,7 @@ class DomainGraph:
         return self._group("loop", domain)
 
     def same(self, a: IterDomain, b: IterDomain, kind: Kind = "exact") -> bool:
-        """Whether a map puts two domains together."""
+        """Whether a map groups two domains."""
         return self._find(kind, a) == self._find(kind, b)
 
     def promoted(self, domain: IterDomain) -> IterDomain:
@@ -176,7 +176,7 @@ class DomainGraph:
 
     def _find(self, kind: Kind, domain: IterDomain) -> int:
         if domain.uid not in self._domains:
-            raise DomainError(f"DomainGraph.{kind}: {domain} is no domain of this program; name it in `loops`")
+            raise DomainError(f"DomainGraph.{kind}: {domain} is not a domain of this program; pass it in `loops`")
         if kind not in KINDS:
             raise DomainError(f"DomainGraph.same: there is no map {kind!r}; there are {', '.join(KINDS)}")
         return self._classes[kind].find(domain)
@@ -210,7 +210,7 @@ class DomainGraph:
         return classes.join(tie.own, tie.at)
 
     def _same_positions(self, a: IterDomain, b: IterDomain, classes: _Classes) -> bool:
-        """Whether one index runs over both: as many positions, of ragged domains in each row of the same components."""
+        """Whether one index can run over both: equal extents, for ragged domains in every row of the same components."""
         if a.is_ragged is not b.is_ragged or self._length(a) is not self._length(b):
             return False
         if isinstance(a, RaggedIterDomain) and isinstance(b, RaggedIterDomain):
@@ -245,7 +245,7 @@ class DomainGraph:
         return classes
 
     def _spread(self, classes: _Classes, key: Callable[[Transform], tuple[object, ...]], *, backwards: bool) -> bool:
-        """Joins what equal transforms of joined domains make (and, backwards, are made of); True if anything changed."""
+        """Joins the outputs of equal transforms of joined domains (and, backwards, their inputs); True if anything changed."""
         changed = False
         seen: dict[tuple[object, ...], Transform] = {}
         for transform in self._transforms:
@@ -258,7 +258,7 @@ class DomainGraph:
         return changed
 
     def _signature(self, transform: Transform) -> tuple[object, ...]:
-        """Everything its index rules depend on besides indices: the class, its own fields, where rows begin and end."""
+        """Everything its index rules depend on besides indices: class, fields, and row boundaries."""
         given = () if _ends_at_its_offsets(transform) else transform.inputs
         lengths = tuple(self._length(d) for d in (*given, *transform.outputs))
         starts = tuple(self._canonical(d.row_start) for d in transform.outputs if isinstance(d, RaggedIterDomain))
@@ -267,7 +267,7 @@ class DomainGraph:
         return (type(transform), *parameters, *lengths, *starts)
 
     def _action(self, transform: Transform) -> tuple[object, ...]:
-        """What a transform does, whatever the extents: its class and fields, and which outputs have a field's extent."""
+        """The transform's effect regardless of extents: its class and fields, and which outputs have a field's extent."""
         parameters = self._parameters(transform)
         return (type(transform), *parameters, *(self._length(d) in parameters for d in transform.outputs))
 
@@ -287,7 +287,7 @@ def _is_broadcast(domain: IterDomain) -> bool:
 
 
 def _rank(domain: IterDomain) -> int:
-    """What a shared loop would rather run over: the higher."""
+    """The preference of a shared loop for a domain; higher is better."""
     if any(isinstance(t, Cover) for t in ancestry([domain])):
         return 3
     if domain.is_ragged:
@@ -304,7 +304,7 @@ def _ends_at_its_offsets(transform: Transform) -> bool:
 
 
 def _unchanged(transform: Transform) -> Iterator[tuple[IterDomain, IterDomain]]:
-    """Pairs of an input and an output that have the same index and the same positions, as the transform's own rules tell."""
+    """Pairs of an input and an output with the same index and positions, by the transform's own rules."""
     for given, wanted, rule in (
         (transform.inputs, transform.outputs, transform.to_outputs),
         (transform.outputs, transform.inputs, transform.to_inputs),
@@ -313,7 +313,7 @@ def _unchanged(transform: Transform) -> Iterator[tuple[IterDomain, IterDomain]]:
         try:
             found = rule(known)
         except (KeyError, NotImplementedError, DomainError):
-            continue  # a rule that needs to know more is not one that hands an index on
+            continue  # a rule that needs more information does not pass an index through
         for target, index in zip(wanted, found, strict=True):
             for source in given:
                 if index is known[source.uid] and index.value is None and _positions(source) is _positions(target):
@@ -332,7 +332,7 @@ def _positions(domain: IterDomain) -> Expr:
     return domain.row_length.substitute({COORDINATE: const(0)}) if alone else domain.row_length
 
 
-# --- what a program mentions ---------------------------------------------------------------------------------------------
+# --- domains of a program ------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""What the holes of an allocated tensor must hold, decided from those who read it.
+"""What the holes of an allocated tensor must contain, decided from its readers.
 
-In: a program and one of its tensors, stored with holes. Out: a `Correctness`: weak (holes may hold anything) or strong
-(holes hold one value, named), and why.
+In: a program and one of its tensors, stored with holes. Out: a `Correctness`: weak (holes may contain anything) or strong
+(holes contain a given value), and why.
 
 A reader is a statement with the loops around it. What the holes hold matters to it only if all of this is so:
 
@@ -44,29 +44,29 @@ Number = float | int | bool
 
 
 class CorrectnessKind(Enum):
-    """What holes hold."""
+    """What holes contain."""
 
     WEAK = "weak"
-    """Anything: nobody counts them."""
+    """Anything: no reader counts them."""
     STRONG = "strong"
-    """The fill value: somebody counts them, and it changes nothing."""
+    """The fill value: some reader counts them, and the value is neutral."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """One statement that reads the tensor, and what it wants of the holes."""
+    """One statement that reads the tensor, and what it requires of the holes."""
 
     name: str
     counts: bool
-    """Whether it would count what holes hold."""
+    """Whether it would count the contents of holes."""
     fill: Number | None
-    """What holes must hold for it to need no mask; None where nothing does, or where it does not matter."""
+    """What holes must contain so that it needs no mask; None if no value works, or if it does not matter."""
     why: str
 
 
 @dataclass(frozen=True)
 class Correctness:
-    """What the holes of a tensor must hold, and why."""
+    """What the holes of a tensor must contain, and why."""
 
     kind: CorrectnessKind
     fill: Number | None
@@ -75,7 +75,7 @@ class Correctness:
 
     @property
     def masks(self) -> tuple[str, ...]:
-        """The readers that count holes and must mask them, because nothing is filled that would serve them."""
+        """The readers that count holes and must mask them, because no fill value serves them."""
         return tuple(r.name for r in self.readers if r.counts and self.kind is CorrectnessKind.WEAK)
 
     def __str__(self) -> str:
@@ -84,9 +84,9 @@ class Correctness:
 
 
 def correctness(source: Fusion | TileProgram, tensor: Tensor | TensorView) -> Correctness:
-    """What the holes of `tensor` must hold, from all statements of `source` that read it.
+    """What the holes of `tensor` must contain, from all statements of `source` that read it.
 
-    A schedule made by hand is seen: how the tensor is stored (`set_allocation`), and the loops of those who read it.
+    Takes schedules by hand into account: the tensor's storage (`set_allocation`), and the loops of its readers.
 
     >>> import torch
     >>> from serrate.ir import IterDomain, split
@@ -165,7 +165,7 @@ def _reads(leaf: Leaf, tensor: Tensor) -> bool:
 
 
 def _reader(name: str, leaf: Leaf, loops: tuple[IterDomain, ...], tensor: Tensor, opened: dict[int, IterDomain]) -> Reader:
-    """What one statement wants of the holes; the rules are numbered as above."""
+    """What one statement requires of the holes; the rules are numbered as above."""
     visited = {g.domain.uid: g.domain for g in guards((), loops)}
     made_from = {d.uid for t in ancestry(tensor.storage) for d in t.inputs}
     past = [visited[uid] for uid in visited if uid in made_from]
@@ -211,7 +211,7 @@ def _inside(loops: tuple[IterDomain, ...], tensor: Tensor, guarded: Collection[i
 
 
 def _fill(leaf: Accumulate, tensor: Tensor, holes: set[int]) -> Number | None:
-    """What the tensor's holes must hold so that the accumulation of a hole changes nothing."""
+    """What the tensor's holes must contain so that accumulating a hole changes nothing."""
     if leaf.merge:
         # Whole states are combined: an empty one in every place, each tensor holding its own part of it.
         states = [k for k, value in enumerate(leaf.values) if _is_read(value, tensor)]

@@ -95,7 +95,7 @@ def test_lengths_known_only_when_run() -> None:
     found = allocation([c, *split(r, 128), d])
     assert str(found.elements) == "sum((T1[c + 1] - T1[c] + 127) // 128)[n1 - 1]*512"
     assert str(found.starts) == f"sum((T1[c + 1] - T1[c] + 127) // 128*512)[{COORDINATE}]"
-    with pytest.raises(DomainError, match="only where extents and lengths are known"):
+    with pytest.raises(DomainError, match="only if extents and lengths are known"):
         list(found.where())
 
 
@@ -108,7 +108,7 @@ def test_rows_without_their_component_are_refused() -> None:
     _, r = partition(IterDomain(10), [0, 3, 8, 10])
     with pytest.raises(DomainError, match="rows need the dims that pick them"):
         _ = allocation([r], [r]).elements
-    with pytest.raises(DomainError, match="no rows begin anywhere"):
+    with pytest.raises(DomainError, match="so there are no rows"):
         _ = allocation(split(IterDomain(6), 4)).starts
 
 

@@ -165,7 +165,7 @@ def test_promotion() -> None:
 
 
 def test_strangers_are_refused() -> None:
-    with pytest.raises(DomainError, match="is no domain of this program"):
+    with pytest.raises(DomainError, match="is not a domain of this program"):
         DomainGraph([IterDomain(3)]).exact(IterDomain(3))
     d = IterDomain(3)
     with pytest.raises(DomainError, match="there is no map 'close'"):
