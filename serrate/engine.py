@@ -20,7 +20,7 @@ import torch
 
 from serrate import settings
 from serrate.analysis.vectors import MustDivide
-from serrate.errors import BackendError, CompilerMissing, StrategyError
+from serrate.errors import BackendError, CompilerMissing, StrategyError, StructureMismatch
 from serrate.ir import hooks
 from serrate.ir.expr import Array
 from serrate.ir.fusion import Fusion
@@ -39,7 +39,7 @@ from serrate.runtime.dispatch import Binding, Key, Leaves, Prepared, bound, key_
 from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, load_together
 from serrate.runtime.locks import making
-from serrate.runtime.results import Result, groups, result
+from serrate.runtime.results import Result, groups, remember_structure, result
 from serrate.runtime.seeds import drawing, placeholders
 from serrate.schedule.by_hand import by_hand, vector_checks
 from serrate.schedule.hand import schedule_of
@@ -49,7 +49,7 @@ from serrate.schedule.plan import Plan
 from serrate.schedule.prepare import RowFacts, row_facts
 from serrate.schedule.strategies import STRATEGIES, check, plan
 from serrate.schedule.target import CPU, GPU, Target
-from serrate.tensor import Structure
+from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.hints import Hints
 from serrate.tensor.torch_private import version
 
@@ -330,6 +330,7 @@ class Compiled:
         self._whole = first if len(self.stages) == 1 and isinstance(first, FusionStage) and not hidden else None
 
     def __call__(self, *args: Any) -> Any:
+        args = self._plain(args)
         leaves: Leaves = []
         key = key_of(args, leaves, [], _unknown)
         for k in self.binder.offsets if len(args) == len(self.binder.inputs) - self.binder.seeds else ():
@@ -341,6 +342,37 @@ class Compiled:
             binding = self.bind(args, range(len(args)), _handed_out)
             remember(self._bindings, exact, binding)
         return binding(leaves)
+
+    def _plain(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments with the values of every JaggedTensor, and the tensors that describe its rows, in its place."""
+        if not any(type(arg) is JaggedTensor for arg in args):
+            return args
+        found: list[Any] = []
+        seen: dict[int, JaggedTensor] = {}
+        declared = {r.values: r for r in self.fusion.ragged}
+        for k, arg in enumerate(args):
+            at, entry = len(found), declared.get(len(found))
+            if not isinstance(arg, JaggedTensor):
+                found.append(arg)
+                continue
+            form = arg.structure if entry is None else entry.structure
+            if isinstance(form, Structure) and arg.structure.form != form.form:
+                raise StructureMismatch(
+                    f"argument {k} of {self.fusion.name} was declared with rows like {form}, got {arg.structure}: convert it, as "
+                    "with jt.contiguous(), or declare it with structure=jt.structure"
+                )
+            seen[at] = arg
+            remember_structure(arg)
+            if entry is None or entry.like is None:
+                found += [arg.values, *arg.structure.buffers()]
+                continue
+            found.append(arg.values)
+            other = seen.get(entry.like)
+            if other is not None and not other.structure.agrees(arg.structure, f"arguments of {self.fusion.name}"):
+                raise StructureMismatch(
+                    f"argument {k} of {self.fusion.name} must have the rows of another: {other.structure}, got {arg.structure}"
+                )
+        return tuple(found)
 
     def bind(
         self,
@@ -461,7 +493,7 @@ class Compiled:
 
     def _prepared(self, *args: Any) -> list[Prepared]:
         """The `Prepared` of every stage of a call; runs earlier stages, because later ones need their results."""
-        call = self.binder.bind(self._seeded(args))
+        call = self.binder.bind(self._seeded(self._plain(args)))
         if self._whole is not None:
             return [self._whole.prepared(call)]
         found: list[Prepared] = []

@@ -17,17 +17,17 @@ import torch
 
 from serrate import modes
 from serrate.errors import DtypeError, SerrateError, TraceError
-from serrate.frontend import ops, torch_names
+from serrate.frontend import torch_names
 from serrate.frontend.capture import captured, capturing
 from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped, refuse_nested
+from serrate.frontend.ragged_inputs import ragged_view
 from serrate.frontend.random_numbers import random_numbers_refused
 from serrate.ir.expr import Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.values import DTYPES
 from serrate.ir.view import TensorView, is_user_file, standing_for, user_line
-from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor import JaggedTensor
 from serrate.tensor.foreign_names import instead_of
-from serrate.tensor.rows import Rows
 from serrate.tensor.torch_private import version
 
 _ = torch_names  # imported for its side effects
@@ -155,24 +155,11 @@ def inputs_of(leaves: Leaves, constants: Sequence[torch.Tensor] = ()) -> list[Tr
         if isinstance(leaf, JaggedTensor):
             found.append(TracedInput(leaf.values, k, leaf.structure.dims))
             if not seen.find(leaf):
-                found += [TracedInput(buffer, None, (0,)) for buffer in _buffers(leaf.structure)]
+                found += [TracedInput(buffer, None, (0,)) for buffer in leaf.structure.buffers()]
                 seen.add(leaf, True)
         else:
             found.append(TracedInput(leaf, k))
     return found + [TracedInput(constant, None) for constant in constants]
-
-
-def _buffers(structure: Structure) -> list[torch.Tensor]:
-    """The integer tensors that describe a structure, as inputs of a fusion."""
-    return [buffer for rows in structure.rows for buffer in _of_rows(rows)]
-
-
-def _of_rows(rows: Rows) -> list[torch.Tensor]:
-    if rows.starts is None:
-        return list(rows.offsets)
-    if rows.columns is not None:
-        return [*rows.offsets, rows.starts]
-    return [*rows.offsets[: rows.depth - 1], rows.starts, rows.inner_lengths()]
 
 
 # --- tracing -------------------------------------------------------------------------------------------------------------
@@ -298,31 +285,9 @@ def _ragged(fusion: Fusion, arg: JaggedTensor, seen: ByStructure[list[TensorView
     view = _input(fusion, arg.values, told, arg.structure.dims)
     buffers = seen.find(arg)
     if buffers is None:
-        buffers = [_input(fusion, buffer, told, (0,)) for buffer in _buffers(arg.structure)]
+        buffers = [_input(fusion, buffer, told, (0,)) for buffer in arg.structure.buffers()]
         seen.add(arg, buffers)
-    given = iter(buffers)
-    named = [(rows, [next(given) for _ in _of_rows(rows)]) for rows in arg.structure.rows]
-    # From the last dim to the first, so that earlier dims keep their positions.
-    for dim, (rows, own) in reversed(list(zip(arg.structure.dims, named, strict=True))):
-        view = _nested(view, dim, rows, own)
-    return view if arg.structure.ahead is None else ops.permute(view, *arg.structure.order(arg.values.ndim))
-
-
-def _nested(view: TensorView, dim: int, rows: Rows, buffers: list[TensorView]) -> TensorView:
-    """The dims that a partitioned dim of the values becomes."""
-    if rows.columns is not None:
-        starts = None if rows.starts is None else buffers[-1]
-        *outer, own, columns = buffers[: rows.levels]
-        view = ops.as_product(view, own, columns, starts=starts, ragged_dim=dim, packed=rows.packed)
-    elif rows.starts is not None:
-        *outer, starts, lengths = buffers
-        view = ops.as_nested(view, starts=starts, lengths=lengths, ragged_dim=dim)
-    else:
-        *outer, own = buffers
-        view = ops.as_nested(view, own, ragged_dim=dim)
-    for level in reversed(outer):
-        view = ops.as_nested(view, level, ragged_dim=dim)
-    return view
+    return ragged_view(view, arg.structure, buffers)
 
 
 def _flatten(result: Any, leaves: list[TensorView], fusion: Fusion) -> Any:

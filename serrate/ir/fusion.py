@@ -16,7 +16,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -153,6 +153,19 @@ class LoopSchedule(Protocol):
     def cloned(self, cloner: Cloner, kept: Container[str]) -> LoopSchedule | None: ...
 
 
+@dataclass(frozen=True, eq=False)
+class RaggedInput:
+    """A ragged argument: the view that operations take, and which inputs of the fusion it consists of."""
+
+    view: TensorView
+    values: int
+    buffers: tuple[int, ...]
+    structure: object
+    """A `Structure` that is described in the same way."""
+    like: int | None
+    """The values of the input that has the same rows, and whose buffers these are."""
+
+
 @dataclass(eq=False, repr=False)
 class Fusion:
     """A recorded program. Use as a context manager, or pass to `ops` through its tensors.
@@ -188,6 +201,8 @@ class Fusion:
     """Tensors that a traced function has overwritten in place, which may no longer be read."""
     identity: str = field(default_factory=lambda: secrets.token_hex(8))
     """Identifies the program, and is the same in clones and pickles. Structures of two programs never pair."""
+    ragged: list[RaggedInput] = field(default_factory=list)
+    """The inputs that were declared with a structure."""
     _views: dict[Tensor, TensorView] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
     _token: Any = field(default=None)
@@ -211,8 +226,25 @@ class Fusion:
 
     # --- recording -----------------------------------------------------------------------------------------------------
 
-    def input(self, shape: Sequence[int | None], dtype: torch.dtype) -> TensorView:
-        """Declares an argument; None is an extent known only at run time."""
+    def input(self, shape: Sequence[int | None], dtype: torch.dtype, *, structure: object = None) -> TensorView:
+        """Declares an argument; None is an extent known only at run time.
+
+        With a `structure` the argument is ragged: a call takes a `JaggedTensor` whose values have this shape, and whose rows are
+        described as those of the structure are (as many levels, with or without gaps and columns). Another ragged input in its
+        place says that both have the same rows.
+
+        >>> from serrate import JaggedTensor, ops
+        >>> jt = JaggedTensor.from_lengths(torch.ones(3, 2), [2, 1])
+        >>> with Fusion() as f:
+        ...     x = f.input((None, 2), torch.float32, structure=jt.structure)
+        ...     f.output(ops.sum(x, 1))
+        >>> f.evaluate(jt)
+        tensor([[2., 2.],
+                [1., 1.]])
+        """
+        if structure is not None:
+            ragged: TensorView = installed("ragged_input")(self, shape, dtype, structure)
+            return ragged
         domains = tuple(
             IterDomain(symbol(self.fresh("n")) if size is None else as_expr(size), name=self.fresh("d")) for size in shape
         )
@@ -350,6 +382,7 @@ class Fusion:
         cloner, new = Cloner(), Fusion(self.name, identity=self.identity)
         new._numbers = dict(self._numbers)
         new.inputs = [new.view(cloner(view.tensor)) for view in self.inputs]
+        new.ragged = [replace(r, view=new.view(cloner(r.view.tensor))) for r in self.ragged]
         new.seeds = new.inputs[len(self.inputs) - len(self.seeds) :]
         new.definitions = [cloner(d) for d in definitions]
         new.outputs = [new.view(cloner(view.tensor)) for view in self.outputs]

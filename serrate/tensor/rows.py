@@ -96,6 +96,14 @@ class Rows:
         """The number of ragged dims."""
         return len(self.offsets)
 
+    def buffers(self) -> list[Tensor]:
+        """The integer tensors that describe the rows, as programs take them."""
+        if self.starts is None:
+            return list(self.offsets)
+        if self.columns is not None:
+            return [*self.offsets, self.starts]
+        return [*self.offsets[: self.depth - 1], self.starts, self.inner_lengths()]
+
     @property
     def columns(self) -> Tensor | None:
         """The offsets of the columns, if rows have columns."""

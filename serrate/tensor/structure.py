@@ -295,6 +295,14 @@ class Structure:
             return self._rows[0].offsets
         return tuple(level for rows in self._rows for level in rows.offsets)
 
+    def buffers(self) -> list[Tensor]:
+        """The integer tensors that describe it, as programs take them.
+
+        >>> Structure.from_lengths(torch.tensor([3, 0, 4])).buffers()
+        [tensor([0, 3, 3, 7])]
+        """
+        return [buffer for rows in self._rows for buffer in rows.buffers()]
+
     @property
     def starts(self) -> tuple[Tensor | None, ...]:
         """The row starts of each partitioned dim; None if its rows lie back to back."""
