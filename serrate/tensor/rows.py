@@ -217,7 +217,7 @@ class Rows:
 
         Programs rely on that, and check rows that are not verified before they run.
         """
-        if not self.unmodified():
+        if not self._is_current() or self._rewritten:
             return False
         if not on_host(self.offsets[0]):
             return True

@@ -55,7 +55,9 @@ def sizes_of(items: Items) -> tuple[list[int], tuple[bool, ...]]:
             dims += x.values.shape[1:]
         elif isinstance(x, int):
             numbers.append(x)
-    return dims + numbers, tuple([size == 1 for size in dims])
+    single = tuple([size == 1 for size in dims])
+    dims += numbers
+    return dims, single
 
 
 def paths_of(names: Sequence[str], items: Items) -> list[Path | None]:
