@@ -37,7 +37,7 @@ from serrate.runtime.bind import Arguments, Binder, BoundCall
 from serrate.runtime.compiler import find_compiler
 from serrate.runtime.dispatch import Binding, Key, Leaves, Prepared, bound, key_of, remember
 from serrate.runtime.indices import require_inside
-from serrate.runtime.launch import CppExecutable, Executable, ReferenceExecutable, load_together
+from serrate.runtime.launch import CppExecutable, ReferenceExecutable, TensorExecutable, load_together
 from serrate.runtime.locks import making
 from serrate.runtime.results import Result, groups, remember_structure, result
 from serrate.runtime.seeds import drawing, placeholders
@@ -64,7 +64,7 @@ BACKENDS: dict[str, Target] = {"reference": CPU, "cpp": CPU, "triton": GPU}
 
 def build(
     program: TileProgram, chosen: Plan, name: str, backend: str, is_wide: Callable[[Array], bool], title: str | None = None
-) -> Executable:
+) -> CppExecutable | TensorExecutable:
     """The compiler in one function: schedule, lower, print, build. `is_wide` says which arrays hold int64; `title` is the first
     line of the generated source."""
     scheduled = chosen.apply(program)
@@ -75,7 +75,7 @@ def build(
         return CppExecutable(loops, frozenset(filter(is_wide, loops.arrays)))
     from serrate.runtime.triton import TritonExecutable  # triton is optional: only its backend may import it
 
-    return TritonExecutable(loops, chosen.warps)
+    return TritonExecutable(loops, chosen.warps, chosen.stages)
 
 
 @functools.cache
@@ -104,14 +104,14 @@ class BuiltProgram(NamedTuple):
     """A program built under a plan, and what a call must supply for it."""
 
     plan: Plan
-    executable: Executable
+    executable: CppExecutable | TensorExecutable
     indices: tuple[tuple[int, Array], ...]
     """As in `Prepared`."""
     allocated: tuple[Tensor, ...]
     """Outputs and scratch."""
     private: tuple[Tensor, ...]
     """Private rows, one per thread."""
-    arrays: tuple[Callable[[BoundCall], torch.Tensor], ...]
+    arrays: Callable[[BoundCall], tuple[torch.Tensor, ...]]
     numbers: tuple[Callable[[BoundCall], int], ...]
     """The program's arrays and symbols, as functions of a call."""
 
@@ -174,7 +174,7 @@ class CompiledStage(ABC):
             indices,
             allocated[:count],
             private,
-            tuple(map(arguments.array_reader, program.arrays)),
+            arguments.arrays_reader(program.arrays, together=backend == "triton"),
             tuple(arguments.number_reader(s if s in arguments.symbols else launched[s]) for s in program.symbols),
         )
 
@@ -183,7 +183,7 @@ class CompiledStage(ABC):
         return Prepared(
             built.plan,
             built.executable,
-            tuple([read(call) for read in built.arrays]),
+            built.arrays(call),
             built.indices,
             tuple([read(call) for read in built.numbers]),
             tuple([(self._shape(call, t), t.dtype) for t in built.allocated]),
@@ -500,7 +500,7 @@ class Compiled:
         self._run_stages(call, found.append)
         return found
 
-    def executables(self, *args: Any) -> list[Executable]:
+    def executables(self, *args: Any) -> list[CppExecutable | TensorExecutable]:
         """The programs that run for these arguments, one for each stage."""
         return [ready.executable for ready in self._prepared(*args)]
 

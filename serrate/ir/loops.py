@@ -134,6 +134,8 @@ class For:
     kind: ParallelType
     body: tuple[Node, ...]
     bound: Expr
+    sparse: bool = False
+    """Whether the extent is usually far below the bound: fewer programs than that then share the positions there are."""
 
 
 @dataclass(frozen=True, eq=False)

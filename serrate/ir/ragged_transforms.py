@@ -327,6 +327,12 @@ def within_row(component: IterDomain, whole: IterDomain, length: Expr, bound: Ex
     return cast(RaggedIterDomain, once(whole, ("within_row", component.uid, length), make)[0])
 
 
+def lists_long_rows(domain: IterDomain) -> bool:
+    """Whether a domain lists pieces of rows, but of some rows none."""
+    made = domain.definition
+    return isinstance(made, Combine) and isinstance(made.inputs[1].definition, WithinRow)
+
+
 def _longest(ragged: RaggedIterDomain) -> int | None:
     """The longest row, if lengths are known."""
     try:

@@ -283,6 +283,8 @@ class At:
     domain: IterDomain
     of: IterDomain
     body: tuple[Statement, ...]
+    finishes: bool = True
+    """Whether nothing else needs the intermediate results of that position."""
 
     def inside(self, loops: tuple[Loop, ...], index: Expr | None = None) -> tuple[Loop, ...]:
         """The loops around its body: the one over `of` replaced by one over `domain`."""

@@ -39,6 +39,7 @@ from serrate.ir.loops import (
     number,
 )
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import lists_long_rows
 from serrate.ir.renaming import Swap
 from serrate.ir.tile import (
     GRID,
@@ -184,7 +185,7 @@ class _PhaseLowering:
                 continue
             if isinstance(statement, At):
                 index = _LoopScope(outer).indices.of(statement.domain)
-                self.finished = True
+                self.finished = statement.finishes
                 out += self._body(statement.body, statement.inside(outer, index))
                 self.finished = False
                 continue
@@ -208,7 +209,8 @@ class _PhaseLowering:
         extent = domain.extent_expr
         if isinstance(domain, RaggedIterDomain):
             extent = domain.length_of(_LoopScope((*outer, loop)).indices.of(domain.component))
-        return For(cast(Symbol, loop_symbol(loop)), extent, loop.kind, body, domain.host_bound if loop.kind is GRID else extent)
+        bound = domain.host_bound if loop.kind is GRID else extent
+        return For(cast(Symbol, loop_symbol(loop)), extent, loop.kind, body, bound, loop.kind is GRID and lists_long_rows(domain))
 
     # --- reductions: declared before the first reduced loop, published after it ---------------------------------------
 

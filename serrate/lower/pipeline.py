@@ -21,6 +21,7 @@ from serrate.lower.passes.collect import collect
 from serrate.lower.passes.end_loops import end_loops
 from serrate.lower.passes.gathers import gathers
 from serrate.lower.passes.guess_maxima import guess_maxima
+from serrate.lower.passes.hoist_guards import hoist_guards
 from serrate.lower.passes.inside import inside
 from serrate.lower.passes.lane_partials import lane_partials
 from serrate.lower.passes.launch_bounds import launch_bounds
@@ -58,6 +59,8 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (target.tables, launch_bounds),
         # clamp values that a caller could still change, so that no access leaves its tensor
         (True, inside),
+        # test conditions that a loop does not change before it
+        (not target.lanes_in_order, hoist_guards),
         # prefetch the next row while processing the current one
         (True, prefetch),
         # loop over indices from memory, and prefetch the rows they select

@@ -36,7 +36,7 @@ from serrate.ir.recipes import Largest
 from serrate.ir.transforms import Merge
 from serrate.ir.traversal import traverse
 from serrate.lower.stages import arrays_of
-from serrate.runtime.arrays import derive, remembered
+from serrate.runtime.arrays import Derivation, derive, remembered
 from serrate.tensor import Structure
 from serrate.tensor.checks.agreement import require_same_offsets
 from serrate.tensor.checks.validate import CheckTime, check_lengths, check_products, check_starts, check_time, run_check
@@ -89,6 +89,21 @@ class Arguments:
         """An extent, as a function of a call."""
         place = self.symbols.get(expr) if isinstance(expr, Symbol) else None
         return (lambda call: self.extent(call, expr)) if place is None else (lambda call: call.numbers[place])
+
+    def arrays_reader(self, arrays: Sequence[Array], *, together: bool) -> Callable[[BoundCall], tuple[torch.Tensor, ...]]:
+        """All arrays of a program, as a function of a call; `together`, those that a GPU derives are derived at once."""
+        readers = [self.array_reader(array) for array in arrays]
+        derivation = Derivation(arrays) if together else None
+        if derivation is None or not derivation.wanted:
+            return lambda call: tuple([read(call) for read in readers])
+
+        def read(call: BoundCall) -> tuple[torch.Tensor, ...]:
+            named = dict(zip(self.names, call.args, strict=True)) | (call.computed or {})
+            symbols = dict(zip(self.symbols, call.numbers, strict=True))
+            made = derivation(named, symbols, call.device, call.remember)
+            return tuple([made[k] if k in made else each(call) for k, each in enumerate(readers)])
+
+        return read
 
     def array_reader(self, array: Array) -> Callable[[BoundCall], torch.Tensor]:
         """The elements of one array, as a function of a call. There are at least two: even without components, programs may

@@ -34,7 +34,7 @@ from serrate.frontend.leaves import causal_variant
 from serrate.ir.expr import Array
 from serrate.modes import is_batch_invariant
 from serrate.runtime import memory
-from serrate.runtime.launch import CppExecutable, Executable
+from serrate.runtime.launch import CppExecutable, TensorExecutable
 from serrate.runtime.locks import Lock
 from serrate.runtime.results import Result
 from serrate.schedule.plan import Plan
@@ -54,6 +54,8 @@ key, the leaves, and the objects whose contents are compared separately."""
 Apart = Callable[[Sequence[int]], None]
 """Raises if tensors of a program at these addresses share memory that must not be shared."""
 
+ALIGNMENT = 256
+"""Bytes at whose multiples temporaries on a GPU begin."""
 BINDINGS = 64
 """How many bindings a callee keeps; the oldest is dropped first. Each keeps its structures alive."""
 
@@ -181,7 +183,7 @@ class Prepared(NamedTuple):
     """Everything about a call that depends only on its offsets and extents: made once, used by every call like it."""
 
     plan: Plan
-    executable: Executable
+    executable: CppExecutable | TensorExecutable
     arrays: tuple[torch.Tensor, ...]
     indices: tuple[tuple[int, Array], ...]
     """Which of the arrays are integers that a caller may change from call to call, and where they come from."""
@@ -238,14 +240,20 @@ def bound(
     # Most results are handed out in the shape that they are allocated in.
     shapes = [*(t.shape for t in tensors), *(shape for shape, _ in ready.shapes)]
     parts = [(r.place, None if shapes[r.place] == r.shape else r.shape, r.structure, r.hints) for r in results]
+    handed = {r.place for r in results} | set(found)
+    room, offsets = _scratch_room(ready.shapes, [count + k not in handed for k in range(len(models))], device)
 
     def run(leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> Any:
+        made: list[Any] = []
         if into:
-            made = _into(into, models, parts, count, device)
+            made = [*_into(into, models, parts, count, device)]
         else:
-            made = []
-            for shape, dtype, model in models:
-                made.append(memory.empty(shape, dtype, device) if model is None else empty_like(leaves[model]))
+            scratch = torch.empty(room, dtype=torch.uint8, device=device) if room else None
+            for (shape, dtype, model), offset in zip(models, offsets, strict=True):
+                if scratch is not None and offset is not None:
+                    made.append(memory.Scratch(scratch, offset, shape, dtype))
+                else:
+                    made.append(memory.empty(shape, dtype, device) if model is None else empty_like(leaves[model]))
         launch(leaves, made)
         if require is not None:
             require(_given(sources, leaves), [made[k - count] for k in found])
@@ -262,6 +270,19 @@ def bound(
     return run
 
 
+def _scratch_room(
+    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], temporary: Sequence[bool], device: torch.device
+) -> tuple[int, list[int | None]]:
+    """The bytes that all temporaries of a call on a GPU share, and where each begins; None for what has its own memory."""
+    room, offsets = 0, list[int | None]()
+    for (shape, dtype), is_temporary in zip(shapes, temporary, strict=True):
+        pooled = is_temporary and device.type != "cpu"
+        offsets.append(room if pooled else None)
+        if pooled:
+            room += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    return room, offsets
+
+
 def _launch(
     ready: Prepared, sources: Sequence[Source], sizes: Sequence[int], apart: Apart | None, keep: Sequence[object]
 ) -> Binding:
@@ -269,10 +290,11 @@ def _launch(
     executable, arrays, symbols = ready.executable, ready.arrays, ready.symbols
     name, strategy = executable.program.name, ready.plan.strategy
     if not isinstance(executable, CppExecutable):
+        execute_on = executable.bound(arrays, symbols)
 
-        def execute(leaves: Leaves, into: Sequence[torch.Tensor] = (), _keep: object = keep) -> None:
+        def execute(leaves: Leaves, into: Sequence[Any] = (), _keep: object = keep) -> None:
             with record_function(_shown(name, strategy)) if PROFILER._is_profiler_enabled else nullcontext():
-                executable([*_given(sources, leaves), *into, *ready.private], arrays, symbols)
+                execute_on([*_given(sources, leaves), *into, *ready.private])
 
         return execute
     function, packed, addresses, numbers, rows, _ = executable.bound(sizes, arrays, symbols)

@@ -23,6 +23,7 @@ from serrate.ir.loops import LoopProgram
 from serrate.ir.values import Role
 from serrate.runtime import cache
 from serrate.runtime.compiler import Compiler, find_compiler
+from serrate.runtime.memory import InMemory, Scratch
 
 Tensors = Sequence[torch.Tensor]
 Numbers = Sequence[int]
@@ -35,6 +36,13 @@ class Executable(Protocol):
     source: str
 
     def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None: ...
+
+
+class TensorExecutable(Executable, Protocol):
+    """A program that is given tensors; one in C++ is given addresses."""
+
+    def bound(self, arrays: Tensors, symbols: Numbers) -> Callable[[Sequence[InMemory]], None]:
+        """The program with everything but its tensors."""
 
 
 class BoundProgram(NamedTuple):
@@ -78,6 +86,10 @@ class ReferenceExecutable:
                 dict(zip(program.arrays, arrays, strict=True)),
                 dict(zip(program.symbols, symbols, strict=True)),
             )
+
+    def bound(self, arrays: Tensors, symbols: Numbers) -> Callable[[Sequence[InMemory]], None]:
+        """The program with everything but its tensors."""
+        return lambda tensors: self([t.tensor() if isinstance(t, Scratch) else t for t in tensors], arrays, symbols)
 
 
 class CppExecutable:

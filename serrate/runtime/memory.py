@@ -1,4 +1,4 @@
-"""Memory for large results on a CPU: huge pages, reused.
+"""Memory for large results on a CPU: huge pages, reused. For temporaries on a GPU: one allocation for all of a call's.
 
 In: sizes. Out: tensors whose memory returns here when they are freed. The page faults of a fresh large allocation cost more than
 many programs take to run; reused memory has none. At most `LIMIT` bytes are kept, the most recently used.
@@ -12,6 +12,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
 
 import torch
 
@@ -36,6 +38,26 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+class Scratch(NamedTuple):
+    """A temporary of a call on a GPU: a part of one allocation, because every allocation takes microseconds."""
+
+    room: torch.Tensor
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.room.data_ptr() + self.offset
+
+    def tensor(self) -> torch.Tensor:
+        """The same as a tensor."""
+        size = prod(self.shape) * self.dtype.itemsize
+        return self.room[self.offset : self.offset + size].view(self.dtype).view(self.shape)
+
+
+InMemory = torch.Tensor | Scratch
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -7,7 +7,8 @@ is not one of the facts: on a CPU the same rows have the same plan, and so the s
 | one is long, and a large share of all                  | persistent_dynamic | all other workers would wait for it           |
 | dense (0.7 or more), shorter than a block              | masked             | one row at a time would leave lanes idle      |
 | anything else                                          | maskless           | no idle lanes, and no partial results         |
-On a GPU, few rows and matrix products are also cut, to occupy all of it. Low density alone decides nothing: exponential and
+On a GPU, rows are also cut where their lengths are unknown (short ones are still done whole), where they are few, and for matrix
+products, to occupy all of it. Low density alone decides nothing: exponential and
 bimodal lengths have a density of 0.1, and run as fast whole as in pieces, as long as no row is a large share of all.
 """
 
@@ -45,11 +46,13 @@ KEPT_BYTES = 512 << 10
 """The most bytes of a row that is kept private: it must fit the second-level cache together with its input."""
 LONG_BYTES = 512 << 10
 """The fewest bytes of a row that is worth cutting: a shorter one is finished before another worker could help."""
+NUMBER_BYTES = 16
+"""The most bytes of a position that count as a plain number."""
 SHARES = 64
 """A row with more than 1/64 of all positions is a large share: with 64 workers, or even 16, the others wait for it."""
 
 
-def choose(rows: RowStatistics | None, target: Target, workers: int = 1, *, product: bool = False) -> tuple[str, dict[str, bool]]:
+def choose(rows: RowStatistics | None, target: Target, workers: int = 1, *, product: bool = False) -> tuple[str, dict[str, int]]:
     """A strategy and its options; `workers` is the number of workers of a GPU.
 
     >>> from serrate.schedule.target import CPU
@@ -62,14 +65,23 @@ def choose(rows: RowStatistics | None, target: Target, workers: int = 1, *, prod
     """
     if rows is None:
         return "maskless", {}
-    if waits(rows, target, workers) or (target.many_workers and (product or rows.count < 2 * workers)):
-        return "persistent_dynamic", {}
+    if target.many_workers and (product or rows.longest is None or rows.count < 2 * workers or waits(rows, target, workers)):
+        return "persistent_dynamic", {} if product else _of_numbers(rows)
     if rows.longest is None:
-        return "maskless", {"keep_rows": False} if target.keeps_rows else {}
+        return "maskless", {"keep_rows": False}
+    if waits(rows, target, workers):
+        return "persistent_dynamic", {}
     row_bytes = rows.longest * rows.position_bytes
     if not product and rows.density is not None and rows.density >= DENSE and row_bytes <= target.short_bytes:
         return "masked", {}
-    return "maskless", {"keep_rows": row_bytes <= KEPT_BYTES} if target.keeps_rows else {}
+    if target.keeps_rows:
+        return "maskless", {"keep_rows": row_bytes <= KEPT_BYTES}
+    return "maskless", {name: size for name, size in _of_numbers(rows).items() if name != "chunk"}
+
+
+def _of_numbers(rows: RowStatistics) -> dict[str, int]:
+    """The sizes for rows of plain numbers on a GPU: small blocks, because most rows would not fill larger ones."""
+    return {"tile": 512, "chunk": 8192, "warps": 2} if rows.position_bytes <= NUMBER_BYTES else {}
 
 
 ALONE = ("maskless", "persistent_dynamic")

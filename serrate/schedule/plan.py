@@ -40,6 +40,8 @@ class Plan:
     steps: tuple[Step, ...]
     warps: int = 4
     """Warps per GPU program; ignored on a CPU."""
+    stages: int = 1
+    """Blocks of a row that a GPU program keeps in flight."""
     reasons: tuple[str, ...] = ()
     """Why the plan is as it is; shown by `explain`."""
     short: Plan | None = None
@@ -115,5 +117,5 @@ class Recorder:
         """Adds a reason to the plan."""
         self.reasons.append(reason)
 
-    def plan(self, strategy: str, warps: int = 4) -> Plan:
-        return Plan(strategy, tuple(self.steps), warps, tuple(self.reasons), scheduled=self.program)
+    def plan(self, strategy: str, warps: int = 4, stages: int = 1) -> Plan:
+        return Plan(strategy, tuple(self.steps), warps, stages, tuple(self.reasons), scheduled=self.program)

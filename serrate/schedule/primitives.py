@@ -40,7 +40,7 @@ from serrate.ir.tile import (
     written_at,
 )
 from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, read, reindex
-from serrate.schedule import block_loops, cutting, statistics, weighted_sums
+from serrate.schedule import block_loops, cutting, short_rows, statistics, weighted_sums
 from serrate.schedule.block_loops import find, loop_named, loop_replaced, swap
 from serrate.schedule.hand import check_no_rows, check_order, check_resize, check_swizzle
 from serrate.schedule.one_pass import one_pass
@@ -153,6 +153,19 @@ def combine(program: TileProgram, phase: str, component: str, ragged: str) -> Ti
         if isinstance(leaf, Scan) and any(d.uid == loops[k + 1][0].uid for d in leaf.over):
             raise ScheduleError(f"phase {phase}: `{leaf}` restarts in every row, so rows cannot become one loop")
         return (*loops[:k], (ragged_transforms.combine(loops[k][0], loops[k + 1][0]), loops[k][1]), *loops[k + 2 :])
+
+    return _relooped(program, phase, change)
+
+
+def long_only(program: TileProgram, phase: str, pieces: str) -> TileProgram:
+    """for c: for o[c]: s   ->   for c: for o'[c]: s   where o' are the pieces of rows that have several.
+
+    Rows of one piece are left to another plan (`short_rows.py`).
+    """
+
+    def change(loops: Loops) -> Loops:
+        k = _position(loops, phase, pieces)
+        return (*loops[:k], (short_rows.several(loops[k][0]), loops[k][1]), *loops[k + 1 :])
 
     return _relooped(program, phase, change)
 
@@ -541,7 +554,7 @@ def _places(index: Places) -> tuple[object, ...]:
 PRIMITIVES: dict[str, Callable[..., TileProgram]] = {
     f.__name__: f
     for f in (
-        *(split, merge, partition, combine, ragged, fork, cut, resize, swizzle, cover, reorder),
+        *(split, merge, partition, combine, long_only, ragged, fork, cut, resize, swizzle, cover, reorder),
         *(mark, inline, share, rfactor, two_pass, one_pass, online, keep, delay, allocate, fuse),
     )
 }

@@ -1,14 +1,18 @@
 """Short rows: a row that fits one piece is finished by the worker that takes it; only longer rows leave partial results.
 
-In: one program under two plans: whole rows, and pieces of rows. Out: a program that branches between them on the length of each
-row.
+In: one program under two plans: whole rows, and pieces of rows. Out: a program that does short rows by the first plan and long
+ones by the second. On a CPU one list of work holds both, so that a worker runs through memory in order:
 
     whole  for c: (a; b)
     pieces for (c, o): p = a;   for c: a = p;   for (c, o): b
         ->  for (c, o): if length[c] <= N: (a; b)  else: p = a
             for c: unless 0 < length[c] <= N: a = p
             for (c, o): if N < length[c]: b
-An empty row has no piece; the phases over rows give it its result.
+An empty row has no piece; the phases over rows give it its result. Where the list holds only pieces of long rows (`several`), as
+on a GPU, short rows come first, on their own, and the list is empty if no row is long:
+
+        ->  for c: if length[c] <= N: (a; b)
+            for (c, o): p = a;   for c, if it is in the list: a = p;   for (c, o): b
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ from dataclasses import replace
 
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain
+from serrate.ir.expr import maximum, minimum
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import Combine
+from serrate.ir.ragged_transforms import Combine, WithinRow, combine, lists_long_rows, within_row
 from serrate.ir.tile import GRID, At, ByLength, Loop, Phase, Statement, TileProgram
 from serrate.ir.transforms import Split
 from serrate.ir.values import Role
@@ -26,37 +31,92 @@ from serrate.ir.values import Role
 
 def by_length(whole: TileProgram, pieces: TileProgram) -> TileProgram:
     """Rows that fit one piece as `whole` schedules them, longer ones as `pieces` does."""
-    found = [_outermost(phase) for phase in pieces.phases]
-    (rows,) = (_outermost(phase) for phase in whole.phases) if len(whole.phases) == 1 else (None,)
-    lists = [loop.domain for loop in found if loop is not None and isinstance(loop.domain.definition, Combine)]
-    if rows is None or not lists or found[0] is None or found[0].domain is not lists[0] or len(pieces.phases) == 1:
+    found = [_grid(phase) for phase in pieces.phases]
+    rows = _grid(whole.phases[0]) if len(whole.phases) == 1 else ()
+    lists = [loops[0].domain for loops in found if loops and isinstance(loops[0].domain.definition, Combine)]
+    if not rows or not lists or not found[0] or found[0][0].domain is not lists[0] or len(pieces.phases) == 1:
         raise ScheduleError("rows are not processed one by one, or their pieces leave no partial results")
+    if any(lists_long_rows(each) for each in lists):
+        return _rows_first(whole, pieces, rows, found, lists)
     if any(t.role is not Role.OUTPUT for t in whole.phases[0].writes & pieces.phases[0].writes):
         raise ScheduleError("pieces and whole rows write the same temporary")
     component, row, most = _pieces(lists[0])
-    if rows.domain.uid != component.uid or any(_pieces(each)[1] is not row for each in lists):
+    if rows[0].domain.uid != component.uid or any(_pieces(each)[1] is not row for each in lists):
         raise ScheduleError("not all phases run over the rows that are cut")
+    if [loop.domain.uid for loop in rows[1:]] != [loop.domain.uid for loop in found[0][1:]]:
+        raise ScheduleError("workers share whole rows and pieces in different ways")
     phases: list[Phase] = []
-    for phase, loop in zip(pieces.phases, found, strict=True):
-        if loop is None or not (loop.domain.uid == component.uid or any(loop.domain is d for d in lists)):
+    for phase, loops in zip(pieces.phases, found, strict=True):
+        if not loops or not (loops[0].domain.uid == component.uid or any(loops[0].domain is d for d in lists)):
             raise ScheduleError(f"phase {phase.name} does not run over the rows that are cut")
+        first, last = loops[0].domain, loops[-1]
         # A later list may have smaller pieces. What matters is whether the row fitted one piece in the first phase.
-        short: tuple[Statement, ...] = () if phases else (At(component, loop.domain, rows.body),)
-        chosen = ByLength(row, 1 if loop.domain.uid == component.uid else 0, most, short, loop.body)
-        phases.append(replace(phase, body=(replace(loop, body=(chosen,)),)))
+        short: tuple[Statement, ...] = () if phases else (At(component, first, rows[-1].body),)
+        chosen = ByLength(row, 1 if first.uid == component.uid else 0, most, short, last.body)
+        phases.append(replace(phase, body=_around(loops, chosen)))
     return pieces.with_phases(tuple(phases))
+
+
+def _rows_first(
+    whole: TileProgram, pieces: TileProgram, rows: tuple[Loop, ...], found: list[tuple[Loop, ...]], lists: list[IterDomain]
+) -> TileProgram:
+    """Short rows on their own, then lists of the pieces of long ones."""
+    component, row, most = _pieces(lists[0])
+    if rows[0].domain.uid != component.uid or any(not lists_long_rows(d) or _pieces(d) != (component, row, most) for d in lists):
+        raise ScheduleError("not all phases run over the rows that are cut, or not in the same pieces")
+    finished = At(component, rows[0].domain, rows[-1].body)
+    phases = [Phase(f"{whole.phases[0].name}_short", _around(rows, ByLength(row, 0, most, (finished,), ())))]
+    for phase, loops in zip(pieces.phases, found, strict=True):
+        if loops and any(loops[0].domain is d for d in lists):
+            phases.append(phase)
+        elif loops and loops[0].domain.uid == component.uid:
+            listed = combine(component, first_of(lists[0]))
+            of_row = At(component, listed, loops[-1].body, finishes=False)
+            phases.append(replace(phase, body=_around((replace(loops[0], domain=listed), *loops[1:]), of_row)))
+        else:
+            raise ScheduleError(f"phase {phase.name} does not run over the rows that are cut")
+    return pieces.with_phases(tuple(phases))
+
+
+def _around(loops: tuple[Loop, ...], body: Statement) -> tuple[Statement, ...]:
+    for loop in reversed(loops):
+        body = replace(loop, body=(body,))
+    return (body,)
+
+
+def several(pieces: IterDomain) -> RaggedIterDomain:
+    """The pieces of rows that have at least two of them."""
+    cut = pieces.definition
+    size = cut.outputs[1].extent_expr.value if isinstance(cut, Split) else None
+    if not isinstance(pieces, RaggedIterDomain) or cut is None or size is None:
+        raise ScheduleError(f"{pieces} are not pieces of rows")
+    more = maximum(pieces.length - 1, 0)
+    # a row of several pieces has at most twice as many as it fills
+    return within_row(pieces.component, pieces, more + minimum(more, 1), cut.inputs[0].host_bound // size * 2)
+
+
+def first_of(listed: IterDomain) -> RaggedIterDomain:
+    """One piece of each row of a work list."""
+    made = listed.definition
+    assert made is not None and isinstance(made.inputs[1], RaggedIterDomain)
+    pieces = made.inputs[1]
+    return within_row(pieces.component, pieces, minimum(pieces.length, 1), pieces.host_bound)
 
 
 def longest_piece(pieces: TileProgram) -> int:
     """The length of the longest row that fits one piece."""
-    found = (loop for phase in pieces.phases if (loop := _outermost(phase)) is not None)
-    return next(_pieces(loop.domain)[2] for loop in found if isinstance(loop.domain.definition, Combine))
+    found = (loops[0].domain for phase in pieces.phases if (loops := _grid(phase)))
+    return next(_pieces(domain)[2] for domain in found if isinstance(domain.definition, Combine))
 
 
-def _outermost(phase: Phase) -> Loop | None:
-    """The grid loop that makes up a whole phase; None for any other phase."""
-    loop = phase.body[0] if len(phase.body) == 1 else None
-    return loop if isinstance(loop, Loop) and loop.kind is GRID else None
+def _grid(phase: Phase) -> tuple[Loop, ...]:
+    """The grid loops around a whole phase, outermost first."""
+    found: list[Loop] = []
+    body = phase.body
+    while len(body) == 1 and isinstance(body[0], Loop) and body[0].kind is GRID:
+        found.append(body[0])
+        body = body[0].body
+    return tuple(found)
 
 
 def _pieces(listed: IterDomain) -> tuple[IterDomain, RaggedIterDomain, int]:
@@ -64,6 +124,8 @@ def _pieces(listed: IterDomain) -> tuple[IterDomain, RaggedIterDomain, int]:
     made = listed.definition
     assert isinstance(made, Combine)
     cut = made.inputs[1].definition
+    if isinstance(cut, WithinRow):
+        cut = cut.inputs[0].definition
     size = cut.outputs[1].extent_expr.value if isinstance(cut, Split) else None
     if not isinstance(cut, Split) or size is None or not isinstance(cut.inputs[0], RaggedIterDomain):
         raise ScheduleError(f"{listed} is not a work list of pieces of rows")

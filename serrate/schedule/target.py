@@ -23,6 +23,8 @@ class Target:
     """The most lanes one dim may have."""
     gathered: int
     """The most lanes of rows that are looked up and summed: the sums should stay in registers from one row to the next."""
+    column_bytes: int
+    """Bytes of the innermost dim per worker, if all phases keep that dim: several workers share a row then. 0 for all of them."""
     block: int
     """Elements of a block of a reduction with several operators, which has overhead per block."""
     largest: int
@@ -50,15 +52,18 @@ class Target:
     finish: int
     """Elements of a row's partial results that are combined in one block."""
     factors_blocks: bool
-    """Whether each lane keeps its own partial result until the row is done, because combining lanes is slow."""
+    """Whether each lane keeps its own partial result of a simple reduction until the row is done, because combining lanes is
+    slow."""
     warps: int
     """Warps per program, on a GPU."""
+    stages: int
+    """Blocks of a row that a program which only reduces it keeps in flight, on a GPU."""
     tables: bool
     """Whether the component that owns a piece is looked up in a table, rather than searched for by every worker."""
     folds: bool
     """Whether the target can combine lanes by an arbitrary function; if not, folds become loops."""
     branches: bool
-    """Whether a worker can branch on a value that it computes."""
+    """Whether a branch around a few statements is cheap."""
     lanes_in_order: bool
     """Whether the lanes of a block are a nest of loops, of which only the innermost is vectorized."""
     guesses_maxima: bool
@@ -73,6 +78,7 @@ CPU = Target(
     least_matmul=1,
     widest=1024,
     gathered=128,
+    column_bytes=0,
     block=2048,
     largest=1 << 24,
     near_block=1024,
@@ -88,6 +94,7 @@ CPU = Target(
     finish=1,
     factors_blocks=False,
     warps=1,
+    stages=1,
     tables=False,
     folds=False,
     branches=True,
@@ -101,10 +108,11 @@ GPU = Target(
     least_matmul=16,
     widest=1024,
     gathered=1024,
-    block=2048,
+    column_bytes=256,
+    block=8192,
     largest=16384,
     near_block=2048,
-    simple_block=8192,
+    simple_block=4096,
     store_bytes=8192,
     move_bytes=8192,
     chunk=131072,
@@ -116,6 +124,7 @@ GPU = Target(
     finish=8192,
     factors_blocks=True,
     warps=4,
+    stages=3,
     tables=True,
     folds=True,
     branches=False,

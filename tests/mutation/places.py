@@ -426,8 +426,8 @@ OTHER_BACKENDS = [
     *_of(
         "serrate/codegen/triton/printer.py",
         _cases("triton and (sum_rows or softmax_rows or var_rows or amax_rows)"),
-        ("beyond = [loop for loop in loops if loop.bound is not loop.extent]", "beyond: list[For] = []"),
-        ('text = f"tl.where({mask}, {text}, {identity})"', "pass"),
+        ("elif head.bound is not head.extent and not head.sparse:", "elif False:"),
+        ('text = f"tl.where({mask}, {text}, {_number(identity)})"', "pass"),
     ),
     *_of(
         "serrate/codegen/reference.py",

@@ -42,7 +42,7 @@ def test_on_a_cpu(rows: RowStatistics | None, wanted: str) -> None:
         (RowStatistics(64, 64 * 1024, 1100, 512), False, "persistent_dynamic"),  # fewer rows than workers
         (RowStatistics(4096, 4096 * 256, 300, 512), True, "persistent_dynamic"),
         (RowStatistics(400_000, 1_500_000, 4, 64), False, "masked"),
-        (RowStatistics(400_000, 1_500_000, None, 64), False, "maskless"),
+        (RowStatistics(400_000, 1_500_000, None, 64), False, "persistent_dynamic"),
     ],
 )
 def test_on_a_gpu(rows: RowStatistics, product: bool, wanted: str) -> None:

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serrate import ir, ops
-from serrate.ir.tile import ByLength, statements
+from serrate.ir.ragged_transforms import lists_long_rows
+from serrate.ir.tile import ByLength, Loop, statements
 from serrate.schedule.plan import Plan
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, GPU
@@ -50,7 +51,7 @@ LENGTHS = [[3, 0, 200, 1, 64, 65, 7], [], [0, 0], [1], [500], [64, 64], [65], [0
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.filterwarnings("ignore:var")
 def test_rows_of_every_length(name: str, backend: str, lengths: list[int]) -> None:
@@ -89,8 +90,15 @@ def test_a_plan_has_a_plan_for_short_rows_only_where_parts_leave_something() -> 
     assert {n.most for n in forks} == {chosen.most}
     for whole in (lambda x: ops.exp(x), lambda x: ops.sum(x, 0), lambda x: ops.sum(x, (0, 1))):
         assert the_plan(whole)[0].short is None
-    # A GPU's program has no branch on what a row is like.
-    assert the_plan(lambda x: ops.softmax(x, 1), GPU)[0].short is None
+
+
+def test_on_a_gpu_short_rows_come_first_and_the_list_holds_only_long_ones() -> None:
+    chosen, naive = the_plan(lambda x: ops.softmax(x, 1), GPU)
+    assert chosen.short is not None and chosen.most is not None
+    first, *others = chosen.apply(naive).phases
+    assert [n.most for n in statements(first.body) if isinstance(n, ByLength)] == [chosen.most]
+    domains = [phase.body[0].domain for phase in others if isinstance(phase.body[0], Loop)]
+    assert len(domains) == len(others) and all(lists_long_rows(d) for d in domains)
 
 
 def test_private_rows_are_no_longer_than_a_piece() -> None:

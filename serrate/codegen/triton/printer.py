@@ -46,6 +46,7 @@ from serrate.ir.loops import (
     Running,
     While,
     Write,
+    bodies,
     expressions_of,
     factors_of,
     flat_index,
@@ -57,7 +58,7 @@ from serrate.ir.loops import (
 from serrate.ir.reductions import Reduction, reduction
 from serrate.ir.solve import end_of
 from serrate.ir.tile import GRID
-from serrate.ir.values import LIBRARY_BINARY, LIBRARY_UNARY, Call, Constant, Tensor, Value, carried_dtype
+from serrate.ir.values import LIBRARY_BINARY, LIBRARY_UNARY, Call, Constant, Role, Tensor, Value, carried_dtype
 from serrate.lower.names import array_names
 
 TYPES: dict[torch.dtype, str] = {
@@ -98,7 +99,7 @@ FUNCTIONS: dict[str, str] = {
     "rem": "sr_whole_rem({0}, {1})",
     "random_bits": "sr_random_bits({0}, {1}, {2})",
     "exp_below": "tl.exp({0} - {1})",
-    "exp_diff": "tl.where({0} == {1}, 1.0, tl.exp({0} - {1}))",
+    "exp_diff": "tl.exp({0} - sr_finite({1}))",
 }
 SPECIAL: dict[tuple[str, str], str] = {
     ("floor", "integer"): "{0}",
@@ -163,8 +164,8 @@ def _prelude() -> tuple[str, dict[str, str]]:
     return imports, {text.split("def ", 1)[1].split("(", 1)[0]: text for text in functions}
 
 
-def _beginning(code: str) -> str:
-    """The imports and the helper functions that `code` calls, directly or indirectly, in order."""
+def with_helpers(code: str) -> str:
+    """The code after its imports and the helper functions that it calls, directly or indirectly."""
     imports, functions = _prelude()
     wanted: set[str] = set()
     pending = [code]
@@ -175,7 +176,7 @@ def _beginning(code: str) -> str:
     called = [text for name, text in functions.items() if name in wanted]
     if any("libdevice." in text for text in (code, *called)):
         imports += "\nfrom triton.language.extra import libdevice"
-    return "\n\n\n".join([imports, *called])
+    return "\n\n\n".join([imports, *called, code])
 
 
 def _function_name(name: str) -> str:
@@ -193,6 +194,8 @@ class Launch:
     arrays: tuple[Array, ...]
     symbols: tuple[Symbol, ...]
     grid: tuple[Expr, ...]
+    shared: bool
+    """Whether programs share the grid, so that fewer will do."""
     has_dot: bool
 
 
@@ -205,17 +208,20 @@ class TritonSource:
     launches: tuple[Launch, ...]
 
 
-def print_triton(program: LoopProgram, *, interpreted: bool = False) -> TritonSource:
-    """The program as a Triton module. Triton's interpreter multiplies 16-bit blocks wrongly, so it gets float32 blocks."""
+def print_triton(program: LoopProgram, *, stages: int = 1, interpreted: bool = False) -> TritonSource:
+    """The program as a Triton module. Triton's interpreter multiplies 16-bit blocks wrongly, so it gets float32 blocks.
+
+    `stages`: how many blocks the loops over rows keep in flight.
+    """
     program, parts, launches = renamed(program, spellings(program, RESERVED)), [], []
     combiners: Combiners = {}
     for kernel in program.kernels:
-        text, launch = _TritonPrinter(program, kernel, interpreted, combiners).run()
+        text, launch = _TritonPrinter(program, kernel, stages, interpreted, combiners).run()
         parts.append(text)
         launches.append(launch)
     header = "".join(f"# {line}\n" for line in program.header)
     code = "\n\n".join([*(text for _, text in combiners.values()), *parts])
-    return TritonSource(program, f"{header}{_beginning(code)}\n\n\n{code}", tuple(launches))
+    return TritonSource(program, header + with_helpers(code), tuple(launches))
 
 
 def _clamped(text: str, e: Element, go: Callable[[Expr], str]) -> str:
@@ -228,8 +234,9 @@ Combiners = dict[tuple[Reduction, tuple[torch.dtype, ...]], tuple[str, str]]
 
 
 class _TritonPrinter:
-    def __init__(self, program: LoopProgram, kernel: LoopKernel, interpreted: bool, combiners: Combiners) -> None:
+    def __init__(self, program: LoopProgram, kernel: LoopKernel, stages: int, interpreted: bool, combiners: Combiners) -> None:
         self.program, self.kernel, self.interpreted, self.combiners = program, kernel, interpreted, combiners
+        self.stages = stages
         self.names: dict[Array, str] = {a: f"{name}_at" for a, name in array_names(program).items()}
         self.lines: list[str] = []
         self.indent = 1
@@ -240,6 +247,10 @@ class _TritonPrinter:
         """Lanes that a loop runs over, one at a time: what holds all their positions."""
         self.shared: dict[tuple[int, Lanes, Guard], str] = {}
         self.kept: list[Value] = []
+        self.preferred: dict[int, float] = {}
+        """What loads, by id, should give where their statement is masked off."""
+        self.others: dict[str, float] = {}
+        """What the blocks that were loaded hold there, by name."""
 
     def run(self) -> tuple[str, Launch]:
         kernel, body = self.kernel, self.kernel.body
@@ -249,19 +260,20 @@ class _TritonPrinter:
         symbols = self._symbols(every)
         lanes = dict.fromkeys(lane for n in every for lane in (*getattr(n, "lanes", ()), *_counted(n)))
         self.blocks = {n.local.name: n.local for n in every if isinstance(n, Declare)}
+        self.last_reads, self.loop = _last_reads(body), 0
         for lane in lanes:
             self.lanes_of[lane.symbol] = (lane,)
             # Two loops over one domain may have blocks of different sizes.
             taken = lane.symbol.name in self.variables.values()
             self.variables[lane.symbol] = f"{lane.symbol}_{lane.size}" if taken else lane.symbol.name
             self.put(f"{self.variables[lane.symbol]} = tl.arange(0, {lane.size})")
-        grid = self._body(body)
+        grid, shared = self._body(body)
         names = [t.name for t in tensors] + [self.names[a] for a in arrays] + [str(s) for s in symbols]
         fixed = ", ".join(f'"{s}"' for s in symbols)
         name = _function_name(kernel.name)
         head = f"@triton.jit(do_not_specialize=[{fixed}])\ndef {name}({', '.join(names)}):\n"
         has_dot = any(isinstance(n, Dot) for n in every)
-        return head + "\n".join(self.lines) + "\n", Launch(name, tensors, arrays, symbols, grid, has_dot)
+        return head + "\n".join(self.lines) + "\n", Launch(name, tensors, arrays, symbols, grid, shared, has_dot)
 
     # --- what a kernel takes -----------------------------------------------------------------------------------------
 
@@ -353,28 +365,38 @@ class _TritonPrinter:
 
     # --- loops -----------------------------------------------------------------------------------------------------------
 
-    def _body(self, body: Sequence[Node]) -> tuple[Expr, ...]:
-        """Names before the grid, the grid itself as program ids, and the body of each program."""
+    def _body(self, body: Sequence[Node]) -> tuple[tuple[Expr, ...], bool]:
+        """Names before the grid, the grid itself as program ids, and the body of each program. Returns the bounds of the grid,
+        and whether programs share it, each taking several positions."""
         body = list(body)
         while body and isinstance(body[0], Bind):
             self._node(body.pop(0))
-        loops: list[For] = []
-        inner: Sequence[Node] = body
-        while len(inner) == 1 and isinstance(inner[0], For) and inner[0].kind is GRID:
-            loops.append(inner[0])
-            inner = inner[0].body
-        if loops:
+        heads: list[Bind | For] = []
+        while (loop := _only_loop(body)) is not None and not loop.bound.symbols & {
+            n.symbol for n in heads if isinstance(n, Bind)
+        }:
+            heads += (n for n in body if isinstance(n, Bind | For))
+            body = list(loop.body)
+        loops = [n for n in heads if isinstance(n, For)]
+        shared = any(loop.sparse for loop in loops)
+        if shared:
+            extents = " * ".join(self.index(loop.extent if loop.sparse else loop.bound) for loop in loops)
+            self.put(f"for position in range(tl.program_id(0).to(tl.int64), {extents}, tl.num_programs(0)):")
+            self.indent += 1
+        elif loops:
             self.put("position = tl.program_id(0).to(tl.int64)")
         rest = "position"
         for k, loop in reversed(list(enumerate(loops))):
             self.put(f"{loop.symbol} = {rest}{f' % {self.index(loop.bound)}' if k else ''}")
             rest = f"({rest} // {self.index(loop.bound)})"
-        beyond = [loop for loop in loops if loop.bound is not loop.extent]
-        if beyond:
-            self.put(f"if {' & '.join(f'({loop.symbol} < {self.index(loop.extent)})' for loop in beyond)}:")
-            self.indent += 1
-        self._nodes(inner)
-        return tuple(loop.bound for loop in loops)
+        for head in heads:
+            if isinstance(head, Bind):
+                self._node(head)
+            elif head.bound is not head.extent and not head.sparse:
+                self.put(f"if ({head.symbol} < {self.index(head.extent)}):")
+                self.indent += 1
+        self._nodes(body)
+        return tuple(loop.bound for loop in loops), shared
 
     def _nodes(self, body: Sequence[Node]) -> None:
         for node in body:
@@ -383,8 +405,10 @@ class _TritonPrinter:
     def _node(self, node: Node) -> None:
         if isinstance(node, For):
             extent = self.index(node.extent)
+            outer, self.loop = self.loop, id(node)
             with self._one_lane(node.symbol) as name:
-                self._under(f"for {name} in range(0, {extent}):", node.body)
+                self._under(f"for {name} in {self._range(node, extent)}:", node.body)
+            self.loop = outer
         elif isinstance(node, Bind):
             self._bind(node)
         elif isinstance(node, Declare):
@@ -402,6 +426,11 @@ class _TritonPrinter:
             self._under(f"while {self._all(node.guard)}:", (*node.body, *node.test))
         elif not isinstance(node, Prefetch):
             self._block(node)
+
+    def _range(self, node: For, extent: str) -> str:
+        """What a loop runs over; loads of blocks that only a reduction needs are kept in flight."""
+        pipelined = self.stages > 1 and all(isinstance(n, Reduce | Declare) for n in node.body)
+        return f"tl.range(0, {extent}, num_stages={self.stages})" if pipelined else f"range(0, {extent})"
 
     @contextlib.contextmanager
     def _one_lane(self, s: Symbol) -> Iterator[str]:
@@ -528,10 +557,11 @@ class _TritonPrinter:
         key = (id(value), lanes, guard)
         if key not in self.shared or raw:
             text = self._load(value, lanes, guard, raw) if isinstance(value, Load) else self._compute(value, lanes, guard)
-            name = self.fresh()
-            self.put(f"{name} = {text}")
+            name = self._named(text)
             if raw:
                 return name
+            if isinstance(value, Load) and not value.guard:
+                self.others[name] = self.preferred.get(id(value), value.other)
             self.shared[key] = name
             self.kept.append(value)
         return self.shared[key]
@@ -569,10 +599,14 @@ class _TritonPrinter:
         mask = self._joined_mask(self._mask(guard, lanes, own), value.guard, lanes)
         masked = {e for g in value.guard for e in self.lanes_in(g.left) | self.lanes_in(g.right)}
         pointer += self._still(masked - own, lanes)
-        other = _number(value.other)
-        text = f"tl.load({pointer}{f', mask={mask}, other={other}' if mask else ''})"
+        other = _number(value.other if value.guard else self.preferred.get(id(value), value.other))
+        text = f"tl.load({pointer}{f', mask={mask}, other={other}' if mask else ''}{self._eviction(value)})"
         wanted = carried_dtype(value.dtype)
         return text if raw or wanted == value.dtype else f"{text}.to({TYPES[wanted]})"
+
+    def _eviction(self, value: Load) -> str:
+        """The hint of a load that reads a block of rows for the last time."""
+        return ', eviction_policy="evict_first"' if (self.loop, value.tensor) in self.last_reads else ""
 
     def _still(self, missing: set[Lane], lanes: Lanes) -> str:
         """Adds lanes to a pointer that its address does not depend on, as a mask or value with these lanes requires."""
@@ -650,7 +684,8 @@ class _TritonPrinter:
             # Atomic additions do not convert.
             self.put(f'tl.atomic_add({pointer}, ({value}).to({TYPES[node.tensor.dtype]}){masked}, sem="relaxed")')
         else:
-            self.put(f"tl.store({pointer}, {value}{masked})")
+            streamed = ', cache_modifier=".cs"' if node.tensor.role is Role.OUTPUT and len(node.lanes) > 1 else ""
+            self.put(f"tl.store({pointer}, {value}{masked}{streamed})")
 
     def _reduce(self, node: Reduce) -> None:
         local, lanes = node.local, node.lanes
@@ -663,14 +698,26 @@ class _TritonPrinter:
             self.put(f"{local.name} = {f'tl.where({mask}, {text}, {local.name})' if mask else text}")
             self._forget(local.name)
             return
+        identity = reduction(node.operator).identity(0, local.dtype)
+        if isinstance(node.value, Load) and not node.value.guard and local.dtype.is_floating_point:
+            self.preferred[id(node.value)] = identity
         text = self._full(node.value, lanes, node.guard)
-        if mask:
-            identity = _number(reduction(node.operator).identity(0, local.dtype))
-            text = f"tl.where({mask}, {text}, {identity})"
-        for k in reversed(reduced):
-            text = REDUCERS[node.operator].format(text, k)
+        if mask and self._missing(node.value, lanes, node.guard) != identity:
+            text = f"tl.where({mask}, {text}, {_number(identity)})"
+        axes = [None] if len(reduced) == len(lanes) > 1 else list(reversed(reduced))
+        for axis in axes:
+            text = REDUCERS[node.operator].format(text, axis)
         self.put(f"{local.name} = {COMBINE[node.operator].format(local.name, text)}")
         self._forget(local.name)
+
+    def _missing(self, value: Value, lanes: Lanes, guard: Guard) -> float | None:
+        """What a computed value is where its statement is masked off, if that is known."""
+        if isinstance(value, Load):
+            whole = self._pointer(value.tensor, value.index, lanes)[1] == set(lanes)
+            return self.others.get(self.shared.get((id(value), lanes, guard), "")) if whole else None
+        if isinstance(value, Call) and value.function == "exp_diff" and self._missing(value.args[0], lanes, guard) == -math.inf:
+            return 0
+        return None
 
     def _fold(self, node: Fold) -> None:
         """Combines all lanes of a block, then the result with the carried states. `tl.reduce` may reorder lanes; a scan does not,
@@ -781,6 +828,13 @@ class _TritonPrinter:
         return text, wide
 
 
+def _only_loop(body: Sequence[Node]) -> For | None:
+    """The grid loop that is all of a body but names; None if there is none."""
+    loop = body[-1] if body else None
+    alone = isinstance(loop, For) and loop.kind is GRID and all(isinstance(n, Bind) for n in body[:-1])
+    return loop if alone and isinstance(loop, For) else None
+
+
 def _room(lane: Lane, condition: Less) -> Expr:
     """The number of positions of a lane that satisfy a condition."""
     end = end_of(condition, lane.symbol)
@@ -801,6 +855,19 @@ def _places(index: Expr, block: Local) -> Lanes:
             raise VerificationError(f"{block} is read at {index}, which does not say at which position of each lane")
         found.append(Lane(at, lane.size))
     return tuple(found)
+
+
+def _last_reads(body: Sequence[Node]) -> set[tuple[int, Tensor]]:
+    """The loops, by id, that read an input after another loop beside them has: the last to need it."""
+    loops = {n: {v.tensor for v in _loads(n) if v.tensor.role is Role.INPUT} for n in body if isinstance(n, For)}
+    found = {tensor: n for n, tensors in loops.items() for tensor in tensors}
+    several = {tensor for tensor in found if sum(tensor in tensors for tensors in loops.values()) > 1}
+    inside = (_last_reads(part) for n in body for part in bodies(n))
+    return {(id(found[tensor]), tensor) for tensor in several}.union(*inside)
+
+
+def _loads(node: Node) -> Iterator[Load]:
+    return (v for n in nodes((node,)) for value in values_of(n) for v in value.walk() if isinstance(v, Load))
 
 
 def _counted(node: Node) -> tuple[Lane, ...]:

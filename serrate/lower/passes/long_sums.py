@@ -48,8 +48,9 @@ from serrate.ir.loops import (
 )
 from serrate.ir.tile import SERIAL
 from serrate.ir.values import Constant, Value, call, carried_dtype, constant
+from serrate.lower.facts import Facts
 from serrate.lower.names import Names
-from serrate.lower.passes.common import Body, inward, kept, per_kernel
+from serrate.lower.passes.common import Body, changed, inward, kept, per_kernel
 
 STEPS = 128
 """Additions to an element between flushes."""
@@ -62,29 +63,36 @@ OUTER = 8
 GROUP = 64
 """Positions of a loop per group without branches; each is already the sum of many lanes."""
 
-Change = Callable[[For, Sequence[Local], str], tuple[Node, ...]]
-"""Rewrites a loop that adds to blocks; the suffix keeps the names of several loops in one body apart."""
+Change = Callable[[For, Sequence[Local], str, Facts], tuple[Node, ...]]
+"""Rewrites a loop that adds to blocks, given what holds there; the suffix keeps the names of several loops in one body apart."""
 
 
 def long_sums(program: LoopProgram, *, branches: bool) -> LoopProgram:
     """The program with long sums and scans in two levels."""
     names = Names(program)
     change, wide = (_flushing, ("prod",)) if branches else (_in_parts, ("sum", "prod"))
-    return per_kernel(program, lambda k: _carrying_wide(_body(k.body, functools.partial(change, names)), wide))
+    return per_kernel(program, lambda k: _carrying_wide(_body(k.body, functools.partial(change, names), Facts(())), wide))
 
 
-def _body(body: Body, change: Change) -> Body:
+def _body(body: Body, change: Change, facts: Facts) -> Body:
     """Rewrites the loops of a body that add to blocks declared in it."""
-    body = kept(body, (inward(n, lambda part: _body(part, change)) for n in body))
+    body = kept(body, (_inside(n, change, facts) for n in body))
     begun = dict.fromkeys(n.local for n in body if isinstance(n, Declare | Assign) and _begins(n))
     sums = [local for local in begun if local.dtype.is_floating_point and _only_summed(local, body)]
     out: list[Node] = []
     loops = 0
     for node in body:
         own = [local for local in sums if isinstance(node, For) and any(_writes(n, local) for n in nodes((node,)))]
-        out += change(node, own, f"{loops or ''}") if own and isinstance(node, For) else (node,)
+        out += change(node, own, f"{loops or ''}", facts) if own and isinstance(node, For) else (node,)
         loops += bool(own)
     return kept(body, out)
+
+
+def _inside(node: Node, change: Change, facts: Facts) -> Node:
+    if isinstance(node, If):
+        then, other = _body(node.then, change, facts.and_(*node.guard)), _body(node.other, change, facts)
+        return changed(node, then=then, other=other)
+    return inward(node, lambda part: _body(part, change, facts))
 
 
 def _begins(node: Declare | Assign) -> bool:
@@ -193,7 +201,7 @@ class _Flush:
     after: tuple[Node, ...]
 
 
-def _flushing(names: Names, loop: For, locals_: Sequence[Local], suffix: str) -> tuple[Node, ...]:
+def _flushing(names: Names, loop: For, locals_: Sequence[Local], suffix: str, facts: Facts) -> tuple[Node, ...]:
     """A loop that flushes the blocks it adds to."""
     if not _loops_inside(loop, locals_) and _short(loop, min(_period(loop, local) for local in locals_)):
         return (loop,)
@@ -269,11 +277,11 @@ def _as(value: Value, dtype: torch.dtype) -> Value:
 # --- groups without branches ---------------------------------------------------------------------------------------------
 
 
-def _in_parts(names: Names, loop: For, locals_: Sequence[Local], suffix: str) -> tuple[Node, ...]:
+def _in_parts(names: Names, loop: For, locals_: Sequence[Local], suffix: str, facts: Facts) -> tuple[Node, ...]:
     """A loop over groups, each summed into its own block."""
     own = [local for local in locals_ if all(isinstance(n, Reduce) for n in nodes(loop.body) if _writes(n, local))]
     own = [local for local in own if not _loops_inside(loop, [local]) and list(_direct(loop.body, local))]
-    if not own or _short(loop, GROUP):
+    if not own or _short(loop, GROUP) or facts.prove(const(GROUP) - loop.extent):
         return (loop,)
     parts = {local: Local(_name(names, local, f"part{suffix}"), local.dtype, local.lanes) for local in own}
     body = tuple(replace(n, local=parts[n.local]) if isinstance(n, Reduce) and n.local in parts else n for n in loop.body)

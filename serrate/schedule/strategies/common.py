@@ -83,9 +83,22 @@ def shapes(program: TileProgram) -> list[Shape]:
 
 
 def warps_for(program: TileProgram, target: Target) -> int:
-    """The number of warps: more if each lane carries much (several states, blocks of matrix products), to avoid spills."""
-    heavy = any(isinstance(s.leaf, Accumulate) and (len(s.leaf.targets) > 1 or s.is_product) for s in shapes(program))
-    return 2 * target.warps if heavy else target.warps
+    """The number of warps: few for simple reductions, which only wait for memory; more for statistics of whole rows, whose blocks
+    all warps reduce together, and for the blocks of matrix products, to avoid spills."""
+    found = shapes(program)
+    if any(s.is_product or (s.reduces_rows and not _is_simple(s.leaf) and set(s.reduced) & _inner(s)) for s in found):
+        return 2 * target.warps
+    simple = found and all(not s.reduces_rows or _is_simple(s.leaf) for s in found) and any(s.reduces_rows for s in found)
+    return max(target.warps // 2, 1) if simple else target.warps
+
+
+def _inner(shape: Shape) -> set[int]:
+    return {d.uid for d in shape.regular}
+
+
+def stages_for(program: TileProgram, target: Target) -> int:
+    """How many blocks of a row are in flight: several where a worker only reduces them, and would wait for each."""
+    return target.stages
 
 
 def width(shape: Shape, target: Target) -> int:
@@ -108,6 +121,9 @@ def row_block(shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
     else:
         kept = [s for s in shapes if not s.reduces_rows and not s.is_product]
         kept = kept or [shape]
+        if target.factors_blocks and any(s.reduces_rows and not _is_simple(s.leaf) for s in shapes):
+            # Blocks that were reduced are read again: the second pass takes the same ones.
+            return block_size(None, max(target.block // across, 1), target)
         size = min(_stored_at_once(s, target) // (width(s, target) * s.leaf.targets[0].dtype.itemsize) for s in kept)
     size = max(min(size, LONG), 1)
     return power_of_two_at_least(size) if target.power_of_two_lanes else size
@@ -318,6 +334,7 @@ def schedule(recorder: Recorder, target: Target, rows: RowLoops, lanes: Lanes | 
     for each in together:
         schedule_contraction(recorder, each, target)
     left = [shape for shape in found if shape.phase not in done]
+    target = in_columns(target, left)
     # All phases over the features of rows that are looked up split them alike, so that they can be fused.
     looked_up = {shape.regular[-1].uid for shape in left if shape.regular and _looks_up(shape)}
     narrow = replace(target, widest=min(target.widest, target.gathered))
@@ -333,6 +350,15 @@ def _looks_up(shape: Shape) -> bool:
     return any(isinstance(at, Place) and at.reads for read in reads for at in read.index)
 
 
+def in_columns(target: Target, shapes: Sequence[Shape]) -> Target:
+    """The target with as many lanes for the innermost dim as one worker takes, if phases over rows agree on it."""
+    last = {s.regular[-1].uid if s.regular and s.regular[-1].uid not in s.reduced else None for s in shapes if s.own_rows}
+    if not target.column_bytes or len(last) != 1 or None in last or any(s.is_product for s in shapes):
+        return target
+    itemsize = max(r.dtype.itemsize for s in shapes for v in s.leaf.values for r in v.reads)
+    return replace(target, widest=min(target.widest, max(target.column_bytes // itemsize, 1)))
+
+
 def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], target: Target, rows: RowLoops) -> None:
     if shape.component is None:
         schedule_regular(recorder, shape, shapes, target)
@@ -341,12 +367,13 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
         kept, reduced, lanes = lane_regular(recorder, _left(recorder, shape, [*grid, *own]), target)
         if _moves_rows(shape):
             kept, lanes = _lane_block(recorder, shape, target, kept, lanes)
+        if _moves_rows(shape) or target.column_bytes:
             # All positions cost the same, so the kept loops can go on the grid too, which balances a few long rows.
             grid, kept = [*grid, *kept], []
         finish_loops(recorder, shape.phase, [*grid, *kept, *reduced, *own, *lanes], grid, [*own, *lanes])
     elif shape.is_product or finishes_product(shape, shapes):
         rows.product(recorder, shape, target)
-    elif _factored_lanes(recorder, shape):
+    elif _factored_lanes(recorder, shape, target):
         for name in (f"{shape.leaf.targets[0].name}_{shape.regular[-1].name}", shape.phase):
             _schedule_phase(recorder, describe(recorder.program, name), shapes, target, rows)
     else:
@@ -389,13 +416,17 @@ def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLo
     # Loops outside the row stay outside: a row is read from start to end.
     outside = _outside(recorder, phase, serial)
     kept, reduced, lanes = lane_regular(recorder, rest, target)
+    if target.column_bytes:
+        columns = [d.name for d in rest.regular if not d.is_ragged]
+        shared = [n for n in kept if n in columns or n.removesuffix("o") in columns]
+        grid, kept = [*grid, *shared], [n for n in kept if n not in shared]
     if not shape.reduces_rows:
         first, last = [n for n in kept if n in outside], [n for n in kept if n not in outside]
         finish_loops(recorder, phase, [*grid, *first, *serial, *last, *reduced, *own, *lanes], grid, [*own, *lanes])
         return
     first, last = [n for n in reduced if n in outside], [n for n in reduced if n not in outside]
     order = [*grid, *kept, *first, *serial, *last, *own, *lanes]
-    if not target.factors_blocks or goes_in_order(shape.leaf) or (isinstance(shape.leaf, Accumulate) and shape.leaf.merge):
+    if not target.factors_blocks or not _is_simple(shape.leaf) or goes_in_order(shape.leaf):
         finish_loops(recorder, phase, order, grid, [*own, *lanes])
         return
     # Each lane reduces its own elements; lanes are combined once, after the loop over the row.
@@ -403,6 +434,11 @@ def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLo
     finish_loops(recorder, f"{_first_target(recorder, phase)}_{own[-1]}", order, grid, [*own, *lanes])
     still = [name for name in serial if name in loop_names(recorder, phase)]
     finish_loops(recorder, phase, [*grid, *kept, *still, *own, *lanes], grid, [*own, *lanes])
+
+
+def _is_simple(leaf: Accumulate | Scan | Store) -> bool:
+    """Whether a statement reduces elements so that lanes can keep partial results: others combine a whole block at once."""
+    return isinstance(leaf, Accumulate) and not leaf.merge and leaf.reduction.in_block is None
 
 
 def _left(recorder: Recorder, shape: Shape, arranged: Sequence[str]) -> Shape:
@@ -424,9 +460,11 @@ def _first_target(recorder: Recorder, phase: str) -> str:
     return describe(recorder.program, phase).leaf.targets[0].name
 
 
-def _factored_lanes(recorder: Recorder, shape: Shape) -> bool:
+def _factored_lanes(recorder: Recorder, shape: Shape, target: Target) -> bool:
     """Reduces rows first and the innermost dim once at the end, instead of across lanes in every block."""
     if not shape.regular or not isinstance(shape.leaf, Accumulate) or shape.leaf.merge or not shape.reduces_rows:
+        return False
+    if target.factors_blocks and shape.leaf.reduction.in_block is not None:
         return False
     last = shape.regular[-1]
     return last.uid in shape.reduced and recorder.attempt("rfactor", shape.phase, last.name)

@@ -19,11 +19,13 @@ from serrate.schedule.strategies.common import (
     PhaseBlocks,
     block_size,
     finish_loops,
+    in_columns,
     lane_regular,
     loop_names,
     schedule,
     schedule_product,
     shapes,
+    stages_for,
     warps_for,
     width,
 )
@@ -44,27 +46,48 @@ def persistent_dynamic(
     tile: int | None = None,
     chunk: int | None = None,
     warps: int | None = None,
+    stages: int | None = None,
     lanes: Lanes | None = None,
 ) -> Plan:
     """A plan with pieces of rows on the grid; a piece has `chunk` positions, a block `tile` of them."""
+    if program.axes:
+        return _pieces(program, target, tile, chunk, warps, stages, lanes)
+    # On a GPU, short rows are launched on their own: both kinds of rows in one program would need the registers of both.
+    apart = target.many_workers
+    try:
+        plan = _pieces(program, target, tile, chunk, warps, stages, lanes, apart=apart)
+        return _with_short_rows(plan, program, target, tile)
+    except ScheduleError:
+        return _pieces(program, target, tile, chunk, warps, stages, lanes)
+
+
+def _pieces(
+    program: TileProgram,
+    target: Target,
+    tile: int | None,
+    chunk: int | None,
+    warps: int | None,
+    stages: int | None,
+    lanes: Lanes | None,
+    *,
+    apart: bool = False,
+) -> Plan:
+    """A plan with pieces of all rows on the grid; if short rows are `apart`, of long rows only."""
     recorder = Recorder(program)
     prepare(recorder)
+    whole, target = target, in_columns(target, shapes(recorder.program))
     across = max((width(s, target) for s in shapes(recorder.program)), default=1)
-    piece = block_size(chunk, max(target.chunk // across, 1), target)
-    # Pieces are so short that large blocks would leave most lanes idle.
-    simple_block = target.block if target.simple_block else 0
-    schedule(recorder, replace(target, simple_block=simple_block), PiecesOfRows(tile, piece, chunk), lanes)
-    plan = recorder.plan("persistent_dynamic", warps or warps_for(program, target))
-    return _with_short_rows(plan, program, target, tile) if target.keeps_rows and not program.axes else plan
+    # Workers that share the columns of a row take shorter pieces of it.
+    elements = target.chunk // 2 if target is not whole else target.chunk
+    piece = block_size(chunk, max(elements // across, 1), target)
+    schedule(recorder, target, PiecesOfRows(tile, piece, chunk, apart), lanes)
+    return recorder.plan("persistent_dynamic", warps or warps_for(program, target), stages or stages_for(program, target))
 
 
 def _with_short_rows(plan: Plan, program: TileProgram, target: Target, tile: int | None) -> Plan:
-    """The plan, with a plan for rows that fit one piece if all phases run row by row."""
+    """The plan, with a plan for rows that fit one piece; raises unless all phases run row by row."""
     pieces, short = plan.apply(program), maskless(program, target, tile)
-    try:
-        by_length(short.apply(program), pieces)
-    except ScheduleError:
-        return plan
+    by_length(short.apply(program), pieces)
     return replace(plan, short=short, most=longest_piece(pieces))
 
 
@@ -87,6 +110,8 @@ class PiecesOfRows:
     piece: int
     asked: int | None
     """The size of a piece, if the caller chose it."""
+    apart: bool = False
+    """Whether rows that fit one piece are left to another plan."""
 
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         assert shape.component is not None
@@ -99,11 +124,13 @@ class PiecesOfRows:
         # A piece consists of whole blocks; otherwise its last block would reach into the next piece.
         size = self._lines if rows is not shape.ragged or block is None else -(-self.piece // block) * block
         recorder.do("split", shape.phase, rows.name, size)
+        if self.apart:
+            recorder.do("long_only", shape.phase, f"{rows.name}o")
         if rows.uid not in shape.reduced:
             return ((shape.phase, block),)
-        recorder.do("rfactor", shape.phase, f"{rows.name}o")
+        recorder.do("rfactor", shape.phase, self._outer(rows))
         self._finish(recorder, describe(recorder.program, shape.phase), target)
-        pieces = [f"{t.name}_{rows.name}o" for t in shape.leaf.targets]
+        pieces = [f"{t.name}_{self._outer(rows)}" for t in shape.leaf.targets]
         if target.keeps_rows and recorder.attempt("two_pass", pieces[0]):
             # Both passes read the piece, which stays in cache, so blocks can be as large as the piece.
             return tuple((piece, block if self.tile else size) for piece in pieces)
@@ -111,6 +138,10 @@ class PiecesOfRows:
 
     def kernel(self, recorder: Recorder, target: Target, lanes: Lanes) -> None:
         pieces_of_rows(recorder, target, lanes, self.asked)
+
+    def _outer(self, rows: RaggedIterDomain) -> str:
+        """The name of the loop over the pieces of a row."""
+        return f"{rows.name}or" if self.apart else f"{rows.name}o"
 
     @property
     def _lines(self) -> int:
@@ -127,13 +158,15 @@ class PiecesOfRows:
             serial, lanes = [f"{within}o"], [f"{within}i"]
         if rows is None:
             return [row], serial, lanes
-        self._beside(recorder, shape.phase, row, f"{rows.name}o")
-        recorder.do("combine", shape.phase, row, f"{rows.name}o")
-        return [f"{row}{rows.name}o"], serial, lanes
+        self._beside(recorder, shape.phase, row, self._outer(rows))
+        recorder.do("combine", shape.phase, row, self._outer(rows))
+        return [f"{row}{self._outer(rows)}"], serial, lanes
 
     def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
         assert shape.component is not None and shape.ragged is not None
         row, ragged = shape.component.name, shape.ragged.name
+        if self.apart:
+            raise ScheduleError("a product is cut into blocks, not into short and long rows")
         recorder.do("split", shape.phase, ragged, target.matmul[0])
         self._beside(recorder, shape.phase, row, f"{ragged}o")
         recorder.do("combine", shape.phase, row, f"{ragged}o")
@@ -158,4 +191,5 @@ class PiecesOfRows:
             size = (min(target.finish, FOLDED) if folds else target.finish) // width(shape, target)
             recorder.do("split", shape.phase, pieces, block_size(None, max(size, 1), target))
             serial, lanes = f"{pieces}o", [f"{pieces}i", *lanes]
-        finish_loops(recorder, shape.phase, [row, *kept, serial, *reduced, *lanes], [row], lanes)
+        grid = [row, *kept] if target.column_bytes else [row]
+        finish_loops(recorder, shape.phase, [row, *kept, serial, *reduced, *lanes], grid, lanes)

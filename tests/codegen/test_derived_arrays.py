@@ -1,0 +1,41 @@
+"""Arrays that a GPU derives from offsets, in two launches: where the pieces of each row begin, and the row of each piece.
+
+In: lengths of rows. Out: failures that show the offsets or the owners that differ from those counted in Python.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+import torch
+
+from serrate import ir, ops
+from serrate.codegen.triton.derived import can_derive
+from serrate.ir.recipes import Owners, RunningSum
+from serrate.runtime.triton import derived_on_device
+
+PIECE = 16
+LENGTHS = [[], [0], [5], [16], [17], [0, 40, 3, 0, 16, 100, 1], [1] * 1100 + [33] + [2] * 30]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)} rows")
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_pieces_of_long_rows(lengths: list[int], dtype: torch.dtype) -> None:
+    with ir.Fusion("program") as f:
+        x, offsets = f.input((None, 2), torch.float32), f.input((None,), dtype)
+        f.output(ops.softmax(ops.as_nested(x, offsets), 1))
+    run = f.compile("triton", "persistent_dynamic", chunk=PIECE, tile=8)
+    values, given = torch.ones(sum(lengths), 2), torch.tensor([0, *accumulate(lengths)], dtype=dtype)
+    call = run.binder.bind((values, given))
+    ready = run.stages[0].prepared(call)
+    wanted = [a for a in ready.executable.program.arrays if can_derive(a)]
+    symbols = dict(zip(run.binder.symbols, call.numbers, strict=True))
+    made = derived_on_device(wanted, {"T1": given}, symbols, given.device)
+    pieces = [-(-n // PIECE) if n > PIECE else 0 for n in lengths]
+    counts = [pieces, [min(n, 1) for n in pieces]]
+    sums = [made[a].tolist()[: len(lengths) + 1] for a in wanted if isinstance(a.recipe, RunningSum)]
+    tables = [made[a].tolist() for a in wanted if isinstance(a.recipe, Owners)]
+    assert sums == [[0, *accumulate(each)] for each in counts]
+    for table, each in zip(tables, counts, strict=True):
+        assert table[: sum(each)] == [row for row, n in enumerate(each) for _ in range(n)]
