@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from serrate.errors import DomainError
-from serrate.ir.domains import COORDINATE, IterDomain, IterType, NestedInts, ParallelType, identity_of
+from serrate.ir.domains import COORDINATE, IterDomain, IterType, NestedInts, identity_of
 from serrate.ir.expr import Array, Expr, as_expr, const, maximum, search
 from serrate.ir.nested import check_boundaries, depth_of, integers
 from serrate.ir.ragged import Lengths, RaggedIterDomain, total_of
-from serrate.ir.transforms import Known, Outputs, Transform, divisor, finish, merge, once, plain
+from serrate.ir.transforms import Known, Outputs, Transform, divisor, finish, merge, once, plain, serial
 
 Pair = tuple[IterDomain, RaggedIterDomain]
 
@@ -95,13 +95,11 @@ def partition(
     >>> partition(IterDomain(12), [0, 4, 8], lengths=[3, 0, 2])[1].extents
     (3, 0, 2)
     """
-    plain("partition", domain)
+    serial("partition", domain)
     if domain.iter_type is not IterType.ITERATION:
         raise DomainError(
             f"partition: {domain} is a {domain.iter_type.name.lower()} domain; only iteration domains can be partitioned"
         )
-    if domain.parallel is not ParallelType.SERIAL:
-        raise DomainError(f"partition: {domain} is already parallelized; partition it first, then parallelize the parts")
     for each in under:
         if plain("partition", each).is_ragged:
             raise DomainError(

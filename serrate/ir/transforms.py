@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 from typing import cast
 
 from serrate.errors import DomainError
-from serrate.ir.domains import COORDINATE, IterDomain, NestedInts
+from serrate.ir.domains import COORDINATE, IterDomain, NestedInts, ParallelType
 from serrate.ir.expr import Expr, as_expr, ceildiv, maximum, minimum
 from serrate.ir.uids import Uid, sent
 
@@ -260,6 +260,14 @@ def plain(function: str, domain: object) -> IterDomain:
     return domain
 
 
+def serial(function: str, domain: object) -> IterDomain:
+    """The domain, if it can be transformed and has no parallel type, which the results would not have."""
+    found = plain(function, domain)
+    if found.parallel is not ParallelType.SERIAL:
+        raise DomainError(f"{function}: {found} is already parallelized; {function} it first, then parallelize the parts")
+    return found
+
+
 def split(domain: IterDomain, factor: int | Expr, *, inner: bool = True) -> tuple[IterDomain, IterDomain]:
     """I -> (O, In). The factor is the inner extent, or the outer one if not `inner`. Always legal; holes are guarded.
 
@@ -268,7 +276,7 @@ def split(domain: IterDomain, factor: int | Expr, *, inner: bool = True) -> tupl
     >>> [d.extent for d in split(IterDomain(6), 4)]
     [2, 4]
     """
-    plain("split", domain)
+    serial("split", domain)
     size = size_of("split: a factor", factor)
     if size.value is not None and size.value < 1:
         raise DomainError(f"split: a factor must be at least 1, got {size}")
@@ -293,7 +301,7 @@ def merge(outer: IterDomain, inner: IterDomain) -> IterDomain:
     >>> merge(RaggedIterDomain.from_extents([3, 5, 2]), IterDomain(4)).extents
     (12, 20, 8)
     """
-    plain("merge", outer), plain("merge", inner)
+    serial("merge", outer), serial("merge", inner)
     if inner.is_ragged:
         (component,) = inner.owners
         if component.uid == outer.uid or (inner.pairing is not None and inner.pairing == outer.pairing and not outer.is_ragged):
@@ -364,7 +372,7 @@ def resize(domain: IterDomain, left: int | Expr, right: int | Expr) -> IterDomai
     >>> resize(IterDomain(6), 1, 1).extent, resize(IterDomain(6), -2, 0).extent
     (8, 4)
     """
-    plain("resize", domain)
+    serial("resize", domain)
     before, after = size_of("resize: the left size", left), size_of("resize: the right size", right)
     extent = domain.row_length + before + after
     if not domain.is_ragged and extent.value is not None and extent.value < 0:
@@ -391,7 +399,7 @@ def swizzle(axis: IterDomain, domain: IterDomain) -> tuple[IterDomain, IterDomai
     >>> [swizzled.definition.to_outputs({a.uid: as_expr(3), b.uid: as_expr(k)})[0].value for k in range(8)]
     [3, 2, 1, 0, 7, 6, 5, 4]
     """
-    plain("swizzle", axis), plain("swizzle", domain)
+    serial("swizzle", axis), serial("swizzle", domain)
     if axis.uid == domain.uid:
         raise DomainError(f"swizzle: {domain} cannot be swizzled by itself")
     for each in (axis, domain):
@@ -417,7 +425,7 @@ def restrict(domain: IterDomain, low: Expr | int, high: Expr | int) -> IterDomai
     >>> restrict(IterDomain(10), 2, 7).extent
     5
     """
-    plain("restrict", domain)
+    serial("restrict", domain)
     low, high = size_of("restrict: the lower bound", low), size_of("restrict: the upper bound", high)
     if low.bounds[0] is None or low.bounds[0] < 0:
         raise DomainError(f"restrict: the lower bound must not be negative, got {low}")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from serrate import ir
 from serrate.errors import DomainError, StructureMismatch
 from serrate.ir import (
     IterDomain,
@@ -688,3 +689,18 @@ def test_transforms_print() -> None:
     ]
     for made, text in texts:
         assert str(made.definition) == text
+
+
+@pytest.mark.parametrize("kind", ["grid", "lanes"])
+def test_transforms_that_would_lose_a_mark_are_refused(kind: str) -> None:
+    marked, other = ir.IterDomain(8).parallelize(kind), ir.IterDomain(4)
+    for name, transform in {
+        "split": lambda: ir.split(marked, 4),
+        "merge": lambda: ir.merge(other, marked),
+        "resize": lambda: ir.resize(marked, 1, 1),
+        "swizzle": lambda: ir.swizzle(other, marked),
+    }.items():
+        with pytest.raises(
+            DomainError, match=f"^{name}: .* is already parallelized; {name} it first, then parallelize the parts"
+        ):
+            transform()
