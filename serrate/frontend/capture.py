@@ -155,8 +155,8 @@ class Watching(TorchFunctionMode):
             return TensorView.operators[function](*args, **kwargs)
         if function in RANDOM:
             raise TraceError(
-                f"random numbers drawn while tracing would be the same in every call ({user_line()}); use torch.rand_like, "
-                "torch.randn_like or torch.randint_like, or draw them before the call and pass them as an argument"
+                f"random numbers drawn while tracing would be the same in every call ({user_line()}); draw them "
+                "before the call and pass them as an argument"
             )
         result = function(*args, **kwargs)
         for leaf in leaves_of((result,), {}):

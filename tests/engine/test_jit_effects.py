@@ -32,8 +32,8 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
     "a generator of random": lambda x: x * OWN.random(),
     "numpy.random": lambda x: x * float(np.random.rand()),
     "a generator of numpy": lambda x: x * float(GENERATOR.normal()),
-    "torch.rand": lambda x: x * torch.rand(1),
-    "a generator of torch": lambda x: x * torch.rand(1, generator=OF_TORCH),
+    "torch.randperm": lambda x: x * torch.randperm(1),
+    "a generator of torch": lambda x: x * torch.randperm(1, generator=OF_TORCH),
     "in place": lambda x: x * torch.empty(1).cauchy_(),
     "at random in a helper": lambda x: helper(x),
 }

@@ -497,8 +497,10 @@ def test_messages() -> None:
         torch.rand_like(jt, generator=torch.Generator())
     with pytest.raises(CallError, match="the result is on the device of its input"):
         torch.rand_like(jt, device="cpu")
-    with pytest.raises(TraceError, match=r"random numbers drawn while tracing .*use torch\.rand_like"):
-        jit(lambda x: x + torch.rand(4))(jt)
+    with pytest.raises(TraceError, match=r"random numbers drawn while tracing .*draw them before the call"):
+        jit(lambda x: x + torch.randperm(4))(jt)
+    with pytest.raises(CallError, match="rand: the program runs on cpu, not on cuda"):
+        jit(lambda x: x + torch.rand(4, device="cuda"))(jt)
     with pytest.raises(TraceError, match="dropout: inplace=True cannot be traced; use the result instead"):
         jit(lambda x: F.dropout(x, 0.5, inplace=True))(jt)
     with pytest.raises(DtypeError, match="dropout: needs a floating-point dtype"):
@@ -514,3 +516,28 @@ def test_tensors_made_while_tracing_are_drawn_like_too() -> None:
     torch.manual_seed(0)
     first = f(jt).values
     assert torch.equal(first, jt.values + uniform(next_seed(0), 4)) and not torch.equal(f(jt).values, first)
+
+
+@pytest.mark.usefixtures("reference")
+def test_tensors_of_a_given_shape_in_traced_functions() -> None:
+    jt = lengths_like(3)
+    made: dict[str, Callable[[], Any]] = {
+        "rand": lambda: torch.rand(4),
+        "rand of a tuple": lambda: torch.rand((1, 4), dtype=torch.float32, device="cpu"),
+        "rand of a size": lambda: torch.rand(size=(4,)),
+        "randn": lambda: torch.randn(4),
+        "randint": lambda: torch.randint(9, (4,)),
+        "randint from": lambda: torch.randint(3, 9, (4,)),
+        "randint by name": lambda: torch.randint(high=9, size=(4,)),
+    }
+    for name, make in made.items():
+        f = jit(lambda x, make=make: x * 0 + make())
+        seed = next_seed(5)
+        torch.manual_seed(5)
+        first, second = f(jt).values, f(jt).values
+        assert torch.equal(first, first[:1].expand(3, 4)) and not torch.equal(first, second), name
+        if name.startswith("rand "):
+            assert torch.equal(first[0], uniform(seed, 4)), name
+        if name.startswith("randint"):
+            low = 3 if name == "randint from" else 0
+            assert first[0].tolist() == [low + (w * (9 - low) >> 32) for w in words(seed, 4)], name

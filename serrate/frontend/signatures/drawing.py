@@ -5,6 +5,7 @@ In: traced tensors and torch's options. Out: traced tensors. A function that has
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +13,39 @@ import torch
 from serrate.errors import CallError
 from serrate.frontend import ops
 from serrate.frontend.ops.common import Operand, refuse_in_place
+from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.random import require_probability
+from serrate.ir.domains import IterDomain
+from serrate.ir.fusion import current_fusion
+from serrate.ir.values import constant
 from serrate.ir.view import TensorView
+
+
+def rand(*size: Any, **options: Any) -> TensorView:
+    return ops.rand_like(_shaped("rand", torch.rand, size, options))
+
+
+def randn(*size: Any, **options: Any) -> TensorView:
+    return ops.randn_like(_shaped("randn", torch.randn, size, options))
+
+
+def randint(low: Any = None, high: Any = None, size: Any = None, **options: Any) -> TensorView:
+    if size is None:
+        low, high, size = 0, low, high
+    low = 0 if low is None else low
+    return ops.randint_like(_shaped("randint", torch.randint, (low, high, size), options), low, high)
+
+
+def _shaped(name: str, function: Callable[..., torch.Tensor], args: tuple[Any, ...], options: dict[str, Any]) -> TensorView:
+    """A tensor of the shape and dtype that one of torch's functions gives; nothing reads its elements."""
+    fusion = current_fusion()
+    device = options.pop("device", None)
+    if device is not None and torch.device(device).type != fusion.device:
+        raise CallError(f"{name}: the program runs on {fusion.device}, not on {device}")
+    _refuse(name, {k: v for k, v in options.items() if k not in ("dtype", "size")})
+    model = function(*args, **options, device="meta")
+    domains = [IterDomain(size, name=fusion.fresh("d")) for size in model.shape]
+    return pulled(fusion, model.dtype, domains, constant(0, model.dtype))
 
 
 def rand_like(input: TensorView, *, dtype: torch.dtype | None = None, **options: Any) -> TensorView:
