@@ -1,4 +1,4 @@
-"""What to draw: domains with the transforms between them, loops with their guards, and fusions.
+"""Figures: domains with the transforms between them, loops with their guards, and fusions.
 
 In: domains (the loops, usually) or a fusion. Out: a `Drawing`. Logical domains are at the top, loops at the bottom, with a
 small node for each transform in between.
@@ -112,7 +112,7 @@ def draw_fusion(fusion: Fusion) -> Drawing:
 
 
 def label(transform: Transform) -> str:
-    """What a transform does, in a few characters: `split 4`, `merge`, `partition`."""
+    """A transform's label: `split 4`, `merge`, `partition`."""
     words = " ".join(re.findall(r"[A-Z][a-z0-9]*", type(transform).__name__)).lower()
     values = [getattr(transform, f.name) for f in fields(transform) if f.name not in ("inputs", "outputs")]
     numbers = [str(v) for v in values if isinstance(v, Expr) and len(str(v)) <= 12 and str(v) != "0"]

@@ -46,7 +46,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Edge:
-    """From the upper box to the lower one; dashed where it says what is looked at, not what is made."""
+    """From the upper box to the lower one; dashed if the lower one only reads the upper."""
 
     upper: str
     lower: str
@@ -81,7 +81,7 @@ class _Slot:
 
     @property
     def wanted(self) -> float:
-        """Where it would like to be: under and above its neighbours; of an edge, where the whole edge is."""
+        """The preferred position: aligned with its neighbours; for an edge, with the rest of the edge."""
         near = self.chain or [*self.upper, *self.lower]
         return _middle(near, self.x)
 
@@ -174,7 +174,7 @@ def _spread(rows: list[list[_Slot]]) -> None:
 
 
 def _settle(row: Sequence[_Slot], wanted: Sequence[float]) -> None:
-    """Moves each slot to where it wants to be, blocks that would overlap together to the mean of what they want."""
+    """Moves each slot to its preferred position; slots that would overlap move together to the mean of theirs."""
     blocks: list[tuple[list[_Slot], float]] = []
     for slot, want in zip(row, wanted, strict=True):
         blocks.append(([slot], want))

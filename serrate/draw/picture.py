@@ -39,7 +39,7 @@ Rectangle = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Legend:
-    """What stands below a picture: a swatch for each kind of domain in it, and notes line by line."""
+    """The legend below a picture: a swatch for each kind of domain in it, and notes."""
 
     kinds: tuple[str, ...]
     guarded: bool
@@ -51,7 +51,7 @@ class Legend:
 
 
 def text_width(lines: Sequence[str]) -> float:
-    """What the lines take, with room at both sides."""
+    """The width of the lines, with a margin on both sides."""
     return max((len(line) for line in lines), default=0) * CHARACTER + 2 * PADDING
 
 
@@ -192,7 +192,7 @@ class Drawing:
 
 
 def _legend_lines(legend: Legend, width: float) -> list[list[str]]:
-    """The entries in rows that are no wider than the picture, or one entry wide."""
+    """The entries in rows that fit the picture's width, at least one per row."""
     rows: list[list[str]] = []
     for entry in legend.entries:
         if rows and sum(_swatch_width(e) for e in (*rows[-1], entry)) + 2 * PADDING <= max(width, 420.0):

@@ -1,6 +1,6 @@
-"""Conditions on positions: truth values made of comparisons of indices as guards, and what guards say of one lane alone.
+"""Conditions on positions: boolean values as guards, and the bounds that guards put on single lanes.
 
-In: a value of dtype bool, or conditions `left < right`. Out: such conditions, and what else a value asks.
+In: a bool value, or conditions `left < right`. Out: such conditions, and the rest of the value that is not one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from serrate.ir.values import Call, Constant, Value, call
 
 
 def conditions_of(test: Value) -> tuple[Guard, Value | None]:
-    """The conditions on indices that a truth value asks, and the rest of it, which asks something else; None if that is all.
+    """Splits a bool value into a conjunction of index comparisons and the rest; the rest is None if there is none.
 
     >>> from serrate.ir.expr import symbol
     >>> from serrate.ir.loops import number
@@ -46,7 +46,7 @@ def conditions_of(test: Value) -> tuple[Guard, Value | None]:
 
 
 def as_index(value: Value) -> Expr | None:
-    """A whole number that is made of indices as an index expression."""
+    """An integer value as an index expression; None if it is not one."""
     if isinstance(value, Number):
         return value.expr
     if isinstance(value, Constant) and not value.dtype.is_floating_point and value.dtype != torch.bool:
@@ -66,13 +66,13 @@ def as_index(value: Value) -> Expr | None:
 
 
 def bounds_a_lane(guard: Less, lanes: Lanes) -> bool:
-    """Whether a condition says where one lane begins or ends, or nothing of any: products of blocks take no others."""
+    """Whether a condition bounds a single lane, or depends on none; matrix products support no others."""
     mine = {lane.symbol for lane in lanes} & guard.symbols
     return len(mine) <= 1 and all((end_of(guard, s) or start_of(guard, s)) is not None for s in mine)
 
 
 def bounding(guard: Guard, lanes: Lanes) -> Guard:
-    """What conditions say of one lane each, with the others anywhere in their ranges."""
+    """The bounds that conditions put on single lanes, for any position of the other lanes."""
     found: dict[Less, None] = {}
     for condition in guard:
         mine = [lane.symbol for lane in lanes if lane.symbol in condition.symbols]

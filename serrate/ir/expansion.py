@@ -1,12 +1,12 @@
-"""Expansion of reductions into block operations: one tile of values is reduced and combined with what is carried.
+"""Expansion of reductions into block operations: one tile of values is reduced and combined into the carried states.
 
-In: a reduction, its states as private blocks, the tile's values and the lanes they vary over. Out: block statements. No
-reduction is known here; which of these serves one follows from its definition:
+In: a reduction, its states as private blocks, the tile's values and the lanes they vary over. Out: block statements. This module
+knows no reduction by name; the definition determines the form:
 
-    one state and an operator    Reduce, or Dot where what is summed are the products of a matrix product
+    one state and an operator    Reduce, or Dot if the terms form a matrix product
     no lanes are reduced         combine, lane by lane
-    in_block                     what the definition makes of a whole block
-    otherwise                    Fold: combine, position after position, in order
+    in_block                     the definition's own code for a whole block
+    otherwise                    Fold: combine, position by position, in order
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ReductionTile:
         return tuple(lane for lane in self.lanes if lane not in self.kept)
 
     def of(self, state: Local) -> ReductionTile:
-        """The tile as a state sees it that has not all the lanes that others keep."""
+        """The tile for a state that has fewer lanes than other states."""
         gone = [lane for lane in self.kept if lane not in state.lanes]
         if not gone:
             return self
@@ -67,7 +67,7 @@ class ReductionTile:
 def expand(
     kind: Reduction, states: tuple[Local, ...], values: tuple[Value, ...], tile: ReductionTile, *, merge: bool
 ) -> list[Node]:
-    """Block statements that combine `values` (whole states where `merge`) into `states` over the lanes the states do not have."""
+    """Block statements that combine `values` (whole states if `merge`) into `states`, over the lanes that the states lack."""
     new = values if merge else kind.lifted(values)
     if kind.operator is not None:
         product = as_dot(states[0], new[0], tile) if kind.operator == "sum" else None
@@ -95,14 +95,14 @@ def steps(fold: Fold) -> list[Node]:
 
 
 def assigned(states: Sequence[Local], values: States, where: Sequence[tuple[Lanes, Guard]]) -> list[Node]:
-    """Statements after which all states hold these values, which read what the states held before; each in its own lanes."""
+    """Assigns all states simultaneously: the values read the previous states. Each state is assigned in its own lanes."""
     out: list[Node] = []
     pending = dict(zip(states, values, strict=True))
     places = dict(zip(states, where, strict=True))
     while pending:
         free = next((s for s in pending if not any(_reads(v, s) for other, v in pending.items() if other is not s)), None)
         if free is None:
-            # Around in a circle: what the others need of one is kept aside.
+            # A cycle: copy the state that the others still need.
             free = next(iter(pending))
             before = Local(f"{free.name}_before", free.dtype, free.lanes)
             out += [Declare(before, None), Assign(*places[free], before, held(free))]
@@ -123,7 +123,7 @@ def _reading(value: Value, old: Local, new: Local) -> Value:
 
 @dataclass(eq=False)
 class _BlockEmitter:
-    """The block of a tile, for a definition to take: what it asks for becomes statements."""
+    """Implements `Block` for a definition's `in_block`: its calls become statements."""
 
     kind: Reduction
     states: tuple[Local, ...]
@@ -134,7 +134,7 @@ class _BlockEmitter:
     def reduced(self, state: int, operator: str, value: Value) -> Value:
         local, tile, dtype = self._like(state), self.tile.of(self.states[state]), self.states[state].dtype
         if operator == "sum" and isinstance(value, Constant) and value.number == 1 and self._bounded():
-            # The elements that exist are counted by where they end.
+            # Count the existing elements from the end of the guards' ranges.
             return existing(self.tile.reduced, self._own_guard(), dtype)
         if dtype == torch.float64 and carried_dtype(value.dtype) == torch.float32:
             # A block is short enough to be reduced in the dtype of its elements.
@@ -177,7 +177,7 @@ class _BlockEmitter:
         return tuple(g for g in self.tile.guard if g not in self.tile.kept_guard)
 
     def _bounded(self) -> bool:
-        """Whether guards say how far the reduced lanes go, and nothing else about them."""
+        """Whether guards only bound the reduced lanes from above."""
         reduced = [lane.symbol for lane in self.tile.reduced]
         return all(end_of(g, symbol) is not None for g in self._own_guard() for symbol in reduced if symbol in g.symbols)
 
@@ -185,7 +185,8 @@ class _BlockEmitter:
 def as_dot(local: Local, value: Value, tile: ReductionTile) -> Dot | None:
     """A sum as a matrix product, if it is one: of products of two blocks that share exactly the reduced lane.
 
-    A product takes conditions on one lane each. Where others do not hold, an operand is 0 (`existing_only`, `Block.each`).
+    A matrix product supports only guards on single lanes. Where other guards fail, an operand is 0 (`existing_only`,
+    `Block.each`).
     """
     if len(tile.reduced) != 1 or len(tile.kept) != 2 or not (isinstance(value, Call) and value.function == "mul"):
         return None
@@ -205,7 +206,7 @@ def lanes_of(value: Value, lanes: Lanes) -> set[object]:
 
 
 def existing_only(kind: Reduction, values: tuple[Value, ...], tile: ReductionTile) -> tuple[tuple[Value, ...], ReductionTile]:
-    """An element that changes nothing unless a condition on positions holds need not exist where it does not hold.
+    """Turns selects into guards: an element that is neutral unless a condition on positions holds gets that condition.
 
     m max= where(k <= q, x, -inf)   ->   m max= x  where k <= q
     t sum= where(k <= q, x, 0) * y  ->   the same  where k <= q
@@ -225,7 +226,7 @@ def _with(guard: Guard, more: Guard) -> Guard:
 
 
 def _chosen(value: Value, other: float | int | bool) -> tuple[Guard, Value]:
-    """The conditions on positions without which a value is `other`, and what it is where they hold."""
+    """The conditions on positions under which a value is not `other`, and its value under them."""
     if isinstance(value, Call) and value.function == "cast":
         return _chosen(value.args[0], other)[0], value
     if not (isinstance(value, Call) and value.function == "where"):

@@ -73,8 +73,8 @@ def loosest(condition: Less, others: Collection[Symbol]) -> Less | None:
 
 
 def possible(condition: Less, others: Collection[Symbol]) -> Less | None:
-    """The condition that holds wherever this one does for some of the `others`, each between its bounds: it has none of them.
-    None where one of them is not a plain term, or has no bound on the side that matters.
+    """The strongest condition without `others` that holds whenever this one holds for some values of them within their bounds.
+    None if one of them is not a plain term, or has no bound on the side that matters.
 
     >>> from serrate.ir.expr import symbol
     >>> q, k = symbol("q", 0, 7), symbol("k", 0, 7)
