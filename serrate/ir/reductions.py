@@ -335,26 +335,32 @@ def _rescaled(a: States, b: States) -> States:
     return (_call("maximum", m1, m2), *totals)
 
 
-def _rescaled_once(block: Block, carried: States, new: States, *, scaled: bool = False, power: str = "exp_diff") -> None:
+@dataclass(frozen=True)
+class _RescaledOnce:
     """Takes the block's maximum first: totals are rescaled once, and every element adds its power relative to the new maximum.
 
-    If the last weight is `scaled`, the scale goes with the power, so that the weight alone is the other side of a product.
+    If the last weight is `scaled`, the scale multiplies the power, so that the weight alone is one operand of a matrix product.
     """
-    (m, *totals), (x, *weights) = carried, new
-    x = block.each(x) if len(totals) > 1 else x
-    grown = _call("maximum", m, block.reduced(0, "max", x))
-    scale = _call("exp_diff", m, grown)
-    scale = block.once(0, scale) if len(totals) > 1 else scale
-    block.update((grown, *(_call("mul", t, scale) for t in totals)))
-    powers = call(power, x, m, dtype=m.dtype)
-    powers = block.each(powers) if len(totals) > 1 else powers
-    if scaled:
-        assert isinstance(weights[-1], Call)
-        scale, weights[-1] = weights[-1].args
-    for k, weight in enumerate(weights, 1):
-        if scaled and k == len(weights):
-            powers = block.each(_call("mul", powers, scale))
-        block.into(k, "sum", _weighted(powers, weight))
+
+    scaled: bool
+    power: str
+
+    def __call__(self, block: Block, carried: States, new: States) -> None:
+        (m, *totals), (x, *weights) = carried, new
+        x = block.each(x) if len(totals) > 1 else x
+        grown = _call("maximum", m, block.reduced(0, "max", x))
+        scale = _call("exp_diff", m, grown)
+        scale = block.once(0, scale) if len(totals) > 1 else scale
+        block.update((grown, *(_call("mul", t, scale) for t in totals)))
+        powers = call(self.power, x, m, dtype=m.dtype)
+        powers = block.each(powers) if len(totals) > 1 else powers
+        if self.scaled:
+            assert isinstance(weights[-1], Call)
+            scale, weights[-1] = weights[-1].args
+        for k, weight in enumerate(weights, 1):
+            if self.scaled and k == len(weights):
+                powers = block.each(_call("mul", powers, scale))
+            block.into(k, "sum", _weighted(powers, weight))
 
 
 def _weighted(power: Value, weight: Value) -> Value:
@@ -384,7 +390,7 @@ def softmax(totals: int, scaled: bool = False, divides: bool = False) -> Reducti
         _scaled if scaled else _weighed,
         _rescaled,
         commutative=True,
-        in_block=functools.partial(_rescaled_once, scaled=scaled, power="exp_below" if divides else "exp_diff"),
+        in_block=_RescaledOnce(scaled, "exp_below" if divides else "exp_diff"),
         two_pass=TwoPass(SOFTMAX_MAX, SUM, _powers),
         weighing=Weighing("exp_diff", softmax) if totals == 1 else None,
         neutral_value=_minus_infinity,
