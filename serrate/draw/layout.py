@@ -33,7 +33,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Box:
-    """A thing to draw. With a `title` the cells stand side by side below it; without, the only cell is the box."""
+    """A box to draw. With a `title` the cells stand side by side below it; without, the only cell is the box."""
 
     key: str
     width: float
@@ -41,7 +41,7 @@ class Box:
     cells: tuple[Cell, ...] = ()
     title: str = ""
     pill: bool = False
-    """Small and rounded: an operation rather than a thing."""
+    """Small and rounded: an operation rather than a tensor or domain."""
 
 
 @dataclass(frozen=True)

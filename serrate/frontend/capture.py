@@ -167,7 +167,7 @@ class Watching(TorchFunctionMode):
 
 @contextmanager
 def capturing(capture: Callable[[Leaf, bool], TensorView]) -> Iterator[None]:
-    """Installs `capture`, which returns the traced tensor for a plain one; it is told whether the function created the tensor."""
+    """Installs `capture`, which returns the traced tensor for a plain one; the flag: whether the function created it."""
     watching = Watching()
 
     def aside(leaf: Leaf) -> TensorView:

@@ -140,8 +140,8 @@ def _refuse(name: str, operation: Callable[..., Any], args: Any, kwargs: Any, er
     except TypeError:
         shown = [p for p in signature.parameters.values() if not p.name.startswith("_")]
         known = ", ".join(str(p).split(":")[0].split("=")[0].strip() for p in shown)
-        told = str(error).split("() ", 1)[-1]
-        raise CallError(f"{name} {told}; it takes {known}") from None
+        complaint = str(error).split("() ", 1)[-1]
+        raise CallError(f"{name} {complaint}; it takes {known}") from None
 
 
 def _unary(operation: Callable[..., Any]) -> Callable[..., Any]:

@@ -86,8 +86,8 @@ def _same(a: JaggedTensor, b: JaggedTensor) -> bool:
     if a.structure is b.structure:
         return True
     # Rows without gaps may also be given by starts: an equal structure described by different tensors.
-    told = [[rows.starts is None for rows in each.structure.rows] for each in (a, b)]
-    return told[0] == told[1] and a.structure.known_equal(b.structure)
+    packed = [[rows.starts is None for rows in each.structure.rows] for each in (a, b)]
+    return packed[0] == packed[1] and a.structure.known_equal(b.structure)
 
 
 T = TypeVar("T")
@@ -165,13 +165,13 @@ def inputs_of(leaves: Leaves, constants: Sequence[torch.Tensor] = ()) -> list[Tr
 # --- tracing -------------------------------------------------------------------------------------------------------------
 
 
-def _input(fusion: Fusion, tensor: torch.Tensor, told: Iterator[int | None], ragged: Collection[int] = ()) -> TensorView:
+def _input(fusion: Fusion, tensor: torch.Tensor, known_sizes: Iterator[int | None], ragged: Collection[int] = ()) -> TensorView:
     """Declares an input for a tensor with the next sizes, and records their values in this call."""
     if tensor.dtype not in DTYPES:
         raise DtypeError(
             f"{tensor.dtype} is not supported in compiled programs: convert it first, to one of {', '.join(map(str, DTYPES))}"
         )
-    shape = [next(told, None if dim in ragged else size) for dim, size in enumerate(tensor.shape)]
+    shape = [next(known_sizes, None if dim in ragged else size) for dim, size in enumerate(tensor.shape)]
     view = fusion.input(shape, tensor.dtype)
     for domain, size in zip(view.domains, tensor.shape, strict=True):
         if isinstance(domain.extent_expr, Symbol):
@@ -197,7 +197,7 @@ def trace(
     """
     fusion = Fusion(name=_identifier(function))
     fusion.device = next((leaf.device.type for leaf in (*leaves_of(args, kwargs), *outside)), None)
-    told = iter(sizes)
+    known_sizes = iter(sizes)
     seen = ByStructure[list[TensorView]]()
     # An argument may also be a captured tensor, and a different one in the next call; so only captured ones go by identity.
     known: list[tuple[Leaf, TensorView]] = []
@@ -207,8 +207,8 @@ def trace(
     def view(leaf: Leaf) -> TensorView:
         refuse_nested([leaf])
         if isinstance(leaf, JaggedTensor):
-            return _ragged(fusion, leaf, seen, told)
-        return _input(fusion, leaf, told)
+            return _ragged(fusion, leaf, seen, known_sizes)
+        return _input(fusion, leaf, known_sizes)
 
     def capture(leaf: Leaf, made_here: bool) -> TensorView:
         before = next((v for other, v in known if other is leaf), None)
@@ -281,11 +281,13 @@ def _identifier(function: Callable[..., Any]) -> str:
     return name if name.isidentifier() else "program"
 
 
-def _ragged(fusion: Fusion, arg: JaggedTensor, seen: ByStructure[list[TensorView]], told: Iterator[int | None]) -> TensorView:
-    view = _input(fusion, arg.values, told, arg.structure.dims)
+def _ragged(
+    fusion: Fusion, arg: JaggedTensor, seen: ByStructure[list[TensorView]], known_sizes: Iterator[int | None]
+) -> TensorView:
+    view = _input(fusion, arg.values, known_sizes, arg.structure.dims)
     buffers = seen.find(arg)
     if buffers is None:
-        buffers = [_input(fusion, buffer, told, (0,)) for buffer in arg.structure.buffers()]
+        buffers = [_input(fusion, buffer, known_sizes, (0,)) for buffer in arg.structure.buffers()]
         seen.add(arg, buffers)
     return ragged_view(view, arg.structure, buffers)
 

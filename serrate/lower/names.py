@@ -44,13 +44,13 @@ class Names:
                 self._taken.add(node.symbol.name)
         self._made: dict[object, str] = {}
 
-    def of(self, thing: object, wish: str) -> str:
+    def of(self, key: object, wish: str) -> str:
         """The requested name, with a number appended if it is taken."""
-        if thing not in self._made:
+        if key not in self._made:
             found, k = wish[:LONGEST], 1
             while found in self._taken:
                 k += 1
                 found = f"{wish[:LONGEST]}_{k}"
             self._taken.add(found)
-            self._made[thing] = found
-        return self._made[thing]
+            self._made[key] = found
+        return self._made[key]

@@ -124,8 +124,8 @@ class CompiledKernel:
         return self._later_sites[number, first]
 
     def _made(self, number: int, options: Options) -> LaunchSite:
-        told = functools.partial(self._require_used, number)
-        return LaunchSite(self._function.__name__, self._function, self._parts.loops[number], options, told)
+        check = functools.partial(self._require_used, number)
+        return LaunchSite(self._function.__name__, self._function, self._parts.loops[number], options, check)
 
     def _require_used(self, number: int, programs: LoopPrograms, program: TileProgram) -> None:
         """Raises for lanes of unknown axes, and for more block sizes than all device loops take.

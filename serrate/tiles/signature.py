@@ -25,17 +25,17 @@ from serrate.tiles.sources import CONTAINERS, Container, Env, Items, Path
 class ByIdentity:
     """An unhashable object as a key, compared by identity."""
 
-    __slots__ = ("thing",)
+    __slots__ = ("value",)
 
-    def __init__(self, thing: Any) -> None:
+    def __init__(self, value: Any) -> None:
         # Kept alive, so that its id is not reused.
-        self.thing = thing
+        self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and other.thing is self.thing
+        return isinstance(other, ByIdentity) and other.value is self.value
 
     def __hash__(self) -> int:
-        return id(self.thing)
+        return id(self.value)
 
 
 def sizes_of(items: Items) -> tuple[list[int], tuple[bool, ...]]:

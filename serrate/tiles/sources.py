@@ -166,13 +166,13 @@ def array_of(jt: JaggedTensor, axis: int, what: str) -> torch.Tensor:
     return found if found.numel() > 1 else torch.cat([found, found.new_zeros(2 - found.numel())])
 
 
-class GivenTensor(NamedTuple):
-    """Where a tensor that a loop uses is found."""
+class TensorSource(NamedTuple):
+    """Where a tensor of a loop comes from."""
 
     path: Path
     now: Callable[[Items], torch.Tensor]
     warm: int | Doubles | None
-    """Where a warm call finds it among its leaves; None where only a structure tells it, so that a binding holds it."""
+    """Its position among the leaves of a warm call; None if it comes from a structure, and the binding holds it."""
 
 
 class ArgumentSources:
@@ -202,11 +202,11 @@ class ArgumentSources:
         """The structures of the ragged tensors of a call."""
         return [items[k].structure for k in self._ragged]
 
-    def given(self, tensors: Iterable[Tensor]) -> list[GivenTensor]:
+    def given(self, tensors: Iterable[Tensor]) -> list[TensorSource]:
         """Where tensors that the loop uses are found."""
         return [self._given(self._paths[tensor.name]) for tensor in tensors]
 
-    def _given(self, path: Path) -> GivenTensor:
+    def _given(self, path: Path) -> TensorSource:
         if path == (NUMBERS,):
-            return GivenTensor(path, self._places.tensor(path), self._floats)
-        return GivenTensor(path, self._places.tensor(path), self._leaves[path[0]] if path[1:] in ((), ("values",)) else None)
+            return TensorSource(path, self._places.tensor(path), self._floats)
+        return TensorSource(path, self._places.tensor(path), self._leaves[path[0]] if path[1:] in ((), ("values",)) else None)

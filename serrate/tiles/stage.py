@@ -29,7 +29,7 @@ from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, Target
 from serrate.tensor.structure import Structure
 from serrate.tiles.aliasing import Aliasing
-from serrate.tiles.sources import ArgumentSources, GivenTensor, Items
+from serrate.tiles.sources import ArgumentSources, Items, TensorSource
 
 log = logging.getLogger("serrate")
 
@@ -98,10 +98,10 @@ class Variant:
         return "\n".join([*self.plan.tree, *(f"  {each}" for each in self.program.notes)])
 
 
-class GivenTensors(NamedTuple):
-    """The tensors that a call gives to a program: where they are found, and which may share memory."""
+class TensorSources(NamedTuple):
+    """The tensors of a program that come from the call: their sources, and which may share memory."""
 
-    tensors: Sequence[GivenTensor]
+    tensors: Sequence[TensorSource]
     aliasing: Aliasing
     bindable: bool
     """False if every call must be bound anew: a loop that stores to offsets changes them without changing any key, and only
@@ -121,7 +121,7 @@ class LoopStage(CompiledStage):
         self._backend = options.backend or default_backend(sources.device)
         self.reasons: tuple[str, ...] = ()
         """Reasons to add to its plans."""
-        self._given: dict[Executable, GivenTensors] = {}
+        self._given: dict[Executable, TensorSources] = {}
 
     def header(self, chosen: Plan) -> str:
         return f"{self.name}: {chosen.strategy}"
@@ -164,7 +164,7 @@ class LoopStage(CompiledStage):
             last = structure
         return "maskless", {}
 
-    def _given_to(self, executable: Executable) -> GivenTensors:
+    def _given_to(self, executable: Executable) -> TensorSources:
         found = self._given.get(executable)
         if found is None:
             program = executable.program
@@ -172,7 +172,7 @@ class LoopStage(CompiledStage):
             bindable = all(isinstance(each.warm, int) for each in given[len(program.inputs) :])
             if not isinstance(executable, CppExecutable) and any(isinstance(each.warm, Doubles) for each in given):
                 bindable = False
-            found = GivenTensors(given, Aliasing(program, [each.path for each in given]), bindable)
+            found = TensorSources(given, Aliasing(program, [each.path for each in given]), bindable)
             self._given[executable] = found
         return found
 

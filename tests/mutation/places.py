@@ -601,7 +601,7 @@ FRONTEND = [
         ),
         ("place = (id(leaf), version(leaf))", "place = (id(leaf), 0)"),
         (
-            "return told[0] == told[1] and a.structure.known_equal(b.structure)",
+            "return packed[0] == packed[1] and a.structure.known_equal(b.structure)",
             "return a.structure.known_equal(b.structure)",
             ("tests/engine/test_jit.py",),
         ),

@@ -2,7 +2,7 @@
 
 In: the checks that a fusion makes when it is called. Out: `Equalities`, whose `canonical` gives equal expressions one form.
 
-Two offsets are the same here if they have the same elements (constants), the same recipe over the same things (derived
+Two offsets are the same here if they have the same elements (constants), the same recipe over the same arrays (derived
 arrays), or if a check says so. The last is an assumption: it holds because a call that breaks it raises before anything
 runs. Nothing else is assumed: two arguments that no check ties together are different, whatever they will hold.
 """

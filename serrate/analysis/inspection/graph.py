@@ -249,8 +249,8 @@ class DomainGraph:
         changed = False
         seen: dict[tuple[object, ...], Transform] = {}
         for transform in self._transforms:
-            ways = [("outputs", transform.inputs)] + ([("inputs", transform.outputs)] if backwards else [])
-            for wanted, given in ways:
+            directions = [("outputs", transform.inputs)] + ([("inputs", transform.outputs)] if backwards else [])
+            for wanted, given in directions:
                 places = tuple(classes.find(d) for d in (*given, *transform.beside))
                 other = seen.setdefault((wanted, places, *key(transform)), transform)
                 for a, b in zip(getattr(transform, wanted), getattr(other, wanted), strict=True):
