@@ -250,6 +250,7 @@ def _all_names() -> dict[Any, Callable[..., Any]]:
         "where": pointwise.where_method,
         torch.Tensor.where: pointwise.where_method,
         **{name: getattr(ops, name) for name in ("values", "lengths", "offsets", "with_values")},
+        "structure": ops.structure_of,
         "T": shaping.reversed_dims,
         "mT": shaping.matrix_transpose,
         torch.Tensor.__getitem__: shaping.getitem,

@@ -435,7 +435,7 @@ class TensorView:
         )
 
 
-ATTRIBUTES = ("T", "mT", "values", "lengths", "offsets")
+ATTRIBUTES = ("T", "mT", "values", "lengths", "offsets", "structure")
 """Operations without arguments that are written as attributes."""
 _DATA = ("item", "tolist", "numpy", "unbind", "nonzero")
 """Methods that return host data or depend on it."""

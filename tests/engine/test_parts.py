@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from serrate import JaggedTensor, Structure, jit, ops
-from serrate.errors import CallError, ShapeError
+from serrate.errors import CallError, ShapeError, TraceAttributeError, TraceError
 from tests.engine.composed import COMPOSITIONS, tensor_of
 
 ROWS = JaggedTensor.from_lengths(torch.randn(10, 3), [3, 0, 5, 2])
@@ -87,3 +87,22 @@ def test_offsets_and_lengths_alone(composition: str) -> None:
     for name in ("offsets", "lengths"):
         got = jit(lambda x, name=name: getattr(x, name) + 1, backend="reference")(jt)
         assert torch.equal(got.flatten(), getattr(plain, name).flatten() + 1), name
+
+
+def test_the_structure_of_a_traced_tensor() -> None:
+    words = JaggedTensor.from_lengths(torch.randn(6), [torch.tensor([2, 0, 1]), torch.tensor([3, 1, 2])])
+
+    @jit
+    def every(x: JaggedTensor) -> tuple[torch.Tensor, ...]:
+        rows = x.structure
+        assert rows.levels == 2 and rows == (x * 2).structure
+        return rows.lengths(0), rows.lengths(), *rows.offsets, x.sum(2) * rows.num_rows()
+
+    of_documents, of_sentences, documents, sentences, scaled = every(words)
+    assert of_documents.tolist() == [2, 0, 1] and of_sentences.tolist() == [3, 1, 2]
+    assert documents.tolist() == [0, 2, 2, 3] and sentences.tolist() == [0, 3, 4, 6]
+    torch.testing.assert_close(scaled.values, torch.stack([row.sum() * 3 for row in words.values.split([3, 1, 2])]))
+    with pytest.raises(TraceAttributeError, match="the structure of a traced tensor has no attribute 'max_length'"):
+        jit(lambda x: x * x.structure.max_length())(words)
+    with pytest.raises(TraceError, match="whether two structures are equal is not known while tracing"):
+        jit(lambda x: x if x.structure == x[:, :, :1].structure else x * 2)(words)

@@ -104,7 +104,7 @@ from serrate.frontend.ops.padding import (
     from_padded,
     to_padded,
 )
-from serrate.frontend.ops.parts import lengths, offsets, position, tril, triu, values, with_values
+from serrate.frontend.ops.parts import lengths, offsets, position, structure_of, tril, triu, values, with_values
 from serrate.frontend.ops.products import (
     linear,
     matmul,
@@ -348,6 +348,7 @@ __all__ = [
     "squeeze",
     "stack",
     "std",
+    "structure_of",
     "sub",
     "sum",
     "tan",

@@ -5,9 +5,11 @@ In: a `TensorView`. Out: dense `TensorView`s, or a ragged one of the same struct
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 
-from serrate.errors import ShapeError
+from serrate.errors import ShapeError, TraceAttributeError, TraceError
 from serrate.frontend.ops.common import counting, dim_of, require_equal
 from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.structure import set, viewed
@@ -18,7 +20,7 @@ from serrate.ir.ragged import RaggedIterDomain, offsets_array
 from serrate.ir.storage import storage_of
 from serrate.ir.values import Place, Tensor, call, computed, constant, index_of
 from serrate.ir.values import position as position_of
-from serrate.ir.view import TensorView
+from serrate.ir.view import Size, TensorView, user_line
 
 
 def values(x: TensorView) -> TensorView:
@@ -58,16 +60,82 @@ def with_values(x: TensorView, values: TensorView) -> TensorView:
 
 def lengths(x: TensorView) -> TensorView:
     """The lengths of the innermost rows, as `jt.lengths`."""
-    rows = _ragged("lengths", x)
+    return _lengths(x, _ragged("lengths", x))
+
+
+def _lengths(x: TensorView, rows: RaggedIterDomain) -> TensorView:
     length = rows.length_of(index_of(rows.component))
     return pulled(x.fusion, torch.int64, (rows.component,), computed(Place(length, (rows.component,))))
 
 
 def offsets(x: TensorView) -> TensorView:
     """The offsets of the innermost rows, as `jt.offsets`: one more than rows."""
-    rows = _ragged("offsets", x)
+    return _offsets(x, _ragged("offsets", x))
+
+
+def _offsets(x: TensorView, rows: RaggedIterDomain) -> TensorView:
     ends = IterDomain(rows.component.extent_expr + 1, name=x.fusion.fresh("d"))
     return pulled(x.fusion, torch.int64, (ends,), computed(Place(offsets_array(rows)[index_of(ends)], (ends,))))
+
+
+class TracedStructure:
+    """`jt.structure` while tracing: lengths and offsets of every level, as tensors of the program."""
+
+    __slots__ = ("_rows", "_view")
+
+    def __init__(self, view: TensorView) -> None:
+        self._view = view
+        self._rows = [d for d in view.domains if isinstance(d, RaggedIterDomain)]
+
+    @property
+    def levels(self) -> int:
+        """How many ragged dims there are."""
+        return len(self._rows)
+
+    @property
+    def offsets(self) -> tuple[TensorView, ...]:
+        """The offsets of every ragged dim, in the order of dims."""
+        return tuple(_offsets(self._view, rows) for rows in self._rows)
+
+    def lengths(self, level: int = -1) -> TensorView:
+        """The length of every row of a level."""
+        return _lengths(self._view, self._level(level))
+
+    def num_rows(self, level: int = -1) -> Size | int:
+        """How many rows a level has."""
+        count = self._level(level).component.extent_expr
+        return Size(count, self._view.fusion) if count.value is None else count.value
+
+    def _level(self, level: int) -> RaggedIterDomain:
+        if not -self.levels <= level < self.levels:
+            raise ShapeError(
+                f"level {level} does not exist: the structure has {self.levels}, counted from the outermost as level 0"
+            )
+        return self._rows[level]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TracedStructure):
+            return NotImplemented
+        known = [(d.pairing, d.length) for d in self._rows] == [(d.pairing, d.length) for d in other._rows]
+        if not known:
+            raise TraceError(
+                f"whether two structures are equal is not known while tracing ({user_line()}); compare them before the call"
+            )
+        return True
+
+    __hash__ = None  # type: ignore[assignment]  # equality may not be known
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise TraceAttributeError(
+            f"the structure of a traced tensor has no attribute {name!r} ({user_line()}): it has levels, offsets, lengths(level) "
+            "and num_rows(level); read the rest before the call and pass it as an argument"
+        )
+
+
+def structure_of(x: TensorView) -> TracedStructure:
+    """`jt.structure`: what is known of the rows of a traced tensor."""
+    _ragged("structure", x)
+    return TracedStructure(x)
 
 
 def position(x: TensorView, dim: int = -1) -> TensorView:
