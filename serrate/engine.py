@@ -410,7 +410,8 @@ class Compiled:
         call = self.binder.bind(args)
         clean = all(given is arg for given, arg in zip(call.args, args, strict=True))
         ready = None if self._whole is None or not clean else self._whole.prepared(call)
-        if ready is None or ready.indices:
+        indices = None if ready is None else self._index_places(ready, args, sources)
+        if ready is None or indices is None:
             return functools.partial(self._unbound, sources, finish, hints)
         results, count = _hinted(ready.results, hints), len(self.fusion.outputs)
         found, require = [r.place for r in results[count:]], functools.partial(require_inside, self.fusion)
@@ -424,8 +425,21 @@ class Compiled:
             require=require if found else None,
             found=found,
             finish=finish,
+            indices=indices,
             keep=keep,
         )
+
+    def _index_places(
+        self, ready: Prepared, args: Sequence[Any], sources: Sequence[int | torch.Tensor]
+    ) -> list[tuple[int, int]] | None:
+        """The arrays of indices that programs read from, each with the argument that it is; None if one must be made in every
+        call, or is not read by its address."""
+        if ready.indices and not isinstance(ready.executable, CppExecutable):
+            return None
+        found = [(k, self.binder.place_of(array)) for k, array in ready.indices]
+        places = [(k, place) for k, place in found if place is not None and isinstance(sources[place], int)]
+        whole = len(places) == len(found) and all(args[place].is_contiguous() and args[place].numel() > 1 for _, place in places)
+        return places if whole else None
 
     def ready(self, *args: Any) -> Binding:
         """A binding for these arguments that returns a list of results."""

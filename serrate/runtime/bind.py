@@ -105,11 +105,14 @@ class Arguments:
 
         return read
 
+    def place_of(self, array: Array) -> int | None:
+        """The argument whose elements an array has; None for an array that is constant, derived or computed."""
+        return self._place.get(array.name) if array.recipe is None and array.data is None else None
+
     def array_reader(self, array: Array) -> Callable[[BoundCall], torch.Tensor]:
         """The elements of one array, as a function of a call. There are at least two: even without components, programs may
         read the length of the first."""
-        direct = array.recipe is None and array.data is None
-        place = self._place.get(array.name) if direct else None
+        place = self.place_of(array)
 
         def read(call: BoundCall) -> torch.Tensor:
             found = self.array(call, array) if place is None else call.args[place]

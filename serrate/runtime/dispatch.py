@@ -220,19 +220,20 @@ def bound(
     require: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None] | None = None,
     found: Sequence[int] = (),
     finish: Callable[[list[Any]], Any] | None = None,
+    indices: Sequence[tuple[int, int]] = (),
     apart: Apart | None = None,
     keep: Sequence[object] = (),
 ) -> Binding:
     """A program bound to everything but the addresses of a call's tensors.
 
     `tensors` are those of this call, one for each source. `require` judges the tensors at the places `found`; `finish` turns the
-    results into what the call returns, and without it the call returns None; `apart` checks addresses; `keep` lives as long as
-    the binding.
+    results into what the call returns, and without it the call returns None; `indices` are arrays of a C++ program that are
+    tensors of the call, each with its source; `apart` checks addresses; `keep` lives as long as the binding.
     """
     sizes = [tensor.numel() for tensor in tensors]
     sizes += [prod(shape) for shape, _ in ready.shapes]
     sizes += [row.numel() for row in ready.private]
-    launch = _launch(ready, sources, sizes, apart, keep)
+    launch = _launch(ready, sources, sizes, indices, apart, keep)
     if not ready.shapes and require is None and finish is None:
         return launch
     count, device = len(sources), tensors[0].device if tensors else torch.device("cpu")
@@ -284,7 +285,12 @@ def _scratch_room(
 
 
 def _launch(
-    ready: Prepared, sources: Sequence[Source], sizes: Sequence[int], apart: Apart | None, keep: Sequence[object]
+    ready: Prepared,
+    sources: Sequence[Source],
+    sizes: Sequence[int],
+    indices: Sequence[tuple[int, int]],
+    apart: Apart | None,
+    keep: Sequence[object],
 ) -> Binding:
     """Runs the program on the leaves of a call and on what was allocated for it; `sizes` are its tensors' numbers of elements."""
     executable, arrays, symbols = ready.executable, ready.arrays, ready.symbols
@@ -306,6 +312,10 @@ def _launch(
             floats.append((k, source.places))
         else:
             known[k] = source.data_ptr()
+    for k, place in indices:
+        given = sources[place]
+        assert isinstance(given, int)
+        places.append((len(sizes) + k, given))
 
     def launch(leaves: Leaves, into: Sequence[torch.Tensor] = (), _keep: object = (arrays, sources, keep)) -> None:
         pointers = known.copy()

@@ -186,3 +186,23 @@ def test_a_clone_checks_as_well() -> None:
     for program in (f, f.clone(), f.simplified()):
         with pytest.raises(IndexOutOfRange, match=r"gather: index\[1\]\[0\] = 10 "):
             program.evaluate(TABLE, T([1, 10]))
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.filterwarnings("ignore:argument 0 of")
+@pytest.mark.parametrize("run", [lambda f: f, serrate.jit], ids=["eager", "jit"])
+def test_other_indices_in_the_same_rows_are_read_anew(run: Any, index: torch.dtype) -> None:
+    table, rows = torch.randn(9, 8), JaggedTensor.from_lengths(torch.tensor([3, 1, 2], dtype=index), [2, 1])
+    pooled = run(lambda ids, table: torch.nn.functional.embedding_bag(ids, table, mode="sum"))
+    for numbers in ([3, 1, 2], [0, 8, 4], [5, 5, 5]):
+        ids = torch.tensor(numbers, dtype=index)
+        want = torch.stack([table[numbers[0]] + table[numbers[1]], table[numbers[2]]])
+        torch.testing.assert_close(pooled(rows.with_values(ids), table), want)
+        rows.values.copy_(ids)
+        torch.testing.assert_close(pooled(rows, table), want)
+        strided = torch.stack([ids, ids], 1)[:, 0]
+        torch.testing.assert_close(pooled(rows.with_values(strided), table), want)
+    with pytest.raises(IndexError, match="= 9 is out of range"):
+        pooled(rows.with_values(torch.tensor([0, 1, 9], dtype=index)), table)
+    one = JaggedTensor.from_lengths(torch.tensor([4], dtype=index), [1])
+    torch.testing.assert_close(pooled(one, table), table[4:5])
