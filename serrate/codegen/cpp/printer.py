@@ -247,7 +247,9 @@ class _CppPrinter(Text):
         if not computed_ends and not any(isinstance(e, Element | Search | While) for e in (*reads, *inside)):
             return "static"
         together = " * ".join([str(TOGETHER), *(f"extent{k}" for k in range(1, loops))])
-        self.put(f"const i64 run = larger<i64>(1, smaller<i64>({together}, positions / (threads * 16)));")
+        # A position that multiplies blocks takes long enough to be handed out almost alone.
+        runs = 64 if any(isinstance(n, Dot) for n in inside) else 16
+        self.put(f"const i64 run = larger<i64>(1, smaller<i64>({together}, positions / (threads * {runs})));")
         return "dynamic, run"
 
     def _nodes(self, body: Sequence[Node]) -> None:
