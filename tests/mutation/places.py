@@ -801,9 +801,23 @@ TENSOR = [
         ("(0, lengths) if forward else (-1, lengths - 1)", "(0, lengths) if forward else (0, lengths - 1)"),
         ("return not (start is not None and start < 0 and stop is not None and stop >= 0)", "return True"),
     ),
+    *_of(
+        "serrate/tensor/keyed_tensor.py",
+        ("tests/tensor/test_keyed_tensor.py",),
+        ("if versions != self._versions:", "if not self._versions:"),
+        ("order = [own[k] for k in range(len(first)) for own in ranges]", "order = [block for own in ranges for block in own]"),
+    ),
+]
+GATHERS = [
+    *_of(
+        "serrate/lower/passes/unswitch.py",
+        ("tests/lower/test_passes.py", "-k", "gathered or spoils"),
+        ("() if _is_identity(other) else (other,)", "()"),
+        ("return constant(value.other, value.dtype) if", "return constant(1, value.dtype) if"),
+    ),
 ]
 
 MUTATIONS: tuple[Mutation, ...] = (
-    *(*IR, *ANALYSIS, *SCHEDULE, *LOWER, *CPP, *OTHER_BACKENDS),
+    *(*IR, *ANALYSIS, *SCHEDULE, *LOWER, *GATHERS, *CPP, *OTHER_BACKENDS),
     *(*RUNTIME, *FRONTEND, *CALLS, *TENSOR),
 )
