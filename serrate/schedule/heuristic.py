@@ -81,7 +81,7 @@ def choose(rows: RowStatistics | None, target: Target, workers: int = 1, *, prod
 
 def _of_numbers(rows: RowStatistics) -> dict[str, int]:
     """The sizes for rows of plain numbers on a GPU: small blocks, because most rows would not fill larger ones."""
-    return {"tile": 512, "chunk": 8192, "warps": 2} if rows.position_bytes <= NUMBER_BYTES else {}
+    return {"tile": 512, "chunk": 16384, "warps": 2} if rows.position_bytes <= NUMBER_BYTES else {}
 
 
 ALONE = ("maskless", "persistent_dynamic")

@@ -535,7 +535,7 @@ def test_keys_are_those_of_lists_on_a_gpu(drawn: tuple[JaggedTensor, list[Any], 
     there = JaggedTensor(jt.values.cuda(), jt.structure.to("cuda"))
     unread = Structure(
         tuple(rows_of(r.offsets, r.depth, r.packed, r.starts, r.room, {}) for r in there.structure.rows), jt.structure.dims
-    )
+    ).transposed(jt.structure.ahead)
     for moved in (there, JaggedTensor(there.values, unread)):
         found = moved[key]
         check_sound(found)
