@@ -27,6 +27,7 @@ from serrate.lower.facts import Facts
 from serrate.lower.limits import is_held
 from serrate.runtime import dispatch
 from serrate.schedule.target import CPU, GPU
+from serrate.tiles import stage
 from tests.engine import composed
 from tests.engine.cases import CASES, NESTED_CASES
 from tests.engine.movement_cases import MOVEMENT
@@ -102,22 +103,25 @@ def run_changed(program: LoopProgram, tensors: Any, arrays: Any, symbols: Any) -
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever runs in the test runs again with other offsets."""
-    plain_run, plain_launch = engine.FusionStage.run, dispatch._launch
+    plain_run, plain_bound = engine.FusionStage.run, dispatch.bound
 
     def run(self: Any, call: Any, inputs: Any) -> Any:
         ready, tensors = plain_run(self, call, inputs)
         run_changed(ready.executable.program, tensors, ready.arrays, ready.symbols)
         return ready, tensors
 
-    def launch(ready: Any, sources: Any, shapes: Any, *rest: Any) -> Any:
+    def bound(ready: Any, sources: Any, tensors: Any, **rest: Any) -> Any:
         program = ready.executable.program
-        pairs = zip(program.tensors, shapes, strict=True)
-        tensors = [torch.empty(tuple(shape), dtype=t.dtype, device="meta") for t, shape in pairs]
-        run_changed(program, tensors, ready.arrays, ready.symbols)
-        return plain_launch(ready, sources, shapes, *rest)
+        shapes = [*(t.shape for t in tensors), *(shape for shape, _ in ready.shapes), *(row.shape for row in ready.private)]
+        every = [
+            torch.empty(tuple(shape), dtype=t.dtype, device="meta") for t, shape in zip(program.tensors, shapes, strict=True)
+        ]
+        run_changed(program, every, ready.arrays, ready.symbols)
+        return plain_bound(ready, sources, tensors, **rest)
 
     monkeypatch.setattr(engine.FusionStage, "run", run)
-    monkeypatch.setattr(dispatch, "_launch", launch)
+    for module in (engine, stage):
+        monkeypatch.setattr(module, "bound", bound)
     with composed.one_thread():
         yield
 

@@ -96,7 +96,7 @@ def test_many_states_and_kinds_of_one_function() -> None:
             x = rows([turn % 4 + 1, k])
             torch.testing.assert_close(function(x, config).values, x.values * config.scale + config.shift)
 
-    with pytest.warns(UserWarning, match="was traced"):
+    with pytest.warns(UserWarning, match="was retraced"):
         together(work)
 
 
