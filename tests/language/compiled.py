@@ -1,20 +1,28 @@
-"""`python -m tests.language.compiled NAME...`: examples compiled by Triton for a GPU, which need not be there.
+"""`python -m tests.language.compiled NAME...`: examples and some fusions compiled by Triton for a GPU, which need not be there.
 
 In: names of examples. Out: nothing, or the error of the first program that does not compile.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from serrate import Kernel
+import serrate.runtime.triton as runtime
+from serrate import Kernel, ir, ops
+from serrate.codegen.triton.derived import print_derived
 from serrate.errors import BackendError
+from serrate.ir.expr import Array
+from serrate.runtime.arrays import derive
 from serrate.runtime.triton import TritonExecutable
+from tests.engine.oracle import FULL
 from tests.language.kinds import LENGTHS, ran
 from tests.language.test_examples import example
 
@@ -38,13 +46,27 @@ def compile_only(self: TritonExecutable, *_: object) -> None:
     """Compiles every kernel of a program."""
     for launch, ready in zip(self._printed.launches, self._launches, strict=True):
         kinds = [POINTERS[t.dtype] for t in launch.tensors] + ["*i64"] * len(launch.arrays) + ["i64"] * len(launch.symbols)
-        signature = dict(zip(ready.kernel.arg_names, kinds, strict=True))
-        triton.compile(ASTSource(ready.kernel, signature, {}), target=TARGET, options={"num_warps": self.warps})
+        _compile(ready.kernel, kinds, self.warps)
     raise Compiled
 
 
-def main(names: list[str]) -> None:
-    TritonExecutable.__call__ = compile_only  # type: ignore[method-assign]
+def _compile(kernel: Any, kinds: list[str], warps: int) -> None:
+    signature = dict(zip(kernel.arg_names, kinds, strict=True))
+    triton.compile(ASTSource(kernel, signature, {}), target=TARGET, options={"num_warps": warps})
+
+
+def compile_derived(arrays: Any, tensors: Any, symbols: Any, device: Any) -> dict[Array, torch.Tensor]:
+    """Compiles the kernels that derive arrays, and derives them with torch."""
+    printed = print_derived(tuple(arrays))
+    module = runtime._load(printed.text, "derived")
+    numbers = ["i64"] * len(printed.symbols)
+    _compile(module.running_sums, ["*i64"] * (len(printed.inputs) + len(printed.sums)) + numbers, 4)
+    if printed.tables:
+        _compile(module.owners, ["*i64"] * (len(printed.sums) + len(printed.tables)) + numbers, 4)
+    return {a: derive(a, tensors, symbols, device, lambda owners, key, make: make()) for a in arrays}
+
+
+def run_examples(names: list[str]) -> None:
     for name in names:
         for strategy in ("maskless", "masked", "persistent_dynamic cut"):
 
@@ -56,6 +78,33 @@ def main(names: list[str]) -> None:
             except Compiled:
                 continue
             raise AssertionError(f"{name}, {strategy}: nothing was compiled")
+
+
+def run_fusions() -> None:
+    """Reductions of rows under the plan that a GPU runs when nothing is known."""
+    operations: list[Callable[[Any], Any]] = [
+        lambda x: ops.sum(x, 1),
+        lambda x: ops.softmax(x, 1),
+        lambda x: ops.layer_norm(x, (1, 2)),
+        lambda x: ops.argmax(x, 1),
+    ]
+    every = list(itertools.product(operations, (torch.float32, torch.bfloat16)))
+    for operation, dtype in every if FULL else every[3:6:2]:
+        with ir.Fusion("program") as f:
+            x, offsets = f.input((None, 128), dtype), f.input((None,), torch.int64)
+            f.output(operation(ops.as_nested(x, offsets)))
+        try:
+            f.compile("triton", "persistent_dynamic")(torch.zeros(9, 128, dtype=dtype), torch.tensor([0, 4, 9]))
+        except Compiled:
+            continue
+        raise AssertionError("nothing was compiled")
+
+
+def main(names: list[str]) -> None:
+    TritonExecutable.bound = compile_only  # type: ignore[method-assign, assignment]
+    runtime.derived_on_device = compile_derived
+    run_examples(names)
+    run_fusions()
 
 
 if __name__ == "__main__":

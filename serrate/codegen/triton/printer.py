@@ -672,7 +672,17 @@ class _TritonPrinter:
         if isinstance(value, Constant):
             return f"tl.full({_shape(lanes)}, {_number(value.number)}, {TYPES[carried_dtype(value.dtype)]})"
         text = self.value(value, lanes, guard)
-        return f"tl.broadcast_to({text}, {_shape(lanes)})" if lanes else text
+        return text if self._varies_over(value, lanes) == set(lanes) else f"tl.broadcast_to({text}, {_shape(lanes)})"
+
+    def _varies_over(self, value: Value, lanes: Lanes) -> set[Lane]:
+        """The lanes that a value has a position for."""
+        if isinstance(value, Call):
+            return {lane for arg in value.args for lane in self._varies_over(arg, lanes)}
+        if isinstance(value, Load):
+            return self._pointer(value.tensor, value.index, lanes)[1]
+        if isinstance(value, Held) and not self.single:
+            return set(value.local.lanes)
+        return self.lanes_in(value.expr) if isinstance(value, Number) else set()
 
     def _write(self, node: Write) -> None:
         pointer, own = self._pointer(node.tensor, node.index, node.lanes)

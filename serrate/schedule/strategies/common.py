@@ -86,19 +86,11 @@ def warps_for(program: TileProgram, target: Target) -> int:
     """The number of warps: few for simple reductions, which only wait for memory; more for statistics of whole rows, whose blocks
     all warps reduce together, and for the blocks of matrix products, to avoid spills."""
     found = shapes(program)
-    if any(s.is_product or (s.reduces_rows and not _is_simple(s.leaf) and set(s.reduced) & _inner(s)) for s in found):
+    reducing = [s for s in found if s.reduces_rows]
+    blocks = [s for s in reducing if not _is_simple(s.leaf)]
+    if any(s.is_product for s in found) or any(s.reduced & {d.uid for d in s.regular} for s in blocks):
         return 2 * target.warps
-    simple = found and all(not s.reduces_rows or _is_simple(s.leaf) for s in found) and any(s.reduces_rows for s in found)
-    return max(target.warps // 2, 1) if simple else target.warps
-
-
-def _inner(shape: Shape) -> set[int]:
-    return {d.uid for d in shape.regular}
-
-
-def stages_for(program: TileProgram, target: Target) -> int:
-    """How many blocks of a row are in flight: several where a worker only reduces them, and would wait for each."""
-    return target.stages
+    return target.warps if blocks or not reducing else max(target.warps // 2, 1)
 
 
 def width(shape: Shape, target: Target) -> int:
@@ -351,7 +343,8 @@ def _looks_up(shape: Shape) -> bool:
 
 
 def in_columns(target: Target, shapes: Sequence[Shape]) -> Target:
-    """The target with as many lanes for the innermost dim as one worker takes, if phases over rows agree on it."""
+    """The target with as many lanes for the innermost dim as one worker takes, if all phases over rows keep that dim. The widest
+    dtype that is read counts."""
     last = {s.regular[-1].uid if s.regular and s.regular[-1].uid not in s.reduced else None for s in shapes if s.own_rows}
     if not target.column_bytes or len(last) != 1 or None in last or any(s.is_product for s in shapes):
         return target

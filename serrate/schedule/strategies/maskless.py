@@ -11,7 +11,7 @@ from serrate.ir.tile import TileProgram
 from serrate.ir.values import Role
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
-from serrate.schedule.strategies.common import PhaseBlocks, schedule, schedule_product, stages_for, warps_for
+from serrate.schedule.strategies.common import PhaseBlocks, schedule, schedule_product, warps_for
 from serrate.schedule.strategies.kernels import Lanes, whole_rows
 from serrate.schedule.target import Target
 
@@ -34,7 +34,7 @@ def maskless(
     schedule(recorder, target, WholeRows(tile), lanes)
     if keep and not program.axes and _shares_rows(recorder.program):
         return maskless(program, target, tile, keep_rows=False, warps=warps, stages=stages)
-    return recorder.plan("maskless", warps or warps_for(program, target), stages or stages_for(program, target))
+    return recorder.plan("maskless", warps or warps_for(program, target), stages or target.stages)
 
 
 @dataclass(frozen=True)

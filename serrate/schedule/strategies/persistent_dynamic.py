@@ -25,7 +25,6 @@ from serrate.schedule.strategies.common import (
     schedule,
     schedule_product,
     shapes,
-    stages_for,
     warps_for,
     width,
 )
@@ -81,7 +80,7 @@ def _pieces(
     elements = target.chunk // 2 if target is not whole else target.chunk
     piece = block_size(chunk, max(elements // across, 1), target)
     schedule(recorder, target, PiecesOfRows(tile, piece, chunk, apart), lanes)
-    return recorder.plan("persistent_dynamic", warps or warps_for(program, target), stages or stages_for(program, target))
+    return recorder.plan("persistent_dynamic", warps or warps_for(program, target), stages or target.stages)
 
 
 def _with_short_rows(plan: Plan, program: TileProgram, target: Target, tile: int | None) -> Plan:
