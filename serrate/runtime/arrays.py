@@ -112,6 +112,8 @@ class Derivation:
         if not self.wanted:
             return {}
         owners = tuple([tensors[name] for name in self._sources])
+        if not owners:
+            return self._make(tensors, symbols, device)
         key = (self._number, tuple([symbols[s] for s in self._symbols]))
         made: dict[int, torch.Tensor] = remember(owners, key, lambda: self._make(tensors, symbols, device))
         return made

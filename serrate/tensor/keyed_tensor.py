@@ -240,7 +240,7 @@ class KeyedJaggedTensor(KeyedRows):
         [[[1, 2], [3]], [[7], []]]
         """
         inner = self._flat.offsets
-        outer = running_sum(torch.tensor(self._rows_per_key, dtype=torch.int64)).to(inner)
+        outer = running_sum(torch.tensor(self._rows_per_key, dtype=torch.int64, device="cpu")).to(inner)
         return JaggedTensor.from_csr(self._flat.values, (outer, inner))
 
     @property
@@ -625,7 +625,9 @@ def _rows_after_one_another(tensors: Sequence[JaggedTensor]) -> JaggedTensor:
 def _blocks(rows: JaggedTensor, weights: Tensor | None, ranges: Sequence[tuple[int, int]]) -> tuple[JaggedTensor, Tensor | None]:
     """Reorders ranges of rows; each is copied as one block."""
     ends = rows.structure.host_offsets(why="k[keys]")
-    blocks = torch.tensor([[int(ends[first]), int(ends[last] - ends[first])] for first, last in ranges], dtype=torch.int64)
+    blocks = torch.tensor(
+        [[int(ends[first]), int(ends[last] - ends[first])] for first, last in ranges], dtype=torch.int64, device="cpu"
+    )
     starts, sizes = blocks.reshape(-1, 2).T.contiguous().to(rows.device)
     total = int(blocks.reshape(-1, 2)[:, 1].sum())
     lengths = torch.cat([rows.lengths[first:last] for first, last in ranges] or [rows.lengths[:0]])

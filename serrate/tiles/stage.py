@@ -108,7 +108,7 @@ class TensorSources(NamedTuple):
     generated C++ reads floats from where a binding puts them."""
 
 
-NO_FLOATS = torch.empty(0, dtype=torch.float64)
+NO_FLOATS = torch.empty(0, dtype=torch.float64, device="cpu")
 """Stands for the floats of a call, which a binding collects when it runs."""
 
 

@@ -37,8 +37,8 @@ def can_derive(array: Array) -> bool:
     """Whether an array is a running sum of what a caller holds, or a table of the owners of one."""
     recipe = array.recipe
     if isinstance(recipe, Owners):
-        return can_derive(recipe.offsets)
-    if not isinstance(recipe, RunningSum) or any(isinstance(e, Search) for e in recipe.term.walk()):
+        return can_derive(recipe.offsets) and not recipe.count.arrays and not recipe.size.arrays
+    if not isinstance(recipe, RunningSum) or recipe.count.arrays or any(isinstance(e, Search) for e in recipe.term.walk()):
         return False
     return all(a.recipe is None and a.data is None and not a.local for a in recipe.arrays)
 

@@ -78,7 +78,7 @@ def _offsets(x: TensorView, rows: RaggedIterDomain) -> TensorView:
     return pulled(x.fusion, torch.int64, (ends,), computed(Place(offsets_array(rows)[index_of(ends)], (ends,))))
 
 
-class TracedStructure:
+class ViewStructure:
     """`jt.structure` while tracing: lengths and offsets of every level, as tensors of the program."""
 
     __slots__ = ("_rows", "_view")
@@ -114,7 +114,7 @@ class TracedStructure:
         return self._rows[level]
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TracedStructure):
+        if not isinstance(other, ViewStructure):
             return NotImplemented
         known = [(d.pairing, d.length) for d in self._rows] == [(d.pairing, d.length) for d in other._rows]
         if not known:
@@ -132,10 +132,10 @@ class TracedStructure:
         )
 
 
-def structure_of(x: TensorView) -> TracedStructure:
+def structure_of(x: TensorView) -> ViewStructure:
     """`jt.structure`: what is known of the rows of a traced tensor."""
     _ragged("structure", x)
-    return TracedStructure(x)
+    return ViewStructure(x)
 
 
 def position(x: TensorView, dim: int = -1) -> TensorView:
