@@ -20,7 +20,7 @@ LENGTHS = [[], [0], [5], [16], [17], [0, 40, 3, 0, 16, 100, 1], [1] * 1100 + [33
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)} rows")
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_pieces_of_long_rows(lengths: list[int], dtype: torch.dtype) -> None:
     with ir.Fusion("program") as f:
         x, offsets = f.input((None, 2), torch.float32), f.input((None,), dtype)

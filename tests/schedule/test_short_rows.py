@@ -19,6 +19,7 @@ from serrate.ir.tile import ByLength, Loop, statements
 from serrate.schedule.plan import Plan
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, GPU
+from tests.engine.oracle import FULL
 
 OPERATIONS: dict[str, tuple[Callable[[Any], Any], Callable[[torch.Tensor], torch.Tensor]]] = {
     "softmax": (lambda x: ops.softmax(x, 1), lambda row: row.softmax(0)),
@@ -55,6 +56,8 @@ LENGTHS = [[3, 0, 200, 1, 64, 65, 7], [], [0, 0], [1], [500], [64, 64], [65], [0
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.filterwarnings("ignore:var")
 def test_rows_of_every_length(name: str, backend: str, lengths: list[int]) -> None:
+    if backend == "triton" and not FULL and lengths not in (LENGTHS[0], [0, 0]):
+        pytest.skip("interpreted slowly; all lengths run in the full set")
     values, offsets = arguments(lengths)
     run = compiled(name, backend, "persistent_dynamic", tile=8, chunk=PART)
     got, whole = by_row(run(values, offsets)), by_row(compiled(name, backend, "maskless", tile=8)(values, offsets))
