@@ -62,7 +62,7 @@ def row_by_row(equation: str, operands: tuple[Any, ...]) -> list[Tensor]:
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("equation", "operands"), CASES, ids=[f"{n}:{equation}" for n, (equation, _) in enumerate(CASES)])
 @pytest.mark.parametrize("backend", ["reference", "cpp", "eager"])
 def test_einsum(backend: str, equation: str, operands: tuple[Any, ...]) -> None:

@@ -43,7 +43,7 @@ def numbers(dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_floating_point_is_as_near_as_torch(dtype: torch.dtype, backend: str) -> None:
@@ -67,7 +67,7 @@ def test_floating_point_is_as_near_as_torch(dtype: torch.dtype, backend: str) ->
         assert (distance(got, exact[name]) <= allowed).all(), (name, distance(got, exact[name]).max())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.int16, torch.int32])
 def test_integers_are_those_of_torch(dtype: torch.dtype, backend: str) -> None:

@@ -79,7 +79,7 @@ def fresh(kernel: Kernel) -> Kernel:
 # --- which calls make a program ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_new_lengths_make_no_program(name: str, strategy: str, made: list[str], new_sizes: list[str]) -> None:
