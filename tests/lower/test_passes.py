@@ -302,7 +302,8 @@ def test_rows_that_are_narrow_stay_lanes(shown: Callable[[], list[str]]) -> None
 @pytest.mark.parametrize("strategy", ["maskless", "masked", "persistent_dynamic"])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_gathered_rows_outside_the_table_are_zeros(strategy: str, mode: str) -> None:
-    table = torch.randn(9, 16)
+    # Whole numbers, whose sums are exact in any order.
+    table = torch.randint(-99, 100, (9, 16)).float()
     lengths = [0, 300, 1, 0, 7, 2]
     ids = torch.randint(-3, 12, (sum(lengths),))
     offsets = torch.tensor([0, *lengths]).cumsum(0)

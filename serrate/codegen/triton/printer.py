@@ -839,7 +839,7 @@ class _TritonPrinter:
 
 
 def _only_loop(body: Sequence[Node]) -> For | None:
-    """The grid loop that is all of a body but names; None if there is none."""
+    """The grid loop of a body that has only names besides; None for any other body."""
     loop = body[-1] if body else None
     alone = isinstance(loop, For) and loop.kind is GRID and all(isinstance(n, Bind) for n in body[:-1])
     return loop if alone and isinstance(loop, For) else None

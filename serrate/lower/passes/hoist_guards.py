@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 
 from serrate.ir.expr import Less
-from serrate.ir.loops import Bind, Declare, For, If, LoopProgram, Node, nodes
+from serrate.ir.loops import Bind, Declare, For, If, LoopProgram, Node, nodes, written_by
 from serrate.ir.tile import GRID
 from serrate.lower.passes.common import Body, effects, inward, kept, names_in, per_kernel
 from serrate.lower.passes.end_loops import settled
@@ -39,6 +39,7 @@ def _shared(loop: For) -> tuple[Less, ...]:
         return ()
     inside = [loop, *nodes(loop.body)]
     own = {n.symbol for n in inside if isinstance(n, For | Bind)} | {lane.symbol for s in statements for lane in s.lanes}
-    locals_ = {n.local.name for n in inside if isinstance(n, Declare)}
+    # A condition may read a private block of indices, which the loop must not write.
+    locals_ = {n.local.name for n in inside if isinstance(n, Declare)} | {x.name for s in statements for x in written_by(s)}
     found = [g for g in statements[0].guard if all(g in s.guard for s in statements)]
     return tuple(g for g in found if not g.symbols & own and not names_in(g.left, g.right) & locals_)
