@@ -9,12 +9,13 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full sanitize mutate bench lint clean check-python check-compiler
+.PHONY: help demo test test-full test-gpu sanitize mutate bench lint clean check-python check-compiler
 
 help:
 	@echo "make demo       install into $(VENV) and run the demonstration"
 	@echo "make test       format check, lint, types, then the whole test suite"
 	@echo "make test-full  the same, with slow tests and more examples per property"
+	@echo "make test-gpu   the tests that need a GPU, with the Python that is active (PYTHON=python3); nothing is installed"
 	@echo "make sanitize   the tests that build generated C++ with sanitizers"
 	@echo "make mutate     break the compiler one line at a time and see that a test fails"
 	@echo "make bench      the benchmarks"
@@ -35,10 +36,22 @@ lint: $(VENV)/.stamp-test
 test: check-compiler lint
 	@echo "== pytest"
 	@$(BIN)/python -m pytest
+	@$(TEST_GPU)
 
+test-full: export SERRATE_TEST_FULL := 1
 test-full: check-compiler lint
 	@echo "== pytest, full"
-	@SERRATE_TEST_FULL=1 $(BIN)/python -m pytest
+	@$(BIN)/python -m pytest
+	@$(TEST_GPU)
+
+# Triton interprets or compiles for a whole process, so what runs on a GPU has a run of its own.
+TEST_GPU = if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
+	then $(MAKE) --no-print-directory test-gpu PYTHON=$(BIN)/python; \
+	else echo "== no CUDA device: the tests of make test-gpu were not run"; fi
+
+test-gpu:
+	@echo "== pytest, on the GPU"
+	@TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $$(nproc)
 
 sanitize: check-compiler $(VENV)/.stamp-test
 	@SERRATE_TEST_FULL=1 $(BIN)/python -m pytest tests -m sanitize

@@ -1,6 +1,8 @@
 """What every test shares: one cache of built programs, the hypothesis profiles, the thread count, and who is skipped.
 
-In: the environment (`SERRATE_TEST_FULL`, `SERRATE_CACHE_DIR`). Out: settings made before any test is imported, and fixtures.
+In: the environment (`SERRATE_TEST_FULL`, `SERRATE_CACHE_DIR`, `TRITON_INTERPRET`). Out: settings made before any test is
+imported, and fixtures. A process either interprets Triton or compiles it. The one that interprets, the default, sees no GPU and
+skips `gpu` tests. With `TRITON_INTERPRET=0` a process needs a GPU and runs `gpu` and `triton` tests only.
 """
 
 from __future__ import annotations
@@ -18,21 +20,30 @@ FULL = os.environ.get("SERRATE_TEST_FULL") == "1"
 os.environ.setdefault("SERRATE_CACHE_DIR", str(ROOT / "build" / "test-cache"))
 # Generated code may bring its own OpenMP run-time, which torch.set_num_threads does not reach.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
-# Triton decides when it is imported whether it compiles or interprets; tensors are on the CPU here, so it interprets.
-os.environ.setdefault("TRITON_INTERPRET", "1")
+# Triton decides when it is imported whether it compiles or interprets.
+INTERPRETED = os.environ.setdefault("TRITON_INTERPRET", "1") not in ("", "0")
+if INTERPRETED:
+    # The same tests, whether or not there is a GPU.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from serrate import settings  # noqa: E402
-from tests import triton_interpreter  # noqa: E402
 
 # serrate may have been imported by a plugin before the variable was set.
 settings.reload()
 # The test workers already share the cores.
 torch.set_num_threads(2)
-triton_interpreter.install()
+if INTERPRETED:
+    from tests import triton_interpreter
+
+    triton_interpreter.install()
+elif torch.cuda.is_available():
+    from tests import triton_on_device
+
+    triton_on_device.install(torch.device("cuda"))
 
 hypothesis.settings.register_profile("fast", max_examples=25, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("full", max_examples=200, deadline=None)
@@ -58,16 +69,34 @@ def _left_out(items: list[pytest.Item]) -> set[str]:
     return {name for names, n in ranked for name in names[max(1, len(names) // n) :]}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure() -> None:
+    if not INTERPRETED and not torch.cuda.is_available():
+        raise pytest.UsageError("TRITON_INTERPRET=0 runs the tests that need a GPU, and no CUDA device was found")
+
+
+def _is_for_triton(item: pytest.Item) -> bool:
+    """Whether a test runs Triton programs: it is marked, or has the backend among its parameters."""
+    parameters = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    named = any(isinstance(p, str) and p.split()[:1] == ["triton"] for p in parameters)
+    return named or item.get_closest_marker("triton") is not None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skips, with the reason, what this machine or this kind of run does not do."""
+    if not INTERPRETED:
+        # Thousands of tests of the other process would hide the skipped ones of this one.
+        others = [item for item in items if not item.get_closest_marker("gpu") and not _is_for_triton(item)]
+        config.hook.pytest_deselected(items=others)
+        dropped = set(others)
+        items[:] = [item for item in items if item not in dropped]
     left_out = set() if FULL else _left_out(items)
     for item in items:
         if item.nodeid in left_out:
             item.add_marker(pytest.mark.skip(reason="not in the sample: set SERRATE_TEST_FULL=1"))
         if item.get_closest_marker("slow") and not FULL:
             item.add_marker(pytest.mark.skip(reason="slow: set SERRATE_TEST_FULL=1"))
-        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="no GPU"))
+        if item.get_closest_marker("gpu") and INTERPRETED:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU: make test-gpu"))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -15,6 +15,7 @@ from serrate.codegen.triton.derived import can_derive
 from serrate.ir.recipes import Owners, RunningSum
 from serrate.runtime.triton import derived_on_device
 
+pytestmark = pytest.mark.triton
 PIECE = 16
 LENGTHS = [[], [0], [5], [16], [17], [0, 40, 3, 0, 16, 100, 1], [1] * 1100 + [33] + [2] * 30]
 

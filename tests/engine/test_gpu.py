@@ -33,12 +33,14 @@ def _run(case: Case, strategy: str, level: int) -> None:
         check(case, _on_host(got), given, f"{case.name} on {name} {dtype} {features} {options}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", CASES)
 def test_one_level_on_a_gpu(name: str, strategy: str) -> None:
     _run(CASES[name], strategy, 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", NESTED_CASES)
 def test_two_levels_on_a_gpu(name: str, strategy: str) -> None:
@@ -48,6 +50,7 @@ def test_two_levels_on_a_gpu(name: str, strategy: str) -> None:
 NEW = {**MOVEMENT, **STRUCTURE, **ACROSS}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", NEW)
 def test_moving_and_crossing_rows_on_a_gpu(name: str, strategy: str) -> None:

@@ -106,6 +106,7 @@ def test_what_is_padded_may_be_computed() -> None:
     assert torch.equal(jit(lambda x: torch.exp(x.to_padded() * 0))(jt), torch.ones(4, 7, 3))
 
 
+@pytest.mark.triton
 def test_a_given_length() -> None:
     jt = rows(2)
     nested = JaggedTensor.from_lengths(jt.values, [torch.tensor([3, 0, 1]), LENGTHS])

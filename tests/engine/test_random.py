@@ -244,6 +244,7 @@ def test_the_state_of_the_generator_can_be_kept_and_forked() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.triton
 def test_fusions_draw_their_seeds_or_are_given_them() -> None:
     with ir.Fusion() as f:
         x, seed = f.input((None,), torch.float32), f.input((), torch.int64)
@@ -336,6 +337,7 @@ def test_normal_numbers(dtype: torch.dtype) -> None:
     assert abs(correlation(wide[1:], wide[:-1])) < 5 / math.sqrt(count)
 
 
+@pytest.mark.triton
 def test_normal_numbers_agree_between_backends_up_to_rounding() -> None:
     fusion, offsets, found = recorded(ops.randn_like), torch.tensor([0, 3, 3, 20]), []
     for backend in BACKENDS:

@@ -22,7 +22,7 @@ from serrate.ir.view import TensorView
 from tests.engine.oracle import BACKENDS, STRATEGIES
 
 # Triton's interpreter computes where nothing exists, and says so.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.triton, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 Nested = Tensor | Sequence["Nested"]
 Body = Callable[..., TensorView]

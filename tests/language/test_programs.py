@@ -173,6 +173,7 @@ def test_compiled(kind: str, seed: int) -> None:
     agree(program, ["cpp"], [program.plans[seed % len(program.plans)]])
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("seed", range(200, 220 if FULL else 201))
 def test_on_triton(kind: str, seed: int) -> None:

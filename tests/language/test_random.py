@@ -19,6 +19,7 @@ from serrate import JaggedTensor, engine, jit, ops
 from serrate.errors import KernelError
 from tests.engine.test_random import words
 
+pytestmark = pytest.mark.triton
 LENGTHS = [3, 0, 7, 2]
 SEED = 123456789012345
 

@@ -20,6 +20,7 @@ from tests.conftest import FULL
 from tests.language.kinds import LENGTHS, ran
 from tests.language.test_examples import NAMES, example
 
+pytestmark = pytest.mark.triton
 ROOT = Path(__file__).resolve().parents[2]
 STRATEGIES = ("maskless", "masked", "persistent_dynamic cut")
 

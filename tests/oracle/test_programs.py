@@ -107,6 +107,7 @@ def test_random_programs_in_cpp(example: Example, strategy: str, data: st.DataOb
     check(example, ran(example, "cpp", strategy, **data.draw(OPTIONS[strategy])))
 
 
+@pytest.mark.triton
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("strategy", OPTIONS)
 @hypothesis.settings(max_examples=60 if FULL else 8)

@@ -21,6 +21,7 @@ from serrate.ir import Fusion, IterType, ParallelType, merge, split
 from serrate.ir.view import TensorView
 from serrate.tensor import JaggedTensor
 
+pytestmark = pytest.mark.triton
 BACKENDS = ("reference", "cpp", "triton")
 
 OFFSETS = torch.tensor([0, 5, 5, 6, 23, 30])

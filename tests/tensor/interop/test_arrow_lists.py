@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -33,6 +32,7 @@ from tests.tensor.compositions import (
     samples,
 )
 
+pa = pytest.importorskip("pyarrow")
 HELD = tuple(dtype for dtype in (*FLOATS, *INTEGERS) if dtype is not torch.bfloat16)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import awkward as ak
 import numpy as np
 import pytest
 import torch
@@ -32,6 +31,7 @@ from tests.tensor.compositions import (
     samples,
 )
 
+ak = pytest.importorskip("awkward")
 HELD = tuple(dtype for dtype in ALL_DTYPES if dtype is not torch.bfloat16)
 
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 import torch.multiprocessing as multiprocessing
 from hypothesis import HealthCheck, given, settings
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from serrate import load_safetensors, save_safetensors
@@ -25,6 +24,8 @@ from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.interop.saving import load_rows, load_structure, load_tensor
 from serrate.tensor.rows import rows_of
 from tests.tensor.compositions import ALL_DTYPES, Sample, numbered, samples
+
+safetensors = pytest.importorskip("safetensors.torch")
 
 
 def saved_and_loaded(thing: Any) -> Any:
@@ -156,7 +157,7 @@ def test_files_of_safetensors(tmp_path: Path, sample: Sample) -> None:
     assert again.structure is doubled.structure
     assert isinstance(found["plain"], Tensor) and torch.equal(found["plain"], plain)
     # Other readers find the values under the same name.
-    assert torch.equal(load_file(path)["ragged"], jt.values)
+    assert torch.equal(safetensors.load_file(path)["ragged"], jt.values)
 
 
 @pytest.mark.parametrize("dtype", HELD)
@@ -185,7 +186,7 @@ def test_files_load_onto_a_device(tmp_path: Path) -> None:
 
 
 def test_plain_files_of_safetensors(tmp_path: Path) -> None:
-    save_file({"x": torch.arange(3)}, tmp_path / "x")
+    safetensors.save_file({"x": torch.arange(3)}, tmp_path / "x")
     found = load_safetensors(tmp_path / "x")
     assert isinstance(found["x"], Tensor) and found["x"].tolist() == [0, 1, 2]
 
@@ -205,7 +206,7 @@ def test_wrong_names_and_files(tmp_path: Path) -> None:
     def damaged(change: dict[str, Any], entries: dict[str, Tensor]) -> None:
         form = {"dim": 0, "levels": 1, "depth": 1, "packed": True, "room": None}
         about = {"version": 1, "structures": [[form]], "tensors": {"x": {"structure": 0, "hints": {}}}, **change}
-        save_file(entries, path, metadata={"serrate": json.dumps(about)})
+        safetensors.save_file(entries, path, metadata={"serrate": json.dumps(about)})
 
     good = {"x": torch.zeros(3), "serrate.0.0.offsets.0": torch.tensor([0, 1, 3])}
     damaged({}, good)
