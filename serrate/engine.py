@@ -39,6 +39,7 @@ from serrate.runtime.dispatch import Binding, Key, Leaves, Prepared, bound, key_
 from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, ReferenceExecutable, TensorExecutable, load_together
 from serrate.runtime.locks import making
+from serrate.runtime.memory import InMemory
 from serrate.runtime.results import Result, groups, remember_structure, result
 from serrate.runtime.seeds import drawing, placeholders
 from serrate.schedule.by_hand import by_hand, vector_checks
@@ -111,7 +112,7 @@ class BuiltProgram(NamedTuple):
     """Outputs and scratch."""
     private: tuple[Tensor, ...]
     """Private rows, one per thread."""
-    arrays: Callable[[BoundCall], tuple[torch.Tensor, ...]]
+    arrays: Callable[[BoundCall], tuple[InMemory, ...]]
     numbers: tuple[Callable[[BoundCall], int], ...]
     """The program's arrays and symbols, as functions of a call."""
 
@@ -228,8 +229,8 @@ class FusionStage(CompiledStage):
         tensors = [*inputs, *memory_, *ready.private]
         arrays = ready.arrays
         if ready.indices:
-            fresh = {k: self.binder.array_reader(array)(call) for k, array in ready.indices}
-            arrays = tuple(fresh.get(k, a) for k, a in enumerate(arrays))
+            fresh: dict[int, InMemory] = {k: self.binder.array_reader(array)(call) for k, array in ready.indices}
+            arrays = tuple([fresh.get(k, a) for k, a in enumerate(arrays)])
         ready.executable(tensors, arrays, ready.symbols)
         return ready, tensors
 

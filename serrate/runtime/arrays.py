@@ -6,9 +6,8 @@ structures. The cache is bounded, and an entry is dropped if its offsets tensor 
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -40,7 +39,6 @@ _memory: OrderedDict[int, dict[Any, _DerivedArray]] = OrderedDict()
 
 _NOTHING: dict[Any, _DerivedArray] = {}
 _lock = Lock()
-_numbers = itertools.count()
 
 
 def remembered(owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
@@ -91,38 +89,6 @@ def derive(
     # Keyed by the whole array: sums over the first rows and over all rows have the same name.
     made: torch.Tensor = remember(owners, (array, numbers), lambda: _make(array, tensors, symbols, device, remember))
     return made
-
-
-class Derivation:
-    """All arrays of a program that a GPU derives in two launches, made and remembered together."""
-
-    def __init__(self, arrays: Sequence[Array]) -> None:
-        from serrate.runtime.triton import can_derive, derived_on_device  # triton is optional: only its backend may import it
-
-        self.wanted = {k: array for k, array in enumerate(arrays) if can_derive(array)}
-        self._derived = derived_on_device
-        self._sources = sorted({a.name for array in self.wanted.values() for a in array.sources})
-        self._symbols = sorted({s for array in self.wanted.values() for s in _symbols(array)}, key=str)
-        self._number = next(_numbers)
-
-    def __call__(
-        self, tensors: Mapping[str, torch.Tensor], symbols: Mapping[Symbol, int], device: torch.device, remember: Remember
-    ) -> dict[int, torch.Tensor]:
-        """The arrays, by their place in the program."""
-        if not self.wanted:
-            return {}
-        owners = tuple([tensors[name] for name in self._sources])
-        if not owners:
-            return self._make(tensors, symbols, device)
-        key = (self._number, tuple([symbols[s] for s in self._symbols]))
-        made: dict[int, torch.Tensor] = remember(owners, key, lambda: self._make(tensors, symbols, device))
-        return made
-
-    def _make(
-        self, tensors: Mapping[str, torch.Tensor], symbols: Mapping[Symbol, int], device: torch.device
-    ) -> dict[int, torch.Tensor]:
-        found = self._derived(tuple(self.wanted.values()), tensors, symbols, device)
-        return {k: found[array] for k, array in self.wanted.items()}
 
 
 def _symbols(array: Array) -> frozenset[Symbol]:

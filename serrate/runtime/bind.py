@@ -8,6 +8,7 @@ tensor of offsets.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -36,13 +37,16 @@ from serrate.ir.recipes import Largest
 from serrate.ir.transforms import Merge
 from serrate.ir.traversal import traverse
 from serrate.lower.stages import arrays_of
-from serrate.runtime.arrays import Derivation, derive, remembered
+from serrate.runtime.arrays import derive, remembered
+from serrate.runtime.memory import InMemory, Scratch
 from serrate.tensor import Structure
 from serrate.tensor.checks.agreement import require_same_offsets
 from serrate.tensor.checks.validate import CheckTime, check_lengths, check_products, check_starts, check_time, run_check
 from serrate.tensor.sync import host_copy
 
 T = TypeVar("T")
+
+_numbers = itertools.count()
 
 
 @dataclass(slots=True, eq=False)
@@ -90,18 +94,31 @@ class Arguments:
         place = self.symbols.get(expr) if isinstance(expr, Symbol) else None
         return (lambda call: self.extent(call, expr)) if place is None else (lambda call: call.numbers[place])
 
-    def arrays_reader(self, arrays: Sequence[Array], *, together: bool) -> Callable[[BoundCall], tuple[torch.Tensor, ...]]:
+    def arrays_reader(self, arrays: Sequence[Array], *, together: bool) -> Callable[[BoundCall], tuple[InMemory, ...]]:
         """All arrays of a program, as a function of a call; `together`, those that a GPU derives are derived at once."""
         readers = [self.array_reader(array) for array in arrays]
-        derivation = Derivation(arrays) if together else None
-        if derivation is None or not derivation.wanted:
+        if not together:
             return lambda call: tuple([read(call) for read in readers])
+        from serrate.runtime.triton import Derivation, can_derive  # triton is optional: only its backend may import it
 
-        def read(call: BoundCall) -> tuple[torch.Tensor, ...]:
-            named = dict(zip(self.names, call.args, strict=True)) | (call.computed or {})
-            symbols = dict(zip(self.symbols, call.numbers, strict=True))
-            made = derivation(named, symbols, call.device, call.remember)
-            return tuple([made[k] if k in made else each(call) for k, each in enumerate(readers)])
+        places = [k for k, array in enumerate(arrays) if can_derive(array)]
+        if not places:
+            return lambda call: tuple([read(call) for read in readers])
+        derivation, number = Derivation([arrays[k] for k in places], tuple(self.symbols)), next(_numbers)
+        sources = [(self._place.get(name), name) for name in derivation.names]
+        others = [(k, read) for k, read in enumerate(readers) if k not in places]
+
+        def read(call: BoundCall) -> tuple[InMemory, ...]:
+            computed = call.computed or {}
+            given = tuple([computed[name] if place is None else call.args[place] for place, name in sources])
+
+            def derive() -> list[Scratch]:
+                return derivation(given, call.numbers, call.device)
+
+            made = call.remember(given, (number, derivation.numbers(call.numbers)), derive) if given else derive()
+            found: dict[int, InMemory] = dict(zip(places, made, strict=True))
+            found.update((k, each(call)) for k, each in others)
+            return tuple([found[k] for k in range(len(readers))])
 
         return read
 

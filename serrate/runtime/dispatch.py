@@ -36,6 +36,7 @@ from serrate.modes import is_batch_invariant
 from serrate.runtime import memory
 from serrate.runtime.launch import CppExecutable, TensorExecutable
 from serrate.runtime.locks import Lock
+from serrate.runtime.memory import InMemory
 from serrate.runtime.results import Result
 from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor, Structure
@@ -54,8 +55,6 @@ key, the leaves, and the objects whose contents are compared separately."""
 Apart = Callable[[Sequence[int]], None]
 """Raises if tensors of a program at these addresses share memory that must not be shared."""
 
-ALIGNMENT = 256
-"""Bytes at whose multiples temporaries on a GPU begin."""
 BINDINGS = 64
 """How many bindings a callee keeps; the oldest is dropped first. Each keeps its structures alive."""
 
@@ -184,7 +183,7 @@ class Prepared(NamedTuple):
 
     plan: Plan
     executable: CppExecutable | TensorExecutable
-    arrays: tuple[torch.Tensor, ...]
+    arrays: tuple[InMemory, ...]
     indices: tuple[tuple[int, Array], ...]
     """Which of the arrays are integers that a caller may change from call to call, and where they come from."""
     symbols: tuple[int, ...]
@@ -233,10 +232,11 @@ def bound(
     sizes = [tensor.numel() for tensor in tensors]
     sizes += [prod(shape) for shape, _ in ready.shapes]
     sizes += [row.numel() for row in ready.private]
-    launch = _launch(ready, sources, sizes, indices, apart, keep)
+    device = tensors[0].device if tensors else torch.device("cpu")
+    launch = _launch(ready, sources, sizes, device, indices, apart, keep)
     if not ready.shapes and require is None and finish is None:
         return launch
-    count, device = len(sources), tensors[0].device if tensors else torch.device("cpu")
+    count = len(sources)
     models = [(shape, dtype, _model(shape, dtype, sources, tensors)) for shape, dtype in ready.shapes]
     # Most results are handed out in the shape that they are allocated in.
     shapes = [*(t.shape for t in tensors), *(shape for shape, _ in ready.shapes)]
@@ -280,7 +280,7 @@ def _scratch_room(
         pooled = is_temporary and device.type != "cpu"
         offsets.append(room if pooled else None)
         if pooled:
-            room += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+            room += -(-prod(shape) * dtype.itemsize // memory.ALIGNMENT) * memory.ALIGNMENT
     return room, offsets
 
 
@@ -288,6 +288,7 @@ def _launch(
     ready: Prepared,
     sources: Sequence[Source],
     sizes: Sequence[int],
+    device: torch.device,
     indices: Sequence[tuple[int, int]],
     apart: Apart | None,
     keep: Sequence[object],
@@ -296,7 +297,7 @@ def _launch(
     executable, arrays, symbols = ready.executable, ready.arrays, ready.symbols
     name, strategy = executable.program.name, ready.plan.strategy
     if not isinstance(executable, CppExecutable):
-        execute_on = executable.bound(arrays, symbols)
+        execute_on = executable.bound(arrays, symbols, device)
 
         def execute(leaves: Leaves, into: Sequence[Any] = (), _keep: object = keep) -> None:
             with record_function(_shown(name, strategy)) if PROFILER._is_profiler_enabled else nullcontext():

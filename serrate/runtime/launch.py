@@ -23,7 +23,7 @@ from serrate.ir.loops import LoopProgram
 from serrate.ir.values import Role
 from serrate.runtime import cache
 from serrate.runtime.compiler import Compiler, find_compiler
-from serrate.runtime.memory import InMemory, Scratch
+from serrate.runtime.memory import InMemory, whole
 
 Tensors = Sequence[torch.Tensor]
 Numbers = Sequence[int]
@@ -35,14 +35,14 @@ class Executable(Protocol):
     program: LoopProgram
     source: str
 
-    def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None: ...
+    def __call__(self, tensors: Tensors, arrays: Sequence[InMemory], symbols: Numbers) -> None: ...
 
 
 class TensorExecutable(Executable, Protocol):
     """A program that is given tensors; one in C++ is given addresses."""
 
-    def bound(self, arrays: Tensors, symbols: Numbers) -> Callable[[Sequence[InMemory]], None]:
-        """The program with everything but its tensors."""
+    def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Callable[[Sequence[InMemory]], None]:
+        """The program with everything but its tensors, which are on that device."""
 
 
 class BoundProgram(NamedTuple):
@@ -57,7 +57,7 @@ class BoundProgram(NamedTuple):
     numbers: bytes
     rows: Sequence[tuple[int, Callable[[], int]]]
     """Which tensors are private rows, each with a function that returns the address of this thread's."""
-    arrays: Tensors
+    arrays: Sequence[InMemory]
     """Tensors to keep alive while their addresses are in use."""
 
     def __call__(self, tensors: Tensors) -> None:
@@ -75,7 +75,7 @@ class ReferenceExecutable:
         self.program = program
         self.source = str(program)
 
-    def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None:
+    def __call__(self, tensors: Tensors, arrays: Sequence[InMemory], symbols: Numbers) -> None:
         program = self.program
         own = [torch.empty(t.shape, dtype=t.dtype, device=tensors[0].device) if t.device.type == "meta" else t for t in tensors]
         # The program determines the dtypes it computes in.
@@ -83,13 +83,13 @@ class ReferenceExecutable:
             reference.run(
                 program,
                 dict(zip(program.tensors, own, strict=True)),
-                dict(zip(program.arrays, arrays, strict=True)),
+                dict(zip(program.arrays, map(whole, arrays), strict=True)),
                 dict(zip(program.symbols, symbols, strict=True)),
             )
 
-    def bound(self, arrays: Tensors, symbols: Numbers) -> Callable[[Sequence[InMemory]], None]:
+    def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Callable[[Sequence[InMemory]], None]:
         """The program with everything but its tensors."""
-        return lambda tensors: self([t.tensor() if isinstance(t, Scratch) else t for t in tensors], arrays, symbols)
+        return lambda tensors: self([whole(t) for t in tensors], arrays, symbols)
 
 
 class CppExecutable:
@@ -113,7 +113,7 @@ class CppExecutable:
         self._numbers = struct.Struct(f"{2 + len(program.symbols) + len(self._private)}q").pack
         self._rows = threading.local()
 
-    def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None:
+    def __call__(self, tensors: Tensors, arrays: Sequence[InMemory], symbols: Numbers) -> None:
         self.bound([t.numel() for t in tensors], arrays, symbols)(tensors)
 
     def function(self) -> Any:
@@ -122,7 +122,7 @@ class CppExecutable:
             load_together([self])
         return self._function
 
-    def bound(self, sizes: Numbers, arrays: Tensors, symbols: Numbers) -> BoundProgram:
+    def bound(self, sizes: Numbers, arrays: Sequence[InMemory], symbols: Numbers) -> BoundProgram:
         """The program with everything but the addresses of its tensors; `sizes` are their numbers of elements."""
         dtypes = self._dtypes
         threads, stream = 1, False

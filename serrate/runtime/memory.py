@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+ALIGNMENT = 256
+"""Bytes at whose multiples temporaries and derived arrays on a GPU begin: Triton compiles anew for other addresses."""
 SMALLEST = 1 << 20
 """Below this size, torch's own allocator is as good."""
 HUGE = 1 << 21
@@ -41,7 +43,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Scratch(NamedTuple):
-    """A temporary of a call on a GPU: a part of one allocation, because every allocation takes microseconds."""
+    """A temporary or a derived array on a GPU: a part of one allocation, because every allocation takes microseconds."""
 
     room: torch.Tensor
     offset: int
@@ -58,6 +60,11 @@ class Scratch(NamedTuple):
 
 
 InMemory = torch.Tensor | Scratch
+
+
+def whole(memory: InMemory) -> torch.Tensor:
+    """The same as a tensor."""
+    return memory.tensor() if isinstance(memory, Scratch) else memory
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

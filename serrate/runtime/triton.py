@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import math
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from serrate.codegen.triton.derived import BLOCK, DerivedSource, can_derive, print_derived
+from serrate.codegen.triton.derived import BLOCK, can_derive, print_derived
 from serrate.codegen.triton.printer import Launch, print_triton
 from serrate.errors import BackendError, CacheError
-from serrate.ir.expr import Array, Environment, Symbol, size_function
+from serrate.ir.expr import Array, Symbol, const, size_function
 from serrate.ir.loops import LoopProgram
 from serrate.ir.recipes import Owners, RunningSum
 from serrate.runtime import cache_folder
 from serrate.runtime.launch import Numbers, Tensors
-from serrate.runtime.memory import InMemory, Scratch
+from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, whole
 
 STAGES = 4
 """How many blocks of a matrix product are in flight."""
@@ -34,9 +34,51 @@ STAGES = 4
 SHARED = 1024
 """How many programs share a work list that is mostly empty: enough to fill a GPU, few enough to be gone at once."""
 
-__all__ = ["TritonExecutable", "can_derive", "derived_on_device"]
+__all__ = ["Derivation", "TritonExecutable", "can_derive"]
 
 _modules: dict[str, ModuleType] = {}
+
+
+class _Kernel:
+    """A Triton function, compiled once for each device and for the widths of its integers.
+
+    The first launch goes through Triton, which compiles. Later ones go straight to the compiled kernel's launcher, whatever the
+    values of their integers, because none of these is specialised.
+    """
+
+    def __init__(self, function: Any, options: Mapping[str, int]) -> None:
+        self.function, self._options = function, options
+        self._compiled: dict[tuple[torch.device, tuple[int, ...]], Any] = {}
+
+    def launcher(self, grid: Grid, numbers: Numbers, device: torch.device) -> Callable[..., None] | None:
+        """Launches the compiled kernel, given addresses that are multiples of 16 and then the numbers; None if there is none yet
+        for such numbers."""
+        compiled = self._compiled.get((device, _wide(numbers)))
+        launcher: Callable[..., None] | None = None if compiled is None else compiled[grid]
+        return launcher
+
+    def launch(self, grid: Grid, tensors: Sequence[InMemory], numbers: Numbers) -> None:
+        """A launch through Triton."""
+        given = [whole(t) for t in tensors]
+        device = given[0].device
+        if device.type == "cpu" and not _interpreted():
+            raise BackendError("the triton backend runs CPU tensors only under its interpreter; set TRITON_INTERPRET=1 first")
+        compiled = self.function[grid](*given, *numbers, **self._options)
+        # None under the interpreter. Triton compiles for aligned addresses, and anew for others.
+        if compiled is not None and _aligned([t.data_ptr() for t in given]):
+            self._compiled[device, _wide(numbers)] = compiled
+
+
+Grid = tuple[int, int, int]
+
+
+def _wide(numbers: Numbers) -> tuple[int, ...]:
+    """Which integers do not fit 32 bits: Triton compiles anew for them."""
+    return tuple([k for k, number in enumerate(numbers) if number >= 1 << 31])
+
+
+def _aligned(addresses: Sequence[int]) -> bool:
+    return not functools.reduce(operator.or_, addresses, 0) & 15
 
 
 class TritonExecutable:
@@ -50,36 +92,41 @@ class TritonExecutable:
         self._module = _load(self._printed.text, program.name)
         self._launches = [self._ready(launch) for launch in self._printed.launches]
 
-    def __call__(self, tensors: Tensors, arrays: Tensors, symbols: Numbers) -> None:
-        self.bound(arrays, symbols)(tensors)
+    def __call__(self, tensors: Tensors, arrays: Sequence[InMemory], symbols: Numbers) -> None:
+        self.bound(arrays, symbols, tensors[0].device)(tensors)
 
-    def bound(self, arrays: Tensors, symbols: Numbers) -> Callable[[Sequence[InMemory]], None]:
-        """The program with everything but the addresses of its tensors.
+    def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Callable[[Sequence[InMemory]], None]:
+        """The program with everything but the addresses of its tensors."""
+        launches = [(each, (programs, 1, 1)) for each in self._launches if (programs := each.programs(symbols))]
+        places = [a.data_ptr() for a in arrays]
+        ready: list[tuple[Callable[..., None], tuple[int, ...], list[int]]] | None = None
 
-        The first call goes through Triton, which compiles; later ones go straight to the compiled kernels' launchers. Triton
-        compiles for aligned addresses, so tensors that begin elsewhere go through it again.
-        """
-        launches = [(each, programs) for each in self._launches if (programs := each.programs(symbols))]
-        fixed = [([arrays[k] for k in each.arrays], [symbols[k] for k in each.symbols]) for each, _ in launches]
-        ready: list[tuple[Callable[..., None], tuple[int, ...], list[int]]] = []
+        def prepare() -> None:
+            nonlocal ready
+            found = []
+            for each, grid in launches:
+                numbers = [symbols[k] for k in each.symbols]
+                launcher = each.kernel.launcher(grid, numbers, device)
+                if launcher is None:
+                    return
+                found.append((launcher, each.tensors, [*[places[k] for k in each.arrays], *numbers]))
+            ready = found
 
         def run(tensors: Sequence[InMemory]) -> None:
             addresses = [t.data_ptr() for t in tensors]
-            aligned = not any(address & 15 for address in addresses)
-            if ready and aligned:
-                for launcher, places, rest in ready:
-                    launcher(*[addresses[k] for k in places], *rest)
+            if ready is not None and not functools.reduce(operator.or_, addresses, 0) & 15:
+                for launcher, own, rest in ready:
+                    launcher(*[addresses[k] for k in own], *rest)
                 return
-            whole = [t.tensor() if isinstance(t, Scratch) else t for t in tensors]
-            if whole[0].device.type == "cpu" and not _interpreted():
-                raise BackendError("the triton backend runs CPU tensors only under its interpreter; set TRITON_INTERPRET=1 first")
-            made = []
-            for (each, programs), (own, numbers) in zip(launches, fixed, strict=True):
-                compiled = each.kernel[(programs,)](*[whole[k] for k in each.tensors], *own, *numbers, **each.options)
-                made.append((compiled, programs, each.tensors, [*(a.data_ptr() for a in own), *numbers]))
-            if aligned and not ready and all(compiled is not None for compiled, *_ in made):
-                ready.extend((compiled[(programs, 1, 1)], places, rest) for compiled, programs, places, rest in made)
+            for each, grid in launches:
+                given = [*[tensors[k] for k in each.tensors], *[arrays[k] for k in each.arrays]]
+                each.kernel.launch(grid, given, [symbols[k] for k in each.symbols])
+            if aligned and ready is None:
+                prepare()
 
+        aligned = _aligned(places)
+        if aligned:
+            prepare()
         return run
 
     def _ready(self, launch: Launch) -> _PreparedLaunch:
@@ -87,44 +134,85 @@ class TritonExecutable:
         # A product and a sum round twice, as in torch; fused multiply-adds are written explicitly.
         options = {"num_warps": self.warps, "enable_fp_fusion": False, **({"num_stages": STAGES} if launch.has_dot else {})}
         return _PreparedLaunch(
-            getattr(self._module, launch.function),
+            _Kernel(getattr(self._module, launch.function), options),
             tuple(program.tensors.index(t) for t in launch.tensors),
             tuple(program.arrays.index(a) for a in launch.arrays),
             tuple(program.symbols.index(s) for s in launch.symbols),
             tuple(size_function(extent, program.symbols) for extent in launch.grid),
             launch.shared,
-            options,
         )
+
+
+@dataclass(frozen=True)
+class _PreparedLaunch:
+    kernel: _Kernel
+    tensors: tuple[int, ...]
+    arrays: tuple[int, ...]
+    symbols: tuple[int, ...]
+    grid: tuple[Callable[[Sequence[int]], int], ...]
+    shared: bool
+
+    def programs(self, symbols: Numbers) -> int:
+        """How many programs are launched."""
+        count = 1
+        for extent in self.grid:
+            count *= extent(symbols)
+        return min(count, SHARED) if self.shared else count
 
 
 # --- derived arrays ----------------------------------------------------------------------------------------------------------
 
 
-def derived_on_device(
-    arrays: Sequence[Array], tensors: Mapping[str, torch.Tensor], symbols: Mapping[Symbol, int], device: torch.device
-) -> dict[Array, torch.Tensor]:
-    """Arrays, all of which `can_derive`, computed in at most two launches."""
-    printed = _printed_derived(tuple(arrays))
-    numbers = Environment(symbols)
-    sizes = [int(_recipe(a).count.evaluate(numbers)) + 1 for a in printed.sums]
-    sizes += [int(_table(a).size.evaluate(numbers)) for a in printed.tables]
-    # Without components, code may still ask for the length of the first.
-    least = [max(size, 2) for size in sizes]
-    room = (torch.empty if least == sizes else torch.zeros)(sum(least), dtype=torch.int64, device=device)
-    made = list(torch.split(room, least))
-    inputs = [tensors[a.name].reshape(-1) for a in printed.inputs]
-    own = [symbols[s] for s in printed.symbols]
-    module = _load(printed.text, "derived")
-    module.running_sums[(len(printed.sums),)](*inputs, *made[: len(printed.sums)], *own)
-    blocks = max((-(-size // BLOCK) for size in sizes[len(printed.sums) :]), default=0)
-    if blocks:
-        module.owners[(blocks, len(printed.tables))](*made, *own)
-    return dict(zip((*printed.sums, *printed.tables), made, strict=True))
+class Derivation:
+    """Arrays, all of which `can_derive`, computed in at most two launches, in one allocation.
 
+    `names` are the tensors that they are derived from.
+    """
 
-@functools.lru_cache(256)
-def _printed_derived(arrays: tuple[Array, ...]) -> DerivedSource:
-    return print_derived(arrays)
+    def __init__(self, arrays: Sequence[Array], symbols: Sequence[Symbol]) -> None:
+        printed = print_derived(tuple(arrays))
+        self.names = tuple(a.name for a in printed.inputs)
+        made = (*printed.sums, *printed.tables)
+        self._order = tuple(made.index(array) for array in arrays)
+        self._sums = len(printed.sums)
+        one = const(1)
+        counts = [_recipe(a).count + one for a in printed.sums] + [_table(a).size for a in printed.tables]
+        self._sizes = [size_function(count, tuple(symbols)) for count in counts]
+        self._symbols = [tuple(symbols).index(s) for s in printed.symbols]
+        module = _load(printed.text, "derived")
+        self._running_sums = _Kernel(module.running_sums, {})
+        self._owners = _Kernel(module.owners, {}) if printed.tables else None
+
+    def numbers(self, numbers: Numbers) -> tuple[int, ...]:
+        """Everything besides tensors that the arrays depend on."""
+        return tuple([size(numbers) for size in self._sizes]) + tuple([numbers[k] for k in self._symbols])
+
+    def __call__(self, inputs: Tensors, numbers: Numbers, device: torch.device) -> list[Scratch]:
+        """The arrays, given the tensors that they are derived from and the values of all symbols."""
+        sizes = [size(numbers) for size in self._sizes]
+        starts, room = [], 0
+        for size in sizes:
+            starts.append(room)
+            # Without components, code may still ask for the length of the first.
+            room += -(-max(size, 2) * 8 // ALIGNMENT) * ALIGNMENT
+        memory = (torch.empty if min(sizes) > 1 else torch.zeros)(room, dtype=torch.uint8, device=device)
+        made = [Scratch(memory, start, (max(size, 2),), torch.int64) for start, size in zip(starts, sizes, strict=True)]
+        own = [numbers[k] for k in self._symbols]
+        self._run(self._running_sums, (self._sums, 1, 1), [*inputs, *made[: self._sums]], own, device)
+        if self._owners is not None:
+            tables = sizes[self._sums :]
+            blocks = -(-max(tables) // BLOCK)
+            if blocks:
+                self._run(self._owners, (blocks, len(tables), 1), made, own, device)
+        return [made[k] for k in self._order]
+
+    def _run(self, kernel: _Kernel, grid: Grid, tensors: Sequence[InMemory], numbers: list[int], device: torch.device) -> None:
+        addresses = [t.data_ptr() for t in tensors]
+        launcher = kernel.launcher(grid, numbers, device) if _aligned(addresses) else None
+        if launcher is None:
+            kernel.launch(grid, tensors, numbers)
+        else:
+            launcher(*addresses, *numbers)
 
 
 def _recipe(array: Array) -> RunningSum:
@@ -135,22 +223,6 @@ def _recipe(array: Array) -> RunningSum:
 def _table(array: Array) -> Owners:
     assert isinstance(array.recipe, Owners)
     return array.recipe
-
-
-@dataclass(frozen=True)
-class _PreparedLaunch:
-    kernel: Any
-    tensors: tuple[int, ...]
-    arrays: tuple[int, ...]
-    symbols: tuple[int, ...]
-    grid: tuple[Callable[[Sequence[int]], int], ...]
-    shared: bool
-    options: dict[str, int]
-
-    def programs(self, symbols: Numbers) -> int:
-        """How many programs are launched."""
-        count = math.prod(extent(symbols) for extent in self.grid)
-        return min(count, SHARED) if self.shared else count
 
 
 def _interpreted() -> bool:

@@ -13,7 +13,7 @@ import torch
 from serrate import ir, ops
 from serrate.codegen.triton.derived import can_derive
 from serrate.ir.recipes import Owners, RunningSum
-from serrate.runtime.triton import derived_on_device
+from serrate.runtime.triton import Derivation
 
 pytestmark = pytest.mark.triton
 PIECE = 16
@@ -31,8 +31,10 @@ def test_pieces_of_long_rows(lengths: list[int], dtype: torch.dtype) -> None:
     call = run.binder.bind((values, given))
     ready = run.stages[0].prepared(call)
     wanted = [a for a in ready.executable.program.arrays if can_derive(a)]
-    symbols = dict(zip(run.binder.symbols, call.numbers, strict=True))
-    made = derived_on_device(wanted, {"T1": given}, symbols, given.device)
+    derivation = Derivation(wanted, tuple(run.binder.symbols))
+    assert derivation.names == ("T1",)
+    arrays = derivation([given], call.numbers, given.device)
+    made = {array: own.tensor() for array, own in zip(wanted, arrays, strict=True)}
     pieces = [-(-n // PIECE) if n > PIECE else 0 for n in lengths]
     counts = [pieces, [min(n, 1) for n in pieces]]
     sums = [made[a].tolist()[: len(lengths) + 1] for a in wanted if isinstance(a.recipe, RunningSum)]

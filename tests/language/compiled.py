@@ -15,13 +15,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-import serrate.runtime.triton as runtime
 from serrate import Kernel, ir, ops
-from serrate.codegen.triton.derived import print_derived
 from serrate.errors import BackendError
-from serrate.ir.expr import Array
-from serrate.runtime.arrays import derive
-from serrate.runtime.triton import TritonExecutable
+from serrate.runtime.memory import Scratch
+from serrate.runtime.triton import Derivation, TritonExecutable
 from tests.engine.oracle import FULL
 from tests.language.kinds import LENGTHS, ran
 from tests.language.test_examples import example
@@ -46,7 +43,7 @@ def compile_only(self: TritonExecutable, *_: object) -> None:
     """Compiles every kernel of a program."""
     for launch, ready in zip(self._printed.launches, self._launches, strict=True):
         kinds = [POINTERS[t.dtype] for t in launch.tensors] + ["*i64"] * len(launch.arrays) + ["i64"] * len(launch.symbols)
-        _compile(ready.kernel, kinds, self.warps)
+        _compile(ready.kernel.function, kinds, self.warps)
     raise Compiled
 
 
@@ -55,15 +52,12 @@ def _compile(kernel: Any, kinds: list[str], warps: int) -> None:
     triton.compile(ASTSource(kernel, signature, {}), target=TARGET, options={"num_warps": warps})
 
 
-def compile_derived(arrays: Any, tensors: Any, symbols: Any, device: Any) -> dict[Array, torch.Tensor]:
-    """Compiles the kernels that derive arrays, and derives them with torch."""
-    printed = print_derived(tuple(arrays))
-    module = runtime._load(printed.text, "derived")
-    numbers = ["i64"] * len(printed.symbols)
-    _compile(module.running_sums, ["*i64"] * (len(printed.inputs) + len(printed.sums)) + numbers, 4)
-    if printed.tables:
-        _compile(module.owners, ["*i64"] * (len(printed.sums) + len(printed.tables)) + numbers, 4)
-    return {a: derive(a, tensors, symbols, device, lambda owners, key, make: make()) for a in arrays}
+def compile_derived(self: Derivation, *_: object) -> list[Scratch]:
+    """Compiles the kernels that derive arrays; what they would hold does not matter, because no program runs."""
+    for kernel in (self._running_sums, self._owners):
+        if kernel is not None:
+            _compile(kernel.function, ["i64" if name.startswith("n") else "*i64" for name in kernel.function.arg_names], 4)
+    return [Scratch(torch.zeros(2, dtype=torch.int64), 0, (2,), torch.int64) for _ in self._order]
 
 
 def run_examples(names: list[str]) -> None:
@@ -102,7 +96,7 @@ def run_fusions() -> None:
 
 def main(names: list[str]) -> None:
     TritonExecutable.bound = compile_only  # type: ignore[method-assign, assignment]
-    runtime.derived_on_device = compile_derived
+    Derivation.__call__ = compile_derived  # type: ignore[method-assign, assignment]
     run_examples(names)
     run_fusions()
 

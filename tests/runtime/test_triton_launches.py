@@ -1,0 +1,94 @@
+"""Launches of Triton kernels: the first compiles, later ones go straight to the compiled kernel.
+
+In: a function that stands for a Triton kernel and notes how it is launched. Out: failures that show the launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from serrate import JaggedTensor, ir, ops
+from serrate.runtime import triton as runtime
+from serrate.runtime.memory import Scratch
+from serrate.runtime.triton import _Kernel
+
+CPU = torch.device("cpu")
+
+
+class Function:
+    """What Triton's decorator makes of a function, as far as launches use it."""
+
+    def __init__(self) -> None:
+        self.through_triton: list[tuple[Any, ...]] = []
+        self.direct: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        def launch(*args: Any, **options: int) -> Any:
+            self.through_triton.append((grid, args[-1]))
+            return CompiledFunction(self)
+
+        return launch
+
+
+class CompiledFunction:
+    def __init__(self, function: Function) -> None:
+        self._function = function
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *args: self._function.direct.append((grid, *args))
+
+
+def test_integers_of_one_width_share_a_compiled_kernel() -> None:
+    function = Function()
+    kernel, tensor = _Kernel(function, {}), torch.zeros(8)
+    assert kernel.launcher((1, 1, 1), [5], CPU) is None
+    kernel.launch((1, 1, 1), [tensor], [5])
+    for number in (1, 16, 0, (1 << 31) - 1):
+        launcher = kernel.launcher((2, 1, 1), [number], CPU)
+        assert launcher is not None
+        launcher(tensor.data_ptr(), number)
+    assert function.direct == [((2, 1, 1), tensor.data_ptr(), n) for n in (1, 16, 0, (1 << 31) - 1)]
+    assert kernel.launcher((1, 1, 1), [1 << 31], CPU) is None
+    kernel.launch((1, 1, 1), [tensor], [1 << 31])
+    assert kernel.launcher((1, 1, 1), [1 << 31], CPU) is not None
+    assert kernel.launcher((1, 1, 1), [5], torch.device("meta")) is None
+    assert function.through_triton == [((1, 1, 1), 5), ((1, 1, 1), 1 << 31)]
+
+
+def test_tensors_that_are_not_aligned_compile_for_themselves() -> None:
+    kernel, room = _Kernel(Function(), {}), torch.zeros(8)
+    kernel.launch((1, 1, 1), [room[1:]], [5])
+    assert kernel.launcher((1, 1, 1), [5], CPU) is None
+    scratch = Scratch(torch.zeros(512, dtype=torch.uint8), 256, (4,), torch.float32)
+    kernel.launch((1, 1, 1), [room, scratch], [5])
+    assert kernel.launcher((1, 1, 1), [5], CPU) is not None
+
+
+def test_new_offsets_go_to_the_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    functions: dict[str, Function] = {}
+
+    class Module:
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        def __getattr__(self, name: str) -> Function:
+            return functions.setdefault(f"{name} of {self.text}", Function())
+
+    monkeypatch.setattr(runtime, "_load", lambda text, name: Module(text))
+    with ir.Fusion("program") as f:
+        x, offsets = f.input((None, 4), torch.float32), f.input((None,), torch.int64)
+        f.output(ops.softmax(ops.as_nested(x, offsets), 1))
+    run = f.compile("triton", "persistent_dynamic", chunk=16, tile=8)
+    for lengths in ([40, 3, 0], [1, 50, 2], [20, 20, 20], [17, 5, 33, 2]):
+        counted = [(len(each.through_triton), len(each.direct)) for each in functions.values()]
+        values = torch.zeros(sum(lengths), 4)
+        run(values, JaggedTensor.from_lengths(values, torch.tensor(lengths)).offsets)
+        now = [(len(each.through_triton), len(each.direct)) for each in functions.values()]
+        if counted:
+            assert now == [(1, direct + 1) for _, direct in counted]
+        else:
+            assert len(now) > 2 and set(now) == {(1, 0)}
