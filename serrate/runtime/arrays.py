@@ -16,7 +16,7 @@ import torch
 from serrate.ir.expr import Array, Environment, Expr, Symbol
 from serrate.ir.recipes import GroupMaximum, Joined, Largest, Owners
 from serrate.runtime.locks import Lock
-from serrate.tensor.torch_private import version
+from serrate.tensor.torch_private import is_recorded, version
 
 T = TypeVar("T")
 
@@ -42,7 +42,12 @@ _lock = Lock()
 
 
 def remembered(owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
-    """The cached result of `make` for these tensors and this key, unless one of them was written to since."""
+    """The cached result of `make` for these tensors and this key, unless one of them was written to since.
+
+    Nothing is cached in a call that a CUDA graph records: each replay derives arrays from the offsets that it finds.
+    """
+    if is_recorded(owners[0]):
+        return make()
     place, full = id(owners[0]), (key, *map(id, owners[1:]))
     versions = tuple([version(t) for t in owners])
     with _lock:

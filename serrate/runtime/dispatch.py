@@ -42,7 +42,7 @@ from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.jagged import trusted
-from serrate.tensor.torch_private import PROFILER
+from serrate.tensor.torch_private import PROFILER, is_recorded
 
 Key = tuple[Any, ...]
 Leaves = list[Any]
@@ -90,12 +90,15 @@ def key_of(
             described = _of_tensor(value)
             key += (described, value.is_contiguous())
             if not described[3]:
-                key.append(value.device)
+                key += (value.device, _recorded(value))
         elif kind is JaggedTensor:
             # Its device is that of its structure.
             own, structure, hints = value._values, value._structure, value._hints
             leaves.append(own)
-            key += (_of_tensor(own), own.is_contiguous(), id(structure))
+            described = _of_tensor(own)
+            key += (described, own.is_contiguous(), id(structure))
+            if not described[3]:
+                key.append(_recorded(own))
             if hints is not NO_HINTS:
                 key.append(hints)
             for rows in structure._rows:
@@ -121,6 +124,12 @@ def key_of(
         else:
             other(value, key, leaves, objects)
     return key
+
+
+def _recorded(tensor: torch.Tensor) -> object:
+    """None, or in a call that a CUDA graph records something that equals nothing: the graph must derive arrays from the offsets
+    of every replay, so no earlier binding serves it."""
+    return object() if is_recorded(tensor) else None
 
 
 def form_of(

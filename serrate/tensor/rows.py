@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from serrate.tensor.sync import host_copy, on_host
-from serrate.tensor.torch_private import versions
+from serrate.tensor.torch_private import is_recorded, versions
 
 _T = TypeVar("_T")
 _Facts = dict[tuple[str, int], float]
@@ -303,8 +303,10 @@ class Rows:
         return dict(self._facts) if self._is_current() else {}
 
     def derived(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """Memoises what `make` computes from these rows, by key."""
+        """Memoises what `make` computes from these rows, by key; not while a CUDA graph is recorded."""
         self._is_current()
+        if is_recorded(self.offsets[0]):
+            return make()
         memo = self._memo
         if key not in memo:
             memo[key] = make()

@@ -42,6 +42,16 @@ def register_container(
     register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
 
 
+def is_recorded(tensor: Tensor) -> bool:
+    """Whether a CUDA graph records what is done with this tensor now. What is derived from offsets must then be derived again,
+    because every replay may find other offsets. (A public query, but torch built for CPUs has only a placeholder that raises.)
+
+    >>> is_recorded(torch.zeros(2))
+    False
+    """
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def is_transformed(tensor: Tensor) -> bool:
     """Whether a tensor is wrapped by a `torch.func` transform (vmap, grad, jvp); torch has no public function for this.
 

@@ -12,7 +12,7 @@ import torch
 from serrate import JaggedTensor, Structure, ir, jit, ops
 from serrate.errors import StructureError
 from serrate.runtime import arrays
-from serrate.runtime.dispatch import BINDINGS
+from serrate.runtime.dispatch import BINDINGS, key_of
 from tests.engine.oracle import BACKENDS, STRATEGIES
 
 
@@ -67,3 +67,29 @@ def test_the_same_rows_beside_other_columns() -> None:
         for k, (a, b) in enumerate(itertools.pairwise(rows.tolist())):
             wanted = [[row[c:d].tolist() for c, d in itertools.pairwise(boundaries)] for row in values[a:b] * 2]
             assert got[k].tolist() == wanted
+
+
+def test_a_call_that_a_graph_records_derives_its_arrays_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every replay would read what the offsets of an earlier call gave."""
+    offsets, made = torch.tensor([0, 2, 5]), itertools.count()
+
+    def ask() -> int:
+        return arrays.remembered((offsets,), "key", lambda: next(made))
+
+    assert [ask(), ask()] == [0, 0]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert [ask(), ask()] == [1, 2]
+    assert ask() == 0
+
+
+def test_no_binding_serves_a_call_that_a_graph_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = JaggedTensor.from_csr(torch.empty(5, 2, device="meta"), torch.tensor([0, 2, 5], device="meta"), validate=False)
+    for value in (x, x.values):
+        keys = [key_of([value], [], [], lambda *_: None) for _ in range(2)]
+        assert keys[0] == keys[1]
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
+            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            assert key_of([value], [], [], lambda *_: None) != key_of([value], [], [], lambda *_: None)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import SerrateError
+from serrate.tensor.torch_private import is_recorded
 
 Verify = Callable[[list[int]], None]
 """Takes the numbers of a check; raises if they are wrong."""
@@ -104,7 +105,7 @@ def can_report(tensor: Tensor) -> bool:
     # A subclass may have no data now (fake, functional tensors), or have it elsewhere.
     if tensor.is_meta or type(tensor) is not Tensor or torch.compiler.is_compiling():
         return False
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not is_recorded(tensor)
 
 
 def _report(*, wait: bool) -> None:
