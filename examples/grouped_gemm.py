@@ -14,7 +14,7 @@ from serrate import JaggedTensor
 @serrate.kernel
 def jagged(A: JaggedTensor, B: torch.Tensor) -> JaggedTensor:
     K, N = B.shape
-    out = A.with_values(torch.empty([A.total_elements, N], dtype=torch.promote_types(A.dtype, B.dtype)))
+    out = A.with_values(torch.empty([A.total_elements, N], dtype=torch.promote_types(A.dtype, B.dtype), device=A.device))
     for tile_g, tile_m, tile_n in hl.tile([A.num_groups, A.max_length, N]):
         acc = hl.zeros([tile_g, tile_m, tile_n])
         for tile_k in hl.tile(K):
@@ -26,7 +26,7 @@ def jagged(A: JaggedTensor, B: torch.Tensor) -> JaggedTensor:
 @serrate.kernel
 def jagged_per_group(A: JaggedTensor, B: torch.Tensor) -> JaggedTensor:
     G, K, N = B.shape
-    out = A.with_values(torch.empty([A.total_elements, N], dtype=torch.promote_types(A.dtype, B.dtype)))
+    out = A.with_values(torch.empty([A.total_elements, N], dtype=torch.promote_types(A.dtype, B.dtype), device=A.device))
     for tile_g, tile_m, tile_n in hl.tile([G, A.max_length, N]):
         acc = hl.zeros([tile_g, tile_m, tile_n])
         for tile_k in hl.tile(K):

@@ -13,7 +13,7 @@ from serrate import JaggedTensor
 @serrate.kernel
 def jagged(jt: JaggedTensor, dense: torch.Tensor, bias: torch.Tensor) -> JaggedTensor:
     B, D, K = dense.shape
-    out = jt.with_values(torch.empty([jt.total_elements, K], dtype=jt.dtype))
+    out = jt.with_values(torch.empty([jt.total_elements, K], dtype=jt.dtype, device=jt.device))
     for tile_b, tile_l, tile_n in hl.tile([B, jt.max_length, K]):
         acc = hl.zeros([tile_b, tile_l, tile_n])
         for tile_k in hl.tile(D):

@@ -12,7 +12,7 @@ from serrate import JaggedTensor
 
 @serrate.kernel
 def jagged(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor, causal: bool) -> JaggedTensor:
-    out = q.with_values(torch.empty([q.total_elements, v.size(2)]))
+    out = q.with_values(torch.empty([q.total_elements, v.size(2)], device=q.device))
     scale, dim_v = q.size(2) ** -0.5, v.size(2)
     for tile_b, tile_q in hl.tile([q.num_rows, q.max_length]):
         top = hl.full([tile_b, tile_q], float("-inf"))

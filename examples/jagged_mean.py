@@ -13,7 +13,7 @@ from serrate import JaggedTensor, Structure
 
 @serrate.kernel
 def jagged(jt: JaggedTensor, max_features: int) -> torch.Tensor:
-    out = torch.empty([jt.num_rows, max_features], dtype=jt.dtype)
+    out = torch.empty([jt.num_rows, max_features], dtype=jt.dtype, device=jt.device)
     lengths = jt.structure.lengths(0)
     for tile_b, tile_m in hl.tile([jt.num_rows, max_features]):
         sums = hl.zeros([tile_b, tile_m], dtype=jt.dtype)

@@ -12,7 +12,7 @@ from serrate import JaggedTensor
 
 @serrate.kernel
 def jagged(jt: JaggedTensor) -> torch.Tensor:
-    out = torch.empty([jt.num_rows, jt.size(2)], dtype=jt.dtype)
+    out = torch.empty([jt.num_rows, jt.size(2)], dtype=jt.dtype, device=jt.device)
     for tile_b, tile_m in hl.tile([jt.num_rows, jt.size(2)]):
         sums = hl.zeros([tile_b, tile_m], dtype=jt.dtype)
         for tile_k in hl.tile(jt.max_length):

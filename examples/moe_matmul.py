@@ -14,7 +14,7 @@ from serrate import JaggedTensor
 @serrate.kernel
 def jagged(A: torch.Tensor, W: torch.Tensor, tokens: JaggedTensor) -> torch.Tensor:
     E, K, N = W.shape
-    out = torch.zeros(A.size(0), N, dtype=torch.promote_types(A.dtype, W.dtype))
+    out = torch.zeros(A.size(0), N, dtype=torch.promote_types(A.dtype, W.dtype), device=A.device)
     for e in hl.grid(E):
         for tile_t, tile_n in hl.tile([tokens.max_length, N]):
             token = tokens[e, tile_t]
