@@ -24,19 +24,13 @@ HERE = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The addresses that programs were given."""
-    plain, given = runtime.TritonExecutable.bound, []
+    plain, given = runtime._Kernel.launch, []
 
-    def noted(self, arrays, symbols):
-        run = plain(self, arrays, symbols)
+    def noted(self, grid, tensors, numbers):
+        given.extend(t.data_ptr() for t in tensors)
+        plain(self, grid, tensors, numbers)
 
-        def with_note(tensors):
-            given.extend(t.data_ptr() for t in tensors)
-            run(tensors)
-
-        return with_note
-
-    monkeypatch.setattr(runtime.TritonExecutable, "bound", triton_on_device.bound_on(HERE, noted))
-    monkeypatch.setattr(runtime, "derived_on_device", triton_on_device.derived_on(HERE, runtime.derived_on_device))
+    monkeypatch.setattr(runtime._Kernel, "launch", triton_on_device.launch_on(HERE, noted))
     yield given
 
 
@@ -65,7 +59,10 @@ def test_what_a_kernel_writes_into_its_arguments_comes_back() -> None:
 
 def test_tensors_that_share_memory_still_do() -> None:
     whole = torch.arange(12.0)
-    copies = triton_on_device._Copies(HERE)
+    copies = triton_on_device.Copies(HERE)
     left, right = copies.of(whole[:8]), copies.of(whole[4:])
     left[5] = -1
     assert right[1] == -1 and whole[5] == 5 and left.stride() == (1,) and right.storage_offset() == 4
+    version = whole._version
+    copies.back()
+    assert whole[5] == -1 and whole._version == version

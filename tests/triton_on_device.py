@@ -1,88 +1,65 @@
-"""Triton programs for CPU tensors, compiled and run on a GPU: tensors are copied there and, where written, back.
+"""Triton kernels on CPU tensors, compiled and run on a GPU: memory is copied there and, where it was written, back.
 
-In: the runtime's Triton executables. Out: the same, which take CPU tensors too. So one test serves both processes: the
-one that interprets Triton, and the one that compiles it.
+In: the runtime's launches. Out: the same, which take CPU tensors too. So one test serves both processes: the one that
+interprets Triton, and the one that compiles it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from serrate.ir.loops import LoopProgram, Write, nodes
 from serrate.runtime import triton as runtime
+from serrate.runtime.memory import whole
 
 
 def install(device: torch.device) -> None:
-    """Replaces the two functions of the runtime that launch kernels, unless they are replaced already."""
-    if not hasattr(runtime.TritonExecutable.bound, "__wrapped__"):
-        runtime.TritonExecutable.bound = bound_on(device, runtime.TritonExecutable.bound)  # type: ignore[method-assign]
-        runtime.derived_on_device = derived_on(device, runtime.derived_on_device)
+    """Replaces the function of the runtime that launches kernels, unless it is replaced already."""
+    if not hasattr(runtime._Kernel.launch, "__wrapped__"):
+        runtime._Kernel.launch = launch_on(device, runtime._Kernel.launch)  # type: ignore[method-assign]
 
 
-def bound_on(device: torch.device, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`TritonExecutable.bound`, for tensors on the device or on a CPU."""
-
-    @functools.wraps(plain)
-    def bound(self: Any, arrays: Sequence[torch.Tensor], symbols: Sequence[int]) -> Callable[[Sequence[Any]], None]:
-        here: list[Callable[[Sequence[Any]], None]] = []
-        written = _written(self.program)
-
-        def run(tensors: Sequence[Any]) -> None:
-            if not any(isinstance(t, torch.Tensor) and t.device.type == "cpu" for t in tensors):
-                if not here:
-                    here.append(plain(self, arrays, symbols))
-                here[0](tensors)
-                return
-            copies = _Copies(device)
-            moved = [copies.of(t) for t in tensors]
-            plain(self, [copies.of(a) for a in arrays], symbols)(moved)
-            for k in written:
-                # `.data`: a program does not count as a write, which torch would count as a new version of the tensor.
-                tensors[k].data.copy_(moved[k])
-
-        return run
-
-    return bound
-
-
-def derived_on(device: torch.device, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`derived_on_device`, for tensors on the device or on a CPU."""
+def launch_on(device: torch.device, plain: Callable[..., None]) -> Callable[..., None]:
+    """`_Kernel.launch`, for tensors on the device or on a CPU."""
 
     @functools.wraps(plain)
-    def derived(arrays: Any, tensors: Mapping[str, torch.Tensor], symbols: Any, where: torch.device) -> Any:
-        if where.type != "cpu":
-            return plain(arrays, tensors, symbols, where)
-        copies = _Copies(device)
-        found = plain(arrays, {name: copies.of(t) for name, t in tensors.items()}, symbols, device)
-        return {array: made.cpu() for array, made in found.items()}
+    def launch(self: Any, grid: tuple[int, ...], tensors: Sequence[Any], numbers: Sequence[int]) -> None:
+        given = [whole(t) for t in tensors]
+        if all(t.device.type != "cpu" for t in given):
+            plain(self, grid, given, numbers)
+            return
+        copies = Copies(device)
+        plain(self, grid, [copies.of(t) for t in given], numbers)
+        copies.back()
 
-    return derived
-
-
-def _written(program: LoopProgram) -> list[int]:
-    """The places of the tensors that a program writes."""
-    found = {n.tensor for kernel in program.kernels for n in nodes(kernel.body) if isinstance(n, Write)}
-    return [k for k, tensor in enumerate(program.tensors) if tensor in found]
+    return launch
 
 
-class _Copies:
+class Copies:
     """Copies of whole storages, so that tensors that share memory still do, with the same strides and alignment."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._storages: dict[int, torch.Tensor] = {}
+        self._storages: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """By address: the bytes on the CPU, and on the device."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "cpu":
             return tensor
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._storages:
-            whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)  # type: ignore[call-overload]
-            self._storages[storage.data_ptr()] = whole.to(self._device, copy=True)
-        copied = self._storages[storage.data_ptr()].untyped_storage()
+            here = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)  # type: ignore[call-overload]
+            self._storages[storage.data_ptr()] = here, here.to(self._device, copy=True)
+        there = self._storages[storage.data_ptr()][1].untyped_storage()
         empty = torch.empty(0, dtype=tensor.dtype, device=self._device)
-        return empty.set_(copied, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+        return empty.set_(there, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+
+    def back(self) -> None:
+        """Copies back what the device changed. For torch the tensors keep their versions, as after a launch."""
+        for here, there in self._storages.values():
+            found = there.cpu()
+            if not torch.equal(here, found):
+                here.copy_(found)
