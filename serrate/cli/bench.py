@@ -26,6 +26,7 @@ BENCHMARKS = {
     "kernels": "every example kernel against hand-written C++ or torch's matrix products; first and warm calls",
     "calls": "call overhead: warm, and with new lengths",
     "construction": "the cost of building a ragged tensor from existing tensors",
+    "steps": "a loop of training-like steps with new lengths in every step: host time of a step, memory that it keeps",
     "gpu": "tasks on a GPU whose lengths the host does not know: % of the hardware limit, host time per call",
 }
 

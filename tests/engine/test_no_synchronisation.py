@@ -1,0 +1,131 @@
+"""No call waits for the GPU: operators, traced functions and kernels with every host synchronisation an error, once they are
+built; and their results are those of a CPU. Without a GPU, reading lengths on the host is the error."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from serrate import JaggedTensor, Kernel, jit
+from serrate.tensor import no_sync
+from tests.engine.test_eager_gpu import OPERATIONS, ROWS
+from tests.language.kinds import LENGTHS
+from tests.language.test_examples import NAMES, example
+from tests.oracle.operators import BINARY, REDUCTIONS, UNARY
+from tests.test_devices import EAGER
+
+KNOWN = [4, 0, 3, 9]
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def rows(device: str) -> JaggedTensor:
+    """Rows of which the caller knows the longest and the shortest, which shapes of padded results need."""
+    values = torch.rand(sum(KNOWN), 4, generator=torch.Generator().manual_seed(0)) + 0.5
+    offsets = torch.tensor([0, 4, 4, 7, 16])
+    return JaggedTensor.from_csr(values.to(device), offsets.to(device), max_length=9, min_length=0)
+
+
+def plain(result: Any) -> Any:
+    """Results as tensors on a CPU."""
+    if isinstance(result, tuple | list):
+        return [plain(each) for each in result]
+    if isinstance(result, JaggedTensor):
+        return [result.values.cpu(), *(buffer.cpu() for buffer in result.structure.buffers())]
+    return result.cpu() if isinstance(result, torch.Tensor) else result
+
+
+def agree(operation: Callable[[Any], Any]) -> None:
+    here, there = rows("cpu"), rows("cuda")
+    want = plain(operation(here))
+    operation(there)
+    with no_synchronisation():
+        got = operation(there)
+    torch.testing.assert_close(plain(got), want, rtol=1e-4, atol=1e-5, equal_nan=True)
+    # New offsets and an old program: what an optimiser step meets.
+    again = rows("cuda")
+    with no_synchronisation():
+        got = operation(again)
+    torch.testing.assert_close(plain(got), want, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+OPERATORS = {**EAGER, **ROWS, **{name: OPERATIONS[name] for name in ("sum", "last", "padded", "in place", "cat")}}
+OPERATORS |= {f"{name} of rows": (lambda x, f=f: f(x, 1)) for name, f in REDUCTIONS.items()}
+HOST = ("range", "picked", "topk", "topk of rows")
+"""Rows by number come from the host, and so does the size of results with some of each row."""
+ON_DEVICE = [name for name in OPERATORS if name not in HOST]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ON_DEVICE)
+def test_operators(name: str) -> None:
+    agree(OPERATORS[name])
+
+
+@pytest.mark.parametrize("name", [name for name in ON_DEVICE if name != "attention"])
+def test_operators_read_no_lengths(name: str) -> None:
+    """Except for attention, which a CPU gives rows of scratch as long as the longest."""
+    want = OPERATORS[name](rows("cpu"))
+    with no_sync(strict=True):
+        got = OPERATORS[name](rows("cpu"))
+    torch.testing.assert_close(plain(got), plain(want), rtol=0, atol=0, equal_nan=True)
+
+
+ELEMENTWISE = [name for name in UNARY if name not in ("bitwise_not", "~x")]
+PAIRS = [name for name in BINARY if "bitwise" not in name and not set(name) & set("&|^")]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first", range(0, len(ELEMENTWISE), 8))
+def test_elementwise_functions(first: int) -> None:
+    functions = [UNARY[name] for name in ELEMENTWISE[first : first + 8]]
+    agree(jit(lambda x: tuple(f(x) for f in functions)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first", range(0, len(PAIRS), 8))
+def test_functions_of_two(first: int) -> None:
+    functions = [BINARY[name] for name in PAIRS[first : first + 8]]
+    agree(jit(lambda x: tuple(f(x, x * 0.5 + 1.0) for f in functions)))
+
+
+def moved(result: Any, device: str) -> Any:
+    return result.to(device) if isinstance(result, torch.Tensor | JaggedTensor) else result
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["bimodal", "giant", "zeros"])
+@pytest.mark.parametrize("name", NAMES)
+def test_example_kernels(name: str, kind: str) -> None:
+    def on_device(kernel: Kernel) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            there = [moved(arg, "cuda") for arg in args]
+            got = kernel(*there)
+            # Kernels that ask for a number wait for it, as written, and so do results as long as the longest row.
+            if ".item()" not in inspect.getsource(kernel.fn) and "max_length" not in _outside_loops(kernel):
+                with no_synchronisation():
+                    got = kernel(*there)
+            return moved(got, "cpu")
+
+        return run
+
+    torch.manual_seed(0)
+    example(name).check(LENGTHS[kind], on_device)
+
+
+def _outside_loops(kernel: Kernel) -> str:
+    """The lines of a kernel before its first loop."""
+    return inspect.getsource(kernel.fn).partition("    for ")[0]
