@@ -441,6 +441,22 @@ template <class T> static inline i64 owner(const T* offsets, i64 count, i64 posi
   return low < count ? low : larger(count - 1, (i64)0);
 }
 
+// Grid positions, handed out to threads in order. Runs are long at first: neighbouring rows are read fastest by one thread, and what
+// it prefetches past the end of its run another thread reads. They become shorter, so that threads finish at the same time.
+struct Run { i64 begin, end; };
+struct Runs {
+  const i64 positions, shares;
+  i64 next = 0;
+  bool take(Run& run) {
+    run.begin = __atomic_load_n(&next, __ATOMIC_RELAXED);
+    do {
+      if (run.begin >= positions) return false;
+      run.end = run.begin + larger<i64>(1, (positions - run.begin) / shares);
+    } while (!__atomic_compare_exchange_n(&next, &run.begin, run.end, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return true;
+  }
+};
+
 // Results that go past the cache, one stream for each thread and tensor. Whole cache lines are written; the end of a block waits
 // in `line` for the block right behind it (rows seldom end where lines do), else `flush` writes it. A fence follows at the end.
 struct Stream {

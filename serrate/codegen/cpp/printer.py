@@ -67,8 +67,6 @@ COMBINE = {
     "any": "{0} = {0} || {1}",
     "all": "{0} = {0} && {1}",
 }
-TOGETHER = 16
-"""How many grid positions a thread takes at a time: enough for sequential reads, few enough for load balance."""
 ABREAST = 32
 """How many positions of a long lane are reduced side by side, into separate partial results."""
 
@@ -200,7 +198,7 @@ class _CppPrinter(Text):
             self.put("if (stream) stream_fence();")
 
     def _grid(self, outermost: For) -> None:
-        """Prints nested grid loops as one loop over all their positions, distributed over threads in short runs."""
+        """Prints nested grid loops as one loop over all their positions, distributed over threads in runs."""
         loops = [outermost]
         named: list[Bind] = []
         while True:
@@ -216,7 +214,9 @@ class _CppPrinter(Text):
             self.put(f"const i64 extent{k} = {self.index(loop.extent)};")
         total = " * ".join(f"extent{k}" for k in range(len(loops)))
         self.put(f"const i64 positions = {total};")
-        schedule = self._schedule(outermost, len(loops))
+        shares = self._shares(outermost)
+        if shares is not None:
+            self.put(f"Runs runs = {{positions, threads * {shares}}};")
         self.put("#pragma omp parallel num_threads(threads) if (threads > 1)")
         self.open("")
         for tensor in self.private:
@@ -224,33 +224,31 @@ class _CppPrinter(Text):
             self.put(f"{ctype(tensor.dtype)}* __restrict {tensor.name} = {mine};")
         self._large_blocks([outermost])
         streamed = self._open_streams([outermost])
-        self.put(f"#pragma omp for schedule({schedule})")
-        if len(loops) == 1:
-            self.open(f"for (i64 {outermost.symbol} = 0; {outermost.symbol} < positions; {outermost.symbol}++)")
+        at = outermost.symbol.name if len(loops) == 1 else "position"
+        if shares is None:
+            self.put("#pragma omp for schedule(static)")
+            self.open(f"for (i64 {at} = 0; {at} < positions; {at}++)")
         else:
-            self.open("for (i64 position = 0; position < positions; position++)")
-            rest = "position"
-            for k in reversed(range(len(loops))):
-                self.put(f"const i64 {loops[k].symbol} = {rest}{f' % extent{k}' if k else ''};")
-                rest = f"{rest} / extent{k}" if k else rest
+            self.open(f"for (Run run; runs.take(run);) for (i64 {at} = run.begin; {at} < run.end; {at}++)")
+        rest = at
+        for k in reversed(range(len(loops))) if len(loops) > 1 else ():
+            self.put(f"const i64 {loops[k].symbol} = {rest}{f' % extent{k}' if k else ''};")
+            rest = f"{rest} / extent{k}" if k else rest
         self._nodes((*named, *loops[-1].body))
         self.close()
         self._close_streams(streamed)
         self.close()
 
-    def _schedule(self, outermost: For, loops: int) -> str:
-        """The OpenMP schedule: static if all positions cost the same, short dynamic runs if rows differ."""
+    def _shares(self, outermost: For) -> int | None:
+        """How many runs of positions each thread takes, at least, if rows differ; None if all positions cost the same."""
         inside = list(nodes((outermost,)))
         reads = [e for node in inside for x in expressions_of(node) for e in x.walk()]
         given = {*self.program.symbols, *(n.symbol for n in inside if isinstance(n, For))}
         computed_ends = any(isinstance(n, For) and n.extent.symbols - given for n in inside)
         if not computed_ends and not any(isinstance(e, Element | Search | While) for e in (*reads, *inside)):
-            return "static"
-        together = " * ".join([str(TOGETHER), *(f"extent{k}" for k in range(1, loops))])
+            return None
         # A position that multiplies blocks takes long enough to be handed out almost alone.
-        runs = 64 if any(isinstance(n, Dot) for n in inside) else 16
-        self.put(f"const i64 run = larger<i64>(1, smaller<i64>({together}, positions / (threads * {runs})));")
-        return "dynamic, run"
+        return 64 if any(isinstance(n, Dot) for n in inside) else 16
 
     def _nodes(self, body: Sequence[Node]) -> None:
         group: list[Block] = []
