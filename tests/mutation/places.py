@@ -348,6 +348,7 @@ CPP = [
         ),
         ("<= (i32)as_bits(12583039.0f + 23.0f))", "<= (i32)as_bits(12583039.0f + 230.0f))", ("tests/engine/test_guess.py",)),
         ("if (d != next) flush();", "if (d == next) flush();"),
+        ("groups * (k + 1) / threads)", "groups / threads * (k + 1))", ("tests/codegen/test_shared_positions.py",)),
         ("T g = x > m ? x : m; return x != x ? x : g;", "return x > m ? x : m;"),
         (
             "return low < count ? low : larger(count - 1, (i64)0);",

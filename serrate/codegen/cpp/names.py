@@ -21,7 +21,7 @@ KEYWORDS = (
     "short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try typedef "
     "typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq main std linux unix"
 )
-OWN = "given pointer threads stream positions position end done count run runs k"
+OWN = "given pointer threads stream positions position end done count run runs parts k"
 """Variables in every generated function."""
 
 RESERVED = Reserved(

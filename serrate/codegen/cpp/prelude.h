@@ -441,19 +441,57 @@ template <class T> static inline i64 owner(const T* offsets, i64 count, i64 posi
   return low < count ? low : larger(count - 1, (i64)0);
 }
 
-// Grid positions, handed out to threads in order. Runs are long at first: neighbouring rows are read fastest by one thread, and what
-// it prefetches past the end of its run another thread reads. They become shorter, so that threads finish at the same time.
+// Grid positions, shared between threads. Each begins with an equal part of them, because neighbouring rows are read fastest by one
+// thread, and what it prefetches is its own. It takes a few at a time from the front; once it has none left, it takes the back half
+// of what another thread has most of.
 struct Run { i64 begin, end; };
+struct alignas(64) Part { u64 left; };  // of groups of positions: the first in the lower half, one past the last in the upper
 struct Runs {
-  const i64 positions, shares;
-  i64 next = 0;
-  bool take(Run& run) {
-    run.begin = __atomic_load_n(&next, __ATOMIC_RELAXED);
+  Part* const parts;
+  const int threads;
+  const i64 positions, together;
+  Runs(Part* parts, int threads, i64 positions, i64 most)
+      : parts(parts), threads(threads), positions(positions),
+        together(larger<i64>(larger<i64>(1, positions >> 31), smaller<i64>(most, positions / (threads * 16)))) {
+    const i64 groups = larger<i64>(0, (positions + together - 1) / together);
+    for (int k = 0; k < threads; k++) parts[k].left = packed(groups * k / threads, groups * (k + 1) / threads);
+  }
+  bool take(Run& run) const {
+    u64& own = parts[omp_get_thread_num()].left;
     do {
-      if (run.begin >= positions) return false;
-      run.end = run.begin + larger<i64>(1, (positions - run.begin) / shares);
-    } while (!__atomic_compare_exchange_n(&next, &run.begin, run.end, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-    return true;
+      u64 seen = __atomic_load_n(&own, __ATOMIC_RELAXED);
+      while (count(seen))
+        if (exchange(own, seen, seen + 1)) {
+          run.begin = (i64)(u32)seen * together;
+          run.end = smaller<i64>(run.begin + together, positions);
+          return true;
+        }
+    } while (refill(own));
+    return false;
+  }
+
+ private:
+  static u64 packed(u64 begin, u64 end) { return end << 32 | begin; }
+  static u32 count(u64 left) { return (u32)(left >> 32) - (u32)left; }
+  static bool exchange(u64& left, u64& seen, u64 to) {
+    return __atomic_compare_exchange_n(&left, &seen, to, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  }
+  // False if there is nothing left to take. A thread may also miss what another is just taking: that one will work on it.
+  bool refill(u64& own) const {
+    while (true) {
+      int from = 0;
+      u64 most = 0;
+      for (int k = 0; k < threads; k++) {
+        const u64 seen = __atomic_load_n(&parts[k].left, __ATOMIC_RELAXED);
+        if (count(seen) > count(most)) most = seen, from = k;
+      }
+      if (!count(most)) return false;
+      const u32 end = (u32)(most >> 32), middle = end - (count(most) + 1) / 2;
+      if (exchange(parts[from].left, most, packed((u32)most, middle))) {
+        __atomic_store_n(&own, packed(middle, end), __ATOMIC_RELAXED);
+        return true;
+      }
+    }
   }
 };
 

@@ -67,6 +67,8 @@ COMBINE = {
     "any": "{0} = {0} || {1}",
     "all": "{0} = {0} && {1}",
 }
+TOGETHER = 16
+"""How many rows a thread takes at a time: enough that taking them costs nothing, few enough for load balance."""
 ABREAST = 32
 """How many positions of a long lane are reduced side by side, into separate partial results."""
 
@@ -214,9 +216,10 @@ class _CppPrinter(Text):
             self.put(f"const i64 extent{k} = {self.index(loop.extent)};")
         total = " * ".join(f"extent{k}" for k in range(len(loops)))
         self.put(f"const i64 positions = {total};")
-        shares = self._shares(outermost)
-        if shares is not None:
-            self.put(f"Runs runs = {{positions, threads * {shares}}};")
+        together = self._together(outermost)
+        if together is not None:
+            self.put("Part parts[threads];")
+            self.put(f"const Runs runs(parts, threads, positions, {together});")
         self.put("#pragma omp parallel num_threads(threads) if (threads > 1)")
         self.open("")
         for tensor in self.private:
@@ -225,7 +228,7 @@ class _CppPrinter(Text):
         self._large_blocks([outermost])
         streamed = self._open_streams([outermost])
         at = outermost.symbol.name if len(loops) == 1 else "position"
-        if shares is None:
+        if together is None:
             self.put("#pragma omp for schedule(static)")
             self.open(f"for (i64 {at} = 0; {at} < positions; {at}++)")
         else:
@@ -239,16 +242,16 @@ class _CppPrinter(Text):
         self._close_streams(streamed)
         self.close()
 
-    def _shares(self, outermost: For) -> int | None:
-        """How many runs of positions each thread takes, at least, if rows differ; None if all positions cost the same."""
+    def _together(self, outermost: For) -> int | None:
+        """How many positions a thread takes at a time if rows differ; None if all positions cost the same."""
         inside = list(nodes((outermost,)))
         reads = [e for node in inside for x in expressions_of(node) for e in x.walk()]
         given = {*self.program.symbols, *(n.symbol for n in inside if isinstance(n, For))}
         computed_ends = any(isinstance(n, For) and n.extent.symbols - given for n in inside)
         if not computed_ends and not any(isinstance(e, Element | Search | While) for e in (*reads, *inside)):
             return None
-        # A position that multiplies blocks takes long enough to be handed out almost alone.
-        return 64 if any(isinstance(n, Dot) for n in inside) else 16
+        # Pieces of rows may be long, and products of blocks take long.
+        return 1 if any(isinstance(e, Search | Dot) for e in (*reads, *inside)) else TOGETHER
 
     def _nodes(self, body: Sequence[Node]) -> None:
         group: list[Block] = []
