@@ -6,7 +6,7 @@ In: ragged domains and their components. Out: new domains whose `definition` is 
 | partition        | I -> (C, R)          | i = start[c] + r              | K, lengths                  |
 |   under G (or of a ragged domain, which is under its component): i = start[g][c] + r; merge(G, C) owns R   |
 | combine          | (C, R) -> I          | c = search(off, i), r = rest  | sum of lengths              |
-|   of an inner pair (C under G, R) -> ragged under G: the ragged domain it came from                        |
+|   of an inner pair (C under G, R) -> ragged under G: the ragged domain it came from, or one like it        |
 | spread           | (C, R) -> I          | c = search(starts, i), r = rest | positions of the rows, and gaps |
 | cover            | R -> longer rows     | r = r' (guard r < length[c])  | the longest of a group      |
 | within_row       | I -> R, no longer    | i = r                         | lengths                     |
@@ -79,9 +79,15 @@ class Combine(Transform):
 
 @dataclass(frozen=True, eq=False)
 class CombineInner(Transform):
-    """(C under G, R) -> ragged under G: words of sentences into words of documents. `offsets` says where each sentence begins."""
+    """(C under G, R) -> ragged under G: words of sentences into words of documents. `offsets` says where each row of R begins.
+
+    C is ragged, or has the same number of parts for every g; merge(G, C) then owns R.
+    """
 
     offsets: Array
+    group: IterDomain
+    first: Expr
+    """The number of the first part of g among all parts, as an expression in COORDINATE."""
 
     @property
     def label(self) -> str:
@@ -89,22 +95,21 @@ class CombineInner(Transform):
 
     @property
     def beside(self) -> tuple[IterDomain, ...]:
-        return (self._component.component,)
+        return (self.group,)
 
     def to_inputs(self, known: Known) -> tuple[Expr, ...]:
-        first = self._component.start_of(known[self._component.component.uid])
+        first = self._first(known)
         position = self.offsets[first] + known[self.outputs[0].uid]
         owner = search(self.offsets, cast(RaggedIterDomain, self.inputs[1]).component.extent_expr, position)
         return (owner - first, position - self.offsets[owner])
 
     def to_outputs(self, known: Known) -> tuple[Expr, ...]:
         component, ragged = self.inputs
-        first = self._component.start_of(known[self._component.component.uid])
+        first = self._first(known)
         return (self.offsets[first + known[component.uid]] - self.offsets[first] + known[ragged.uid],)
 
-    @property
-    def _component(self) -> RaggedIterDomain:
-        return cast(RaggedIterDomain, self.inputs[0])
+    def _first(self, known: Known) -> Expr:
+        return self.first.substitute({COORDINATE: known[self.group.uid]})
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,9 +206,9 @@ def combine(component: IterDomain, ragged: IterDomain) -> IterDomain:
     made = ragged.definition
     if isinstance(made, Partition) and made.lengths is None and _is_pair(made, component, ragged):
         return made.inputs[0]
-    owner = component.definition.inputs[0] if isinstance(component.definition, Partition) else None
-    if isinstance(component, RaggedIterDomain) and owner is not None and ragged.component.uid == owner.uid:
-        return _combine_inner(component, ragged)
+    inner = _inner_pair(component, ragged)
+    if inner is not None:
+        return _combine_inner(component, ragged, *inner)
     if ragged.component.uid != component.uid:
         _check_pair(component, ragged)
 
@@ -241,13 +246,6 @@ def _is_pair(made: Partition, component: IterDomain, ragged: IterDomain) -> bool
 
 
 def _check_pair(component: IterDomain, ragged: RaggedIterDomain) -> None:
-    made = component.definition
-    inner = isinstance(made, Partition) and made.group is not None and not component.is_ragged
-    if isinstance(made, Partition) and inner and component.pairing == ragged.pairing:
-        raise DomainError(
-            f"combine: {component} indexes the parts of one row and {ragged} was transformed since; combine them first, "
-            f"or combine merge({made.group}, {component}) with it"
-        )
     if component.pairing is None or ragged.pairing is None:
         paired = component.pairing is None and ragged.pairing is None and component.extent == ragged.component.extent
     else:
@@ -262,20 +260,31 @@ def _check_pair(component: IterDomain, ragged: RaggedIterDomain) -> None:
         )
 
 
-def _combine_inner(component: RaggedIterDomain, ragged: RaggedIterDomain) -> IterDomain:
+def _inner_pair(component: IterDomain, ragged: RaggedIterDomain) -> tuple[IterDomain, Expr] | None:
+    """If the component indexes parts of a domain G, and both together own the rows: G, and the number of the first part of each
+    g among all parts."""
+    made, owner = component.definition, ragged.component.definition
+    if isinstance(component, RaggedIterDomain) and isinstance(made, Partition) and made.inputs[0].uid == ragged.component.uid:
+        return component.component, component.start_of(COORDINATE)
+    if not isinstance(owner, Merge | Combine) or owner.inputs[1].uid != component.uid or owner.inputs[0].is_ragged:
+        return None
+    parts = owner.offsets[COORDINATE] if isinstance(owner, Combine) else COORDINATE * component.extent_expr
+    return owner.inputs[0], parts
+
+
+def _combine_inner(component: IterDomain, ragged: RaggedIterDomain, group: IterDomain, first: Expr) -> IterDomain:
     def make() -> Outputs:
         offsets = offsets_array(ragged)
-        first = component.start_of(COORDINATE)
         output = RaggedIterDomain(
             offsets[ragged.component.extent_expr],
             name=f"{component.name}{ragged.name}",
-            pairing=component.pairing,
-            component=component.component,
-            length=offsets[first + component.length] - offsets[first],
+            pairing=component.pairing if component.is_ragged else group.pairing,
+            component=group,
+            length=offsets[first + component.row_length] - offsets[first],
             row_start=offsets[first],
             bound=ragged.host_bound,
         )
-        return finish(CombineInner((component, ragged), (), offsets), (output,))
+        return finish(CombineInner((component, ragged), (), offsets, group, first), (output,))
 
     return once(component, ("combine", ragged.uid), make)[0]
 

@@ -358,7 +358,8 @@ def same_iter_type(function: str, outer: IterDomain, inner: IterDomain) -> None:
 
 def picks(domain: IterDomain, component: IterDomain) -> bool:
     """Whether the index of `component` depends on that of `domain`."""
-    if isinstance(component.definition, Merge) and any(picks(domain, part) for part in component.definition.inputs):
+    made = component.definition
+    if made is not None and made.nests and any(picks(domain, part) for part in made.inputs):
         return True
     sources = domain.definition.inputs if domain.definition else ()
     return domain.uid == component.uid or any(picks(source, component) for source in sources)

@@ -113,9 +113,11 @@ def _make(
     assert recipe is not None
 
     def element(array: Array, index: Any) -> Any:
-        data = derive(array, tensors, symbols, device, remember)
+        data, places = derive(array, tensors, symbols, device, remember), torch.as_tensor(index, device=device)
+        if not len(data):
+            return torch.zeros_like(places)
         # A row selected from an empty batch has no length; any element will do.
-        places = torch.as_tensor(index, device=device).clamp(0, len(data) - 1)
+        places = places.clamp(0, len(data) - 1)
         # Unlike `data[places]`, this wakes no threads for a few elements.
         return data.index_select(0, places.reshape(-1)).view(places.shape).long()
 

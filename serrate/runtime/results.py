@@ -22,7 +22,6 @@ from serrate.ir.domains import IterDomain, shape_text
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import product
-from serrate.ir.transforms import Merge
 from serrate.ir.view import TensorView
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, BoundCall, known_key
@@ -113,7 +112,7 @@ def owners(ragged: IterDomain) -> list[IterDomain]:
     while pending:
         component = pending.pop()
         found.append(component)
-        if isinstance(component.definition, Merge):
+        if component.definition is not None and component.definition.nests:
             pending += component.definition.inputs
         if isinstance(component, RaggedIterDomain):
             pending.append(component.component)

@@ -13,7 +13,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, symbol
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import product
+from serrate.ir.ragged_transforms import Combine, product
 from serrate.ir.storage import collapse
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.transforms import Merge
@@ -254,19 +254,23 @@ def _flattens_one(recorder: Recorder, phase: Phase, coarse: bool) -> bool:
 
 def _nests(component: IterDomain, ragged: RaggedIterDomain) -> bool:
     """Whether the positions of one ragged loop are the components of another."""
-    made = component.definition
+    made, owner = component.definition, ragged.component.definition
+    if isinstance(owner, Combine) and owner.inputs[1].uid == component.uid:
+        return True
     return isinstance(made, Partition) and made.inputs[0].uid == ragged.component.uid
 
 
 def _joins_parts(recorder: Recorder, phase: Phase, domains: list[IterDomain], row: RaggedIterDomain) -> bool:
-    """Handles components with the same number of parts: if part and row are both reduced, combines them to the domain that was
-    partitioned; otherwise merges component and part, which together own the rows."""
+    """Handles components with the same number of parts: if part and row are both reduced, combines them, after everything inside
+    the row; otherwise merges component and part, which together own the rows."""
     owner = row.component.definition
     if not isinstance(owner, Merge) or any(d.uid == row.component.uid for d in domains):
         return False
     group, part = owner.inputs
     there = {d.uid for d in domains}
     if part.uid in there and not _kept(phase, part) and not _kept(phase, row):
+        if any(isinstance(d, RaggedIterDomain) and _nests(row, d) for d in domains):
+            return False
         return recorder.attempt("combine", phase.name, part.name, row.name)
     outer = group.definition
     if group.uid not in there and isinstance(outer, Merge) and {d.uid for d in outer.inputs} <= there:

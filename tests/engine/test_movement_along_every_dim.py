@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from serrate import JaggedTensor, ir, jit
-from serrate.errors import CallError, ShapeError
+from serrate import JaggedTensor, Structure, ir, jit
+from serrate.errors import CallError, RowError, ShapeError
 from serrate.frontend import ops
 from serrate.ir.view import TensorView
 from tests.engine.oracle import BACKENDS, FULL, one_thread
@@ -43,8 +44,6 @@ class Composition:
     """The dims that count rows, and the ragged dims whose rows they count."""
     order: tuple[int, ...] | None = None
     """The dims in the order in which a result can be returned."""
-    together: bool = False
-    """Whether two regular dims count rows together."""
 
     @property
     def lists(self) -> Lists:
@@ -109,14 +108,12 @@ COMPOSITIONS: dict[str, Composition] = {
         lambda x, offsets: ops.as_nested(x, offsets, ragged_dim=1),
         _under(GROUPS),
         {0: {2}, 1: {2}},
-        together=True,
     ),
     "parts of rows": Composition(
         (numbers(10, 2), T([0, 4, 10]), T([[0, 1, 4], [0, 6, 6]])),
         lambda x, rows, parts: ops.as_nested(ops.as_nested(x, rows), parts, ragged_dim=1),
         cut(cut(FLAT, [0, 1, 4, 10, 10]), [0, 2, 4]),
         {0: {2}, 1: {2}},
-        together=True,
     ),
     "chain": Composition(
         (numbers(10, 2), T(WORDS), T([0, 2, 2, 3, 6])),
@@ -135,7 +132,6 @@ COMPOSITIONS: dict[str, Composition] = {
         lambda x, words, sentences, parts: ops.as_nested(ops.as_nested(ops.as_nested(x, words), parts, ragged_dim=1), sentences),
         cut(cut(cut(FLAT, [0, 1, 4, 4, 4, 10, 10]), [0, 2, 4, 6]), [0, 2, 3]),
         {0: {1, 3}, 1: {3}, 2: {3}},
-        together=True,
     ),
     "independent": Composition(
         (numbers(10, 5), T(ROWS), T([0, 1, 1, 5])),
@@ -205,26 +201,46 @@ def like(lists: Lists, dim: int, rows: list[Any], value: float) -> Lists:
     return changed(next(each for own in (rows, *_at(lists, dim)) for each in own), lambda _: value)
 
 
-def padded(lists: Lists, dim: int) -> Lists:
+def without_rows(lists: Lists, dim: int, ragged: set[int]) -> Lists:
+    """A position of `dim` whose rows, in the `ragged` dims, are all empty; its regular dims are those of any other position."""
+    if dim + 1 in ragged:
+        return []
+    sample = next(each for own in _at(lists, dim) for each in own)
+    return [without_rows(lists, dim + 1, ragged) for _ in sample]
+
+
+def padded(lists: Lists, dim: int, ragged: set[int]) -> Lists:
+    """One position more before and two after those of a dim; empty ones if the dim counts rows."""
+
     def wider(rows: list[Any]) -> list[Any]:
-        more = like(lists, dim, rows, 7.0)
+        more = without_rows(lists, dim, ragged) if ragged else like(lists, dim, rows, 7.0)
         return [more, *rows, more, more]
 
     return at_depth(lists, dim, wider)
 
 
-def selected(k: int) -> Callable[[Lists, int], Lists]:
-    """Position `k` of a dim; zeros where it is not there, or no rows if the dim counts rows."""
+def selected(k: int) -> Callable[[Lists, int, set[int]], Lists]:
+    """Position `k` of a dim; zeros where it is not there, or empty rows if the dim counts rows."""
 
-    def select(lists: Lists, dim: int, counts: bool = False) -> Lists:
+    def select(lists: Lists, dim: int, ragged: set[int]) -> Lists:
         def one(rows: list[Any]) -> Any:
             if -len(rows) <= k < len(rows):
                 return rows[k]
-            return [] if counts else like(lists, dim, rows, 0.0)
+            return without_rows(lists, dim, ragged) if ragged else like(lists, dim, rows, 0.0)
 
         return at_depth(lists, dim, one)
 
     return select
+
+
+def indexed(lists: Lists, dim: int, ragged: set[int]) -> Lists:
+    """Positions `PICKED` of a dim; zeros where one is not there, or empty rows if the dim counts rows."""
+
+    def joined(rows: list[Any]) -> list[Any]:
+        absent = without_rows(lists, dim, ragged) if ragged else like(lists, dim, rows, 0.0)
+        return [rows[k] if 0 <= k < len(rows) else absent for k in PICKED]
+
+    return at_depth(lists, dim, joined)
 
 
 def _at(lists: Lists, dim: int) -> Iterator[list[Any]]:
@@ -251,7 +267,9 @@ def listed(found: Any) -> Lists:
 
 # --- operations ----------------------------------------------------------------------------------------------------------
 
-Operation = tuple[Callable[[TensorView, int], TensorView], Callable[..., Lists]]
+Operation = tuple[Callable[..., TensorView], Callable[..., Lists]]
+PICKED = [1, 0, 7, 1, -1]
+"""Positions that `index` selects; some are outside."""
 
 
 def _indices(x: TensorView, modulus: int) -> TensorView:
@@ -265,6 +283,7 @@ OPERATIONS: dict[str, Operation] = {
         lambda x, d: ops.gather(x, d, _indices(x, 6)),
         lambda x, d: gathered(x, d, changed(x, lambda v: int(v) % 6 - 1)),
     ),
+    "index": (lambda x, d, picked: ops.index(x, picked, d), indexed),
     "slice": (lambda x, d: ops.slice(x, d, 1, 3), lambda x, d: at_depth(x, d, lambda rows: rows[1:3])),
     "slice from the end": (lambda x, d: ops.slice(x, d, -2), lambda x, d: at_depth(x, d, lambda rows: rows[-2:])),
     "slice off the end": (lambda x, d: ops.slice(x, d, None, -1), lambda x, d: at_depth(x, d, lambda rows: rows[:-1])),
@@ -294,14 +313,9 @@ OPERATIONS: dict[str, Operation] = {
 def refused(composition: Composition, operation: str, dim: int) -> bool:
     """What has no meaning, or is not supported: along a dim that counts rows, only what picks whole rows."""
     inside = composition.owns.get(dim, set())
-    alone = all([own for own, rows in composition.owns.items() if row in rows] == [dim] for row in inside)
-    if composition.order is not None and dim == 2 and operation in ("sort", "argsort", "topk", "topk indices"):
-        return True
     if not inside or operation == "gather":
         return False
-    if operation.startswith("select") and alone:
-        return False
-    return not operation.startswith(("select", "slice", "cat", "flip", "index")) or composition.together
+    return not operation.startswith(("select", "slice", "cat", "flip", "pad", "index"))
 
 
 # --- tests ---------------------------------------------------------------------------------------------------------------
@@ -326,17 +340,19 @@ def test_every_operation_along_every_dim(name: str, backend: str) -> None:
     wanted: dict[str, Lists] = {}
     with ir.Fusion() as fusion:
         x, *described = (fusion.input((None, *t.shape[1:]), t.dtype) for t in composition.inputs)
+        picked = fusion.input((None,), torch.int64)
         results = []
         for k, (operation, dim) in enumerate(itertools.product(OPERATIONS, range(depth(lists)))):
             if not FULL and (k + turn) % len(BACKENDS):
                 continue
             (run, model), view = OPERATIONS[operation], composition.view(x, *described)
+            by = (picked,) if operation == "index" else ()
             if refused(composition, operation, dim):
                 with pytest.raises(ShapeError, match=r"^\w+: .*dim"):
-                    run(view, dim)
+                    run(view, dim, *by)
                 continue
-            counts = {"counts": bool(composition.owns.get(dim))} if operation.startswith("select") else {}
-            want, found = model(lists, dim, **counts), run(view, dim)
+            ragged = (composition.owns.get(dim, set()),) if operation.startswith(("select", "pad", "index")) else ()
+            want, found = model(lists, dim, *ragged), run(view, dim, *by)
             if composition.order is not None and found.ndim == view.ndim:
                 want, found = exchanged(want), ops.permute(found, *composition.order)
             wanted[f"{operation} along dim {dim}"] = want
@@ -344,7 +360,7 @@ def test_every_operation_along_every_dim(name: str, backend: str) -> None:
         fusion.output(*results)
     with one_thread():
         run_it = fusion.evaluate if backend == "reference" else fusion.compile(backend=backend)
-        got = {key: listed(each) for key, each in zip(wanted, run_it(*composition.inputs), strict=True)}
+        got = {key: listed(each) for key, each in zip(wanted, run_it(*composition.inputs, T(PICKED)), strict=True)}
     for key, want in wanted.items():
         assert got[key] == want, key
 
@@ -395,9 +411,86 @@ def test_indexing_nested_rows_in_a_traced_function(jt: JaggedTensor) -> None:
         "cat": (lambda x: torch.cat([x, x + 1]), rows + changed(rows, lambda v: v + 1)),
         "cat of rows": (lambda x: torch.cat([x, x[:, :1]], 1), [own + own[:1] for own in rows]),
         "cat of positions": (lambda x: torch.cat([x, x], 2), [[each + each for each in own] for own in rows]),
+        "pad": (lambda x: F.pad(x, [0, 0, 0, 0, 1, 2]), [[], *rows, [], []]),
+        "pad of rows": (lambda x: F.pad(x, [0, 0, 1, 2]), [[[], *own, [], []] for own in rows]),
+        "pad of positions": (lambda x: F.pad(x, [1, 2], value=7.0), [[[7.0, *each, 7.0, 7.0] for each in own] for own in rows]),
+        "pad by less": (lambda x: F.pad(x, [0, 0, -1, 1]), [[*own[1:], []] for own in rows]),
+        "sort": (lambda x: torch.sort(x, 2, descending=True).values, [[sorted(each)[::-1] for each in own] for own in rows]),
     }
     # One program with all of them, and eager ones.
     together = jit(lambda x: [run(x) for run, _ in every.values()])(jt)
     for (name, (run, want)), found in zip(every.items(), together, strict=True):
         assert listed(found) == want, name
         assert listed(run(jt)) == want, name
+
+
+LONG = JaggedTensor.from_lengths(numbers(19), [T([2, 3]), T([2, 3, 4, 2, 8])])
+PRODUCT = JaggedTensor(numbers(13), Structure.from_lengths(T([2, 3])).with_columns(T([2, 3])))
+
+
+@pytest.mark.parametrize("positions", [[1, 0, 1], [-1, 0, -2], [], [1]])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_the_same_positions_of_every_row(positions: list[int], dim: int) -> None:
+    picked = T(positions, dtype=torch.int64)
+    key = (*(slice(None),) * dim, picked)
+    for jt in (LONG, LONG.with_values(LONG.values[:, None] + T([0.0, 100.0]))):
+        want = at_depth(listed(jt), dim, lambda rows: [rows[k] for k in positions])
+        assert listed(jt[key]) == want
+        assert listed(jit(lambda x: x[key])(jt)) == want
+        if min(positions, default=0) >= 0:
+            assert listed(torch.index_select(jt, dim, picked)) == want
+            assert listed(jit(lambda x: x.index_select(dim, picked))(jt)) == want
+
+
+def test_positions_that_some_row_lacks_are_an_error() -> None:
+    for key in ((slice(None), T([0, 2])), (slice(None), slice(None), T([-3]))):
+        with pytest.raises(RowError, match=r"position (2|-3) does not exist in every row: row 0 has length 2"):
+            LONG[key]
+        with pytest.raises(IndexError, match=r"indexing by a tensor: index\[\d\] = (2|-3) is out of range: the row is not that"):
+            jit(lambda x, key=key: x[key])(LONG)
+    with pytest.raises(CallError, match=r"jt\[:, rows\]: a ragged dim takes .* position numbers of one dim, got a torch.bool"):
+        LONG[:, T([True, False])]
+    with pytest.raises(CallError, match="rows and columns of a product take an int"):
+        PRODUCT[:, T([0])]
+    with pytest.raises(CallError, match=r"jt\[:, rows\] = x: a ragged dim takes an int, a slice or a ragged mask"):
+        LONG[:, T([0])] = 0.0
+
+
+def totals(lists: Lists, dims: int, of: int) -> Lists:
+    """Sums over the last `dims` of `of` dims."""
+    if of > dims:
+        return [totals(each, dims, of - 1) for each in lists]
+    return sum(element(lists, path) for path in paths(lists))
+
+
+CHANGES: dict[str, Operation] = {name: OPERATIONS[name] for name in ("index", "pad", "cat", "select the first")}
+
+
+@pytest.mark.parametrize(
+    "name", ["chain of three", *(pytest.param(n, marks=pytest.mark.slow) for n in ("parts of rows", "chain", "parts of a chain"))]
+)
+def test_results_with_new_levels_are_operands_like_any_other(name: str) -> None:
+    """Reduced, moved along another dim, and added to themselves."""
+    composition = COMPOSITIONS[name]
+    lists = composition.lists
+    wanted: dict[str, Lists] = {}
+    with ir.Fusion() as fusion:
+        x, *described = (fusion.input((None, *t.shape[1:]), t.dtype) for t in composition.inputs)
+        picked, results = fusion.input((None,), torch.int64), []
+        for operation, dim in itertools.product(CHANGES, composition.owns):
+            (run, model), view = CHANGES[operation], composition.view(x, *described)
+            ragged = () if operation == "cat" else (composition.owns[dim],)
+            made = run(view, dim, *((picked,) if operation == "index" else ()))
+            want = model(lists, dim, *ragged)
+            key = f"{operation} along dim {dim}, "
+            wanted[key + "doubled"] = changed(want, lambda v: v + v)
+            results.append(made + made)
+            wanted[key + "flipped"] = want[::-1]
+            results.append(ops.flip(made, 0))
+            for count in range(1, made.ndim + 1):
+                wanted[f"{key}summed over {count} dims"] = totals(want, count, made.ndim)
+                results.append(ops.sum(made, tuple(range(made.ndim - count, made.ndim))))
+        fusion.output(*results)
+    found = fusion.compile(backend="cpp")(*composition.inputs, T(PICKED))
+    for (key, want), each in zip(wanted.items(), found, strict=True):
+        assert listed(each) == want, key

@@ -6,6 +6,7 @@ In: domains of known and unknown extents. Out: failures of extents, identities, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -325,10 +326,14 @@ class TestCombine:
         with pytest.raises(StructureMismatch):
             combine(partition(IterDomain(325), [0, 100, 200, 325])[0], outer)
 
-    def test_parts_of_a_row_with_tiles_are_refused(self) -> None:
-        part, inner = partition(experts()[2], PARTS)
-        with pytest.raises(DomainError, match=r"indexes the parts of one row .* combine them first, or combine merge\("):
-            combine(part, split(inner, 4)[0])
+    def test_parts_of_a_row_with_their_tiles_are_all_tiles_of_the_row(self) -> None:
+        _, component, rows = experts()
+        part, inner = partition(rows, PARTS)
+        tiles = split(inner, 4)[0]
+        combined = combine(part, tiles)
+        assert isinstance(combined, RaggedIterDomain) and combined.component is component
+        assert combined.extents == tuple(sum(-(-(b - a) // 4) for a, b in pairwise(row)) for row in PARTS)
+        assert combine(component, combined).extent == combine(merge(component, part), tiles).extent
 
     def test_regular_domains_are_refused(self) -> None:
         with pytest.raises(DomainError, match=r"the second domain must be ragged, got .*; use merge for regular ones"):

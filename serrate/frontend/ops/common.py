@@ -18,6 +18,7 @@ from serrate.ir.expr import Expr
 from serrate.ir.fusion import Equal, Fusion, current_fusion
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import Combine
 from serrate.ir.transforms import Known, Merge
 from serrate.ir.values import Place, index_of
 from serrate.ir.view import Size, TensorView
@@ -145,8 +146,8 @@ def row_of(x: TensorView, dim: int) -> Place | None:
     """The row of ragged dim `dim` that an element of `x` lies in: an expression over the indices of the dims that own the rows.
 
     This is the one rule of ownership: the index of the component selects the row, and is computed from dims of `x`. Those are the
-    component itself, domains it was merged from (experts > ranks > tokens), or the parts that it was partitioned into
-    (documents > sentences > words). None if `dim` is regular, or if `x` lacks the dims that own its rows.
+    component itself, domains it was merged or combined from (experts > ranks > tokens), or the parts that it was partitioned
+    into (documents > sentences > words). None if `dim` is regular, or if `x` lacks the dims that own its rows.
     """
     rows = x.domains[dim]
     return _index_of(x, rows.component) if isinstance(rows, RaggedIterDomain) else None
@@ -156,7 +157,7 @@ def _index_of(x: TensorView, component: IterDomain) -> Place | None:
     if any(d.uid == component.uid for d in x.domains):
         return Place(index_of(component), (component,))
     made = component.definition
-    if isinstance(made, Merge):
+    if isinstance(made, Merge | Combine):
         return _follows([(d, _index_of(x, d)) for d in made.inputs], made.to_outputs)
     # Sentences of documents: the component that indexes words was itself partitioned.
     for part in x.domains:

@@ -1,11 +1,13 @@
-"""Selecting, slicing, reversing, indexing and joining along a dim that counts rows on several levels.
+"""Selecting, slicing, padding, reversing, indexing and joining along a dim that counts rows on one or several levels.
 
 In: tensors with the same levels, and the source of each position of the changed dim. Out: one tensor with new offsets on every
-level. The two ragged dims of a product are levels too, side by side.
+level. A level is a ragged dim, or a regular one whose positions are parts of every position outside it. The two ragged dims of a
+product are levels too, side by side.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,12 +17,14 @@ from serrate.errors import ShapeError
 from serrate.frontend.ops.common import counted, counting, row_of
 from serrate.frontend.ops.structure import rows_under
 from serrate.frontend.shapes import shown
-from serrate.ir.domains import COORDINATE, IterDomain
+from serrate.ir.domains import COORDINATE, IterDomain, identity_of
 from serrate.ir.expr import Array, Expr, const, maximum, minimum, search, symbol
 from serrate.ir.partition import partition
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import combine
 from serrate.ir.recipes import RunningSum
 from serrate.ir.tile import Store
+from serrate.ir.transforms import divisor, merge
 from serrate.ir.values import Place, Value, call, computed, index_of
 from serrate.ir.values import position as position_of
 from serrate.ir.view import TensorView
@@ -47,30 +51,37 @@ def inside(position: Expr, size: Expr) -> Expr:
     return minimum(maximum(position + 1, 0), 1) * minimum(maximum(size - position, 0), 1)
 
 
-def chain(name: str, x: TensorView, dim: int) -> list[int]:
-    """The nested dims of `x` that `dim` belongs to: the outermost counts the rows of all others."""
-    ragged = [k for k in (dim, *counted(x, dim)) if x.domains[k].is_ragged]
-    outer = min((k for row in ragged for k in counting(x, row)), default=dim)
-    found = [outer, *counted(x, outer)]
-    if any(not set(counting(x, k)) <= set(found) or not x.domains[k].is_ragged for k in found[1:]) or dim not in found:
-        raise ShapeError(
-            f"{name}: dim {dim} of {shown(x)} counts rows together with another dim; flatten the two first, or {name} the "
-            "JaggedTensor before the program"
-        )
-    return found
+def chain(x: TensorView, dim: int) -> list[int]:
+    """The dims of `x` that count the same rows as `dim`, or whose rows it counts, and those rows; outermost first."""
+    found = {dim}
+    while True:
+        rows = {k for each in found for k in (each, *counted(x, each))}
+        more = rows | {k for row in rows for k in counting(x, row)}
+        if more == found:
+            return sorted(found)
+        found = more
 
 
-def rebuilt(name: str, parts: Sequence[Part], dim: int, *, chosen: Expr | None = None, repeats: bool = False) -> TensorView:
+def rebuilt(
+    name: str,
+    parts: Sequence[Part],
+    dim: int,
+    *,
+    chosen: Expr | None = None,
+    repeats: bool = False,
+    regular: bool | None = None,
+) -> TensorView:
     """Concatenates the parts along `dim`, with new offsets; with `chosen`, selects that position of `dim` and removes the dim.
 
-    With `repeats`, a position of a part may occur more than once, so the size of the result has no upper bound.
+    With `repeats`, a position of a part may occur more than once, so the size of the result has no upper bound. `regular` says
+    that the new dim has the same size in every row, whatever it was before.
     """
     first = parts[0].view
-    dims = chain(name, first, dim)
-    if any(chain(name, part.view, dim) != dims for part in parts[1:]):
+    dims = chain(first, dim)
+    if any(chain(part.view, dim) != dims for part in parts[1:]):
         raise ShapeError(f"{name}: {' and '.join(shown(part.view) for part in parts)} must have rows in the same dims")
-    levels = _Levels(parts, dim, dims, chosen)
-    new = levels.domains(repeats)
+    levels = _Levels(parts, dim, dims, chosen, not first.domains[dim].is_ragged if regular is None else regular)
+    new = levels.domains(name, repeats)
     domains = [new.get(k, d) for k, d in enumerate(first.domains) if k != dim or chosen is None]
     value: Value | None = None
     known = {k: index_of(d) for k, d in new.items()}
@@ -97,11 +108,24 @@ def _place(expr: Expr, domains: Iterable[IterDomain]) -> Place:
     return Place(expr, tuple(d for d in domains if index_of(d) in expr.symbols))
 
 
+@dataclass(frozen=True)
+class _Level:
+    """One level of the result, inside the levels before it."""
+
+    dim: int
+    size: Expr
+    """Its number of positions in each position outside it, if that is the same number everywhere."""
+    offsets: Array | None
+    """Otherwise where they begin, for each position outside it."""
+    total: Expr
+    """Its number of positions altogether."""
+
+
 class _Levels:
     """The new levels: their lengths as functions of positions in the levels outside them."""
 
-    def __init__(self, parts: Sequence[Part], dim: int, dims: Sequence[int], chosen: Expr | None) -> None:
-        self.parts, self.dim, self.dims, self.chosen = parts, dim, dims, chosen
+    def __init__(self, parts: Sequence[Part], dim: int, dims: Sequence[int], chosen: Expr | None, regular: bool) -> None:
+        self.parts, self.dim, self.dims, self.chosen, self.regular = parts, dim, dims, chosen, regular
         self.kept = [k for k in dims if chosen is None or k != dim]
 
     def row(self, part: Part, known: Mapping[int, Expr]) -> Expr:
@@ -140,47 +164,84 @@ class _Levels:
             found.append(own)
         return found[0] if self.dim not in counting(self.parts[0].view, k) else _total(found)
 
+    def domains(self, name: str, repeats: bool) -> dict[int, IterDomain]:
+        """The new dims, by the dims they come from."""
+        x = self.parts[0].view
+        levels, beside = list[_Level](), list[int]()
+        for k in self.kept:
+            outside = {level.dim for level in levels}
+            if x.domains[k].is_ragged and not outside <= set(counting(x, k)):
+                beside.append(k)
+            else:
+                levels.append(self._level(k, levels))
+        found, _ = self._nested(levels, self._bound(levels[-1].dim, repeats))
+        for k in beside:
+            twin = next((j for j, d in found.items() if d.is_ragged and counting(x, j) == counting(x, k)), None)
+            if twin is None:
+                raise ShapeError(
+                    f"{name}: dim {k} of {shown(x)} has rows beside the rows of other dims; {name} the JaggedTensor before the "
+                    "program"
+                )
+            rows = found[twin]
+            assert isinstance(rows, RaggedIterDomain)
+            outside_ = levels[: next(at for at, level in enumerate(levels) if level.dim == twin)]
+            array = _sums(self.length(k, _positions(outside_)), rows.component.extent_expr)
+            found[k] = rows_under(rows.component, array, x.fusion.fresh("r"), self._bound(k, repeats))
+        return {k: found[k] for k in self.kept}
+
+    def _level(self, k: int, outside: Sequence[_Level]) -> _Level:
+        """The level of dim `k`, inside those `outside`."""
+        size = self.length(k, _positions(outside))
+        count = outside[-1].total if outside else const(1)
+        if not outside or (self.regular if k == self.dim else not self.parts[0].view.domains[k].is_ragged):
+            return _Level(k, size, None, count * size)
+        offsets = _sums(size, count)
+        return _Level(k, size, offsets, offsets[count])
+
     def _bound(self, k: int, repeats: bool) -> Expr | None:
         return None if repeats else _total(part.view.domains[k].host_bound for part in self.parts)
 
-    def domains(self, repeats: bool) -> dict[int, IterDomain]:
-        """The new dims, by the dims they come from."""
-        fusion, x = self.parts[0].view.fusion, self.parts[0].view
-        counts, arrays = [self.length(self.kept[0], {})], list[Array]()
-        nested, beside = [self.kept[0]], list[int]()
-        for k in self.kept[1:]:
-            if set(counting(x, k)) - {self.dim if self.chosen is not None else -1} < set(nested):
-                beside.append(k)
-                continue
-            length = self.length(k, dict(zip(nested, _positions(arrays, counts), strict=True)))
-            arrays.append(_sums(length, counts[-1]))
-            counts.append(arrays[-1][counts[-1]])
-            nested.append(k)
-        inner = IterDomain(counts[-1], name=fusion.fresh("d"), bound=self._bound(nested[-1], repeats))
+    def _nested(self, levels: Sequence[_Level], bound: Expr | None = None) -> tuple[dict[int, IterDomain], IterDomain]:
+        """The domains of nested levels, by dim; and a domain over all positions of the innermost one, at most `bound` of them."""
+        fusion = self.parts[0].view.fusion
         found: dict[int, IterDomain] = {}
-        for k, array, count in reversed(list(zip(nested[1:], arrays, counts, strict=False))):
-            inner, found[k] = partition(
-                inner, array, count, names=(fusion.fresh("c"), fusion.fresh("r")), program=fusion.identity
-            )
-        found[nested[0]] = inner
-        for k in beside:
-            rows = found[next(j for j in nested[1:] if counting(x, j) == counting(x, k))]
-            assert isinstance(rows, RaggedIterDomain)
-            owners = dict(zip(nested, _positions(arrays[: len(counting(x, k)) - 1], counts), strict=False))
-            array = _sums(self.length(k, owners), rows.component.extent_expr)
-            found[k] = rows_under(rows.component, array, fusion.fresh("r"), self._bound(k, repeats))
-        return {k: found[k] for k in self.kept}
+        regular = max((k for k, level in enumerate(levels) if k and level.offsets is None), default=None)
+        if regular is None:
+            # Rows of rows: each level partitions the positions of the level inside it.
+            every = flat = IterDomain(levels[-1].total, name=fusion.fresh("d"), bound=bound)
+            for outside, level in reversed(list(itertools.pairwise(levels))):
+                assert level.offsets is not None
+                names = (fusion.fresh("c"), fusion.fresh("r"))
+                flat, found[level.dim] = partition(flat, level.offsets, outside.total, names=names, program=fusion.identity)
+            return {levels[0].dim: flat, **found}, every
+        # Equal parts of all positions outside them own the rows inside together with those.
+        inside = levels[regular + 1 :]
+        identity = identity_of(inside[0].offsets, fusion.identity) if inside and inside[0].offsets is not None else None
+        found, every = self._nested(levels[:regular])
+        found[levels[regular].dim] = part = IterDomain(levels[regular].size, name=fusion.fresh("d"), pairing=identity)
+        every = merge(every, part)
+        for level in inside:
+            assert level.offsets is not None
+            most, identity = bound if level is levels[-1] else None, identity_of(level.offsets, fusion.identity)
+            rows = rows_under(every, level.offsets, fusion.fresh("r"), most, identity)
+            found[level.dim], every = rows, combine(every, rows)
+        return found, every
 
 
-def _positions(arrays: Sequence[Array], counts: Sequence[Expr]) -> list[Expr]:
-    """The position in each level of row COORDINATE, counted on the innermost of them."""
-    found = list[Expr]()
+def _positions(levels: Sequence[_Level]) -> dict[int, Expr]:
+    """The position in each level of position COORDINATE among all those of the innermost, by dim."""
+    found = dict[int, Expr]()
     flat: Expr = COORDINATE
-    for array, count in reversed(list(zip(arrays, counts, strict=False))):
-        owner = search(array, count, flat)
-        found.insert(0, flat - array[owner])
-        flat = owner
-    return [flat, *found]
+    for k, level in reversed(list(enumerate(levels))):
+        if k == 0:
+            found[level.dim] = flat
+        elif level.offsets is None:
+            size = divisor(level.size)
+            flat, found[level.dim] = flat // size, flat % size
+        else:
+            owner = search(level.offsets, levels[k - 1].total, flat)
+            flat, found[level.dim] = owner, flat - level.offsets[owner]
+    return found
 
 
 def _sums(length: Expr, count: Expr) -> Array:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -44,12 +43,18 @@ def _integers(name: str, indices: TensorView) -> TensorView:
     return indices if indices.dtype in (torch.int32, torch.int64) else cast(indices, torch.int64)
 
 
-def _at(indices: TensorView, index: Places | None = None, from_end: Expr | None = None) -> Place:
+def _at(indices: TensorView, index: Places | None = None, from_end: Place | None = None) -> Place:
     """The place that an element of `indices` refers to; negative indices count from `from_end`, if given."""
     expr: Expr = index_read(0)
+    domains: tuple[IterDomain, ...] = ()
     if from_end is not None:
-        expr = expr + minimum(maximum(expr * -1, 0), 1) * from_end
-    return Place(expr, (), (indices.at(indices.domains if index is None else index),))
+        expr, domains = _counted_from(expr, from_end.expr), from_end.domains
+    return Place(expr, domains, (indices.at(indices.domains if index is None else index),))
+
+
+def _counted_from(position: Expr, end: Expr) -> Expr:
+    """A position; a negative one is counted from the end."""
+    return position + minimum(maximum(position * -1, 0), 1) * end
 
 
 def _same_position(domain: IterDomain) -> Place:
@@ -86,11 +91,6 @@ def _resized(name: str, x: TensorView, dim: int, length: Expr, bound: Expr) -> t
     """
     rows, owners = x.domains[dim], counting(x, dim)
     assert isinstance(rows, RaggedIterDomain)
-    if counted(x, dim):
-        raise ShapeError(
-            f"{name}: dim {dim} of {shown(x)} has other rows inside its rows; {name} along dim {counted(x, dim)[-1]}, or "
-            "flatten the outer level first"
-        )
     domains = list(x.domains)
     row = _row(name, x, dim)
     if len(owners) > 1 or counted(x, owners[0]) != [dim]:
@@ -106,8 +106,8 @@ def _resized(name: str, x: TensorView, dim: int, length: Expr, bound: Expr) -> t
 def index(x: TensorView, indices: TensorView, dim: int = 0, *, name: str = "index", from_end: bool = False) -> TensorView:
     """`x` at `indices` along `dim`: that dim is replaced by the dims of `indices`, which may be ragged.
 
-    Indices of the component dim select whole rows with their lengths. An index out of range gives 0, or an empty row on the
-    component dim. With `from_end`, negative indices count from the end.
+    Indices of a ragged dim select the same positions of every row. Along a dim that counts rows, whole rows are selected, with
+    their lengths. An index out of range gives 0, or an empty row. With `from_end`, negative indices count from the end.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -119,15 +119,11 @@ def index(x: TensorView, indices: TensorView, dim: int = 0, *, name: str = "inde
     """
     dim = dim_of("index", x, dim)
     indices = _integers(name, indices)
-    if isinstance(x.domains[dim], RaggedIterDomain):
-        raise ShapeError(
-            f"index: dim {dim} of {shown(x)} is ragged; use gather(x, {dim}, indices) to select positions in each row"
-        )
     if counted(x, dim):
         return _index_rows(x, indices, dim, from_end)
     own = apart(x.fusion, indices.domains, [d for k, d in enumerate(x.domains) if k != dim])
     domains = (*x.domains[:dim], *own, *x.domains[dim + 1 :])
-    place = _at(indices, own, x.domains[dim].extent_expr if from_end else None)
+    place = _at(indices, own, _length(name, x, dim) if from_end else None)
     places: Places = (*x.domains[:dim], place, *x.domains[dim + 1 :])
     return pulled(x.fusion, x.dtype, domains, x.at(places))
 
@@ -136,21 +132,29 @@ def _index_rows(x: TensorView, indices: TensorView, dim: int, from_end: bool) ->
     """Selects whole rows; their lengths follow the indices."""
     if indices.ndim != 1:
         raise ShapeError(f"index: rows are selected by a 1-D tensor, got {shown(indices)} for dim {dim} of {shown(x)}")
-    rows_there = x.domains[dim].extent_expr
+    domain = x.domains[dim]
 
-    def picked(at: Expr, _: Expr) -> Expr:
+    def picked(at: Expr, row: Expr) -> Expr:
         found = Array(indices.tensor.memory.name, signed=True)[at]
-        return found + minimum(maximum(found * -1, 0), 1) * rows_there if from_end else found
+        return _counted_from(found, _size(domain, row)) if from_end else found
 
     part = Part(
         x,
-        # A row out of range is empty: its length is that of some row, times 0.
-        lambda at, row: maximum(minimum(picked(at, row), rows_there - 1), 0),
-        lambda at, row: inside(picked(at, row), rows_there),
+        lambda at, row: _clamped(picked(at, row), _size(domain, row)),
+        lambda at, row: inside(picked(at, row), _size(domain, row)),
         lambda _: indices.domains[0].extent_expr,
-        lambda component: _at(indices, (component,), rows_there if from_end else None),
+        (lambda at: _at(indices, (at,), _length("index", x, dim) if from_end else None)) if not domain.is_ragged else None,
     )
-    return rebuilt("index", [part], dim, repeats=True)
+    return rebuilt("index", [part], dim, repeats=True, regular=True)
+
+
+def _length(name: str, x: TensorView, dim: int) -> Place:
+    """The size of a dim; in a ragged dim, that of the current row."""
+    domain = x.domains[dim]
+    if not isinstance(domain, RaggedIterDomain):
+        return Place(domain.extent_expr)
+    row = _row(name, x, dim)
+    return Place(_in_row(domain.length, row), row.domains)
 
 
 def embedding(indices: TensorView, weight: TensorView) -> TensorView:
@@ -249,35 +253,47 @@ def _position(x: TensorView, dim: int, index: int) -> Place:
     return Place(domain.extent_expr + index)
 
 
-def require_inside(name: str, x: TensorView, dim: int, indices: TensorView, *, ignored: int | None = None, low: int = 0) -> None:
+def require_inside(
+    name: str,
+    x: TensorView,
+    dim: int,
+    indices: TensorView,
+    *,
+    ignored: int | None = None,
+    low: int = 0,
+    in_every_row: bool = False,
+) -> None:
     """Makes the program raise for indices out of range in dim `dim` of `x`; without this, it reads 0 there.
 
-    `ignored` is an index that is skipped. With `low` -1, negative indices count from the end. `indices` has the dims of `x` if
-    `dim` is ragged.
+    `ignored` is an index that is skipped. With `low` -1, negative indices count from the end. If `dim` is ragged, `indices` has
+    the dims of `x`, one index for each element; with `in_every_row`, an index is a position of every row.
     """
     dim, domain = dim_of(name, x, dim), x.domains[dim % x.ndim]
     indices = _integers(name, indices)
-    domains = indices.domains
-    if isinstance(domain, RaggedIterDomain):
-        domains = _gathered(x, dim, indices)
-        row = _row(name, x, dim).moved(dict(zip((d.uid for d in x.domains), domains, strict=True)))
-        size = Place(_in_row(domain.length, row), row.domains)
+    domains, by_row = indices.domains, domain.is_ragged and not in_every_row
+    size: Value
+    if by_row:
+        domains, length = _gathered(x, dim, indices), _length(name, x, dim)
+        size = computed(length.moved(dict(zip((d.uid for d in x.domains), domains, strict=True))))
+    elif domain.is_ragged:
+        length = _length(name, x, dim)
+        size = amin(pulled(x.fusion, torch.int64, length.domains, computed(length))).at(())
     else:
-        size = Place(domain.extent_expr)
+        size = computed(Place(domain.extent_expr))
 
     at = cast(indices, torch.int64).at(domains)
 
     def truth(function: str, a: Value, b: Value) -> Value:
         return call(function, a, b, dtype=torch.bool)
 
-    least = computed(replace(size, expr=size.expr * low)) if low else constant(0, torch.int64)
-    outside = truth("logical_or", truth("lt", at, least), truth("ge", at, computed(size)))
+    least = call("mul", size, constant(low, torch.int64), dtype=torch.int64) if low else constant(0, torch.int64)
+    outside = truth("logical_or", truth("lt", at, least), truth("ge", at, size))
     if ignored is not None:
         outside = truth("logical_and", outside, truth("ne", at, constant(ignored, torch.int64)))
     where = pulled(x.fusion, torch.bool, domains, outside)
     shown_ = call("where", where.at(where.domains), at, constant(NOTHING, torch.int64), dtype=torch.int64)
     found = pulled(x.fusion, torch.int64, domains, shown_)
-    if domain.is_ragged:
+    if by_row:
         # Row by row first: the bound depends on the row, which a flat loop over all elements would have to search for.
         found = amin(found, [k for k in range(x.ndim) if k not in counting(x, dim)])
     found = amin(found)
@@ -381,7 +397,8 @@ def _bound(position: int, length: Expr) -> Expr:
 
 
 def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> TensorView:
-    """Adds `before` and `after` positions of `value` along `dim`; in a ragged dim, to every row.
+    """Adds `before` and `after` positions of `value` along `dim`; in a ragged dim, to every row. Along a dim that counts rows,
+    the new rows are empty.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -394,14 +411,14 @@ def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> 
     if before < 0 or after < 0:
         raise ShapeError(f"pad: sizes must not be negative, got {before} and {after}; use slice to remove positions")
     domain = x.domains[dim]
+    if counted(x, dim):
+        return _pad_rows(x, dim, before, after)
     length: Expr = domain.extent_expr
     row = Place(const(0))
     if isinstance(domain, RaggedIterDomain):
         bound = domain.host_bound + domain.component.host_bound * (before + after)
         domains, row = _resized("pad", x, dim, domain.length + (before + after), bound)
         length = _in_row(domain.length, row)
-    elif counted(x, dim):
-        raise ShapeError(f"pad: dim {dim} of {shown(x)} counts rows; use cat to add rows")
     else:
         domains = list(x.domains)
         domains[dim] = IterDomain(length + (before + after), name=x.fusion.fresh("d"))
@@ -416,6 +433,23 @@ def pad(x: TensorView, dim: int, before: int, after: int, value: Number = 0) -> 
     )
     chosen = call("where", inside, x.at(tuple(places)), constant(value, x.dtype), dtype=x.dtype)
     return pulled(x.fusion, x.dtype, domains, chosen)
+
+
+def _pad_rows(x: TensorView, dim: int, before: int, after: int) -> TensorView:
+    """Empty rows before and after those of a dim that counts them."""
+    domain = x.domains[dim]
+    part = Part(
+        x,
+        lambda at, row: _clamped(at - before, _size(domain, row)),
+        lambda at, row: inside(at - before, _size(domain, row)),
+        lambda row: _size(domain, row) + (before + after),
+    )
+    return rebuilt("pad", [part], dim)
+
+
+def _clamped(position: Expr, size: Expr) -> Expr:
+    """The nearest position that exists. For rows that are empty: their lengths are those of some row, times 0."""
+    return maximum(minimum(position, size - 1), 0)
 
 
 def flip(x: TensorView, dim: int) -> TensorView:

@@ -15,7 +15,7 @@ from serrate.frontend.shapes import shown
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, symbol
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import cover
+from serrate.ir.ragged_transforms import Combine, cover
 from serrate.ir.recipes import Largest
 from serrate.ir.reductions import SUM, Reduction
 from serrate.ir.storage import collapse
@@ -130,7 +130,9 @@ def _inside(domain: IterDomain, outer: IterDomain) -> bool:
     """Whether the rows of one ragged domain are nested in those of another, either way."""
     if not isinstance(domain, RaggedIterDomain) or domain.uid == outer.uid:
         return False
-    return any(d.uid == outer.uid for user in domain.component.derived.values() for d in user)
+    made = domain.component.definition
+    combined = made.inputs if isinstance(made, Combine) else ()
+    return any(d.uid == outer.uid for user in (combined, *domain.component.derived.values()) for d in user)
 
 
 def _deep_inside(x: TensorView, domain: IterDomain, outer: IterDomain) -> bool:

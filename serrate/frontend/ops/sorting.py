@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from serrate.errors import ShapeError
-from serrate.frontend.ops.blocks import transpose
+from serrate.frontend.ops.blocks import permute, transpose
 from serrate.frontend.ops.common import counted, counting, dim_of
 from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.structure import set
@@ -69,6 +69,11 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
         # Positions along the outer dim of a product are not adjacent in memory; after a transpose they are.
         turned = sort(transpose(x, dim, dim + 1), dim + 1, descending)
         return ValuesIndices(*(transpose(each, dim, dim + 1) for each in turned))
+    order = _rows_first(x, dim)
+    if order != list(range(x.ndim)):
+        # Dims between a row and those that count it keep its elements apart in memory.
+        turned = sort(permute(x, *order), order.index(dim), descending)
+        return ValuesIndices(*(permute(each, *(order.index(k) for k in range(x.ndim))) for each in turned))
     first = _axis(x, dim)
     before = len(storage_of(x.domains[:first]))
     axis = x.domains[first : dim + 1]
@@ -83,15 +88,19 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
 def _axis(x: TensorView, dim: int) -> int:
     """The first of the dims that together span the positions of all rows of ragged dim `dim`: its owners, and the other sides of
     the same products. Elements of a row are adjacent there."""
-    inner = f"sort: dim {dim} of {shown(x)} has nested rows; sort along the innermost ragged dim"
-    _check_stored(x.domains[dim + 1 :], inner)
-    owners = counting(x, dim)
+    _check_stored(x.domains[dim + 1 :], f"sort: dim {dim} of {shown(x)} has nested rows; sort along the innermost ragged dim")
+    first = min(counting(x, dim), default=dim)
     apart = f"sort: the rows of dim {dim} of {shown(x)} must come directly after the dims that count them; permute the dims"
-    first = min(owners, default=dim)
     _check_stored(x.domains[first : dim + 1], apart)
-    if any(k not in owners and counting(x, k) != owners for k in range(first, dim)):
-        raise ShapeError(apart)
     return first
+
+
+def _rows_first(x: TensorView, dim: int) -> list[int]:
+    """The dims, with those between ragged dim `dim` and the dims that count its rows moved after it."""
+    owners = counting(x, dim)
+    first = min(owners, default=dim)
+    between = [k for k in range(first, dim) if k not in owners and counting(x, k) != owners]
+    return [*(k for k in range(dim + 1) if k not in between), *between, *range(dim + 1, x.ndim)]
 
 
 def _is_outer_side(x: TensorView, dim: int) -> bool:

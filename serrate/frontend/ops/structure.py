@@ -5,7 +5,7 @@ In: a `TensorView`. Out: a view of the same memory under other logical domains (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import takewhile
 from math import prod
 
@@ -140,12 +140,14 @@ def as_product(
     return fusion.view(Tensor(fusion.fresh("T"), x.dtype, logical, storage, x.tensor.role, base=x.tensor.memory))
 
 
-def rows_under(component: IterDomain, offsets: Array, name: str, bound: Expr | None = None) -> RaggedIterDomain:
-    """Rows of a component by offsets, beside other rows that it has."""
+def rows_under(
+    component: IterDomain, offsets: Array, name: str, bound: Expr | None = None, pairing: Hashable = None
+) -> RaggedIterDomain:
+    """Rows of a component by offsets, beside other rows that it has; they have the component's identity unless given another."""
     return RaggedIterDomain(
         offsets[component.extent_expr],
         name=name,
-        pairing=component.pairing,
+        pairing=component.pairing if pairing is None else pairing,
         component=component,
         length=offsets[COORDINATE + 1] - offsets[COORDINATE],
         row_start=offsets[COORDINATE],

@@ -109,7 +109,7 @@ def index_select(input: TensorView, dim: int, index: TensorView) -> TensorView:
     if index.ndim > 1:
         raise ShapeError(f"index_select: the index must have one dim, got {shown(index)}; use gather, or x[index]")
     picked = ops.index(input, index, dim)
-    require_inside("index_select", input, dim, index)
+    require_inside("index_select", input, dim, index, in_every_row=True)
     return picked
 
 
@@ -169,7 +169,7 @@ def getitem(input: TensorView, key: Any) -> TensorView:
                     "the number of elements a mask selects is not known while tracing; use where, or index before the call"
                 )
             picked = ops.index(input, each, at, from_end=True)
-            require_inside("indexing by a tensor", input, at, each, low=-1)
+            require_inside("indexing by a tensor", input, at, each, low=-1, in_every_row=True)
             input, at = picked, at + each.ndim
         elif isinstance(each, int):
             input = ops.select(input, at, each)

@@ -14,7 +14,7 @@ from serrate.tensor.base import JaggedBase
 from serrate.tensor.components import dims_of, shift_dims
 from serrate.tensor.indexing.keys import Key, keys_of, numbers_of
 from serrate.tensor.indexing.masking import check_mask, keep
-from serrate.tensor.indexing.slicing import pick_rows, select, slice_dim
+from serrate.tensor.indexing.slicing import pick_positions, pick_rows, select, slice_dim
 from serrate.tensor.permuting import MaybeRagged, arranged
 from serrate.tensor.positions import compact_axis
 from serrate.tensor.structure import Dim, Structure
@@ -156,7 +156,9 @@ def _numbered(values: Tensor, structure: Structure | None, dim: Dim, key: Tensor
         ids = numbers_of(key, values.shape[dim.values_dim], "position", why)
         return values.index_select(dim.values_dim, ids.to(values.device)), structure
     if dim.level is not None:
-        raise CallError(f"{why}: a ragged dim takes an int, a slice or a ragged mask, got a tensor; index positions one by one")
+        if in_place:
+            raise CallError(f"{why} = x: a ragged dim takes an int, a slice or a ragged mask; write positions one by one")
+        return pick_positions(values, structure, dim.axis, dim.level, key, why)
     ids = numbers_of(key, structure.rows[dim.axis].num_rows(0), "row", why)
     if in_place and bool((ids[1:] <= ids[:-1]).any()):
         raise CallError(f"{why} = x takes row numbers in increasing order without repeats: sort them, or write row by row")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serrate.errors import RowError, ShapeError
+from serrate.errors import CallError, RowError, ShapeError
 from serrate.tensor.components import shift_dims, take_component, without_axis
 from serrate.tensor.moving import gather_positions, runs, select_rows, sum_of
 from serrate.tensor.permuting import MaybeRagged
@@ -261,6 +261,43 @@ def pick_rows(values: Tensor, structure: Structure, axis: int, ids: Tensor, why:
     rows = structure.rows[axis]
     found = select_rows(rows.host_rows(why), ids, level=0, outer=(), why=why)
     return values, structure.replace(axis, found.to(values.device))
+
+
+def pick_positions(values: Tensor, structure: Structure, axis: int, level: int, key: Tensor, why: str) -> MaybeRagged:
+    """Selects the same positions of every row, by number in any order; negative numbers count from the end of each row.
+
+    >>> from serrate.tensor import JaggedTensor
+    >>> jt = JaggedTensor.from_lengths(torch.arange(5), [3, 2])
+    >>> pick_positions(jt.values, jt.structure, 0, 0, torch.tensor([0, -1]), "jt[:, rows]")[0].tolist()
+    [[0, 2], [3, 4]]
+    """
+    rows, dim = structure.rows[axis], structure.dims[axis]
+    if key.dtype == torch.bool or key.dim() != 1:
+        raise CallError(
+            f"{why}: a ragged dim takes an int, a slice, a ragged mask or position numbers of one dim, got a {key.dtype} tensor "
+            f"of shape {tuple(key.shape)}"
+        )
+    if rows.columns is not None and level >= rows.depth - 1:
+        raise CallError(
+            f"{why}: rows and columns of a product take an int, a slice or a ragged mask; index positions one by one, or in a "
+            "traced function"
+        )
+    farthest = max(key.tolist(), key=lambda index: index + 1 if index >= 0 else -index, default=None)
+    if farthest is not None:
+        _check_rows(rows, level, farthest, why)
+    work = rows if level == rows.depth - 1 or (level == rows.depth - 2 and not rows.readable()) else rows.host_rows(why)
+    key = key.long().to(work.device)
+    lengths = work.lengths(level).long()
+    place = torch.where(key >= 0, key, lengths[:, None] + key)
+    if level < rows.depth - 1:
+        ids = (work.offsets[level][:-1].long()[:, None] + place).flatten()
+        outer = (*work.offsets[:level], running_sum(torch.full_like(lengths, len(key))))
+        found = select_rows(work, ids, level=level + 1, outer=outer, why=why)
+        return compact_axis(values, structure.replace(axis, found.to(values.device)), axis, why)
+    taken = values.index_select(dim, (rows.row_starts().long()[:, None] + place).flatten())
+    taken = taken.view(*taken.shape[:dim], *place.shape, *taken.shape[dim + 1 :])
+    left = without_axis(structure, axis) if rows.depth == 1 else structure.replace(axis, _kept(rows, rows.depth - 1))
+    return taken, None if left is None else shift_dims(left, dim + 1, 1)
 
 
 def _parts(values: Tensor, structure: Structure, axis: int, level: int, part: RowSlice, why: str) -> MaybeRagged:

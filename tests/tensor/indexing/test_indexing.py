@@ -400,7 +400,12 @@ def test_what_is_known_on_the_host_spares_the_copy() -> None:
         ((0, 0, 0, 0), ShapeError, "jt[key]: 4 dims are indexed, but the tensor has 3"),
         ((..., ...), CallError, "jt[key]: ... may appear only once, got 2"),
         (([0], slice(None), [0]), CallError, "jt[key]: only one tensor of indices, booleans or a mask at a time"),
-        ((slice(None), [0]), CallError, "jt[:, rows]: a ragged dim takes an int, a slice or a ragged mask"),
+        (
+            (slice(None), [True, False]),
+            CallError,
+            "jt[:, rows]: a ragged dim takes an int, a slice, a ragged mask or position numbers",
+        ),
+        ((slice(None), [0, 2]), RowError, "position 2 does not exist in every row: row 2 has length 2; use a slice"),
         (True, CallError, "jt[key]: a single boolean is not an index"),
         ("rows", CallError, "jt[key]: str is not an index"),
         (1.5, CallError, "jt[key]: float is not an index"),
