@@ -50,7 +50,8 @@ def sizes(program: TileProgram, rows: int, target: Target, asked: Mapping[str, i
         chosen[axis] = _fixed(axis) or 0
     for axis in program.axes:
         if not chosen[axis] and axis.position in facts.components:
-            chosen[axis] = rows
+            # Matrix units multiply blocks of two dims: rows beside them would make the product one of plain numbers.
+            chosen[axis] = 1 if axis.position in facts.batches and target.least_matmul > 1 else rows
     _products(program.axes, chosen, facts, target)
     _vectors(program, phase, chosen, facts, target)
     _rest(program, phase, chosen, target)
@@ -70,6 +71,8 @@ class AxisUse:
         self.rows: set[Symbol] = set()
         self.columns: set[Symbol] = set()
         self.depths: set[Symbol] = set()
+        self.batches: set[Symbol] = set()
+        """Axes that matrix products have besides their three."""
         self.computed: set[Symbol] = set()
         """Axes whose lanes each have a computed index."""
         owners = {a.lane: a.position for a in program.axes}
@@ -78,7 +81,8 @@ class AxisUse:
             exprs += [] if isinstance(node, Around | Leaf) else expressions_of(node)
             self._memory(node)
             if isinstance(node, Dot) and len(node.lanes) >= 3:
-                *_, rows, columns, depth = (lane.symbol for lane in node.lanes)
+                *batches, rows, columns, depth = (lane.symbol for lane in node.lanes)
+                self.batches.update(batches)
                 self.rows.add(rows)
                 self.columns.add(columns)
                 self.depths.add(depth)

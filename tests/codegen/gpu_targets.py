@@ -1,0 +1,135 @@
+"""`python -m tests.codegen.gpu_targets TARGET/NAME/STRATEGY...`: programs compiled by Triton for GPUs, which need not be there.
+
+In: names of examples and of the operations' cases. Out: nothing, or the error of the first program that does not compile for its
+target, or that asks for more shared memory than a block can have there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from serrate import Kernel
+from serrate.runtime.memory import Scratch, whole
+from serrate.runtime.triton import Derivation, TritonExecutable
+from tests.engine.across_cases import ACROSS
+from tests.engine.cases import CASES, NESTED_CASES
+from tests.engine.movement_cases import MOVEMENT, STRUCTURE
+from tests.engine.oracle import ONE_LEVEL, TWO_LEVELS, Case, arguments, compiled, pick
+from tests.language.kinds import LENGTHS, ran
+from tests.language.test_examples import NAMES, example
+
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int8: "*i8",
+    torch.int16: "*i16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+    torch.bool: "*i1",
+}
+
+
+class Target(NamedTuple):
+    """A GPU, and the bytes of shared memory that one block may have there."""
+
+    target: GPUTarget
+    shared: int
+
+
+TARGETS = {
+    "sm_80": Target(GPUTarget("cuda", 80, 32), 163 << 10),
+    "sm_90": Target(GPUTarget("cuda", 90, 32), 227 << 10),
+    "gfx942": Target(GPUTarget("hip", "gfx942", 64), 64 << 10),
+}
+STRATEGIES = ("maskless", "masked", "persistent_dynamic")
+OPERATIONS: dict[str, tuple[Case, int]] = {
+    **{f"{name}, one level": (case, 1) for name, case in {**CASES, **MOVEMENT, **STRUCTURE, **ACROSS}.items()},
+    **{f"{name}, two levels": (case, 2) for name, case in NESTED_CASES.items()},
+}
+EXAMPLES = [f"{target}/{name}/{strategy}" for target in TARGETS for name in NAMES for strategy in STRATEGIES]
+FUSIONS = [f"{target}/{name}/{pick(STRATEGIES, name, target)}" for target in TARGETS for name in OPERATIONS]
+
+
+class Compilation:
+    """Compiles every kernel that is launched, and runs none: results are zeros."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.count = 0
+
+    def bound(self, program: TritonExecutable) -> Callable[[Sequence[Any]], None]:
+        for launch, ready in zip(program._printed.launches, program._launches, strict=True):
+            kinds = [POINTERS[t.dtype] for t in launch.tensors] + ["*i64"] * len(launch.arrays) + ["i64"] * len(launch.symbols)
+            self._compile(ready.kernel, kinds)
+        made = len(program.program.inputs)
+
+        def run(tensors: Sequence[Any]) -> None:
+            for each in tensors[made:]:
+                whole(each).zero_()
+
+        return run
+
+    def derived(self, derivation: Derivation) -> list[Scratch]:
+        for kernel in (derivation._running_sums, derivation._owners):
+            if kernel is not None:
+                self._compile(kernel, ["i64" if name.startswith("n") else "*i64" for name in kernel.function.arg_names])
+        return [Scratch(torch.zeros(2, dtype=torch.int64), 0, (2,), torch.int64) for _ in derivation._order]
+
+    def _compile(self, kernel: Any, kinds: list[str]) -> None:
+        signature = dict(zip(kernel.function.arg_names, kinds, strict=True))
+        made = triton.compile(ASTSource(kernel.function, signature, {}), target=self._target.target, options=kernel._options)
+        assert made.metadata.shared <= self._target.shared, f"{made.metadata.shared} bytes of shared memory"
+        self.count += 1
+
+
+def compile_program(name: str) -> None:
+    target, program, strategy = name.split("/")
+    compilation = Compilation(TARGETS[target])
+    TritonExecutable.bound = lambda self, *_: compilation.bound(self)  # type: ignore[method-assign, assignment]
+    Derivation.__call__ = lambda self, *_: compilation.derived(self)  # type: ignore[method-assign, assignment]
+    if program in NAMES:
+        example(program).check(LENGTHS["bimodal"], lambda kernel: both(kernel, strategy))
+    else:
+        case, levels = OPERATIONS[program]
+        dtype, features = pick(case.dtypes, name), pick(case.features, name)
+        rows = (ONE_LEVEL if levels == 1 else TWO_LEVELS)["mixed"]
+        given = arguments(case, rows, dtype, features, name)
+        compiled(case, "triton", strategy, (), dtype, features, levels)(*given.call)
+    assert compilation.count or strategy == "persistent_dynamic", "nothing was compiled"
+
+
+def both(kernel: Kernel, strategy: str) -> Callable[..., Any]:
+    """Compiles the kernel with Triton, and returns what the interpreter makes of it, so that the example goes on."""
+    cut = f"{strategy} cut" if strategy == "persistent_dynamic" else strategy
+
+    def run(*args: Any) -> Any:
+        # Rows that a kernel does not let be cut are refused, with the reason.
+        with contextlib.suppress(pytest.skip.Exception):
+            ran(kernel, f"triton {cut}")(*args)
+        return kernel.interpreted()(*args)
+
+    return run
+
+
+def main(names: Sequence[str]) -> None:
+    for name in names:
+        try:
+            compile_program(name)
+        except Exception as error:
+            raise SystemExit(f"{name}: {type(error).__name__}: {error}") from error
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
