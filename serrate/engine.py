@@ -20,9 +20,10 @@ import torch
 
 from serrate import settings
 from serrate.analysis.vectors import MustDivide
+from serrate.autograd.function import Differentiable
 from serrate.errors import BackendError, CompilerMissing, StrategyError, StructureMismatch
 from serrate.ir import hooks
-from serrate.ir.expr import Array
+from serrate.ir.expr import Array, Expr
 from serrate.ir.fusion import Fusion
 from serrate.ir.loops import LoopProgram
 from serrate.ir.ragged import RaggedIterDomain
@@ -328,6 +329,8 @@ class Compiled:
         hidden = {a.name for view in fusion.results for a in arrays_of(view.tensor.logical)} - given
         first = self.stages[0]
         self._bindings: OrderedDict[Key, Binding] = OrderedDict()
+        self._gradients: dict[tuple[int, ...], Differentiable] = {}
+        """With gradients of these arguments."""
         self._whole = first if len(self.stages) == 1 and isinstance(first, FusionStage) and not hidden else None
 
     def __call__(self, *args: Any) -> Any:
@@ -390,11 +393,41 @@ class Compiled:
         over the structure in `hints` get those hints; `keep` lives as long as the binding. Seeds are drawn at every call, and
         are its last leaves.
         """
+        wanted = _requiring_gradients(args)
+        if wanted:
+            return self._differentiable(args, wanted, sources, finish, hints, keep)
         if not self.binder.seeds:
             return self._bind(args, sources, finish, hints, keep)
         drawn = range(-self.binder.seeds, 0)
         binding = self._bind(self._seeded(args), (*sources, *drawn), finish, hints, keep)
         return drawing(binding, self.binder.seeds, _device_of(args))
+
+    def _differentiable(
+        self,
+        args: Sequence[Any],
+        wanted: tuple[int, ...],
+        sources: Sequence[int | torch.Tensor],
+        finish: Callable[[list[Any]], Any],
+        hints: tuple[Structure, Hints] | None,
+        keep: Sequence[object],
+    ) -> Binding:
+        """A binding that records gradients of some arguments."""
+        own = self._gradients.get(wanted)
+        if own is None:
+            with making:
+                own = self._gradients.get(wanted)
+                if own is None:
+                    own = self._gradients[wanted] = Differentiable(self.fusion, wanted, self._like_this)
+        drawn = range(-self.binder.seeds, 0)
+        every: Sequence[int | torch.Tensor] = (*sources, *drawn)
+        with torch.no_grad():
+            binding = own.forward.bind(self._seeded(args), every, hints=hints, keep=keep)
+        recorded = own.bound(binding, every, finish)
+        return drawing(recorded, len(drawn), _device_of(args)) if drawn else recorded
+
+    def _like_this(self, fusion: Fusion) -> Compiled:
+        """Another fusion, compiled in the same way."""
+        return Compiled(fusion, self.backend, self.strategy, **self.options)
 
     def _seeded(self, args: Sequence[Any]) -> Sequence[Any]:
         """The arguments, and something for the seeds that are drawn in a call."""
@@ -485,7 +518,8 @@ class Compiled:
             else:
                 given = [env[v.tensor.memory.name] for v in stage.values if isinstance(v, Read)]
                 compiled = (self.backend or default_backend(call.device)) == "cpp"
-                results = library.run(stage.function, given, stage.options, compiled=compiled)
+                options = [self.binder.extent(call, o) if isinstance(o, Expr) else o for o in stage.options]
+                results = library.run(stage.function, given, options, compiled=compiled)
                 made = {t.name: self._narrowed(call, t, x) for t, x in zip(stage.targets, results, strict=True)}
             computed.update(made)
             env.update(made)
@@ -538,6 +572,13 @@ def _hinted(results: tuple[Result, ...], hints: tuple[Structure, Hints] | None) 
         return results
     structure, given = hints
     return tuple(replace(r, hints=given) if r.structure is structure else r for r in results)
+
+
+def _requiring_gradients(args: Sequence[Any]) -> tuple[int, ...]:
+    """The arguments whose gradients are recorded."""
+    if not torch.is_grad_enabled():
+        return ()
+    return tuple(k for k, arg in enumerate(args) if isinstance(arg, torch.Tensor) and arg.requires_grad)
 
 
 def _device_of(args: Sequence[Any]) -> torch.device:

@@ -253,7 +253,8 @@ class Library:
     targets: tuple[Tensor, ...]
     values: tuple[Value, ...]
     """The arguments, as reads."""
-    options: tuple[int, ...] = ()
+    options: tuple[int | Expr, ...] = ()
+    """Numbers; an expression is evaluated in each call."""
 
     def __str__(self) -> str:
         targets = ", ".join(t.name for t in self.targets)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from serrate.analysis.vectors import MustDivide
-from serrate.errors import CallError, DeviceError, GradientError, ShapeError, StructureError
+from serrate.errors import CallError, DeviceError, ShapeError, StructureError
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Environment, Expr, Symbol, element, size_function
 from serrate.ir.fusion import (
@@ -185,14 +185,15 @@ class Binder(Arguments):
         self._forms = []
         for tensor in self.inputs:
             fixed, unknown = [], []
-            for dim, domain in enumerate(tensor.logical):
+            for dim, domain in enumerate(tensor.storage):
                 extent = domain.extent_expr
-                if isinstance(extent, Symbol):
+                if extent.value is not None:
+                    fixed.append((dim, extent.value))
+                elif isinstance(extent, Symbol) and extent not in symbols:
                     symbols.append(extent)
                     unknown.append(dim)
-                else:
-                    fixed.append((dim, extent.value))
-            self._forms.append((tensor.dtype, len(tensor.logical), tuple(fixed), tuple(unknown)))
+                # Any other extent follows from earlier inputs: a tensor that one program saved for another.
+            self._forms.append((tensor.dtype, len(tensor.storage), tuple(fixed), tuple(unknown)))
         super().__init__([tensor.name for tensor in self.inputs], symbols)
         self.partitions = _partitions(fusion)
         self._told: set[int] = set()
@@ -206,7 +207,6 @@ class Binder(Arguments):
             raise CallError(f"{self.name} takes {len(self.inputs) - self.seeds} arguments, got {len(args) - self.seeds}")
         numbers: list[int] = []
         device = args[0].device if args else torch.device("cpu")
-        grad = torch.is_grad_enabled()
         clean = True
         for k, arg in enumerate(args):
             dtype, rank, fixed, unknown = self._forms[k]
@@ -214,11 +214,6 @@ class Binder(Arguments):
                 raise CallError(f"argument {k} of {self.name} must be a {dtype} tensor with {rank} dims, got {_described(arg)}")
             if arg.device != device:
                 raise DeviceError(f"argument {k} of {self.name} is on {arg.device}, argument 0 on {device}; move one of them")
-            if grad and arg.requires_grad:
-                raise GradientError(
-                    f"argument {k} of {self.name} requires a gradient, and compiled programs have none; "
-                    "call it under torch.no_grad(), or detach the argument"
-                )
             shape = arg.shape
             for dim, size in fixed:
                 if shape[dim] != size:

@@ -24,7 +24,6 @@ _INSTEAD = {
     "weights": "jt.with_values(weights), a second tensor with the same rows",
     "numpy": "jt.to_numpy() for the rows, jt.values.numpy() for all elements",
     "item": "jt.values.item()",
-    "grad": "jt.values.grad: gradients belong to the values",
     "movedim": "torch.movedim(jt, source, destination)",
     "tensor_split": "torch.tensor_split(jt, sections)",
     "nelement": "jt.numel()",

@@ -292,6 +292,69 @@ class JaggedTensor(Casts):
         self._values.requires_grad_(requires_grad)
         return self
 
+    @property
+    def grad(self) -> Self | None:
+        """The gradient of the values, with the same rows; None before the first `backward()`.
+
+        >>> jt = JaggedTensor.from_list([torch.ones(2), torch.ones(1)]).requires_grad_()
+        >>> jt.values.sum().backward()
+        >>> jt.grad
+        JaggedTensor(shape=(2, r0), dtype=torch.float32, device=cpu, lengths=[2, 1], values=[1, 1, 1])
+        """
+        found = self._values.grad
+        return None if found is None else self.with_values(found)
+
+    @grad.setter
+    def grad(self, gradient: JaggedTensor | None) -> None:
+        if gradient is not None and not isinstance(gradient, JaggedTensor):
+            raise CallError(f"grad takes a JaggedTensor with the same rows, or None; got {type(gradient).__name__}")
+        self._values.grad = None if gradient is None else gradient._values
+
+    @property
+    def grad_fn(self) -> Any:
+        """The function of torch's autograd that made the values; None for a leaf."""
+        return self._values.grad_fn
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the values are a leaf of the autograd graph."""
+        return self._values.is_leaf
+
+    def retain_grad(self) -> None:
+        """Keeps the gradient of values that are not a leaf."""
+        self._values.retain_grad()
+
+    def register_hook(self, hook: Callable[[JaggedTensor], JaggedTensor | None]) -> Any:
+        """Calls `hook` with every gradient of the values, as a JaggedTensor; it may return another one to use instead.
+
+        >>> jt = JaggedTensor.from_list([torch.ones(2)]).requires_grad_()
+        >>> handle = jt.register_hook(lambda gradient: gradient.with_values(gradient.values * 2))
+        >>> jt.values.sum().backward()
+        >>> jt.grad.values
+        tensor([2., 2.])
+        """
+
+        def on_values(gradient: Tensor) -> Tensor | None:
+            found = hook(self.with_values(gradient))
+            return found._values if isinstance(found, JaggedTensor) else found
+
+        register: Callable[..., Any] = self._values.register_hook
+        return register(on_values)
+
+    def backward(
+        self,
+        gradient: JaggedTensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
+        """`torch.Tensor.backward` of the values; needs the gradient of every element, with the same rows."""
+        wanted = None if inputs is None else [inputs] if isinstance(inputs, JaggedTensor | Tensor) else list(inputs)
+        plain = None if wanted is None else [x._values if isinstance(x, JaggedTensor) else x for x in wanted]
+        given = gradient._values if isinstance(gradient, JaggedTensor) else gradient
+        run: Callable[..., None] = self._values.backward
+        run(given, retain_graph, create_graph, inputs=plain)
+
     def clone(self) -> Self:
         """Copies the values; shares the structure, which is immutable.
 

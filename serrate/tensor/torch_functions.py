@@ -67,8 +67,29 @@ def _compared(what: str, close: Callable[..., Tensor]) -> Callable[..., bool]:
     return same
 
 
+def _values_of(given: Any) -> Any:
+    """Tensors in place of ragged ones, in a single argument of torch's autograd or in a sequence."""
+    if isinstance(given, Sequence):
+        return [_values_of(each) for each in given]
+    return given.values if isinstance(given, JaggedTensor) else given
+
+
+def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, **options: Any) -> tuple[Any, ...]:
+    wanted = [inputs] if isinstance(inputs, JaggedTensor | Tensor) else list(inputs)
+    found = torch.autograd.grad(_values_of(outputs), _values_of(wanted), _values_of(grad_outputs), **options)
+    pairs = zip(found, wanted, strict=True)
+    return tuple(g.with_values(x) if isinstance(g, JaggedTensor) and x is not None else x for x, g in pairs)
+
+
+def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> None:
+    named = {name: _values_of(value) for name, value in options.items()}
+    torch.autograd.backward(_values_of(tensors), _values_of(grad_tensors), *args, **named)
+
+
 install_operators(
     {
+        torch.autograd.grad: _grad,
+        torch.autograd.backward: _backward,
         torch.cat: cat,
         torch.concat: cat,
         torch.concatenate: cat,

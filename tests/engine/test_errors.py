@@ -18,7 +18,6 @@ from serrate.errors import (
     BackendError,
     CallError,
     DtypeError,
-    GradientError,
     SerrateError,
     ShapeError,
     StrategyError,
@@ -69,7 +68,6 @@ CALLS: dict[str, tuple[tuple[Any, ...], type[SerrateError], list[str]]] = {
     "too short": ((X, torch.tensor([0, 3, 7])), StructureError, ["end at 7", "8 positions"]),
     "too long": ((X, torch.tensor([0, 3, 9])), StructureError, ["end at 9", "8 positions"]),
     "no offsets": ((X, torch.tensor([], dtype=torch.int64)), StructureError, ["offsets must have at least one element"]),
-    "gradient": ((X.clone().requires_grad_(), OFFSETS), GradientError, ["argument 0", "gradient", "no_grad"]),
 }
 
 

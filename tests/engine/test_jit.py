@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from serrate import JaggedTensor, Structure, jit, ops, settings
 from serrate.api.jit import KINDS
-from serrate.errors import CallError, GradientError, ShapeError, StructureError, TraceError
+from serrate.errors import CallError, ShapeError, StructureError, TraceError
 from serrate.runtime.dispatch import BINDINGS
 from serrate.runtime.launch import ReferenceExecutable
 
@@ -282,8 +282,7 @@ def test_methods_and_parameters() -> None:
         torch.testing.assert_close(second(jt).values, plainly(second, jt), rtol=1e-4, atol=1e-4)
         # Whether a module trains is part of what it is traced for.
         assert not second.train()(jt).values.all() and second.eval()(jt).values.all()
-    with pytest.raises(GradientError, match="requires a gradient"):
-        first(jt)
+    assert first(jt).requires_grad
     gone = weakref.ref(second)
     del second, module
     gc.collect()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serrate import JaggedTensor, engine, ir, jit, ops
-from serrate.errors import CallError, DtypeError, GradientError, TraceError
+from serrate.errors import CallError, DtypeError, TraceError
 from serrate.ir.philox import philox, random_bits
 from tests.engine.composed import COMPOSITIONS, tensor_of
 from tests.engine.oracle import BACKENDS, FULL
@@ -483,11 +483,15 @@ def test_autocast_leaves_random_numbers_alone() -> None:
 # --- what is refused ---------------------------------------------------------------------------------------------------------
 
 
-def test_like_takes_tensors_that_require_a_gradient_and_dropout_does_not_yet() -> None:
+def test_like_has_no_gradient_and_dropout_has_that_of_what_it_kept() -> None:
     jt = lengths_like(3).requires_grad_()
     assert not torch.rand_like(jt).requires_grad and torch.rand_like(jt, requires_grad=True).requires_grad
-    with pytest.raises(GradientError, match="requires a gradient"):
-        F.dropout(jt, 0.5)
+    torch.manual_seed(1)
+    kept = F.dropout(jt, 0.5)
+    kept.values.sum().backward()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        torch.testing.assert_close(jt.values.grad, F.dropout(torch.ones_like(jt), 0.5).values)
 
 
 def test_messages() -> None:

@@ -17,10 +17,11 @@ from serrate.frontend.ops.sorting import library
 from serrate.frontend.ops.structure import as_nested
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain
+from serrate.ir.expr import Expr
 from serrate.ir.view import Size, TensorView
 
 
-def group_by(keys: TensorView, count: int) -> tuple[TensorView, TensorView]:
+def group_by(keys: TensorView, count: int | Expr) -> tuple[TensorView, TensorView]:
     """Groups positions by key with a stable counting sort: returns the offsets of `count` groups, and the permutation that puts
     each group's positions side by side. Keys outside `0 .. count-1` come after all groups.
 
@@ -34,7 +35,7 @@ def group_by(keys: TensorView, count: int) -> tuple[TensorView, TensorView]:
         raise DtypeError(f"group_by: keys must be 1-D integers, got {keys.dtype} of shape {shown(keys)}")
     if isinstance(count, Size):
         count = int(count)
-    if not isinstance(count, int) or count < 0:
+    if not isinstance(count, Expr) and (not isinstance(count, int) or count < 0):
         raise ShapeError(f"group_by: the number of groups must be a non-negative int, got {count!r}")
     fusion = keys.fusion
     offsets = fusion.tensor(torch.int64, (IterDomain(count + 1, name=fusion.fresh("d")),))

@@ -19,7 +19,7 @@ from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.structure import set
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import minimum
+from serrate.ir.expr import Expr, minimum
 from serrate.ir.fusion import PositionInside
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.storage import collapse, storage_of
@@ -35,7 +35,7 @@ class ValuesIndices(NamedTuple):
     indices: TensorView
 
 
-def library(function: str, targets: list[Tensor], given: list[TensorView], *options: int) -> tuple[TensorView, ...]:
+def library(function: str, targets: list[Tensor], given: list[TensorView], *options: int | Expr) -> tuple[TensorView, ...]:
     """Records a library call, which needs its arguments contiguous: a permuted view is copied first."""
     own = [x if x.tensor.base is None else set(x) for x in given]
     statement = Library(function, tuple(targets), tuple(x.at(x.domains) for x in own), options)

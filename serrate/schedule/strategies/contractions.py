@@ -60,6 +60,7 @@ class Contraction:
 def contractions(shapes: Sequence[Shape]) -> list[Contraction]:
     """The contractions of a program whose ragged products are computed there, or feed a softmax."""
     found: list[Contraction] = []
+    taken: set[str] = set()
     for place, root in enumerate(shapes):
         sides = contracted(root.leaf)
         if sides is None or not isinstance(root.leaf, Accumulate):
@@ -67,9 +68,12 @@ def contractions(shapes: Sequence[Shape]) -> list[Contraction]:
         read = {r.tensor.memory for v in root.leaf.values for r in v.reads}
         both = {d.uid for d in sides}
         makers = tuple(s for s in shapes[:place] if s.is_product and s.leaf.targets[0] in read and both <= _index(s))
-        if makers or root.leaf.places:
-            columns = columns_of(root.leaf, *sides)
-            found.append(Contraction(root, makers, _finishers(root, shapes[place + 1 :], sides[0]), *sides, columns))
+        # A phase of several contractions, as the scores in the gradients of attention, is arranged with the first of them.
+        makers = tuple(s for s in makers if s.phase not in taken)
+        if (makers or root.leaf.places) and root.phase not in taken:
+            finishers = tuple(s for s in _finishers(root, shapes[place + 1 :], sides[0]) if s.phase not in taken)
+            taken.update(s.phase for s in (root, *makers, *finishers))
+            found.append(Contraction(root, makers, finishers, *sides, columns_of(root.leaf, *sides)))
     return found
 
 

@@ -1,0 +1,206 @@
+"""Reverse mode: a fusion, with the gradients of its inputs appended.
+
+In: a fusion, and which inputs need gradients. Out: a copy of it that takes the gradients of its results as further inputs, and
+computes those of the inputs. Definitions are visited from last to first. The gradient of a tensor is the sum of what flows back
+through its reads, in the order of the definitions, so the bits of a gradient do not depend on anything but the program.
+
+    T2[c, r, d] = mul(T0[c, r, d], T1[d])     ->    g0[c, r, d] = mul(g2[c, r, d], T1[d])
+                                                    g1[d] sum= mul(g2[c, r, d], T0[c, r, d]) over c, r
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from serrate.autograd.derivatives import ELEMENTWISE
+from serrate.autograd.reductions import CONSTANT, REDUCTIONS, Reduced
+from serrate.autograd.transpose import memory_gradient, transposed
+from serrate.errors import GradientError
+from serrate.frontend.ops.elementwise import add, typed
+from serrate.ir.domains import IterDomain
+from serrate.ir.fusion import Definition, Fusion
+from serrate.ir.ragged_transforms import Cover
+from serrate.ir.reductions import SUM
+from serrate.ir.storage import storage_of
+from serrate.ir.tile import Accumulate, Library, Store
+from serrate.ir.values import Call, Place, Places, Read, Role, Tensor, Value, call, carried_dtype, index_of, read
+from serrate.ir.view import TensorView
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """A fusion with gradients: the definitions of the original come first."""
+
+    fusion: Fusion
+    forward: int
+    """How many of the definitions are those of the original."""
+    given: tuple[int | None, ...]
+    """For each result of the original, which input holds its gradient; None if no gradient flows back through it."""
+    found: tuple[TensorView | None, ...]
+    """The gradient of each wanted input; None if no result depends on it."""
+
+
+def gradients(fusion: Fusion, wanted: Sequence[int]) -> Gradients:
+    """Appends the gradients of these inputs."""
+    own = fusion.simplified()
+    own.name = f"{fusion.name}_backward"
+    own.seeds, own.index_checks, own.schedule = [], [], None
+    results, own.outputs = own.outputs, []
+    count = len(own.definitions)
+    sources = [own.inputs[k].tensor for k in wanted]
+    reverse = _Reverse(own, sources)
+    given: list[int | None] = []
+    for result in results:
+        if result.tensor.memory not in reverse.active:
+            given.append(None)
+            continue
+        given.append(len(own.inputs))
+        arriving = Tensor(own.fresh("T"), result.dtype, result.domains, storage_of(result.domains), Role.INPUT)
+        own.inputs.append(own.view(arriving))
+        reverse.add(result.tensor, own.inputs[-1])
+    for definition in reversed(own.definitions[:count]):
+        reverse.visit(definition)
+    found = tuple(reverse.gradient(tensor, tensor.dtype) for tensor in sources)
+    return Gradients(own, count, tuple(given), found)
+
+
+class _Reverse:
+    """Gradients of tensors, from the last definition to the first."""
+
+    def __init__(self, fusion: Fusion, sources: Sequence[Tensor]) -> None:
+        self.fusion = fusion
+        self.active = set(sources)
+        """Tensors that depend on the sources, in a way that has a derivative."""
+        for definition in fusion.definitions:
+            statement = definition.statement
+            if any(map(self._is_active, statement.values)):
+                constant = CONSTANT.get(statement.reduction.name, ()) if isinstance(statement, Accumulate) else ()
+                moving = [t for k, t in enumerate(statement.targets) if k not in constant and t.dtype.is_floating_point]
+                self.active.update(moving)
+        self._contributions: dict[Tensor, list[TensorView]] = {}
+
+    def add(self, tensor: Tensor, contribution: TensorView) -> None:
+        """Adds to the gradient of a tensor, or of a view."""
+        self._contributions.setdefault(tensor, []).append(contribution)
+
+    def gradient(self, memory: Tensor, dtype: torch.dtype) -> TensorView | None:
+        """The gradient of a tensor, in this dtype; None if it is zero. Everything that reads it has been visited."""
+        totals: list[TensorView] = []
+        for tensor, contributions in self._contributions.items():
+            if tensor.memory is memory:
+                total = contributions[0]
+                for other in contributions[1:]:
+                    total = add(_over(total, tensor), _over(other, tensor))
+                totals.append(total if tensor is memory else memory_gradient(self.fusion, tensor, total, dtype))
+        if not totals:
+            return None
+        total = totals[0]
+        for other in totals[1:]:
+            total = add(_over(typed(total, carried_dtype(dtype)), memory), _over(other, memory))
+        return _over(typed(total, dtype), memory)
+
+    def visit(self, definition: Definition) -> None:
+        """Carries the gradients of a definition's results to what it reads."""
+        statement = definition.statement
+        found = [
+            self.gradient(t, carried_dtype(t.dtype)) if t in self.active and t.memory is t else None for t in statement.targets
+        ]
+        if all(g is None for g in found):
+            return
+        if isinstance(statement, Store):
+            self._store(definition, statement, found[0])
+        elif isinstance(statement, Accumulate):
+            self._accumulate(definition, statement, found)
+        else:
+            what = statement.function if isinstance(statement, Library) else f"a running {statement.reduction}"
+            raise GradientError(f"{what} has no gradient yet: call it with detached tensors")
+
+    def _store(self, definition: Definition, statement: Store, gradient: TensorView | None) -> None:
+        assert gradient is not None
+        result = read(statement.tensor, statement.index)
+        self._value(statement.value, gradient.at(statement.index), definition.domains, result)
+
+    def _accumulate(self, definition: Definition, statement: Accumulate, found: Sequence[TensorView | None]) -> None:
+        rule = REDUCTIONS.get(statement.reduction.name)
+        if rule is None:
+            raise GradientError(f"the reduction {statement.reduction} has no gradient: call it with detached tensors")
+        domains, place = _uncovered(definition.domains, statement)
+        adjoints = tuple(None if g is None else g.at(place) for g in found)
+        reduced = Reduced(self.fusion, statement, definition.domains, place)
+        for value, adjoint in zip(statement.values, rule(reduced, adjoints, statement.values), strict=True):
+            if adjoint is not None and self._is_active(value):
+                narrow = _side_dtype(statement, value)
+                self._value(value, adjoint if narrow is None else call("cast", adjoint, dtype=narrow), domains)
+
+    def _value(self, value: Value, adjoint: Value, domains: Sequence[IterDomain], result: Value | None = None) -> None:
+        """Reverse mode inside a value; `result` is an element that holds it."""
+        order: dict[Value, None] = {}
+        self._after_arguments(value, order)
+        adjoints: dict[Value, Value] = {value: _in_dtype(adjoint, value)}
+        for node in reversed(order):
+            g = adjoints.get(node)
+            if g is None:
+                continue
+            if isinstance(node, Read):
+                self.add(*transposed(self.fusion, node, g, domains))
+                continue
+            assert isinstance(node, Call)
+            rule = ELEMENTWISE[node.function]
+            here = result if node is value and result is not None else node
+            for arg, more in zip(node.args, rule(g, here, *node.args), strict=True):
+                if more is not None and arg in order:
+                    more = _in_dtype(more, arg)
+                    adjoints[arg] = call("add", adjoints[arg], more, dtype=more.dtype) if arg in adjoints else more
+
+    def _after_arguments(self, value: Value, order: dict[Value, None]) -> None:
+        """Active values, arguments first."""
+        if value not in order and self._is_active(value):
+            for arg in value.args if isinstance(value, Call) else ():
+                self._after_arguments(arg, order)
+            order[value] = None
+
+    def _is_active(self, value: Value) -> bool:
+        if isinstance(value, Read):
+            return value.tensor.memory in self.active
+        return isinstance(value, Call) and any(map(self._is_active, value.args))
+
+
+def _in_dtype(adjoint: Value, like: Value) -> Value:
+    dtype = carried_dtype(like.dtype)
+    return adjoint if carried_dtype(adjoint.dtype) == dtype else call("cast", adjoint, dtype=dtype)
+
+
+def _over(gradient: TensorView, tensor: Tensor) -> TensorView:
+    """A gradient over exactly the dims of a tensor; results and inputs may have others of the same structure."""
+    assert len(gradient.domains) == len(tensor.logical)
+    return gradient
+
+
+def _side_dtype(statement: Accumulate, value: Value) -> torch.dtype | None:
+    """The 16-bit dtype of both sides of a product that is summed: its gradient is rounded to it, as the sides are."""
+    if statement.reduction is not SUM or not isinstance(value, Call) or value.function != "mul":
+        return None
+    dtypes = {side.dtype for side in value.args}
+    narrow = dtypes.pop()
+    return narrow if not dtypes and carried_dtype(narrow) != narrow else None
+
+
+def _uncovered(domains: Sequence[IterDomain], statement: Accumulate) -> tuple[tuple[IterDomain, ...], Places]:
+    """The domains of a reduction across rows with the rows themselves in place of the dim that covers them, and where results are
+    read for a position of them."""
+    read_at = {d.uid for v in statement.values for r in v.reads for d in r.index if isinstance(d, IterDomain)}
+    found = list(domains)
+    places: dict[int, Place] = {}
+    for domain in domains:
+        made = domain.definition
+        if isinstance(made, Cover) and domain.uid not in read_at and made.inputs[0].uid in read_at:
+            rows = made.inputs[0]
+            found.remove(domain)
+            at = max(k for k, d in enumerate(found) if any(d.uid == owner.uid for owner in rows.owners)) + 1
+            found.insert(at, rows)
+            places[domain.uid] = Place(index_of(rows), (rows,))
+    index = tuple(None if d is None else places.get(d.uid, d) for d in statement.index)
+    return tuple(found), index

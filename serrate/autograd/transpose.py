@@ -1,0 +1,305 @@
+"""The transpose of a read: from adjoints at the places that a statement read to the gradient of the tensor it read from.
+
+In: a read, its adjoint as a value, and the domains of the statement. Out: a tensor over the dims that were read. The index of the
+read decides how, dim by dim:
+
+    a domain            the dim itself; domains of the statement that the index lacks are summed over (a broadcast over rows
+                        becomes a ragged sum; a dense dim read by rows gets 0 past their ends)
+    None                a dim of extent 1
+    an affine place     its inverse: slices, flips, padding, concatenation
+    a place of a row    `where(place == position)`: one position selected in each row, by a number or by saved integers
+    n // m              a sum over the m positions that share one: heads of grouped queries
+    any other place     positions are grouped by place (`group_by`) and each group is summed in order, so the bits are always
+                        the same
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+import torch
+
+from serrate.analysis.indices import Indices
+from serrate.autograd.derivatives import select, zero
+from serrate.errors import GradientError, ShapeError
+from serrate.frontend.ops.movement import index as indexed
+from serrate.frontend.ops.movement import pulled
+from serrate.frontend.ops.reducing import reduced
+from serrate.frontend.ops.reductions import sum as summed_over
+from serrate.frontend.ops.routing import group_by
+from serrate.frontend.ops.structure import as_nested, flatten, viewed
+from serrate.ir.domains import IterDomain
+from serrate.ir.expr import Expr, FloorDiv, const, maximum, minimum
+from serrate.ir.fusion import Fusion
+from serrate.ir.partition import Partition
+from serrate.ir.ragged_transforms import Cover, Spread
+from serrate.ir.reductions import SUM
+from serrate.ir.solve import factor_of
+from serrate.ir.storage import storage_of
+from serrate.ir.tile import Accumulate, Store
+from serrate.ir.values import (
+    Place,
+    Read,
+    Tensor,
+    Value,
+    call,
+    computed,
+    constant,
+    domains_of,
+    index_of,
+    index_read,
+    position,
+    reindex,
+)
+from serrate.ir.view import TensorView
+
+
+@dataclass
+class _Reading:
+    """How one read goes back: the dims of a tensor, and where the adjoints, summed over what the index lacks, are found."""
+
+    fusion: Fusion
+    own: tuple[IterDomain, ...]
+    """The dims of the tensor, except those of extent 1."""
+    index: tuple[IterDomain | Place, ...]
+    """Where each of them is read."""
+    plain: dict[int, tuple[IterDomain, IterDomain]] = field(default_factory=dict)
+    """uid of a domain of the statement -> that domain, and the dim it indexes."""
+    solved: list[tuple[IterDomain, IterDomain, Expr, int]] = field(default_factory=list)
+    """A dim, the domain of the statement that its place is solved for, the rest of the place, and the factor of that domain."""
+    pinned: list[tuple[IterDomain, Place]] = field(default_factory=list)
+    """A dim, and the only position of it that is read, which depends on plain dims alone."""
+    shared: list[tuple[IterDomain, IterDomain, int]] = field(default_factory=list)
+    """A dim, and the domain of the statement of which as many positions share one of it."""
+    scattered: bool = False
+    """Whether a place is none of these."""
+
+    @property
+    def kept(self) -> list[IterDomain]:
+        """The domains of the statement that adjoints are not summed over, in the order of the dims."""
+        return [d for d, _ in self.plain.values()] + [d for _, d, _, _ in self.solved] + [d for _, d, _ in self.shared]
+
+
+def transposed(fusion: Fusion, read: Read, adjoint: Value, domains: Sequence[IterDomain]) -> tuple[Tensor, TensorView]:
+    """What flows back through a read: the tensor that it goes to, and a tensor over its dims.
+
+    `domains` are those of the statement. The tensor is the memory itself if the view only permutes its dims, or adds or removes
+    dims of extent 1; else the view.
+    """
+    tensor, index = _through_view(read)
+    wide = [(d, at) for d, at in zip(tensor.logical, index, strict=True) if at is not None]
+    reading = _Reading(fusion, tuple(d for d, _ in wide), tuple(at for _, at in wide))
+    for own, at in wide:
+        if isinstance(at, IterDomain):
+            if at.uid in reading.plain:
+                raise GradientError(f"a read of {tensor.name} takes its diagonal, and has no gradient yet")
+            reading.plain[at.uid] = (at, own)
+    for own, at in wide:
+        if isinstance(at, Place):
+            _sort_out(reading, own, at)
+    found = _scattered(reading, adjoint, domains) if reading.scattered else _gathered(reading, adjoint, domains)
+    return tensor, found if len(found.domains) == len(tensor.logical) else viewed(found, tensor.logical)
+
+
+def _through_view(read: Read) -> tuple[Tensor, tuple[IterDomain | Place | None, ...]]:
+    """The memory and the index into it, if the view has the same dims in any order, and dims of extent 1; or if it has gaps
+    between rows, whose gradient is 0."""
+    view, memory = read.tensor, read.tensor.memory
+    places = {d.uid: at for d, at in zip(view.logical, read.index, strict=True)}
+    for domain in view.logical if view is not memory else ():
+        made = domain.definition
+        if isinstance(made, Partition) and made.lengths is not None and made.outputs[0].uid == domain.uid:
+            places[made.inputs[0].uid] = _in_memory(made, [places.pop(d.uid) for d in made.outputs])
+            if any(d.uid not in places and d.extent != 1 for d in memory.logical):
+                raise GradientError("nested rows with gaps between them have no gradient yet: call contiguous() first")
+            return memory, tuple(None if d.extent == 1 else places[d.uid] for d in memory.logical)
+    wide = [{d.uid for d in tensor.logical if d.extent != 1} for tensor in (view, memory)]
+    if view is memory or wide[0] != wide[1]:
+        return view, tuple(None if d.extent == 1 else at for d, at in zip(view.logical, read.index, strict=True))
+    return memory, tuple(None if d.extent == 1 else places[d.uid] for d in memory.logical)
+
+
+def _in_memory(made: Partition, index: Sequence[IterDomain | Place | None]) -> Place:
+    """The position of an element of a row in the domain that was partitioned."""
+    plain = [at for at in index if isinstance(at, IterDomain)]
+    if len(plain) < len(index):
+        raise GradientError("an element selected in rows with gaps between them has no gradient yet: call contiguous() first")
+    known = {own.uid: index_of(at) for own, at in zip(made.outputs, plain, strict=True)}
+    return _place(made.to_inputs(known)[0], plain)
+
+
+def _sort_out(reading: _Reading, own: IterDomain, place: Place) -> None:
+    """Decides how a place goes back."""
+    inside = {d.uid for d in domains_of((place,)) if d.extent != 1}
+    free = [d for d in place.domains if d.uid not in reading.plain and all(d.uid != s.uid for _, s, _, _ in reading.solved)]
+    if inside <= reading.plain.keys():
+        reading.pinned.append((own, place))
+        return
+    if not place.reads:
+        for domain in free:
+            factor = factor_of(place.expr, index_of(domain))
+            rest = place.expr - index_of(domain) * factor
+            others = {d.uid for d in place.domains if d.uid != domain.uid}
+            if factor and others <= reading.plain.keys():
+                reading.solved.append((own, domain, rest, factor))
+                return
+            expr = place.expr
+            if isinstance(expr, FloorDiv) and expr.left is index_of(domain) and expr.right.value is not None:
+                reading.shared.append((own, domain, expr.right.value))
+                return
+    reading.scattered = True
+
+
+# --- sums over what an index lacks ---------------------------------------------------------------------------------------------
+
+
+def summed(fusion: Fusion, value: Value, domains: Sequence[IterDomain], kept: Sequence[IterDomain]) -> TensorView:
+    """`value`, which has one number per position of `domains`, summed over those not in `kept`; the dims of the result are in the
+    order of `kept`. Rows that are kept without the dim that counts them become regular, as long as the longest."""
+    uids = {d.uid for d in kept}
+    over = tuple(d for d in domains if d.uid not in uids)
+    try:
+        target = fusion.tensor(value.dtype, kept)
+    except ShapeError:
+        return _across_rows(fusion, value, domains, kept)
+    if not over:
+        return fusion.define([target], domains, Store(target, tuple(kept), value))[0]
+    return fusion.define([target], domains, Accumulate((target,), tuple(kept), SUM, (value,), over))[0]
+
+
+def _across_rows(fusion: Fusion, value: Value, domains: Sequence[IterDomain], kept: Sequence[IterDomain]) -> TensorView:
+    """The sum across rows, position by position."""
+    uids = [d.uid for d in kept]
+    whole = pulled(fusion, value.dtype, domains, value)
+    dims = tuple(k for k, d in enumerate(domains) if d.uid not in uids)
+    found = reduced(SUM, whole, dims, value.dtype, value.dtype)[0]
+    left = [d.uid for d in domains if d.uid in uids]
+    return viewed(found, [found.domains[left.index(uid)] for uid in uids])
+
+
+# --- dims that a place leads to ------------------------------------------------------------------------------------------------
+
+
+def _gathered(reading: _Reading, adjoint: Value, domains: Sequence[IterDomain]) -> TensorView:
+    """The gradient where every element of the tensor knows which positions of the statement read it."""
+    kept = reading.kept
+    total = summed(reading.fusion, adjoint, domains, kept)
+    same = [d.uid for d in kept] == [d.uid for d in reading.own] == [d.uid for d in total.domains]
+    if same and not (reading.solved or reading.pinned or reading.shared):
+        return total
+    own = [*reading.own]
+    known: dict[Expr, Expr] = {index_of(d): index_of(to) for d, to in reading.plain.values()}
+    index: list[IterDomain | Place | None] = []
+    conditions: list[Value] = []
+    parts: list[IterDomain] = []
+    for k, (domain, to) in enumerate(reading.plain.values()):
+        moved = total.domains[k].uid != domain.uid or (domain.is_ragged and not to.is_ragged)
+        index.append(Place(index_of(to), (to,)) if moved else to)
+    for to, _, rest, factor in reading.solved:
+        away = index_of(to) - rest.substitute(known)
+        index.append(_place(away * factor if factor in (1, -1) else away // factor, own))
+        if factor not in (1, -1):
+            even = call("eq", computed(_place(away % abs(factor), own)), constant(0, torch.int64), dtype=torch.bool)
+            conditions.append(even)
+    for to, _, count in reading.shared:
+        part = IterDomain(count, name=reading.fusion.fresh("d"))
+        parts.append(part)
+        index.append(Place(index_of(to) * count + index_of(part), (to, part)))
+    renamed: dict[int, IterDomain | None] = {domain.uid: to for domain, to in reading.plain.values()}
+    for to, place in reading.pinned:
+        chosen = reindex(computed(place), renamed | dict.fromkeys(d.uid for d in domains_of((place,)) if d.extent == 1))
+        conditions.append(call("eq", position(to), chosen, dtype=torch.bool))
+    value = total.at(tuple(index))
+    for condition in conditions:
+        value = select(condition, value, zero(value))
+    return summed(reading.fusion, value, (*own, *parts), own)
+
+
+def _place(expr: Expr, domains: Iterable[IterDomain], reads: Sequence[Value] = ()) -> Place:
+    """A place with exactly the domains it mentions: places are compared by their expressions."""
+    return Place(expr, tuple(d for d in domains if index_of(d) in expr.symbols), tuple(reads))
+
+
+def _scattered(reading: _Reading, adjoint: Value, domains: Sequence[IterDomain]) -> TensorView:
+    """The gradient of a tensor read at places that integers decide: positions are grouped by place, groups summed in order."""
+    fusion, own = reading.fusion, reading.own
+    inside = {d.uid for d in domains_of(tuple(at for at in reading.index if isinstance(at, Place)))}
+    keyed = 1 + max(
+        k
+        for k, (d, at) in enumerate(zip(own, reading.index, strict=True))
+        if isinstance(at, Place) or d.is_ragged or at.uid in inside or any(d.uid == o.uid for r in own for o in r.owners)
+    )
+    features = [at for at in reading.index[keyed:] if isinstance(at, IterDomain)]
+    used = {d.uid for d in domains_of(reading.index[:keyed])}
+    first = [d for d in domains if d.uid in used]
+    total = summed(fusion, adjoint, domains, (*first, *features))
+    stored = storage_of(own[:keyed])
+    count = reduce(lambda a, b: a * b, (d.extent_expr for d in stored))
+    keys = pulled(fusion, torch.int64, first, _key(own[:keyed], reading.index[:keyed], stored, count))
+    # The last group is of positions that read nothing.
+    offsets, order = group_by(_flat(keys, len(first)), count + 1)
+    sums = summed_over(as_nested(indexed(_flat(total, len(first)), order), offsets), 1)
+    here = Indices([(d, index_of(d)) for d in own[:keyed]])
+    at = _place(_row_major([(here.of(d), d) for d in stored]), own)
+    return pulled(fusion, adjoint.dtype, own, sums.at((at, *own[keyed:])))
+
+
+def _row_major(indices: Sequence[tuple[Expr, IterDomain]]) -> Expr:
+    flat: Expr = const(0)
+    for index, domain in indices:
+        flat = flat * domain.extent_expr + index
+    return flat
+
+
+def _key(own: Sequence[IterDomain], index: Sequence[IterDomain | Place], stored: Sequence[IterDomain], count: Expr) -> Value:
+    """The number of the element at an index, in the order of memory; their `count` where it does not exist."""
+    reads: list[Value] = []
+    found: dict[int, Expr] = {}
+    domains: dict[int, IterDomain] = {}
+    exists: list[Value] = []
+    for domain, at in zip(own, index, strict=True):
+        if isinstance(at, IterDomain):
+            found[domain.uid] = index_of(at)
+            domains[at.uid] = at
+            continue
+        renamed: dict[Expr, Expr] = {index_read(k): index_read(len(reads) + k) for k in range(len(at.reads))}
+        expr = at.expr.substitute(renamed)
+        reads += at.reads
+        domains |= {d.uid: d for d in at.domains}
+        size = domain.extent_at(found)
+        # A place outside selects some row, whose boundaries exist; the key says that there is nothing.
+        found[domain.uid] = maximum(minimum(expr, size - 1), 0)
+        here = computed(_place(expr, domains.values(), reads))
+        exists.append(call("ge", here, constant(0, torch.int64), dtype=torch.bool))
+        exists.append(call("lt", here, computed(_place(size, domains.values(), reads)), dtype=torch.bool))
+    known = Indices([(d, found[d.uid]) for d in own])
+    flat = _row_major([(known.of(d), d) for d in stored])
+    key = computed(_place(flat, domains.values(), reads))
+    for condition in exists:
+        key = call("where", condition, key, computed(_place(count, ())), dtype=torch.int64)
+    return key
+
+
+def _flat(x: TensorView, count: int) -> TensorView:
+    """`x` with its first dims as one, as they are stored."""
+    stored = storage_of(x.domains[:count])
+    x = viewed(x, (*stored, *x.domains[count:]))
+    return flatten(x, 0, len(stored) - 1) if len(stored) > 1 else x
+
+
+# --- views ---------------------------------------------------------------------------------------------------------------------
+
+
+def memory_gradient(fusion: Fusion, view: Tensor, gradient: TensorView, dtype: torch.dtype) -> TensorView:
+    """The gradient of a memory, from that of a view of all of it. It has the given dtype."""
+    memory = view.memory
+    if any(isinstance(d.definition, Spread | Cover) for d in view.storage):
+        raise GradientError("rows by columns with gaps or padding between them have no gradient yet: call contiguous() first")
+    tensor = gradient.tensor
+    stored = [[d.uid for d in t.storage] for t in (tensor, view)]
+    if tensor.base is not None or tensor.dtype != dtype or stored[0] != stored[1]:
+        tensor = Tensor(fusion.fresh("T"), dtype, view.logical, view.storage)
+        fusion.define([tensor], view.logical, Store(tensor, view.logical, gradient.at(view.logical)))
+    return fusion.view(Tensor(fusion.fresh("T"), dtype, memory.logical, memory.storage, tensor.role, base=tensor))

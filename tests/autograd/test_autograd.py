@@ -1,0 +1,223 @@
+"""Ragged tensors under torch's autograd: leaves, hooks, modes, modules, new lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from serrate import JaggedTensor, engine, ir, jit, ops
+from serrate.errors import CallError, GradientError
+
+pytestmark = pytest.mark.usefixtures("reference")
+
+
+def rows(lengths: list[int], *features: int, dtype: torch.dtype = torch.float32) -> JaggedTensor:
+    values = torch.arange(1.0, 1.0 + sum(lengths)).div(7)[:, None].expand(-1, *features or (1,)).contiguous()
+    return JaggedTensor.from_lengths(values.to(dtype) if features else values[:, 0].to(dtype), lengths)
+
+
+def row_by_row(jt: JaggedTensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of the summed squares of `softmax(x @ weight)`, from plain torch."""
+    values, weight = jt.values.detach().clone().requires_grad_(), weight.detach().clone().requires_grad_()
+    parts = (torch.softmax(row @ weight, 0).square().sum() for row in values.split(jt.lengths.tolist()))
+    sum(parts, torch.zeros(())).backward()
+    assert values.grad is not None and weight.grad is not None
+    return values.grad, weight.grad
+
+
+def squares(jt: Any, weight: Any) -> Any:
+    return torch.softmax(jt @ weight, 1).square().sum()
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_loss_reaches_values_and_weights(traced: bool) -> None:
+    jt, weight = rows([3, 0, 2], 4).requires_grad_(), torch.linspace(-1, 1, 8).reshape(4, 2).requires_grad_()
+    (jit(squares) if traced else squares)(jt, weight).backward()
+    wanted = row_by_row(jt, weight)
+    assert isinstance(jt.grad, JaggedTensor) and jt.grad.structure is jt.structure
+    torch.testing.assert_close(jt.grad.values, wanted[0])
+    torch.testing.assert_close(weight.grad, wanted[1])
+
+
+def test_gradients_add_up_and_can_be_cleared() -> None:
+    jt = rows([2, 1]).requires_grad_()
+    assert jt.grad is None and jt.is_leaf and jt.grad_fn is None
+    for _ in range(2):
+        (jt * 3).sum().backward()
+    assert jt.grad is not None and jt.grad.values.tolist() == [6.0] * 3
+    jt.grad = None
+    assert jt.values.grad is None
+    jt.grad = jt.detach()
+    assert torch.equal(jt.values.grad, jt.values.detach())
+    with pytest.raises(CallError, match="a JaggedTensor with the same rows"):
+        jt.grad = torch.ones(3)  # type: ignore[assignment]
+
+
+def test_functions_of_torch_s_autograd_take_ragged_tensors() -> None:
+    jt, weight = rows([2, 1]).requires_grad_(), torch.tensor(2.0, requires_grad=True)
+    product = jt * weight
+    ragged, plain = torch.autograd.grad(product, [jt, weight], torch.ones_like(product), retain_graph=True)
+    assert isinstance(ragged, JaggedTensor) and ragged.values.tolist() == [2.0] * 3
+    torch.testing.assert_close(plain, jt.values.detach().sum())
+    product.backward(torch.ones_like(product), retain_graph=True)
+    assert jt.grad is not None and jt.grad.values.tolist() == [2.0] * 3
+    torch.autograd.backward(product, torch.ones_like(product))
+    assert jt.grad.values.tolist() == [4.0] * 3
+
+
+def test_hooks_see_ragged_gradients() -> None:
+    jt = rows([2, 1]).requires_grad_()
+    seen: list[JaggedTensor] = []
+    middle = jt * 2
+    middle.retain_grad()
+    middle.register_hook(seen.append)
+    jt.register_hook(lambda gradient: gradient * 10)
+    middle.sum().backward()
+    assert seen[0].lengths.tolist() == [2, 1] and middle.grad is not None and middle.grad.values.tolist() == [1.0] * 3
+    assert jt.grad is not None and jt.grad.values.tolist() == [20.0] * 3
+
+
+def test_modes() -> None:
+    jt = rows([2, 1]).requires_grad_()
+    with torch.no_grad():
+        assert not (jt * 2).requires_grad
+    with torch.inference_mode():
+        assert not (jt * 2).requires_grad
+    assert (jt * 2).requires_grad and not (jt.detach() * 2).requires_grad
+
+
+def test_a_checkpoint_computes_again() -> None:
+    jt, weight = rows([3, 0, 2], 4).requires_grad_(), torch.linspace(-1, 1, 8).reshape(4, 2).requires_grad_()
+    calls: list[int] = []
+
+    def counted(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        found: torch.Tensor = squares(jt.with_values(values), weight)
+        return found
+
+    checkpoint(counted, jt.values, weight, use_reentrant=False).backward()
+    assert len(calls) == 2
+    torch.testing.assert_close(weight.grad, row_by_row(jt, weight)[1])
+
+
+def test_autocast_rounds_products_and_gradients_keep_the_dtype_of_their_tensor() -> None:
+    jt, weight = rows([3, 2], 4).requires_grad_(), torch.linspace(-1, 1, 8).reshape(4, 2).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = F.linear(jt, weight.t())
+    assert found.dtype == torch.bfloat16
+    found.float().sum().backward()
+    assert weight.grad is not None and weight.grad.dtype == torch.float32
+    torch.testing.assert_close(weight.grad, jt.values.detach().sum(0)[:, None].expand(-1, 2), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_are_computed_in_thirty_two(dtype: torch.dtype) -> None:
+    jt = rows([64, 3], dtype=dtype).requires_grad_()
+    (jt * jt).sum(1).sum().backward()
+    assert jt.grad is not None and jt.grad.dtype == dtype
+    torch.testing.assert_close(jt.grad.values, jt.values.detach() * 2)
+
+
+def test_new_lengths_need_no_new_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    build = engine.build
+
+    def counted(program: Any, *args: Any) -> Any:
+        built.append(program.name)
+        return build(program, *args)
+
+    monkeypatch.setattr(engine, "build", counted)
+    program = jit(squares)
+    weight = torch.linspace(-1, 1, 8).reshape(4, 2).requires_grad_()
+    for step in range(20):
+        if step == 2:
+            built.clear()
+        jt = rows([step % 5, 3, (step * 7) % 4], 4).requires_grad_()
+        weight.grad = None
+        program(jt, weight).backward()
+        torch.testing.assert_close(weight.grad, row_by_row(jt, weight)[1])
+    assert not built
+
+
+def test_offsets_that_change_before_backward_are_noticed() -> None:
+    offsets = torch.tensor([0, 2, 3])
+    jt = JaggedTensor.from_csr(torch.ones(3), offsets).requires_grad_()
+    found = torch.softmax(jt, 1).values.sum()
+    offsets[1] = 1
+    with pytest.raises(GradientError, match="changed in place since the call"):
+        found.backward()
+
+
+def test_values_that_change_before_backward_are_noticed() -> None:
+    jt, other = rows([2, 1]).requires_grad_(), rows([2, 1])
+    product = jt * other
+    other.values.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.values.sum().backward()
+
+
+def test_what_backward_does_not_need_is_not_kept() -> None:
+    jt, big = rows([2, 1]).requires_grad_(), rows([2, 1])
+    kept: list[torch.Tensor] = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        total = jt + big
+    assert not kept
+    total.values.sum().backward()
+
+
+def test_dropout_repeats_in_backward() -> None:
+    jt = JaggedTensor.from_lengths(torch.ones(40), [25, 15]).requires_grad_()
+    found = jit(lambda x: F.dropout(x, 0.5) * 3)(jt)
+    found.values.sum().backward()
+    assert jt.grad is not None and torch.equal(jt.grad.values, found.values.detach()) and 0 < int((found.values == 0).sum()) < 40
+
+
+def test_fusions_have_gradients() -> None:
+    with ir.Fusion() as f:
+        x, offsets, weight = f.input((None, 2), torch.float64), f.input((None,), torch.int64), f.input((2,), torch.float64)
+        f.output(ops.sum(ops.mul(ops.as_nested(x, offsets), weight), 1), ops.amax(ops.as_nested(x, offsets), 2))
+    program = f.compile("reference")
+    values, w = torch.randn(5, 2, dtype=torch.float64).requires_grad_(), torch.randn(2, dtype=torch.float64).requires_grad_()
+    offsets_ = torch.tensor([0, 2, 2, 5])
+
+    def run(values: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sums, largest = program(values, offsets_, w)
+        return sums, largest.values
+
+    assert torch.autograd.gradcheck(run, (values, w), fast_mode=True)
+
+
+def test_a_module_trains() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    jt = JaggedTensor.from_lengths(torch.randn(12, 4), [5, 0, 7])
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = (model(jt).squeeze(-1) - jt.sum(-1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [(lambda x: torch.sort(x, 1)[0], "sort_rows"), (lambda x: torch.cumsum(x, 1), "a running sum")],
+)
+def test_what_has_no_gradient_is_named(call: Any, what: str) -> None:
+    jt = rows([2, 1]).requires_grad_()
+    with pytest.raises(GradientError, match=f"{what} has no gradient yet"):
+        call(jt)
+    with torch.no_grad():
+        call(jt)
