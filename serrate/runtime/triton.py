@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -63,10 +63,31 @@ class _Kernel:
         device = given[0].device
         if device.type == "cpu" and not _interpreted():
             raise BackendError("the triton backend runs CPU tensors only under its interpreter; set TRITON_INTERPRET=1 first")
-        compiled = self.function[grid](*given, *numbers, **self._options)
+        compiled = self._compiled_and_launched(grid, given, numbers)
         # None under the interpreter. Triton compiles for aligned addresses, and anew for others.
         if compiled is not None and _aligned([t.data_ptr() for t in given]):
             self._compiled[device, _wide(numbers)] = compiled
+
+    def _compiled_and_launched(self, grid: Grid, tensors: Tensors, numbers: Numbers) -> Any:
+        """The compiled kernel, after a launch. If it does not fit the device's shared memory, fewer blocks are in flight."""
+        from triton.runtime.errors import OutOfResources
+
+        for options in fewer_stages(self._options):
+            try:
+                compiled = self.function[grid](*tensors, *numbers, **options)
+            except OutOfResources:
+                if options.get("num_stages", 1) == 1:
+                    raise
+                continue
+            self._options = options
+            return compiled
+
+
+def fewer_stages(options: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
+    """The options of a kernel, and then the same with fewer blocks of a product in flight, which take less shared memory."""
+    yield options
+    for stages in range(options.get("num_stages", 1) - 1, 0, -1):
+        yield {**options, "num_stages": stages}
 
 
 Grid = tuple[int, int, int]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from serrate import JaggedTensor, ir, ops
 from serrate.runtime import triton as runtime
@@ -92,3 +93,28 @@ def test_new_offsets_go_to_the_compiled_kernels(monkeypatch: pytest.MonkeyPatch)
             assert now == [(1, direct + 1) for _, direct in counted]
         else:
             assert len(now) > 2 and set(now) == {(1, 0)}
+
+
+def test_a_kernel_that_does_not_fit_has_fewer_stages() -> None:
+    tried: list[int | None] = []
+
+    class Large(Function):
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+            def launch(*args: Any, **options: int) -> Any:
+                tried.append(options.get("num_stages"))
+                if options.get("num_stages", 9) > fits:
+                    raise OutOfResources(200_000, 100_000, "shared memory")
+                return CompiledFunction(self)
+
+            return launch
+
+    fits = 2
+    kernel = _Kernel(Large(), {"num_warps": 4, "num_stages": 4})
+    for _ in range(2):
+        kernel.launch((1, 1, 1), [torch.zeros(8)], [5])
+    assert tried == [4, 3, 2, 2]
+    fits = 0
+    with pytest.raises(OutOfResources):
+        kernel.launch((1, 1, 1), [torch.zeros(8)], [5])
+    with pytest.raises(OutOfResources):
+        _Kernel(Large(), {}).launch((1, 1, 1), [torch.zeros(8)], [5])
