@@ -11,22 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 import triton.language as tl
-from triton.language.extra import libdevice
 from triton.runtime import interpreter
-
-from serrate.ir.values import LIBRARY_BINARY, LIBRARY_UNARY
 
 
 def install() -> None:
-    """Replaces three functions of the interpreter, and gives it those of the device's math library that programs call."""
+    """Replaces three functions of the interpreter."""
     interpreter._get_np_dtype = functools.partial(_numpy_dtype, interpreter._get_np_dtype, {})
     interpreter.ReduceOps.generic_reduce = _reduce
     interpreter.ScanOps.generic_scan = _scan
-    for name in (*LIBRARY_UNARY, *LIBRARY_BINARY):
-        if name != "digamma":
-            setattr(libdevice, name, functools.partial(_library, getattr(torch, name)))
 
 
 def _numpy_dtype(ask: Callable[[Any], Any], known: dict[str, Any], dtype: Any) -> Any:
@@ -36,15 +29,6 @@ def _numpy_dtype(ask: Callable[[Any], Any], known: dict[str, Any], dtype: Any) -
     if found is None:
         found = known[scalar.name] = ask(scalar)
     return found
-
-
-def _library(function: Callable[..., Any], *args: Any) -> Any:
-    """A function of libdevice, which the interpreter has none of: computed by torch."""
-    first = next(x for x in args if isinstance(x, tl.core.tensor))
-    data = [x.handle.data if isinstance(x, tl.core.tensor) else np.asarray(x, first.handle.data.dtype) for x in args]
-    found = function(*map(torch.as_tensor, np.broadcast_arrays(*(np.array(d) for d in data)))).numpy()
-    shape = next((x.type for x in args if isinstance(x, tl.core.tensor) and x.type.is_block()), first.type)
-    return tl.core.tensor(interpreter.TensorHandle(found, first.dtype.scalar), shape)
 
 
 def _combined(op: Any, kinds: list[Any], before: list[Any], now: list[Any]) -> list[Any]:

@@ -113,3 +113,20 @@ def test_spellings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.reload()
     rows = JaggedTensor.from_lengths(torch.rand(sum(LENGTHS)) + 0.1, LENGTHS)
     torch.testing.assert_close(EAGER[name](rows).values, EAGER[name](rows.values))
+
+
+ODD_PAIRS = [(a, b) for a in (*ODD, -0.5, 2.0, 1e30) for b in (*ODD, -3.0, 2.5, 4.0)]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_powers_and_remainders_of_odd_numbers(dtype: torch.dtype, backend: str) -> None:
+    """Infinities, NaN, zeros of both signs, negative numbers to whole and to broken powers: all pairs."""
+    a, b = (torch.tensor(numbers, dtype=dtype) for numbers in zip(*ODD_PAIRS, strict=True))
+    x, y = (JaggedTensor.from_lengths(each, [100, 0, len(ODD_PAIRS) - 100]) for each in (a, b))
+    for function in (torch.pow, torch.fmod, torch.remainder, lambda x, y: torch.tanh(x) + 0 * y):
+        got, want = jit(function, backend=backend)(x, y).values, function(a, b)
+        torch.testing.assert_close(got, want, rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+        zero = (want == 0) & ~want.isnan()
+        assert torch.equal(got[zero].signbit(), want[zero].signbit())

@@ -1,7 +1,8 @@
 """Loop programs as Triton: grid loops are programs, serial loops are loops, blocks are block operations.
 
 In: a loop program. Out: Python source of one module with a `@triton.jit` function for each kernel, and how to launch them.
-Only `triton.language` is used. Lanes are `tl.arange`s; a value has its own lanes and is broadcast to a statement's.
+Only `triton.language` is used, and the device's math library through it. Lanes are `tl.arange`s; a value has its own lanes and is
+broadcast to a statement's.
 """
 
 from __future__ import annotations
@@ -73,10 +74,13 @@ TYPES: dict[torch.dtype, str] = {
     torch.uint8: "tl.uint8",
     torch.bool: "tl.int1",
 }
+LIBDEVICE_UNARY = ("tanh", *(name for name in LIBRARY_UNARY if name != "digamma"))
+LIBDEVICE_BINARY = ("pow", "fmod", *LIBRARY_BINARY)
+"""Functions of floating point that the device's math library has under these names."""
 FUNCTIONS: dict[str, str] = {
     **{n: f"tl.{n}({{0}})" for n in ("exp", "log", "rsqrt", "sigmoid", "erf", "floor", "ceil", "abs", "sin", "cos")},
-    **{n: f"libdevice.{n}({{0}})" for n in LIBRARY_UNARY},
-    **{n: f"libdevice.{n}({{0}}, {{1}})" for n in LIBRARY_BINARY},
+    **{n: f"libdevice.{n}({{0}})" for n in LIBDEVICE_UNARY},
+    **{n: f"libdevice.{n}({{0}}, {{1}})" for n in LIBDEVICE_BINARY},
     **{n: f"sr_{n}({{0}}, {{1}})" for n in ("bitand", "bitor", "bitxor", "shl", "shr", "gcd")},
     "digamma": "sr_digamma({0})",
     "sqrt": "tl.sqrt_rn({0})",
@@ -92,9 +96,6 @@ FUNCTIONS: dict[str, str] = {
     "relu": "tl.where({0} < 0, 0, {0})",
     "silu": "({0} * tl.sigmoid({0}))",
     "gelu": "({0} * 0.5 * (1.0 + tl.erf({0} * 0.7071067811865476)))",
-    "tanh": "sr_tanh({0})",
-    "pow": "sr_power({0}, {1})",
-    "fmod": "sr_rest({0}, {1})",
     "floordiv": "sr_whole_div({0}, {1})",
     "rem": "sr_whole_rem({0}, {1})",
     "random_bits": "sr_random_bits({0}, {1}, {2})",
@@ -105,9 +106,7 @@ SPECIAL: dict[tuple[str, str], str] = {
     ("floor", "integer"): "{0}",
     ("ceil", "integer"): "{0}",
     ("pow", "integer"): "sr_whole_power({0}, {1})",
-    ("tanh", "double"): "sr_tanh_double({0})",
     ("sqrt", "double"): "tl.sqrt({0})",
-    ("fmod", "single"): "sr_rest({0}, {1}).to(tl.float32)",
     ("digamma", "single"): "sr_digamma({0}).to(tl.float32)",
 }
 """Functions that are written differently for integers or float64."""
@@ -147,6 +146,8 @@ REDUCERS = {
 PRELUDE = (Path(__file__).parent / "prelude.txt").read_text()
 """The prelude of generated modules: imports, then helper functions, whose names begin with `HELPER`."""
 HELPER = "sr_"
+LIBDEVICE = "from triton.language.extra import libdevice"
+INTERPRETED_LIBDEVICE = "from serrate.codegen.triton import interpreted_libdevice as libdevice"
 LEAST_PRODUCT = 16
 """The fewest rows, columns or depth that `tl.dot` takes."""
 RESERVED = Reserved(
@@ -164,7 +165,7 @@ def _prelude() -> tuple[str, dict[str, str]]:
     return imports, {text.split("def ", 1)[1].split("(", 1)[0]: text for text in functions}
 
 
-def with_helpers(code: str) -> str:
+def with_helpers(code: str, *, interpreted: bool = False) -> str:
     """The code after its imports and the helper functions that it calls, directly or indirectly."""
     imports, functions = _prelude()
     wanted: set[str] = set()
@@ -175,7 +176,7 @@ def with_helpers(code: str) -> str:
         pending += (functions[name] for name in new)
     called = [text for name, text in functions.items() if name in wanted]
     if any("libdevice." in text for text in (code, *called)):
-        imports += "\nfrom triton.language.extra import libdevice"
+        imports += f"\n{INTERPRETED_LIBDEVICE if interpreted else LIBDEVICE}"
     return "\n\n\n".join([imports, *called, code])
 
 
@@ -221,7 +222,7 @@ def print_triton(program: LoopProgram, *, stages: int = 1, interpreted: bool = F
         launches.append(launch)
     header = "".join(f"# {line}\n" for line in program.header)
     code = "\n\n".join([*(text for _, text in combiners.values()), *parts])
-    return TritonSource(program, header + with_helpers(code), tuple(launches))
+    return TritonSource(program, header + with_helpers(code, interpreted=interpreted), tuple(launches))
 
 
 def _clamped(text: str, e: Element, go: Callable[[Expr], str]) -> str:
@@ -636,7 +637,7 @@ class _TritonPrinter:
             return self._cast(value, args[0])
         if value.function not in FUNCTIONS:
             raise VerificationError(f"the triton backend has no function {value.function!r}")
-        if value.function in LIBRARY_BINARY:
+        if value.function in LIBDEVICE_BINARY and value.dtype.is_floating_point:
             # A plain number would be float32 there, whatever it meets.
             kind = TYPES[carried_dtype(value.dtype)]
             args = [f"tl.full([], {a}, {kind})" if isinstance(v, Constant) else a for a, v in zip(args, value.args, strict=True)]
