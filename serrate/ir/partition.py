@@ -14,7 +14,7 @@ from typing import cast
 from serrate.errors import DomainError
 from serrate.ir.domains import COORDINATE, IterDomain, IterType, NestedInts, identity_of
 from serrate.ir.expr import Array, Expr, as_expr, const, maximum, search
-from serrate.ir.nested import check_boundaries, depth_of, integers
+from serrate.ir.nested import check_boundaries, depth_of, integers, listed
 from serrate.ir.ragged import Lengths, RaggedIterDomain, total_of
 from serrate.ir.transforms import Known, Outputs, Transform, divisor, finish, merge, once, plain, serial
 
@@ -27,7 +27,7 @@ class Partition(Transform):
 
     Under G, `starts` holds one row of K+1 boundaries per g, and row g*K + c of R is part c of g:
     i = starts[g*(K+1) + c] + r.
-    With `lengths`, rows are described by two arrays of K elements, and gaps between them belong to no row.
+    With `lengths`, rows are described by two arrays of K elements (per g), and gaps between them belong to no row.
     """
 
     starts: Array
@@ -59,7 +59,8 @@ class Partition(Transform):
         return (component, index - self.starts[first + component])
 
     def _first(self, known: Known) -> Expr:
-        return const(0) if self.group is None else known[self.group.uid] * (self.outputs[0].extent_expr + 1)
+        width = self.outputs[0].extent_expr + (1 if self.lengths is None else 0)
+        return const(0) if self.group is None else known[self.group.uid] * width
 
 
 def partition(
@@ -78,7 +79,7 @@ def partition(
     component. All rows have the same number K of parts; the merge of the preceding domains with C owns R.
 
     With `lengths`, the first argument holds the start of each row, and there may be gaps between rows, as in padded or aligned
-    storage. Rows must not overlap.
+    storage. Rows must not overlap. Under other domains both have K numbers per position.
 
     `program` names the program that an `Array` belongs to: arrays of one name in two programs are two structures.
 
@@ -94,6 +95,8 @@ def partition(
     ((50, 77), (0, 0), (100, 98))
     >>> partition(IterDomain(12), [0, 4, 8], lengths=[3, 0, 2])[1].extents
     (3, 0, 2)
+    >>> partition(r, [[0, 60], [0, 0], [8, 98]], lengths=[[50, 60], [0, 0], [90, 100]])[1].extents
+    ((50, 60), (0, 0), (90, 100))
     """
     serial("partition", domain)
     if domain.iter_type is not IterType.ITERATION:
@@ -105,9 +108,9 @@ def partition(
             raise DomainError(
                 f"partition: under must name regular domains, got {each}; a ragged domain is under its own component"
             )
-    if lengths is not None:
-        return _partition_by_rows(domain, offsets, lengths, count, under, names, program)
     leading = (*under, *domain.owners)
+    if lengths is not None:
+        return _partition_by_rows(domain, offsets, lengths, count, leading, names, program)
     starts, number = _boundaries(domain, offsets, count, leading)
     return _partitioned(domain, starts, number, None, leading, names, program)
 
@@ -132,8 +135,9 @@ def _partitioned(
         if leading:
             group = _merged(leading)
             owner = merge(group, component)
-            # Row q = g*K + c begins at boundary g*(K+1) + c, which is q + g.
-            place = COORDINATE + COORDINATE // divisor(count)
+            if lengths is None:
+                # Row q = g*K + c begins at boundary g*(K+1) + c, which is q + g.
+                place = COORDINATE + COORDINATE // divisor(count)
         for each in leading:
             if each.uid not in {d.uid for d in domain.owners}:
                 bound = None if bound is None and each.bound is None else each.host_bound * (extent if bound is None else bound)
@@ -141,8 +145,8 @@ def _partitioned(
         if lengths is None:
             length = starts[place + 1] - starts[place]
         else:
-            length, bound = lengths[COORDINATE], domain.host_bound
-            extent = total_of(component, length)
+            length, bound = lengths[COORDINATE], domain.host_bound if bound is None else bound
+            extent = total_of(owner, length)
         ragged = RaggedIterDomain(
             extent, name=ragged_name, pairing=pairing, component=owner, length=length, row_start=starts[place], bound=bound
         )
@@ -219,7 +223,7 @@ def _rows(offsets: NestedInts) -> list[tuple[int, ...]]:
     assert isinstance(offsets, tuple)
     if offsets and isinstance(offsets[0], int):
         return [cast(tuple[int, ...], offsets)]
-    return [row for inner in offsets for row in _rows(inner)]
+    return [row for inner in offsets for row in (_rows(inner) if inner else [()])]
 
 
 def _partition_by_rows(
@@ -227,33 +231,45 @@ def _partition_by_rows(
     starts: Lengths,
     lengths: Lengths,
     count: int | Expr | None,
-    under: Sequence[IterDomain],
+    leading: Sequence[IterDomain],
     names: tuple[str, str] | None,
     program: str | None,
 ) -> Pair:
-    if under or domain.is_ragged:
-        raise DomainError(
-            f"partition: rows of {domain} by starts and lengths cannot lie under other domains; partition by offsets"
-        )
-    first, length = _array("starts", starts), _array("lengths", lengths)
-    if first.data is not None and length.data is not None:
-        if len(first.data) != len(length.data):
-            raise DomainError(f"partition: as many lengths as starts are needed, got {len(length.data)} and {len(first.data)}")
-        _check_rows(first.data, length.data, domain.extent_expr.value)
-        count = len(first.data)
+    first, each = _array("starts", starts, domain, leading)
+    length, widths = _array("lengths", lengths, domain, leading)
+    if each is not None and widths is not None:
+        if each != widths:
+            raise DomainError(f"partition: as many lengths as starts are needed, got {_sizes(widths)} and {_sizes(each)}")
+        assert first.data is not None and length.data is not None
+        width = each[0] if each else 0
+        for row in range(len(each)):
+            part = slice(row * width, (row + 1) * width)
+            _check_rows(first.data[part], length.data[part], _length(domain, row))
+        count = width
     if count is None:
         raise DomainError(f"partition by {first}, {length}: the number of components must be given")
-    return _partitioned(domain, first, as_expr(count), length, (), names, program)
+    return _partitioned(domain, first, as_expr(count), length, leading, names, program)
 
 
-def _array(what: str, given: Lengths) -> Array:
+def _sizes(widths: Sequence[int]) -> str:
+    return str(widths[0]) if len(widths) == 1 else str(list(widths))
+
+
+def _array(what: str, given: Lengths, domain: IterDomain, leading: Sequence[IterDomain]) -> tuple[Array, list[int] | None]:
+    """Starts or lengths as one array; and, if they are known, how many there are under each position of the leading domains."""
     if isinstance(given, Array):
-        return given
+        return given, None
     known = integers(f"partition: {what}", given)
-    if depth_of(known) > 1:
+    if depth_of(known) > 1 and not leading:
         raise DomainError(f"partition: {what} must have one dim, got {given}")
-    data = cast(tuple[int, ...], known)
-    return Array(f"{what}{list(data)}", data)
+    rows = _rows(known) if leading else [cast(tuple[int, ...], known)]
+    needed = math.prod((d.extent_expr for d in leading), start=const(1)).value
+    if needed is not None and len(rows) != needed:
+        raise DomainError(f"partition of {domain}: expected one row of {what} for each of {needed} components, got {len(rows)}")
+    if len({len(row) for row in rows}) > 1:
+        raise DomainError(f"partition of {domain}: every component must have the same number of {what}, got {listed(known)}")
+    shown = listed(known) if leading else list(rows[0])
+    return Array(f"{what}{shown}", tuple(b for row in rows for b in row)), [len(row) for row in rows]
 
 
 def _check_rows(starts: tuple[int, ...], lengths: tuple[int, ...], total: int | None) -> None:

@@ -310,8 +310,11 @@ class TensorView:
         self._loop_handle.reorder(order)
         return self
 
-    def partition(self, axis: int, offsets: TensorView | Sequence[int] | torch.Tensor) -> Self:
-        """for i: s   ->   for c: for r[c]: s.  By constant offsets, or by offsets that the fusion already partitions this by."""
+    def partition(self, axis: int, offsets: TensorView | Sequence[object] | torch.Tensor) -> Self:
+        """for i: s   ->   for c: for r[c]: s.  By constant offsets, or by offsets that the fusion already partitions this by.
+
+        `[G, K+1]` offsets partition a loop for each position of the loop outside it, a ragged loop for each of its rows.
+        """
         self._loop_handle.partition(axis, offsets)
         return self
 

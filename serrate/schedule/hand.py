@@ -6,7 +6,7 @@ as `(primitive, arguments)`. Nothing here touches the math.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,9 @@ from serrate.errors import ScheduleError
 from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.fusion import Fusion, Step
+from serrate.ir.partition import Pair
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.reordered import counted_by
 from serrate.ir.tensor_domain import as_reduced, made_from, shown
 from serrate.ir.tile import Accumulate, Scan
 from serrate.ir.transforms import Merge, Split, Transform, picks
@@ -195,6 +197,16 @@ def check_swizzle(phase: str, by: IterDomain, domain: IterDomain, *, by_is_reduc
         raise ScheduleError(f"swizzle: {phase} keeps {domain.name} and reduces {by.name}, which cannot say where a result goes")
 
 
+def check_partition(phase: str, domain: IterDomain, made: Pair, reduces: Callable[[IterDomain], bool]) -> None:
+    """Raises if the position in the result would depend on a reduced loop: the one that selects the boundaries."""
+    owner = made[1].component
+    gone = next((d for d in counted_by(made[1])[:-1] if reduces(d)), None) if owner is not made[0] else None
+    if gone is not None and not reduces(domain):
+        raise ScheduleError(
+            f"partition: {phase} keeps {domain.name} and reduces {gone.name}, which cannot say where a result goes"
+        )
+
+
 def check_resize(phase: str, domain: IterDomain, left: int, right: int) -> None:
     """Raises if a resize would remove positions, and so elements. Added positions are guarded."""
     for size in (left, right):
@@ -223,6 +235,9 @@ def followed(state: LoopState, changes: Sequence[Change]) -> tuple[LoopState, li
         if change.primitive in ("reorder", "rfactor") or not all(d.uid in here for d in change.inputs):
             continue
         if change.primitive == "swizzle" and change.args[0] not in {d.name for d in state.loop}:
+            continue
+        beside = () if not change.outputs or change.outputs[0].definition is None else change.outputs[0].definition.beside
+        if change.primitive == "partition" and any(not any(picks(own, d) for own in state.loop) for d in beside):
             continue
         check_alike(f"{change.primitive} as {change.phase} does", state, change.inputs)
         first = min(k for k, d in enumerate(state.loop) if d.uid in {i.uid for i in change.inputs})

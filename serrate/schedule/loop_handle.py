@@ -16,14 +16,14 @@ from serrate.errors import DomainError, ScheduleError, choices
 from serrate.ir import transforms
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Array
-from serrate.ir.partition import Partition, partition
+from serrate.ir.partition import Partition
 from serrate.ir.ragged_transforms import combine
 from serrate.ir.storage import storage_of
 from serrate.ir.tensor_domain import TensorDomain, made_from
 from serrate.ir.tile import Accumulate
 from serrate.ir.values import Role, Tensor
 from serrate.ir.view import TensorView
-from serrate.schedule import caches, hand
+from serrate.schedule import caches, hand, partitions
 from serrate.schedule.hand import Change, LoopState, feeds, loop_state, schedule_of
 
 
@@ -64,33 +64,18 @@ class LoopHandle:
         state, changes = hand.reordered(state, [state.loop[k] for k in places])
         self._record(state, *changes)
 
-    def partition(self, axis: int, offsets: TensorView | Sequence[int] | torch.Tensor) -> None:
+    def partition(self, axis: int, offsets: TensorView | Sequence[object] | torch.Tensor) -> None:
         state, (domain,) = self._loops("partition", axis)
-        array: Array | Sequence[int]
+        place = hand.axis_of("partition", state, axis)
+        args: tuple[str | int, ...]
         if isinstance(offsets, TensorView):
-            array, args = self._known_offsets(domain, offsets), (offsets.tensor.name,)
-            made = partition(domain, array, offsets.tensor.logical[0].extent_expr - 1, program=self.fusion.identity)
+            known = [d.definition for t in self.fusion.every_tensor() for d in t.logical if isinstance(d.definition, Partition)]
+            array, args = Array(offsets.tensor.name), (offsets.tensor.name,)
+            made = partitions.by_offsets(state.phase, state.loop, place, array, known, self.fusion.identity)
         else:
-            array = offsets.tolist() if isinstance(offsets, torch.Tensor) else list(offsets)
-            if domain.extent_expr.value is None:
-                raise ScheduleError(
-                    f"partition: {domain} of {state.phase} has an extent known only when run; {array} may not end there"
-                )
-            made, args = partition(domain, array), tuple(array)
+            made, args = partitions.by_numbers(state.phase, state.loop, place, offsets)
+        hand.check_partition(state.phase, domain, made, state.reduces)
         self._done(state, axis, Change("partition", state.phase, (domain,), made, args))
-
-    def _known_offsets(self, domain: IterDomain, offsets: TensorView) -> Array:
-        """Offsets are checked at a call only if the math uses them, and only against the extents that it partitions."""
-        array = Array(offsets.tensor.name)
-        for tensor in self.fusion.every_tensor():
-            for d in tensor.logical:
-                made = d.definition
-                if isinstance(made, Partition) and made.starts == array and made.inputs[0].extent_expr is domain.extent_expr:
-                    return array
-        raise ScheduleError(
-            f"partition: {offsets.tensor.name} does not partition an extent of {domain.extent_expr} anywhere in the fusion, so "
-            f"nothing checks that it fits {domain.name}; use as_nested in the math, or known offsets"
-        )
 
     def combine(self, component: int, ragged: int | None = None) -> None:
         state, (outer, inner) = self._neighbours("combine", component, ragged)

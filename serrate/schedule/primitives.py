@@ -16,7 +16,6 @@ from serrate.ir import ragged_transforms, transforms
 from serrate.ir.domains import COORDINATE, IterDomain, ParallelType
 from serrate.ir.expr import Array, symbol
 from serrate.ir.partition import Partition
-from serrate.ir.partition import partition as make_partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.recipes import GroupMaximum
 from serrate.ir.rewrites import map_values
@@ -40,9 +39,9 @@ from serrate.ir.tile import (
     written_at,
 )
 from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, read, reindex
-from serrate.schedule import block_loops, cutting, short_rows, statistics, weighted_sums
+from serrate.schedule import block_loops, cutting, partitions, short_rows, statistics, weighted_sums
 from serrate.schedule.block_loops import find, loop_named, loop_replaced, swap
-from serrate.schedule.hand import check_no_rows, check_order, check_resize, check_swizzle
+from serrate.schedule.hand import check_no_rows, check_order, check_partition, check_resize, check_swizzle
 from serrate.schedule.one_pass import one_pass
 from serrate.schedule.sharing import shared
 
@@ -110,35 +109,32 @@ def _check_alike(loops: Loops, phase: str, leaf: Leaf) -> None:
 
 
 def partition(program: TileProgram, phase: str, domain: str, *offsets: str | int) -> TileProgram:
-    """for i: s   ->   for c: for r[c]: s.  By numbers, or by an input that already partitions an equal extent.
+    """for i: s   ->   for c: for r[c]: s.  By numbers, or by an input that already partitions an equal domain.
 
-    Runtime offsets are checked against the extents that the program itself partitions by them, so no other extent is accepted.
+    Runtime offsets are checked against the domains that the program itself partitions by them, so no other domain is accepted.
     """
-    loops, _ = _loops(program, phase)
-    k = _position(loops, phase, domain)
-    whole, numbers = loops[k][0], [b for b in offsets if isinstance(b, int)]
-    if len(numbers) == len(offsets):
-        if whole.extent_expr.value is None:
-            raise ScheduleError(f"phase {phase}: {whole} has an extent known only at run time; {numbers} may not end there")
-        component, ragged = make_partition(whole, numbers)
+    loops, leaf = _loops(program, phase)
+    k, domains = _position(loops, phase, domain), [d for d, _ in loops]
+    given = next((t for t in program.inputs if (t.name,) == offsets), None)
+    if given is not None:
+        component, ragged = partitions.by_offsets(phase, domains, k, Array(given.name), _partitions(program))
+    elif all(isinstance(b, int) or b == partitions.UNDER for b in offsets):
+        component, ragged = partitions.from_step(phase, domains, k, offsets)
     else:
-        given = next((t for t in program.inputs if (t.name,) == offsets), None)
-        if given is None or not _partitioned(program, given, whole):
-            raise ScheduleError(f"phase {phase}: nothing checks that {offsets[0]} are offsets of {whole}; use numbers")
-        component, ragged = make_partition(whole, Array(given.name), given.logical[0].extent_expr - 1)
+        raise ScheduleError(
+            f"phase {phase}: {offsets[0]} is not an input of the program; partition {domain} by an input or numbers"
+        )
+    known = _known(leaf.index)
+    check_partition(f"phase {phase}", domains[k], (component, ragged), lambda d: not known.knows(d))
     return _relooped(program, phase, lambda old: (*old[:k], (component, old[k][1]), (ragged, old[k][1]), *old[k + 1 :]))
 
 
-def _partitioned(program: TileProgram, offsets: Tensor, like: IterDomain) -> bool:
-    """Whether the program partitions an extent equal to that of `like` by these offsets."""
-    tensors = {t for p in program.phases for t in p.writes | p.reads}
-    loops = {loop.domain for p in program.phases for loop, _ in walk(p.body) if isinstance(loop, Loop)}
-    for domain in (*loops, *(d for t in tensors for d in t.logical)):
-        made = domain.definition
-        mine = isinstance(made, Partition) and made.starts == Array(offsets.name)
-        if mine and made is not None and made.inputs[0].extent_expr is like.extent_expr:
-            return True
-    return False
+def _partitions(program: TileProgram) -> list[Partition]:
+    """Every partition of a domain that the program makes, in the order of its phases."""
+    tensors = {t: None for p in program.phases for t in sorted(p.writes | p.reads, key=lambda t: t.name)}
+    loops = [loop.domain for p in program.phases for loop, _ in walk(p.body) if isinstance(loop, Loop)]
+    every = (*loops, *(d for t in tensors for d in t.logical))
+    return [d.definition for d in every if isinstance(d.definition, Partition)]
 
 
 def combine(program: TileProgram, phase: str, component: str, ragged: str) -> TileProgram:

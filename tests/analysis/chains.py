@@ -23,7 +23,7 @@ from serrate.ir.transforms import Merge
 
 KINDS = ("split", "split", "outer split", "merge", "partition", "partition under", "combine", "product")
 ROOTS = ("one", "one", "two", "rows", "flattened rows", "parts", "rows of two", "pairs of rows")
-MOVING = (*KINDS, "resize", "resize", "swizzle", "regroup", "regroup", "crop")
+MOVING = (*KINDS, "resize", "resize", "swizzle", "regroup", "regroup", "crop", "gaps")
 """With the transforms that add holes at both ends or give positions another place."""
 WITH_GAPS = (*ROOTS, "gaps", "rows in gaps")
 
@@ -96,10 +96,15 @@ class Built:
         return self.note(*partition(domain, self.boundaries(number(domain), parts)))
 
     def cut_with_gaps(self, domain: IterDomain) -> list[IterDomain]:
-        """The domain partitioned by rows that leave some of it out."""
-        bounds = self.boundaries(number(domain), 2 * self.rng.randint(0, 4) + 1)
-        starts = bounds[1:-1:2]
-        return self.note(*partition(domain, starts, lengths=[b - a for a, b in zip(starts, bounds[2:-1:2], strict=True)]))
+        """The domain partitioned by rows that leave some of it out; a ragged one in every row."""
+        parts = 2 * self.rng.randint(0, 4) + 1
+        rows = lengths(domain) if isinstance(domain, RaggedIterDomain) else [number(domain)]
+        bounds = [self.boundaries(length, parts) for length in rows]
+        starts = [each[1:-1:2] for each in bounds]
+        sizes = [[b - a for a, b in zip(each[1:-1:2], each[2:-1:2], strict=True)] for each in bounds]
+        if isinstance(domain, RaggedIterDomain):
+            return self.note(*partition(domain, starts, lengths=sizes))
+        return self.note(*partition(domain, starts[0], lengths=sizes[0]))
 
     def beside(self, ragged: RaggedIterDomain) -> IterDomain:
         """Other rows of the same components."""
@@ -121,7 +126,7 @@ class Built:
             self.loop = [d for d in self.loop if d.uid not in gone] + made
 
     def _choices(self, kind: str) -> list[tuple[IterDomain, ...]]:
-        if kind in ("split", "outer split", "partition", "resize", "crop"):
+        if kind in ("split", "outer split", "partition", "resize", "crop", "gaps"):
             return [(d,) for d in self.loop]
         test = TESTS[kind]
         return [pair for pair in itertools.permutations(self.loop, 2) if test(*pair)]
@@ -129,6 +134,9 @@ class Built:
     def _made(self, step: Step, *chosen: IterDomain) -> list[IterDomain]:
         if step.kind == "partition":
             return self.cut(*chosen)
+        if step.kind == "gaps":
+            self.cropped = True
+            return self.cut_with_gaps(*chosen)
         if step.kind == "partition under":
             return self.cut(chosen[1], chosen[0])
         if step.kind in ("split", "outer split"):
@@ -176,8 +184,10 @@ def combinable(component: IterDomain, ragged: IterDomain) -> bool:
     """Whether they are a pair; two pairs whose offsets happen to be equal are not mixed, or chains would depend on extents."""
     if not isinstance(ragged, RaggedIterDomain):
         return False
-    made = component.definition
+    made, owner = component.definition, ragged.component.definition
     if isinstance(made, Partition) and isinstance(component, RaggedIterDomain) and ragged.component is made.inputs[0]:
+        return True
+    if isinstance(owner, Merge) and owner.inputs[1] is component and not owner.inputs[0].is_ragged:
         return True
     return ragged.component is component or (
         isinstance(made, Partition) and made.outputs[0] is component and made.outputs[1] is ragged

@@ -464,9 +464,28 @@ class TestRowsWithGaps:
         with pytest.raises(DomainError, match=message):
             partition(IterDomain(12), starts, lengths=lengths)
 
-    def test_not_of_rows(self) -> None:
-        with pytest.raises(DomainError, match="cannot lie under other domains; partition by offsets"):
-            partition(rows(3, 4), [0], lengths=[3])
+    def test_of_rows_and_under_other_domains(self) -> None:
+        r = rows(3, 4)
+        c, inner = partition(r, [[0, 2], [1, 3]], lengths=[[2, 1], [1, 1]])
+        assert (c.extent, inner.extents, inner.extent) == (2, ((2, 1), (1, 1)), 5)
+        assert [inner.start_of(k).value for k in range(4)] == [0, 2, 1, 3]
+        assert combine(c, inner).extents == (3, 2)  # type: ignore[attr-defined]
+        c, inner = partition(IterDomain(9), [[0, 4], [5, 6]], lengths=[[3, 5], [0, 2]], under=[IterDomain(2)])
+        assert (c.extent, inner.extents) == (2, ((3, 5), (0, 2)))
+
+    @pytest.mark.parametrize(
+        ("starts", "lengths", "message"),
+        [
+            ([0], [3], "expected one row of starts for each of 2 components, got 1"),
+            ([[0], [0]], [[3], [1], [1]], "expected one row of lengths for each of 2 components, got 3"),
+            ([[0], [0, 1]], [[3], [1, 1]], "every component must have the same number of starts"),
+            ([[0], [1]], [[3], [4]], "row 0 ends at 5, past the extent 4"),
+            ([[0], [1]], [[3, 0], [1, 1]], r"as many lengths as starts are needed, got \[2, 2\] and \[1, 1\]"),
+        ],
+    )
+    def test_of_rows_refused(self, starts: Any, lengths: Any, message: str) -> None:
+        with pytest.raises(DomainError, match=message):
+            partition(rows(3, 4), starts, lengths=lengths)
 
 
 class TestProduct:

@@ -533,7 +533,7 @@ def test_offsets_that_nothing_checks_are_refused() -> None:
         x, offsets = f.input((None,), torch.float32), f.input((None,), torch.int64)
         y = ops.exp(x)
         f.output(y)
-    with pytest.raises(ScheduleError, match="partition: T1 does not partition an extent of n0 anywhere in the fusion"):
+    with pytest.raises(ScheduleError, match="partition: T1 does not partition an extent of n0 anywhere in the program"):
         y.partition(0, offsets)
 
 
