@@ -30,6 +30,7 @@ from serrate.lower.passes.name_indices import name_indices
 from serrate.lower.passes.narrow import narrow
 from serrate.lower.passes.pad_lanes import pad_lanes
 from serrate.lower.passes.prefetch import prefetch
+from serrate.lower.passes.split_selects import split_selects
 from serrate.lower.passes.strip_mine import strip_mine
 from serrate.lower.passes.tabulate import tabulate
 from serrate.lower.passes.unfold import unfold
@@ -52,6 +53,8 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (not target.folds, unfold),
         # do not compute lanes of private blocks that nothing reads
         (True, narrow),
+        # write blocks of many parts one part after another
+        (target.lanes_in_order, split_selects),
         # stop loops past the last element; let idle workers exit at once
         (True, functools.partial(end_loops, branches=target.branches)),
         # look up the owner of a grid position in a table; launch grids bounded only by lengths with a host-known bound

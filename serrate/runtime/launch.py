@@ -95,9 +95,6 @@ class ReferenceExecutable:
 class CppExecutable:
     """Calls generated C++."""
 
-    SMALL = 1 << 15
-    """Below this many elements, one thread is faster than waking others."""
-
     def __init__(self, program: LoopProgram, wide: frozenset[Array]) -> None:
         self.program = program
         printed = cpp.print_cpp(program, wide)
@@ -126,7 +123,7 @@ class CppExecutable:
         """The program with everything but the addresses of its tensors; `sizes` are their numbers of elements."""
         dtypes = self._dtypes
         threads, stream = 1, False
-        if max(sizes) >= self.SMALL:
+        if max(sizes) >= cpp.SMALL:
             threads, stream = (
                 torch.get_num_threads(),
                 any(sizes[k] * dtypes[k].itemsize > last_level_cache() for k in self._outputs),

@@ -14,7 +14,7 @@ import torch
 
 import serrate
 import serrate.language as hl
-from serrate.runtime.launch import CppExecutable
+from serrate.codegen.cpp.printer import SMALL
 from serrate.tensor import JaggedTensor
 from tests.engine.cases import CASES
 from tests.engine.oracle import STRATEGIES, Rows, arguments, check, compiled
@@ -59,7 +59,7 @@ def test_threads_do_not_change_a_bit(name: str, strategy: str, threads: None) ->
     program = compiled(case, "cpp", strategy, options, torch.float32, FEATURES)
     for where, rows in {"skewed": SKEWED, "even": EVEN}.items():
         given = arguments(case, rows, torch.float32, FEATURES, f"{name} {where}")
-        assert given.values.numel() >= CppExecutable.SMALL, "too small for threads to be used"
+        assert given.values.numel() >= SMALL, "too small for threads to be used"
         found = []
         for count in (1, 2, 3, 2, 1):
             torch.set_num_threads(count)

@@ -268,6 +268,31 @@ def test_a_block_that_is_read_along_another_lane_is_narrowed_along_the_others() 
     assert "min(" in end and "_offsets0" in end, end
 
 
+# --- selects by position ------------------------------------------------------------------------------------------------------
+
+
+def test_concatenated_blocks_are_written_one_after_another(shown: Callable[[], list[str]]) -> None:
+    with ir.Fusion("joined") as f:
+        f.output(ops.relu(ops.cat([f.input((None, width), F32) for width in (2, 5, 1, 3)], 1)))
+    parts = [torch.randn(3, width) for width in (2, 5, 1, 3)]
+    want = torch.cat(parts, 1).relu()
+    assert torch.equal(f.compile("reference", "maskless")(*parts), want)
+    lines = [line for line in shown()[-1].split("\n") if "relu" in line]
+    assert len(lines) == 4 and not any("where(" in line or " if " in line for line in lines), lines
+    assert torch.equal(f.compile("cpp", "maskless")(*parts), want)
+
+
+def test_pooled_rows_side_by_side_with_padding_between_them() -> None:
+    with ir.Fusion("pooled") as f:
+        x, offsets = f.input((None, 2), F32), f.input((None,), torch.int64)
+        totals = ops.sum(ops.as_nested(x, offsets), 1)
+        f.output(ops.cat([ops.pad(totals, 1, 1, 0, 7.0), totals, ops.pad(totals, 1, 0, 1, 8.0)], 1))
+    x = torch.arange(6.0).reshape(3, 2)
+    want = torch.tensor([[7.0, 2.0, 4.0, 2.0, 4.0, 2.0, 4.0, 8.0], [7.0, 4.0, 5.0, 4.0, 5.0, 4.0, 5.0, 8.0]])
+    for backend in ("reference", "cpp"):
+        assert torch.equal(f.compile(backend, "maskless")(x, torch.tensor([0, 2, 3])), want)
+
+
 # --- gathers ----------------------------------------------------------------------------------------------------------------
 
 

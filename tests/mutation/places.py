@@ -854,6 +854,12 @@ TENSOR = [
 ]
 GATHERS = [
     *_of(
+        "serrate/lower/passes/split_selects.py",
+        ("tests/lower/test_passes.py", "-k", "concatenated or pooled_rows"),
+        ("value.args[1 if known else 2]", "value.args[2 if known else 1]"),
+        ("{lane.symbol: short.symbol + begin}", "{lane.symbol: short.symbol}"),
+    ),
+    *_of(
         "serrate/lower/passes/unswitch.py",
         ("tests/lower/test_passes.py", "-k", "gathered or spoils"),
         ("() if _is_identity(other) else (other,)", "()"),

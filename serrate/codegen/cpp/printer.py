@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -85,6 +86,8 @@ class CppSource:
 Streaming = dict[Write, Stage | Straight | None]
 """How the results of statements bypass the cache, by statement."""
 
+SMALL = 1 << 15
+"""Below this many elements, one thread is faster than waking others."""
 LARGE, STACK = 1 << 16, 1 << 18
 """The most bytes of one block, and of all blocks, on a thread's stack."""
 
@@ -220,7 +223,7 @@ class _CppPrinter(Text):
         if together is not None:
             self.put("Part parts[threads];")
             self.put(f"const Runs runs(parts, threads, positions, {together});")
-        self.put("#pragma omp parallel num_threads(threads) if (threads > 1)")
+        self.put(f"#pragma omp parallel num_threads(threads) if ({self._is_shared(outermost)})")
         self.open("")
         for tensor in self.private:
             mine = f"{tensor.name}_all + omp_get_thread_num() * {tensor.name}_size"
@@ -241,6 +244,29 @@ class _CppPrinter(Text):
         self.close()
         self._close_streams(streamed)
         self.close()
+
+    def _is_shared(self, outermost: For) -> str:
+        """When threads share a grid: it has several positions, and touches a tensor for which waking them pays. In a program with
+        one kernel, the caller has decided that."""
+        conditions = ["threads > 1", "positions > 1"]
+        if len(self.program.kernels) > 1:
+            largest = "0"
+            for size in sorted(self._sizes(outermost), key=str):
+                if size.arrays or not size.symbols <= set(self.program.symbols):
+                    return " && ".join(conditions)
+                largest = f"larger<i64>({largest}, {self.index(size)})"
+            conditions.append(f"{largest} >= {SMALL}")
+        return " && ".join(conditions)
+
+    def _sizes(self, outermost: For) -> set[Expr]:
+        """The numbers of elements of all tensors that a loop touches."""
+        inside = list(nodes((outermost,)))
+        named = {t.name: t for t in self.program.inputs}
+        found = {node.tensor for node in inside if isinstance(node, Write)}
+        found |= {v.tensor for node in inside for value in values_of(node) for v in value.walk() if isinstance(v, Load)}
+        read = {e.array.name for node in inside for x in expressions_of(node) for e in x.walk() if isinstance(e, Element)}
+        found |= {named[name] for name in read & named.keys()}
+        return {prod((d.extent_expr for d in t.storage), start=const(1)) for t in found if t.role is not Role.PRIVATE}
 
     def _together(self, outermost: For) -> int | None:
         """How many positions a thread takes at a time if rows differ; None if all positions cost the same."""
