@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -34,14 +35,14 @@ from serrate.lower.stages import arrays_of, stages
 from serrate.modes import is_batch_invariant
 from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
-from serrate.runtime.bind import Arguments, Binder, BoundCall
+from serrate.runtime.bind import NOTHING_KNOWN, Arguments, Binder, BoundCall, KnownRows
 from serrate.runtime.compiler import find_compiler
 from serrate.runtime.dispatch import Binding, Key, Leaves, Prepared, bound, key_of, remember
 from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, ReferenceExecutable, TensorExecutable, load_together
 from serrate.runtime.locks import making
 from serrate.runtime.memory import InMemory
-from serrate.runtime.results import Result, groups, remember_structure, result
+from serrate.runtime.results import Result, ResultReader, known_rows
 from serrate.runtime.seeds import drawing, placeholders
 from serrate.schedule.by_hand import by_hand, vector_checks
 from serrate.schedule.hand import schedule_of
@@ -56,6 +57,8 @@ from serrate.tensor.hints import Hints
 from serrate.tensor.torch_private import version
 
 log = logging.getLogger("serrate")
+
+Number = Callable[[BoundCall], int]
 
 _numbers = itertools.count()
 FLAT = 64
@@ -113,9 +116,13 @@ class BuiltProgram(NamedTuple):
     """Outputs and scratch."""
     private: tuple[Tensor, ...]
     """Private rows, one per thread."""
+    shapes: tuple[Callable[[BoundCall], tuple[int, ...]], ...]
+    """Those of the allocated tensors, as functions of a call."""
     arrays: Callable[[BoundCall], tuple[InMemory, ...]]
     numbers: tuple[Callable[[BoundCall], int], ...]
     """The program's arrays and symbols, as functions of a call."""
+    results: tuple[int, ...]
+    """The positions of the fusion's results among the program's tensors; -1 for results of other stages."""
 
 
 class CompiledStage(ABC):
@@ -176,9 +183,15 @@ class CompiledStage(ABC):
             indices,
             allocated[:count],
             private,
+            tuple(self._shape_reader(t) for t in allocated[:count]),
             arguments.arrays_reader(program.arrays, together=backend == "triton"),
             tuple(arguments.number_reader(s if s in arguments.symbols else launched[s]) for s in program.symbols),
+            self.result_places(program),
         )
+
+    def result_places(self, program: LoopProgram) -> tuple[int, ...]:
+        """The positions of the fusion's results among the program's tensors."""
+        return ()
 
     def prepare(self, call: BoundCall, built: BuiltProgram) -> Prepared:
         """Everything that calls with these offsets and extents run with."""
@@ -188,9 +201,17 @@ class CompiledStage(ABC):
             built.arrays(call),
             built.indices,
             tuple([read(call) for read in built.numbers]),
-            tuple([(self._shape(call, t), t.dtype) for t in built.allocated]),
-            tuple([torch.empty(self._row_shape(call, t, built.plan), dtype=t.dtype, device="meta") for t in built.private]),
+            tuple([(shape(call), t.dtype) for shape, t in zip(built.shapes, built.allocated, strict=True)]),
+            tuple([_row(self._row_shape(call, t, built.plan), t.dtype) for t in built.private]),
         )
+
+    def _shape_reader(self, tensor: Tensor) -> Callable[[BoundCall], tuple[int, ...]]:
+        """The shape in memory, as a function of a call."""
+        sizes = [d.extent_expr for d in tensor.storage]
+        if any(size.arrays or d.host_bound != size for size, d in zip(sizes, tensor.storage, strict=True)):
+            return lambda call: self._shape(call, tensor)
+        readers = [self.arguments.number_reader(size) for size in sizes]
+        return lambda call: tuple([max(0, read(call)) for read in readers])
 
     def _shape(self, call: BoundCall, tensor: Tensor) -> tuple[int, ...]:
         """The shape in memory: exact for results and if lengths are on the host, else an upper bound that the host knows.
@@ -220,6 +241,16 @@ class FusionStage(CompiledStage):
         return row_facts(self.naive)
 
     @functools.cached_property
+    def _facts_readers(self) -> tuple[list[Number], Number, Number, Number]:
+        """Of the rows: the inner extents, the number of components, the total and a bound of it that the host knows."""
+        facts, reader = self._facts, self.binder.number_reader
+        assert facts is not None
+        ragged = facts.ragged
+        sizes = (ragged.component.host_bound, ragged.extent_expr, ragged.host_bound)
+        count, exact, bound = (reader(size) for size in sizes)
+        return [reader(extent) for extent in facts.inner], count, exact, bound
+
+    @functools.cached_property
     def _vector_checks(self) -> tuple[MustDivide, ...]:
         return () if self.owner.hand is None else vector_checks(self.naive, self.owner.hand)
 
@@ -236,26 +267,30 @@ class FusionStage(CompiledStage):
         return ready, tensors
 
     def prepared(self, call: BoundCall) -> Prepared:
-        """The cached `Prepared` for calls with these offsets and extents."""
+        """The cached `Prepared` for calls with these offsets and extents, for calls that are bound anew every time."""
         if call.computed:
-            return self._prepared(call)
+            return self.bound(call)
         key = (self._number, call.numbers, call.device, self.owner.backend or settings.current().backend, is_batch_invariant())
         owners = tuple(call.args[k] for k in self.binder.offsets)
         if owners:
-            return remembered(owners, key, lambda: self._prepared(call))
+            return remembered(owners, key, lambda: self.bound(call))
         ready = self._flat.get(key)
         if ready is None:
-            ready = self._flat[key] = self._prepared(call)
+            ready = self._flat[key] = self.bound(call)
             while len(self._flat) > FLAT:
                 self._flat.pop(next(iter(self._flat)))
         return ready
 
-    def _prepared(self, call: BoundCall) -> Prepared:
+    def bound(self, call: BoundCall) -> Prepared:
+        """Everything that calls with these offsets and extents run with; checks them."""
         self.binder.check(call)
         backend = self.owner.backend or default_backend(call.device)
         self.binder.check_vectors(call, self._vector_checks)
-        ready = self.prepare(call, self.built(call, backend, *self._choice(call, backend)))
-        return ready if call.computed is not None else ready._replace(results=self.owner.results(call, ready.executable.program))
+        built = self.built(call, backend, *self._choice(call, backend))
+        ready = self.prepare(call, built)
+        if call.computed is not None:
+            return ready
+        return ready._replace(results=tuple([read(call, k) for read, k in zip(self.owner.results, built.results, strict=True)]))
 
     def planned(self, strategy: str, options: dict[str, Any], target: Target) -> Plan:
         hand = self.owner.hand
@@ -263,6 +298,10 @@ class FusionStage(CompiledStage):
 
     def is_exact(self, tensor: Tensor) -> bool:
         return tensor.name in self.owner.result_names
+
+    def result_places(self, program: LoopProgram) -> tuple[int, ...]:
+        names = [t.name for t in (*program.inputs, *program.outputs)]
+        return tuple(names.index(each.name) if each.name in names else -1 for each in self.owner.results)
 
     def _row_shape(self, call: BoundCall, tensor: Tensor, chosen: Plan) -> tuple[int, ...]:
         row = next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
@@ -281,15 +320,12 @@ class FusionStage(CompiledStage):
         target, facts = BACKENDS[backend], self._facts
         rows = None
         if facts is not None:
-            width = 1
-            for extent in facts.inner:
-                width *= binder.extent(call, extent)
+            width, count, exact, bound = self._facts_readers
             # On a device, lengths are not copied to the host just to choose a plan.
             longest = binder.known_longest(call, facts.ragged)
-            count = binder.extent(call, facts.ragged.component.host_bound)
             # If rows have gaps, the host knows the space they take.
-            total = binder.extent(call, facts.ragged.extent_expr if call.device.type == "cpu" else facts.ragged.host_bound)
-            rows = RowStatistics(count, total, longest, width * facts.itemsize)
+            total = (exact if call.device.type == "cpu" else bound)(call)
+            rows = RowStatistics(count(call), total, longest, prod([size(call) for size in width]) * facts.itemsize)
         strategy, options = choose(rows, target, device_workers(call.device), product=facts is not None and facts.product)
         return strategy, {**options, **owner.options}
 
@@ -315,9 +351,9 @@ class Compiled:
         elif options:
             raise StrategyError(f"{', '.join(options)}: options belong to a strategy; name one of {', '.join(STRATEGIES)}")
         self.fusion, self.backend, self.strategy, self.options = fusion, backend, strategy, options
-        # Raises, before anything is built, if no values can hold a result.
-        self._dims = [groups(view) for view in fusion.results]
         self.binder = Binder(fusion)
+        # Raises, before anything is built, if no values can hold a result.
+        self.results = tuple(ResultReader(self.binder, view) for view in fusion.results)
         self.result_names = frozenset(view.tensor.memory.name for view in fusion.results)
         self.stages = tuple(FusionStage(self, s) if isinstance(s, TileProgram) else s for s in stages(fusion))
         self.hand = schedule_of(fusion) if strategy is None and fusion.schedule is not None else None
@@ -334,7 +370,7 @@ class Compiled:
         self._whole = first if len(self.stages) == 1 and isinstance(first, FusionStage) and not hidden else None
 
     def __call__(self, *args: Any) -> Any:
-        args = self._plain(args)
+        args, ragged = self._plain(args)
         leaves: Leaves = []
         key = key_of(args, leaves, [], _unknown)
         for k in self.binder.offsets if len(args) == len(self.binder.inputs) - self.binder.seeds else ():
@@ -343,14 +379,16 @@ class Compiled:
         exact = tuple(key)
         binding = self._bindings.get(exact)
         if binding is None:
-            binding = self.bind(args, range(len(args)), _handed_out)
+            binding = self.bind(args, range(len(args)), _handed_out, known=known_rows(ragged))
             remember(self._bindings, exact, binding)
         return binding(leaves)
 
-    def _plain(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments with the values of every JaggedTensor, and the tensors that describe its rows, in its place."""
+    def _plain(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[tuple[JaggedTensor, int]]]:
+        """Arguments with the values of every JaggedTensor, and the tensors that describe its rows, in its place; and these
+        JaggedTensors, each with the number of the first argument that describes its rows."""
+        ragged: list[tuple[JaggedTensor, int]] = []
         if not any(type(arg) is JaggedTensor for arg in args):
-            return args
+            return args, ragged
         found: list[Any] = []
         seen: dict[int, JaggedTensor] = {}
         declared = {r.values: r for r in self.fusion.ragged}
@@ -366,8 +404,8 @@ class Compiled:
                     "with jt.contiguous(), or declare it with structure=jt.structure"
                 )
             seen[at] = arg
-            remember_structure(arg)
             if entry is None or entry.like is None:
+                ragged.append((arg, at + 1))
                 found += [arg.values, *arg.structure.buffers()]
                 continue
             found.append(arg.values)
@@ -376,7 +414,7 @@ class Compiled:
                 raise StructureMismatch(
                     f"argument {k} of {self.fusion.name} must have the rows of another: {other.structure}, got {arg.structure}"
                 )
-        return tuple(found)
+        return tuple(found), ragged
 
     def bind(
         self,
@@ -386,20 +424,21 @@ class Compiled:
         *,
         hints: tuple[Structure, Hints] | None = None,
         keep: Sequence[object] = (),
+        known: KnownRows = NOTHING_KNOWN,
     ) -> Binding:
         """A binding for these arguments, and for others with the same shapes and offsets.
 
         `sources` locate each argument among the leaves of a call, and `finish` turns the results into the return value. Results
-        over the structure in `hints` get those hints; `keep` lives as long as the binding. Seeds are drawn at every call, and
-        are its last leaves.
+        over the structure in `hints` get those hints; `keep` lives as long as the binding; `known` are rows that need no check.
+        Seeds are drawn at every call, and are its last leaves.
         """
         wanted = _requiring_gradients(args)
         if wanted:
             return self._differentiable(args, wanted, sources, finish, hints, keep)
         if not self.binder.seeds:
-            return self._bind(args, sources, finish, hints, keep)
+            return self._bind(args, sources, finish, hints, keep, known)
         drawn = range(-self.binder.seeds, 0)
-        binding = self._bind(self._seeded(args), (*sources, *drawn), finish, hints, keep)
+        binding = self._bind(self._seeded(args), (*sources, *drawn), finish, hints, keep, known)
         return drawing(binding, self.binder.seeds, _device_of(args))
 
     def _differentiable(
@@ -440,13 +479,14 @@ class Compiled:
         finish: Callable[[list[Any]], Any],
         hints: tuple[Structure, Hints] | None,
         keep: Sequence[object],
+        known: KnownRows,
     ) -> Binding:
-        call = self.binder.bind(args)
-        clean = all(given is arg for given, arg in zip(call.args, args, strict=True))
-        ready = None if self._whole is None or not clean else self._whole.prepared(call)
+        call = self.binder.bind(args, known)
+        clean = all([given is arg for given, arg in zip(call.args, args, strict=True)])
+        ready = None if self._whole is None or not clean else self._whole.bound(call)
         indices = None if ready is None else self._index_places(ready, args, sources)
         if ready is None or indices is None:
-            return functools.partial(self._unbound, sources, finish, hints)
+            return functools.partial(self._unbound, sources, finish, hints, known)
         results, count = _hinted(ready.results, hints), len(self.fusion.outputs)
         found, require = [r.place for r in results[count:]], functools.partial(require_inside, self.fusion)
         # Offsets are compared by identity.
@@ -484,15 +524,17 @@ class Compiled:
         sources: Sequence[int | torch.Tensor],
         finish: Callable[[list[Any]], Any],
         hints: tuple[Structure, Hints] | None,
+        known: KnownRows,
         leaves: Leaves,
         into: Sequence[torch.Tensor] = (),
     ) -> Any:
         """Runs a call that must be bound anew every time: stages with computed extents, checks of indices, arguments that must
         be copied first."""
-        call = self.binder.bind([leaves[s] if isinstance(s, int) else s for s in sources])
+        call = self.binder.bind([leaves[s] if isinstance(s, int) else s for s in sources], known)
         if self._whole is None:
             call, env = self._run_stages(call)
-            results: list[Any] = [r.of(env[r.tensor]) for r in _hinted(self.results(call, None), hints)]
+            read = tuple([reader(call) for reader in self.results])
+            results: list[Any] = [r.of(env[r.tensor]) for r in _hinted(read, hints)]
         else:
             ready, tensors = self._whole.run(call, call.args)
             results = [r.of(tensors[r.place]) for r in _hinted(ready.results, hints)]
@@ -534,15 +576,10 @@ class Compiled:
             made = made.narrow(dim, 0, size)
         return made.contiguous()
 
-    def results(self, call: BoundCall, program: LoopProgram | None) -> tuple[Result, ...]:
-        """The position, shape and structure of each result."""
-        names = [] if program is None else [t.name for t in (*program.inputs, *program.outputs)]
-        outputs = zip(self.fusion.results, self._dims, strict=True)
-        return tuple(result(self.binder, call, view, dims, names) for view, dims in outputs)
-
     def _prepared(self, *args: Any) -> list[Prepared]:
         """The `Prepared` of every stage of a call; runs earlier stages, because later ones need their results."""
-        call = self.binder.bind(self._seeded(self._plain(args)))
+        plain, ragged = self._plain(args)
+        call = self.binder.bind(self._seeded(plain), known_rows(ragged))
         if self._whole is not None:
             return [self._whole.prepared(call)]
         found: list[Prepared] = []
@@ -564,6 +601,12 @@ class Compiled:
     def plans(self, *args: Any) -> list[Plan]:
         """The plans of all stages."""
         return [ready.plan for ready in self._prepared(*args)]
+
+
+@functools.lru_cache(1024)
+def _row(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Stands for a private row."""
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _hinted(results: tuple[Result, ...], hints: tuple[Structure, Hints] | None) -> tuple[Result, ...]:

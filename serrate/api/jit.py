@@ -36,7 +36,7 @@ from serrate.frontend.trace import BY_VALUE, StructureNumbers, TracedFunction, T
 from serrate.ir.view import TensorView
 from serrate.runtime.dispatch import Binding, FastPath, Key, Other, form_of, key_of, remember
 from serrate.runtime.locks import making
-from serrate.runtime.results import remember_structure
+from serrate.runtime.results import known_rows
 from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor, KeyedJaggedTensor
 from serrate.tensor.hints import NO_HINTS
@@ -55,13 +55,13 @@ def _bind(traced: TracedFunction, compiled: Compiled, leaves: Leaves, inputs: Se
     """The binding for a call of a traced function."""
     given = [*inputs, *(TracedInput(constant, None) for constant in traced.constants)]
     ragged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
-    for leaf in ragged:
-        remember_structure(leaf)
+    first = [(leaves[g.leaf], k + 1) for k, g in enumerate(inputs[:-1]) if g.leaf is not None and inputs[k + 1].leaf is None]
     # Results with the rows of the first ragged tensor inherit its hints.
     hints = (ragged[0].structure, ragged[0].hints) if ragged and ragged[0].hints is not NO_HINTS else None
     sources = [g.tensor if g.leaf is None else g.leaf for g in given]
     keep = [leaf.structure for leaf in ragged]
-    return compiled.bind([g.tensor for g in given], sources, _finish(traced), hints=hints, keep=keep)
+    known = known_rows([(leaf, k) for leaf, k in first if isinstance(leaf, JaggedTensor)])
+    return compiled.bind([g.tensor for g in given], sources, _finish(traced), hints=hints, keep=keep, known=known)
 
 
 def _finish(traced: TracedFunction) -> Callable[[list[Any]], Any]:

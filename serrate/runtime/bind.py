@@ -8,11 +8,12 @@ tensor of offsets.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -42,11 +43,29 @@ from serrate.runtime.memory import InMemory, Scratch
 from serrate.tensor import Structure
 from serrate.tensor.checks.agreement import require_same_offsets
 from serrate.tensor.checks.validate import CheckTime, check_lengths, check_products, check_starts, check_time, run_check
-from serrate.tensor.sync import host_copy
+from serrate.tensor.rows import Rows
+from serrate.tensor.sync import host_copy, on_host
 
 T = TypeVar("T")
 
 _numbers = itertools.count()
+
+
+class KnownRows(NamedTuple):
+    """The rows of a call's ragged arguments that were checked when they were constructed, and are not checked again."""
+
+    levels: Mapping[int, tuple[Rows, int]]
+    """By the argument that holds the offsets of a level: the rows, and the number of the level."""
+    structures: Mapping[tuple[object, ...], Structure]
+    """By `structure_key`: the structures in canonical order. Results over the same rows have them."""
+
+
+def structure_key(dims: tuple[int, ...], depths: tuple[int, ...], arguments: tuple[int, ...]) -> tuple[object, ...]:
+    """The key of a structure: the dims that are partitioned, the number of levels of each, the arguments that hold offsets."""
+    return (dims, depths, arguments)
+
+
+NOTHING_KNOWN = KnownRows({}, {})
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +75,7 @@ class BoundCall:
     args: tuple[torch.Tensor, ...]
     numbers: tuple[int, ...]
     device: torch.device
+    known: KnownRows = NOTHING_KNOWN
     computed: dict[str, torch.Tensor] | None = None
     """The results of earlier stages, by name; None if there is one stage."""
     memo: dict[Any, Any] = field(default_factory=dict)
@@ -91,8 +111,12 @@ class Arguments:
 
     def number_reader(self, expr: Expr) -> Callable[[BoundCall], int]:
         """An extent, as a function of a call."""
-        place = self.symbols.get(expr) if isinstance(expr, Symbol) else None
-        return (lambda call: self.extent(call, expr)) if place is None else (lambda call: call.numbers[place])
+        if isinstance(expr, Symbol) and (place := self.symbols.get(expr)) is not None:
+            return lambda call: call.numbers[place]
+        if expr.arrays:
+            return lambda call: self.extent(call, expr)
+        size = self.size(expr)
+        return lambda call: size(call.numbers)
 
     def arrays_reader(self, arrays: Sequence[Array], *, together: bool) -> Callable[[BoundCall], tuple[InMemory, ...]]:
         """All arrays of a program, as a function of a call; `together`, those that a GPU derives are derived at once."""
@@ -130,8 +154,11 @@ class Arguments:
         """The elements of one array, as a function of a call. There are at least two: even without components, programs may
         read the length of the first."""
         place = self.place_of(array)
+        longest = self._longest_reader(array)
 
         def read(call: BoundCall) -> torch.Tensor:
+            if longest is not None and (known := longest(call)) is not None:
+                return torch.tensor((known, 0), device="cpu")
             found = self.array(call, array) if place is None else call.args[place]
             if found.ndim != 1:
                 found = found.reshape(-1)
@@ -156,6 +183,10 @@ class Arguments:
         """The value of an array that holds the longest length, if it is known without a host copy."""
         return None
 
+    def _longest_reader(self, array: Array) -> Callable[[BoundCall], int | None] | None:
+        """If an array holds the longest length: that length, as a function of a call, None in calls where it must be derived."""
+        return None
+
     def array(self, call: BoundCall, array: Array) -> torch.Tensor:
         """The elements of an array in a call."""
         if array.recipe is None and array.data is None and array.name in self._place:
@@ -177,7 +208,6 @@ class Binder(Arguments):
 
     def __init__(self, fusion: Fusion) -> None:
         self.name = fusion.name
-        self.checks = tuple(fusion.checks)
         self.inputs = tuple(view.tensor for view in fusion.inputs)
         self.seeds = len(fusion.seeds)
         """How many of the inputs, the last ones, are drawn and not given."""
@@ -196,12 +226,14 @@ class Binder(Arguments):
             self._forms.append((tensor.dtype, len(tensor.storage), tuple(fixed), tuple(unknown)))
         super().__init__([tensor.name for tensor in self.inputs], symbols)
         self.partitions = _partitions(fusion)
+        self._steps = self._check_steps(fusion)
         self._told: set[int] = set()
         # What was prepared for one structure must never run for another, so nothing that describes rows may be missing here.
         self.offsets = tuple(sorted({self._place[a.name] for a in _describing(fusion) if a.name in self._place}))
         self._offsets_of: dict[int, Array] = {}
+        self._places_of: dict[int, tuple[int, Expr | None]] = {}
 
-    def bind(self, args: Sequence[torch.Tensor]) -> BoundCall:
+    def bind(self, args: Sequence[torch.Tensor], known: KnownRows = NOTHING_KNOWN) -> BoundCall:
         """Checks the arguments and binds them; what depends on lengths is left to `check`."""
         if len(args) != len(self.inputs):
             raise CallError(f"{self.name} takes {len(self.inputs) - self.seeds} arguments, got {len(args) - self.seeds}")
@@ -222,7 +254,7 @@ class Binder(Arguments):
                 numbers.append(shape[dim])
             clean = clean and arg.is_contiguous()
         given = tuple(args) if clean else tuple(self._packed(k, a) for k, a in enumerate(args))
-        return BoundCall(given, tuple(numbers), device)
+        return BoundCall(given, tuple(numbers), device, known)
 
     def _packed(self, k: int, arg: torch.Tensor) -> torch.Tensor:
         """The argument with its elements side by side; says so, once, where that takes a copy."""
@@ -236,15 +268,34 @@ class Binder(Arguments):
             )
         return arg.contiguous()
 
-    def _longest_of(self, call: BoundCall, array: Array, why: str) -> int | None:
-        """What an array holds that is the longest row of offsets: a structure may know that without a host copy."""
+    def _rows_of_longest(self, array: Array) -> tuple[Array, Expr] | None:
+        """The offsets whose longest row an array holds, and the extent that they end at."""
         recipe = array.recipe
         if isinstance(recipe, Largest):
             for (offsets, *inner), total in self.partitions:
                 length = element(offsets, recipe.coordinate + 1) - element(offsets, recipe.coordinate)
-                if not inner and recipe.term == length and self.ready(call, offsets):
-                    return self.structure(call, (offsets,), total).max_length(why=why)
+                if not inner and recipe.term == length:
+                    return offsets, total
         return None
+
+    def _longest_of(self, call: BoundCall, array: Array, why: str) -> int | None:
+        """What an array holds that is the longest row of offsets: a structure may know that without a host copy."""
+        found = self._rows_of_longest(array)
+        if found is None or not self.ready(call, found[0]):
+            return None
+        return self.structure(call, (found[0],), found[1]).max_length(why=why)
+
+    def _longest_reader(self, array: Array) -> Callable[[BoundCall], int | None] | None:
+        found = self._rows_of_longest(array)
+        place = None if found is None else self.place_of(found[0])
+        if place is None:
+            return None
+
+        def read(call: BoundCall) -> int | None:
+            known = call.known.levels.get(place) if call.device.type == "cpu" else None
+            return None if known is None else known_longest(*known)
+
+        return read
 
     def offsets_of(self, ragged: RaggedIterDomain) -> Array:
         """The array of a ragged domain's offsets, worked out once."""
@@ -255,40 +306,61 @@ class Binder(Arguments):
 
     def check(self, call: BoundCall) -> None:
         """Everything that depends on lengths that are there; done once for each tensor of offsets."""
-        for chain, total in self.partitions:
-            if self.ready(call, *chain):
+        for step in self._steps:
+            step(call)
+
+    def _check_steps(self, fusion: Fusion) -> list[Callable[[BoundCall], None]]:
+        """Every check of a call. Offsets that a domain is made with are checked also where the fusion does not ask for it."""
+        rows = dict.fromkeys((*self.partitions, *(((c.offsets,), c.extent) for c in fusion.checks if isinstance(c, Offsets))))
+        steps = [self._when_ready(chain, self._rows_step(chain, total)) for chain, total in rows]
+        for check in fusion.checks:
+            if not isinstance(check, Offsets):
+                steps.append(self._when_ready(_arrays(check), functools.partial(self._require, check)))
+        return steps
+
+    def _when_ready(self, arrays: Sequence[Array], step: Callable[[BoundCall], None]) -> Callable[[BoundCall], None]:
+        """A step that is left out in stages that come before something that it needs is computed."""
+        if all(source.name in self._place for array in arrays for source in array.sources):
+            return step
+        return lambda call: step(call) if self.ready(call, *arrays) else None
+
+    def _rows_step(self, chain: tuple[Array, ...], total: Expr) -> Callable[[BoundCall], None]:
+        place = self.place_of(chain[0]) if len(chain) == 1 else None
+        size = self.number_reader(total)
+
+        def step(call: BoundCall) -> None:
+            known = None if place is None else call.known.levels.get(place)
+            if known is None or known_total(*known) != size(call):
                 with _named("as_nested"):
                     self.structure(call, chain, total)
-        for check in self.checks:
-            if not self.ready(call, *_arrays(check)):
-                continue
-            if isinstance(check, Offsets):
-                with _named("as_nested"):
-                    self.structure(call, (check.offsets,), check.extent)
-            elif isinstance(check, RowsOfOffsets):
-                self._check_rows_of_offsets(call, check)
-            elif isinstance(check, RowsInside):
-                with _named("as_nested"):
-                    self._check_rows_inside(call, check)
-            elif isinstance(check, Products):
-                with _named("as_product"):
-                    self._check_products(call, check)
-            elif isinstance(check, PositionInside):
-                extent = self.extent(call, check.extent)
-                if not -extent <= check.position < extent:
-                    raise ShapeError(f"{check.what} {check.position}; there are {extent}")
-            elif isinstance(check, AtLeastLongest):
-                longest, reach = self.longest(call, check.ragged), self.extent(call, check.extent)
-                if reach < longest:
-                    raise ShapeError(f"{check.what} has {reach} positions; the longest row has {longest}")
-            elif isinstance(check.left, Array) and isinstance(check.right, Array):
-                left, right = self.array(call, check.left), self.array(call, check.right)
-                require_same_offsets(left, right, check.what)
-            elif isinstance(check, Equal):
-                assert isinstance(check.left, Expr) and isinstance(check.right, Expr)
-                a, b = self.extent(call, check.left), self.extent(call, check.right)
-                if a != b:
-                    raise ShapeError(f"{check.what} differ: {a} and {b}")
+
+        return step
+
+    def _require(self, check: Check, call: BoundCall) -> None:
+        if isinstance(check, RowsOfOffsets):
+            self._check_rows_of_offsets(call, check)
+        elif isinstance(check, RowsInside):
+            with _named("as_nested"):
+                self._check_rows_inside(call, check)
+        elif isinstance(check, Products):
+            with _named("as_product"):
+                self._check_products(call, check)
+        elif isinstance(check, PositionInside):
+            extent = self.extent(call, check.extent)
+            if not -extent <= check.position < extent:
+                raise ShapeError(f"{check.what} {check.position}; there are {extent}")
+        elif isinstance(check, AtLeastLongest):
+            longest, reach = self.longest(call, check.ragged), self.extent(call, check.extent)
+            if reach < longest:
+                raise ShapeError(f"{check.what} has {reach} positions; the longest row has {longest}")
+        elif isinstance(check, Equal) and isinstance(check.left, Array) and isinstance(check.right, Array):
+            left, right = self.array(call, check.left), self.array(call, check.right)
+            require_same_offsets(left, right, check.what)
+        elif isinstance(check, Equal):
+            assert isinstance(check.left, Expr) and isinstance(check.right, Expr)
+            a, b = self.extent(call, check.left), self.extent(call, check.right)
+            if a != b:
+                raise ShapeError(f"{check.what} differ: {a} and {b}")
 
     def check_vectors(self, call: BoundCall, checks: Sequence[MustDivide]) -> None:
         """Loops that were vectorized by hand must be whole vectors; where only a call tells, it is asked here."""
@@ -369,15 +441,20 @@ class Binder(Arguments):
         for domain in logical:
             if not isinstance(domain, RaggedIterDomain):
                 continue
-            component = domain.component
-            made, outer = component.definition, []
-            while isinstance(made, Merge) and all(d.uid != component.uid for d in logical):
+            made, outer = domain.component.definition, []
+            while isinstance(made, Merge) and self.has_equal_parts(domain, logical):
                 count, parts = (self.extent(call, d.extent_expr) for d in made.inputs)
                 outer.append(torch.arange(count + 1, device=call.device) * parts)
                 made = made.inputs[0].definition
             found += reversed(outer)
             found.append(self.array(call, self.offsets_of(domain)))
         return tuple(x.to(found[-1].dtype) for x in found)
+
+    @staticmethod
+    def has_equal_parts(domain: RaggedIterDomain, logical: Sequence[IterDomain]) -> bool:
+        """Whether the rows of a domain are parts, of equal number in every component."""
+        component = domain.component
+        return isinstance(component.definition, Merge) and all(d.uid != component.uid for d in logical)
 
     def structure(self, call: BoundCall, chain: tuple[Array, ...], total: Expr) -> Structure:
         """The structure that a chain of offsets describes, validated once for each tensor."""
@@ -389,21 +466,47 @@ class Binder(Arguments):
 
     def known_longest(self, call: BoundCall, ragged: RaggedIterDomain) -> int | None:
         """The length of the longest row, if nothing needs to be copied to the host to say it."""
-        array = self.offsets_of(ragged)
-        total = next((t for chain, t in self.partitions if chain == (array,)), None)
+        place, total = self._offsets_place(ragged)
+        if place in call.known.levels:
+            return known_longest(*call.known.levels[place])
         if total is not None:
-            return self.structure(call, (array,), total).known_max_length()
+            return self.structure(call, (self.offsets_of(ragged),), total).known_max_length()
         return self.longest(call, ragged) if call.device.type == "cpu" else None
 
     def longest(self, call: BoundCall, ragged: RaggedIterDomain) -> int:
         """The length of the longest row."""
-        array = self.offsets_of(ragged)
-        total = next((t for chain, t in self.partitions if chain == (array,)), None)
-        if total is not None:
-            return self.structure(call, (array,), total).max_length(why=f"the longest row of {ragged.name}")
-        offsets = self.array(call, self.offsets_of(ragged))
         why = f"the longest row of {ragged.name}"
+        place, total = self._offsets_place(ragged)
+        if place in call.known.levels:
+            rows, level = call.known.levels[place]
+            return rows.max_length(level, why)
+        if total is not None:
+            return self.structure(call, (self.offsets_of(ragged),), total).max_length(why=why)
+        offsets = self.array(call, self.offsets_of(ragged))
         return call.remember((offsets,), "longest", lambda: int(host_copy(offsets, why).diff().max()) if len(offsets) > 1 else 0)
+
+    def _offsets_place(self, ragged: RaggedIterDomain) -> tuple[int, Expr | None]:
+        """The argument that holds the offsets of a domain, -1 if none does; and the extent that they must end at, if known."""
+        found = self._places_of.get(ragged.uid)
+        if found is None:
+            array = self.offsets_of(ragged)
+            place = self.place_of(array)
+            total = next((t for chain, t in self.partitions if chain == (array,)), None)
+            found = self._places_of[ragged.uid] = (-1 if place is None else place, total)
+        return found
+
+
+def known_total(rows: Rows, level: int) -> float | None:
+    """The total length of a level, if nothing needs to be copied to the host to say it."""
+    return rows.num_rows(level + 1) if level < rows.depth - 1 else rows.known("total", level)
+
+
+def known_longest(rows: Rows, level: int) -> int | None:
+    """The longest length of a level, if nothing needs to be copied to the host to say it."""
+    found = rows.known("max", level)
+    if found is None and on_host(rows.offsets[level]):
+        return rows.max_length(level, "max_length")
+    return None if found is None else int(found)
 
 
 def known_key(size: int) -> tuple[object, ...]:

@@ -12,19 +12,19 @@ In: the logical dims of an output, and a call. Out: the shape of its values, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from serrate.errors import ShapeError
 from serrate.ir.domains import IterDomain, shape_text
+from serrate.ir.expr import Expr
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import product
 from serrate.ir.view import TensorView
-from serrate.runtime.arrays import remembered
-from serrate.runtime.bind import Binder, BoundCall, known_key
+from serrate.runtime.bind import Binder, BoundCall, KnownRows, structure_key
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.jagged import trusted
@@ -55,22 +55,59 @@ class Result:
         return values if self.structure is None else trusted(values, self.structure, self.hints)
 
 
-def result(binder: Binder, call: BoundCall, view: TensorView, dims: Groups, names: Sequence[str]) -> Result:
-    """Shape and structure of an output in a call; `dims` are its `groups`, `names` the tensors of a program that is the whole
-    fusion."""
-    name = view.tensor.memory.name
-    place = names.index(name) if name in names else -1
-    shape: list[int] = []
-    rows: list[tuple[int, Group]] = []
-    for group, _ in dims:
-        ragged = [d for d in group if isinstance(d, RaggedIterDomain)]
-        if ragged:
-            rows.append((len(shape), group))
-            shape.append(_positions(binder, call, ragged))
-        else:
-            shape.append(binder.extent(call, group[0].extent_expr))
-    ahead = tuple(before for group, before in dims if len(group) > 1)
-    return Result(name, place, tuple(shape), _structure(binder, call, rows, shape, ahead) if rows else None)
+class ResultReader:
+    """Shape and structure of an output of a fusion, as functions of a call."""
+
+    def __init__(self, binder: Binder, view: TensorView) -> None:
+        self.name = view.tensor.memory.name
+        self._binder = binder
+        dims = groups(view)
+        rows = [(k, group) for k, (group, _) in enumerate(dims) if any(d.is_ragged for d in group)]
+        self._dims = tuple(k for k, _ in rows)
+        self._groups = [group for _, group in rows]
+        self._ahead = tuple(before for group, before in dims if len(group) > 1)
+        self._sizes = [binder.number_reader(_extent(group)) for group, _ in dims]
+        self._key = self._argument_key()
+
+    def __call__(self, call: BoundCall, place: int = -1) -> Result:
+        """The result in a call; `place` is its tensor's among those of a program that is the whole fusion."""
+        shape = tuple([size(call) for size in self._sizes])
+        return Result(self.name, place, shape, self._structure(call, shape) if self._dims else None)
+
+    def _argument_key(self) -> tuple[object, ...] | None:
+        """The key of the structure, if all its offsets are arguments."""
+        places: list[int] = []
+        for group in self._groups:
+            for domain in (d for d in group if isinstance(d, RaggedIterDomain)):
+                place = self._binder.place_of(self._binder.offsets_of(domain))
+                if place is None or self._binder.has_equal_parts(domain, group):
+                    return None
+                places.append(place)
+        depths = [sum(d.is_ragged for d in group) - (_product(group) is not None) for group in self._groups]
+        return structure_key(self._dims, tuple(depths), tuple(places))
+
+    def _structure(self, call: BoundCall, shape: tuple[int, ...]) -> Structure:
+        known = call.known.structures.get(self._key) if self._key is not None else None
+        return (self._made(call, shape) if known is None else known).transposed(self._ahead)
+
+    def _made(self, call: BoundCall, shape: tuple[int, ...]) -> Structure:
+        """The structure made of its offsets, or what was made of them before."""
+        binder, dims = self._binder, self._dims
+        chains: list[tuple[torch.Tensor, ...]] = []
+        columns: list[torch.Tensor | None] = []
+        for group in self._groups:
+            pair = _product(group)
+            columns.append(None if pair is None else binder.array(call, binder.offsets_of(pair[1])))
+            chains.append(binder.levels(call, [d for d in group if pair is None or d.uid != pair[1].uid]))
+        offsets = tuple(
+            t for chain, width in zip(chains, columns, strict=True) for t in (*chain, *(() if width is None else (width,)))
+        )
+
+        def make() -> Structure:
+            parts = zip(dims, chains, columns, strict=True)
+            return Structure(tuple(_rows(chain, width, shape[dim]) for dim, chain, width in parts), dims)
+
+        return call.remember(offsets, _key(dims, tuple(map(len, chains)), tuple(shape[dim] for dim in dims)), make)
 
 
 def groups(view: TensorView) -> Groups:
@@ -125,39 +162,19 @@ def owners(ragged: IterDomain) -> list[IterDomain]:
     return found
 
 
-def _positions(binder: Binder, call: BoundCall, ragged: Sequence[RaggedIterDomain]) -> int:
-    """The number of positions of one dim of the values that the rows take."""
-    pair = _product(ragged)
-    return binder.extent(call, (ragged[-1] if pair is None else product(*pair)).extent_expr)
+def _extent(group: Group) -> Expr:
+    """The extent of the dim of the values that a group takes."""
+    ragged = [d for d in group if isinstance(d, RaggedIterDomain)]
+    pair = _product(group)
+    return product(*pair).extent_expr if pair is not None else (ragged[-1] if ragged else group[0]).extent_expr
 
 
-def _product(ragged: Sequence[RaggedIterDomain]) -> tuple[RaggedIterDomain, RaggedIterDomain] | None:
+def _product(group: Group) -> tuple[RaggedIterDomain, RaggedIterDomain] | None:
     """The innermost two ragged domains if both belong to one component."""
+    ragged = [d for d in group if isinstance(d, RaggedIterDomain)]
     if len(ragged) > 1 and ragged[-1].component.uid == ragged[-2].component.uid:
         return ragged[-2], ragged[-1]
     return None
-
-
-def _structure(
-    binder: Binder, call: BoundCall, rows: Sequence[tuple[int, Group]], shape: Sequence[int], ahead: Ahead
-) -> Structure:
-    chains: list[tuple[torch.Tensor, ...]] = []
-    columns: list[torch.Tensor | None] = []
-    for _, group in rows:
-        pair = _product([d for d in group if isinstance(d, RaggedIterDomain)])
-        columns.append(None if pair is None else binder.array(call, binder.offsets_of(pair[1])))
-        chains.append(binder.levels(call, [d for d in group if pair is None or d.uid != pair[1].uid]))
-    dims = tuple(dim for dim, _ in rows)
-    offsets = tuple(
-        t for chain, width in zip(chains, columns, strict=True) for t in (*chain, *(() if width is None else (width,)))
-    )
-    key = _key(dims, tuple(map(len, chains)), tuple(shape[dim] for dim in dims))
-
-    def make() -> Structure:
-        parts = zip(dims, chains, columns, strict=True)
-        return Structure(tuple(_rows(chain, width, shape[dim]) for dim, chain, width in parts), dims)
-
-    return call.remember(offsets, key, make).transposed(ahead)
 
 
 def _rows(chain: tuple[torch.Tensor, ...], columns: torch.Tensor | None, size: int) -> Rows:
@@ -177,31 +194,24 @@ def _key(dims: tuple[int, ...], depths: tuple[int, ...], sizes: tuple[int, ...])
     return ("structure", dims, depths, sizes)
 
 
-def remember_structure(jt: JaggedTensor) -> None:
-    """Caches the structure of an argument, so that results over the same offsets share it and its levels are not checked again.
+def known_rows(ragged: Iterable[tuple[JaggedTensor, int]]) -> KnownRows:
+    """The rows of ragged arguments, each with the number of the first argument that describes its rows.
 
-    Offsets that are not verified, or were written to since, are checked like any others.
+    Offsets that are not verified, or were written to since, are left out, and so are checked like any others.
     """
-    structure = jt.structure
-    if not all(rows.verified() for rows in structure.rows):
-        return
-    if structure.format == "csr":
-        sizes = tuple(jt.values.shape[dim] for dim in structure.dims)
-        key = _key(structure.dims, tuple(rows.depth for rows in structure.rows), sizes)
-        remembered(structure.offsets, key, lambda: structure.canonical)
-    for rows in structure.rows:
-        if rows.starts is None and rows.columns is None:
-            for level, offsets in enumerate(rows.offsets):
-                remembered((offsets,), known_key(rows.total(level, "jit")), lambda level=level, rows=rows: _level(rows, level))  # type: ignore[misc]
-
-
-def _level(rows: Rows, level: int) -> Structure:
-    """One level of rows as a separate structure, with its known facts."""
-    if rows.levels == 1:
-        return Structure((rows,))
-    alone = Rows((rows.offsets[level],))
-    for name in ("total", "max", "min"):
-        fact = rows.known(name, level)
-        if fact is not None:
-            alone.note(name, 0, fact)
-    return Structure((alone,))
+    levels: dict[int, tuple[Rows, int]] = {}
+    structures: dict[tuple[object, ...], Structure] = {}
+    for jt, first in ragged:
+        structure = jt.structure
+        if not all([rows.verified() for rows in structure.rows]):
+            continue
+        if all([rows.contiguous for rows in structure.rows]):
+            depths = tuple([rows.depth for rows in structure.rows])
+            arguments = tuple(range(first, first + structure.levels))
+            structures[structure_key(structure.dims, depths, arguments)] = structure.canonical
+        for rows in structure.rows:
+            if rows.starts is None and rows.columns is None:
+                for level in range(rows.depth):
+                    levels[first + level] = (rows, level)
+            first += len(rows.buffers())
+    return KnownRows(levels, structures)
