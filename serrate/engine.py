@@ -37,12 +37,12 @@ from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import NOTHING_KNOWN, Arguments, Binder, BoundCall, KnownRows
 from serrate.runtime.compiler import find_compiler
-from serrate.runtime.dispatch import Binding, Key, Leaves, Prepared, bound, key_of, remember
+from serrate.runtime.dispatch import Binding, Key, Leaves, Prepared, bound, key_of, profiled, remember
 from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, ReferenceExecutable, TensorExecutable, load_together
 from serrate.runtime.locks import making
 from serrate.runtime.memory import InMemory
-from serrate.runtime.results import Result, ResultReader, known_rows
+from serrate.runtime.results import Result, ResultReader, known_rows, remember_rows
 from serrate.runtime.seeds import drawing, placeholders
 from serrate.schedule.by_hand import by_hand, vector_checks
 from serrate.schedule.hand import schedule_of
@@ -113,7 +113,9 @@ class BuiltProgram(NamedTuple):
     indices: tuple[tuple[int, Array], ...]
     """As in `Prepared`."""
     allocated: tuple[Tensor, ...]
-    """Outputs and scratch."""
+    """Outputs, and then scratch."""
+    outputs: int
+    """How many of these are outputs."""
     private: tuple[Tensor, ...]
     """Private rows, one per thread."""
     shapes: tuple[Callable[[BoundCall], tuple[int, ...]], ...]
@@ -182,6 +184,7 @@ class CompiledStage(ABC):
             built,
             indices,
             allocated[:count],
+            sum(t in program.outputs for t in allocated),
             private,
             tuple(self._shape_reader(t) for t in allocated[:count]),
             arguments.arrays_reader(program.arrays, together=backend == "triton"),
@@ -202,6 +205,7 @@ class CompiledStage(ABC):
             built.indices,
             tuple([read(call) for read in built.numbers]),
             tuple([(shape(call), t.dtype) for shape, t in zip(built.shapes, built.allocated, strict=True)]),
+            built.outputs,
             tuple([_row(self._row_shape(call, t, built.plan), t.dtype) for t in built.private]),
         )
 
@@ -254,17 +258,18 @@ class FusionStage(CompiledStage):
     def _vector_checks(self) -> tuple[MustDivide, ...]:
         return () if self.owner.hand is None else vector_checks(self.naive, self.owner.hand)
 
-    def run(self, call: BoundCall, inputs: Sequence[torch.Tensor]) -> tuple[Prepared, list[torch.Tensor]]:
-        """Runs the stage; returns its `Prepared` and its tensors: inputs, outputs, scratch."""
-        ready = self.prepared(call)
-        memory_ = [memory.empty(shape, dtype, call.device) for shape, dtype in ready.shapes]
-        tensors = [*inputs, *memory_, *ready.private]
+    def run(self, call: BoundCall, inputs: Sequence[torch.Tensor], ready: Prepared) -> list[Any]:
+        """Runs the stage; returns its tensors: inputs, outputs, scratch, private rows."""
+        made: list[InMemory] = [memory.empty(shape, dtype, call.device) for shape, dtype in ready.shapes[: ready.outputs]]
+        scratch = memory.scratch(ready.shapes[ready.outputs :], call.device)
+        tensors = [*inputs, *made, *(() if scratch is None else scratch()), *ready.private]
         arrays = ready.arrays
         if ready.indices:
             fresh: dict[int, InMemory] = {k: self.binder.array_reader(array)(call) for k, array in ready.indices}
             arrays = tuple([fresh.get(k, a) for k, a in enumerate(arrays)])
-        ready.executable(tensors, arrays, ready.symbols)
-        return ready, tensors
+        with profiled(ready):
+            ready.executable(tensors, arrays, ready.symbols)
+        return tensors
 
     def prepared(self, call: BoundCall) -> Prepared:
         """The cached `Prepared` for calls with these offsets and extents, for calls that are bound anew every time."""
@@ -365,6 +370,8 @@ class Compiled:
         hidden = {a.name for view in fusion.results for a in arrays_of(view.tensor.logical)} - given
         first = self.stages[0]
         self._bindings: OrderedDict[Key, Binding] = OrderedDict()
+        self._seen: OrderedDict[Key, None] = OrderedDict()
+        """The keys of calls that ran without a binding: the next such call leaves one."""
         self._gradients: dict[tuple[int, ...], Differentiable] = {}
         """With gradients of these arguments."""
         self._whole = first if len(self.stages) == 1 and isinstance(first, FusionStage) and not hidden else None
@@ -379,14 +386,18 @@ class Compiled:
         exact = tuple(key)
         binding = self._bindings.get(exact)
         if binding is None:
-            binding = self.bind(args, range(len(args)), _handed_out, known=known_rows(ragged))
+            known = known_rows(ragged)
+            if exact not in self._seen:
+                remember(self._seen, exact, None)
+                return self.once(args, range(len(args)), _handed_out, known=known)([*args])
+            binding = self.bind(args, range(len(args)), _handed_out, known=known)
             remember(self._bindings, exact, binding)
         return binding(leaves)
 
-    def _plain(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[tuple[JaggedTensor, int]]]:
-        """Arguments with the values of every JaggedTensor, and the tensors that describe its rows, in its place; and these
-        JaggedTensors, each with the number of the first argument that describes its rows."""
-        ragged: list[tuple[JaggedTensor, int]] = []
+    def _plain(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[tuple[Structure, int]]]:
+        """Arguments with the values of every JaggedTensor, and the tensors that describe its rows, in its place; and the
+        structures, each with the number of the first argument that describes it."""
+        ragged: list[tuple[Structure, int]] = []
         if not any(type(arg) is JaggedTensor for arg in args):
             return args, ragged
         found: list[Any] = []
@@ -405,7 +416,7 @@ class Compiled:
                 )
             seen[at] = arg
             if entry is None or entry.like is None:
-                ragged.append((arg, at + 1))
+                ragged.append((arg.structure, at + 1))
                 found += [arg.values, *arg.structure.buffers()]
                 continue
             found.append(arg.values)
@@ -434,7 +445,7 @@ class Compiled:
         """
         wanted = _requiring_gradients(args)
         if wanted:
-            return self._differentiable(args, wanted, sources, finish, hints, keep)
+            return self._differentiable(args, wanted, sources, finish, hints, keep, known)
         if not self.binder.seeds:
             return self._bind(args, sources, finish, hints, keep, known)
         drawn = range(-self.binder.seeds, 0)
@@ -449,8 +460,10 @@ class Compiled:
         finish: Callable[[list[Any]], Any],
         hints: tuple[Structure, Hints] | None,
         keep: Sequence[object],
+        known: KnownRows,
     ) -> Binding:
         """A binding that records gradients of some arguments."""
+        remember_rows(known, args)
         own = self._gradients.get(wanted)
         if own is None:
             with making:
@@ -460,13 +473,31 @@ class Compiled:
         drawn = range(-self.binder.seeds, 0)
         every: Sequence[int | torch.Tensor] = (*sources, *drawn)
         with torch.no_grad():
-            binding = own.forward.bind(self._seeded(args), every, hints=hints, keep=keep)
+            binding = own.forward.bind(self._seeded(args), every, hints=hints, keep=keep, known=known)
         recorded = own.bound(binding, every, finish)
         return drawing(recorded, len(drawn), _device_of(args)) if drawn else recorded
 
     def _like_this(self, fusion: Fusion) -> Compiled:
         """Another fusion, compiled in the same way."""
         return Compiled(fusion, self.backend, self.strategy, **self.options)
+
+    def once(
+        self,
+        args: Sequence[Any],
+        sources: Sequence[int | torch.Tensor],
+        finish: Callable[[list[Any]], Any] = list,
+        *,
+        hints: tuple[Structure, Hints] | None = None,
+        known: KnownRows = NOTHING_KNOWN,
+    ) -> Binding:
+        """As `bind`, for a single call: nothing is prepared for others."""
+        if _requiring_gradients(args):
+            return self.bind(args, sources, finish, hints=hints, known=known)
+        seeds = self.binder.seeds
+        if not seeds:
+            return functools.partial(self._unbound, sources, finish, hints, known, False)
+        every = (*sources, *range(-seeds, 0))
+        return drawing(functools.partial(self._unbound, every, finish, hints, known, False), seeds, _device_of(args))
 
     def _seeded(self, args: Sequence[Any]) -> Sequence[Any]:
         """The arguments, and something for the seeds that are drawn in a call."""
@@ -482,11 +513,11 @@ class Compiled:
         known: KnownRows,
     ) -> Binding:
         call = self.binder.bind(args, known)
-        clean = all([given is arg for given, arg in zip(call.args, args, strict=True)])
+        clean = all(given is arg for given, arg in zip(call.args, args, strict=True))
         ready = None if self._whole is None or not clean else self._whole.bound(call)
         indices = None if ready is None else self._index_places(ready, args, sources)
         if ready is None or indices is None:
-            return functools.partial(self._unbound, sources, finish, hints, known)
+            return functools.partial(self._unbound, sources, finish, hints, known, True)
         results, count = _hinted(ready.results, hints), len(self.fusion.outputs)
         found, require = [r.place for r in results[count:]], functools.partial(require_inside, self.fusion)
         # Offsets are compared by identity.
@@ -525,18 +556,20 @@ class Compiled:
         finish: Callable[[list[Any]], Any],
         hints: tuple[Structure, Hints] | None,
         known: KnownRows,
+        again: bool,
         leaves: Leaves,
         into: Sequence[torch.Tensor] = (),
     ) -> Any:
-        """Runs a call that must be bound anew every time: stages with computed extents, checks of indices, arguments that must
-        be copied first."""
+        """Runs a call without a binding: the first with these rows, or one that must be bound anew every time (stages with
+        computed extents, checks of indices, arguments that must be copied first). `again` if there may be others like it."""
         call = self.binder.bind([leaves[s] if isinstance(s, int) else s for s in sources], known)
         if self._whole is None:
             call, env = self._run_stages(call)
             read = tuple([reader(call) for reader in self.results])
             results: list[Any] = [r.of(env[r.tensor]) for r in _hinted(read, hints)]
         else:
-            ready, tensors = self._whole.run(call, call.args)
+            ready = self._whole.prepared(call) if again else self._whole.bound(call)
+            tensors = self._whole.run(call, call.args, ready)
             results = [r.of(tensors[r.place]) for r in _hinted(ready.results, hints)]
         if self.fusion.index_checks:
             count = len(self.fusion.outputs)
@@ -554,7 +587,8 @@ class Compiled:
         for stage in self.stages:
             if isinstance(stage, FusionStage):
                 program = stage.naive
-                ready, tensors = stage.run(call, [env[t.name] for t in program.inputs])
+                ready = stage.prepared(call)
+                tensors = stage.run(call, [env[t.name] for t in program.inputs], ready)
                 seen(ready)
                 made = {t.name: x for t, x in zip(ready.executable.program.tensors, tensors, strict=True) if t in program.outputs}
             else:

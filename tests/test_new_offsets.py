@@ -7,6 +7,7 @@ failures that name the change. The oracle slices the values row by row, in plain
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ import serrate
 import serrate.language as hl
 from serrate import JaggedTensor, Structure
 from serrate.errors import GradientError, ShapeError, StructureError, StructureMismatch
+from serrate.runtime.dispatch import BINDINGS
 from serrate.tiles.specialise import LoopPrograms
 
 FIRST = [3, 0, 2, 4]
@@ -285,3 +287,105 @@ def test_new_offsets_need_no_new_program(new_programs: list[str]) -> None:
         jt, wanted = ragged(lengths)
         torch.testing.assert_close(call(jt), wanted)
     assert new_programs == []
+
+
+TIMES = 3
+"""A call with new rows, the next one, which leaves a binding, and one that finds it."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_in_rotation(way: str) -> None:
+    """More rows than bindings are kept for, each as often as it takes to leave a binding."""
+    call = warmed(way)
+    given = [ragged([k % 7, 3, (5 * k) % 4][: 1 + k % 3]) for k in range(BINDINGS + 6)]
+    for first in (0, 1):
+        for jt, wanted in given[first:]:
+            for _ in range(TIMES - first):
+                torch.testing.assert_close(call(jt), wanted)
+
+
+@pytest.mark.parametrize("written", range(TIMES + 1))
+@pytest.mark.parametrize("way", WAYS)
+def test_offsets_that_are_written_to_between_calls(way: str, written: int) -> None:
+    call = warmed(way)
+    values, offsets = torch.randn(9, 3), torch.tensor([0, 3, 3, 9])
+    jt = JaggedTensor.from_csr(values, offsets)
+    for bounds in ([0, 3, 3, 9], [0, 1, 8, 9], [0, 9, 9, 9]):
+        for time in range(TIMES + 1):
+            if time == written:
+                offsets.copy_(torch.tensor(bounds))
+            torch.testing.assert_close(call(jt), sums(values, offsets.tolist()))
+
+
+def test_results_have_the_structure_of_their_argument() -> None:
+    double = serrate.jit(lambda jt: jt * 2)
+    for lengths in ([3, 0, 2], [1, 4, 2]):
+        plain = JaggedTensor.from_lengths(torch.randn(sum(lengths), 2), torch.tensor(lengths))
+        for jt in (plain, plain.with_hint(distribution="uniform")):
+            for _ in range(TIMES):
+                got = double(jt)
+                assert got.structure is jt.structure
+                assert got.hints == jt.hints
+                assert torch.equal(got.values, jt.values * 2)
+
+
+def test_nested_rows_and_rows_of_two_dims() -> None:
+    double = serrate.jit(lambda jt: jt * 2)
+    for k in range(3):
+        nested = Structure.from_offsets(torch.tensor([0, 2, 3]), torch.tensor([0, 1 + k, 4, 9]))
+        columns = Structure.from_offsets(torch.tensor([0, 1 + k, 4]), dim=1)
+        both = Structure.independent(Structure.from_offsets(torch.tensor([0, 5 - k, 9])), columns)
+        for structure in (nested, both):
+            jt = JaggedTensor(torch.randn(9, 4), structure)
+            for _ in range(TIMES):
+                got = double(jt)
+                assert got.structure is structure and torch.equal(got.values, jt.values * 2)
+
+
+def test_sums_of_the_outer_rows() -> None:
+    """The result has only the outer level of its argument's rows."""
+    inner_sums = serrate.jit(lambda jt: jt.sum(dim=2))
+    for k in range(3):
+        words = torch.tensor([0, 1 + k, 4, 9])
+        jt = JaggedTensor(torch.arange(9.0), Structure.from_offsets(torch.tensor([0, 2, 3]), words))
+        for _ in range(TIMES):
+            got = inner_sums(jt)
+            assert got.values.tolist() == sums(jt.values, words.tolist()).tolist()
+            assert got.offsets.tolist() == [0, 2, 3]
+
+
+def test_random_numbers_follow_the_seed_whatever_was_called_before() -> None:
+    jt, _ = ragged([4, 1, 3])
+    noise = serrate.jit(lambda jt: torch.rand_like(jt))
+    noise(ragged([2, 2])[0])
+    found = []
+    for _ in range(TIMES):
+        torch.manual_seed(3)
+        found.append(noise(jt).values)
+    assert all(torch.equal(each, found[0]) for each in found) and found[0].unique().numel() == found[0].numel()
+
+
+def test_memory_that_a_result_is_written_into() -> None:
+    for lengths in ([3, 0, 2], [1, 4, 2]):
+        jt, _ = ragged(lengths)
+        values = jt.values
+        for k in range(TIMES):
+            before = values.clone()
+            jt += k
+            assert jt.values is values and torch.equal(values, before + k)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_threads_with_rows_of_their_own(way: str) -> None:
+    call = warmed(way)
+    # Drawn before: a function that is traced in one thread may not see random numbers drawn in another.
+    given = [[ragged([(seed + k) % 5, 2, seed, k][: 2 + k % 3], width=3 if k % 4 else 4) for k in range(12)] for seed in range(4)]
+
+    def work(own: list[tuple[JaggedTensor, torch.Tensor]]) -> None:
+        for jt, wanted in own:
+            for _ in range(TIMES):
+                torch.testing.assert_close(call(jt), wanted)
+
+    with ThreadPoolExecutor(len(given)) as pool:
+        for done in [pool.submit(work, own) for own in given]:
+            done.result()

@@ -20,7 +20,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,7 +32,7 @@ from serrate.frontend.keyed import TracedKeyed, leaves_in
 from serrate.frontend.leaves import Leaves, leaves_of, refuse_nested
 from serrate.frontend.python_objects import WeakMethod
 from serrate.frontend.specialise import Specialised, changing
-from serrate.frontend.trace import BY_VALUE, StructureNumbers, TracedFunction, TracedInput, described, inputs_of, trace
+from serrate.frontend.trace import BY_VALUE, FusionInputs, StructureNumbers, TracedFunction, described, trace
 from serrate.ir.view import TensorView
 from serrate.runtime.dispatch import Binding, FastPath, Key, Other, form_of, key_of, remember
 from serrate.runtime.locks import making
@@ -48,20 +48,26 @@ STATES = 16
 """The most states of a function's dependencies (what it reads besides its arguments) for which programs are kept."""
 
 
-Program = tuple[TracedFunction, Compiled]
+class TracedProgram:
+    """A traced and compiled function."""
 
+    def __init__(self, traced: TracedFunction, compiled: Compiled, inputs: FusionInputs) -> None:
+        self.traced, self.compiled, self._inputs = traced, compiled, inputs
+        self._finish = _finish(traced)
 
-def _bind(traced: TracedFunction, compiled: Compiled, leaves: Leaves, inputs: Sequence[TracedInput]) -> Binding:
-    """The binding for a call of a traced function."""
-    given = [*inputs, *(TracedInput(constant, None) for constant in traced.constants)]
-    ragged = [leaf for leaf in leaves if isinstance(leaf, JaggedTensor)]
-    first = [(leaves[g.leaf], k + 1) for k, g in enumerate(inputs[:-1]) if g.leaf is not None and inputs[k + 1].leaf is None]
-    # Results with the rows of the first ragged tensor inherit its hints.
-    hints = (ragged[0].structure, ragged[0].hints) if ragged and ragged[0].hints is not NO_HINTS else None
-    sources = [g.tensor if g.leaf is None else g.leaf for g in given]
-    keep = [leaf.structure for leaf in ragged]
-    known = known_rows([(leaf, k) for leaf, k in first if isinstance(leaf, JaggedTensor)])
-    return compiled.bind([g.tensor for g in given], sources, _finish(traced), hints=hints, keep=keep, known=known)
+    def bind(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor], *, once: bool = False) -> Binding:
+        """A binding for calls with these leaves, or for one such call; `tensors` are the inputs of the program."""
+        inputs, constants = self._inputs, self.traced.constants
+        ragged = [leaves[k] for k in inputs.ragged]
+        # Results with the rows of the first ragged tensor inherit its hints.
+        hints = (ragged[0].structure, ragged[0].hints) if ragged and ragged[0].hints is not NO_HINTS else None
+        sources = [tensor if leaf is None else leaf for leaf, tensor in zip(inputs.leaves, tensors, strict=True)]
+        known = known_rows([(leaves[k].structure, first) for k, first in inputs.described])
+        given, sources = [*tensors, *constants], [*sources, *constants]
+        if once:
+            return self.compiled.once(given, sources, self._finish, hints=hints, known=known)
+        keep = [leaf.structure for leaf in ragged]
+        return self.compiled.bind(given, sources, self._finish, hints=hints, keep=keep, known=known)
 
 
 def _finish(traced: TracedFunction) -> Callable[[list[Any]], Any]:
@@ -76,16 +82,25 @@ def _finish(traced: TracedFunction) -> Callable[[list[Any]], Any]:
     return finish
 
 
+class Signature(NamedTuple):
+    """The programs for one form of arguments."""
+
+    inputs: FusionInputs
+    programs: Specialised[TracedProgram]
+
+
 class FunctionState:
     """The programs of a function for one state of its dependencies: what it reads besides its arguments."""
 
-    __slots__ = ("bindings", "function", "kinds", "snapshot", "used")
+    __slots__ = ("bindings", "function", "kinds", "seen", "snapshot", "used")
 
     def __init__(self, function: Callable[..., Any], taken: Snapshot | None, used: tuple[int, ...] = ()) -> None:
         self.function, self.snapshot, self.used = function, taken, used
         """Which of the reachable tensors are inputs of the programs. Grows while the function is traced."""
-        self.kinds: OrderedDict[Key, Specialised[Program]] = OrderedDict()
+        self.kinds: OrderedDict[Key, Signature] = OrderedDict()
         self.bindings: OrderedDict[Key, Binding] = OrderedDict()
+        self.seen: OrderedDict[Key, None] = OrderedDict()
+        """The keys of calls that ran without a binding: the next such call leaves one."""
 
     def read(self, objects: Sequence[Any]) -> Sequence[Any] | None:
         """The tensors that the function reaches; None if anything that it reads has changed."""
@@ -94,18 +109,32 @@ class FunctionState:
         reached = self.snapshot.read(self.function, objects)
         return reached if type(reached) is tuple else None
 
-    def programs(self, kind: Key, given: Sequence[TracedInput], sizes: Sequence[int], arguments: Leaves) -> Specialised[Program]:
-        """The programs for a signature; `given` are the inputs of a call, `sizes` their sizes, `arguments` its own tensors."""
-        programs = self.kinds.get(kind)
-        if programs is None:
-            ragged, counting, widths = changing(given, arguments)
+    def find(self, form: Key, leaves: Leaves) -> tuple[TracedProgram, list[torch.Tensor]] | None:
+        """The program for a call of this form, and its inputs; None if there is none yet."""
+        signature = self.kinds.get(form)
+        if signature is None:
+            return None
+        with suppress(KeyError):
+            self.kinds.move_to_end(form)
+        tensors = signature.inputs.tensors(leaves)
+        program = signature.programs.find([size for tensor in tensors for size in tensor.shape])
+        return None if program is None else (program, tensors)
+
+    def signature(self, form: Key, leaves: Leaves, count: int) -> tuple[Signature, list[torch.Tensor], list[int]]:
+        """The programs for a form, the inputs of a call, and their sizes; the first `count` leaves are its own tensors."""
+        signature = self.kinds.get(form)
+        inputs = FusionInputs(leaves) if signature is None else signature.inputs
+        tensors = inputs.tensors(leaves)
+        sizes = [size for tensor in tensors for size in tensor.shape]
+        if signature is None:
+            ragged, counting, widths = changing(inputs, tensors, leaves[:count])
             shared = self.snapshot is None  # an eager operation, shared by the whole process
-            programs = self.kinds[kind] = Specialised(sizes, ragged, counting, widths if shared else ())
+            signature = self.kinds[form] = Signature(inputs, Specialised(sizes, ragged, counting, widths if shared else ()))
             while len(self.kinds) > KINDS:
                 self.kinds.popitem(last=False)
         with suppress(KeyError):
-            self.kinds.move_to_end(kind)
-        return programs
+            self.kinds.move_to_end(form)
+        return signature, tensors, sizes
 
 
 class Jitted:
@@ -156,12 +185,13 @@ class Jitted:
 
     def into(self, memory: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call that writes its results into `memory`, if the program has one output for each; see `eager`."""
-        binding, leaves = self._found(args, kwargs)
+        binding, leaves = self._found(args, kwargs, into=True)
         assert binding is not None
         return binding(leaves, memory)
 
-    def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Binding | None, list[Any]]:
-        """The binding for this call, and its leaves: arguments, then captured tensors."""
+    def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any], into: bool = False) -> tuple[Binding | None, list[Any]]:
+        """The binding for this call, and its leaves: arguments, then captured tensors. Only a binding that is kept can write
+        `into` memory of the caller's."""
         if not self._alone:
             args, kwargs = self._defaulted(args, kwargs)
         leaves: list[Any] = []
@@ -172,15 +202,45 @@ class Jitted:
             refuse_nested(leaves)  # torch's nested tensors have no shape
             raise
         state, reached = self._fast.state(objects)
-        if state is None:
-            return self._bound(args, kwargs, given, objects)
-        key = given if not state.used else _and_outside(given, [reached[k] for k in state.used], leaves)
-        try:
-            binding = state.bindings.get(key)
-        except TypeError:
-            _refuse_unhashable((args, kwargs))
-            raise
-        return (binding, leaves) if binding is not None else self._bound(args, kwargs, given, objects)
+        if state is not None:
+            key = given if not state.used else _and_outside(given, [reached[k] for k in state.used], leaves)
+            try:
+                binding = state.bindings.get(key)
+            except TypeError:
+                _refuse_unhashable((args, kwargs))
+                raise
+            if binding is None:
+                binding = self._rebound(args, kwargs, state, reached, key, into)
+            if binding is not None:
+                return binding, leaves
+        return self._bound(args, kwargs, given, objects)
+
+    def _rebound(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        state: FunctionState,
+        reached: Sequence[Any],
+        key: Key,
+        into: bool,
+    ) -> Binding | None:
+        """A binding of a program that an earlier call left: this one has other rows or sizes. None if there is none."""
+        leaves: list[Any] = []
+        numbers = StructureNumbers()
+        form = self._form(args, kwargs, leaves, numbers)
+        if state.used:
+            form_of([reached[k] for k in state.used], leaves, [], KEY_BY_VALUE, numbers, form=form)
+        found = state.find(tuple(form), leaves)
+        if found is None:
+            return None
+        program, tensors = found
+        # Rows are often seen only once: nothing is prepared for calls that may not come.
+        if not into and key not in state.seen:
+            remember(state.seen, key, None)
+            return program.bind(leaves, tensors, once=True)
+        binding = program.bind(leaves, tensors)
+        remember(state.bindings, key, binding)
+        return binding
 
     def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any], objects: list[Any]) -> Key:
         """Everything that a binding depends on. Fills `leaves` with the tensors among the arguments, and `objects` with the
@@ -201,7 +261,9 @@ class Jitted:
         def walk(values: Iterable[Any], form: list[Any], leaves: list[Any], objects: list[Any], other: Other) -> None:
             form_of(values, leaves, objects, other, numbers, form=form)
 
-        other = _describes(walk, self._alone)
+        def other(value: Any, form: list[Any], leaves: list[Any], objects: list[Any]) -> None:
+            _describes(walk, self._alone)(value, form, leaves, objects)
+
         form = form_of(args, leaves, [], other, numbers)
         form += (torch.get_default_dtype(), autocast.state())
         if kwargs:
@@ -221,18 +283,18 @@ class Jitted:
             _refuse_unhashable((args, kwargs))
             raise
         with making:
-            state, program, leaves, inputs = self._traced(args, kwargs, objects)
+            state, program, leaves, tensors = self._traced(args, kwargs, objects)
             # While tracing, more may have been found outside than was known before.
             key = given if not state.used else _and_outside(given, leaves[-len(state.used) :], [])
             binding = state.bindings.get(key)
             if binding is None:
-                binding = _bind(*program, leaves, inputs)
+                binding = program.bind(leaves, tensors)
                 remember(state.bindings, key, binding)
         return binding, [leaf.values if isinstance(leaf, JaggedTensor) else leaf for leaf in leaves]
 
     def _traced(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], objects: Sequence[Any]
-    ) -> tuple[FunctionState, Program, list[Any], list[TracedInput]]:
+    ) -> tuple[FunctionState, TracedProgram, list[Any], list[torch.Tensor]]:
         """The current state of the dependencies, the program for it, the tensors of a call, and the inputs of the program that
         they are. The caller holds the lock `making`."""
         leaves: list[Any] = []
@@ -249,30 +311,29 @@ class Jitted:
                 state.used = (*state.used, k)
             return k is not None
 
-        def programs() -> tuple[Specialised[Program], list[Any], list[TracedInput], list[int]]:
+        def signature() -> tuple[Signature, list[Any], list[torch.Tensor], list[int]]:
             every = [*leaves]
-            kind = form_of([reached[k] for k in state.used], every, [], KEY_BY_VALUE, numbers, form=[*form])
-            given = inputs_of(every)
-            sizes = [size for g in given for size in g.tensor.shape]
-            return state.programs(tuple(kind), given, sizes, leaves), every, given, sizes
+            whole = form_of([reached[k] for k in state.used], every, [], KEY_BY_VALUE, numbers, form=[*form])
+            found, tensors, sizes = state.signature(tuple(whole), every, len(leaves))
+            return found, every, tensors, sizes
 
         generators = () if state.snapshot is None else state.snapshot.generators
         while True:
-            known, every, given, sizes = programs()
-            program = known.find(sizes)
+            known, every, tensors, sizes = signature()
+            program = known.programs.find(sizes)
             if program is not None:
-                return state, program, every, given
-            wanted, outside = known.wanted(sizes), every[len(leaves) :]
+                return state, program, every, tensors
+            wanted, outside = known.programs.wanted(sizes), every[len(leaves) :]
             traced = trace(self.fn, args, kwargs, outside, None if self._alone else found, wanted, generators)
             if state.snapshot is not None and state.snapshot.writes:
                 self._refuse_kept(objects)
             # While tracing, more may have been found outside than was known before.
-            known, every, given, _ = programs()
+            known, every, tensors, _ = signature()
             if not traced.fixed:
-                program = (traced, Compiled(traced.fusion, self._backend, self._strategy))
-                known.add(traced.sizes, program)
-                return state, program, every, given
-            known.fix(traced.fixed)
+                program = TracedProgram(traced, Compiled(traced.fusion, self._backend, self._strategy), known.inputs)
+                known.programs.add(traced.sizes, program)
+                return state, program, every, tensors
+            known.programs.fix(traced.fixed)
 
     def _refuse_kept(self, objects: Sequence[Any]) -> None:
         path = kept(self.fn, objects, TensorView)
@@ -319,8 +380,8 @@ class Jitted:
         objects: list[Any] = []
         self._key(given, named, [], objects)
         with making:
-            _, (traced, compiled), _, inputs = self._traced(given, named, objects)
-        return compiled, [*(g.tensor for g in inputs), *traced.constants]
+            _, program, _, tensors = self._traced(given, named, objects)
+        return program.compiled, [*tensors, *program.traced.constants]
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The code that runs for these arguments."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Generic, TypeVar
 
+from torch import Tensor
+
 from serrate.frontend.leaves import Leaves
-from serrate.frontend.trace import Pattern, TracedInput
+from serrate.frontend.trace import FusionInputs, Pattern
 from serrate.tensor import JaggedTensor
 
 P = TypeVar("P")
@@ -54,11 +56,12 @@ class Specialised(Generic[P]):
 
     def find(self, sizes: Sequence[int]) -> P | None:
         """The program for these sizes: the earliest that fits, which has the most sizes compiled in."""
+        ragged = self._ragged
         for pattern, program in list(self._programs.items()):
-            if all(
-                own == size or (own is None and self._varies(k, size))
-                for k, (own, size) in enumerate(zip(pattern, sizes, strict=True))
-            ):
+            for k, (own, size) in enumerate(zip(pattern, sizes, strict=True)):
+                if own != size and (own is not None or not (size > 1 or k in ragged)):
+                    break
+            else:
                 self._calls += 1
                 self._used[pattern] = self._calls
                 return program
@@ -95,8 +98,8 @@ class Specialised(Generic[P]):
         self._used[pattern] = self._calls
 
 
-def changing(given: Sequence[TracedInput], arguments: Leaves) -> tuple[list[int], list[int], list[int]]:
-    """Which input sizes belong to rows, which others are symbolic from the start, and which are widths.
+def changing(inputs: FusionInputs, tensors: Sequence[Tensor], arguments: Leaves) -> tuple[list[int], list[int], list[int]]:
+    """Which sizes of a fusion's inputs belong to rows, which others are symbolic from the start, and which are widths.
 
     The first dim of a dense argument is symbolic from the start if it equals the number of rows: a table with one entry per row.
     """
@@ -105,13 +108,13 @@ def changing(given: Sequence[TracedInput], arguments: Leaves) -> tuple[list[int]
     counting: list[int] = []
     widths: list[int] = []
     place = 0
-    for each in given:
-        for dim, size in enumerate(each.tensor.shape):
-            if dim in each.ragged:
+    for tensor, leaf, own in zip(tensors, inputs.leaves, inputs.ragged_dims, strict=True):
+        for dim, size in enumerate(tensor.shape):
+            if dim in own:
                 ragged.append(place)
-            elif dim == 0 and each.tensor.ndim > 1 and each.leaf is not None and each.leaf < len(arguments) and size in rows:
+            elif dim == 0 and tensor.ndim > 1 and leaf is not None and leaf < len(arguments) and size in rows:
                 counting.append(place)
-            elif dim and dim == each.tensor.ndim - 1:
+            elif dim and dim == tensor.ndim - 1:
                 widths.append(place)
             place += 1
     return ragged, counting, widths

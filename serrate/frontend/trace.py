@@ -97,15 +97,27 @@ class ByStructure(Generic[T]):
     """What belongs to each structure among some leaves. Only structures whose shapes agree are compared."""
 
     def __init__(self) -> None:
+        self._by_id: dict[int, T] = {}
+        self._new: list[tuple[JaggedTensor, T]] = []
+        """Those whose shapes were not needed yet: most calls have one structure."""
         self._found: dict[Key, list[tuple[JaggedTensor, T]]] = {}
 
     def find(self, leaf: JaggedTensor) -> T | None:
         """What was added for the structure of a leaf."""
+        if not self._by_id:
+            return None
+        own = self._by_id.get(id(leaf.structure))
+        if own is not None:
+            return own
+        for other, each in self._new:
+            self._found.setdefault(self._shapes(other), []).append((other, each))
+        self._new.clear()
         return next((own for other, own in self._found.get(self._shapes(leaf), ()) if _same(other, leaf)), None)
 
     def add(self, leaf: JaggedTensor, own: T) -> None:
         """Adds what belongs to the structure of a leaf."""
-        self._found.setdefault(self._shapes(leaf), []).append((leaf, own))
+        self._by_id[id(leaf.structure)] = own
+        self._new.append((leaf, own))
 
     @staticmethod
     def _shapes(leaf: JaggedTensor) -> Key:
@@ -137,29 +149,42 @@ class StructureNumbers(ByStructure[int]):
         return number
 
 
-@dataclass(frozen=True)
-class TracedInput:
-    """An input of a traced fusion: a tensor, and the leaf whose values it holds; None if it describes a structure."""
+class FusionInputs:
+    """The inputs of a traced fusion, in order: values, the tensors that describe each structure. A function of a call's form."""
 
-    tensor: torch.Tensor
-    leaf: int | None
-    ragged: Collection[int] = ()
-    """The dims that hold or count rows; no trace is specialised on their sizes."""
-
-
-def inputs_of(leaves: Leaves, constants: Sequence[torch.Tensor] = ()) -> list[TracedInput]:
-    """The inputs of the fusion, in order: values, the tensors that describe each structure, then constants."""
-    found: list[TracedInput] = []
-    seen = ByStructure[bool]()
-    for k, leaf in enumerate(leaves):
-        if isinstance(leaf, JaggedTensor):
-            found.append(TracedInput(leaf.values, k, leaf.structure.dims))
-            if not seen.find(leaf):
-                found += [TracedInput(buffer, None, (0,)) for buffer in leaf.structure.buffers()]
+    def __init__(self, leaves: Leaves) -> None:
+        self.leaves: list[int | None] = []
+        """For each input, the leaf whose values it is; None if it describes a structure."""
+        self.ragged_dims: list[Collection[int]] = []
+        """For each input, the dims that hold or count rows; no trace is specialised on their sizes."""
+        self.ragged = [k for k, leaf in enumerate(leaves) if isinstance(leaf, JaggedTensor)]
+        """Which leaves are ragged."""
+        self.described: list[tuple[int, int]] = []
+        """The first leaf of each structure, and the first input that describes the structure."""
+        seen = ByStructure[bool]()
+        for k, leaf in enumerate(leaves):
+            self.leaves.append(k)
+            self.ragged_dims.append(leaf.structure.dims if isinstance(leaf, JaggedTensor) else ())
+            if isinstance(leaf, JaggedTensor) and not seen.find(leaf):
                 seen.add(leaf, True)
-        else:
-            found.append(TracedInput(leaf, k))
-    return found + [TracedInput(constant, None) for constant in constants]
+                self.described.append((k, len(self.leaves)))
+                for _ in leaf.structure.buffers():
+                    self.leaves.append(None)
+                    self.ragged_dims.append((0,))
+        first = {k for k, _ in self.described}
+        self._first = [k in first for k in range(len(leaves))]
+
+    def tensors(self, leaves: Leaves) -> list[torch.Tensor]:
+        """The inputs of a call with these leaves."""
+        found: list[torch.Tensor] = []
+        for leaf, first in zip(leaves, self._first, strict=True):
+            if isinstance(leaf, JaggedTensor):
+                found.append(leaf.values)
+                if first:
+                    found += leaf.structure.buffers()
+            else:
+                found.append(leaf)
+        return found
 
 
 # --- tracing -------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
@@ -197,7 +197,9 @@ class Prepared(NamedTuple):
     """Which of the arrays are integers that a caller may change from call to call, and where they come from."""
     symbols: tuple[int, ...]
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-    """Of outputs and scratch that are allocated for the call."""
+    """Of outputs, and then of scratch, that are allocated for the call."""
+    outputs: int
+    """How many of these are outputs."""
     private: tuple[torch.Tensor, ...]
     results: tuple[Result, ...] = ()
 
@@ -246,24 +248,23 @@ def bound(
     if not ready.shapes and require is None and finish is None:
         return launch
     count = len(sources)
-    models = [(shape, dtype, _model(shape, dtype, sources, tensors)) for shape, dtype in ready.shapes]
+    models = [(shape, dtype, _model(shape, dtype, sources, tensors)) for shape, dtype in ready.shapes[: ready.outputs]]
     # Most results are handed out in the shape that they are allocated in.
     shapes = [*(t.shape for t in tensors), *(shape for shape, _ in ready.shapes)]
     parts = [(r.place, None if shapes[r.place] == r.shape else r.shape, r.structure, r.hints) for r in results]
-    handed = {r.place for r in results} | set(found)
-    room, offsets = _scratch_room(ready.shapes, [count + k not in handed for k in range(len(models))], device)
+    scratch = memory.scratch(ready.shapes[ready.outputs :], device)
 
     def run(leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> Any:
-        made: list[Any] = []
+        made: list[Any]
         if into:
-            made = [*_into(into, models, parts, count, device)]
+            made = _into(into, models, parts, count, device)
         else:
-            scratch = torch.empty(room, dtype=torch.uint8, device=device) if room else None
-            for (shape, dtype, model), offset in zip(models, offsets, strict=True):
-                if scratch is not None and offset is not None:
-                    made.append(memory.Scratch(scratch, offset, shape, dtype))
-                else:
-                    made.append(memory.empty(shape, dtype, device) if model is None else empty_like(leaves[model]))
+            made = [
+                memory.empty(shape, dtype, device) if model is None else empty_like(leaves[model])
+                for shape, dtype, model in models
+            ]
+        if scratch is not None:
+            made += scratch()
         launch(leaves, made)
         if require is not None:
             require(_given(sources, leaves), [made[k - count] for k in found])
@@ -280,19 +281,6 @@ def bound(
     return run
 
 
-def _scratch_room(
-    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], temporary: Sequence[bool], device: torch.device
-) -> tuple[int, list[int | None]]:
-    """The bytes that all temporaries of a call on a GPU share, and where each begins; None for what has its own memory."""
-    room, offsets = 0, list[int | None]()
-    for (shape, dtype), is_temporary in zip(shapes, temporary, strict=True):
-        pooled = is_temporary and device.type != "cpu"
-        offsets.append(room if pooled else None)
-        if pooled:
-            room += -(-prod(shape) * dtype.itemsize // memory.ALIGNMENT) * memory.ALIGNMENT
-    return room, offsets
-
-
 def _launch(
     ready: Prepared,
     sources: Sequence[Source],
@@ -304,12 +292,11 @@ def _launch(
 ) -> Binding:
     """Runs the program on the leaves of a call and on what was allocated for it; `sizes` are its tensors' numbers of elements."""
     executable, arrays, symbols = ready.executable, ready.arrays, ready.symbols
-    name, strategy = executable.program.name, ready.plan.strategy
     if not isinstance(executable, CppExecutable):
         execute_on = executable.bound(arrays, symbols, device)
 
         def execute(leaves: Leaves, into: Sequence[Any] = (), _keep: object = keep) -> None:
-            with record_function(_shown(name, strategy)) if PROFILER._is_profiler_enabled else nullcontext():
+            with profiled(ready):
                 execute_on([*_given(sources, leaves), *into, *ready.private])
 
         return execute
@@ -342,7 +329,7 @@ def _launch(
         if apart is not None:
             apart(pointers)
         if PROFILER._is_profiler_enabled:
-            with record_function(_shown(name, strategy)):
+            with profiled(ready):
                 function(packed(*pointers), numbers)
         else:
             function(packed(*pointers), numbers)
@@ -350,9 +337,14 @@ def _launch(
     return launch
 
 
-def _shown(name: str, strategy: str) -> str:
-    """How a program appears in profiles."""
-    return f"serrate: {name} ({strategy})"
+def profiled(ready: Prepared) -> AbstractContextManager[object]:
+    """Within this context, profiles show a program by its name and strategy."""
+    if not PROFILER._is_profiler_enabled:
+        return _UNSEEN
+    return record_function(f"serrate: {ready.executable.program.name} ({ready.plan.strategy})")
+
+
+_UNSEEN = nullcontext()
 
 
 def _given(sources: Sequence[Source], leaves: Leaves) -> list[Any]:
@@ -399,6 +391,7 @@ class CallState(Protocol):
 
 
 S = TypeVar("S", bound=CallState)
+T = TypeVar("T")
 
 
 class FastPath(Generic[S]):
@@ -426,7 +419,7 @@ class FastPath(Generic[S]):
         return state
 
 
-def remember(bindings: OrderedDict[Key, Binding], key: Key, binding: Binding) -> None:
+def remember(bindings: OrderedDict[Key, T], key: Key, binding: T) -> None:
     """Caches a binding; the oldest ones are dropped."""
     with _lock:
         while len(bindings) >= BINDINGS:

@@ -35,7 +35,7 @@ class Executable(Protocol):
     program: LoopProgram
     source: str
 
-    def __call__(self, tensors: Tensors, arrays: Sequence[InMemory], symbols: Numbers) -> None: ...
+    def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Numbers) -> None: ...
 
 
 class TensorExecutable(Executable, Protocol):
@@ -75,9 +75,10 @@ class ReferenceExecutable:
         self.program = program
         self.source = str(program)
 
-    def __call__(self, tensors: Tensors, arrays: Sequence[InMemory], symbols: Numbers) -> None:
+    def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Numbers) -> None:
         program = self.program
-        own = [torch.empty(t.shape, dtype=t.dtype, device=tensors[0].device) if t.device.type == "meta" else t for t in tensors]
+        every = [whole(t) for t in tensors]
+        own = [torch.empty(t.shape, dtype=t.dtype, device=every[0].device) if t.device.type == "meta" else t for t in every]
         # The program determines the dtypes it computes in.
         with torch.autocast(own[0].device.type if own else "cpu", enabled=False):
             reference.run(
@@ -89,7 +90,7 @@ class ReferenceExecutable:
 
     def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Callable[[Sequence[InMemory]], None]:
         """The program with everything but its tensors."""
-        return lambda tensors: self([whole(t) for t in tensors], arrays, symbols)
+        return lambda tensors: self(tensors, arrays, symbols)
 
 
 class CppExecutable:
@@ -110,8 +111,9 @@ class CppExecutable:
         self._numbers = struct.Struct(f"{2 + len(program.symbols) + len(self._private)}q").pack
         self._rows = threading.local()
 
-    def __call__(self, tensors: Tensors, arrays: Sequence[InMemory], symbols: Numbers) -> None:
-        self.bound([t.numel() for t in tensors], arrays, symbols)(tensors)
+    def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Numbers) -> None:
+        every = [whole(t) for t in tensors]
+        self.bound([t.numel() for t in every], arrays, symbols)(every)
 
     def function(self) -> Any:
         """The compiled function, built and loaded on first use; it takes addresses and numbers, each as bytes."""

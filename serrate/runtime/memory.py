@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -50,6 +50,10 @@ class Scratch(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def device(self) -> torch.device:
+        return self.room.device
+
     def data_ptr(self) -> int:
         return self.room.data_ptr() + self.offset
 
@@ -60,6 +64,24 @@ class Scratch(NamedTuple):
 
 
 InMemory = torch.Tensor | Scratch
+
+
+def scratch(shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], device: torch.device) -> Callable[[], list[InMemory]] | None:
+    """Allocates the temporaries of a call; None if there are none."""
+    if not shapes:
+        return None
+    if device.type == "cpu":
+        return lambda: [empty(shape, dtype, device) for shape, dtype in shapes]
+    room, places = 0, []
+    for shape, dtype in shapes:
+        places.append((room, shape, dtype))
+        room += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+
+    def allocate() -> list[InMemory]:
+        memory = torch.empty(room, dtype=torch.uint8, device=device)
+        return [Scratch(memory, *place) for place in places]
+
+    return allocate
 
 
 def whole(memory: InMemory) -> torch.Tensor:

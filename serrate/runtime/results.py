@@ -12,7 +12,8 @@ In: the logical dims of an output, and a call. Out: the shape of its values, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,12 +25,12 @@ from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import product
 from serrate.ir.view import TensorView
-from serrate.runtime.bind import Binder, BoundCall, KnownRows, structure_key
+from serrate.runtime.arrays import remembered
+from serrate.runtime.bind import Binder, BoundCall, KnownRows, known_key, known_total, structure_key
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.jagged import trusted
 from serrate.tensor.rows import Rows
-from serrate.tensor.structure import Ahead
 
 Group = tuple[IterDomain, ...]
 """The logical dims of one dim of the values: a single dim, or components with their rows."""
@@ -194,24 +195,45 @@ def _key(dims: tuple[int, ...], depths: tuple[int, ...], sizes: tuple[int, ...])
     return ("structure", dims, depths, sizes)
 
 
-def known_rows(ragged: Iterable[tuple[JaggedTensor, int]]) -> KnownRows:
-    """The rows of ragged arguments, each with the number of the first argument that describes its rows.
+def known_rows(given: Iterable[tuple[Structure, int]]) -> KnownRows:
+    """The rows of ragged arguments: the structure of each, with the number of the first argument that describes it.
 
     Offsets that are not verified, or were written to since, are left out, and so are checked like any others.
     """
     levels: dict[int, tuple[Rows, int]] = {}
     structures: dict[tuple[object, ...], Structure] = {}
-    for jt, first in ragged:
-        structure = jt.structure
-        if not all([rows.verified() for rows in structure.rows]):
+    for structure, first in given:
+        every = structure.rows
+        if not all(rows.verified() for rows in every):
             continue
-        if all([rows.contiguous for rows in structure.rows]):
-            depths = tuple([rows.depth for rows in structure.rows])
-            arguments = tuple(range(first, first + structure.levels))
-            structures[structure_key(structure.dims, depths, arguments)] = structure.canonical
-        for rows in structure.rows:
+        at = first
+        for rows in every:
             if rows.starts is None and rows.columns is None:
                 for level in range(rows.depth):
-                    levels[first + level] = (rows, level)
-            first += len(rows.buffers())
+                    levels[at + level] = (rows, level)
+            at += len(rows.buffers())
+        if all(rows.contiguous for rows in every):
+            depths = tuple([rows.depth for rows in every])
+            structures[structure_key(structure.dims, depths, tuple(range(first, at)))] = structure.canonical
     return KnownRows(levels, structures)
+
+
+def remember_rows(known: KnownRows, args: Sequence[torch.Tensor]) -> None:
+    """Caches known rows with their offsets, so that they are not checked again by other programs that are given these offsets:
+    backward programs."""
+    for place, (rows, level) in known.levels.items():
+        total = known_total(rows, level)
+        if total is not None:
+            remembered((args[place],), known_key(int(total)), functools.partial(_level, rows, level))
+
+
+def _level(rows: Rows, level: int) -> Structure:
+    """One level of rows as a separate structure, with its known facts."""
+    if rows.levels == 1:
+        return Structure((rows,))
+    alone = Rows((rows.offsets[level],))
+    for name in ("total", "max", "min"):
+        fact = rows.known(name, level)
+        if fact is not None:
+            alone.note(name, 0, fact)
+    return Structure((alone,))

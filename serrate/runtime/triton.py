@@ -39,7 +39,7 @@ __all__ = ["Derivation", "TritonExecutable", "can_derive"]
 _modules: dict[str, ModuleType] = {}
 
 
-class _Kernel:
+class TritonFunction:
     """A Triton function, compiled once for each device and for the widths of its integers.
 
     The first launch goes through Triton, which compiles. Later ones go straight to the compiled kernel's launcher, whatever the
@@ -113,8 +113,19 @@ class TritonExecutable:
         self._module = _load(self._printed.text, program.name)
         self._launches = [self._ready(launch) for launch in self._printed.launches]
 
-    def __call__(self, tensors: Tensors, arrays: Sequence[InMemory], symbols: Numbers) -> None:
-        self.bound(arrays, symbols, tensors[0].device)(tensors)
+    def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Numbers) -> None:
+        own, others = [t.data_ptr() for t in tensors], [a.data_ptr() for a in arrays]
+        aligned, device = _aligned([*own, *others]), tensors[0].device
+        for each in self._launches:
+            programs = each.programs(symbols)
+            if not programs:
+                continue
+            grid, numbers = (programs, 1, 1), [symbols[k] for k in each.symbols]
+            launcher = each.kernel.launcher(grid, numbers, device) if aligned else None
+            if launcher is not None:
+                launcher(*[own[k] for k in each.tensors], *[others[k] for k in each.arrays], *numbers)
+            else:
+                each.kernel.launch(grid, [*[tensors[k] for k in each.tensors], *[arrays[k] for k in each.arrays]], numbers)
 
     def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Callable[[Sequence[InMemory]], None]:
         """The program with everything but the addresses of its tensors."""
@@ -155,7 +166,7 @@ class TritonExecutable:
         # A product and a sum round twice, as in torch; fused multiply-adds are written explicitly.
         options = {"num_warps": self.warps, "enable_fp_fusion": False, **({"num_stages": STAGES} if launch.has_dot else {})}
         return _PreparedLaunch(
-            _Kernel(getattr(self._module, launch.function), options),
+            TritonFunction(getattr(self._module, launch.function), options),
             tuple(program.tensors.index(t) for t in launch.tensors),
             tuple(program.arrays.index(a) for a in launch.arrays),
             tuple(program.symbols.index(s) for s in launch.symbols),
@@ -166,7 +177,7 @@ class TritonExecutable:
 
 @dataclass(frozen=True)
 class _PreparedLaunch:
-    kernel: _Kernel
+    kernel: TritonFunction
     tensors: tuple[int, ...]
     arrays: tuple[int, ...]
     symbols: tuple[int, ...]
@@ -201,8 +212,8 @@ class Derivation:
         self._sizes = [size_function(count, tuple(symbols)) for count in counts]
         self._symbols = [tuple(symbols).index(s) for s in printed.symbols]
         module = _load(printed.text, "derived")
-        self._running_sums = _Kernel(module.running_sums, {})
-        self._owners = _Kernel(module.owners, {}) if printed.tables else None
+        self._running_sums = TritonFunction(module.running_sums, {})
+        self._owners = TritonFunction(module.owners, {}) if printed.tables else None
 
     def numbers(self, numbers: Numbers) -> tuple[int, ...]:
         """Everything besides tensors that the arrays depend on."""
@@ -227,7 +238,9 @@ class Derivation:
                 self._run(self._owners, (blocks, len(tables), 1), made, own, device)
         return [made[k] for k in self._order]
 
-    def _run(self, kernel: _Kernel, grid: Grid, tensors: Sequence[InMemory], numbers: list[int], device: torch.device) -> None:
+    def _run(
+        self, kernel: TritonFunction, grid: Grid, tensors: Sequence[InMemory], numbers: list[int], device: torch.device
+    ) -> None:
         addresses = [t.data_ptr() for t in tensors]
         launcher = kernel.launcher(grid, numbers, device) if _aligned(addresses) else None
         if launcher is None:

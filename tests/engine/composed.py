@@ -18,7 +18,7 @@ from serrate import JaggedTensor, Structure, ops
 from serrate.engine import Compiled
 from serrate.frontend.leaves import leaves_of
 from serrate.frontend.specialise import Specialised, changing
-from serrate.frontend.trace import inputs_of, trace
+from serrate.frontend.trace import FusionInputs, trace
 from serrate.ir.view import TensorView
 from tests.engine.oracle import FLOATS, TOLERANCES, one_thread
 
@@ -360,14 +360,15 @@ def run(operation: str, composition: str, backend: str, way: Way, dtype: torch.d
         extras = [e.to(dtype) for e in wanted.extras(padded)]
         args = (jt, dims, *extras)
         leaves = leaves_of(args, {})
-        given = inputs_of(leaves)
-        numbers = [size for g in given for size in g.tensor.shape]
-        sizes = Specialised[Any](numbers, *changing(given, leaves)[:2]).wanted(numbers)
+        inputs = FusionInputs(leaves)
+        given = inputs.tensors(leaves)
+        numbers = [size for tensor in given for size in tensor.shape]
+        sizes = Specialised[Any](numbers, *changing(inputs, given, leaves)[:2]).wanted(numbers)
         key = (jt.structure.form, sizes)
         if key not in programs:
             traced = trace(wanted.run, args, {}, sizes=sizes)
             programs[key] = Compiled(traced.fusion, backend, strategy, **dict(options))
         with one_thread():
-            got = programs[key](*(g.tensor for g in given))
+            got = programs[key](*given)
         want = wanted.want(padded, dims, *(e.double() for e in extras))
         agrees(got, want, dtype, f"{operation} of {composition}, {name}")

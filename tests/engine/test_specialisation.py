@@ -376,7 +376,7 @@ def test_programs_do_not_pile_up() -> None:
     f, _ = counted(lambda x: x * float(x.shape[0]))
     for count in range(2, 120):
         assert torch.equal(f(torch.ones(count, 2)), torch.full((count, 2), float(count)))
-    assert sum(len(programs._programs) for state in f._fast.states for programs in state.kinds.values()) <= 32
+    assert sum(len(each.programs._programs) for state in f._fast.states for each in state.kinds.values()) <= 32
 
 
 # --- numbers of eager operations -------------------------------------------------------------------------------------------

@@ -506,7 +506,7 @@ RUNTIME = [
         "serrate/runtime/results.py",
         ("tests/engine/test_jit.py", COMPOSED + "::test_elementwise"),
         ('return ("structure", dims, depths, sizes)', 'return ("structure", depths, sizes)'),
-        ("if not all(rows.verified() for rows in structure.rows):", "if not structure.rows:"),
+        ("if not all(rows.verified() for rows in every):", "if not every:"),
     ),
     *_of(
         "serrate/runtime/memory.py",

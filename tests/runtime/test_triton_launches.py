@@ -15,7 +15,7 @@ from triton.runtime.errors import OutOfResources
 from serrate import JaggedTensor, ir, ops
 from serrate.runtime import triton as runtime
 from serrate.runtime.memory import Scratch
-from serrate.runtime.triton import _Kernel
+from serrate.runtime.triton import TritonFunction
 
 CPU = torch.device("cpu")
 
@@ -45,7 +45,7 @@ class CompiledFunction:
 
 def test_integers_of_one_width_share_a_compiled_kernel() -> None:
     function = Function()
-    kernel, tensor = _Kernel(function, {}), torch.zeros(8)
+    kernel, tensor = TritonFunction(function, {}), torch.zeros(8)
     assert kernel.launcher((1, 1, 1), [5], CPU) is None
     kernel.launch((1, 1, 1), [tensor], [5])
     for number in (1, 16, 0, (1 << 31) - 1):
@@ -61,7 +61,7 @@ def test_integers_of_one_width_share_a_compiled_kernel() -> None:
 
 
 def test_tensors_that_are_not_aligned_compile_for_themselves() -> None:
-    kernel, room = _Kernel(Function(), {}), torch.zeros(8)
+    kernel, room = TritonFunction(Function(), {}), torch.zeros(8)
     kernel.launch((1, 1, 1), [room[1:]], [5])
     assert kernel.launcher((1, 1, 1), [5], CPU) is None
     scratch = Scratch(torch.zeros(512, dtype=torch.uint8), 256, (4,), torch.float32)
@@ -109,7 +109,7 @@ def test_a_kernel_that_does_not_fit_has_fewer_stages() -> None:
             return launch
 
     fits = 2
-    kernel = _Kernel(Large(), {"num_warps": 4, "num_stages": 4})
+    kernel = TritonFunction(Large(), {"num_warps": 4, "num_stages": 4})
     for _ in range(2):
         kernel.launch((1, 1, 1), [torch.zeros(8)], [5])
     assert tried == [4, 3, 2, 2]
@@ -117,4 +117,4 @@ def test_a_kernel_that_does_not_fit_has_fewer_stages() -> None:
     with pytest.raises(OutOfResources):
         kernel.launch((1, 1, 1), [torch.zeros(8)], [5])
     with pytest.raises(OutOfResources):
-        _Kernel(Large(), {}).launch((1, 1, 1), [torch.zeros(8)], [5])
+        TritonFunction(Large(), {}).launch((1, 1, 1), [torch.zeros(8)], [5])
