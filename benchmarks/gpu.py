@@ -1,257 +1,240 @@
 """The GPU table: ragged programs on one CUDA device, called as a user would, against its copy rate and its dense matrix rate.
 
-In: a CUDA device. Out: a table and gpu.json with, for every task, dtype and distribution of lengths, the percent of the limit
-that serrate and its peers reach in the same run, and the host time of a call; some rows of each result are checked against torch
-first. Lengths are unknown to the host, unless a column says that they are known. Run as `serrate bench gpu`.
+In: a CUDA device. Out: a table, gpu.json and plots with, for every task, dtype and distribution of lengths, the percent of the
+limit that serrate and its peers reach in the same run, and the host time of a call. Some rows of each result are compared with
+torch first. Lengths are unknown to the host, unless a column says that they are known; `replayed` is a CUDA graph, which derives
+arrays from the offsets every time. A method that fails is shown with its error. Run as `serrate bench gpu`.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib.metadata
+import importlib.util
 import itertools
 import json
-import statistics
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
-import serrate
-from benchmarks.data import lengths, offsets
+from benchmarks.gpu_peers import Prepare, peers
+from benchmarks.gpu_tasks import DTYPES, LENGTHS, TASKS, GpuTask, Work, data_of
+from benchmarks.gpu_timing import CALLS, Run, captured, copy_runs, dense_run, device_times, host_time
 from benchmarks.options import Options, chosen
-from serrate import JaggedTensor, ops
 
-LENGTHS = ("uniform", "exponential", "zipf", "giant")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-WARM_UP, CALLS = 20, 200
-"""Calls before host time is measured, and calls per measurement."""
-Run = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class GpuTask:
-    """A memory-bound task on rows; `features` is 0 for rows of plain numbers.
-
-    `moved`: the bytes that must be read and written, relative to the size of the rows, besides `written` by the result.
-    `row`: the result for one row, in plain torch; None if only the whole result can be compared.
-    """
-
-    body: Callable[[Any], Any]
-    moved: float
-    row: Callable[[Tensor], Tensor] | None
-    rows: int = 4096
-    mean: int = 256
-    features: int = 128
-    padded: bool = False
-    """Whether the result is dense, so that its size depends on the longest row."""
-
-
-def _layer_norm(row: Tensor) -> Tensor:
-    return functional.layer_norm(row, list(row.shape))
-
-
-TASKS: dict[str, GpuTask] = {
-    "sum": GpuTask(lambda x: x.sum(1), 1, lambda row: row.sum(0)),
-    "mean": GpuTask(lambda x: x.mean(1), 1, lambda row: row.mean(0)),
-    "max": GpuTask(lambda x: x.amax(1), 1, lambda row: row.amax(0)),
-    "softmax": GpuTask(lambda x: torch.softmax(x, 1), 2, lambda row: torch.softmax(row, 0)),
-    "layer norm": GpuTask(lambda x: ops.layer_norm(x, (1, 2)), 2, _layer_norm),
-    "layer norm over features": GpuTask(
-        lambda x: functional.layer_norm(x, (x.shape[-1],)), 2, lambda row: functional.layer_norm(row, row.shape[-1:])
-    ),
-    "pointwise": GpuTask(lambda x: torch.relu(x * 2.0 + 1.0), 2, lambda row: torch.relu(row * 2 + 1)),
-    "1-D sum": GpuTask(lambda x: x.sum(1), 1, lambda row: row.sum(0), 32768, 2048, 0),
-    "1-D softmax": GpuTask(lambda x: torch.softmax(x, 1), 2, lambda row: torch.softmax(row, 0), 32768, 2048, 0),
-    "short 1-D sum": GpuTask(lambda x: x.sum(1), 1, lambda row: row.sum(0), 1 << 21, 32, 0),
-    "short 1-D softmax": GpuTask(lambda x: torch.softmax(x, 1), 2, lambda row: torch.softmax(row, 0), 1 << 21, 32, 0),
-    "to_padded": GpuTask(lambda x: x.to_padded(), 1, None, 2048, 2048, 0, padded=True),
-    "jagged + dense": GpuTask(lambda x: x.to_padded() + 1.0, 1, None, 2048, 2048, 0, padded=True),
-}
+DEVICE = "cuda"
+HOST = ("warm", "new offsets", "construction")
+SMALL = 64
+"""Rows of the data on which host time is measured, so that the device is done before the host is."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One task on one distribution of lengths: the limit, the percent of it that each method reaches, and the host time of a
-    call of serrate's in microseconds."""
+    """One task on one distribution of lengths: the limit in milliseconds, the percent of it that each method reaches, the errors
+    of methods that fail, and microseconds of the host for a call of serrate's: warm, with new offsets (their construction
+    included), and the construction alone."""
 
     task: str
     dtype: str
     lengths: str
-    limit_ms: float
-    percent: dict[str, float]
-    host_us: float
+    limit_ms: float = 0.0
+    percent: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    host_us: dict[str, float] = field(default_factory=dict)
 
 
-def captured(run: Run) -> Run:
-    """The run as a CUDA graph, which excludes host time between launches."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
-
-
-def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
-    """Milliseconds of each run on the device, captured as graphs and timed round robin with events."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    graphs = {name: captured(run) for name, run in runs.items()}
-    torch.cuda.synchronize()
-    for _ in range(rounds):
-        for name, replay in graphs.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
-            replay()
-            end.record()
-            torch.cuda.synchronize()
-            times[name].append(begin.elapsed_time(end))
-    return {name: statistics.median(t) for name, t in times.items()}
-
-
-def host_time(run: Run) -> float:
-    """Microseconds that the host spends on a call, the fastest of some measurements."""
-    for _ in range(WARM_UP):
-        run()
-    found = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(CALLS):
-            run()
-        found.append((time.perf_counter() - begin) / CALLS * 1e6)
-    torch.cuda.synchronize()
-    return min(found)
-
-
-def lengths_of(distribution: str, rows: int, mean: float) -> Tensor:
-    """Lengths by the name of their distribution; `zipf` has a few very long rows and many short ones."""
-    if distribution != "zipf":
-        return lengths(distribution, rows, mean)
-    shares = torch.arange(1, rows + 1, dtype=torch.float64) ** -1.1
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
-    return (shares / shares.sum() * rows * mean).round().clamp(min=1).long()[order]
-
-
-def memory_cells(options: Options, console: Console) -> Iterator[Cell]:
-    """Memory-bound tasks: percent of the bandwidth of a copy."""
-    for name in chosen("--only", options.only, TASKS):
-        task = TASKS[name]
-        for dtype in chosen("--dtype", options.dtypes, DTYPES):
-            for distribution in chosen("--lengths", options.lengths, LENGTHS):
-                if not (task.features == 0 and dtype != "float32"):
-                    yield memory_cell(name, task, dtype, distribution, options, console)
-
-
-def memory_cell(name: str, task: GpuTask, dtype: str, distribution: str, options: Options, console: Console) -> Cell:
-    rows = task.rows // 16 if options.quick else task.rows
-    jt, known = (_rows(distribution, rows, task.mean, task.features, DTYPES[dtype], told=told) for told in (False, True))
-    moved = task.moved * jt.values.nbytes
-    if task.padded:
-        moved += rows * int(jt.lengths.max()) * jt.values.itemsize
-    # A copy of half as many bytes reads and writes as many as must be moved. The faster of two copies is the limit: in a graph a
-    # kernel can beat the copy engine.
-    source = torch.empty(int(moved) // 8, device="cuda")
-    target = torch.empty_like(source)
-    runs: dict[str, Run] = {
-        "copy": partial(target.copy_, source),
-        "copy by kernel": partial(torch.add, source, 0.0, out=target),
-    }
-    function = serrate.jit(task.body)
-    runs |= _checked("serrate", function, jt, task.row, console)
-    runs |= _checked("lengths known", function, known, task.row, console)
-    runs |= peers(name, jt)
-    times = medians(runs, options.rounds)
-    limit = min(times["copy"], times["copy by kernel"])
-    percent = {k: 100 * limit / v for k, v in times.items() if not k.startswith("copy")}
-    small = JaggedTensor.from_csr(jt.values[: int(jt.offsets[64])], jt.offsets[:65].clone())
-    return Cell(name, dtype, distribution, limit, percent, host_time(partial(function, small)))
-
-
-def peers(name: str, jt: JaggedTensor) -> dict[str, Run]:
-    """What torch has for a task: segment_reduce where it has a reduction of that name."""
-    kind = name.removeprefix("short ").removeprefix("1-D ")
-    if kind not in ("sum", "mean", "max") or jt.values.dtype != torch.float32:
-        return {}
-    return {"segment_reduce": partial(torch.segment_reduce, jt.values, kind, offsets=jt.offsets, axis=0)}
-
-
-def grouped_cells(options: Options, console: Console) -> Iterator[Cell]:
-    """Grouped matrix products in bfloat16: percent of one dense product with the same FLOPs."""
-    groups, tokens, k, n = (16, 4096, 512, 512) if options.quick else (64, 65536, 4096, 2048)
-    for distribution in chosen("--lengths", options.lengths, LENGTHS)[:2]:
-        jt = _rows(distribution, groups, tokens // groups, k, torch.bfloat16, told=False)
-        weights = torch.randn(groups, k, n, device="cuda", dtype=torch.bfloat16)
-        runs: dict[str, Run] = {
-            "dense": partial(torch.mm, jt.values, weights[0].contiguous()),
-            "grouped_mm": partial(functional.grouped_mm, jt.values, weights, offs=jt.offsets[1:].int()),
-            "serrate": partial(serrate.jit(lambda x, w: x @ w), jt, weights),
-        }
-        times = medians(runs, options.rounds)
-        percent = {name: 100 * times["dense"] / time for name, time in times.items() if name != "dense"}
-        yield Cell("grouped matmul", "bfloat16", distribution, times["dense"], percent, host_time(runs["serrate"]))
-
-
-def _rows(distribution: str, rows: int, mean: float, features: int, dtype: torch.dtype, *, told: bool) -> JaggedTensor:
-    """Random rows on the device; if `told`, with the longest and shortest length, as by a caller who knows them."""
-    counts = lengths_of(distribution, rows, mean)
-    torch.manual_seed(0)
-    values = torch.randn((int(counts.sum()), *([features] if features else [])), device="cuda", dtype=dtype)
-    most, least = (int(counts.max()), int(counts.min())) if told else (None, None)
-    return JaggedTensor.from_csr(values, offsets(counts).cuda(), max_length=most, min_length=least)
-
-
-def _checked(
-    name: str, function: Callable[[Any], Any], jt: JaggedTensor, row: Callable[[Tensor], Tensor] | None, console: Console
-) -> dict[str, Run]:
-    """The call under its name, if a sample of its rows is correct; an error is shown, and the others continue."""
-    bounds = jt.offsets.tolist()
-    narrow = jt.values.dtype != torch.float32
+def measured(name: str, dtype: str, distribution: str, options: Options) -> Cell:
+    """One cell; whatever fails is in it."""
+    cell = Cell(name, dtype, distribution)
     try:
-        got = function(jt)
-        for k in (0, 1, len(jt) // 2, len(jt) - 1, int(jt.lengths.argmax())) if row is not None else ():
-            assert row is not None
-            own = got[k] if isinstance(got, Tensor) else got.values[bounds[k] : bounds[k + 1]]
-            want = row(jt.values[bounds[k] : bounds[k + 1]].double()).float()
-            torch.testing.assert_close(own.float(), want, rtol=2e-2 if narrow else 1e-3, atol=1e-1 if narrow else 5e-3)
+        task = TASKS[name]
+        rows = max(task.rows // 16, 16) if options.quick else task.rows
+        work = task.make(data_of(task, distribution, dtype, DEVICE, rows=rows))
+        runs, errors = _methods(name, work, options)
+        limit, percent = _percents(work, runs, options.rounds)
+        cell = replace(cell, limit_ms=limit, percent=percent, errors=errors)
+        del work, runs
+        host, error = host_times(name, dtype)
+        return replace(cell, host_us=host, errors={**errors, **({"host time": error} if error else {})})
     except Exception as error:
-        console.print(Text(f"{name}: {type(error).__name__}: {str(error)[:1500]}", style="red"))
-        return {}
-    return {name: partial(function, jt)}
+        return replace(cell, errors={**cell.errors, "cell": _said(error)})
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _methods(name: str, work: Work, options: Options) -> tuple[dict[str, Run], dict[str, str]]:
+    """Everything that is timed, each called once; errors by method."""
+    prepared: dict[str, Prepare] = {"serrate": partial(_ours, work, False)}
+    if work.ragged:
+        prepared["lengths known"] = partial(_ours, work, True)
+    prepared["replayed"] = lambda: captured(_ours(work, False))
+    prepared |= peers(name, work, compiled=options.compiled)
+    runs: dict[str, Run] = {}
+    errors: dict[str, str] = {}
+    for method, prepare in prepared.items():
+        try:
+            run = prepare()
+            run()
+            torch.cuda.synchronize()
+        except Exception as error:
+            errors[method] = _said(error)
+            gc.collect()
+            torch.cuda.empty_cache()
+        else:
+            runs[method] = run
+    return runs, errors
+
+
+def _ours(work: Work, told: bool) -> Run:
+    """A call of serrate's, whose result is right."""
+    arguments = work.arguments(work.data.tensor(told=told))
+    work.check(work.call(*arguments))
+    return partial(work.call, *arguments)
+
+
+def _percents(work: Work, runs: dict[str, Run], rounds: int) -> tuple[float, dict[str, float]]:
+    """The limit, and the percent of it that each run reaches, measured in turn with what sets the limit."""
+    if work.flops:
+        dense, flops = dense_run()
+        bars, scale = {"bar": dense}, work.flops / flops
+    else:
+        bars, scale = copy_runs(work.moved)
+    times = device_times({**bars, **runs}, rounds)
+    limit = scale * min(times[name] for name in bars)
+    return limit, {name: 100 * limit / times[name] for name in runs}
+
+
+@functools.cache
+def host_times(name: str, dtype: str) -> tuple[dict[str, float], str]:
+    """The host's time for calls on little data; the same for all lengths. And why there is none, if there is none."""
+    task = TASKS[name]
+    try:
+        small = replace(task, mean=min(task.mean, 64))
+        work = task.make(data_of(small, "exponential", dtype, DEVICE, rows=min(task.rows, SMALL)))
+        arguments = work.arguments(work.data.tensor())
+        found = {"warm": host_time(partial(work.call, *arguments))}
+        if work.ragged:
+            # More than the caches hold: every one is new when it comes up again.
+            unseen = itertools.cycle([work.data.offsets.clone() for _ in range(4 * CALLS)])
+
+            def constructed() -> tuple[Any, ...]:
+                return work.arguments(replace(work.data, offsets=next(unseen)).tensor())
+
+            found["construction"] = host_time(constructed)
+            found["new offsets"] = host_time(lambda: work.call(*constructed()))
+        return found, ""
+    except Exception as error:
+        return {}, _said(error)
+
+
+def _said(error: Exception) -> str:
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
+
+
+# --- output --------------------------------------------------------------------------------------------------------------
+
+
+def table_of(cells: Sequence[Cell], title: str) -> Table:
+    """Percents of the limit; a method that failed is `x`, one that there is not `-`."""
+    columns = list(dict.fromkeys(name for cell in cells for name in (*cell.percent, *cell.errors) if name not in APART))
+    table = Table(title=title, caption="percent of the limit; host time in microseconds")
+    for heading in ("task", "dtype", "lengths"):
+        table.add_column(heading)
+    for heading in ("limit ms", *columns, *(f"host, {name}" for name in HOST)):
+        table.add_column(heading, justify="right")
+    for cell in cells:
+        shown = [f"{cell.percent[c]:.0f}" if c in cell.percent else "x" if c in cell.errors else "-" for c in columns]
+        host = [f"{cell.host_us[c]:.0f}" if c in cell.host_us else "-" for c in HOST]
+        table.add_row(cell.task, cell.dtype, cell.lengths, f"{cell.limit_ms:.3f}", *shown, *host)
+    return table
+
+
+APART = ("cell", "host time")
+"""Errors that are not those of a method."""
+
+
+def plot(folder: Path, title: str, cells: Sequence[Cell]) -> list[Path]:
+    """One plot per dtype with a panel per task: bars in percent of the limit. None without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return []
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    paths = []
+    for dtype in dict.fromkeys(cell.dtype for cell in cells):
+        mine = [cell for cell in cells if cell.dtype == dtype and cell.percent]
+        tasks = list(dict.fromkeys(cell.task for cell in mine))
+        if not tasks:
+            continue
+        across = min(len(tasks), 4)
+        figure, axes = pyplot.subplots(-(-len(tasks) // across), across, figsize=(4.5 * across, 3 * -(-len(tasks) // across)))
+        panels = list(axes.flat) if hasattr(axes, "flat") else [axes]
+        for panel, task in zip(panels, tasks, strict=False):
+            own = [cell for cell in mine if cell.task == task]
+            names = list(dict.fromkeys(name for cell in own for name in cell.percent))
+            for k, name in enumerate(names):
+                at = [place + 0.8 * k / len(names) for place in range(len(own))]
+                panel.bar(at, [cell.percent.get(name, 0) for cell in own], 0.8 / len(names), label=name, align="edge")
+            panel.set_xticks([place + 0.4 for place in range(len(own))], [cell.lengths for cell in own])
+            panel.set_title(task)
+            panel.legend(fontsize=6)
+        for panel in panels[len(tasks) :]:
+            panel.set_axis_off()
+        figure.suptitle(f"percent of the limit, {dtype}: {title}")
+        figure.tight_layout()
+        paths.append(folder / f"gpu-{dtype}.png")
+        figure.savefig(paths[-1], dpi=110)
+        pyplot.close(figure)
+    return paths
+
+
+def selected(options: Options) -> list[tuple[str, str, str]]:
+    """The cells that were asked for: task, dtype and lengths."""
+    dtypes, kinds = chosen("--dtype", options.dtypes, DTYPES), chosen("--lengths", options.lengths, LENGTHS)
+
+    def fits(task: GpuTask, dtype: str, kind: str) -> bool:
+        return dtype in task.dtypes and kind in task.lengths
+
+    names = chosen("--only", options.only, TASKS)
+    return [cell for cell in itertools.product(names, dtypes, kinds) if fits(TASKS[cell[0]], *cell[1:])]
 
 
 def main(options: Options) -> bool:
-    """Measures everything, prints the table, writes gpu.json; returns whether there is a device."""
-    console = Console(width=160)
+    """Measures everything, prints the table, writes gpu.json and plots; returns whether there is a device and all of serrate's
+    own calls ran and were right."""
+    console = Console(width=240)
+    wanted = selected(options)
     if not torch.cuda.is_available():
-        console.print("no CUDA device found; the GPU table needs one")
+        console.print("serrate bench gpu needs a CUDA device, and none was found")
         return False
-    cells: list[Cell] = []
-    for cell in itertools.chain(memory_cells(options, console), () if options.only else grouped_cells(options, console)):
-        shown = ", ".join(f"{method} {percent:.0f}" for method, percent in cell.percent.items())
-        console.print(f"{cell.task}, {cell.dtype}, {cell.lengths}: {shown}; {cell.host_us:.0f} us of host time", style="dim")
-        cells.append(cell)
     triton = importlib.metadata.version("triton")
     machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton}, {date.today()}"
-    table = Table(title=f"percent of the limit ({machine})")
-    columns = list(dict.fromkeys(k for cell in cells for k in cell.percent))
-    for name in ("task", "dtype", "lengths", "limit ms", *columns, "host us"):
-        table.add_column(name, justify="left" if name in ("task", "dtype", "lengths") else "right")
-    for cell in cells:
-        percents = [f"{cell.percent[c]:.0f}" if c in cell.percent else "-" for c in columns]
-        table.add_row(cell.task, cell.dtype, cell.lengths, f"{cell.limit_ms:.3f}", *percents, f"{cell.host_us:.0f}")
-    console.print(table)
+    cells: list[Cell] = []
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "gpu.json").write_text(json.dumps({"machine": machine, "cells": [asdict(c) for c in cells]}, indent=1))
-    return True
+    for each in wanted:
+        cell = measured(*each, options)
+        cells.append(cell)
+        numbers = ", ".join(f"{method} {percent:.0f}" for method, percent in cell.percent.items())
+        host = ", ".join(f"{name} {us:.0f}" for name, us in cell.host_us.items())
+        console.print(f"{cell.task}, {cell.dtype}, {cell.lengths}: {numbers}; host us: {host}", style="dim", highlight=False)
+        for method, error in cell.errors.items():
+            console.print(Text(f"  {method}: {error}", style="red"))
+        # After every cell: a run that is stopped has written what it had.
+        (options.out / "gpu.json").write_text(json.dumps({"machine": machine, "cells": [asdict(c) for c in cells]}, indent=1))
+    console.print(table_of(cells, machine))
+    paths = plot(options.out, machine, cells)
+    console.print(f"wrote {', '.join(map(str, [options.out / 'gpu.json', *paths]))}", highlight=False)
+    return not any({"serrate", "cell"} & cell.errors.keys() for cell in cells)

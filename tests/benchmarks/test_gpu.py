@@ -1,0 +1,131 @@
+"""The GPU table, as far as it goes without a GPU: tasks and their checks on a CPU, hand-written kernels under Triton's
+interpreter, and a table in which some methods fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from typer.testing import CliRunner
+
+from benchmarks import gpu, gpu_peers, handwritten_triton
+from benchmarks.gpu_tasks import TASKS, data_of
+from benchmarks.options import Options
+from serrate.cli import app
+from tests.conftest import INTERPRETED
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+def small(name: str) -> Any:
+    task = replace(TASKS[name], mean=min(TASKS[name].mean, 20), features=tuple(min(n, 64) for n in TASKS[name].features))
+    return task.make(data_of(task, "exponential", task.dtypes[0], DEVICE, rows=16))
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("name", TASKS)
+def test_results_are_right_and_wrong_ones_are_seen(name: str) -> None:
+    work = small(name)
+    arguments = work.arguments(work.data.tensor())
+    got = work.call(*arguments)
+    work.check(got)
+    wrong = got + 1 if isinstance(got, torch.Tensor) else got.with_values(got.values + 1)
+    with pytest.raises(AssertionError):
+        work.check(wrong)
+
+
+LENGTHS = [5, 1, 200, 0, 37]
+ROWS: dict[str, tuple[Callable[..., torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "sum": (handwritten_triton.row_sums, lambda row: row.sum(0, keepdim=True)),
+    "softmax": (handwritten_triton.row_softmax, lambda row: row.softmax(0)),
+    "layer norm": (handwritten_triton.row_layer_norm, lambda row: functional.layer_norm(row, row.shape) if len(row) else row),
+}
+
+
+def rows(*width: int) -> torch.Tensor:
+    return torch.randn(sum(LENGTHS), *width, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+
+
+def bounds() -> torch.Tensor:
+    return torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()], device=DEVICE)
+
+
+@pytest.mark.triton
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", ROWS)
+def test_hand_written_kernels_over_rows(name: str) -> None:
+    kernel, row = ROWS[name]
+    x = rows(128)
+    wanted = torch.cat([row(each) for each in x.split(LENGTHS)])
+    torch.testing.assert_close(kernel(x, bounds()), wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.triton
+def test_hand_written_grouped_products() -> None:
+    x = rows(128).to(torch.float16)
+    weights = torch.randn(5, 128, 64, generator=torch.Generator().manual_seed(1)).to(DEVICE, torch.float16)
+    wanted = torch.cat([row.float() @ w.float() for row, w in zip(x.split(LENGTHS), weights, strict=True)])
+    torch.testing.assert_close(handwritten_triton.grouped_matmul(x, weights, bounds()).float(), wanted, rtol=1e-2, atol=5e-2)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("causal", [False, True])
+def test_hand_written_attention(causal: bool) -> None:
+    q, k, v = (rows(2, 64).roll(n, 0).to(torch.float16) for n in range(3))
+    wanted = []
+    for row in zip(*(x.float().split(LENGTHS) for x in (q, k, v)), strict=True):
+        own, keys, values = (x.transpose(0, 1) for x in row)
+        wanted.append(functional.scaled_dot_product_attention(own, keys, values, is_causal=causal).transpose(0, 1))
+    got = handwritten_triton.attention(q, k, v, bounds(), causal)
+    torch.testing.assert_close(got.float(), torch.cat(wanted), rtol=1e-2, atol=1e-2)
+
+
+@pytest.fixture
+def without_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Methods are called, and their times are made up."""
+    monkeypatch.setattr(gpu, "DEVICE", "cpu")
+    monkeypatch.setattr(gpu, "captured", lambda run: run)
+    monkeypatch.setattr(gpu, "device_times", lambda runs, rounds: dict.fromkeys(runs, 2.0))
+    monkeypatch.setattr(gpu, "copy_runs", lambda moved: ({"copy": lambda: None}, 1.0))
+    monkeypatch.setattr(gpu, "dense_run", lambda: ((lambda: None), 1.0))
+    monkeypatch.setattr(gpu, "host_time", lambda run: (run(), 7.0)[1])
+    for name in ("is_available", "get_device_name", "synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: "a device")
+    gpu.host_times.cache_clear()
+    yield
+    gpu.host_times.cache_clear()
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the device is pretended")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+def test_what_fails_is_in_the_table_and_ends_nothing(
+    without_a_device: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(work: Any) -> Any:
+        raise RuntimeError("no such kernel\nin this build")
+
+    monkeypatch.setitem(gpu_peers.TORCH, "from_padded", ("broken", broken))
+    chosen = ("from_padded", "grouped matmul")
+    for name in chosen:
+        monkeypatch.setitem(TASKS, name, replace(TASKS[name], rows=16, mean=8, features=TASKS[name].features and (64,)))
+    options = Options(quick=True, only=chosen, lengths=("uniform", "giant"), compiled=False, out=tmp_path)
+    assert gpu.main(options)
+    cells = json.loads((tmp_path / "gpu.json").read_text())["cells"]
+    assert [(c["task"], c["lengths"]) for c in cells] == [(name, kind) for name in chosen for kind in ("uniform", "giant")]
+    padded, product = cells[0], cells[2]
+    assert padded["errors"] == {"broken": "RuntimeError: no such kernel"}
+    assert padded["percent"] == {"serrate": 100, "lengths known": 100, "replayed": 100, "NestedTensor": 100}
+    assert padded["host_us"] == {"warm": 7.0, "new offsets": 7.0, "construction": 7.0}
+    assert {"serrate", "hand-written Triton", "grouped_mm"} <= set(product["percent"]) | set(product["errors"])
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="there is a device")
+def test_without_a_device_it_says_what_is_missing() -> None:
+    found = CliRunner().invoke(app, ["bench", "gpu", "--quick"])
+    assert found.exit_code == 1 and "needs a CUDA device, and none was found" in found.output
