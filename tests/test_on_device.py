@@ -24,13 +24,13 @@ HERE = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The addresses that programs were given."""
-    plain, given = runtime._Kernel.launch, []
+    plain, given = runtime.TritonFunction.launch, []
 
     def noted(self, grid, tensors, numbers):
         given.extend(t.data_ptr() for t in tensors)
         plain(self, grid, tensors, numbers)
 
-    monkeypatch.setattr(runtime._Kernel, "launch", triton_on_device.launch_on(HERE, noted))
+    monkeypatch.setattr(runtime.TritonFunction, "launch", triton_on_device.launch_on(HERE, noted))
     yield given
 
 

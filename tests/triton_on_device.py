@@ -18,12 +18,12 @@ from serrate.runtime.memory import whole
 
 def install(device: torch.device) -> None:
     """Replaces the function of the runtime that launches kernels, unless it is replaced already."""
-    if not hasattr(runtime._Kernel.launch, "__wrapped__"):
-        runtime._Kernel.launch = launch_on(device, runtime._Kernel.launch)  # type: ignore[method-assign]
+    if not hasattr(runtime.TritonFunction.launch, "__wrapped__"):
+        runtime.TritonFunction.launch = launch_on(device, runtime.TritonFunction.launch)  # type: ignore[method-assign]
 
 
 def launch_on(device: torch.device, plain: Callable[..., None]) -> Callable[..., None]:
-    """`_Kernel.launch`, for tensors on the device or on a CPU."""
+    """`TritonFunction.launch`, for tensors on the device or on a CPU."""
 
     @functools.wraps(plain)
     def launch(self: Any, grid: tuple[int, ...], tensors: Sequence[Any], numbers: Sequence[int]) -> None:

@@ -283,6 +283,10 @@ class Binder(Arguments):
         found = self._rows_of_longest(array)
         if found is None or not self.ready(call, found[0]):
             return None
+        place = self.place_of(found[0])
+        if place is not None and place in call.known.levels:
+            rows, level = call.known.levels[place]
+            return rows.max_length(level, why)
         return self.structure(call, (found[0],), found[1]).max_length(why=why)
 
     def _longest_reader(self, array: Array) -> Callable[[BoundCall], int | None] | None:

@@ -11,6 +11,7 @@ import importlib.util
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -54,8 +55,10 @@ class TritonFunction:
         """Launches the compiled kernel, given addresses that are multiples of 16 and then the numbers; None if there is none yet
         for such numbers."""
         compiled = self._compiled.get((device, _wide(numbers)))
-        launcher: Callable[..., None] | None = None if compiled is None else compiled[grid]
-        return launcher
+        if compiled is None:
+            return None
+        launcher: Callable[..., None] = compiled[grid]
+        return functools.partial(_launch_on, device, launcher) if _has_several(device) else launcher
 
     def launch(self, grid: Grid, tensors: Sequence[InMemory], numbers: Numbers) -> None:
         """A launch through Triton."""
@@ -63,7 +66,8 @@ class TritonFunction:
         device = given[0].device
         if device.type == "cpu" and not _interpreted():
             raise BackendError("the triton backend runs CPU tensors only under its interpreter; set TRITON_INTERPRET=1 first")
-        compiled = self._compiled_and_launched(grid, given, numbers)
+        with torch.cuda.device(device) if _has_several(device) else nullcontext():
+            compiled = self._compiled_and_launched(grid, given, numbers)
         # None under the interpreter. Triton compiles for aligned addresses, and anew for others.
         if compiled is not None and _aligned([t.data_ptr() for t in given]):
             self._compiled[device, _wide(numbers)] = compiled
@@ -91,6 +95,16 @@ def fewer_stages(options: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
 
 
 Grid = tuple[int, int, int]
+
+
+def _has_several(device: torch.device) -> bool:
+    """Whether there are other GPUs. Triton launches on the current device, which need not be the one that holds the tensors."""
+    return device.type == "cuda" and torch.cuda.device_count() > 1
+
+
+def _launch_on(device: torch.device, launcher: Callable[..., None], *args: int) -> None:
+    with torch.cuda.device(device):
+        launcher(*args)
 
 
 def _wide(numbers: Numbers) -> tuple[int, ...]:

@@ -103,6 +103,7 @@ def compile_program(name: str) -> None:
     target, program, strategy = name.split("/")
     compilation = Compilation(TARGETS[target])
     TritonExecutable.bound = lambda self, *_: compilation.bound(self)  # type: ignore[method-assign, assignment]
+    TritonExecutable.__call__ = lambda self, tensors, *_: compilation.bound(self)(tensors)  # type: ignore[method-assign]
     Derivation.__call__ = lambda self, *_: compilation.derived(self)  # type: ignore[method-assign, assignment]
     if program in NAMES:
         example(program).check(LENGTHS["bimodal"], lambda kernel: both(kernel, strategy))

@@ -15,6 +15,7 @@ from serrate import JaggedTensor, Kernel, jit
 from serrate.tensor import no_sync
 from tests.engine.test_eager_gpu import OPERATIONS, ROWS
 from tests.language.kinds import LENGTHS
+from tests.language.on_device import moved
 from tests.language.test_examples import NAMES, example
 from tests.oracle.operators import BINARY, REDUCTIONS, UNARY
 from tests.test_devices import EAGER
@@ -100,10 +101,6 @@ def test_elementwise_functions(first: int) -> None:
 def test_functions_of_two(first: int) -> None:
     functions = [BINARY[name] for name in PAIRS[first : first + 8]]
     agree(jit(lambda x: tuple(f(x, x * 0.5 + 1.0) for f in functions)))
-
-
-def moved(result: Any, device: str) -> Any:
-    return result.to(device) if isinstance(result, torch.Tensor | JaggedTensor) else result
 
 
 @pytest.mark.gpu

@@ -5,7 +5,8 @@ In: a function that stands for a Triton kernel and notes how it is launched. Out
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -118,3 +119,26 @@ def test_a_kernel_that_does_not_fit_has_fewer_stages() -> None:
         kernel.launch((1, 1, 1), [torch.zeros(8)], [5])
     with pytest.raises(OutOfResources):
         TritonFunction(Large(), {}).launch((1, 1, 1), [torch.zeros(8)], [5])
+
+
+def test_launches_are_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the warm ones, and nothing is switched where there is only one device."""
+    current: list[torch.device] = []
+
+    @contextmanager
+    def switched(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.append(CPU)
+
+    second = torch.device("cuda", 1)
+    for count, wanted in ((1, []), (2, [second, CPU])):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        monkeypatch.setattr(torch.cuda, "device", switched)
+        function = Function()
+        kernel = TritonFunction(function, {})
+        kernel._compiled[second, ()] = CompiledFunction(function)
+        launcher = kernel.launcher((1, 1, 1), [5], second)
+        assert launcher is not None
+        launcher(16, 5)
+        assert function.direct == [((1, 1, 1), 16, 5)] and current == wanted
