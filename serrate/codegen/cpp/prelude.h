@@ -704,8 +704,9 @@ template <int M, int W, int NV, class T> static inline void dot_panel(T* __restr
   for (; i + 2 <= rows; i += 2) dot_rows<2, W, NV>(acc + i * ld, ld, a + i * am, am, b, bk, depth);
   if (i < rows) dot_rows<1, W, NV>(acc + i * ld, ld, a + i * am, am, b, bk, depth);
 }
-// With `across`, b holds its columns side by side in rows `bk` apart.
-template <class T, bool across> static void dot(T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 rows, i64 columns, i64 depth) {
+// With `across`, b holds its columns side by side in rows `bk` apart. One function for both, not inlined, so that programs with
+// several products compile it once.
+template <class T> __attribute__((noinline)) static void dot(bool across, T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 rows, i64 columns, i64 depth) {
 #if defined(__AVX512F__)
   enum { W = 64 / sizeof(T), M = 8 };
 #else
@@ -722,14 +723,12 @@ template <class T, bool across> static void dot(T* __restrict acc, i64 ld, const
       const T* by = across ? b + begin + j * bk : b + begin * bk + j;
       i64 step = bk;
       if (across || rows >= 2 * M || here < N) {
-        if (here < N)
-          for (i64 k = 0; k < some * N; k++) panel[k] = 0;
+        if (here < N) __builtin_memset(panel, 0, sizeof(T) * some * N);
         if (across) turned(panel, N, by, bk, some, here);
         else if (here == N)
           for (i64 k = 0; k < some; k++) __builtin_memcpy(panel + k * N, by + k * bk, sizeof(T) * N);
         else
-          for (i64 k = 0; k < some; k++)
-            for (i64 n = 0; n < here; n++) panel[k * N + n] = by[k * bk + n];
+          for (i64 k = 0; k < some; k++) __builtin_memcpy(panel + k * N, by + k * bk, sizeof(T) * here);
         by = panel, step = N;
       }
       if (here == N) {
@@ -738,12 +737,10 @@ template <class T, bool across> static void dot(T* __restrict acc, i64 ld, const
       }
       for (i64 i = 0; i < rows; i += M) {
         const i64 few = smaller<i64>(M, rows - i);
-        for (i64 m = 0; m < few; m++)
-          for (i64 n = 0; n < here; n++) sums[m * N + n] = acc[(i + m) * ld + j + n];
+        for (i64 m = 0; m < few; m++) __builtin_memcpy(sums + m * N, acc + (i + m) * ld + j, sizeof(T) * here);
         if (here <= W) dot_panel<M, W, 1>(sums, N, from + i * am, am, by, step, few, some);
         else dot_panel<M, W, 2>(sums, N, from + i * am, am, by, step, few, some);
-        for (i64 m = 0; m < few; m++)
-          for (i64 n = 0; n < here; n++) acc[(i + m) * ld + j + n] = sums[m * N + n];
+        for (i64 m = 0; m < few; m++) __builtin_memcpy(acc + (i + m) * ld + j, sums + m * N, sizeof(T) * here);
       }
     }
   }
@@ -820,7 +817,7 @@ template <int R, int K, bool across> static void dot_pairs(f32* __restrict acc, 
       for (i64 k = 0; k < depth; k++) wide_a[i * K + k] = load(a[i * am + k]);
     for (i64 k = 0; k < depth; k++)
       for (i64 n = 0; n < here; n++) wide_b[k * 32 + n] = load(across ? b[n * bk + k] : b[k * bk + n]);
-    dot<f32, false>(acc, ld, wide_a, K, wide_b, 32, rows, here, depth);
+    dot<f32>(false, acc, ld, wide_a, K, wide_b, 32, rows, here, depth);
 #endif
   }
 }

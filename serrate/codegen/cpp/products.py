@@ -41,8 +41,8 @@ def product(text: Text, node: Dot) -> None:
     a, b = _moved(a, am, ranges[rows], ranges[depth]), _moved(b, bk, *(ranges[lane] for lane in inward))
     extents = ", ".join(ranges[lane].count for lane in (rows, columns, depth))
     lies = "true" if across else "false"
-    name = f"dot_pairs<{rows.size}, {depth.size}, {lies}>" if pairs else f"dot<{kind}, {lies}>"
-    text.put(f"{name}({to}, {columns.size}, {a}, {am}, {b}, {bk}, {extents});")
+    name = f"dot_pairs<{rows.size}, {depth.size}, {lies}>(" if pairs else f"dot<{kind}>({lies}, "
+    text.put(f"{name}{to}, {columns.size}, {a}, {am}, {b}, {bk}, {extents});")
     text.close()
 
 
