@@ -28,6 +28,7 @@ from serrate.ir.expr import Array, Expr
 from serrate.ir.fusion import Fusion
 from serrate.ir.loops import LoopProgram
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.storage import row_dims
 from serrate.ir.tile import TileProgram
 from serrate.ir.values import Read, Role, Tensor
 from serrate.lower.pipeline import lower
@@ -309,8 +310,9 @@ class FusionStage(CompiledStage):
         return tuple(names.index(each.name) if each.name in names else -1 for each in self.owner.results)
 
     def _row_shape(self, call: BoundCall, tensor: Tensor, chosen: Plan) -> tuple[int, ...]:
-        row = next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
-        inner = [d for d in tensor.logical if d.uid not in (row.uid, row.component.uid)]
+        dims = row_dims(tensor.logical)
+        row = next(d for d in dims if isinstance(d, RaggedIterDomain))
+        inner = [d for d in dims if d.uid != row.uid]
         longest = self.binder.longest(call, row)
         rows = longest if chosen.most is None else min(longest, chosen.most)
         return (rows, *(self.binder.extent(call, d.extent_expr) for d in inner))

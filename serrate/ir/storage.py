@@ -18,7 +18,7 @@ from serrate.ir.domains import IterDomain, shape_text
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import combine, product
-from serrate.ir.transforms import Merge, merge
+from serrate.ir.transforms import Merge, merge, picks
 
 
 def storage_of(logical: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
@@ -35,6 +35,22 @@ def storage_of(logical: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
             f"a tensor of shape {shape_text(logical)} cannot be stored: a ragged dim needs the dims that count its rows beside it"
         )
     return domains
+
+
+def row_dims(logical: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
+    """The dims of one row: without those that select it.
+
+    >>> from serrate.ir import partition
+    >>> c, r = partition(IterDomain(10), [0, 3, 8, 10])
+    >>> [d.uid for d in row_dims([c, r])] == [r.uid]
+    True
+    """
+    there = {d.uid for d in logical}
+    owners = [owner for d in logical for owner in d.owners]
+    chosen = {owner.uid for owner in owners} | {
+        d.uid for d in logical for owner in owners if owner.uid not in there and picks(d, owner)
+    }
+    return tuple(d for d in logical if d.uid not in chosen)
 
 
 def collapse(domains: Sequence[IterDomain]) -> tuple[IterDomain, ...]:

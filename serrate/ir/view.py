@@ -367,7 +367,9 @@ class TensorView:
         return view
 
     def set_allocation(self, domains: Sequence[IterDomain]) -> Self:
-        """Stores an intermediate over other domains: splits and merges of its allocation domains, in any order.
+        """Stores an intermediate over other domains: splits and merges of its allocation domains, in any order; or of its logical
+        ones, where every ragged domain is combined with the domains that count its rows: `[c, *split(r, 128)]` stores rows in
+        blocks of 128.
 
         An indivisible split leaves slots without an element; nothing reads them.
         """

@@ -41,6 +41,7 @@ from serrate.ir.loops import (
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import lists_long_rows
 from serrate.ir.renaming import Swap
+from serrate.ir.storage import row_dims
 from serrate.ir.tile import (
     GRID,
     LANES,
@@ -156,7 +157,8 @@ class _PhaseLowering:
 
     def _local(self, tensor: Tensor, lanes: Lanes) -> Local:
         """A block named after a tensor, with a suffix if the tensor is in memory too."""
-        return Local(f"{tensor.name}_" if self.stores(tensor) else tensor.name, tensor.dtype, lanes)
+        stored = self.stores(tensor) or tensor.role is Role.PRIVATE
+        return Local(f"{tensor.name}_" if stored else tensor.name, tensor.dtype, lanes)
 
     def stores(self, tensor: Tensor) -> bool:
         """Whether a tensor that this phase writes must be in memory: a result, or read by another phase."""
@@ -269,12 +271,12 @@ class _PhaseLowering:
         return [Assign(local.lanes, tuple(g for g in guard if not g.proven), local, value)]
 
     def _publish(self, leaf: Carrying, loops: tuple[Loop, ...]) -> list[Node]:
-        """Stores the states that other phases read."""
+        """Stores the states that other phases read, and rows that are held."""
         out: list[Node] = []
         if isinstance(leaf, Scan):
             return out
         for target, state in zip(leaf.targets, self._states(leaf, loops), strict=True):
-            if self.stores(target):
+            if self.stores(target) or target.role is Role.PRIVATE:
                 scope = _LoopScope(tuple(self._kept(leaf.place(target), loops)))
                 out.append(Write(state.lanes, scope.guard(), target, self._place(target, leaf.place(target), scope), held(state)))
         return out
@@ -381,9 +383,9 @@ class _PhaseLowering:
         """The storage index of an access at logical domains."""
         known = self._known(tensor, index, scope)
         if tensor.role is Role.PRIVATE:
-            # A private row holds one row at a time, so it has no dim for the component.
-            owners = {d.component.uid for d, _ in known if isinstance(d, RaggedIterDomain)}
-            return tuple(e for d, e in known if d.uid not in owners)
+            # A private row holds one row at a time, so it has no dims that select it.
+            row = {d.uid for d in row_dims(tensor.logical)}
+            return tuple(e for d, e in known if d.uid in row)
         storage = Indices(known)
         return tuple(storage.of(d) for d in tensor.storage)
 

@@ -37,8 +37,8 @@ from serrate.ir.loops import (
     values_of,
     written_by,
 )
-from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import OPERATORS
+from serrate.ir.storage import row_dims
 from serrate.ir.tile import GRID, SERIAL
 from serrate.ir.values import Role, Tensor
 
@@ -192,5 +192,4 @@ def _dims(tensor: Tensor) -> int:
     """How many dims a tensor has in memory; a private tensor has those of one row."""
     if tensor.role is not Role.PRIVATE:
         return len(tensor.storage)
-    owners = {d.component.uid for d in tensor.logical if isinstance(d, RaggedIterDomain)}
-    return sum(d.uid not in owners for d in tensor.logical)
+    return len(row_dims(tensor.logical))

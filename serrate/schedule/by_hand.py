@@ -7,7 +7,8 @@ the schedule leaves open is decided here, in this order, and recorded in the pla
     2. the recorded steps run, in order
     3. a tensor computed inside another's loops takes over the parallel types of those loops
     4. loops are put in the order that backends require: grid, serial, lanes; kept before reduced
-    5. tensors move into the loops of their consumers, the last ones first
+    5. tensors move into the loops of their consumers, the last ones first; rows that other loops read there are held in private
+       memory, one at a time
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def by_hand(program: TileProgram, hand: HandSchedule, target: Target) -> Plan:
         _arrange(recorder, phase, kinds[phase.name], hand.states.get(phase.name), target)
     for phase in recorder.program.phases:
         _check_rows_end(phase)
-    _move_inside(recorder, hand)
+    _move_inside(recorder, hand, target)
     return recorder.plan("by_hand", target.warps)
 
 
@@ -191,7 +192,7 @@ def _check_rows_end(phase: Phase) -> None:
             )
 
 
-def _move_inside(recorder: Recorder, hand: HandSchedule) -> None:
+def _move_inside(recorder: Recorder, hand: HandSchedule, target: Target) -> None:
     holds = {phase.name: phase.name for phase in recorder.program.phases}
     for phase in reversed(recorder.program.phases):
         state = hand.states.get(phase.name)
@@ -203,5 +204,30 @@ def _move_inside(recorder: Recorder, hand: HandSchedule) -> None:
         goal = holds[consumer]
         if [p.name for p in recorder.program.phases].index(goal) != recorder.program.phases.index(phase) + 1:
             recorder.do("delay", phase.name, goal)
+        if _reads_rows_again(recorder, phase.name, goal, depth):
+            if not target.keeps_rows:
+                raise ScheduleError(
+                    f"{phase.name} would be held row by row inside {consumer}, and this target has no memory for rows; share the "
+                    "loops over rows too, or make them lanes"
+                )
+            recorder.do("hold", phase.name)
         recorder.do("fuse", phase.name, goal, depth)
         holds = {name: goal if at == phase.name else at for name, at in holds.items()}
+    for tensor in {t for p in recorder.program.phases for t in p.writes if t.role is Role.PRIVATE}:
+        readers = [p.name for p in recorder.program.phases if tensor in p.reads and tensor not in p.writes]
+        if readers:
+            raise ScheduleError(
+                f"{tensor.name} is held row by row where it is computed, and {', '.join(readers)} reads it elsewhere; compute it "
+                "inside a loop that all its readers share"
+            )
+
+
+def _reads_rows_again(recorder: Recorder, phase: str, goal: str, depth: int) -> bool:
+    """Whether a tensor of rows is read by other loops over the rows than those that compute it, within the loops they share."""
+    leaf = next(p for p in recorder.program.phases if p.name == phase).leaves[0]
+    if not any(d.is_ragged for d in leaf.targets[0].logical):
+        return False
+    trial = Recorder(recorder.program)
+    if trial.attempt("fuse", phase, goal, depth):
+        return False
+    return trial.attempt("hold", phase) and trial.attempt("fuse", phase, goal, depth)

@@ -14,12 +14,14 @@ from serrate.errors import ScheduleError
 from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.fusion import Fusion, Step
-from serrate.ir.partition import Pair
+from serrate.ir.partition import Pair, Partition
 from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged_transforms import Combine, CombineInner, RaggedProduct
 from serrate.ir.reordered import counted_by
+from serrate.ir.storage import collapse
 from serrate.ir.tensor_domain import as_reduced, made_from, shown
 from serrate.ir.tile import Accumulate, Scan
-from serrate.ir.transforms import Merge, Split, Transform, picks
+from serrate.ir.transforms import Merge, Split, picks
 from serrate.ir.uids import sent
 from serrate.ir.values import Tensor
 from serrate.ir.view import TensorView
@@ -248,33 +250,35 @@ def followed(state: LoopState, changes: Sequence[Change]) -> tuple[LoopState, li
     return state, made
 
 
-def allocation_steps(tensor: Tensor, wanted: Sequence[IterDomain]) -> list[Change]:
-    """The steps from the current memory of a tensor to memory over `wanted`: splits, merges and a reordering of its dims."""
-    current, changes = tensor.storage, []
-    waiting = [t for t in _behind(wanted, current) if isinstance(t, Split | Merge)]
+def allocation_steps(tensor: Tensor, wanted: Sequence[IterDomain]) -> tuple[tuple[IterDomain, ...], list[Change]]:
+    """Memory over `wanted`, in which every ragged dim is combined with the dims that count its rows; and the steps to it from the
+    current memory of a tensor: transforms and a reordering of its dims, or of the dims that operations see."""
+    goal = collapse(wanted)
+    current, changes = tensor.storage, list[Change]()
+    waiting = _behind(goal, current)
+    if not all(step.how in ("split", "merge") for step in waiting):
+        # Rows are taken apart first; in the end they are combined again.
+        current, changes = tensor.logical, [Change("allocate", tensor.name, (), tensor.logical, ("rows",))]
+        waiting = _behind(goal, current)
     while waiting:
-        ready = next((t for t in waiting if all(_has(current, d) for d in t.inputs)), None)
+        ready = next((step for step in waiting if all(_has(current, d) for d in step.inputs)), None)
         if ready is None:
             break
         waiting.remove(ready)
         rest = [d for d in current if not _has(ready.inputs, d)]
         place = next(k for k, d in enumerate(current) if _has(ready.inputs, d))
-        if isinstance(ready, Merge):
+        if ready.how != "split":
             changes += _moved(tensor, current, (*rest[:place], *ready.inputs, *rest[place:]))
-            args: tuple[str | int, ...] = ("merge", *(d.name for d in ready.inputs))
-        else:
-            factor = ready.factor.value
-            if factor is None:
-                raise ScheduleError(f"set_allocation: {tensor.name} is split by {ready.factor}, which is not a number")
-            args = ("split", ready.inputs[0].name, factor, int(ready.outputs[1].extent_expr is ready.factor))
+        args: tuple[str | int, ...] = (ready.how, *(d.name for d in ready.inputs), *ready.args)
         changes.append(Change("allocate", tensor.name, (), ready.outputs, args))
         current = (*rest[:place], *ready.outputs, *rest[place:])
-    if {d.uid for d in current} != {d.uid for d in wanted} or len(current) != len(wanted):
+    if {d.uid for d in current} != {d.uid for d in goal} or len(current) != len(goal) or any(d.is_ragged for d in goal):
         raise ScheduleError(
-            f"set_allocation: [{', '.join(map(str, wanted))}] is not made of the dims of {tensor.name}'s memory, "
-            f"[{', '.join(map(str, tensor.storage))}], by splits and merges of all of them"
+            f"set_allocation: [{', '.join(map(str, wanted))}] is not made of the dims of {tensor.name}, "
+            f"[{', '.join(map(str, tensor.logical))}], or of its memory, [{', '.join(map(str, tensor.storage))}], by splits, "
+            "merges and combines of all of them"
         )
-    return [*changes, *_moved(tensor, current, tuple(wanted))]
+    return goal, [*changes, *_moved(tensor, current, goal)]
 
 
 def _moved(tensor: Tensor, current: tuple[IterDomain, ...], order: tuple[IterDomain, ...]) -> list[Change]:
@@ -283,16 +287,37 @@ def _moved(tensor: Tensor, current: tuple[IterDomain, ...], order: tuple[IterDom
     return [Change("allocate", tensor.name, (), order, ("reorder", *(d.name for d in order)))]
 
 
-def _behind(domains: Sequence[IterDomain], ends: Sequence[IterDomain]) -> list[Transform]:
-    """The transforms between `ends` and `domains`."""
-    found: list[Transform] = []
+@dataclass(frozen=True, eq=False)
+class _Remade:
+    """One step between two lists of dims: dims `inputs` become `outputs`."""
+
+    how: str
+    inputs: tuple[IterDomain, ...]
+    outputs: tuple[IterDomain, ...]
+    args: tuple[int, ...] = ()
+
+
+def _behind(domains: Sequence[IterDomain], ends: Sequence[IterDomain]) -> list[_Remade]:
+    """The steps between `ends` and `domains`. A partition of `ends` is undone by a combine."""
+    found: dict[tuple[int, ...], _Remade] = {}
+    undone = {d.definition.inputs[0].uid: d.definition for d in ends if isinstance(d.definition, Partition)}
     pending = [d for d in domains if not _has(ends, d)]
     while pending:
-        made = pending.pop().definition
-        if made is not None and all(made is not other for other in found):
-            found.append(made)
-            pending.extend(d for d in made.inputs if not _has(ends, d))
-    return found
+        domain = pending.pop()
+        made = undone.get(domain.uid) or domain.definition
+        if made is None:
+            continue
+        if isinstance(made, Partition) and made.lengths is None and made.inputs[0].uid == domain.uid:
+            step = _Remade("combine", made.outputs, (domain,))
+        elif isinstance(made, Split) and made.factor.value is not None:
+            step = _Remade("split", made.inputs, made.outputs, (made.factor.value, int(made.inner)))
+        else:
+            how = {RaggedProduct: "product", Merge: "merge", Combine: "combine", CombineInner: "combine"}.get(type(made), "")
+            step = _Remade(how, made.inputs, made.outputs)
+        if tuple(d.uid for d in step.outputs) not in found:
+            found[tuple(d.uid for d in step.outputs)] = step
+            pending.extend(d for d in step.inputs if not _has(ends, d))
+    return [step for step in found.values() if step.how]
 
 
 def _has(domains: Sequence[IterDomain], domain: IterDomain) -> bool:

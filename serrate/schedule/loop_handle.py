@@ -177,7 +177,8 @@ class LoopHandle:
             raise ScheduleError(f"set_allocation: the memory of {tensor.name} is already {', '.join(map(str, state.allocation))}")
         if not all(isinstance(d, IterDomain) for d in wanted):
             raise DomainError(f"set_allocation: expected domains, got {list(domains)!r}")
-        self._record(replace(state, allocation=wanted), *hand.allocation_steps(tensor, wanted))
+        memory, changes = hand.allocation_steps(tensor, wanted)
+        self._record(replace(state, allocation=memory), *changes)
 
     # --- bookkeeping -----------------------------------------------------------------------------------------------------
 

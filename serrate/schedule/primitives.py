@@ -19,7 +19,7 @@ from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.recipes import GroupMaximum
 from serrate.ir.rewrites import map_values
-from serrate.ir.storage import storage_of
+from serrate.ir.storage import row_dims, storage_of
 from serrate.ir.tile import (
     GRID,
     LANES,
@@ -393,6 +393,17 @@ def keep(program: TileProgram, phase: str, loop: str = "", most: int = 0) -> Til
     return program.with_phases((*program.phases[:place], first, program.phases[place], *later))
 
 
+def hold(program: TileProgram, tensor: str) -> TileProgram:
+    """t in memory   ->   t in private memory that holds one row at a time   (`fuse` then shares the loop that selects the row)"""
+    _, leaf = _loops(program, tensor)
+    old = leaf.targets[0]
+    if not isinstance(leaf, Store | Accumulate) or len(leaf.targets) > 1 or old.role is not Role.SCRATCH:
+        raise ScheduleError(f"hold: {tensor} is not an intermediate result with memory of its own")
+    if len([d for d in row_dims(old.logical) if d.is_ragged]) != 1 or old.storage != storage_of(old.logical):
+        raise ScheduleError(f"hold: the memory of {tensor}, [{', '.join(d.name for d in old.storage)}], does not consist of rows")
+    return _with_tensor(program, old, replace(old, role=Role.PRIVATE))
+
+
 def delay(program: TileProgram, first: str, second: str) -> TileProgram:
     """a;  b;  c   ->   b;  a;  c   (`first` is a, `second` is c: a now runs right before it)"""
     a, c = find(program, first), find(program, second)
@@ -412,7 +423,8 @@ def allocate(program: TileProgram, tensor: str, how: str, *args: str | int) -> T
     """t in memory [6]   ->   t in memory [2, 4]   (`allocate t split d 4`; also `merge a b`, and `reorder` of all dims)
 
     Each of these is invertible, so every element keeps its own place. An indivisible split leaves unused places; accesses
-    are guarded by the dims of the tensor, so nothing reads them.
+    are guarded by the dims of the tensor, so nothing reads them. `rows` takes rows apart, so that they can be split into blocks;
+    `combine c r` and `product` put them together again.
     """
     old = next((t for p in program.phases for t in p.writes if t.name == tensor), None)
     if old is None or old.role is not Role.SCRATCH:
@@ -422,21 +434,31 @@ def allocate(program: TileProgram, tensor: str, how: str, *args: str | int) -> T
     named = [a for a in args if isinstance(a, str)]
     if any(name not in dims for name in named):
         raise ScheduleError(f"allocate: the memory of {tensor} is [{', '.join(dims)}], got {', '.join(named)}")
+    if how == "rows":
+        return _with_tensor(program, old, replace(old, storage=old.logical))
     if how == "split":
         factor, inner = (*(a for a in args if isinstance(a, int)), 1)[:2]
         made: tuple[IterDomain, ...] = transforms.split(dims[named[0]], factor, inner=bool(inner))
-    elif how == "merge":
-        made = (transforms.merge(dims[named[0]], dims[named[1]]),)
+    elif how in _JOINS:
+        made = (_JOINS[how](dims[named[0]], dims[named[1]]),)
     elif how == "reorder" and sorted(named) == sorted(dims):
         made = tuple(dims[name] for name in named)
     else:
         raise ScheduleError(f"allocate: {how} {' '.join(map(str, args))} is not a valid change of [{', '.join(dims)}]")
     names = [d.name for d in old.storage]
     k = 0 if how == "reorder" else names.index(named[0])
-    if names[k : k + len(named)] != named and how == "merge":
+    if names[k : k + len(named)] != named and how in _JOINS:
         raise ScheduleError(f"allocate: {named[1]} is not the dim right after {named[0]} in the memory of {tensor}")
     storage = (*old.storage[:k], *made, *old.storage[k + len(named) :])
     return _with_tensor(program, old, replace(old, storage=storage))
+
+
+_JOINS: dict[str, Callable[[IterDomain, IterDomain], IterDomain]] = {
+    "merge": transforms.merge,
+    "combine": ragged_transforms.combine,
+    "product": ragged_transforms.product,
+}
+"""How two dims of memory become one."""
 
 
 def _with_tensor(program: TileProgram, old: Tensor, new: Tensor) -> TileProgram:
@@ -523,6 +545,11 @@ def _check_private(tensor: Tensor, a: Phase, b: Phase, loops: list[Loop]) -> Non
                 raise ScheduleError(
                     f"fuse: {tensor.name} is complete only after all of {name}, so its reader cannot share that loop"
                 )
+        if tensor.role is Role.PRIVATE:
+            row = Indices([(loop.domain, symbol(f"@{loop.domain.uid}")) for loop in inside if loop.kind is not LANES])
+            if not all(row.knows(d.component) for d in tensor.logical if isinstance(d, RaggedIterDomain)):
+                names = ", ".join(loop.domain.name for loop in loops)
+                raise ScheduleError(f"fuse: {tensor.name} is held one row at a time, and {names} do not select a row")
         for other, reading in readers:
             if _places(other) != _places(index):
                 raise ScheduleError(f"fuse: {tensor.name} is read at a different index than it is written at")
@@ -551,6 +578,6 @@ PRIMITIVES: dict[str, Callable[..., TileProgram]] = {
     f.__name__: f
     for f in (
         *(split, merge, partition, combine, long_only, ragged, fork, cut, resize, swizzle, cover, reorder),
-        *(mark, inline, share, rfactor, two_pass, one_pass, online, keep, delay, allocate, fuse),
+        *(mark, inline, share, rfactor, two_pass, one_pass, online, keep, hold, delay, allocate, fuse),
     )
 }

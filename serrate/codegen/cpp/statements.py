@@ -8,11 +8,9 @@ from __future__ import annotations
 import torch
 
 from serrate.codegen.cpp.values import computed
-from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, const
 from serrate.ir.loops import MAX_NUMBER, Assign, Lane, Lanes, Reduce, Running, Write, identity_of
-from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.values import Call, Tensor, Value
+from serrate.ir.values import Call, Value
 
 CLAUSES = {"sum": "+", "prod": "*", "max": "max_nan", "min": "min_nan", MAX_NUMBER: "max", "any": "||", "all": "&&"}
 
@@ -39,11 +37,6 @@ def size_of(lanes: Lanes) -> int:
     for lane in lanes:
         size *= lane.size
     return size
-
-
-def owns(domain: IterDomain, tensor: Tensor) -> bool:
-    """Whether a domain is the component of a tensor's rows."""
-    return any(isinstance(d, RaggedIterDomain) and d.component.uid == domain.uid for d in tensor.logical)
 
 
 def wraps(node: Reduce | Running) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serrate.codegen.cpp.index_set_split import IndexSetSplit
-from serrate.codegen.cpp.statements import owns
 from serrate.codegen.cpp.values import Scalars, computed, index_text, number
 from serrate.ir.expr import Expr, Less, Symbol, const
 from serrate.ir.loops import Bind, Block, Existing, Guard, Lane, Lanes, Load, Local, Write, flat_index
 from serrate.ir.solve import end_of, start_of
+from serrate.ir.storage import row_dims
 from serrate.ir.values import Role, Tensor, Value
 
 
@@ -70,7 +70,7 @@ class Text:
         """The position in memory: row-major over storage, or over a private row."""
         sizes = [d.extent_expr for d in tensor.storage]
         if tensor.role is Role.PRIVATE:
-            sizes = [d.extent_expr for d in tensor.logical if not owns(d, tensor)]
+            sizes = [d.extent_expr for d in row_dims(tensor.logical)]
         return flat_index([self.unlaned(e) for e in index], sizes)
 
     def cell(self, local: Local) -> str:

@@ -27,6 +27,7 @@ from serrate.ir.expr import Element, Expr, Less, const, element, minimum
 from serrate.ir.loops import Bind, Dot, For, Guard, If, Load, LoopProgram, Write, bodies, expressions_of, load, nodes
 from serrate.ir.ragged import RaggedIterDomain, longest
 from serrate.ir.solve import loosest
+from serrate.ir.storage import row_dims
 from serrate.ir.values import Role, Tensor, Value
 from serrate.lower.facts import Facts
 from serrate.lower.limits import Limits, is_held, settled
@@ -59,7 +60,7 @@ def _kept_inside(body: Body, limits: Limits, steps: Limits) -> Body:
 
 def _row_of(tensor: Tensor) -> RaggedIterDomain:
     """The rows that a private tensor holds one of."""
-    return next(d for d in tensor.logical if isinstance(d, RaggedIterDomain))
+    return next(d for d in row_dims(tensor.logical) if isinstance(d, RaggedIterDomain))
 
 
 class _Clamps:
@@ -155,4 +156,4 @@ def _sizes(tensor: Tensor) -> list[Expr]:
         return [settled(d.extent_expr) for d in tensor.storage]
     row = _row_of(tensor)
     most = longest(row.length, row.component.extent_expr)
-    return [most if d.uid == row.uid else d.extent_expr for d in tensor.logical if d.uid != row.component.uid]
+    return [most if d.uid == row.uid else d.extent_expr for d in row_dims(tensor.logical)]
