@@ -54,6 +54,7 @@ from serrate.schedule.prepare import RowFacts, row_facts
 from serrate.schedule.strategies import STRATEGIES, check, plan
 from serrate.schedule.target import CPU, GPU, Target
 from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor.checks.deferred import Arrival, install_summary
 from serrate.tensor.hints import Hints
 from serrate.tensor.torch_private import version
 
@@ -707,4 +708,11 @@ def _draw(fusion: Fusion) -> Any:
     return draw_fusion(fusion)
 
 
+def _summarise(offsets: Sequence[torch.Tensor]) -> Arrival | None:
+    from serrate.runtime.device_checks import summarise  # triton is optional: only its backend may import it
+
+    return summarise(offsets)
+
+
+install_summary(_summarise)
 hooks.install(evaluate=evaluate, compile=Compiled, draw=_draw, loop_handle=LoopHandle)

@@ -11,7 +11,8 @@ compiled fusions and the device loops of kernels all come through here.
 
 A warm call walks over its arguments once to make the key, looks it up, and runs the binding. It checks nothing: whatever a check
 could find is part of the key. A call with new offsets has a new key but an old form: its program is found by the form and by the
-sizes that are compiled in (`frontend/specialise.py`, `tiles/specialise.py`), its arguments are checked, and it is bound.
+sizes that are compiled in (`frontend/specialise.py`, `tiles/specialise.py`), its arguments are checked, and it runs on them. Rows
+are often seen once, so only the second call of a traced function or fusion with the same key leaves a binding.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ STAGES = 4
 SHARED = 1024
 """How many programs share a work list that is mostly empty: enough to fill a GPU, few enough to be gone at once."""
 
-__all__ = ["Derivation", "TritonExecutable", "can_derive"]
+__all__ = ["Derivation", "TritonExecutable", "TritonFunction", "can_derive", "load"]
 
 _modules: dict[str, ModuleType] = {}
 
@@ -124,7 +124,7 @@ class TritonExecutable:
         self._printed = print_triton(program, stages=stages, interpreted=_interpreted())
         self.source = self._printed.text
         self.warps = warps
-        self._module = _load(self._printed.text, program.name)
+        self._module = load(self._printed.text, program.name)
         self._launches = [self._ready(launch) for launch in self._printed.launches]
 
     def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Numbers) -> None:
@@ -225,7 +225,7 @@ class Derivation:
         counts = [_recipe(a).count + one for a in printed.sums] + [_table(a).size for a in printed.tables]
         self._sizes = [size_function(count, tuple(symbols)) for count in counts]
         self._symbols = [tuple(symbols).index(s) for s in printed.symbols]
-        module = _load(printed.text, "derived")
+        module = load(printed.text, "derived")
         self._running_sums = TritonFunction(module.running_sums, {})
         self._owners = TritonFunction(module.owners, {}) if printed.tables else None
 
@@ -277,7 +277,8 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
-def _load(text: str, name: str) -> ModuleType:
+def load(text: str, name: str) -> ModuleType:
+    """The module with this text, written to the cache and imported once."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     key = f"{digest}{'i' if _interpreted() else ''}"
     if key not in _modules:

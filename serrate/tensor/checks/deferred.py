@@ -24,12 +24,15 @@ Verify = Callable[[list[int]], None]
 """Takes the numbers of a check; raises if they are wrong."""
 
 
-class _Check:
-    __slots__ = ("arrived", "device", "numbers", "place", "verify")
+Arrival = Callable[[bool], list[int] | None]
+"""Returns the numbers of a check; None if they have not arrived, unless it is told to wait for them."""
 
-    def __init__(self, numbers: Tensor, arrived: Any, device: torch.device, verify: Verify, place: tuple[str, int]) -> None:
-        self.numbers = numbers
-        self.arrived = arrived
+
+class _Check:
+    __slots__ = ("arrival", "device", "place", "verify")
+
+    def __init__(self, arrival: Arrival, device: torch.device, verify: Verify, place: tuple[str, int]) -> None:
+        self.arrival = arrival
         self.device = device
         self.verify = verify
         self.place = place
@@ -37,6 +40,19 @@ class _Check:
 
 _pending: deque[_Check] = deque()
 _lock = threading.Lock()
+_summarise: Callable[[Sequence[Tensor]], Arrival | None] | None = None
+
+
+def install_summary(summarise: Callable[[Sequence[Tensor]], Arrival | None]) -> None:
+    """Installs what looks at offsets on a GPU in one launch; called once, by the engine."""
+    global _summarise
+    _summarise = summarise
+
+
+def summary(offsets: Sequence[Tensor]) -> Arrival | None:
+    """For every level of offsets on a GPU: the first, the last, the shortest and the longest length; None if numbers must be
+    computed by torch."""
+    return _summarise(offsets) if _summarise is not None and offsets[0].is_cuda else None
 
 
 def defer(numbers: Sequence[Tensor], verify: Verify) -> None:
@@ -56,9 +72,23 @@ def defer(numbers: Sequence[Tensor], verify: Verify) -> None:
     first = numbers[0]
     if not can_report(first):
         return
-    packed = torch.stack(tuple(numbers))
-    host, arrived = _copy_to_host(packed)
-    check = _Check(host, arrived, first.device, verify, _user_frame())
+    host, arrived = _copy_to_host(torch.stack(tuple(numbers)))
+
+    def arrival(wait: bool) -> list[int] | None:
+        if arrived is not None:
+            if wait:
+                arrived.synchronize()
+            elif not arrived.query():
+                return None
+        found: list[int] = host.tolist()
+        return found
+
+    defer_arrival(arrival, first.device, verify)
+
+
+def defer_arrival(arrival: Arrival, device: torch.device, verify: Verify) -> None:
+    """As `defer`, for numbers that arrive in any other way."""
+    check = _Check(arrival, device, verify, _user_frame())
     with _lock:
         _pending.append(check)
 
@@ -109,18 +139,15 @@ def can_report(tensor: Tensor) -> bool:
 
 
 def _report(*, wait: bool) -> None:
-    arrived: list[_Check] = []
+    arrived: list[tuple[_Check, list[int]]] = []
     with _lock:
         while _pending:
-            check = _pending[0]
-            if check.arrived is not None:
-                if wait:
-                    check.arrived.synchronize()
-                elif not check.arrived.query():
-                    # The checks after it were issued later. Querying each of them on every call would cost too much.
-                    break
-            arrived.append(_pending.popleft())
-    found = [error for check in arrived if (error := _failure_of(check)) is not None]
+            numbers = _pending[0].arrival(wait)
+            if numbers is None:
+                # The checks after it were issued later. Querying each of them on every call would cost too much.
+                break
+            arrived.append((_pending.popleft(), numbers))
+    found = [error for check, numbers in arrived if (error := _failure_of(check, numbers)) is not None]
     if not found:
         return
     for other in found[1:]:
@@ -128,9 +155,9 @@ def _report(*, wait: bool) -> None:
     raise found[0]
 
 
-def _failure_of(check: _Check) -> SerrateError | None:
+def _failure_of(check: _Check, numbers: list[int]) -> SerrateError | None:
     try:
-        check.verify(check.numbers.tolist())
+        check.verify(numbers)
     except SerrateError as error:
         file, line = check.place
         return type(error)(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, DtypeError, ShapeError, StructureError
 from serrate.tensor.checks import mistakes
-from serrate.tensor.checks.deferred import can_report, defer
+from serrate.tensor.checks.deferred import can_report, defer, defer_arrival, summary
 from serrate.tensor.sync import host_copy, on_host
 
 Validate = bool | Literal["deferred"] | None
@@ -148,12 +148,16 @@ def check_offsets(tensors: Sequence[Tensor], total: int | None) -> list[Measured
     return found
 
 
-def defer_offsets_check(tensors: Sequence[Tensor], total: int | None, known: KnownLengths) -> list[Tensor]:
-    """As `check_offsets`, deferred, for offsets on a device. Returns the lengths of every tensor."""
+def defer_offsets_check(tensors: Sequence[Tensor], total: int | None, known: KnownLengths) -> Sequence[Tensor | None]:
+    """As `check_offsets`, deferred, for offsets on a device. Returns the lengths of every tensor that it has computed."""
+    nothing = [None for _ in tensors]
+    if not can_report(tensors[0]):
+        return nothing
     all_lengths: list[Tensor] = []
     numbers: list[Tensor] = []
-    parts: list[int] = []
-    for level in tensors:
+    arrival = summary(tensors)
+    parts: list[int] = [4 for _ in tensors] if arrival is not None else []
+    for level in tensors if arrival is None else ():
         lengths, few = _summarize_offsets(level)
         if level.dtype is torch.int32 and lengths.numel():
             # int32 differences may wrap around undetected, but not if no offset is negative.
@@ -179,6 +183,9 @@ def defer_offsets_check(tensors: Sequence[Tensor], total: int | None, known: Kno
             at += count
         known.check(tensors, measured)
 
+    if arrival is not None:
+        defer_arrival(arrival, tensors[0].device, verify)
+        return nothing
     defer(numbers, verify)
     return all_lengths
 

@@ -1,0 +1,37 @@
+"""The check of offsets on a GPU as Triton: one launch, in which one program goes through all of them.
+
+In: nothing. Out: the source of a module with the kernel `summary`, which writes what `validate` needs to know about offsets: the
+first, the last, the shortest and the longest length.
+"""
+
+from __future__ import annotations
+
+from serrate.codegen.triton.printer import with_helpers
+
+BLOCK = 4096
+"""How many lengths are looked at at once."""
+NUMBERS = 4
+"""How many numbers are written."""
+UNSET = -(1 << 63)
+"""No number that is written: memory that holds it waits for one."""
+
+
+def print_summary() -> str:
+    """The module's text."""
+    return with_helpers(f"""@triton.jit(do_not_specialize=["count"])
+def summary(offsets, found, count):
+    lanes = tl.arange(0, {BLOCK})
+    shortest = tl.full([{BLOCK}], {-UNSET - 1}, tl.int64)
+    longest = tl.full([{BLOCK}], {UNSET + 1}, tl.int64)
+    for first in range(0, count - 1, {BLOCK}):
+        k = first + lanes
+        inside = k < count - 1
+        length = tl.load(offsets + k + 1, mask=inside, other=0).to(tl.int64)
+        length -= tl.load(offsets + k, mask=inside, other=0).to(tl.int64)
+        shortest = tl.minimum(shortest, tl.where(inside, length, {-UNSET - 1}))
+        longest = tl.maximum(longest, tl.where(inside, length, {UNSET + 1}))
+    tl.store(found, tl.maximum(tl.load(offsets).to(tl.int64), {UNSET + 1}))
+    tl.store(found + 1, tl.maximum(tl.load(offsets + count - 1).to(tl.int64), {UNSET + 1}))
+    tl.store(found + 2, tl.maximum(tl.min(shortest), {UNSET + 1}))
+    tl.store(found + 3, tl.max(longest))
+""")
