@@ -107,9 +107,12 @@ SPECIAL: dict[tuple[str, str], str] = {
     ("ceil", "integer"): "{0}",
     ("pow", "integer"): "sr_whole_power({0}, {1})",
     ("sqrt", "double"): "tl.sqrt({0})",
+    # `/` of float32 is an approximation on a GPU.
+    ("div", "single"): "tl.div_rn({0}, {1})",
+    ("reciprocal", "single"): "tl.div_rn(1.0, {0})",
     ("digamma", "single"): "sr_digamma({0}).to(tl.float32)",
 }
-"""Functions that are written differently for integers or float64."""
+"""Functions that are written differently for integers, float64 or float32."""
 
 
 def _kind(dtype: torch.dtype) -> str:
