@@ -51,7 +51,7 @@ TEST_GPU = if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_av
 
 test-gpu:
 	@echo "== pytest, on the GPU"
-	@TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $$(nproc)
+	@TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $$(nproc) --continue-on-collection-errors
 
 sanitize: check-compiler $(VENV)/.stamp-test
 	@SERRATE_TEST_FULL=1 $(BIN)/python -m pytest tests -m sanitize

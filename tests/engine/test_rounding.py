@@ -112,7 +112,7 @@ def test_triton_is_told_to_contract_nothing() -> None:
         x, offsets = fusion.input((None, 3), torch.float32), fusion.input((None,), torch.int64)
         fusion.output(serrate.ops.sum(serrate.ops.as_nested(x, offsets) * 2.0 + 1.0, 1))
     (executable,) = fusion.compile("triton").executables(a.values, a.offsets)
-    assert all(launch.options["enable_fp_fusion"] is False for launch in executable._launches)
+    assert all(launch.kernel._options["enable_fp_fusion"] is False for launch in executable._launches)
 
 
 @pytest.mark.parametrize("exponent", [2, 3, 2.0, 0.5, -0.5, -1, -2, 1, 0, 2.5])
