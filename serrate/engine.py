@@ -82,7 +82,7 @@ def build(
         return CppExecutable(loops, frozenset(filter(is_wide, loops.arrays)))
     from serrate.runtime.triton import TritonExecutable  # triton is optional: only its backend may import it
 
-    return TritonExecutable(loops, chosen.warps, chosen.stages)
+    return TritonExecutable(loops, chosen.warps_of(len(loops.kernels)), chosen.stages)
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 In: a reduction, its states as private blocks, the tile's values and the lanes they vary over. Out: block statements. This module
 knows no reduction by name; the definition determines the form:
 
-    one state and an operator    Reduce, or Dot if the terms form a matrix product
+    an operator for each state   Reduce, or Dot if the terms of the only state form a matrix product
     no lanes are reduced         combine, lane by lane
     in_block                     the definition's own code for a whole block
     otherwise                    Fold: combine, position by position, in order
@@ -72,6 +72,9 @@ def expand(
     if kind.operator is not None:
         product = as_dot(states[0], new[0], tile) if kind.operator == "sum" else None
         return [product or Reduce(tile.lanes, tile.guard, states[0], kind.operator, new[0])]
+    if kind.operators is not None:
+        parts = zip(states, map(tile.of, states), kind.operators, new, strict=True)
+        return [Reduce(part.lanes, part.guard, state, operator, value) for state, part, operator, value in parts]
     carried = tuple(map(held, states))
     if not tile.reduced:
         return assigned(states, kind.combine(carried, new), [(tile.of(s).lanes, tile.of(s).guard) for s in states])

@@ -14,7 +14,7 @@ combination of partial results. Both functions return values, so they can be eva
 
 Lowering relies on these laws: combine is associative, and the identity is neutral on both sides. Elements are combined in order
 unless the reduction is `commutative`. No stage asks for a reduction by name; whatever helps beyond the two functions is part of
-the definition: `in_block`, `two_pass`, `one_pass`, `weighing`, `neutral_value`, `State.free`.
+the definition: `in_block`, `two_pass`, `one_pass`, `about_pivot`, `weighing`, `neutral_value`, `State.free`.
 """
 
 from __future__ import annotations
@@ -102,6 +102,16 @@ class OnePass:
 
 
 @dataclass(frozen=True)
+class AboutPivot:
+    """The same states from plain sums relative to a pivot: one number per result, known beforehand, near the elements."""
+
+    sums: Reduction
+    """Takes an element and the pivot."""
+    result: Callable[[States, Value, Value], States]
+    """The states, from the sums, the pivot and the number of elements."""
+
+
+@dataclass(frozen=True)
 class Weighing:
     """A reduction of (first, total) whose total adds up weights; it can total other values by the same weights, in one pass."""
 
@@ -129,6 +139,7 @@ class Reduction:
     """Combines a whole block into the carried states with a few block operators. Takes the carried and the new states."""
     two_pass: TwoPass | None = None
     one_pass: OnePass | None = None
+    about_pivot: AboutPivot | None = None
     weighing: Weighing | None = None
     neutral_value: Callable[[torch.dtype], Number] | None = None
     """The value of an element that changes nothing, if that is not the identity."""
@@ -157,18 +168,26 @@ class Reduction:
         return len(self.states) == 1 and self.lift(x) == (x,)
 
     @functools.cached_property
+    def operators(self) -> tuple[str, ...] | None:
+        """The block operators that combine the states, if each is combined on its own."""
+        a, b = (tuple(argument(f"{side}{k}", torch.float32) for k in range(len(self.states))) for side in "ab")
+        found = []
+        for x, y, combined in zip(a, b, self.combine(a, b), strict=True):
+            name = OPERATORS.get(combined.function) if isinstance(combined, Call) and combined.args == (x, y) else None
+            if name is None:
+                return None
+            found.append(name)
+        return tuple(found)
+
+    @property
     def operator(self) -> str | None:
         """The block operator that combines the only state, if the reduction is just that."""
-        if len(self.states) > 1:
-            return None
-        a, b = argument("a", torch.float32), argument("b", torch.float32)
-        (combined,) = self.combine((a,), (b,))
-        return OPERATORS.get(combined.function) if isinstance(combined, Call) and combined.args == (a, b) else None
+        return self.operators[0] if len(self.states) == 1 and self.operators is not None else None
 
     @property
     def folds(self) -> bool:
         """Whether a block must be combined element by element."""
-        return self.operator is None and self.in_block is None
+        return self.operators is None and self.in_block is None
 
     def neutral(self, dtype: torch.dtype) -> Number | None:
         """The value of an element that changes nothing; None if no such value is known."""
@@ -557,6 +576,26 @@ def _product_away(x: Value, center: Value) -> Value:
     return _call("mul", away, away)
 
 
+def _from_pivot(x: Value, pivot: Value) -> States:
+    away = call("sub", x, pivot, dtype=pivot.dtype)
+    return away, _call("square", away)
+
+
+def _each_added(a: States, b: States) -> States:
+    return tuple(_call("add", one, other) for one, other in zip(a, b, strict=True))
+
+
+def _about_mean(sums: States, pivot: Value, count: Value) -> States:
+    near, squares = sums
+    delta = _call("div", near, _at_least_one(count))
+    return count, _call("add", pivot, delta), _left(squares, delta, near)
+
+
+FROM_PIVOT = Reduction(
+    "sums from a pivot", (State("near", _zero), State("squares", _zero)), _from_pivot, _each_added, commutative=True
+)
+"""Sums of x - pivot and of its square."""
+
 WELFORD = Reduction(
     "welford",
     (State("count", _zero), State("mean", _zero, free=True), State("square", _zero)),
@@ -565,6 +604,7 @@ WELFORD = Reduction(
     commutative=True,
     in_block=_moments_in_block,
     one_pass=OnePass(SUM, SUM, (_square_away, _product_away), _squares_from, _in_two_reads),
+    about_pivot=AboutPivot(FROM_PIVOT, _about_mean),
 )
 
 

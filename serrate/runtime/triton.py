@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from serrate.codegen.triton.derived import BLOCK, can_derive, print_derived
+from serrate.codegen.triton.derived import BLOCK, can_derive, print_derived, table_size
 from serrate.codegen.triton.printer import Launch, print_triton
 from serrate.errors import BackendError, CacheError
 from serrate.ir.expr import Array, Symbol, const, size_function
 from serrate.ir.loops import LoopProgram
-from serrate.ir.recipes import Owners, RunningSum
+from serrate.ir.recipes import RunningSum
 from serrate.runtime import cache_folder
 from serrate.runtime.launch import Numbers, Tensors
 from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, whole
@@ -32,7 +32,7 @@ from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, whole
 STAGES = 4
 """How many blocks of a matrix product are in flight."""
 
-SHARED = 1024
+SHARED = 4096
 """How many programs share a work list that is mostly empty: enough to fill a GPU, few enough to be gone at once."""
 
 __all__ = ["Derivation", "TritonExecutable", "TritonFunction", "can_derive", "load"]
@@ -117,15 +117,14 @@ def _aligned(addresses: Sequence[int]) -> bool:
 
 
 class TritonExecutable:
-    """Launches generated Triton kernels."""
+    """Launches generated Triton kernels, with `warps` warps per program of each."""
 
-    def __init__(self, program: LoopProgram, warps: int, stages: int = 1) -> None:
+    def __init__(self, program: LoopProgram, warps: Sequence[int], stages: int = 1) -> None:
         self.program = program
         self._printed = print_triton(program, stages=stages, interpreted=_interpreted())
         self.source = self._printed.text
-        self.warps = warps
         self._module = load(self._printed.text, program.name)
-        self._launches = [self._ready(launch) for launch in self._printed.launches]
+        self._launches = [self._ready(*each) for each in zip(self._printed.launches, warps, strict=True)]
 
     def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Numbers) -> None:
         own, others = [t.data_ptr() for t in tensors], [a.data_ptr() for a in arrays]
@@ -175,10 +174,10 @@ class TritonExecutable:
             prepare()
         return run
 
-    def _ready(self, launch: Launch) -> _PreparedLaunch:
+    def _ready(self, launch: Launch, warps: int) -> _PreparedLaunch:
         program = self._printed.program
         # A product and a sum round twice, as in torch; fused multiply-adds are written explicitly.
-        options = {"num_warps": self.warps, "enable_fp_fusion": False, **({"num_stages": STAGES} if launch.has_dot else {})}
+        options = {"num_warps": warps, "enable_fp_fusion": False, **({"num_stages": STAGES} if launch.has_dot else {})}
         return _PreparedLaunch(
             TritonFunction(getattr(self._module, launch.function), options),
             tuple(program.tensors.index(t) for t in launch.tensors),
@@ -222,12 +221,12 @@ class Derivation:
         self._order = tuple(made.index(array) for array in arrays)
         self._sums = len(printed.sums)
         one = const(1)
-        counts = [_recipe(a).count + one for a in printed.sums] + [_table(a).size for a in printed.tables]
+        counts = [_recipe(a).count + one for a in printed.sums] + [table_size(a) for a in printed.tables]
         self._sizes = [size_function(count, tuple(symbols)) for count in counts]
         self._symbols = [tuple(symbols).index(s) for s in printed.symbols]
         module = load(printed.text, "derived")
-        self._running_sums = TritonFunction(module.running_sums, {})
-        self._owners = TritonFunction(module.owners, {}) if printed.tables else None
+        self._running_sums = TritonFunction(module.running_sums, {}) if printed.sums else None
+        self._tables = TritonFunction(module.tables, {}) if printed.tables else None
 
     def numbers(self, numbers: Numbers) -> tuple[int, ...]:
         """Everything besides tensors that the arrays depend on."""
@@ -244,12 +243,13 @@ class Derivation:
         memory = (torch.empty if min(sizes) > 1 else torch.zeros)(room, dtype=torch.uint8, device=device)
         made = [Scratch(memory, start, (max(size, 2),), torch.int64) for start, size in zip(starts, sizes, strict=True)]
         own = [numbers[k] for k in self._symbols]
-        self._run(self._running_sums, (self._sums, 1, 1), [*inputs, *made[: self._sums]], own, device)
-        if self._owners is not None:
+        if self._running_sums is not None:
+            self._run(self._running_sums, (self._sums, 1, 1), [*inputs, *made[: self._sums]], own, device)
+        if self._tables is not None:
             tables = sizes[self._sums :]
             blocks = -(-max(tables) // BLOCK)
             if blocks:
-                self._run(self._owners, (blocks, len(tables), 1), made, own, device)
+                self._run(self._tables, (blocks, len(tables), 1), [*inputs, *made], own, device)
         return [made[k] for k in self._order]
 
     def _run(
@@ -265,11 +265,6 @@ class Derivation:
 
 def _recipe(array: Array) -> RunningSum:
     assert isinstance(array.recipe, RunningSum)
-    return array.recipe
-
-
-def _table(array: Array) -> Owners:
-    assert isinstance(array.recipe, Owners)
     return array.recipe
 
 

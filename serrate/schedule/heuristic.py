@@ -48,6 +48,10 @@ LONG_BYTES = 512 << 10
 """The fewest bytes of a row that is worth cutting: a shorter one is finished before another worker could help."""
 NUMBER_BYTES = 16
 """The most bytes of a position that count as a plain number."""
+SHORT = 4096
+"""The longest row that a GPU treats as short: sums about a pivot are accurate, and a worker soon finishes it."""
+FEW = 64
+"""The most positions of a row of numbers, on average, for which a GPU processes many rows together."""
 SHARES = 64
 """A row with more than 1/64 of all positions is a large share: with 64 workers, or even 16, the others wait for it."""
 
@@ -67,6 +71,8 @@ def choose(rows: RowStatistics | None, target: Target, workers: int = 1, *, prod
         return "maskless", {}
     if target.many_workers and (product or rows.longest is None or rows.count < 2 * workers or waits(rows, target, workers)):
         return "persistent_dynamic", {} if product else _of_numbers(rows)
+    if target.many_workers and "rows" in (sizes := _of_numbers(rows)):
+        return "persistent_dynamic", sizes
     if rows.longest is None:
         return "maskless", {"keep_rows": False}
     if waits(rows, target, workers):
@@ -76,12 +82,18 @@ def choose(rows: RowStatistics | None, target: Target, workers: int = 1, *, prod
         return "masked", {}
     if target.keeps_rows:
         return "maskless", {"keep_rows": row_bytes <= KEPT_BYTES}
-    return "maskless", {name: size for name, size in _of_numbers(rows).items() if name != "chunk"}
+    sizes = {name: size for name, size in _of_numbers(rows).items() if name not in ("chunk", "uncut")}
+    return "maskless", {**sizes, "short": True} if rows.longest <= SHORT else sizes
 
 
 def _of_numbers(rows: RowStatistics) -> dict[str, int]:
-    """The sizes for rows of plain numbers on a GPU: small blocks, because most rows would not fill larger ones."""
-    return {"tile": 512, "chunk": 16384, "warps": 2} if rows.position_bytes <= NUMBER_BYTES else {}
+    """The sizes for rows of plain numbers on a GPU: small blocks, because most rows would not fill larger ones; groups of rows
+    that do not even fill those."""
+    if rows.position_bytes > NUMBER_BYTES:
+        return {}
+    if rows.total <= FEW * rows.count:
+        return {"tile": 512, "chunk": 512, "uncut": 2, "warps": 2, "rows": 64}
+    return {"tile": 512, "chunk": 8192, "uncut": 2, "warps": 2}
 
 
 ALONE = ("maskless", "persistent_dynamic")

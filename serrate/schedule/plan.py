@@ -45,11 +45,16 @@ class Plan:
     reasons: tuple[str, ...] = ()
     """Why the plan is as it is; shown by `explain`."""
     short: Plan | None = None
-    """The plan for rows that fit one piece, if longer ones are cut: one worker processes each from beginning to end."""
+    """The plan for short rows, if longer ones are cut: one worker processes each from beginning to end."""
     most: int | None = None
-    """The length of the longest row that fits one piece."""
+    """The length of the longest row that is short."""
     scheduled: TileProgram | None = field(default=None, compare=False, repr=False)
     """The program after all steps, for people to read."""
+
+    def warps_of(self, kernels: int) -> tuple[int, ...]:
+        """Warps per program of each of a GPU's kernels, of which the first is for short rows, if they have a plan."""
+        first = self.warps if self.short is None else self.short.warps
+        return (first, *(self.warps,) * (kernels - 1))
 
     def because(self, reason: str) -> Plan:
         """The plan with one more reason."""
@@ -62,12 +67,14 @@ class Plan:
             if step.primitive not in PRIMITIVES:
                 raise ScheduleError(f"no primitive is called {step.primitive!r}; there are {', '.join(PRIMITIVES)}")
             made = PRIMITIVES[step.primitive](made, *step.args)
-        return made if self.short is None else by_length(self.short.apply(program), made)
+        if self.short is None or self.most is None:
+            return made
+        return by_length(self.short.apply(program), made, self.most)
 
     def __str__(self) -> str:
         if self.scheduled is not None:
             return "\n".join(self.tree)
-        short = "" if self.short is None else f" | rows that fit one piece by {self.short}"
+        short = "" if self.short is None else f" | rows of at most {self.most} by {self.short}"
         return f"{self.strategy}: {'; '.join(map(str, self.steps))}{short}"
 
     @property
@@ -77,13 +84,13 @@ class Plan:
             return self.lines
         rewrites = [str(step) for step in self.steps if step.primitive not in LOOPS]
         head = f"{self.strategy}: {'; '.join(rewrites)}" if rewrites else self.strategy
-        short = () if self.short is None else ("  rows that fit one piece:", *(f"    {line}" for line in self.short.tree))
+        short = () if self.short is None else (f"  rows of at most {self.most}:", *(f"    {line}" for line in self.short.tree))
         return (head, *(f"  {line}" for line in tree(self.scheduled)), *short, *(f"  # {reason}" for reason in self.reasons))
 
     @property
     def lines(self) -> tuple[str, ...]:
         """The plan as a list of steps, one per line."""
-        short = () if self.short is None else ("  rows that fit one piece:", *(f"  {line}" for line in self.short.lines))
+        short = () if self.short is None else (f"  rows of at most {self.most}:", *(f"  {line}" for line in self.short.lines))
         return (self.strategy, *(f"  {step}" for step in self.steps), *short, *(f"  # {reason}" for reason in self.reasons))
 
 

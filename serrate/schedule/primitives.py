@@ -39,7 +39,7 @@ from serrate.ir.tile import (
     written_at,
 )
 from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, read, reindex
-from serrate.schedule import block_loops, cutting, partitions, short_rows, statistics, weighted_sums
+from serrate.schedule import block_loops, cutting, partitions, pivots, short_rows, statistics, weighted_sums
 from serrate.schedule.block_loops import find, loop_named, loop_replaced, swap
 from serrate.schedule.hand import check_no_rows, check_order, check_partition, check_resize, check_swizzle
 from serrate.schedule.one_pass import one_pass
@@ -153,15 +153,31 @@ def combine(program: TileProgram, phase: str, component: str, ragged: str) -> Ti
     return _relooped(program, phase, change)
 
 
-def long_only(program: TileProgram, phase: str, pieces: str) -> TileProgram:
-    """for c: for o[c]: s   ->   for c: for o'[c]: s   where o' are the pieces of rows that have several.
+def long_only(program: TileProgram, phase: str, pieces: str, most: int = 1) -> TileProgram:
+    """for c: for o[c]: s   ->   for c: for o'[c]: s   where o' are the pieces of rows that have more than `most`.
 
-    Rows of one piece are left to another plan (`short_rows.py`).
+    Rows of fewer pieces are left to another plan (`short_rows.py`).
     """
 
     def change(loops: Loops) -> Loops:
         k = _position(loops, phase, pieces)
-        return (*loops[:k], (short_rows.several(loops[k][0]), loops[k][1]), *loops[k + 1 :])
+        return (*loops[:k], (short_rows.several(loops[k][0], most), loops[k][1]), *loops[k + 1 :])
+
+    return _relooped(program, phase, change)
+
+
+def short_only(program: TileProgram, phase: str, row: str, most: int) -> TileProgram:
+    """for c: for r[c]: s   ->   for c: for r'[c]: s   where rows r' of more than `most` positions are empty.
+
+    Those are left to another plan (`short_rows.py`).
+    """
+
+    def change(loops: Loops) -> Loops:
+        k = _position(loops, phase, row)
+        domain = loops[k][0]
+        if not isinstance(domain, RaggedIterDomain):
+            raise ScheduleError(f"phase {phase}: {row} is not ragged")
+        return (*loops[:k], (short_rows.short_part(domain, most), loops[k][1]), *loops[k + 1 :])
 
     return _relooped(program, phase, change)
 
@@ -353,6 +369,18 @@ def two_pass(program: TileProgram, phase: str, loop: str = "") -> TileProgram:
     made = [replace(leaf, targets=(first,), reduction=passes.first, values=lifted[:1])]
     made += (replace(leaf, targets=(t,), reduction=passes.second, values=(v,)) for t, v in zip(others, terms, strict=True))
     return swap(program, phase, *(Phase(s.targets[0].name, nest(loops, s)) for s in made))
+
+
+def about_pivot(program: TileProgram, phase: str, size: int) -> TileProgram:
+    """(n, m, s) welford= x   ->   p = mean of the row's first `size` positions;  a, b sum= x - p, (x - p)^2;  n, m, s = f(a, b)
+
+    The sums lose as many digits as a row is longer than `size`, so rows must not be long.
+    """
+    loops, leaf = _loops(program, phase)
+    if not isinstance(leaf, Accumulate) or leaf.merge or leaf.places:
+        raise ScheduleError(f"phase {phase} is not a reduction of values")
+    reduced = [d for d, _ in loops if not _known(leaf.index).knows(d)]
+    return swap(program, phase, *pivots.about_pivot(phase, loops, leaf, reduced, size))
 
 
 def online(program: TileProgram, phase: str) -> TileProgram:
@@ -577,7 +605,7 @@ def _places(index: Places) -> tuple[object, ...]:
 PRIMITIVES: dict[str, Callable[..., TileProgram]] = {
     f.__name__: f
     for f in (
-        *(split, merge, partition, combine, long_only, ragged, fork, cut, resize, swizzle, cover, reorder),
-        *(mark, inline, share, rfactor, two_pass, one_pass, online, keep, hold, delay, allocate, fuse),
+        *(split, merge, partition, combine, long_only, short_only, ragged, fork, cut, resize, swizzle, cover, reorder),
+        *(mark, inline, share, rfactor, two_pass, one_pass, about_pivot, online, keep, hold, delay, allocate, fuse),
     )
 }

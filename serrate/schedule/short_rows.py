@@ -13,6 +13,8 @@ on a GPU, short rows come first, on their own, and the list is empty if no row i
 
         ->  for c: if length[c] <= N: (a; b)
             for (c, o): p = a;   for c, if it is in the list: a = p;   for (c, o): b
+Several short rows that are lanes of one block cannot branch. Long ones are empty there (`short_part`), and what that stores for
+them is overwritten by the phases that follow.
 """
 
 from __future__ import annotations
@@ -24,25 +26,25 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import maximum, minimum
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import Combine, WithinRow, combine, lists_long_rows, within_row
-from serrate.ir.tile import GRID, At, ByLength, Loop, Phase, Statement, TileProgram
+from serrate.ir.tile import GRID, At, ByLength, Loop, Phase, Statement, TileProgram, statements
 from serrate.ir.transforms import Split
 from serrate.ir.values import Role
 
 
-def by_length(whole: TileProgram, pieces: TileProgram) -> TileProgram:
-    """Rows that fit one piece as `whole` schedules them, longer ones as `pieces` does."""
+def by_length(whole: TileProgram, pieces: TileProgram, most: int) -> TileProgram:
+    """Rows of at most `most` positions as `whole` schedules them, longer ones as `pieces` does."""
     found = [_grid(phase) for phase in pieces.phases]
     rows = _grid(whole.phases[0]) if len(whole.phases) == 1 else ()
     lists = [loops[0].domain for loops in found if loops and isinstance(loops[0].domain.definition, Combine)]
     if not rows or not lists or not found[0] or found[0][0].domain is not lists[0] or len(pieces.phases) == 1:
         raise ScheduleError("rows are not processed one by one, or their pieces leave no partial results")
     if any(lists_long_rows(each) for each in lists):
-        return _rows_first(whole, pieces, rows, found, lists)
+        return _rows_first(whole, pieces, rows, found, lists, most)
     if any(t.role is not Role.OUTPUT for t in whole.phases[0].writes & pieces.phases[0].writes):
         raise ScheduleError("pieces and whole rows write the same temporary")
-    component, row, most = _pieces(lists[0])
-    if rows[0].domain.uid != component.uid or any(_pieces(each)[1] is not row for each in lists):
-        raise ScheduleError("not all phases run over the rows that are cut")
+    component, row, size = _pieces(lists[0])
+    if rows[0].domain.uid != component.uid or any(_pieces(each)[1] is not row for each in lists) or most != size:
+        raise ScheduleError("not all phases run over the rows that are cut, or not in the same pieces")
     if [loop.domain.uid for loop in rows[1:]] != [loop.domain.uid for loop in found[0][1:]]:
         raise ScheduleError("workers share whole rows and pieces in different ways")
     phases: list[Phase] = []
@@ -58,14 +60,23 @@ def by_length(whole: TileProgram, pieces: TileProgram) -> TileProgram:
 
 
 def _rows_first(
-    whole: TileProgram, pieces: TileProgram, rows: tuple[Loop, ...], found: list[tuple[Loop, ...]], lists: list[IterDomain]
+    whole: TileProgram,
+    pieces: TileProgram,
+    rows: tuple[Loop, ...],
+    found: list[tuple[Loop, ...]],
+    lists: list[IterDomain],
+    most: int,
 ) -> TileProgram:
     """Short rows on their own, then lists of the pieces of long ones."""
-    component, row, most = _pieces(lists[0])
-    if rows[0].domain.uid != component.uid or any(not lists_long_rows(d) or _pieces(d) != (component, row, most) for d in lists):
+    component, row, size = _pieces(lists[0])
+    if any(_pieces(d) != (component, row, size) or not _lists_rows_longer_than(most, d) for d in lists):
         raise ScheduleError("not all phases run over the rows that are cut, or not in the same pieces")
-    finished = At(component, rows[0].domain, rows[-1].body)
-    phases = [Phase(f"{whole.phases[0].name}_short", _around(rows, ByLength(row, 0, most, (finished,), ())))]
+    finished: Statement = At(rows[0].domain, rows[0].domain, rows[-1].body)
+    if rows[0].domain.uid == component.uid:
+        finished = ByLength(row, 0, most, (finished,), ())
+    elif not _leaves_long_rows(whole.phases[0], row, most):
+        raise ScheduleError("rows are not processed one by one, and long ones are not left out")
+    phases = [Phase(f"{whole.phases[0].name}_short", _around(rows, finished))]
     for phase, loops in zip(pieces.phases, found, strict=True):
         if loops and any(loops[0].domain is d for d in lists):
             phases.append(phase)
@@ -78,21 +89,56 @@ def _rows_first(
     return pieces.with_phases(tuple(phases))
 
 
+def short_part(row: RaggedIterDomain, most: int) -> RaggedIterDomain:
+    """The rows that have at most `most` positions; longer ones are empty.
+
+    >>> from serrate.ir import partition
+    >>> _, r = partition(IterDomain(10), [0, 7, 10])
+    >>> short_part(r, 4).extents
+    (0, 3)
+    """
+    fits = minimum(maximum(most + 1 - row.length, 0), 1)
+    return within_row(row.component, row, minimum(row.length, fits * most), row.bound)
+
+
+def _leaves_long_rows(phase: Phase, row: RaggedIterDomain, most: int) -> bool:
+    """Whether all loops over rows of a phase leave out those longer than `most`."""
+    part = short_part(row, most)
+    loops = [n.domain for n in statements(phase.body) if isinstance(n, Loop)]
+    found = [d for d in loops if row in (d, *_above(d))]
+    return bool(found) and all(part in (d, *_above(d)) for d in found)
+
+
+def _above(domain: IterDomain) -> list[IterDomain]:
+    """All domains that a domain is made from."""
+    made = domain.definition
+    return [] if made is None else [d for source in made.inputs for d in (source, *_above(source))]
+
+
 def _around(loops: tuple[Loop, ...], body: Statement) -> tuple[Statement, ...]:
     for loop in reversed(loops):
         body = replace(loop, body=(body,))
     return (body,)
 
 
-def several(pieces: IterDomain) -> RaggedIterDomain:
-    """The pieces of rows that have at least two of them."""
+def several(pieces: IterDomain, most: int = 1) -> RaggedIterDomain:
+    """The pieces of rows that have more than `most` of them."""
     cut = pieces.definition
     size = cut.outputs[1].extent_expr.value if isinstance(cut, Split) else None
     if not isinstance(pieces, RaggedIterDomain) or cut is None or size is None:
         raise ScheduleError(f"{pieces} are not pieces of rows")
-    more = maximum(pieces.length - 1, 0)
+    more = maximum(pieces.length - most, 0)
     # a row of several pieces has at most twice as many as it fills
-    return within_row(pieces.component, pieces, more + minimum(more, 1), cut.inputs[0].host_bound // size * 2)
+    return within_row(pieces.component, pieces, more + minimum(more, 1) * most, cut.inputs[0].host_bound // size * 2)
+
+
+def _lists_rows_longer_than(most: int, listed: IterDomain) -> bool:
+    """Whether a work list holds all pieces of rows of more than `most` positions, and no others."""
+    made = listed.definition
+    assert isinstance(made, Combine)
+    within = made.inputs[1].definition
+    pieces = _pieces(listed)[2]
+    return isinstance(within, WithinRow) and most % pieces == 0 and several(within.inputs[0], most // pieces) is made.inputs[1]
 
 
 def first_of(listed: IterDomain) -> RaggedIterDomain:
@@ -103,10 +149,13 @@ def first_of(listed: IterDomain) -> RaggedIterDomain:
     return within_row(pieces.component, pieces, minimum(pieces.length, 1), pieces.host_bound)
 
 
-def longest_piece(pieces: TileProgram) -> int:
-    """The length of the longest row that fits one piece."""
+def piece_size(pieces: TileProgram) -> int:
+    """The number of positions of a piece."""
     found = (loops[0].domain for phase in pieces.phases if (loops := _grid(phase)))
-    return next(_pieces(domain)[2] for domain in found if isinstance(domain.definition, Combine))
+    size = next((_pieces(domain)[2] for domain in found if isinstance(domain.definition, Combine)), None)
+    if size is None:
+        raise ScheduleError("no phase runs over pieces of rows")
+    return size
 
 
 def _grid(phase: Phase) -> tuple[Loop, ...]:

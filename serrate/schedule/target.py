@@ -47,6 +47,8 @@ class Target:
     """The block of a ragged product in a contraction: positions of the kept and of the summed side."""
     rows_together: int
     """Rows that `masked` processes as lanes."""
+    grouped: int
+    """Positions of a block of several short rows."""
     short_bytes: int
     """The most bytes of a row for which processing one row at a time leaves most lanes idle."""
     finish: int
@@ -90,6 +92,7 @@ CPU = Target(
     matmul=(64, 32, 512),
     contraction=(128, 128),
     rows_together=8,
+    grouped=1024,
     short_bytes=32,
     finish=1,
     factors_blocks=False,
@@ -120,6 +123,7 @@ GPU = Target(
     matmul=(128, 256, 64),
     contraction=(64, 64),
     rows_together=4,
+    grouped=1024,
     short_bytes=512,
     finish=8192,
     factors_blocks=True,

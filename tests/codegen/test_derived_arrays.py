@@ -12,7 +12,7 @@ import torch
 
 from serrate import ir, ops
 from serrate.codegen.triton.derived import can_derive
-from serrate.ir.recipes import Owners, RunningSum
+from serrate.ir.recipes import GroupMaximum, Owners, RunningSum
 from serrate.runtime.triton import Derivation
 
 pytestmark = pytest.mark.triton
@@ -42,3 +42,20 @@ def test_pieces_of_long_rows(lengths: list[int], dtype: torch.dtype) -> None:
     assert sums == [[0, *accumulate(each)] for each in counts]
     for table, each in zip(tables, counts, strict=True):
         assert table[: sum(each)] == [row for row, n in enumerate(each) for _ in range(n)]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)} rows")
+def test_the_longest_row_of_each_group(lengths: list[int]) -> None:
+    with ir.Fusion("program") as f:
+        x, offsets = f.input((None,), torch.float32), f.input((None,), torch.int64)
+        f.output(ops.sum(ops.as_nested(x, offsets), 1))
+    run = f.compile("triton", "persistent_dynamic", chunk=PIECE, tile=8, rows=4)
+    values, given = torch.ones(sum(lengths)), torch.tensor([0, *accumulate(lengths)])
+    call = run.binder.bind((values, given))
+    wanted = [a for a in run.stages[0].prepared(call).executable.program.arrays if can_derive(a)]
+    made = Derivation(wanted, tuple(run.binder.symbols))([given], call.numbers, given.device)
+    (longest,) = [own.tensor().tolist() for a, own in zip(wanted, made, strict=True) if isinstance(a.recipe, GroupMaximum)]
+    short = [n if n <= PIECE else 0 for n in lengths]
+    groups = [max(short[k : k + 4]) for k in range(0, len(lengths), 4)]
+    assert longest[: len(groups)] == groups
+    assert run(values, given).tolist() == [float(n) for n in lengths]

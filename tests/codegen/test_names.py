@@ -64,7 +64,7 @@ def test_everything_in_a_program_may_have_any_name(backend: str, first: int) -> 
     sizes = {"n0": ROWS.values.shape[0], "n1": ROWS.offsets.shape[0]}
     given = {"T0": ROWS.values, "T1": ROWS.offsets}
     tensors = [given.get(t.name, torch.zeros_like(ROWS.values)) for t in loops.tensors]
-    made = TritonExecutable(odd, 1) if backend == "triton" else CppExecutable(odd, frozenset(odd.arrays))
+    made = TritonExecutable(odd, (1,) * len(odd.kernels)) if backend == "triton" else CppExecutable(odd, frozenset(odd.arrays))
     made(tensors, [ROWS.offsets for _ in loops.arrays], [sizes[s.name] for s in loops.symbols])
     out = tensors[loops.tensors.index(loops.outputs[0])]
     torch.testing.assert_close(out, torch.cat([torch.softmax(row, 0) for row in ROWS.unbind()]))

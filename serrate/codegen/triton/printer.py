@@ -99,8 +99,8 @@ FUNCTIONS: dict[str, str] = {
     "floordiv": "sr_whole_div({0}, {1})",
     "rem": "sr_whole_rem({0}, {1})",
     "random_bits": "sr_random_bits({0}, {1}, {2})",
-    "exp_below": "tl.exp({0} - {1})",
-    "exp_diff": "tl.exp({0} - sr_finite({1}))",
+    "exp_below": "sr_power_of_e({0} - {1})",
+    "exp_diff": "sr_power_of_e({0} - sr_finite({1}))",
 }
 SPECIAL: dict[tuple[str, str], str] = {
     ("floor", "integer"): "{0}",
@@ -110,6 +110,8 @@ SPECIAL: dict[tuple[str, str], str] = {
     # `/` of float32 is an approximation on a GPU.
     ("div", "single"): "tl.div_rn({0}, {1})",
     ("reciprocal", "single"): "tl.div_rn(1.0, {0})",
+    ("exp_below", "double"): "tl.exp({0} - {1})",
+    ("exp_diff", "double"): "tl.exp({0} - sr_finite({1}))",
     ("digamma", "single"): "sr_digamma({0}).to(tl.float32)",
 }
 """Functions that are written differently for integers, float64 or float32."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from serrate.ir.domains import IterDomain
 from serrate.ir.tile import Accumulate, Scan, Store, TileProgram, chain
-from serrate.ir.values import Place, Read, Role
+from serrate.ir.values import Place, Read, Role, domains_of
 from serrate.schedule.plan import Recorder
 from serrate.schedule.prepare import Shape, describe, reduced_loops
 from serrate.schedule.primitives import goes_in_order
@@ -82,15 +82,22 @@ def shapes(program: TileProgram) -> list[Shape]:
     return [] if program.axes else [describe(program, p.name) for p in program.phases]
 
 
-def warps_for(program: TileProgram, target: Target) -> int:
+def warps_for(program: TileProgram, target: Target, *, small: bool = False) -> int:
     """The number of warps: few for simple reductions, which only wait for memory; more for statistics of whole rows, whose blocks
-    all warps reduce together, and for the blocks of matrix products, to avoid spills."""
+    all warps reduce together, and for the blocks of matrix products, to avoid spills. `small` blocks are half as large."""
     found = shapes(program)
     reducing = [s for s in found if s.reduces_rows]
     blocks = [s for s in reducing if not _is_simple(s.leaf)]
-    if any(s.is_product for s in found) or any(s.reduced & {d.uid for d in s.regular} for s in blocks):
+    if any(s.is_product for s in found):
         return 2 * target.warps
-    return target.warps if blocks or not reducing else max(target.warps // 2, 1)
+    if any(s.reduced & {d.uid for d in s.regular} for s in blocks):
+        return (4 if small else 2) * target.warps
+    return max(target.warps // 2, 1) if small or (reducing and not blocks) else target.warps
+
+
+def stages_for(program: TileProgram, target: Target) -> int:
+    """The number of blocks in flight: several for programs that only reduce; statistics leave no shared memory for them."""
+    return target.stages if all(_is_simple(s.leaf) for s in shapes(program) if s.reduces_rows) else 1
 
 
 def width(shape: Shape, target: Target) -> int:
@@ -113,7 +120,7 @@ def row_block(shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
     else:
         kept = [s for s in shapes if not s.reduces_rows and not s.is_product]
         kept = kept or [shape]
-        if target.factors_blocks and any(s.reduces_rows and not _is_simple(s.leaf) for s in shapes):
+        if target.factors_blocks and any(s.reduces_rows and _has_states(s.leaf) for s in shapes):
             # Blocks that were reduced are read again: the second pass takes the same ones.
             return block_size(None, max(target.block // across, 1), target)
         size = min(_stored_at_once(s, target) // (width(s, target) * s.leaf.targets[0].dtype.itemsize) for s in kept)
@@ -352,6 +359,15 @@ def in_columns(target: Target, shapes: Sequence[Shape]) -> Target:
     return replace(target, widest=min(target.widest, max(target.column_bytes // itemsize, 1)))
 
 
+def of_sixteen_bits(shapes: Sequence[Shape]) -> bool:
+    """Whether the elements of rows that a caller passes have 16 bits."""
+    rows = [row for s in shapes for row in s.own_rows]
+    along = {d.uid for row in rows for d in (row, *(row.definition.inputs if row.definition else ()))}
+    reads = [r for s in shapes if s.own_rows for v in s.leaf.values for r in v.reads if r.tensor.role is Role.INPUT]
+    found = [r.dtype for r in reads if along & {d.uid for d in domains_of(r.index)}]
+    return bool(found) and all(dtype.itemsize == 2 for dtype in found)
+
+
 def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], target: Target, rows: RowLoops) -> None:
     if shape.component is None:
         schedule_regular(recorder, shape, shapes, target)
@@ -423,8 +439,9 @@ def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLo
         finish_loops(recorder, phase, order, grid, [*own, *lanes])
         return
     # Each lane reduces its own elements; lanes are combined once, after the loop over the row.
-    recorder.do("rfactor", phase, own[-1])
-    finish_loops(recorder, f"{_first_target(recorder, phase)}_{own[-1]}", order, grid, [*own, *lanes])
+    gone = [n for n in lanes if n in _reduced_names(recorder, phase)]
+    recorder.do("rfactor", phase, own[-1], *gone)
+    finish_loops(recorder, f"{_first_target(recorder, phase)}_{'_'.join([own[-1], *gone])}", order, grid, [*own, *lanes])
     still = [name for name in serial if name in loop_names(recorder, phase)]
     finish_loops(recorder, phase, [*grid, *kept, *still, *own, *lanes], grid, [*own, *lanes])
 
@@ -432,6 +449,11 @@ def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLo
 def _is_simple(leaf: Accumulate | Scan | Store) -> bool:
     """Whether a statement reduces elements so that lanes can keep partial results: others combine a whole block at once."""
     return isinstance(leaf, Accumulate) and not leaf.merge and leaf.reduction.in_block is None
+
+
+def _has_states(leaf: Accumulate | Scan | Store) -> bool:
+    """Whether a statement carries more than one operator reduces."""
+    return isinstance(leaf, Accumulate) and leaf.reduction.operator is None
 
 
 def _left(recorder: Recorder, shape: Shape, arranged: Sequence[str]) -> Shape:
@@ -449,6 +471,14 @@ def _outside(recorder: Recorder, phase: str, serial: Sequence[str]) -> list[str]
     return order[: order.index(serial[0])]
 
 
+def _reduced_names(recorder: Recorder, phase: str) -> set[str]:
+    """The names of the loops that a phase reduces."""
+    found = chain(next(p for p in recorder.program.phases if p.name == phase))
+    assert found is not None
+    domains = [loop.domain for loop in found[0]]
+    return {d.name for d in domains if d.uid in reduced_loops(found[1], domains)}
+
+
 def _first_target(recorder: Recorder, phase: str) -> str:
     return describe(recorder.program, phase).leaf.targets[0].name
 
@@ -457,7 +487,8 @@ def _factored_lanes(recorder: Recorder, shape: Shape, target: Target) -> bool:
     """Reduces rows first and the innermost dim once at the end, instead of across lanes in every block."""
     if not shape.regular or not isinstance(shape.leaf, Accumulate) or shape.leaf.merge or not shape.reduces_rows:
         return False
-    if target.factors_blocks and shape.leaf.reduction.in_block is not None:
+    if target.factors_blocks:
+        # Lanes of all dims keep their own partial results, and are combined together.
         return False
     last = shape.regular[-1]
     return last.uid in shape.reduced and recorder.attempt("rfactor", shape.phase, last.name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, prepare
-from serrate.schedule.strategies.common import block_size, schedule, warps_for
+from serrate.schedule.strategies.common import block_size, schedule, shapes, warps_for
 from serrate.schedule.strategies.kernels import Lanes, whole_rows
 from serrate.schedule.strategies.maskless import WholeRows
 from serrate.schedule.target import Target
@@ -23,10 +23,15 @@ def masked(
     rows: int | None = None,
     warps: int | None = None,
     lanes: Lanes | None = None,
+    most: int | None = None,
 ) -> Plan:
-    """A plan with groups of `rows` rows on the grid, each row one lane."""
+    """A plan with groups of `rows` rows on the grid, each row one lane; rows longer than `most` are left out."""
     recorder = Recorder(program)
     prepare(recorder)
+    if most is not None:
+        for shape in shapes(recorder.program):
+            for row in shape.own_rows:
+                recorder.do("short_only", shape.phase, row.name, most)
     schedule(recorder, target, GroupedRows(tile, block_size(rows, target.rows_together, target)), lanes)
     return recorder.plan("masked", warps or warps_for(program, target))
 

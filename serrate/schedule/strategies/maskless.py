@@ -5,13 +5,22 @@ for c:  for r[c]: s   ->   grid c:  serial ro:  lanes ri: s       (ro ends with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serrate.ir.tile import TileProgram
 from serrate.ir.values import Role
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
-from serrate.schedule.strategies.common import PhaseBlocks, schedule, schedule_product, warps_for
+from serrate.schedule.strategies.common import (
+    PhaseBlocks,
+    of_sixteen_bits,
+    schedule,
+    schedule_product,
+    shapes,
+    stages_for,
+    warps_for,
+    width,
+)
 from serrate.schedule.strategies.kernels import Lanes, whole_rows
 from serrate.schedule.target import Target
 
@@ -24,17 +33,25 @@ def maskless(
     warps: int | None = None,
     stages: int | None = None,
     lanes: Lanes | None = None,
+    short: bool = False,
 ) -> Plan:
-    """A plan with rows on the grid; `tile` is the number of positions per block, `lanes` the tile sizes of a kernel."""
+    """A plan with rows on the grid; `tile` is the number of positions per block, `lanes` the tile sizes of a kernel. `short`:
+    whether no row is long."""
     recorder = Recorder(program)
     prepare(recorder)
+    small = False
+    if short and target.factors_blocks and not program.axes:
+        small = of_sixteen_bits(shapes(program))
+        # Arithmetic on 16-bit elements takes as many registers as on 32-bit ones, and half the time to load them.
+        target = replace(target, block=target.block // 2) if small else target
+        _about_pivots(recorder, target)
     keep = target.keeps_rows if keep_rows is None else keep_rows
     if (target.keeps_rows or keep) and not program.axes:
         _in_two_passes(recorder, keep)
     schedule(recorder, target, WholeRows(tile), lanes)
     if keep and not program.axes and _shares_rows(recorder.program):
         return maskless(program, target, tile, keep_rows=False, warps=warps, stages=stages)
-    return recorder.plan("maskless", warps or warps_for(program, target), stages or target.stages)
+    return recorder.plan("maskless", warps or warps_for(program, target, small=small), stages or stages_for(program, target))
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,13 @@ class WholeRows:
 
     def kernel(self, recorder: Recorder, target: Target, lanes: Lanes) -> None:
         whole_rows(recorder, target, lanes, 1, near=target.keeps_rows)
+
+
+def _about_pivots(recorder: Recorder, target: Target) -> None:
+    """Computes moments of whole rows from plain sums, so that lanes are combined once per row."""
+    for shape in shapes(recorder.program):
+        if shape.reduces_rows and shape.regular and shape.regular[-1].uid in shape.reduced:
+            recorder.attempt("about_pivot", shape.phase, max(target.simple_block // width(shape, target), 1))
 
 
 def _shares_rows(program: TileProgram) -> bool:

@@ -14,7 +14,7 @@ from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Accumulate, Scan, TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
-from serrate.schedule.short_rows import by_length, longest_piece
+from serrate.schedule.short_rows import by_length, piece_size
 from serrate.schedule.strategies.common import (
     PhaseBlocks,
     block_size,
@@ -25,15 +25,23 @@ from serrate.schedule.strategies.common import (
     schedule,
     schedule_product,
     shapes,
+    stages_for,
     warps_for,
     width,
 )
 from serrate.schedule.strategies.kernels import Lanes, pieces_of_rows
+from serrate.schedule.strategies.masked import masked
 from serrate.schedule.strategies.maskless import maskless
 from serrate.schedule.target import Target
 
 LINE = 512
 """Assumed length of the inner rows of a product, where a piece consists of whole inner rows."""
+
+UNCUT = 2
+"""Pieces of the longest row that a GPU leaves whole: a worker finishes it before all others are done."""
+
+FINISHED = 2048
+"""The most partial results of a row that are combined in one block."""
 
 FOLDED = 64
 """Elements of partial results that one fold combines; folds get slower with more lanes."""
@@ -47,15 +55,19 @@ def persistent_dynamic(
     warps: int | None = None,
     stages: int | None = None,
     lanes: Lanes | None = None,
+    rows: int | None = None,
+    uncut: int | None = None,
 ) -> Plan:
-    """A plan with pieces of rows on the grid; a piece has `chunk` positions, a block `tile` of them."""
+    """A plan with pieces of rows on the grid; a piece has `chunk` positions, a block `tile` of them. On a GPU, rows of up to
+    `uncut` pieces stay whole, and can be processed in groups of `rows`."""
     if program.axes:
         return _pieces(program, target, tile, chunk, warps, stages, lanes)
     # On a GPU, short rows are launched on their own: both kinds of rows in one program would need the registers of both.
     apart = target.many_workers
     try:
-        plan = _pieces(program, target, tile, chunk, warps, stages, lanes, apart=apart)
-        return _with_short_rows(plan, program, target, tile)
+        whole = (uncut or (1 if chunk else UNCUT)) if apart else 0
+        plan = _pieces(program, target, tile, chunk, warps, stages, lanes, uncut=whole)
+        return _with_short_rows(plan, program, target, tile, warps, rows if apart else None, max(whole, 1))
     except ScheduleError:
         return _pieces(program, target, tile, chunk, warps, stages, lanes)
 
@@ -69,25 +81,33 @@ def _pieces(
     stages: int | None,
     lanes: Lanes | None,
     *,
-    apart: bool = False,
+    uncut: int = 0,
 ) -> Plan:
-    """A plan with pieces of all rows on the grid; if short rows are `apart`, of long rows only."""
+    """A plan with pieces of all rows on the grid, or only of rows of more than `uncut` pieces."""
     recorder = Recorder(program)
     prepare(recorder)
     whole, target = target, in_columns(target, shapes(recorder.program))
     across = max((width(s, target) for s in shapes(recorder.program)), default=1)
     # Workers that share the columns of a row take shorter pieces of it.
-    elements = target.chunk // 2 if target is not whole else target.chunk
+    elements = target.chunk // 2 if target.widest < whole.widest else target.chunk
     piece = block_size(chunk, max(elements // across, 1), target)
-    schedule(recorder, target, PiecesOfRows(tile, piece, chunk, apart), lanes)
-    return recorder.plan("persistent_dynamic", warps or warps_for(program, target), stages or target.stages)
+    schedule(recorder, target, PiecesOfRows(tile, piece, chunk, uncut), lanes)
+    return recorder.plan("persistent_dynamic", warps or warps_for(program, target), stages or stages_for(program, target))
 
 
-def _with_short_rows(plan: Plan, program: TileProgram, target: Target, tile: int | None) -> Plan:
-    """The plan, with a plan for rows that fit one piece; raises unless all phases run row by row."""
-    pieces, short = plan.apply(program), maskless(program, target, tile)
-    by_length(short.apply(program), pieces)
-    return replace(plan, short=short, most=longest_piece(pieces))
+def _with_short_rows(
+    plan: Plan, program: TileProgram, target: Target, tile: int | None, warps: int | None, rows: int | None, uncut: int
+) -> Plan:
+    """The plan, with a plan for rows of up to `uncut` pieces: in groups of `rows`, or one by one. Raises unless all phases run
+    row by row."""
+    pieces = plan.apply(program)
+    most = piece_size(pieces) * uncut
+    if rows:
+        short = masked(program, target, max(target.grouped // rows, 1), rows, warps, most=most)
+    else:
+        short = maskless(program, target, tile, warps=warps, short=True)
+    by_length(short.apply(program), pieces, most)
+    return replace(plan, short=short, most=most)
 
 
 def _cut_rows(shape: Shape) -> RaggedIterDomain | None:
@@ -109,8 +129,8 @@ class PiecesOfRows:
     piece: int
     asked: int | None
     """The size of a piece, if the caller chose it."""
-    apart: bool = False
-    """Whether rows that fit one piece are left to another plan."""
+    uncut: int = 0
+    """Rows of up to so many pieces are left to another plan."""
 
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         assert shape.component is not None
@@ -123,8 +143,8 @@ class PiecesOfRows:
         # A piece consists of whole blocks; otherwise its last block would reach into the next piece.
         size = self._lines if rows is not shape.ragged or block is None else -(-self.piece // block) * block
         recorder.do("split", shape.phase, rows.name, size)
-        if self.apart:
-            recorder.do("long_only", shape.phase, f"{rows.name}o")
+        if self.uncut:
+            recorder.do("long_only", shape.phase, f"{rows.name}o", self.uncut)
         if rows.uid not in shape.reduced:
             return ((shape.phase, block),)
         recorder.do("rfactor", shape.phase, self._outer(rows))
@@ -140,7 +160,7 @@ class PiecesOfRows:
 
     def _outer(self, rows: RaggedIterDomain) -> str:
         """The name of the loop over the pieces of a row."""
-        return f"{rows.name}or" if self.apart else f"{rows.name}o"
+        return f"{rows.name}or" if self.uncut else f"{rows.name}o"
 
     @property
     def _lines(self) -> int:
@@ -164,7 +184,7 @@ class PiecesOfRows:
     def product(self, recorder: Recorder, shape: Shape, target: Target) -> None:
         assert shape.component is not None and shape.ragged is not None
         row, ragged = shape.component.name, shape.ragged.name
-        if self.apart:
+        if self.uncut:
             raise ScheduleError("a product is cut into blocks, not into short and long rows")
         recorder.do("split", shape.phase, ragged, target.matmul[0])
         self._beside(recorder, shape.phase, row, f"{ragged}o")
@@ -187,7 +207,7 @@ class PiecesOfRows:
         serial = pieces
         if target.finish > 1:
             folds = isinstance(shape.leaf, Accumulate) and shape.leaf.reduction.folds
-            size = (min(target.finish, FOLDED) if folds else target.finish) // width(shape, target)
+            size = min((min(target.finish, FOLDED) if folds else target.finish) // width(shape, target), FINISHED)
             recorder.do("split", shape.phase, pieces, block_size(None, max(size, 1), target))
             serial, lanes = f"{pieces}o", [f"{pieces}i", *lanes]
         grid = [row, *kept] if target.column_bytes else [row]

@@ -94,11 +94,11 @@ def defer_arrival(arrival: Arrival, device: torch.device, verify: Verify) -> Non
 
 
 def poll() -> None:
-    """Raises the errors of checks whose numbers have arrived; waits for none.
+    """Raises the errors of checks whose numbers have arrived; waits for none, and asks for none while a CUDA graph is recorded.
 
     >>> poll()
     """
-    if _pending:
+    if _pending and not (_pending[0].device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         _report(wait=False)
 
 
