@@ -8,6 +8,7 @@ arrays from the offsets every time. A method that fails is shown with its error.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib.metadata
@@ -68,8 +69,7 @@ def measured(name: str, dtype: str, distribution: str, options: Options) -> Cell
     except Exception as error:
         return replace(cell, errors={**cell.errors, "cell": _said(error)})
     finally:
-        gc.collect()
-        torch.cuda.empty_cache()
+        _free()
 
 
 def _methods(name: str, work: Work, options: Options) -> tuple[dict[str, Run], dict[str, str]]:
@@ -88,11 +88,17 @@ def _methods(name: str, work: Work, options: Options) -> tuple[dict[str, Run], d
             torch.cuda.synchronize()
         except Exception as error:
             errors[method] = _said(error)
-            gc.collect()
-            torch.cuda.empty_cache()
+            _free()
         else:
             runs[method] = run
     return runs, errors
+
+
+def _free() -> None:
+    gc.collect()
+    # A device in error raises here too; the cells say what happened to it.
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.empty_cache()
 
 
 def _ours(work: Work, told: bool) -> Run:

@@ -5,9 +5,10 @@ In: functions that launch work. Out: milliseconds of the device for a call, meas
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -38,13 +39,29 @@ def device_times(runs: Mapping[str, Run], rounds: int) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in times.items()}
 
 
+@contextlib.contextmanager
+def no_synchronisation(device: torch.device) -> Iterator[None]:
+    """Every host synchronisation is an error, on a device that has any."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 def captured(run: Run) -> Run:
-    """The run as a CUDA graph. What is derived from offsets is derived again in every replay."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    """The run as a CUDA graph. What is derived from offsets is derived again in every replay.
+
+    Raises before anything is recorded if the run waits for the device: a recording that fails leaves torch's allocator unusable.
+    """
+    torch.cuda.synchronize()
+    with no_synchronisation(torch.device("cuda")):
         run()
-    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()

@@ -6,12 +6,10 @@ host synchronisation is an error. Run as `serrate bench steps`.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import statistics
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +22,7 @@ from torch import Tensor
 import serrate
 import serrate.language as hl
 from benchmarks.data import lengths, offsets
+from benchmarks.gpu_timing import no_synchronisation
 from benchmarks.options import Options
 from serrate import JaggedTensor
 
@@ -98,20 +97,6 @@ class Outcome:
     slowest_us: float
     bytes_added: int
     objects_added: int
-
-
-@contextlib.contextmanager
-def no_synchronisation(device: torch.device) -> Iterator[None]:
-    """Every host synchronisation is an error, on a device that has any."""
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 def held(device: torch.device) -> tuple[int, int]:

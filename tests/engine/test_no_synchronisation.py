@@ -4,13 +4,14 @@ built; and their results are those of a CPU. Without a GPU, reading lengths on t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks import gpu_timing
 from serrate import JaggedTensor, Kernel, jit
 from serrate.tensor import no_sync
 from tests.engine.test_eager_gpu import OPERATIONS, ROWS
@@ -23,14 +24,9 @@ from tests.test_devices import EAGER
 KNOWN = [4, 0, 3, 9]
 
 
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
+def no_synchronisation() -> AbstractContextManager[None]:
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    return gpu_timing.no_synchronisation(torch.device("cuda"))
 
 
 def rows(device: str) -> JaggedTensor:
