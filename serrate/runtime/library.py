@@ -79,7 +79,38 @@ def sort_rows(x: Tensor, within: Tensor, positions: Tensor, before: int, descend
     return flat.gather(1, order).reshape(x.shape), within[order].reshape(x.shape)
 
 
-FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {f.__name__: f for f in (group_by, invert, topk, sort, sort_rows)}
+def sort_lines(x: Tensor, along: Tensor, positions: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Sorts elements of different rows: those with equal `others`, their positions in all dims but the sorted one. The sorted
+    elements of a line take the places of that line, in order.
+
+    `rest` are the others, the number of dims before the lines, and whether the order is descending. `along` holds each position's
+    index along the sorted dim; `positions` is as in `sort_rows`.
+
+    >>> sort_lines(torch.tensor([5, 1, 3, 4]), torch.tensor([0, 0, 1, 2]), torch.tensor([4]), torch.tensor([0, 1, 0, 0]), 0, 0)
+    (tensor([3, 1, 4, 5]), tensor([1, 0, 2, 0]))
+    """
+    *others, before, descending = rest
+    along = along.reshape(-1)
+    count = len(along)
+    inside = torch.arange(count, device=x.device) < positions
+    keys = torch.stack([torch.where(inside, key.reshape(-1), count + 1) for key in others])
+    places = torch.arange(count, device=x.device)
+    for key in keys.flip(0):
+        places = places[torch.sort(key[places], stable=True).indices]
+    begins = (keys[:, places].diff(dim=1) != 0).any(0) if count else keys[0].bool()
+    line = torch.zeros_like(along)
+    line[places[1:]] = begins.cumsum(0)
+    flat = x.reshape(prod(x.shape[:before]), count, -1) if x.numel() else x.reshape(0, count, 1)
+    order = torch.sort(flat, dim=1, descending=bool(descending), stable=True).indices
+    order = order.gather(1, torch.sort(line[order], dim=1, stable=True).indices)
+    values, indices = torch.empty_like(flat), torch.empty(flat.shape, dtype=torch.int64, device=x.device)
+    values[:, places], indices[:, places] = flat.gather(1, order), along[order]
+    return values.reshape(x.shape), indices.reshape(x.shape)
+
+
+FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+    f.__name__: f for f in (group_by, invert, topk, sort, sort_rows, sort_lines)
+}
 
 
 def compiled_group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:

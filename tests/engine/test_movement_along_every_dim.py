@@ -184,13 +184,13 @@ def gathered(lists: Lists, dim: int, indices: Lists) -> Lists:
 
 
 def ordered(lists: Lists, dim: int, *, places: bool = False) -> Lists:
-    """Elements in order along a dim, every line of it for itself."""
+    """Elements in order along a dim, every line of it for itself; in a line across rows, some of them may not have a place."""
     out = changed(lists, lambda x: x)
     lines: dict[tuple[Any, ...], list[tuple[Any, int]]] = {}
     for path in paths(lists):
         lines.setdefault((path[:dim], path[dim + 1 :]), []).append((element(lists, path), path[dim]))
     for (before, behind), line in lines.items():
-        for k, (value, place) in enumerate(sorted(line)):
+        for k, (value, place) in zip(sorted(k for _, k in line), sorted(line), strict=True):
             path = (*before, k, *behind)
             element(out, path[:-1])[path[-1]] = place if places else value
     return out
@@ -315,7 +315,7 @@ def refused(composition: Composition, operation: str, dim: int) -> bool:
     inside = composition.owns.get(dim, set())
     if not inside or operation == "gather":
         return False
-    return not operation.startswith(("select", "slice", "cat", "flip", "pad", "index"))
+    return not operation.startswith(("select", "slice", "cat", "flip", "pad", "index", "sort", "argsort"))
 
 
 # --- tests ---------------------------------------------------------------------------------------------------------------
@@ -385,9 +385,11 @@ def test_torch_gather_of_nested_rows(jt: JaggedTensor, dim: int) -> None:
 @pytest.mark.parametrize("jt", [SENTENCES, RANKS], ids=["chain", "equal parts"])
 def test_torch_functions_along_dims_that_count_rows_are_refused(jt: JaggedTensor) -> None:
     for dim in (0, 1):
-        for function in (torch.sort, torch.argsort, lambda x, d: torch.topk(x, 1, d), torch.cumsum):
+        for function in (lambda x, d: torch.topk(x, 1, d), torch.cumsum):
             with pytest.raises(ShapeError, match=f"dim {dim} .*rows"):
                 function(jt, dim)
+        assert listed(torch.sort(jt, dim).values) == ordered(listed(jt), dim)
+        assert listed(torch.argsort(jt, dim)) == ordered(listed(jt), dim, places=True)
         assert listed(torch.flip(jt, [dim])) == at_depth(listed(jt), dim, lambda rows: rows[::-1])
     for function in (lambda x: torch.roll(x, 1, 0), lambda x: torch.take_along_dim(x, x.long(), 0)):
         with pytest.raises(CallError, match="does not take a JaggedTensor"):
@@ -416,6 +418,8 @@ def test_indexing_nested_rows_in_a_traced_function(jt: JaggedTensor) -> None:
         "pad of positions": (lambda x: F.pad(x, [1, 2], value=7.0), [[[7.0, *each, 7.0, 7.0] for each in own] for own in rows]),
         "pad by less": (lambda x: F.pad(x, [0, 0, -1, 1]), [[*own[1:], []] for own in rows]),
         "sort": (lambda x: torch.sort(x, 2, descending=True).values, [[sorted(each)[::-1] for each in own] for own in rows]),
+        "sort across rows": (lambda x: torch.sort(x, 1).values, ordered(rows, 1)),
+        "sort across documents": (lambda x: torch.sort(x, 0).indices, ordered(rows, 0, places=True)),
     }
     # One program with all of them, and eager ones.
     together = jit(lambda x: [run(x) for run, _ in every.values()])(jt)

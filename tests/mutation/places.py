@@ -584,7 +584,7 @@ FRONTEND = [
     *_of(
         "serrate/frontend/ops/sorting.py",
         _cases("sorted or best", "tests/engine/test_row_by_row.py"),
-        ("first = min(owners, default=dim)", "first = max(owners, default=dim)"),
+        ("first = min(counting(x, dim), default=dim)", "first = max(counting(x, dim), default=dim)"),
     ),
     *_of(
         "serrate/frontend/ops/normalise.py",

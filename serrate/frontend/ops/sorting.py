@@ -15,6 +15,7 @@ import torch
 from serrate.errors import ShapeError
 from serrate.frontend.ops.blocks import permute, transpose
 from serrate.frontend.ops.common import counted, counting, dim_of
+from serrate.frontend.ops.levels import chain
 from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.structure import set
 from serrate.frontend.shapes import shown
@@ -46,7 +47,8 @@ def library(function: str, targets: list[Tensor], given: list[TensorView], *opti
 def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndices:
     """`torch.sort`, always stable: the sorted elements along `dim`, and their original positions; NaN is the largest.
 
-    In a ragged dim every row is sorted separately.
+    In a ragged dim every row is sorted separately. Along a dim that counts rows, elements of different rows are sorted, at each
+    position for itself: rows that end before it are left out, and keep their lengths.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -58,9 +60,19 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
     """
     dim = dim_of("sort", x, dim)
     fusion, domain = x.fusion, x.domains[dim]
-    if counted(x, dim):
-        raise ShapeError(f"sort: dim {dim} of {shown(x)} counts rows of different lengths; sort along a row")
+    order = _rows_first(x, dim)
+    if order != list(range(x.ndim)):
+        # Dims between rows and those that count them keep their elements apart in memory.
+        turned = sort(permute(x, *order), order.index(dim), descending)
+        return ValuesIndices(*(permute(each, *(order.index(k) for k in range(x.ndim))) for each in turned))
     found = [fusion.tensor(x.dtype, x.domains), fusion.tensor(torch.int64, x.domains)]
+    if counted(x, dim):
+        first, *_, last = chain(x, dim)
+        axis = x.domains[first : last + 1]
+        _check_stored(axis, f"sort: dim {dim} of {shown(x)} counts rows that do not come after it; permute the dims")
+        along, *others = (pulled(fusion, torch.int64, axis, position(d)) for d in (domain, *(d for d in axis if d is not domain)))
+        before = len(storage_of(x.domains[:first]))
+        return ValuesIndices(*library("sort_lines", found, [x, along, _positions(x, axis), *others], before, int(descending)))
     if not isinstance(domain, RaggedIterDomain):
         # In memory order: dims that index the same rows are one there.
         place = len(storage_of(x.domains[:dim]))
@@ -69,20 +81,18 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
         # Positions along the outer dim of a product are not adjacent in memory; after a transpose they are.
         turned = sort(transpose(x, dim, dim + 1), dim + 1, descending)
         return ValuesIndices(*(transpose(each, dim, dim + 1) for each in turned))
-    order = _rows_first(x, dim)
-    if order != list(range(x.ndim)):
-        # Dims between a row and those that count it keep its elements apart in memory.
-        turned = sort(permute(x, *order), order.index(dim), descending)
-        return ValuesIndices(*(permute(each, *(order.index(k) for k in range(x.ndim))) for each in turned))
     first = _axis(x, dim)
     before = len(storage_of(x.domains[:first]))
     axis = x.domains[first : dim + 1]
     within = pulled(fusion, torch.int64, axis, position(domain))
-    # The buffer may be larger than its contents if only the device knows the number of positions.
+    return ValuesIndices(*library("sort_rows", found, [x, within, _positions(x, axis)], before, int(descending)))
+
+
+def _positions(x: TensorView, axis: Sequence[IterDomain]) -> TensorView:
+    """The number of positions of some dims; their buffer may be larger, if only the device knows that number."""
     sizes = [extent(d) for d in storage_of(axis)]
     size = functools.reduce(lambda a, b: call("mul", a, b, dtype=torch.int64), sizes)
-    positions = pulled(fusion, torch.int64, [IterDomain(1, name=fusion.fresh("o"))], size)
-    return ValuesIndices(*library("sort_rows", found, [x, within, positions], before, int(descending)))
+    return pulled(x.fusion, torch.int64, [IterDomain(1, name=x.fusion.fresh("o"))], size)
 
 
 def _axis(x: TensorView, dim: int) -> int:
@@ -96,11 +106,11 @@ def _axis(x: TensorView, dim: int) -> int:
 
 
 def _rows_first(x: TensorView, dim: int) -> list[int]:
-    """The dims, with those between ragged dim `dim` and the dims that count its rows moved after it."""
-    owners = counting(x, dim)
-    first = min(owners, default=dim)
-    between = [k for k in range(first, dim) if k not in owners and counting(x, k) != owners]
-    return [*(k for k in range(dim + 1) if k not in between), *between, *range(dim + 1, x.ndim)]
+    """The dims, with those between rows and the dims that count them moved after them; of all levels if `dim` counts rows."""
+    levels = chain(x, dim) if counted(x, dim) else [*counting(x, dim), dim]
+    sides = [k for k in range(dim) if not counted(x, dim) and x.domains[k].is_ragged and counting(x, k) == counting(x, dim)]
+    between = [k for k in range(levels[0], levels[-1]) if k not in levels and k not in sides]
+    return [*(k for k in range(levels[-1] + 1) if k not in between), *between, *range(levels[-1] + 1, x.ndim)]
 
 
 def _is_outer_side(x: TensorView, dim: int) -> bool:
@@ -143,13 +153,13 @@ def topk(x: TensorView, k: int, dim: int = -1, largest: bool = True) -> ValuesIn
     """
     dim = dim_of("topk", x, dim)
     domain = x.domains[dim]
+    if counted(x, dim):
+        raise ShapeError(f"topk: dim {dim} of {shown(x)} counts rows of different lengths; use topk along a row")
     if isinstance(domain, RaggedIterDomain):
         if isinstance(k, bool) or not isinstance(k, int) or k < 0:
             raise ShapeError(f"topk: k must be a non-negative int, got {k!r}")
         values, indices = sort(x, dim, descending=largest)
         return ValuesIndices(_first(values, dim, k), _first(indices, dim, k))
-    if counted(x, dim):
-        raise ShapeError(f"topk: dim {dim} of {shown(x)} counts rows of different lengths; use topk along a row")
     extent = domain.extent_expr.value
     if isinstance(k, bool) or not isinstance(k, int) or k < 1 or (extent is not None and k > extent):
         raise ShapeError(f"topk: k must be between 1 and {domain.extent}, got {k!r}")
