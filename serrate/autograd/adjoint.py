@@ -17,15 +17,17 @@ import torch
 
 from serrate.autograd.derivatives import ELEMENTWISE
 from serrate.autograd.reductions import CONSTANT, REDUCTIONS, Reduced
+from serrate.autograd.scans import LIBRARY, SCANS
 from serrate.autograd.transpose import memory_gradient, transposed
 from serrate.errors import GradientError
 from serrate.frontend.ops.elementwise import add, typed
+from serrate.frontend.ops.movement import pulled
 from serrate.ir.domains import IterDomain
 from serrate.ir.fusion import Definition, Fusion
 from serrate.ir.ragged_transforms import Cover
 from serrate.ir.reductions import SUM
 from serrate.ir.storage import storage_of
-from serrate.ir.tile import Accumulate, Library, Store
+from serrate.ir.tile import Accumulate, Library, Scan, Store
 from serrate.ir.values import Call, Place, Places, Read, Role, Tensor, Value, call, carried_dtype, index_of, read
 from serrate.ir.view import TensorView
 
@@ -114,9 +116,12 @@ class _Reverse:
             self._store(definition, statement, found[0])
         elif isinstance(statement, Accumulate):
             self._accumulate(definition, statement, found)
+        elif isinstance(statement, Scan):
+            self._scan(definition, statement, found[0])
+        elif isinstance(statement, Library):
+            self._library(statement, found[0])
         else:
-            what = statement.function if isinstance(statement, Library) else f"a running {statement.reduction}"
-            raise GradientError(f"{what} has no gradient yet: call it with detached tensors")
+            raise GradientError(f"a {type(statement).__name__} has no gradient: call it with detached tensors")
 
     def _store(self, definition: Definition, statement: Store, gradient: TensorView | None) -> None:
         assert gradient is not None
@@ -134,6 +139,24 @@ class _Reverse:
             if adjoint is not None and self._is_active(value):
                 narrow = _side_dtype(statement, value)
                 self._value(value, adjoint if narrow is None else call("cast", adjoint, dtype=narrow), domains)
+
+    def _scan(self, definition: Definition, statement: Scan, gradient: TensorView | None) -> None:
+        rule = SCANS.get(statement.reduction.name)
+        if rule is None or gradient is None:
+            raise GradientError(f"a running {statement.reduction} has no gradient: call it with detached tensors")
+        (value,), (target,), domains = statement.values, statement.targets, definition.domains
+        dim = [d.uid for d in domains].index(statement.over[0].uid)
+        x = pulled(self.fusion, target.dtype, domains, value)
+        back = rule(x, self.fusion.view(target), gradient, dim)
+        self._value(value, back.at(domains), domains)
+
+    def _library(self, statement: Library, gradient: TensorView | None) -> None:
+        rule = LIBRARY.get(statement.function)
+        if rule is None or gradient is None:
+            raise GradientError(f"{statement.function} has no gradient: call it with detached tensors")
+        given = statement.values[0]
+        assert isinstance(given, Read)
+        self.add(given.tensor, rule(statement, gradient))
 
     def _value(self, value: Value, adjoint: Value, domains: Sequence[IterDomain], result: Value | None = None) -> None:
         """Reverse mode inside a value; `result` is an element that holds it."""
@@ -198,9 +221,17 @@ def _uncovered(domains: Sequence[IterDomain], statement: Accumulate) -> tuple[tu
         made = domain.definition
         if isinstance(made, Cover) and domain.uid not in read_at and made.inputs[0].uid in read_at:
             rows = made.inputs[0]
-            found.remove(domain)
-            at = max(k for k, d in enumerate(found) if any(d.uid == owner.uid for owner in rows.owners)) + 1
-            found.insert(at, rows)
+            found[[d.uid for d in found].index(domain.uid)] = rows
             places[domain.uid] = Place(index_of(rows), (rows,))
     index = tuple(None if d is None else places.get(d.uid, d) for d in statement.index)
-    return tuple(found), index
+    return _owners_first(found), index
+
+
+def _owners_first(domains: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
+    """The domains in an order in which rows come after what counts them."""
+    left, found = list(domains), list[IterDomain]()
+    while left:
+        waiting = {d.uid for d in left}
+        chosen = next((k for k, d in enumerate(left) if not any(o.uid in waiting for o in d.owners)), 0)
+        found.append(left.pop(chosen))
+    return tuple(found)

@@ -39,6 +39,7 @@ from serrate.ir.reductions import SUM
 from serrate.ir.solve import factor_of
 from serrate.ir.storage import storage_of
 from serrate.ir.tile import Accumulate, Store
+from serrate.ir.traversal import traverse
 from serrate.ir.values import (
     Place,
     Read,
@@ -54,6 +55,8 @@ from serrate.ir.values import (
     reindex,
 )
 from serrate.ir.view import TensorView
+
+Index = tuple[IterDomain | Place | None, ...]
 
 
 @dataclass
@@ -88,7 +91,9 @@ def transposed(fusion: Fusion, read: Read, adjoint: Value, domains: Sequence[Ite
     `domains` are those of the statement. The tensor is the memory itself if the view only permutes its dims, or adds or removes
     dims of extent 1; else the view.
     """
-    tensor, index = _through_view(read)
+    tensor, index, conditions = _through_view(read)
+    for condition in conditions:
+        adjoint = select(condition, adjoint)
     wide = [(d, at) for d, at in zip(tensor.logical, index, strict=True) if at is not None]
     reading = _Reading(fusion, tuple(d for d, _ in wide), tuple(at for _, at in wide))
     for own, at in wide:
@@ -103,31 +108,73 @@ def transposed(fusion: Fusion, read: Read, adjoint: Value, domains: Sequence[Ite
     return tensor, found if len(found.domains) == len(tensor.logical) else viewed(found, tensor.logical)
 
 
-def _through_view(read: Read) -> tuple[Tensor, tuple[IterDomain | Place | None, ...]]:
+def _through_view(read: Read) -> tuple[Tensor, Index, list[Value]]:
     """The memory and the index into it, if the view has the same dims in any order, and dims of extent 1; or if it has gaps
-    between rows, whose gradient is 0."""
+    between or after its rows, whose gradient is 0. Then also the conditions under which an element is read."""
     view, memory = read.tensor, read.tensor.memory
+    if view is not memory and _has_gaps(view):
+        return memory, *_in_memory(view, read.index)
     places = {d.uid: at for d, at in zip(view.logical, read.index, strict=True)}
-    for domain in view.logical if view is not memory else ():
-        made = domain.definition
-        if isinstance(made, Partition) and made.lengths is not None and made.outputs[0].uid == domain.uid:
-            places[made.inputs[0].uid] = _in_memory(made, [places.pop(d.uid) for d in made.outputs])
-            if any(d.uid not in places and d.extent != 1 for d in memory.logical):
-                raise GradientError("nested rows with gaps between them have no gradient yet: call contiguous() first")
-            return memory, tuple(None if d.extent == 1 else places[d.uid] for d in memory.logical)
     wide = [{d.uid for d in tensor.logical if d.extent != 1} for tensor in (view, memory)]
     if view is memory or wide[0] != wide[1]:
-        return view, tuple(None if d.extent == 1 else at for d, at in zip(view.logical, read.index, strict=True))
-    return memory, tuple(None if d.extent == 1 else places[d.uid] for d in memory.logical)
+        return view, tuple(None if d.extent == 1 else at for d, at in zip(view.logical, read.index, strict=True)), []
+    return memory, tuple(None if d.extent == 1 else places[d.uid] for d in memory.logical), []
 
 
-def _in_memory(made: Partition, index: Sequence[IterDomain | Place | None]) -> Place:
-    """The position of an element of a row in the domain that was partitioned."""
-    plain = [at for at in index if isinstance(at, IterDomain)]
-    if len(plain) < len(index):
-        raise GradientError("an element selected in rows with gaps between them has no gradient yet: call contiguous() first")
-    known = {own.uid: index_of(at) for own, at in zip(made.outputs, plain, strict=True)}
-    return _place(made.to_inputs(known)[0], plain)
+def _has_gaps(view: Tensor) -> bool:
+    """Whether there are elements of the memory that the view does not reach: between rows, or after them."""
+    inside, apart = {d.uid for d in view.logical}, {d.uid for d in view.memory.logical}
+    if any(isinstance(d.definition, Cover | Spread) and d.uid not in inside for d in view.storage):
+        return True
+    made = (node for d in view.logical for node in traverse(d) if isinstance(node, Partition))
+    return any(t.lengths is not None and t.inputs[0].uid in apart for t in made)
+
+
+def _in_memory(view: Tensor, index: Sequence[IterDomain | Place | None]) -> tuple[Index, list[Value]]:
+    """The index into the memory of a view: the position in each dim of its storage."""
+    if [d.uid for d in view.memory.logical] != [d.uid for d in view.memory.storage]:
+        raise GradientError("rows with gaps between them, inside of other rows, have no gradient yet: call contiguous() first")
+    found = _located([(d, at) for d, at in zip(view.logical, index, strict=True) if at is not None])
+    known = Indices([*found.indices, *((d, const(0)) for d, at in zip(view.logical, index, strict=True) if at is None)])
+    places: list[IterDomain | Place | None] = []
+    for domain, stored in zip(view.memory.logical, view.storage, strict=True):
+        expr = known.of(stored)
+        same = next((d for d in found.domains if index_of(d) is expr and not d.is_ragged), None)
+        places.append(None if domain.extent == 1 else same or found.place(expr))
+    return tuple(places), found.conditions
+
+
+@dataclass(frozen=True)
+class _Located:
+    """An index, dim by dim, as expressions that are always in range; and the conditions under which the index itself is."""
+
+    indices: list[tuple[IterDomain, Expr]] = field(default_factory=list)
+    domains: list[IterDomain] = field(default_factory=list)
+    reads: list[Value] = field(default_factory=list)
+    conditions: list[Value] = field(default_factory=list)
+
+    def place(self, expr: Expr) -> Place:
+        return _place(expr, self.domains, self.reads)
+
+
+def _located(index: Sequence[tuple[IterDomain, IterDomain | Place]]) -> _Located:
+    """The index of each dim; places outside become those of some element, which exists."""
+    found = _Located()
+    for own, at in index:
+        new = (at,) if isinstance(at, IterDomain) else at.domains
+        found.domains.extend(d for d in new if all(d.uid != other.uid for other in found.domains))
+        if isinstance(at, IterDomain):
+            found.indices.append((own, index_of(at)))
+            continue
+        renamed: dict[Expr, Expr] = {index_read(k): index_read(len(found.reads) + k) for k in range(len(at.reads))}
+        expr = at.expr.substitute(renamed)
+        found.reads.extend(at.reads)
+        size = own.extent_at({o.uid: Indices(found.indices).of(o) for o in own.owners})
+        here = computed(found.place(expr))
+        found.conditions.append(call("ge", here, constant(0, torch.int64), dtype=torch.bool))
+        found.conditions.append(call("lt", here, computed(found.place(size)), dtype=torch.bool))
+        found.indices.append((own, maximum(minimum(expr, size - 1), 0)))
+    return found
 
 
 def _sort_out(reading: _Reading, own: IterDomain, place: Place) -> None:
@@ -163,14 +210,16 @@ def summed(fusion: Fusion, value: Value, domains: Sequence[IterDomain], kept: Se
     try:
         target = fusion.tensor(value.dtype, kept)
     except ShapeError:
-        return _across_rows(fusion, value, domains, kept)
+        return _in_steps(fusion, value, domains, kept)
+    if len([d for d in over if d.is_ragged]) > 1:
+        return _in_steps(fusion, value, domains, kept)
     if not over:
-        return fusion.define([target], domains, Store(target, tuple(kept), value))[0]
+        return fusion.define([target], kept, Store(target, tuple(kept), value))[0]
     return fusion.define([target], domains, Accumulate((target,), tuple(kept), SUM, (value,), over))[0]
 
 
-def _across_rows(fusion: Fusion, value: Value, domains: Sequence[IterDomain], kept: Sequence[IterDomain]) -> TensorView:
-    """The sum across rows, position by position."""
+def _in_steps(fusion: Fusion, value: Value, domains: Sequence[IterDomain], kept: Sequence[IterDomain]) -> TensorView:
+    """The sum across rows, position by position, or over several ragged dims."""
     uids = [d.uid for d in kept]
     whole = pulled(fusion, value.dtype, domains, value)
     dims = tuple(k for k, d in enumerate(domains) if d.uid not in uids)
@@ -255,29 +304,10 @@ def _row_major(indices: Sequence[tuple[Expr, IterDomain]]) -> Expr:
 
 def _key(own: Sequence[IterDomain], index: Sequence[IterDomain | Place], stored: Sequence[IterDomain], count: Expr) -> Value:
     """The number of the element at an index, in the order of memory; their `count` where it does not exist."""
-    reads: list[Value] = []
-    found: dict[int, Expr] = {}
-    domains: dict[int, IterDomain] = {}
-    exists: list[Value] = []
-    for domain, at in zip(own, index, strict=True):
-        if isinstance(at, IterDomain):
-            found[domain.uid] = index_of(at)
-            domains[at.uid] = at
-            continue
-        renamed: dict[Expr, Expr] = {index_read(k): index_read(len(reads) + k) for k in range(len(at.reads))}
-        expr = at.expr.substitute(renamed)
-        reads += at.reads
-        domains |= {d.uid: d for d in at.domains}
-        size = domain.extent_at(found)
-        # A place outside selects some row, whose boundaries exist; the key says that there is nothing.
-        found[domain.uid] = maximum(minimum(expr, size - 1), 0)
-        here = computed(_place(expr, domains.values(), reads))
-        exists.append(call("ge", here, constant(0, torch.int64), dtype=torch.bool))
-        exists.append(call("lt", here, computed(_place(size, domains.values(), reads)), dtype=torch.bool))
-    known = Indices([(d, found[d.uid]) for d in own])
-    flat = _row_major([(known.of(d), d) for d in stored])
-    key = computed(_place(flat, domains.values(), reads))
-    for condition in exists:
+    found = _located(list(zip(own, index, strict=True)))
+    known = Indices(found.indices)
+    key = computed(found.place(_row_major([(known.of(d), d) for d in stored])))
+    for condition in found.conditions:
         key = call("where", condition, key, computed(_place(count, ())), dtype=torch.int64)
     return key
 
@@ -295,8 +325,6 @@ def _flat(x: TensorView, count: int) -> TensorView:
 def memory_gradient(fusion: Fusion, view: Tensor, gradient: TensorView, dtype: torch.dtype) -> TensorView:
     """The gradient of a memory, from that of a view of all of it. It has the given dtype."""
     memory = view.memory
-    if any(isinstance(d.definition, Spread | Cover) for d in view.storage):
-        raise GradientError("rows by columns with gaps or padding between them have no gradient yet: call contiguous() first")
     tensor = gradient.tensor
     stored = [[d.uid for d in t.storage] for t in (tensor, view)]
     if tensor.base is not None or tensor.dtype != dtype or stored[0] != stored[1]:

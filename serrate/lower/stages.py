@@ -17,7 +17,7 @@ from serrate.ir.expr import Array
 from serrate.ir.fusion import Definition, Fusion
 from serrate.ir.tile import Library, TileProgram
 from serrate.ir.traversal import traverse
-from serrate.ir.values import Read, Role, Tensor
+from serrate.ir.values import Computed, Read, Role, Tensor
 from serrate.lower.naive import naive
 from serrate.lower.rounding import unrounded
 
@@ -75,7 +75,7 @@ def _read_as_arrays(definition: Definition) -> set[str]:
 
 def _place_tensors(values: Iterable[object]) -> Iterator[Tensor]:
     for value in values:
-        if isinstance(value, Read):
+        if isinstance(value, Read | Computed):
             yield from (r.tensor for r in value.args if isinstance(r, Read))
 
 

@@ -121,6 +121,15 @@ CASES: dict[str, Case] = {
     "gather of features": Case(
         lambda x, k: torch.gather(x, 2, k), (one(3), integers(0, 1, 0, 2, 2, 1, 1, 1, 0, 1, shape=(5, 2)))
     ),
+    "cumsum": Case(lambda x: torch.cumsum(x, 1), (one(2),)),
+    "cumprod": Case(lambda x: torch.cumprod(x, 1), (one(2),)),
+    "cummax": Case(lambda x: torch.cummax(x, 1)[0], (one(2),)),
+    "nested: cumsum": Case(lambda x: torch.cumsum(x, 2), (nested(2),)),
+    "sorted rows": Case(lambda x: torch.sort(x, 1)[0], (one(2),)),
+    "sorted features": Case(lambda x: torch.sort(x, 2, descending=True)[0], (one(3),)),
+    "nested: sorted rows": Case(lambda x: torch.sort(x, 2)[0], (nested(2),)),
+    "topk of rows": Case(lambda x: torch.topk(x, 2, 1)[0], (one(2),)),
+    "topk of features": Case(lambda x: torch.topk(x, 2, 2)[0], (one(3),)),
     "to_padded": Case(lambda x: x.to_padded(), (one(2),)),
     "values": Case(lambda x: x.with_values(x.values * 2), (one(2),)),
     "rows with gaps": Case(lambda x, w: (x * w).sum(1), (gaps(2), dense(2))),

@@ -211,13 +211,12 @@ def test_a_module_trains() -> None:
     assert losses[-1] < losses[0] / 2
 
 
-@pytest.mark.parametrize(
-    ("call", "what"),
-    [(lambda x: torch.sort(x, 1)[0], "sort_rows"), (lambda x: torch.cumsum(x, 1), "a running sum")],
-)
-def test_what_has_no_gradient_is_named(call: Any, what: str) -> None:
-    jt = rows([2, 1]).requires_grad_()
-    with pytest.raises(GradientError, match=f"{what} has no gradient yet"):
-        call(jt)
-    with torch.no_grad():
-        call(jt)
+@pytest.mark.parametrize("place", range(-1, 4))
+def test_running_products_with_zeros(place: int) -> None:
+    x = torch.tensor([2.0, 3.0, 4.0, 5.0], dtype=torch.float64)
+    x[max(place, 0) :: 2] *= float(place < 0)
+    x.requires_grad_()
+    weights = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+    (got,) = torch.autograd.grad((torch.cumprod(JaggedTensor.from_lengths(x, [4, 0]), 1).values * weights).sum(), x)
+    (want,) = torch.autograd.grad((x.cumprod(0) * weights).sum(), x)
+    torch.testing.assert_close(got, want)

@@ -1,4 +1,4 @@
-"""Every elementwise function and every reduction of the IR has a derivative rule, and the rules are right."""
+"""Every function, reduction, scan and library call of the IR has a derivative rule, and the rules are right."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import torch.nn.functional as F
 from serrate import JaggedTensor, jit
 from serrate.autograd.derivatives import ELEMENTWISE
 from serrate.autograd.reductions import REDUCTIONS
+from serrate.autograd.scans import LIBRARY, SCANS
 from serrate.ir import reductions
 from serrate.ir.values import FUNCTIONS
+from serrate.runtime import library
 
 
-def test_every_function_and_reduction_has_an_entry() -> None:
+def test_everything_has_an_entry() -> None:
     assert ELEMENTWISE.keys() == FUNCTIONS.keys()
     assert REDUCTIONS.keys() == reductions.REDUCTIONS.keys()
+    assert LIBRARY.keys() == library.FUNCTIONS.keys()
+    assert SCANS.keys() == {"sum", "prod", "max", "min"}
 
 
 OF_TORCH = (

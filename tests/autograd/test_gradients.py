@@ -21,6 +21,8 @@ CHEAP = (
     "embedding",
     "cross entropy",
     "cat along rows",
+    "sorted rows",
+    "cumprod",
     "rows with gaps",
     "nested: both levels",
 )

@@ -30,13 +30,13 @@ def cumsum(x: TensorView, dim: int) -> TensorView:
     [[1, 3, 6], [], [4]]
     """
     dtype = x.dtype if x.dtype.is_floating_point else torch.int64
-    return _scan("sum", x, dim, dtype)
+    return running("sum", x, dim, dtype)
 
 
 def cumprod(x: TensorView, dim: int) -> TensorView:
     """`torch.cumprod`; in a ragged dim, within each row. Integers and bools multiply to int64."""
     dtype = x.dtype if x.dtype.is_floating_point else torch.int64
-    return _scan("prod", x, dim, dtype)
+    return running("prod", x, dim, dtype)
 
 
 def cummax(x: TensorView, dim: int) -> ValuesIndices:
@@ -59,15 +59,16 @@ def cummin(x: TensorView, dim: int) -> ValuesIndices:
 
 
 def _extreme(name: str, x: TensorView, dim: int) -> ValuesIndices:
-    values = _scan(name, x, dim, x.dtype)
+    values = running(name, x, dim, x.dtype)
     over = x.domains[dim_of(f"cum{name}", x, dim)]
     # The last position of the running extremum is the last element equal to it.
     own = logical_or(isnan(x), eq(x, values)) if x.dtype.is_floating_point else eq(x, values)
     place = call("where", own.at(own.domains), position(over), constant(-1, torch.int64), dtype=torch.int64)
-    return ValuesIndices(values, _scan("max", pulled(x.fusion, torch.int64, x.domains, place), dim, torch.int64))
+    return ValuesIndices(values, running("max", pulled(x.fusion, torch.int64, x.domains, place), dim, torch.int64))
 
 
-def _scan(name: str, x: TensorView, dim: int, dtype: torch.dtype) -> TensorView:
+def running(name: str, x: TensorView, dim: int, dtype: torch.dtype) -> TensorView:
+    """A running reduction along a dim, within each row if it is ragged."""
     which = dim_of(f"cum{name}", x, dim)
     over, state = x.domains[which], carried_dtype(dtype)
     if counted(x, which):
