@@ -115,6 +115,12 @@ def test_triton_is_told_to_contract_nothing() -> None:
     assert all(launch.kernel._options["enable_fp_fusion"] is False for launch in executable._launches)
 
 
+def test_triton_divides_with_correct_rounding() -> None:
+    """Its operator for division of float32 is an approximation on a GPU."""
+    source = jit(lambda a, b: a / b, backend="triton").source(*(rows(LENGTHS, seed=n) for n in range(2)))
+    assert "tl.div_rn(" in source
+
+
 @pytest.mark.parametrize("exponent", [2, 3, 2.0, 0.5, -0.5, -1, -2, 1, 0, 2.5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
 def test_powers_are_those_of_torch(exponent: float, dtype: torch.dtype) -> None:

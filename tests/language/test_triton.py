@@ -5,12 +5,14 @@ Expected values come from the check of each example, which is plain torch row by
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import serrate
 import serrate.language as hl
-from serrate import JaggedTensor
+from serrate import JaggedTensor, settings
 from tests.conftest import FULL
 from tests.language.kinds import LENGTHS, ran
 from tests.language.test_examples import NAMES, example
@@ -95,3 +97,22 @@ def test_products_of_small_and_of_integer_blocks(dtype: torch.dtype) -> None:
     a, b = (torch.randint(-3, 4, shape).to(dtype) for shape in ((9, 7), (7, 11)))
     wanted = (a.double() @ b.double()).to(dtype)
     assert torch.equal(serrate.kernel(product).on("triton")(a, b), wanted)
+
+
+def test_products_of_many_rows_run_on_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They multiply blocks of two dims, so that rows are taken one at a time."""
+    monkeypatch.setenv("SERRATE_BACKEND", "triton")
+    settings.reload()
+    sources = []
+
+    def noted(kernel: serrate.Kernel) -> Any:
+        made = serrate.kernel(kernel.fn, strategy="masked")
+
+        def run(*args: Any) -> Any:
+            sources.append(made.source(*args))
+            return made(*args)
+
+        return run
+
+    example("jagged_flash_attention").check([3, 0, 17, 1], noted)
+    assert sources and all(source.count("tl.dot(") == 2 for source in sources)
