@@ -82,7 +82,8 @@ def build(
         return CppExecutable(loops, frozenset(filter(is_wide, loops.arrays)))
     from serrate.runtime.triton import TritonExecutable  # triton is optional: only its backend may import it
 
-    return TritonExecutable(loops, chosen.warps_of(len(loops.kernels)), chosen.stages)
+    plans = chosen.of_kernels(len(loops.kernels))
+    return TritonExecutable(loops, [plan.warps for plan in plans], [plan.stages for plan in plans])
 
 
 @functools.cache

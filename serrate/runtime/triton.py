@@ -117,9 +117,9 @@ def _aligned(addresses: Sequence[int]) -> bool:
 
 
 class TritonExecutable:
-    """Launches generated Triton kernels, with `warps` warps per program of each."""
+    """Launches generated Triton kernels; `warps` and `stages` are those of each."""
 
-    def __init__(self, program: LoopProgram, warps: Sequence[int], stages: int = 1) -> None:
+    def __init__(self, program: LoopProgram, warps: Sequence[int], stages: Sequence[int] = ()) -> None:
         self.program = program
         self._printed = print_triton(program, stages=stages, interpreted=_interpreted())
         self.source = self._printed.text

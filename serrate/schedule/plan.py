@@ -51,10 +51,9 @@ class Plan:
     scheduled: TileProgram | None = field(default=None, compare=False, repr=False)
     """The program after all steps, for people to read."""
 
-    def warps_of(self, kernels: int) -> tuple[int, ...]:
-        """Warps per program of each of a GPU's kernels, of which the first is for short rows, if they have a plan."""
-        first = self.warps if self.short is None else self.short.warps
-        return (first, *(self.warps,) * (kernels - 1))
+    def of_kernels(self, count: int) -> tuple[Plan, ...]:
+        """The plan of each of a GPU's kernels: the first is for short rows, if they have a plan."""
+        return (self.short or self, *(self,) * (count - 1))
 
     def because(self, reason: str) -> Plan:
         """The plan with one more reason."""

@@ -14,7 +14,7 @@ from serrate.analysis.indices import Indices
 from serrate.errors import ScheduleError
 from serrate.ir import ragged_transforms, transforms
 from serrate.ir.domains import COORDINATE, IterDomain, ParallelType
-from serrate.ir.expr import Array, symbol
+from serrate.ir.expr import Array, minimum, symbol
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.recipes import GroupMaximum
@@ -237,7 +237,9 @@ def cover(program: TileProgram, phase: str, ragged: str, group: str, size: int) 
             f"longest{size}({row.length.substitute({COORDINATE: symbol('c')})})",
             recipe=GroupMaximum(row.length, COORDINATE, row.component.extent_expr, size),
         )
-        return (*loops[:k], (ragged_transforms.cover(row, longest[COORDINATE], outer), loops[k][1]), *loops[k + 1 :])
+        bound, most = longest[COORDINATE], row.length.bounds[1]
+        bound = bound if most is None else minimum(bound, most)
+        return (*loops[:k], (ragged_transforms.cover(row, bound, outer), loops[k][1]), *loops[k + 1 :])
 
     return _relooped(program, phase, change)
 

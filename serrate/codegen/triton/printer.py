@@ -214,15 +214,15 @@ class TritonSource:
     launches: tuple[Launch, ...]
 
 
-def print_triton(program: LoopProgram, *, stages: int = 1, interpreted: bool = False) -> TritonSource:
+def print_triton(program: LoopProgram, *, stages: Sequence[int] = (), interpreted: bool = False) -> TritonSource:
     """The program as a Triton module. Triton's interpreter multiplies 16-bit blocks wrongly, so it gets float32 blocks.
 
-    `stages`: how many blocks the loops over rows keep in flight.
+    `stages`: how many blocks the loops over rows keep in flight, for each kernel; 1 by default.
     """
     program, parts, launches = renamed(program, spellings(program, RESERVED)), [], []
     combiners: Combiners = {}
-    for kernel in program.kernels:
-        text, launch = _TritonPrinter(program, kernel, stages, interpreted, combiners).run()
+    for kernel, flying in zip(program.kernels, stages or [1] * len(program.kernels), strict=True):
+        text, launch = _TritonPrinter(program, kernel, flying, interpreted, combiners).run()
         parts.append(text)
         launches.append(launch)
     header = "".join(f"# {line}\n" for line in program.header)
