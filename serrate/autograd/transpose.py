@@ -115,10 +115,15 @@ def _through_view(read: Read) -> tuple[Tensor, Index, list[Value]]:
     if view is not memory and _has_gaps(view):
         return memory, *_in_memory(view, read.index)
     places = {d.uid: at for d, at in zip(view.logical, read.index, strict=True)}
-    wide = [{d.uid for d in tensor.logical if d.extent != 1} for tensor in (view, memory)]
-    if view is memory or wide[0] != wide[1]:
+    if view is memory or not _same_dims(view):
         return view, tuple(None if d.extent == 1 else at for d, at in zip(view.logical, read.index, strict=True)), []
     return memory, tuple(None if d.extent == 1 else places[d.uid] for d in memory.logical), []
+
+
+def _same_dims(view: Tensor) -> bool:
+    """Whether a view has the dims of its memory, in any order, except dims of extent 1."""
+    wide = [{d.uid for d in tensor.logical if d.extent != 1} for tensor in (view, view.memory)]
+    return wide[0] == wide[1]
 
 
 def _has_gaps(view: Tensor) -> bool:
@@ -206,6 +211,8 @@ def summed(fusion: Fusion, value: Value, domains: Sequence[IterDomain], kept: Se
     """`value`, which has one number per position of `domains`, summed over those not in `kept`; the dims of the result are in the
     order of `kept`. Rows that are kept without the dim that counts them become regular, as long as the longest."""
     uids = {d.uid for d in kept}
+    unit: dict[int, IterDomain | None] = {d.uid: None for d in domains if d.extent == 1 and d.uid not in uids}
+    value, domains = reindex(value, unit), [d for d in domains if d.uid not in unit]
     over = tuple(d for d in domains if d.uid not in uids)
     try:
         target = fusion.tensor(value.dtype, kept)
@@ -325,6 +332,9 @@ def _flat(x: TensorView, count: int) -> TensorView:
 def memory_gradient(fusion: Fusion, view: Tensor, gradient: TensorView, dtype: torch.dtype) -> TensorView:
     """The gradient of a memory, from that of a view of all of it. It has the given dtype."""
     memory = view.memory
+    if _same_dims(view):
+        at = tuple(None if d.extent == 1 else d for d in view.logical)
+        return viewed(pulled(fusion, dtype, [d for d in memory.logical if d.extent != 1], gradient.at(at)), memory.logical)
     tensor = gradient.tensor
     stored = [[d.uid for d in t.storage] for t in (tensor, view)]
     if tensor.base is not None or tensor.dtype != dtype or stored[0] != stored[1]:

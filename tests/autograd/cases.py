@@ -74,6 +74,12 @@ class Case:
     arguments: tuple[Argument, ...]
 
 
+def _routed(x: Any, expert: Any, weight: Any) -> Any:
+    offsets, order = ops.group_by(expert, 3)
+    rows = ops.as_nested(ops.index(x, order), offsets) @ weight
+    return ops.index(ops.as_flattened(rows), ops.invert(order))
+
+
 CASES: dict[str, Case] = {
     "a product with a vector, summed over rows": Case(lambda x, w: (x * w).sum(1), (one(2), dense(2))),
     "one vector for each row": Case(lambda x, w: x + w, (one(2), dense(3, 1, 2))),
@@ -89,6 +95,8 @@ CASES: dict[str, Case] = {
     "product of a row": Case(lambda x: x.prod(1), (one(2),)),
     "matmul with a shared weight": Case(lambda x, w: x @ w, (one(2), dense(2, 3))),
     "matmul with a weight for each row": Case(lambda x, w: x @ w, (one(2), dense(3, 2, 3))),
+    "matmul with a vector": Case(lambda x, w: x @ w, (one(2), dense(2))),
+    "einsum": Case(lambda x, w: torch.einsum("brd,dk->brk", x, w), (one(2), dense(2, 3))),
     "linear": Case(lambda x, w, b: F.linear(x, w, b), (one(2), dense(4, 2), dense(4))),
     "rows by rows": Case(lambda x, y: (x @ y.transpose(1, 2)).sum(2), (one(2), one(2))),
     "contraction of rows": Case(lambda x, y: x.transpose(1, 2) @ y, (one(2), one(3))),
@@ -107,6 +115,13 @@ CASES: dict[str, Case] = {
     "cross entropy": Case(lambda x, t: F.cross_entropy(x, t), (one(3), integers(1, 0, 1, 0, 2))),
     "embedding": Case(lambda t, w: F.embedding(t, w), (integers(1, 0, 1, 3, 1), dense(4, 2))),
     "pooled embedding": Case(lambda t, w: F.embedding(t, w).mean(1)[::2], (integers(1, 0, 1, 3, 1), dense(4, 2))),
+    "embedding bag": Case(lambda t, w: F.embedding_bag(t, w, mode="sum"), (integers(1, 0, 1, 3, 1), dense(4, 2))),
+    "embedding bag with weights": Case(
+        lambda t, w, p: F.embedding_bag(t, w, mode="sum", per_sample_weights=p),
+        (integers(1, 0, 1, 3, 1), dense(4, 2), one()),
+    ),
+    "largest of an embedding bag": Case(lambda t, w: F.embedding_bag(t, w, mode="max"), (integers(1, 0, 1, 3, 1), dense(4, 2))),
+    "routed experts": Case(lambda x, k, w: _routed(x, k, w), (dense(5, 2), integers(2, 0, 2, 1, 0, rows=False), dense(3, 2, 2))),
     "slice": Case(lambda x: x[:, 1:], (one(2),)),
     "every other position": Case(lambda x: ops.slice(x, 1, 0, None, 2), (one(2),)),
     "flip": Case(lambda x: torch.flip(x, (1,)), (one(2),)),
