@@ -22,6 +22,7 @@ import torch
 from serrate import settings
 from serrate.analysis.vectors import MustDivide
 from serrate.autograd.function import Differentiable
+from serrate.autograd.saved import Save, check_save
 from serrate.errors import BackendError, CompilerMissing, StrategyError, StructureMismatch
 from serrate.ir import hooks
 from serrate.ir.expr import Array, Expr
@@ -352,14 +353,17 @@ class Compiled:
             [1., 1.]])
     """
 
-    def __init__(self, fusion: Fusion, backend: str | None = None, strategy: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, fusion: Fusion, backend: str | None = None, strategy: str | None = None, *, save: Save = "auto", **options: Any
+    ) -> None:
         if backend is not None and backend not in BACKENDS:
             raise BackendError(f"no backend is called {backend!r}; there are {', '.join(BACKENDS)}")
         if strategy is not None:
             check(strategy, options)
         elif options:
             raise StrategyError(f"{', '.join(options)}: options belong to a strategy; name one of {', '.join(STRATEGIES)}")
-        self.fusion, self.backend, self.strategy, self.options = fusion, backend, strategy, options
+        check_save(save)
+        self.fusion, self.backend, self.strategy, self.options, self.save = fusion, backend, strategy, options, save
         self.binder = Binder(fusion)
         # Raises, before anything is built, if no values can hold a result.
         self.results = tuple(ResultReader(self.binder, view) for view in fusion.results)
@@ -473,7 +477,7 @@ class Compiled:
             with making:
                 own = self._gradients.get(wanted)
                 if own is None:
-                    own = self._gradients[wanted] = Differentiable(self.fusion, wanted, self._like_this)
+                    own = self._gradients[wanted] = Differentiable(self.fusion, wanted, self._like_this, self.save)
         drawn = range(-self.binder.seeds, 0)
         every: Sequence[int | torch.Tensor] = (*sources, *drawn)
         with torch.no_grad():
@@ -483,7 +487,7 @@ class Compiled:
 
     def _like_this(self, fusion: Fusion) -> Compiled:
         """Another fusion, compiled in the same way."""
-        return Compiled(fusion, self.backend, self.strategy, **self.options)
+        return Compiled(fusion, self.backend, self.strategy, save=self.save, **self.options)
 
     def once(
         self,

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from serrate.autograd.saved import Save, check_save
 from serrate.engine import Compiled
 from serrate.errors import CallError, GradientError, TraceError
 from serrate.frontend import autocast
@@ -146,11 +147,19 @@ class Jitted:
     """
 
     def __init__(
-        self, function: Callable[..., Any], backend: str | None = None, strategy: str | None = None, *, alone: bool = False
+        self,
+        function: Callable[..., Any],
+        backend: str | None = None,
+        strategy: str | None = None,
+        *,
+        alone: bool = False,
+        save: Save = "auto",
     ) -> None:
+        check_save(save)
         functools.update_wrapper(self, function, updated=())
         self.fn = function
-        self._backend, self._strategy = backend, strategy
+        self._compiled = functools.partial(Compiled, backend=backend, strategy=strategy, save=save)
+        self._same = functools.partial(Jitted, backend=backend, strategy=strategy, save=save)
         # An eager operation reads nothing but its arguments.
         self._alone = alone
         self._fast = FastPath(STATES, *([FunctionState(function, None)] if alone else []))
@@ -180,7 +189,7 @@ class Jitted:
                 raise CallError(
                     f"jit of a method: a {type(owner).__name__} cannot be weakly referenced; give it a __weakref__ slot"
                 ) from None
-            found = self._methods[key] = (reference, Jitted(WeakMethod(self.fn, reference), self._backend, self._strategy))
+            found = self._methods[key] = (reference, self._same(WeakMethod(self.fn, reference)))
         return found[1]
 
     def into(self, memory: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -330,7 +339,7 @@ class Jitted:
             # While tracing, more may have been found outside than was known before.
             known, every, tensors, _ = signature()
             if not traced.fixed:
-                program = TracedProgram(traced, Compiled(traced.fusion, self._backend, self._strategy), known.inputs)
+                program = TracedProgram(traced, self._compiled(traced.fusion), known.inputs)
                 known.programs.add(traced.sizes, program)
                 return state, program, every, tensors
             known.programs.fix(traced.fixed)
@@ -492,12 +501,21 @@ def _refuse_unhashable(value: Any) -> None:
         ) from None
 
 
-def jit(function: Callable[..., Any] | None = None, *, backend: str | None = None, strategy: str | None = None) -> Any:
+def jit(
+    function: Callable[..., Any] | None = None,
+    *,
+    backend: str | None = None,
+    strategy: str | None = None,
+    save: Save = "auto",
+) -> Any:
     """Traces a function over JaggedTensors and Tensors, compiles it, and runs it without padding.
 
     It is traced once per signature (dtypes, ranks, which arguments share a structure, and the values of non-tensor arguments),
     and once more when a size changes. Captured tensors are read again at every call; if a captured number changes, the function
     is retraced. Functions, methods, partials and modules can be traced, and may call each other.
+
+    `save` says what a call keeps for its gradients besides its arguments: results of reductions ("auto"), everything that the
+    backward program reads ("all"), or nothing ("inputs"); the rest is computed again.
 
     >>> from serrate import JaggedTensor, jit
     >>> @jit
@@ -508,5 +526,5 @@ def jit(function: Callable[..., Any] | None = None, *, backend: str | None = Non
             [ 1.]])
     """
     if function is None:
-        return lambda f: Jitted(f, backend, strategy)
-    return Jitted(function, backend, strategy)
+        return lambda f: Jitted(f, backend, strategy, save=save)
+    return Jitted(function, backend, strategy, save=save)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, get_args
 
 from serrate.autograd.adjoint import Gradients
-from serrate.errors import ShapeError
+from serrate.errors import CallError, ShapeError
 from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Symbol
@@ -30,6 +30,12 @@ from serrate.lower.stages import arrays_of
 from serrate.runtime.results import groups
 
 Save = Literal["auto", "all", "inputs"]
+
+
+def check_save(save: str) -> None:
+    """Raises unless this is a choice."""
+    if save not in get_args(Save):
+        raise CallError(f"save: expected {', '.join(map(repr, get_args(Save)))}, got {save!r}")
 
 
 @dataclass(frozen=True)

@@ -454,7 +454,8 @@ class Fusion:
     def compile(self, backend: str | None = None, strategy: str | None = None, **options: Any) -> Callable[..., Any]:
         """Compiles the program for a backend and a strategy; both are chosen automatically by default.
 
-        A schedule by hand is used unless a strategy is named.
+        A schedule by hand is used unless a strategy is named. `save` says what the program keeps for its gradients, as in
+        `serrate.jit`; other options are those of the strategy.
         """
         compiled: Callable[..., Any] = installed("compile")(self, backend=backend, strategy=strategy, **options)
         return compiled

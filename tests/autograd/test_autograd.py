@@ -174,6 +174,30 @@ def test_what_backward_does_not_need_is_not_kept() -> None:
     total.values.sum().backward()
 
 
+def test_what_is_saved_can_be_chosen() -> None:
+    kept, found = dict[str, int](), []
+    for save in ("inputs", "auto", "all"):
+        jt = rows([3, 0, 2], 2).requires_grad_()
+        sizes: list[int] = []
+
+        def keep(x: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(x.numel())
+            return x
+
+        program = jit(lambda x: torch.tanh(x.exp()) * x.sum(1, keepdim=True), save=save)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            result = program(jt)
+        result.values.square().sum().backward()
+        kept[save] = sum(sizes)
+        assert jt.grad is not None
+        found.append(jt.grad.values)
+    assert kept["inputs"] == 10 and kept["auto"] == 10 + 6 and kept["all"] > 16
+    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2])
+    with pytest.raises(CallError, match="save: expected 'auto', 'all', 'inputs', got 'none'"):
+        jit(lambda x: x, save="none")
+
+
 def test_dropout_repeats_in_backward() -> None:
     jt = JaggedTensor.from_lengths(torch.ones(40), [25, 15]).requires_grad_()
     found = jit(lambda x: F.dropout(x, 0.5) * 3)(jt)
