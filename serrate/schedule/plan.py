@@ -53,7 +53,7 @@ class Plan:
 
     def of_kernels(self, count: int) -> tuple[Plan, ...]:
         """The plan of each of a GPU's kernels: the first is for short rows, if they have a plan."""
-        return (self.short or self, *(self,) * (count - 1))
+        return (self.short or self, *(self,) * (count - 1))[:count]
 
     def because(self, reason: str) -> Plan:
         """The plan with one more reason."""

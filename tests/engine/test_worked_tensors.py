@@ -584,14 +584,16 @@ class TestNewLengths:
         want = [[ROWS[0][1:], ROWS[1][1:]], [ROWS[2][1:]]]
         agree(lambda x, o, g: nested(ops.slice(nested(x, o), 1, 1), g), want, X, OFFSETS, groups)
 
+    def test_rows_that_are_added_are_empty(self) -> None:
+        none = ROWS[0][:0]
+        agree(lambda x, o: ops.pad(nested(x, o), 0, 1, 0), [none, *ROWS], X, OFFSETS)
+        groups = torch.tensor([0, 1, 3])
+        want = [[none, ROWS[0]], [none, ROWS[1], ROWS[2]]]
+        agree(lambda x, o, g: ops.pad(nested(nested(x, o), g), 1, 1, 0), want, X, OFFSETS, groups)
+
     def test_refused(self) -> None:
-        message = "pad: dim 0 of .* counts rows; use cat to add rows"
-        refused(ShapeError, message, lambda x, o: ops.pad(nested(x, o), 0, 1, 0), X, OFFSETS)
         message = "pad: sizes must not be negative, got -1 and 0; use slice to remove positions"
         refused(ShapeError, message, lambda x, o: ops.pad(nested(x, o), 1, -1, 0), X, OFFSETS)
-        message = "pad: dim 1 of .* has other rows inside its rows; pad along dim 2, or flatten the outer level first"
-        groups = torch.tensor([0, 1, 3])
-        refused(ShapeError, message, lambda x, o, g: ops.pad(nested(nested(x, o), g), 1, 1, 0), X, OFFSETS, groups)
 
 
 def _combined(first: TensorView, second: TensorView) -> TensorView:
