@@ -62,6 +62,7 @@ from serrate.tensor.torch_private import version
 log = logging.getLogger("serrate")
 
 Number = Callable[[BoundCall], int]
+ShapeReader = Callable[[BoundCall], tuple[int, ...]]
 
 _numbers = itertools.count()
 FLAT = 64
@@ -122,8 +123,10 @@ class BuiltProgram(NamedTuple):
     """How many of these are outputs."""
     private: tuple[Tensor, ...]
     """Private rows, one per thread."""
-    shapes: tuple[Callable[[BoundCall], tuple[int, ...]], ...]
+    shapes: tuple[ShapeReader, ...]
     """Those of the allocated tensors, as functions of a call."""
+    rows: tuple[ShapeReader, ...]
+    """Those of private rows."""
     arrays: Callable[[BoundCall], tuple[InMemory, ...]]
     numbers: tuple[Callable[[BoundCall], int], ...]
     """The program's arrays and symbols, as functions of a call."""
@@ -191,6 +194,7 @@ class CompiledStage(ABC):
             sum(t in program.outputs for t in allocated),
             private,
             tuple(self._shape_reader(t) for t in allocated[:count]),
+            tuple(self._row_reader(t, chosen) for t in private),
             arguments.arrays_reader(program.arrays, together=backend == "triton"),
             tuple(arguments.number_reader(s if s in arguments.symbols else launched[s]) for s in program.symbols),
             self.result_places(program),
@@ -200,7 +204,7 @@ class CompiledStage(ABC):
         """The positions of the fusion's results among the program's tensors."""
         return ()
 
-    def prepare(self, call: BoundCall, built: BuiltProgram) -> Prepared:
+    def prepare(self, call: BoundCall, built: BuiltProgram, results: tuple[Result, ...] = ()) -> Prepared:
         """Everything that calls with these offsets and extents run with."""
         return Prepared(
             built.plan,
@@ -210,29 +214,38 @@ class CompiledStage(ABC):
             tuple([read(call) for read in built.numbers]),
             tuple([(shape(call), t.dtype) for shape, t in zip(built.shapes, built.allocated, strict=True)]),
             built.outputs,
-            tuple([_row(self._row_shape(call, t, built.plan), t.dtype) for t in built.private]),
+            tuple([_row(shape(call), t.dtype) for shape, t in zip(built.rows, built.private, strict=True)]),
+            results,
         )
 
-    def _shape_reader(self, tensor: Tensor) -> Callable[[BoundCall], tuple[int, ...]]:
-        """The shape in memory, as a function of a call."""
-        sizes = [d.extent_expr for d in tensor.storage]
-        if any(size.arrays or d.host_bound != size for size, d in zip(sizes, tensor.storage, strict=True)):
-            return lambda call: self._shape(call, tensor)
-        readers = [self.arguments.number_reader(size) for size in sizes]
-        return lambda call: tuple([max(0, read(call)) for read in readers])
-
-    def _shape(self, call: BoundCall, tensor: Tensor) -> tuple[int, ...]:
-        """The shape in memory: exact for results and if lengths are on the host, else an upper bound that the host knows.
+    def _shape_reader(self, tensor: Tensor) -> ShapeReader:
+        """The shape in memory, as a function of a call: exact for results and if lengths are on the host, else an upper bound
+        that the host knows.
 
         For a product of ragged dims that bound would be the square of all positions, far more than fits in memory.
         """
-        exact, ready = self.is_exact(tensor) or call.device.type == "cpu", self.arguments.ready
-        sizes = (d.extent_expr if exact and ready(call, *d.extent_expr.arrays) else d.host_bound for d in tensor.storage)
-        return tuple(max(0, self.arguments.extent(call, size)) for size in sizes)
+        arguments, is_exact = self.arguments, self.is_exact(tensor)
+        exact, bounds = [d.extent_expr for d in tensor.storage], [d.host_bound for d in tensor.storage]
+        needed = [array for size in exact for array in size.arrays]
+        if not needed and exact == bounds:
+            return arguments.shape_reader(bounds)
+        bound = arguments.shape_reader(bounds)
+        # Some sizes may be ready before others: in stages that come before what they are computed by.
+        ready = [arguments.shape_reader((size,)) for size in exact]
 
-    def _row_shape(self, call: BoundCall, tensor: Tensor, chosen: Plan) -> tuple[int, ...]:
+        def read(call: BoundCall) -> tuple[int, ...]:
+            if not is_exact and call.device.type != "cpu":
+                return bound(call)
+            known = [arguments.ready(call, *size.arrays) for size in exact]
+            if not all(known):
+                return tuple([r(call)[0] if k else b for r, k, b in zip(ready, known, bound(call), strict=True)])
+            return tuple([r(call)[0] for r in ready])
+
+        return read
+
+    def _row_reader(self, tensor: Tensor, chosen: Plan) -> ShapeReader:
         """The shape of a private row: a kernel declares it; in a fusion it is as long as the longest row of one worker."""
-        return self._shape(call, tensor)
+        return self._shape_reader(tensor)
 
 
 class FusionStage(CompiledStage):
@@ -296,10 +309,11 @@ class FusionStage(CompiledStage):
         backend = self.owner.backend or default_backend(call.device)
         self.binder.check_vectors(call, self._vector_checks)
         built = self.built(call, backend, *self._choice(call, backend))
-        ready = self.prepare(call, built)
         if call.computed is not None:
-            return ready
-        return ready._replace(results=tuple([read(call, k) for read, k in zip(self.owner.results, built.results, strict=True)]))
+            return self.prepare(call, built)
+        return self.prepare(
+            call, built, tuple([read(call, k) for read, k in zip(self.owner.results, built.results, strict=True)])
+        )
 
     def planned(self, strategy: str, options: dict[str, Any], target: Target) -> Plan:
         hand = self.owner.hand
@@ -312,13 +326,16 @@ class FusionStage(CompiledStage):
         names = [t.name for t in (*program.inputs, *program.outputs)]
         return tuple(names.index(each.name) if each.name in names else -1 for each in self.owner.results)
 
-    def _row_shape(self, call: BoundCall, tensor: Tensor, chosen: Plan) -> tuple[int, ...]:
+    def _row_reader(self, tensor: Tensor, chosen: Plan) -> ShapeReader:
         dims = row_dims(tensor.logical)
         row = next(d for d in dims if isinstance(d, RaggedIterDomain))
-        inner = [d for d in dims if d.uid != row.uid]
-        longest = self.binder.longest(call, row)
-        rows = longest if chosen.most is None else min(longest, chosen.most)
-        return (rows, *(self.binder.extent(call, d.extent_expr) for d in inner))
+        inner = [self.binder.number_reader(d.extent_expr) for d in dims if d.uid != row.uid]
+
+        def read(call: BoundCall) -> tuple[int, ...]:
+            longest = self.binder.longest(call, row)
+            return (longest if chosen.most is None else min(longest, chosen.most), *[size(call) for size in inner])
+
+        return read
 
     def _choice(self, call: BoundCall, backend: str) -> tuple[str, dict[str, Any]]:
         owner, binder = self.owner, self.binder
@@ -656,7 +673,7 @@ def _hinted(results: tuple[Result, ...], hints: tuple[Structure, Hints] | None) 
     if hints is None:
         return results
     structure, given = hints
-    return tuple(replace(r, hints=given) if r.structure is structure else r for r in results)
+    return tuple(r._replace(hints=given) if r.structure is structure else r for r in results)
 
 
 def _requiring_gradients(args: Sequence[Any]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -271,7 +272,7 @@ def trace(
     extents = [d.extent_expr for v in first for d in v.domains]
     return TracedFunction(
         fusion,
-        lambda values: _unflatten(form, iter(values)),
+        itemgetter(form) if type(form) is int else lambda values: _unflatten(form, iter(values)),
         tuple(constant for constant, _ in constants),
         copied,
         tuple(extent.value for extent in extents),

@@ -673,12 +673,27 @@ def size_function(expr: Expr, symbols: Sequence[Symbol]) -> Callable[[Sequence[i
     if value is not None:
         constant = value
         return lambda numbers: constant
-    # The text of an expression is valid Python, so it is compiled once instead of walked at every call.
+    found: Callable[[Sequence[int]], int] = eval(f"lambda numbers: {_python(expr, symbols)}")
+    return found
+
+
+def shape_function(sizes: Sequence[Expr], symbols: Sequence[Symbol]) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    """As `size_function`, for the sizes of all dims of a tensor, none of which is less than 0.
+
+    >>> shape_function([symbol("n") - 3, const(4)], [symbol("n")])([2])
+    (0, 4)
+    """
+    text = "".join(f"max(0, {_python(size, symbols)}), " for size in sizes)
+    found: Callable[[Sequence[int]], tuple[int, ...]] = eval(f"lambda numbers: ({text})")
+    return found
+
+
+def _python(expr: Expr, symbols: Sequence[Symbol]) -> str:
+    """An expression without arrays as Python: its text, so that it is compiled once instead of walked at every call."""
     text = str(expr)
     for place, s in enumerate(symbols):
         text = re.sub(rf"\b{re.escape(s.name)}\b", f"numbers[{place}]", text)
-    found: Callable[[Sequence[int]], int] = eval(f"lambda numbers: {text}")
-    return found
+    return text
 
 
 def _restored_sum(terms: tuple[tuple[Expr, int], ...], constant: int) -> Expr:

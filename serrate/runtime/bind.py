@@ -20,7 +20,7 @@ import torch
 from serrate.analysis.vectors import MustDivide
 from serrate.errors import CallError, DeviceError, ShapeError, StructureError
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Array, Environment, Expr, Symbol, element, size_function
+from serrate.ir.expr import Array, Environment, Expr, Symbol, element, shape_function, size_function
 from serrate.ir.fusion import (
     AtLeastLongest,
     Check,
@@ -108,6 +108,14 @@ class Arguments:
         if expr not in self._sizes:
             self._sizes[expr] = size_function(expr, tuple(self.symbols))
         return self._sizes[expr]
+
+    def shape_reader(self, sizes: Sequence[Expr]) -> Callable[[BoundCall], tuple[int, ...]]:
+        """Sizes of a tensor's dims, at least 0, as a function of a call."""
+        if any(size.arrays for size in sizes):
+            readers = [self.number_reader(size) for size in sizes]
+            return lambda call: tuple([max(0, read(call)) for read in readers])
+        shape = shape_function(sizes, tuple(self.symbols))
+        return lambda call: shape(call.numbers)
 
     def number_reader(self, expr: Expr) -> Callable[[BoundCall], int]:
         """An extent, as a function of a call."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -38,8 +38,7 @@ Groups = list[tuple[Group, tuple[int, ...]]]
 """The groups of a result in the order of its values' dims; with each, how many regular dims come before each of its rows."""
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """One result: the tensor that holds it, its shape, its structure if it is ragged."""
 
     tensor: str
@@ -67,12 +66,12 @@ class ResultReader:
         self._dims = tuple(k for k, _ in rows)
         self._groups = [group for _, group in rows]
         self._ahead = tuple(before for group, before in dims if len(group) > 1)
-        self._sizes = [binder.number_reader(_extent(group)) for group, _ in dims]
+        self._shape = binder.shape_reader([_extent(group) for group, _ in dims])
         self._key = self._argument_key()
 
     def __call__(self, call: BoundCall, place: int = -1) -> Result:
         """The result in a call; `place` is its tensor's among those of a program that is the whole fusion."""
-        shape = tuple([size(call) for size in self._sizes])
+        shape = self._shape(call)
         return Result(self.name, place, shape, self._structure(call, shape) if self._dims else None)
 
     def _argument_key(self) -> tuple[object, ...] | None:
@@ -206,13 +205,15 @@ def known_rows(given: Iterable[tuple[Structure, int]]) -> KnownRows:
         every = structure.rows
         if not all(rows.verified() for rows in every):
             continue
-        at = first
+        at, contiguous = first, True
         for rows in every:
-            if rows.starts is None and rows.columns is None:
+            back_to_back = rows.starts is None
+            contiguous = contiguous and back_to_back and rows.storage_dims == 1
+            if back_to_back and rows.levels == rows.depth:
                 for level in range(rows.depth):
                     levels[at + level] = (rows, level)
-            at += len(rows.buffers())
-        if all(rows.contiguous for rows in every):
+            at += rows.levels if back_to_back else len(rows.buffers())
+        if contiguous:
             depths = tuple([rows.depth for rows in every])
             structures[structure_key(structure.dims, depths, tuple(range(first, at)))] = structure.canonical
     return KnownRows(levels, structures)

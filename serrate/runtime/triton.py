@@ -109,6 +109,8 @@ def _launch_on(device: torch.device, launcher: Callable[..., None], *args: int) 
 
 def _wide(numbers: Numbers) -> tuple[int, ...]:
     """Which integers do not fit 32 bits: Triton compiles anew for them."""
+    if not numbers or max(numbers) < 1 << 31:
+        return ()
     return tuple([k for k, number in enumerate(numbers) if number >= 1 << 31])
 
 
