@@ -83,10 +83,11 @@ class BoundCall:
 
     def remember(self, owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
         """What `make` returns for these tensors: cached with them, or only for this call if one of them was computed."""
+        if not self.computed:
+            return remembered(owners, key, make)
         full = (key, *map(id, owners))
         if full not in self.memo:
-            computed = (self.computed or {}).values()
-            ours = any(owner is tensor for owner in owners for tensor in computed)
+            ours = any(owner is tensor for owner in owners for tensor in self.computed.values())
             self.memo[full] = make() if ours else remembered(owners, key, make)
         made: T = self.memo[full]
         return made

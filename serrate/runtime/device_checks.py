@@ -80,7 +80,7 @@ def summarise(levels: Sequence[Tensor]) -> Arrival | None:
     None if it must be done another way.
     """
     device = levels[0].device
-    if not _has_triton() or len(levels) > LEVELS or (device.type == "cuda" and device.index != torch.cuda.current_device()):
+    if not _has_triton() or len(levels) > LEVELS:
         return None
     if any(level.dim() != 1 or not 2 <= level.shape[0] <= MOST or not level.is_contiguous() for level in levels):
         return None

@@ -297,8 +297,12 @@ def _launch(
         execute_on = executable.bound(arrays, symbols, device)
 
         def execute(leaves: Leaves, into: Sequence[Any] = (), _keep: object = keep) -> None:
-            with profiled(ready):
-                execute_on([*_given(sources, leaves), *into, *ready.private])
+            tensors = [*_given(sources, leaves), *into, *ready.private]
+            if PROFILER._is_profiler_enabled:
+                with profiled(ready):
+                    execute_on(tensors)
+            else:
+                execute_on(tensors)
 
         return execute
     function, packed, addresses, numbers, rows, _ = executable.bound(sizes, arrays, symbols)

@@ -51,6 +51,11 @@ class TritonFunction:
         self.function, self._options = function, options
         self._compiled: dict[tuple[torch.device, tuple[int, ...]], Any] = {}
 
+    @functools.cached_property
+    def _several(self) -> bool:
+        """Whether there are several GPUs. Triton launches on the current one, which need not be that of the tensors."""
+        return torch.cuda.device_count() > 1
+
     def launcher(self, grid: Grid, numbers: Numbers, device: torch.device) -> Callable[..., None] | None:
         """Launches the compiled kernel, given addresses that are multiples of 16 and then the numbers; None if there is none yet
         for such numbers."""
@@ -58,7 +63,7 @@ class TritonFunction:
         if compiled is None:
             return None
         launcher: Callable[..., None] = compiled[grid]
-        return functools.partial(_launch_on, device, launcher) if _has_several(device) else launcher
+        return functools.partial(_launch_on, device, launcher) if device.type == "cuda" and self._several else launcher
 
     def launch(self, grid: Grid, tensors: Sequence[InMemory], numbers: Numbers) -> None:
         """A launch through Triton."""
@@ -66,7 +71,7 @@ class TritonFunction:
         device = given[0].device
         if device.type == "cpu" and not _interpreted():
             raise BackendError("the triton backend runs CPU tensors only under its interpreter; set TRITON_INTERPRET=1 first")
-        with torch.cuda.device(device) if _has_several(device) else nullcontext():
+        with torch.cuda.device(device) if device.type == "cuda" and self._several else nullcontext():
             compiled = self._compiled_and_launched(grid, given, numbers)
         # None under the interpreter. Triton compiles for aligned addresses, and anew for others.
         if compiled is not None and _aligned([t.data_ptr() for t in given]):
@@ -95,11 +100,6 @@ def fewer_stages(options: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
 
 
 Grid = tuple[int, int, int]
-
-
-def _has_several(device: torch.device) -> bool:
-    """Whether there are other GPUs. Triton launches on the current device, which need not be the one that holds the tensors."""
-    return device.type == "cuda" and torch.cuda.device_count() > 1
 
 
 def _launch_on(device: torch.device, launcher: Callable[..., None], *args: int) -> None:
