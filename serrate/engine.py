@@ -486,8 +486,9 @@ class Compiled:
         hints: tuple[Structure, Hints] | None,
         keep: Sequence[object],
         known: KnownRows,
+        once: bool = False,
     ) -> Binding:
-        """A binding that records gradients of some arguments."""
+        """A binding that records gradients of some arguments, or one for a single call."""
         remember_rows(known, args)
         own = self._gradients.get(wanted)
         if own is None:
@@ -498,7 +499,10 @@ class Compiled:
         drawn = range(-self.binder.seeds, 0)
         every: Sequence[int | torch.Tensor] = (*sources, *drawn)
         with torch.no_grad():
-            binding = own.forward.bind(self._seeded(args), every, hints=hints, keep=keep, known=known)
+            if once:
+                binding = own.forward.once(self._seeded(args), every, hints=hints, known=known)
+            else:
+                binding = own.forward.bind(self._seeded(args), every, hints=hints, keep=keep, known=known)
         recorded = own.bound(binding, every, finish)
         return drawing(recorded, len(drawn), _device_of(args)) if drawn else recorded
 
@@ -516,8 +520,9 @@ class Compiled:
         known: KnownRows = NOTHING_KNOWN,
     ) -> Binding:
         """As `bind`, for a single call: nothing is prepared for others."""
-        if _requiring_gradients(args):
-            return self.bind(args, sources, finish, hints=hints, known=known)
+        wanted = _requiring_gradients(args)
+        if wanted:
+            return self._differentiable(args, wanted, sources, finish, hints, (), known, once=True)
         seeds = self.binder.seeds
         if not seeds:
             return functools.partial(self._unbound, sources, finish, hints, known, False)

@@ -389,3 +389,17 @@ def test_threads_with_rows_of_their_own(way: str) -> None:
     with ThreadPoolExecutor(len(given)) as pool:
         for done in [pool.submit(work, own) for own in given]:
             done.result()
+
+
+def test_gradients_with_new_rows() -> None:
+    scaled = serrate.jit(lambda jt, w: (jt * w).sum(dim=1))
+    for lengths in ([3, 0, 2], [1, 4, 2], [2, 2]):
+        values, w = torch.randn(sum(lengths), 3), torch.randn(3)
+        jt = JaggedTensor.from_lengths(values, torch.tensor(lengths))
+        weights = torch.randn(len(lengths), 3)
+        for _ in range(TIMES):
+            mine, own = values.clone().requires_grad_(), w.clone().requires_grad_()
+            (scaled(jt.with_values(mine), own) * weights).sum().backward()
+            spread = weights.repeat_interleave(torch.tensor(lengths), 0)
+            torch.testing.assert_close(mine.grad, spread * w)
+            torch.testing.assert_close(own.grad, (spread * values).sum(0))
