@@ -58,7 +58,7 @@ class Shape:
 
     @property
     def is_product(self) -> bool:
-        """Whether this is a matrix product: a sum over one regular dim of products of two reads that share it."""
+        """Whether this is a matrix product: a sum over one regular dim of products of two sides that share it."""
         if not isinstance(self.leaf, Accumulate) or self.leaf.reduction.operator != "sum" or self.leaf.merge:
             return False
         value = self.leaf.values[0]
@@ -68,7 +68,8 @@ class Shape:
         if not (isinstance(value, Call) and value.function == "mul"):
             return False
         sides = [{d.uid for r in side.reads for d in domains_of(r.index)} for side in value.args]
-        return all(inner[0].uid in side for side in sides) and sides[0] != sides[1]
+        # Each side has a dim that the other lacks, else it is a row of elementwise products.
+        return all(inner[0].uid in side for side in sides) and not (sides[0] <= sides[1] or sides[1] <= sides[0])
 
 
 @dataclass(frozen=True)
