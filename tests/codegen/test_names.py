@@ -92,3 +92,12 @@ def test_only_helpers_that_are_called_are_printed() -> None:
     called = {name for name in _prelude()[1] if source.count(f"{name}(") > 1 or f"{name})" in source}
     assert f"{HELPER}largest" in printed and printed == called
     assert HELPER not in jit(lambda x: x + 1, backend="triton", strategy="maskless").source(ROWS).split("def ", 1)[0]
+
+
+@pytest.mark.parametrize("name", ["_", ""])
+def test_names_that_a_gpu_assembler_refuses_are_changed(name: str) -> None:
+    with ir.Fusion(name) as f:
+        x = f.input((None, 3), torch.float32)
+        f.output(ops.exp(x))
+    (executable,) = f.compile("triton", "maskless").executables(torch.zeros(2, 3))
+    assert "def program__(" in executable.source

@@ -186,9 +186,9 @@ def with_helpers(code: str, *, interpreted: bool = False) -> str:
 
 
 def _function_name(name: str) -> str:
-    """The name of a kernel's function: the kernel's, unless a helper or Python reserves it."""
+    """The name of a kernel's function: the kernel's, unless a helper or Python reserves it. Nothing in PTX is called `_`."""
     plain = identifier(name)
-    return f"program_{plain}" if RESERVED.keeps(plain, ()) else plain
+    return f"program_{plain}" if plain == "_" or RESERVED.keeps(plain, ()) else plain
 
 
 @dataclass(frozen=True)
