@@ -49,7 +49,7 @@ LONG_BYTES = 512 << 10
 NUMBER_BYTES = 16
 """The most bytes of a position that count as a plain number."""
 SHORT = 4096
-"""The longest row that a GPU treats as short: sums about a pivot are accurate, and a worker soon finishes it."""
+"""The longest row that a GPU treats as short: a worker with few warps soon finishes it."""
 FEW = 64
 """The most positions of a row of numbers, on average, for which a GPU processes many rows together."""
 SHARES = 64

@@ -34,9 +34,10 @@ def maskless(
     stages: int | None = None,
     lanes: Lanes | None = None,
     short: bool = False,
+    pivots: bool = False,
 ) -> Plan:
     """A plan with rows on the grid; `tile` is the number of positions per block, `lanes` the tile sizes of a kernel. `short`:
-    whether no row is long."""
+    whether no row is long; `pivots`: whether moments are sums about a pivot, for which the length must have a known bound."""
     recorder = Recorder(program)
     prepare(recorder)
     small = False
@@ -44,7 +45,8 @@ def maskless(
         small = of_sixteen_bits(shapes(program))
         # Arithmetic on 16-bit elements takes as many registers as on 32-bit ones, and half the time to load them.
         target = replace(target, block=target.block // 2) if small else target
-        _about_pivots(recorder, target)
+        if pivots:
+            _about_pivots(recorder, target)
     keep = target.keeps_rows if keep_rows is None else keep_rows
     if (target.keeps_rows or keep) and not program.axes:
         _in_two_passes(recorder, keep)

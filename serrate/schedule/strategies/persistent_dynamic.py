@@ -105,7 +105,7 @@ def _with_short_rows(
     if rows:
         short = masked(program, target, max(target.grouped // rows, 1), rows, warps, most=most)
     else:
-        short = maskless(program, target, tile, warps=warps, short=True)
+        short = maskless(program, target, tile, warps=warps, short=True, pivots=True)
     by_length(short.apply(program), pieces, most)
     return replace(plan, short=short, most=most)
 
