@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import itertools
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from serrate.codegen.triton.derived import BLOCK, can_derive, print_derived, table_size
+from serrate.codegen.triton.derived import BLOCK, COMPONENTS, can_derive, print_derived, table_size
 from serrate.codegen.triton.printer import Launch, print_triton
 from serrate.errors import BackendError, CacheError
 from serrate.ir.expr import Array, Symbol, const, size_function
@@ -211,7 +212,7 @@ class _PreparedLaunch:
 
 
 class Derivation:
-    """Arrays, all of which `can_derive`, computed in at most two launches, in one allocation.
+    """Arrays, all of which `can_derive`, computed in a few launches, in one allocation.
 
     `names` are the tensors that they are derived from.
     """
@@ -227,6 +228,7 @@ class Derivation:
         self._sizes = [size_function(count, tuple(symbols)) for count in counts]
         self._symbols = [tuple(symbols).index(s) for s in printed.symbols]
         module = load(printed.text, "derived")
+        self._block_sums = TritonFunction(module.block_sums, {}) if printed.sums else None
         self._running_sums = TritonFunction(module.running_sums, {}) if printed.sums else None
         self._tables = TritonFunction(module.tables, {}) if printed.tables else None
 
@@ -237,16 +239,18 @@ class Derivation:
     def __call__(self, inputs: Tensors, numbers: Numbers, device: torch.device) -> list[Scratch]:
         """The arrays, given the tensors that they are derived from and the values of all symbols."""
         sizes = [size(numbers) for size in self._sizes]
-        starts, room = [], 0
-        for size in sizes:
-            starts.append(room)
-            # Without components, code may still ask for the length of the first.
-            room += -(-max(size, 2) * 8 // ALIGNMENT) * ALIGNMENT
-        memory = (torch.empty if min(sizes) > 1 else torch.zeros)(room, dtype=torch.uint8, device=device)
-        made = [Scratch(memory, start, (max(size, 2),), torch.int64) for start, size in zip(starts, sizes, strict=True)]
+        components = max(-(-(max(sizes[: self._sums], default=1) - 1) // COMPONENTS), 1)
+        # Without components, code may still ask for the length of the first. Partial sums of blocks of components come last.
+        counts = [*(max(size, 2) for size in sizes), max(self._sums * components, 1)]
+        starts = [0, *itertools.accumulate(-(-count * 8 // ALIGNMENT) * ALIGNMENT for count in counts)]
+        memory = (torch.empty if min(sizes) > 1 else torch.zeros)(starts.pop(), dtype=torch.uint8, device=device)
+        *made, partial = (Scratch(memory, start, (n,), torch.int64) for start, n in zip(starts, counts, strict=True))
         own = [numbers[k] for k in self._symbols]
-        if self._running_sums is not None:
-            self._run(self._running_sums, (self._sums, 1, 1), [*inputs, *made[: self._sums]], own, device)
+        if self._running_sums is not None and self._block_sums is not None:
+            grid = (components, self._sums, 1)
+            if components > 1:
+                self._run(self._block_sums, grid, [*inputs, partial], own, device)
+            self._run(self._running_sums, grid, [*inputs, partial, *made[: self._sums]], own, device)
         if self._tables is not None:
             tables = sizes[self._sums :]
             blocks = -(-max(tables) // BLOCK)

@@ -82,7 +82,7 @@ class Compilation:
         return run
 
     def derived(self, derivation: Derivation) -> list[Scratch]:
-        for kernel in (derivation._running_sums, derivation._tables):
+        for kernel in (derivation._block_sums, derivation._running_sums, derivation._tables):
             if kernel is not None:
                 self._compile(kernel, ["i64" if name.startswith("n") else "*i64" for name in kernel.function.arg_names])
         return [Scratch(torch.zeros(2, dtype=torch.int64), 0, (2,), torch.int64) for _ in derivation._order]

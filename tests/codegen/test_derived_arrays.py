@@ -17,7 +17,7 @@ from serrate.runtime.triton import Derivation
 
 pytestmark = pytest.mark.triton
 PIECE = 16
-LENGTHS = [[], [0], [5], [16], [17], [0, 40, 3, 0, 16, 100, 1], [1] * 1100 + [33] + [2] * 30]
+LENGTHS = [[], [0], [5], [16], [17], [0, 40, 3, 0, 16, 100, 1], [1] * 1100 + [33] + [2] * 30, [17] * 5 + [3] * 9000 + [40] * 4]
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)} rows")

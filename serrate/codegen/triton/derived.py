@@ -1,7 +1,8 @@
-"""Derived arrays as Triton: all running sums of a program in one launch, all tables in another.
+"""Derived arrays as Triton: all running sums of a program in one launch, or two if there are many components; all tables in
+another.
 
-In: arrays with recipes. Out: the source of a module with two kernels, and the order of their arguments. Each running sum is one
-program, which goes through all components; a table is searched block by block.
+In: arrays with recipes. Out: the source of a module, and the order of its kernels' arguments. A program takes one block of
+components, or of a table. Where there are several blocks of components, `block_sums` leaves the sum of each in `partial`.
 
     offsets of pieces   [0, f(0), f(0) + f(1), ...]     f(c) = pieces of row c
     owners of pieces    [c of piece 0, c of piece 1, ...]
@@ -19,13 +20,16 @@ from serrate.ir.expr import Array, Element, Expr, Search, Symbol, ceildiv
 from serrate.ir.recipes import GroupMaximum, Owners, RunningSum
 
 BLOCK = 1024
-"""Components of a running sum, and positions of a table, that are computed at once."""
+"""Positions of a table that are computed at once."""
+COMPONENTS = 4096
+"""Components of a running sum that are computed at once."""
 
 
 @dataclass(frozen=True)
 class DerivedSource:
-    """A module's text with the kernels `running_sums` and `tables`, as far as there are such arrays. Both take `inputs`, then the
-    sums, then (`tables` only) the tables, then the values of `symbols`."""
+    """A module's text with the kernels `block_sums`, `running_sums` and `tables`, as far as there are such arrays. All take
+    `inputs`; then `block_sums` the partial sums, `running_sums` those and the sums, `tables` the sums and the tables; then all
+    the values of `symbols`."""
 
     text: str
     inputs: tuple[Array, ...]
@@ -62,14 +66,19 @@ def print_derived(arrays: Sequence[Array]) -> DerivedSource:
     names = {array: f"{kind}{k}" for kind, some in (("a", inputs), ("s", sums), ("t", tables)) for k, array in enumerate(some)}
     numbers = {s: f"n{k}" for k, s in enumerate(symbols)}
     fixed = ", ".join(f'"{n}"' for n in numbers.values())
-    lines = []
+    lines: list[str] = []
     if sums:
-        lines += [f"@triton.jit(do_not_specialize=[{fixed}])"]
-        lines += [f"def running_sums({', '.join([*(names[a] for a in (*inputs, *sums)), *numbers.values()])}):"]
-        lines += [f"    lanes = tl.arange(0, {BLOCK})"]
-        for k, array in enumerate(sums):
-            assert isinstance(array.recipe, RunningSum)
-            lines += _running_sum(k, names[array], array.recipe, names, numbers)
+        for kernel, made in (("block_sums", ()), ("running_sums", sums)):
+            lines += ["", ""] if lines else []
+            arguments = [*(names[a] for a in inputs), "partial", *(names[a] for a in made), *numbers.values()]
+            lines += [f"@triton.jit(do_not_specialize=[{fixed}])", f"def {kernel}({', '.join(arguments)}):"]
+            lines += ["    block = tl.program_id(0).to(tl.int64)", f"    lanes = tl.arange(0, {COMPONENTS})"]
+            lines += [f"    c = block * {COMPONENTS} + lanes", "    own = partial + tl.program_id(1) * tl.num_programs(0)"]
+            lines += BEFORE if made else []
+            for k, array in enumerate(sums):
+                assert isinstance(array.recipe, RunningSum)
+                lines += _block(k, array.recipe, names, numbers)
+                lines += _after(names[array], array.recipe, numbers) if made else ["        tl.store(own + block, tl.sum(term))"]
     if tables:
         lines += ["", ""] if lines else []
         lines += [f"@triton.jit(do_not_specialize=[{fixed}])"]
@@ -107,18 +116,28 @@ def _longest(recipe: GroupMaximum, names: dict[Array, str], numbers: dict[Symbol
     ]
 
 
-def _running_sum(program: int, name: str, recipe: RunningSum, names: dict[Array, str], numbers: dict[Symbol, str]) -> list[str]:
+BEFORE = [
+    "    before = tl.full([], 0, tl.int64)",
+    f"    for first in range(0, block, {COMPONENTS}):",
+    "        before += tl.sum(tl.load(own + first + lanes, mask=first + lanes < block, other=0))",
+]
+"""The sum of all blocks before this one."""
+
+
+def _block(array: int, recipe: RunningSum, names: dict[Array, str], numbers: dict[Symbol, str]) -> list[str]:
+    """The terms of this block of components."""
     count = written(recipe.count, _spelling({}, numbers, ""))
     term = written(recipe.term, _spelling(names, {**numbers, recipe.coordinate: "c"}, f"mask=c < {count}, other=0"))
+    return [f"    if tl.program_id(1) == {array}:", f"        term = tl.where(c < {count}, {term}, 0).to(tl.int64)"]
+
+
+def _after(name: str, recipe: RunningSum, numbers: dict[Symbol, str]) -> list[str]:
+    """Stores the running sum after each component."""
+    count = written(recipe.count, _spelling({}, numbers, ""))
     return [
-        f"    if tl.program_id(0) == {program}:",
-        "        total = tl.full([], 0, tl.int64)",
-        f"        tl.store({name}, total)",
-        f"        for first in range(0, {count}, {BLOCK}):",
-        "            c = first + lanes",
-        f"            term = tl.where(c < {count}, {term}, 0).to(tl.int64)",
-        f"            tl.store({name} + 1 + c, total + tl.cumsum(term), mask=c < {count})",
-        "            total += tl.sum(term)",
+        "        if block == 0:",
+        f"            tl.store({name}, before)",
+        f"        tl.store({name} + 1 + c, before + tl.cumsum(term), mask=c < {count})",
     ]
 
 
