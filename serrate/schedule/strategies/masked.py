@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from serrate.errors import ScheduleError
 from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, prepare
@@ -30,6 +31,10 @@ def masked(
     prepare(recorder)
     if most is not None:
         for shape in shapes(recorder.program):
+            if len(shape.own_rows) > 1:
+                raise ScheduleError(
+                    f"phase {shape.phase} runs over several rows of a component, which are not short or long together"
+                )
             for row in shape.own_rows:
                 recorder.do("short_only", shape.phase, row.name, most)
     schedule(recorder, target, GroupedRows(tile, block_size(rows, target.rows_together, target)), lanes)
