@@ -95,14 +95,14 @@ class _Reverse:
             if tensor.memory is memory:
                 total = contributions[0]
                 for other in contributions[1:]:
-                    total = add(_over(total, tensor), _over(other, tensor))
+                    total = add(total, other)
                 totals.append(total if tensor is memory else memory_gradient(self.fusion, tensor, total, dtype))
         if not totals:
             return None
         total = totals[0]
         for other in totals[1:]:
-            total = add(_over(typed(total, carried_dtype(dtype)), memory), _over(other, memory))
-        return _over(typed(total, dtype), memory)
+            total = add(typed(total, carried_dtype(dtype)), typed(other, carried_dtype(dtype)))
+        return typed(total, dtype)
 
     def visit(self, definition: Definition) -> None:
         """Carries the gradients of a definition's results to what it reads."""
@@ -194,12 +194,6 @@ class _Reverse:
 def _in_dtype(adjoint: Value, like: Value) -> Value:
     dtype = carried_dtype(like.dtype)
     return adjoint if carried_dtype(adjoint.dtype) == dtype else call("cast", adjoint, dtype=dtype)
-
-
-def _over(gradient: TensorView, tensor: Tensor) -> TensorView:
-    """A gradient over exactly the dims of a tensor; results and inputs may have others of the same structure."""
-    assert len(gradient.domains) == len(tensor.logical)
-    return gradient
 
 
 def _side_dtype(statement: Accumulate, value: Value) -> torch.dtype | None:

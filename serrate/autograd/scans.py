@@ -17,7 +17,7 @@ from serrate.frontend.ops.scans import cumprod, cumsum, running
 from serrate.frontend.ops.structure import set as copied
 from serrate.ir.storage import storage_of
 from serrate.ir.tile import Library
-from serrate.ir.values import Place, Read, Tensor, call, constant, index_read, position, read
+from serrate.ir.values import Place, Position, Read, Tensor, call, constant, index_read, position, read
 from serrate.ir.view import TensorView
 
 # --- scans ---------------------------------------------------------------------------------------------------------------------
@@ -95,6 +95,16 @@ def _sorted_rows(statement: Library, g: TensorView) -> TensorView:
     return _moved(statement, g, [d.uid for d in _given(statement).logical].index(along))
 
 
+def _sorted_lines(statement: Library, g: TensorView) -> TensorView:
+    """Of elements of different rows, along the dim whose positions the second argument holds."""
+    along = statement.values[1]
+    assert isinstance(along, Read)
+    made = g.fusion.definition_of(along.tensor)
+    number = None if made is None else made.statement.values[0]
+    assert isinstance(number, Position)
+    return _moved(statement, g, [d.uid for d in _given(statement).logical].index(number.domain.uid))
+
+
 def _moved(statement: Library, g: TensorView, dim: int) -> TensorView:
     places = g.fusion.view(statement.targets[1])
     return _at(_given(statement), copied(places), g, dim)
@@ -106,5 +116,6 @@ LIBRARY: dict[str, LibraryRule | None] = {
     "topk": partial(_chosen, 1),
     "sort": partial(_chosen, 0),
     "sort_rows": _sorted_rows,
+    "sort_lines": _sorted_lines,
 }
 """The name of a library function -> rule; None for functions of integers."""

@@ -143,6 +143,7 @@ CASES: dict[str, Case] = {
     "sorted rows": Case(lambda x: torch.sort(x, 1)[0], (one(2),)),
     "sorted features": Case(lambda x: torch.sort(x, 2, descending=True)[0], (one(3),)),
     "nested: sorted rows": Case(lambda x: torch.sort(x, 2)[0], (nested(2),)),
+    "sorted across rows": Case(lambda x: torch.sort(x, 0)[0], (one(2),)),
     "topk of rows": Case(lambda x: torch.topk(x, 2, 1)[0], (one(2),)),
     "topk of features": Case(lambda x: torch.topk(x, 2, 2)[0], (one(3),)),
     "to_padded": Case(lambda x: x.to_padded(), (one(2),)),

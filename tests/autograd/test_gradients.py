@@ -55,7 +55,7 @@ def test_gradients_are_those_of_differences(name: str) -> None:
     assert torch.autograd.gradcheck(run, given, fast_mode=True)
 
 
-@pytest.mark.parametrize("name", ["attention", "grouped queries"])
+@pytest.mark.parametrize("name", [pytest.param("attention", marks=pytest.mark.slow), "grouped queries"])
 def test_gradients_of_attention(name: str) -> None:
     run, given = on_values(name, "cpp")
     assert torch.autograd.gradcheck(run, given, fast_mode=True)
@@ -80,7 +80,7 @@ def test_backends_agree_with_the_reference(name: str, backend: str) -> None:
         torch.testing.assert_close(other, one)
 
 
-@pytest.mark.parametrize("name", ["embedding", "attention", "layer norm"])
+@pytest.mark.parametrize("name", ["embedding", "layer norm", pytest.param("attention", marks=pytest.mark.slow)])
 def test_bits_do_not_depend_on_threads_or_repetition(name: str) -> None:
     before = torch.get_num_threads()
     found = []
