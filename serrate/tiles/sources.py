@@ -104,7 +104,11 @@ def device_of(items: Items) -> torch.device:
 
 
 def _floats(items: Items) -> torch.Tensor:
-    return torch.tensor([x for x in items if isinstance(x, float)], dtype=torch.float64, device=device_of(items))
+    given, device = [x for x in items if isinstance(x, float)], device_of(items)
+    if device.type == "cpu" or not given:
+        return torch.tensor(given, dtype=torch.float64, device=device)
+    # A copy from the host would wait for the device.
+    return torch.stack([torch.full((), x, dtype=torch.float64, device=device) for x in given])
 
 
 class Places:

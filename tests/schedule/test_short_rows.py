@@ -82,6 +82,21 @@ def test_groups_of_short_rows(name: str, lengths: list[int]) -> None:
         torch.testing.assert_close(one, OPERATIONS[name][1](row), equal_nan=True)
 
 
+@pytest.mark.parametrize("dim", [1, 2])
+def test_rows_of_a_product_are_not_grouped(dim: int) -> None:
+    with ir.Fusion("program") as f:
+        x = f.input((None,), torch.float32)
+        q, k = (f.input((None,), torch.int64) for _ in range(2))
+        f.output(ops.softmax(ops.as_product(x, q, k), dim))
+    heights, widths = [2, 0, 3, 1], [3, 2, 4, 1]
+    sizes = [h * w for h, w in zip(heights, widths, strict=True)]
+    values = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(1))
+    run = f.compile("triton", "persistent_dynamic", rows=2, chunk=8, tile=8)
+    got = run(values, *(torch.tensor([0, *each]).cumsum(0) for each in (heights, widths)))
+    for one, part, h, w in zip(by_row(got), values.split(sizes), heights, widths, strict=True):
+        torch.testing.assert_close(one, part.view(h, w).softmax(dim - 1))
+
+
 @given(lengths=st.lists(st.integers(0, 40), max_size=9), part=st.sampled_from([1, 2, 8, 16]))
 def test_any_lengths_and_parts(lengths: list[int], part: int) -> None:
     values, offsets = arguments(lengths)

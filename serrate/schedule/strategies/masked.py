@@ -31,10 +31,8 @@ def masked(
     prepare(recorder)
     if most is not None:
         for shape in shapes(recorder.program):
-            if len(shape.own_rows) > 1:
-                raise ScheduleError(
-                    f"phase {shape.phase} runs over several rows of a component, which are not short or long together"
-                )
+            if len(shape.own_rows) > 1 or shape.has_other_rows:
+                raise ScheduleError(f"phase {shape.phase} runs over several ragged dims, which are not short or long together")
             for row in shape.own_rows:
                 recorder.do("short_only", shape.phase, row.name, most)
     schedule(recorder, target, GroupedRows(tile, block_size(rows, target.rows_together, target)), lanes)

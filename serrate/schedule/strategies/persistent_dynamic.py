@@ -7,6 +7,7 @@ on which worker computed what. Of a product of two ragged dims, the one that is 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from serrate.errors import ScheduleError
@@ -102,10 +103,10 @@ def _with_short_rows(
     row by row."""
     pieces = plan.apply(program)
     most = piece_size(pieces) * uncut
+    short = maskless(program, target, tile, warps=warps, short=True, pivots=True)
     if rows:
-        short = masked(program, target, max(target.grouped // rows, 1), rows, warps, most=most)
-    else:
-        short = maskless(program, target, tile, warps=warps, short=True, pivots=True)
+        with suppress(ScheduleError):
+            short = masked(program, target, max(target.grouped // rows, 1), rows, warps, most=most)
     by_length(short.apply(program), pieces, most)
     return replace(plan, short=short, most=most)
 
