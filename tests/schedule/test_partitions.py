@@ -93,6 +93,20 @@ def test_a_loop_partitioned_under_another(name: str, numbers: bool) -> None:
     check(f, want, data, GROUPS)
 
 
+@pytest.mark.parametrize("numbers", [True, False])
+def test_a_loop_partitioned_under_two_others(numbers: bool) -> None:
+    bounds = T([[[0, 1, 4], [0, 0, 4], [0, 4, 4]], [[0, 3, 4], [0, 2, 4], [0, 1, 4]]])
+    with Fusion() as f:
+        x, offsets = f.input((2, 3, 4), torch.float32), f.input((2, 3, 3), torch.int64)
+        y = ops.exp(x)
+        f.output(ops.sum(ops.as_nested(y, offsets, ragged_dim=2), 3))
+    y.partition(2, bounds if numbers else offsets)
+    assert [str(d.extent) for d in (*y.loops[:3], *y.loops[3].owners)] == ["2", "3", "2", "12"]  # rows of all three
+    data = values(2, 3, 4)
+    rows = [row.exp().split(b.diff().tolist()) for row, b in zip(data.view(6, 4), bounds.view(6, 3), strict=True)]
+    check(f, torch.stack([torch.stack([piece.sum() for piece in row]) for row in rows]).view(2, 3, 2), data, bounds)
+
+
 @pytest.mark.parametrize(
     "change",
     [
