@@ -24,6 +24,8 @@ from serrate.errors import InvarianceError, TraceError
 from tests.language.test_examples import NAMES, example
 from tests.oracle.operators import BINARY, REDUCTIONS, UNARY
 
+pytestmark = pytest.mark.sampled(2)
+
 WIDTH = 3
 LENGTHS = (0, 1, 2, 3, 5, 7, 13, 67, 257, 1009, 4, 4, 4, 4, 4, 4, 4, 4, 60_000)
 """Of the rows that batches are made of; a batch with the last one is cut between workers, one of short rows has them as lanes."""

@@ -17,7 +17,7 @@ from tests.engine.composed import reducible
 from tests.engine.oracle import BACKENDS, FULL
 
 # Triton's interpreter computes where nothing exists, and says so.
-pytestmark = [pytest.mark.triton, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = [pytest.mark.sampled(2), pytest.mark.triton, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 T = torch.tensor
 OFFSETS, LENGTHS, COUNTS = T([0, 3, 3, 8, 10]), T([3, 0, 2]), T([2, 5, 4])

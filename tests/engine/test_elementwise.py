@@ -16,6 +16,8 @@ from tests.engine.elementwise_cases import EDGES, ELEMENTWISE, SPECIAL_ELEMENTWI
 from tests.engine.matrix import POINT, Options, points, run
 from tests.engine.oracle import BACKENDS, ONE_LEVEL, Features, arguments, compare, recorded, wanted
 
+pytestmark = pytest.mark.sampled(2)
+
 
 @pytest.mark.parametrize(POINT, points(ELEMENTWISE, "elementwise"))
 def test_elementwise(case: str, backend: str, strategy: str, options: Options, dtype: torch.dtype, features: Features) -> None:

@@ -12,6 +12,8 @@ from tests.engine.matrix import POINT, Options, points, run
 from tests.engine.movement_cases import MOVEMENT, STRUCTURE
 from tests.engine.oracle import ONE_LEVEL, Features, arguments, recorded, wanted
 
+pytestmark = pytest.mark.sampled(2)
+
 
 @pytest.mark.parametrize(POINT, points(MOVEMENT, "movement"))
 def test_movement(case: str, backend: str, strategy: str, options: Options, dtype: torch.dtype, features: Features) -> None:

@@ -22,7 +22,7 @@ from serrate.frontend import ops
 from serrate.ir.view import TensorView
 from tests.engine.oracle import BACKENDS, FULL, one_thread
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.sampled(2), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 T = torch.tensor
 Lists = Any

@@ -29,7 +29,7 @@ def rows(*inner: int, dtype: torch.dtype = torch.float32) -> JaggedTensor:
     return JaggedTensor.from_lengths(values.to(dtype), LENGTHS)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @COMPOSITIONS
 @pytest.mark.parametrize(("backend", "strategy"), WAYS)
 def test_every_composition(name: str, backend: str, strategy: str | None) -> None:

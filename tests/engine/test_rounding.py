@@ -17,6 +17,8 @@ from serrate import JaggedTensor, jit, settings
 from tests.conftest import INTERPRETED
 from tests.engine.oracle import BACKENDS
 
+pytestmark = pytest.mark.sampled(2)
+
 LENGTHS = [1, 0, 5, 1, 40, 2, 1, 97]
 
 

@@ -55,7 +55,7 @@ NESTED = JaggedTensor(torch.randn(10, 2), Structure.from_lengths(T([2, 1, 0, 2])
 # --- running extremes ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @EVERY
 @pytest.mark.parametrize("name", ["cummax", "cummin"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
@@ -114,7 +114,7 @@ def _classes(lengths: list[int]) -> tuple[JaggedTensor, JaggedTensor]:
     return logits, logits.with_values(wanted)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @EVERY
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("ignored", [-100, 2])
@@ -231,7 +231,7 @@ def test_products_of_heads_that_do_not_fit() -> None:
 # --- sorted rectangles ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @EVERY
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("dim", [1, 2])

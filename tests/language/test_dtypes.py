@@ -222,7 +222,7 @@ def test_mathematics(dtype: torch.dtype, way: Any) -> None:
     near(ran(mathematics, way)(jt, row).values, torch.cat(rows), dtype, scale=10)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("to", [*FLOATS, *WHOLE, torch.bool])
 @pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE, torch.bool])
 def test_stores_convert(dtype: torch.dtype, to: torch.dtype, way: Any) -> None:

@@ -39,7 +39,7 @@ def example(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("kind", LENGTHS)
 @pytest.mark.parametrize("name", NAMES)

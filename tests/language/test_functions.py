@@ -68,7 +68,7 @@ def lanes(function: Callable[..., Any], operands: tuple[torch.Tensor, ...], out:
     return out
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("function", "operands"), [*((f, (X,)) for f in UNARY), *((f, (X, Y.abs())) for f in BINARY)])
 def test_elementwise(function: Callable[..., Any], operands: tuple[torch.Tensor, ...], tile: Any) -> None:

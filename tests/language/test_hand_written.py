@@ -14,6 +14,8 @@ import serrate as helion
 import serrate.language as hl
 from tests.language.kinds import LENGTHS, TILES, ran
 
+pytestmark = pytest.mark.sampled(2)
+
 
 @helion.kernel()
 def by_tiles(jt: hl.JaggedTensor, dense: torch.Tensor) -> torch.Tensor:

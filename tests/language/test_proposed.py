@@ -297,7 +297,7 @@ def agrees(kernel: Kernel, wanted: Wanted, lengths: list[int], way: int | str, d
     torch.testing.assert_close(found, right, rtol=rtol, atol=atol)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("kind", LENGTHS)
 @pytest.mark.parametrize(("kernel", "wanted"), KERNELS, ids=lambda x: getattr(x, "__name__", ""))
@@ -305,7 +305,7 @@ def test_agrees_with_torch(kernel: Kernel, wanted: Wanted, kind: str, tile: int 
     agrees(kernel, wanted, LENGTHS[kind], tile)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("strategy", ["maskless", "masked", "persistent_dynamic"])
 @pytest.mark.parametrize(("kernel", "wanted"), KERNELS, ids=lambda x: getattr(x, "__name__", ""))
 def test_every_strategy_and_many_tiles(kernel: Kernel, wanted: Wanted, strategy: str) -> None:

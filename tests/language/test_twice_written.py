@@ -14,6 +14,8 @@ from serrate.errors import StrategyError
 from tests.conftest import FULL
 from tests.language.twice_written import KINDS, Pair, close, write
 
+pytestmark = pytest.mark.sampled(2)
+
 SEEDS = 200 if FULL else 6
 
 

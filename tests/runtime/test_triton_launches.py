@@ -80,16 +80,21 @@ def test_new_offsets_go_to_the_compiled_kernels(monkeypatch: pytest.MonkeyPatch)
         def __getattr__(self, name: str) -> Function:
             return functions.setdefault(f"{name} of {self.text}", Function())
 
+    def launches() -> list[tuple[int, int]]:
+        found = [(len(each.through_triton), len(each.direct)) for each in functions.values()]
+        # Few rows need no sums of blocks.
+        return [each for each in found if each != (0, 0)]
+
     monkeypatch.setattr(runtime, "load", lambda text, name: Module(text))
     with ir.Fusion("program") as f:
         x, offsets = f.input((None, 4), torch.float32), f.input((None,), torch.int64)
         f.output(ops.softmax(ops.as_nested(x, offsets), 1))
     run = f.compile("triton", "persistent_dynamic", chunk=16, tile=8)
     for lengths in ([40, 3, 0], [1, 50, 2], [20, 20, 20], [17, 5, 33, 2]):
-        counted = [(len(each.through_triton), len(each.direct)) for each in functions.values()]
+        counted = launches()
         values = torch.zeros(sum(lengths), 4)
         run(values, JaggedTensor.from_lengths(values, torch.tensor(lengths)).offsets)
-        now = [(len(each.through_triton), len(each.direct)) for each in functions.values()]
+        now = launches()
         if counted:
             assert now == [(1, direct + 1) for _, direct in counted]
         else:

@@ -21,6 +21,8 @@ from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, GPU
 from tests.engine.oracle import FULL
 
+pytestmark = pytest.mark.sampled(2)
+
 OPERATIONS: dict[str, tuple[Callable[[Any], Any], Callable[[torch.Tensor], torch.Tensor]]] = {
     "softmax": (lambda x: ops.softmax(x, 1), lambda row: row.softmax(0)),
     "log_softmax": (lambda x: ops.log_softmax(x, 1), lambda row: row.log_softmax(0)),
