@@ -36,6 +36,12 @@ BOTH: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
     ),
     (ShapeError, "softmax: dim -4 does not exist: a tensor of shape (3, r0, 4)", lambda x: torch.softmax(x, -4), (ROWS,)),
     (ShapeError, "mean: dim 2 does not exist: a tensor of shape (3, r0) has dims 0 to 1", lambda x: x.mean((1, 2)), (FLAT,)),
+    (
+        CallError,
+        "masked_fill: value must be a number or a 0-dim tensor, got shape (3, r0, 4); use torch.where",
+        lambda x: x.masked_fill(x > 1, x),
+        (ROWS,),
+    ),
     (CallError, "sum: a dim must be an int, got 1.0 of type float", lambda x: x.sum(1.0), (ROWS,)),
     (ShapeError, "cumsum: dim 0 of (3, r0, 4) counts rows of different lengths", lambda x: x.cumsum(0), (ROWS,)),
     # rows that differ

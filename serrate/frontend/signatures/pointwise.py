@@ -15,6 +15,7 @@ from serrate.frontend import ops
 from serrate.frontend.ops.common import Number, Operand, refuse_in_place, torch_dtype
 from serrate.frontend.ops.elementwise import brought, typed
 from serrate.frontend.ops.movement import pulled
+from serrate.frontend.shapes import shown
 from serrate.ir.values import constant
 from serrate.ir.view import TensorView
 
@@ -92,7 +93,7 @@ def where_method(self: Operand, condition: TensorView, other: Operand) -> Tensor
 
 def masked_fill(input: TensorView, mask: TensorView, value: Operand) -> TensorView:
     if isinstance(value, TensorView) and value.ndim != 0:
-        raise CallError(f"masked_fill: value must be a number or a 0-dim tensor, got {value}; use torch.where")
+        raise CallError(f"masked_fill: value must be a number or a 0-dim tensor, got shape {shown(value)}; use torch.where")
     return typed(ops.where(mask, value, input), input.dtype)
 
 
