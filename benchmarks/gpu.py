@@ -122,7 +122,7 @@ def _percents(work: Work, runs: dict[str, Run], rounds: int) -> tuple[float, dic
 
 @functools.cache
 def host_times(name: str, dtype: str) -> tuple[dict[str, float], str]:
-    """The host's time for calls on little data; the same for all lengths. And why there is none, if there is none."""
+    """The host's time for calls on little data, which is the same for all lengths; or the error that prevented it."""
     task = TASKS[name]
     try:
         small = replace(task, mean=min(task.mean, 64))

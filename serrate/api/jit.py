@@ -111,7 +111,7 @@ class FunctionState:
         return reached if type(reached) is tuple else None
 
     def find(self, form: Key, leaves: Leaves) -> tuple[TracedProgram, list[torch.Tensor]] | None:
-        """The program for a call of this form, and its inputs; None if there is none yet."""
+        """The program for a call of this form, and its inputs; None if no such call was traced yet."""
         signature = self.kinds.get(form)
         if signature is None:
             return None
@@ -233,7 +233,7 @@ class Jitted:
         key: Key,
         into: bool,
     ) -> Binding | None:
-        """A binding of a program that an earlier call left: this one has other rows or sizes. None if there is none."""
+        """A binding of a program that an earlier call left: this one has other rows or sizes. None if no call left one."""
         leaves: list[Any] = []
         numbers = StructureNumbers()
         form = self._form(args, kwargs, leaves, numbers)

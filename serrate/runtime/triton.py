@@ -58,7 +58,7 @@ class TritonFunction:
         return torch.cuda.device_count() > 1
 
     def launcher(self, grid: Grid, numbers: Numbers, device: torch.device) -> Callable[..., None] | None:
-        """Launches the compiled kernel, given addresses that are multiples of 16 and then the numbers; None if there is none yet
+        """Launches the compiled kernel, given addresses that are multiples of 16 and then the numbers; None before it is compiled
         for such numbers."""
         compiled = self._compiled.get((device, _wide(numbers)))
         if compiled is None:

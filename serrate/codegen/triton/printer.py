@@ -99,8 +99,8 @@ FUNCTIONS: dict[str, str] = {
     "floordiv": "sr_whole_div({0}, {1})",
     "rem": "sr_whole_rem({0}, {1})",
     "random_bits": "sr_random_bits({0}, {1}, {2})",
-    "exp_below": "sr_power_of_e({0} - {1})",
-    "exp_diff": "sr_power_of_e({0} - sr_finite({1}))",
+    "exp_below": "sr_exp({0} - {1})",
+    "exp_diff": "sr_exp({0} - sr_finite({1}))",
 }
 SPECIAL: dict[tuple[str, str], str] = {
     ("floor", "integer"): "{0}",

@@ -452,7 +452,7 @@ def _is_simple(leaf: Accumulate | Scan | Store) -> bool:
 
 
 def _has_states(leaf: Accumulate | Scan | Store) -> bool:
-    """Whether a statement carries more than one operator reduces."""
+    """Whether a statement reduces several states together."""
     return isinstance(leaf, Accumulate) and leaf.reduction.operator is None
 
 

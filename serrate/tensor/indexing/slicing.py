@@ -18,6 +18,7 @@ from serrate.tensor.permuting import MaybeRagged
 from serrate.tensor.positions import compact_axis
 from serrate.tensor.rows import Rows, owners_and_places, rows_of, running_sum
 from serrate.tensor.structure import Dim, Structure
+from serrate.tensor.sync import host_copy
 
 
 def select(values: Tensor, structure: Structure | None, dim: Dim, index: int, why: str) -> MaybeRagged:
@@ -282,7 +283,7 @@ def pick_positions(values: Tensor, structure: Structure, axis: int, level: int, 
             f"{why}: rows and columns of a product take an int, a slice or a ragged mask; index positions one by one, or in a "
             "traced function"
         )
-    farthest = max(key.tolist(), key=lambda index: index + 1 if index >= 0 else -index, default=None)
+    farthest = max(host_copy(key, why).tolist(), key=lambda index: index + 1 if index >= 0 else -index, default=None)
     if farthest is not None:
         _check_rows(rows, level, farthest, why)
     work = rows if level == rows.depth - 1 or (level == rows.depth - 2 and not rows.readable()) else rows.host_rows(why)
