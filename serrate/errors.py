@@ -139,6 +139,14 @@ class KernelIndexError(SerrateError, IndexError):
     """A computed index out of bounds in a lane that exists, found by the checked mode of tile kernels."""
 
 
+class PartitionError(SerrateError, ValueError):
+    """Partitions, counts or owners that do not describe a tensor spread over ranks, or a layout that an operation refuses."""
+
+
+class ExchangeError(SerrateError, RuntimeError):
+    """Ranks disagree about an exchange, or another rank failed or stopped; raised on every rank that takes part."""
+
+
 class SettingError(SerrateError, ValueError):
     """An invalid value of one of serrate's environment variables."""
 

@@ -31,10 +31,10 @@ ORDER = (
     "runtime",
     "tune",
     "autograd",
-    "distributed",
     "engine",
     "tiles",
     "api",
+    "distributed",
     "cli",
 )
 
@@ -54,7 +54,14 @@ FREE = ("", "language")
 THIRD_PARTY = {"filelock"}
 """The packages that `import serrate` loads beside torch; the other dependencies and all extras are loaded where they are used."""
 
-ON_DEMAND = ("serrate.cli", "serrate.draw", "serrate.analysis.inspection", "serrate.codegen.triton", "serrate.runtime.triton")
+ON_DEMAND = (
+    "serrate.cli",
+    "serrate.distributed",
+    "serrate.draw",
+    "serrate.analysis.inspection",
+    "serrate.codegen.triton",
+    "serrate.runtime.triton",
+)
 """The parts of serrate that most programs never use: `import serrate` leaves them alone."""
 
 

@@ -1,0 +1,194 @@
+"""Which rank holds which positions of a partitioned tensor, and what each rank sends and receives to change that.
+
+In: counts (`counts[r][p]` positions of partition p come from rank r) and how many partitions each rank owns. Out: sizes of
+messages, lengths of blocks, and runs of positions, all on the host. Nothing here communicates.
+
+The full tensor is partition-major: partition 0 from rank 0, partition 0 from rank 1, ..., partition 1 from rank 0, ...
+*Unaligned*, rank r holds its own row of blocks: (r, 0), (r, 1), ... *Aligned*, it holds all blocks of the partitions it owns,
+which is a contiguous range of the full tensor. So on the way from one to the other every rank sends contiguous ranges, and one
+side transposes a matrix of blocks:
+
+    unaligned --exchange--> blocks [source rank, own partition] --transpose--> aligned [own partition, source rank]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from serrate.errors import PartitionError
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """What one rank sends and receives to go from unaligned to aligned; the way back swaps `send` and `receive`."""
+
+    send: tuple[int, ...]
+    """Positions for each rank."""
+    receive: tuple[int, ...]
+    """Positions from each rank."""
+    blocks: Tensor
+    """Lengths of the received blocks, [source rank, own partition], on the host."""
+
+    @property
+    def unaligned_size(self) -> int:
+        return sum(self.send)
+
+    @property
+    def aligned_size(self) -> int:
+        return sum(self.receive)
+
+    @property
+    def aligned_splits(self) -> tuple[int, ...]:
+        """The aligned blocks in storage order: every source rank of the first own partition, then of the second, ..."""
+        return tuple(self.blocks.T.flatten().tolist())
+
+
+def owned_partitions(partitions: int, ranks: int, partitions_per_rank: Sequence[int] | None = None) -> tuple[int, ...]:
+    """How many partitions each rank owns; they are consecutive.
+
+    >>> owned_partitions(6, 3), owned_partitions(8, 2, (5, 3))
+    ((2, 2, 2), (5, 3))
+    """
+    if partitions_per_rank is None:
+        if partitions % ranks:
+            raise PartitionError(
+                f"{partitions} partitions cannot be shared out equally to {ranks} ranks; pass partitions_per_rank=, "
+                f"for example {_nearly_equal(partitions, ranks)}"
+            )
+        return (partitions // ranks,) * ranks
+    owned = tuple(int(n) for n in partitions_per_rank)
+    if len(owned) != ranks or any(n < 0 for n in owned) or sum(owned) != partitions:
+        raise PartitionError(
+            f"partitions_per_rank must be {ranks} non-negative ints that sum to {partitions} partitions, got {owned}"
+        )
+    return owned
+
+
+def check_counts(counts: Tensor, ranks: int, partitions: int) -> Tensor:
+    """The counts as an int64 matrix on the host; raises PartitionError for a wrong shape, dtype or sign.
+
+    >>> check_counts(torch.tensor([[4, -6]]), 1, 2)
+    Traceback (most recent call last):
+    serrate.errors.PartitionError: counts must not be negative: counts[0][1] = -6
+    """
+    if counts.dtype.is_floating_point or counts.dtype == torch.bool or counts.dtype.is_complex:
+        raise PartitionError(f"counts must be integers, got {counts.dtype}")
+    if tuple(counts.shape) != (ranks, partitions):
+        raise PartitionError(f"expected counts of {ranks} ranks x {partitions} partitions, got shape {tuple(counts.shape)}")
+    if counts.numel() and int(counts.min()) < 0:
+        r, p = (counts < 0).nonzero()[0].tolist()
+        raise PartitionError(f"counts must not be negative: counts[{r}][{p}] = {int(counts[r, p])}")
+    return counts.to(torch.int64)
+
+
+def exchange_of(counts: Tensor, owned: Sequence[int], rank: int) -> Exchange:
+    """The exchange of one rank, from the counts of all ranks.
+
+    >>> found = exchange_of(torch.tensor([[4, 6, 4, 2], [2, 4, 8, 2]]), (2, 2), 0)
+    >>> found.send, found.receive, found.aligned_splits
+    ((10, 6), (10, 6), (4, 2, 6, 4))
+    """
+    first, last = _range_of(owned, rank)
+    return exchange_from(counts[rank], counts[:, first:last], owned)
+
+
+def exchange_from(row: Tensor, received: Tensor, owned: Sequence[int]) -> Exchange:
+    """The exchange of one rank, from its own counts and those that every rank has for the partitions it owns."""
+    send = [int(part.sum()) for part in torch.split(row, list(owned))]
+    return Exchange(tuple(send), tuple(received.sum(1).tolist()), received.contiguous())
+
+
+def own_range(counts: Tensor, owned: Sequence[int], rank: int) -> tuple[int, int]:
+    """The range of the full tensor that an aligned rank holds.
+
+    >>> own_range(torch.tensor([[4, 6, 4, 2], [2, 4, 8, 2]]), (2, 2), 1)
+    (16, 32)
+    """
+    bounds = aligned_bounds(counts, owned)
+    return bounds[rank], bounds[rank + 1]
+
+
+def aligned_bounds(counts: Tensor, owned: Sequence[int]) -> tuple[int, ...]:
+    """The boundaries in the full tensor between the ranges of aligned ranks."""
+    sizes = torch.split(counts.sum(0), list(owned))
+    return tuple(accumulate((int(size.sum()) for size in sizes), initial=0))
+
+
+def chunk_bounds(size: int, ranks: int) -> tuple[int, ...]:
+    """The boundaries between the chunks of `Shard`, which are those of `torch.chunk`.
+
+    >>> chunk_bounds(10, 4)
+    (0, 3, 6, 9, 10)
+    """
+    chunk = -(-size // ranks)
+    return tuple(min(size, chunk * r) for r in range(ranks + 1))
+
+
+def range_sizes(before: Sequence[int], after: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
+    """What a rank sends and receives when the boundaries between contiguous ranges change.
+
+    >>> range_sizes((0, 16, 32), (0, 4, 32), 0), range_sizes((0, 16, 32), (0, 4, 32), 1)
+    (([4, 12], [4, 0]), ([0, 16], [12, 16]))
+    """
+    mine, wanted = before[rank : rank + 2], after[rank : rank + 2]
+    return [_overlap(mine, other) for other in pairwise(after)], [_overlap(other, wanted) for other in pairwise(before)]
+
+
+def shard_sizes(counts: Tensor, owned: Sequence[int], aligned: bool) -> list[int]:
+    """How many positions each rank holds."""
+    if not aligned:
+        return [int(n) for n in counts.sum(1).tolist()]
+    return [b - a for a, b in pairwise(aligned_bounds(counts, owned))]
+
+
+def runs_of_rank(counts: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Starts in the full tensor, and lengths, of the blocks of an unaligned rank.
+
+    >>> runs_of_rank(torch.tensor([[4, 6], [2, 4]]), 1)
+    (tensor([ 4, 12]), tensor([2, 4]))
+    """
+    return _starts(counts.T)[:, rank].contiguous(), counts[rank].contiguous()
+
+
+def gathered_runs(counts: Tensor, room: int) -> tuple[Tensor, Tensor]:
+    """Where the blocks of the full tensor lie among unaligned shards that were gathered with `room` positions each.
+
+    >>> gathered_runs(torch.tensor([[4, 6], [2, 4]]), 10)
+    (tensor([ 0, 10,  4, 12]), tensor([4, 2, 6, 4]))
+    """
+    within = counts.cumsum(1) - counts
+    starts = within + torch.arange(counts.shape[0])[:, None] * room
+    return starts.T.flatten(), counts.T.flatten()
+
+
+def transposed_runs(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Starts and lengths of the blocks of a matrix, stored row by row, in the order of its transpose.
+
+    >>> transposed_runs(torch.tensor([[4, 6], [2, 4]]))
+    (tensor([ 0, 10,  4, 12]), tensor([4, 2, 6, 4]))
+    """
+    return _starts(blocks).T.flatten(), blocks.T.flatten()
+
+
+def _starts(lengths: Tensor) -> Tensor:
+    """Where blocks start that are stored back to back, row by row."""
+    flat = lengths.flatten()
+    return (flat.cumsum(0) - flat).view(lengths.shape)
+
+
+def _range_of(owned: Sequence[int], rank: int) -> tuple[int, int]:
+    first = sum(owned[:rank])
+    return first, first + owned[rank]
+
+
+def _overlap(a: Sequence[int], b: Sequence[int]) -> int:
+    return max(0, min(a[1], b[1]) - max(a[0], b[0]))
+
+
+def _nearly_equal(partitions: int, ranks: int) -> tuple[int, ...]:
+    return tuple(partitions // ranks + (r < partitions % ranks) for r in range(ranks))
