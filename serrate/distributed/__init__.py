@@ -1,4 +1,16 @@
 """Tensors whose partitions are spread over ranks: layouts, conversions between them with gradients, expert parallelism.
 
-In: local tensors, counts and a `DeviceMesh`. Out: local tensors in another layout.
+layout        who holds which positions, and what each rank sends and receives: pure functions of counts
+collectives   rows moved as bytes; counts with a header that ranks compare
+blocks        local reordering, by compiled copies
+convert       conversions of plain tensors, with gradients
+placement     PartitionedShard
+tensor        PartitionedTensor; local_ops: what its operations compute on each rank
+
+`torch.distributed` must be initialised, with one process per rank.
 """
+
+from serrate.distributed.placement import PartitionedShard
+from serrate.distributed.tensor import PartitionedTensor
+
+__all__ = ["PartitionedShard", "PartitionedTensor"]

@@ -135,28 +135,41 @@ def swap_counts(row: CheckedRow, owned: Sequence[int], header: Header, group: di
     Returns, on the host, this rank's own row and after it the counts [source rank, own partition], flattened: they are copied
     from a device together.
     """
-    rank, ranks, device = dist.get_rank(group), dist.get_world_size(group), row.counts.device
-    head = _message_head(header, row)
-    sent = torch.cat([part for counts in torch.split(row.counts, list(owned)) for part in (head, counts)])
-    got = torch.empty(ranks * (HEADER + owned[rank]), dtype=torch.int64, device=device)
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    room = _room(HEADER + max(owned), 8)
+    sent = row.counts.new_zeros(ranks, room)
+    sent[:, :HEADER] = _message_head(header, row)
+    first = 0
+    for message, count in zip(sent, owned, strict=True):
+        message[HEADER : HEADER + count] = row.counts[first : first + count]
+        first += count
+    got = torch.empty_like(sent)
     with _explained("exchange of counts", group):
-        dist.all_to_all_single(got, sent, [HEADER + owned[rank]] * ranks, [HEADER + n for n in owned], group=group)
-    host = host_copy(torch.cat([row.counts, got]), "an exchange between ranks")
-    messages = host[sum(owned) :].view(ranks, -1)
+        dist.all_to_all_single(got, sent, group=group)
+    host = host_copy(torch.cat([row.counts, got.flatten()]), "an exchange between ranks")
+    messages = host[sum(owned) :].view(ranks, room)
     _agree(messages[:, :HEADER], header, row, rank)
-    return torch.cat([host[: sum(owned)], messages[:, HEADER:].flatten()])
+    return torch.cat([host[: sum(owned)], messages[:, HEADER : HEADER + owned[rank]].flatten()])
 
 
 def gather_counts(row: CheckedRow, room: int, header: Header, group: dist.ProcessGroup) -> Tensor:
     """Gathers a row of counts from every rank, on the host, as [ranks, room]; rows are padded with zeros to `room`."""
     ranks = dist.get_world_size(group)
-    sent = torch.cat([_message_head(header, row), row.counts, row.counts.new_zeros(room - row.counts.shape[0])])
+    sent = row.counts.new_zeros(_room(HEADER + room, 64))
+    sent[:HEADER] = _message_head(header, row)
+    sent[HEADER : HEADER + row.counts.shape[0]] = row.counts
     got = torch.empty(ranks * sent.shape[0], dtype=torch.int64, device=sent.device)
     with _explained("gathering of counts", group):
         _all_gather(got, sent, group=group)
     messages = host_copy(got, "counts of all ranks").view(ranks, -1)
     _agree(messages[:, :HEADER], header, row, dist.get_rank(group))
-    return messages[:, HEADER:].contiguous()
+    return messages[:, HEADER : HEADER + room].contiguous()
+
+
+def _room(needed: int, least: int) -> int:
+    """The length of a message: a power of two. Ranks that disagree about the number of partitions then send messages of one size,
+    unless they differ much, and can read each other's headers; a backend ends the process where sizes differ."""
+    return max(least, 1 << (needed - 1).bit_length())
 
 
 def _message_head(header: Header, row: CheckedRow) -> Tensor:

@@ -59,7 +59,9 @@ def on_threads(ranks: int, work: Callable[[int, int], Any]) -> list[Any]:
 
 def on_processes(ranks: int, work: Work, *args: Any, timeout: float = 60.0) -> list[Any]:
     """Runs `work(rank, ranks, *args)`, a function of a module, on gloo processes. A rank's exception is its result, as text."""
-    context = multiprocessing.get_context("spawn")
+    # A server that has imported everything, and has no threads yet, forks the ranks: importing takes seconds.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["serrate.distributed", "tests.distributed.ranks"])
     with tempfile.TemporaryDirectory() as folder:
         rendezvous = f"file://{folder}/rendezvous"
         processes = [
