@@ -4,7 +4,7 @@ In: tensors whose rows have different lengths, and an ordinary-looking program. 
 without padding by generated code.
 """
 
-from serrate import analysis, errors, ir
+from serrate import analysis, errors, ir, nn
 from serrate.api import conversions as _installs_conversions  # noqa: F401
 from serrate.api import eager as _installs_operators  # noqa: F401
 from serrate.api.jit import jit
@@ -43,6 +43,7 @@ __all__ = [
     "kernel",
     "keyed",
     "load_safetensors",
+    "nn",
     "no_sync",
     "ops",
     "save_safetensors",

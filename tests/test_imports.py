@@ -34,6 +34,7 @@ ORDER = (
     "engine",
     "tiles",
     "api",
+    "nn",
     "distributed",
     "cli",
 )

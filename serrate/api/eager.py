@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as functional
 
 from serrate.api.jit import Jitted
+from serrate.api.row_gradients import tables
 from serrate.errors import CallError, DtypeError, GradientError, SerrateError, StructureMismatch
 from serrate.frontend.keyed import pooled, side_by_side
 from serrate.frontend.ops.common import Lifted, described, python_number
@@ -335,6 +336,8 @@ def install() -> None:
     table = TensorView.operators
     _install_random(eager)
     _install_pieces(eager)
+    lookups = (functional.embedding, functional.embedding_bag)
+    install_operators(dict(zip(lookups, tables(*(eager(table[f]) for f in lookups)), strict=True)))
     taken = installed_operators()
     install_operators({f: eager(op) for f, op in table.items() if not isinstance(f, str) and f not in taken})
     for name, operation in table.items():

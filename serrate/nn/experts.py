@@ -1,0 +1,131 @@
+"""A mixture of experts. In: tokens, `[B, r0, D]` or `[tokens, D]`. Out: the same shape, with losses and loads of the router.
+
+One program routes, groups the tokens by expert, multiplies each group by its expert's weights, and sums the results by token. The
+groups exist only inside it: nothing is padded, no token is dropped, and no counts are copied to the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from serrate.api.jit import jit
+from serrate.errors import CallError, ShapeError
+from serrate.frontend import ops
+
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {"swiglu": F.silu, "geglu": F.gelu, "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+GATED = ("swiglu", "geglu")
+
+
+class MoEOutput(NamedTuple):
+    """What `MoE` returns."""
+
+    output: Any
+    """`[B, r0, D]` or `[tokens, D]`, as the input."""
+    load_balancing_loss: Tensor
+    """`experts * sum(share of choices * mean probability)` over the experts: 1 if all are equal."""
+    z_loss: Tensor
+    """The mean of `logsumexp(logits) ** 2`."""
+    load: Tensor
+    """How many tokens each expert got, int64 `[experts]`."""
+
+
+def _grouped(chosen: Any, experts: int) -> tuple[Any, Any]:
+    """Offsets of the choices of each expert, and the choices in that order."""
+    return ops.group_by(chosen, experts)
+
+
+@jit
+def _mixed(x: Any, router: Any, gate: Any, up: Any, down: Any, top_k: int, activation: str, normalise: bool) -> MoEOutput:
+    ragged = any(d.is_ragged for d in x.domains)
+    tokens, experts = x.values if ragged else x, up.shape[0]
+    logits = F.linear(tokens, router)
+    chances = torch.softmax(logits, -1)
+    weights, chosen = torch.topk(chances, top_k)  # [tokens, top_k]
+    if normalise:
+        weights = weights / weights.sum(-1, keepdim=True)
+
+    offsets, order = _grouped(chosen.flatten(), experts)
+    rows = ops.as_nested(ops.index(tokens, order // top_k), offsets)  # [experts, tokens of each, D]
+    active = ACTIVATIONS[activation]
+    hidden = active(rows @ up) if gate is None else active(rows @ gate) * (rows @ up)
+    worked = ops.as_flattened(hidden @ down)
+    back: Any = ops.unflatten(ops.index(worked, ops.invert(order)), 0, (-1, top_k))  # choices by token
+    output = (back * weights.unsqueeze(2)).sum(1)
+
+    load = offsets[1:] - offsets[:-1]
+    choices = logits.shape[0] * top_k
+    balance = (chances.mean(0) * load).sum() * experts / choices
+    z_loss = torch.logsumexp(logits, -1).square().mean()
+    return MoEOutput(x.with_values(output) if ragged else output, balance, z_loss, load)
+
+
+class MoE(nn.Module):
+    """A router picks `top_k` experts for each token; the output is the sum of their results, weighted by their probabilities.
+
+    Experts are two linear maps with an activation between ("relu", "gelu", "silu"), or gated ones ("swiglu", "geglu"):
+    `(act(x gate) * (x up)) down`. `normalise` makes the weights of a token's experts sum to 1. Add the two losses, scaled, to
+    your own to keep experts evenly loaded and logits small.
+
+    >>> from serrate import JaggedTensor
+    >>> x = JaggedTensor.from_lengths(torch.randn(5, 16), [3, 0, 2])
+    >>> mixed = MoE(16, 32, num_experts=4, top_k=2)(x)
+    >>> mixed.output.shape, int(mixed.load.sum())
+    ((3, r0, 16), 10)
+    >>> loss = mixed.output.sum() + 0.01 * mixed.load_balancing_loss + 0.001 * mixed.z_loss
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        hidden_dim: int,
+        num_experts: int,
+        top_k: int = 2,
+        activation: str = "swiglu",
+        normalise: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise CallError(f"MoE: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        if not 1 <= top_k <= num_experts:
+            raise CallError(f"MoE: top_k must be between 1 and num_experts={num_experts}, got {top_k}")
+        self.embed_dim, self.hidden_dim, self.num_experts, self.top_k = embed_dim, hidden_dim, num_experts, top_k
+        self.activation, self.normalise = activation, normalise
+
+        def weight(rows: int, columns: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(num_experts, rows, columns, device=device, dtype=dtype))
+
+        self.router = nn.Linear(embed_dim, num_experts, bias=False, device=device, dtype=dtype)
+        self.gate: nn.Parameter | None
+        self.register_parameter("gate", weight(embed_dim, hidden_dim) if activation in GATED else None)
+        self.up, self.down = weight(embed_dim, hidden_dim), weight(hidden_dim, embed_dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Every expert as torch's `Linear`: uniform, within `1 / sqrt(in_features)`."""
+        self.router.reset_parameters()
+        for parameter in self.parameters(recurse=False):
+            bound = 1 / math.sqrt(parameter.shape[1])
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(self, input: Any) -> MoEOutput:
+        if len(input.shape) < 2 or input.shape[-1] != self.embed_dim:
+            raise ShapeError(
+                f"MoE: input must have the shape (B, r0, {self.embed_dim}) or (tokens, {self.embed_dim}), "
+                f"got {tuple(input.shape)}"
+            )
+        mixed: MoEOutput = _mixed(
+            input, self.router.weight, self.gate, self.up, self.down, self.top_k, self.activation, self.normalise
+        )
+        return mixed
+
+    def extra_repr(self) -> str:
+        sizes = f"{self.embed_dim}, {self.hidden_dim}, num_experts={self.num_experts}, top_k={self.top_k}"
+        return f"{sizes}, activation={self.activation}"

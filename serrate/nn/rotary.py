@@ -1,0 +1,66 @@
+"""Rotary position embeddings. In: queries or keys, `[B, r0, heads, head_dim]`. Out: the same, turned by their positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from serrate.api.jit import jit
+from serrate.errors import ShapeError
+from serrate.nn.checks import Ragged
+
+
+def rotated(x: Ragged, cos: Tensor, sin: Tensor) -> Ragged:
+    """`x` with each pair of features, one from each half, turned by the angle of its position. For traced functions."""
+    first, second = x.chunk(2, -1)
+    cos, sin = cos[None, :, None], sin[None, :, None]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+_rotated = jit(rotated)
+
+
+class RotaryEmbedding(nn.Module):
+    """Turns features `d` and `d + head_dim / 2` of position `p` by the angle `p / base ** (2 d / head_dim)`.
+
+    Positions count from the start of each row. Angles are kept for `max_length` positions; a longer row raises.
+
+    >>> from serrate import JaggedTensor
+    >>> queries = JaggedTensor.from_lengths(torch.randn(5, 2, 8), [3, 0, 2])
+    >>> turned = RotaryEmbedding(8)(queries)
+    >>> torch.equal(turned[2][0], queries[2][0])  # position 0 stays
+    True
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(
+        self,
+        head_dim: int,
+        max_length: int = 4096,
+        base: float = 10000.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if head_dim <= 0 or head_dim % 2:
+            raise ShapeError(f"RotaryEmbedding: head_dim must be even and positive, got {head_dim}")
+        self.head_dim, self.max_length, self.base = head_dim, max_length, base
+        place = torch.arange(max_length, device=device, dtype=torch.float64)
+        speed = base ** -(torch.arange(0, head_dim, 2, device=device, dtype=torch.float64) / head_dim)
+        angles = place[:, None] * speed
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        # Derived from the arguments: not part of the state.
+        self.register_buffer("cos", angles.cos().to(dtype), persistent=False)
+        self.register_buffer("sin", angles.sin().to(dtype), persistent=False)
+
+    def forward(self, input: Ragged) -> Ragged:
+        if len(input.shape) != 4 or input.shape[3] != self.head_dim:
+            raise ShapeError(
+                f"RotaryEmbedding: input must have the shape (B, r0, heads, {self.head_dim}), got {tuple(input.shape)}"
+            )
+        return _rotated(input, self.cos, self.sin)
+
+    def extra_repr(self) -> str:
+        return f"{self.head_dim}, max_length={self.max_length}, base={self.base:g}"

@@ -1,0 +1,106 @@
+"""Pooled lookups. In: bags of indices, the rows of a ragged tensor. Out: one vector for each bag.
+
+With a fused optimiser, the backward pass updates the rows that were looked up, in place; there is no gradient to store, and the
+work does not depend on the size of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from serrate.api.row_gradients import Lookup, recorded
+from serrate.errors import CallError
+from serrate.ir.view import TensorView
+from serrate.nn.checks import Ragged
+from serrate.tensor import JaggedTensor
+
+
+class EmbeddingBag(nn.EmbeddingBag):
+    """`torch.nn.EmbeddingBag` whose bags are the rows of a ragged tensor, `[B, r0]` or `[B, r0, r1]`. An empty bag gives zeros.
+
+    `fused_optimizer` is "sgd" or "rowwise_adagrad" (Adagrad with one sum of squares for each row): `backward()` then updates the
+    rows that were looked up, with `lr`, and the table has no `.grad`. Every row is updated once, by the sum of its gradients in a
+    fixed order, so the bits of the table are the same in every run. Each process updates its own table: with several processes,
+    use `sparse=True`.
+
+    >>> bag = EmbeddingBag(10, 2, mode="sum", fused_optimizer="sgd", lr=0.5)
+    >>> before = bag.weight.clone()
+    >>> bags = JaggedTensor.from_lengths(torch.tensor([3, 4, 3]), [2, 0, 1])
+    >>> bag(bags).sum().backward()
+    >>> (before - bag.weight)[2:5]
+    tensor([[0.0000, 0.0000],
+            [1.0000, 1.0000],
+            [0.5000, 0.5000]])
+    """
+
+    sum_of_squares: Tensor
+
+    def __init__(
+        self, *args: Any, fused_optimizer: str | None = None, lr: float = 0.01, eps: float = 1e-10, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if fused_optimizer not in (None, *_UPDATES):
+            raise CallError(f"EmbeddingBag: fused_optimizer must be one of {', '.join(_UPDATES)}, got {fused_optimizer!r}")
+        self.fused_optimizer, self.lr, self.eps = fused_optimizer, lr, eps
+        if fused_optimizer is not None:
+            if self.mode == "max" or self.sparse:
+                wrong = "mode='max'" if self.mode == "max" else "sparse=True"
+                raise CallError(
+                    f"EmbeddingBag: fused_optimizer does not work with {wrong}: use mode='sum' or 'mean', sparse=False"
+                )
+            self.weight.requires_grad_(False)
+        if fused_optimizer == "rowwise_adagrad":
+            self.register_buffer("sum_of_squares", torch.zeros(self.num_embeddings, device=self.weight.device))
+
+    def forward(self, input: Ragged, offsets: Tensor | None = None, per_sample_weights: Ragged | None = None) -> Any:
+        if self.fused_optimizer is None or not torch.is_grad_enabled():
+            return super().forward(input, offsets, per_sample_weights)
+        self._check(input, per_sample_weights)
+        found = super().forward(input, offsets, per_sample_weights)
+        lookup = Lookup(F.embedding_bag, input, self.weight, self.mode, per_sample_weights, self.padding_idx)
+        anchor = self.weight.new_empty(0).requires_grad_()  # records the call, though the table requires no gradient
+        return recorded(found, anchor, lookup, self._update)
+
+    def _check(self, input: Any, per_sample_weights: Any) -> None:
+        """Raises for calls that a fused optimiser does not work with."""
+        if isinstance(input, TensorView):
+            raise CallError("EmbeddingBag: a fused optimiser does not work in a traced function: call the module outside of jit")
+        if not isinstance(input, JaggedTensor):
+            raise CallError(
+                f"EmbeddingBag: with a fused optimiser, bags are the rows of a JaggedTensor, got a {type(input).__name__}: use "
+                "JaggedTensor.from_lengths(indices, lengths)"
+            )
+        if per_sample_weights is not None and per_sample_weights.requires_grad:
+            raise CallError(
+                "EmbeddingBag: per_sample_weights require grad, which needs the table that a fused optimiser has changed by then "
+                ": use sparse=True, or detach them"
+            )
+
+    @torch.no_grad()
+    def _update(self, rows: Tensor, gradients: Tensor) -> None:
+        assert self.fused_optimizer is not None
+        _UPDATES[self.fused_optimizer](self, rows, gradients)
+
+    def extra_repr(self) -> str:
+        fused = "" if self.fused_optimizer is None else f", fused_optimizer={self.fused_optimizer}, lr={self.lr}"
+        return super().extra_repr() + fused
+
+
+def _sgd(bag: EmbeddingBag, rows: Tensor, gradients: Tensor) -> None:
+    bag.weight.index_add_(0, rows, gradients.to(bag.weight.dtype), alpha=-bag.lr)
+
+
+def _rowwise_adagrad(bag: EmbeddingBag, rows: Tensor, gradients: Tensor) -> None:
+    gradients = gradients.float()
+    total = bag.sum_of_squares[rows] + gradients.square().mean(1)
+    bag.sum_of_squares[rows] = total
+    step = gradients / (total.sqrt() + bag.eps)[:, None]
+    bag.weight.index_add_(0, rows, step.to(bag.weight.dtype), alpha=-bag.lr)
+
+
+_UPDATES: dict[str, Callable[[EmbeddingBag, Tensor, Tensor], None]] = {"sgd": _sgd, "rowwise_adagrad": _rowwise_adagrad}
