@@ -24,6 +24,8 @@ class Facts:
     def __init__(self, known: Sequence[Expr], names: Mapping[Expr, Expr] = MappingProxyType({})) -> None:
         self.known, self.names = tuple(known), names
         """Names stand for expressions about which more is known, so facts and goals are expanded before a proof."""
+        self._unproven: dict[Expr, int] = {}
+        """With how many facts each expression was not proven: the same few facts are tried in many orders."""
 
     def and_(self, *conditions: Less) -> Facts:
         """These facts and the given conditions."""
@@ -46,12 +48,15 @@ class Facts:
         """Whether 0 <= e follows."""
         if e.bounds[0] is not None and e.bounds[0] >= 0:
             return True
-        if depth == 0:
+        if depth <= self._unproven.get(e, 0):
             return False
         unbounded = [(term, factor) for term, factor in terms_of(e) if _is_unbounded(term, factor)]
         # If all terms have bounds, those may be too loose; a fact about several terms may be tighter.
         loose = unbounded or [(term, factor) for term, factor in terms_of(e) if factor < 0]
-        return any(self._without(e, term, factor, depth) for term, factor in loose)
+        if any(self._without(e, term, factor, depth) for term, factor in loose):
+            return True
+        self._unproven[e] = depth
+        return False
 
     def _without(self, e: Expr, term: Expr, factor: int, depth: int) -> bool:
         """Whether 0 <= e follows from facts about one of its terms."""
