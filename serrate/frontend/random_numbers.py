@@ -6,6 +6,7 @@ was used.
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ def _states(generators: Sequence[Any]) -> dict[str, Any]:
     states: dict[str, Any] = {"Python's random": random.getstate(), "torch": bytes(torch.get_rng_state().numpy())}
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
-        states["numpy.random"] = repr(numpy.get_state(legacy=False)["state"])
+        states["numpy.random"] = pickle.dumps(numpy.get_state(legacy=False)["state"])
     for k, generator in enumerate(generators):
         states[f"generator {k}, a {type(generator).__name__}"] = _state(generator)
     return states
@@ -47,4 +48,4 @@ def _state(generator: Any) -> Any:
     if isinstance(generator, torch.Generator):
         return bytes(generator.get_state().cpu().numpy())
     bits = getattr(generator, "bit_generator", None)
-    return repr(bits.state if bits is not None else generator.get_state(legacy=False))
+    return pickle.dumps(bits.state if bits is not None else generator.get_state(legacy=False))
