@@ -59,12 +59,15 @@ SETTINGS = _settings()
 
 
 def _left_out(items: list[pytest.Item]) -> set[str]:
-    """All but one of 2n of the tests that are `sampled(n)`, by name; at least one of every first parameter runs."""
+    """All but one of 2n of the tests that are `sampled(n)`, by name; of those with several parameters, at least one of every
+    first parameter runs."""
     groups: dict[tuple[str, int], list[str]] = {}
     for item in items:
         sampled = item.get_closest_marker("sampled")
         if sampled:
-            groups.setdefault((item.nodeid.partition("-")[0], sampled.args[0]), []).append(item.nodeid)
+            several = isinstance(item, pytest.Function) and hasattr(item, "callspec") and len(item.callspec.params) > 1
+            group = item.nodeid.partition("-" if several else "[")[0]
+            groups.setdefault((group, sampled.args[0]), []).append(item.nodeid)
     ranked = ((sorted(names, key=lambda name: zlib.crc32(name.encode())), n) for (_, n), names in groups.items())
     return {name for names, n in ranked for name in names[max(1, len(names) // (2 * n)) :]}
 

@@ -20,6 +20,7 @@ STEADY = {"limit: read": Timing(1.0, 1.0, 3)}
 CELL = cells.Cell("sum", "float32", "uniform", 9.0, None, 10.0, "", {"slow": 20.0, "fast": 12.0}, {}, STEADY)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("task", TASKS)
 def test_every_method_computes_its_task(task: str, dtype: str) -> None:

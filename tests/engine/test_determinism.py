@@ -51,6 +51,7 @@ def _bits(result: Any) -> list[torch.Tensor]:
     return [v.clone().view(torch.int32 if v.dtype == torch.float32 else torch.int64) for v in values]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", NAMES)
 def test_threads_do_not_change_a_bit(name: str, strategy: str, threads: None) -> None:
@@ -129,6 +130,7 @@ def test_plans_that_nobody_chose_do_not_depend_on_threads(lengths: str, threads:
             assert all(map(torch.equal, found.setdefault(name, bits), bits)), f"{name} of {lengths} rows on {count} threads"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["sum_rows", "softmax_rows", "var_rows", "matmul_each", "amax_both"])
 def test_long_rows_are_right(name: str, strategy: str) -> None:

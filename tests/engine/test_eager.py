@@ -270,6 +270,7 @@ def _sorted_where_they_are(padded: torch.Tensor, exists: torch.Tensor, dim: int)
     return values, places
 
 
+@pytest.mark.sampled(2)
 @COMPOSITIONS
 def test_elements_are_sorted_along_every_dim_of_every_composition(name: str) -> None:
     jt = tensor_of(name)
@@ -297,6 +298,7 @@ def test_topk_of_rows_gives_what_a_row_has() -> None:
         jt.topk(-1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("reference")
 @COMPOSITIONS
 def test_every_composition(name: str) -> None:

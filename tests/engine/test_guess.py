@@ -46,6 +46,7 @@ def _rows(features: tuple[int, ...]) -> dict[str, torch.Tensor]:
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-12, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("features", [(), (3,), (64,)], ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax, torch.logsumexp], ids=lambda f: f.__name__)

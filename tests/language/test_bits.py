@@ -58,6 +58,7 @@ def steadily(kernel: Kernel, **options: Any) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lengths", [LONG, LENGTHS["exponential"]], ids=["long", "exponential"])
 @pytest.mark.parametrize("name", NAMES)
 def test_examples(name: str, lengths: list[int]) -> None:
@@ -65,6 +66,7 @@ def test_examples(name: str, lengths: list[int]) -> None:
     example(name).check(lengths, steadily)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_in_pieces(name: str) -> None:
     """Pieces of one row are worked on by whoever comes first, and combined in order."""

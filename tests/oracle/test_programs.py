@@ -70,6 +70,7 @@ SOME = ("one level", "gaps", "nested", "product")
 ALL = [pytest.param(c, id=c.name, marks=() if c.name in SOME else pytest.mark.slow) for c in COMPOSITIONS]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("whole", [False, True], ids=["float64", "int64"])
 @pytest.mark.parametrize("composition", ALL)
 def test_every_operator_over_every_dim(composition: Composition, whole: bool) -> None:
