@@ -20,7 +20,7 @@ from serrate.frontend.capture import captured
 from serrate.frontend.dtypes import Dtypes, dtypes_of
 from serrate.frontend.ops.common import NoOperand, Operand, python_number
 from serrate.frontend.ops.elementwise import typed
-from serrate.frontend.signatures import drawing, pointwise, reducing, shaping
+from serrate.frontend.signatures import drawing, losses, pointwise, reducing, shaping
 from serrate.frontend.signatures import functional as of_networks
 from serrate.ir.view import TensorView
 from serrate.tensor.torch_private import GROUPED_MM
@@ -38,7 +38,8 @@ OF_TWO = (  # noqa: SIM905
 
 CHANGED = (  # noqa: SIM905
     "add sub div round clamp clamp_min clamp_max masked_fill nan_to_num lerp addcmul addcdiv relu relu6 hardtanh hardsigmoid "
-    "hardswish silu mish elu celu selu leaky_relu threshold softplus logsigmoid softsign tanhshrink gelu"
+    "hardswish silu mish elu celu selu leaky_relu threshold softplus logsigmoid softsign tanhshrink "
+    "softshrink hardshrink gelu"
 ).split()
 """Functions of `signatures.pointwise` that read each element only where they write it."""
 
@@ -185,7 +186,7 @@ def _owned(module: Any) -> dict[str, Callable[..., Any]]:
 def _by_name() -> dict[str, Callable[..., Any]]:
     """Operations under their torch names: functions, methods and `torch.nn.functional`."""
     found = {name: _unary(getattr(ops, name)) for name in OF_ONE} | {name: _binary(getattr(ops, name)) for name in OF_TWO}
-    for module in (pointwise, reducing, of_networks, shaping, drawing):
+    for module in (pointwise, reducing, of_networks, losses, shaping, drawing):
         found |= _owned(module)
     for name in ("where_method", "functional_softmax", "functional_log_softmax", "vector_norm"):
         del found[name]
@@ -202,11 +203,13 @@ def _by_name() -> dict[str, Callable[..., Any]]:
 
 
 NOT_METHODS = (
+    *_owned(losses),
     "linear",
     "einsum",
     "grouped_mm",
     "pad",
-    "cross_entropy",
+    "cosine_similarity",
+    "glu",
     "layer_norm",
     "rms_norm",
     "normalize",

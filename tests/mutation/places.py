@@ -666,8 +666,8 @@ FRONTEND = [
         "serrate/frontend/ops/losses.py",
         _cases("cross_entropy", "tests/engine/test_row_by_row.py"),
         (
-            "share = where(counted, cast(index(weight, target), logits.dtype), 0.0)",
-            "share = cast(index(weight, target), logits.dtype)",
+            "share = where(counted, cast(index(weight, target), cost.dtype), 0.0)",
+            "share = cast(index(weight, target), cost.dtype)",
         ),
     ),
     *_of(

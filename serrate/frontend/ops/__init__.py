@@ -78,6 +78,7 @@ from serrate.frontend.ops.elementwise import (
 )
 from serrate.frontend.ops.losses import (
     cross_entropy,
+    nll_loss,
 )
 from serrate.frontend.ops.movement import (
     cat,
@@ -309,6 +310,7 @@ __all__ = [
     "mul",
     "ne",
     "neg",
+    "nll_loss",
     "offsets",
     "pad",
     "permute",

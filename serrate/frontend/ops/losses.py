@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from serrate.errors import CallError, ShapeError
 from serrate.frontend.ops.common import floating
-from serrate.frontend.ops.elementwise import add, cast, div, ge, logical_and, logical_or, lt, mul, ne, sub, typed, where
+from serrate.frontend.ops.elementwise import add, cast, div, ge, logical_and, logical_or, lt, mul, ne, neg, sub, typed, where
 from serrate.frontend.ops.movement import gather, index
 from serrate.frontend.ops.normalise import logsumexp
 from serrate.frontend.ops.reducing import count
@@ -41,44 +41,80 @@ def cross_entropy(
     >>> f.evaluate(torch.zeros(5, 4), torch.tensor([0, 3, -100, 1, 2]), torch.tensor([0, 2, 5]))
     tensor(1.3863)
     """
-    if reduction not in ("mean", "sum", "none"):
-        raise CallError(f"cross_entropy: reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
     if not 0.0 <= label_smoothing <= 1.0:
         raise CallError(f"cross_entropy: label_smoothing must be between 0 and 1, got {label_smoothing}")
     dtype = floating("cross_entropy", x)
     probabilities = target.dtype.is_floating_point
-    if x.ndim != target.ndim + (not probabilities):
-        raise ShapeError(
-            f"cross_entropy of {both(x, target)}: the last dim of the logits holds the classes, and the target must have the "
-            "dims before it, (B, r0, C) and (B, r0), or the same dims if it holds probabilities"
-        )
-    if weight is not None and (
-        weight.ndim != 1 or x.domains[-1].is_ragged or not equal_now(x.fusion, weight.domains[0], x.domains[-1])
-    ):
-        raise ShapeError(f"cross_entropy of {shown(x)}: weight must have one value for each class, got {shown(weight)}")
+    _check("cross_entropy", x, target, weight, reduction, x.ndim - (not probabilities))
     logits = typed(x, carried_dtype(dtype))
     whole = logsumexp(logits, -1)
     classes = count(x, (x.ndim - 1,), whole, whole.dtype)
     if probabilities:
         return typed(_of_probabilities(logits, whole, target, weight, reduction, label_smoothing, classes), dtype)
-    counted = ne(target, ignore_index)
     picked = squeeze(gather(logits, -1, unsqueeze(target, -1)), -1)
-    cost = sub(whole, picked)
-    outside = logical_or(lt(target, 0), ge(cast(target, whole.dtype), classes))
+    spread = None if not label_smoothing else div(_cost_of_all(logits, whole, weight, classes), classes)
+    return typed(
+        _of_classes(sub(whole, picked), target, weight, ignore_index, reduction, classes, spread, label_smoothing), dtype
+    )
+
+
+def nll_loss(
+    x: TensorView,
+    target: TensorView,
+    weight: TensorView | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> TensorView:
+    """`torch.nn.functional.nll_loss` of rows: as `cross_entropy`, of log-probabilities."""
+    _check("nll_loss", x, target, weight, reduction, x.ndim - 1)
+    dtype = floating("nll_loss", x)
+    picked = typed(squeeze(gather(x, -1, unsqueeze(target, -1)), -1), carried_dtype(dtype))
+    classes = count(x, (x.ndim - 1,), picked, picked.dtype)
+    return typed(_of_classes(neg(picked), target, weight, ignore_index, reduction, classes), dtype)
+
+
+def _check(name: str, x: TensorView, target: TensorView, weight: TensorView | None, reduction: str, dims: int) -> None:
+    if reduction not in ("mean", "sum", "none"):
+        raise CallError(f"{name}: reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+    if target.ndim != dims:
+        raise ShapeError(
+            f"{name} of {both(x, target)}: the last dim of the logits holds the classes, and the target must have the "
+            "dims before it, (B, r0, C) and (B, r0)"
+            + (", or the same dims if it holds probabilities" * (name == "cross_entropy"))
+        )
+    if weight is not None and (
+        weight.ndim != 1 or x.domains[-1].is_ragged or not equal_now(x.fusion, weight.domains[0], x.domains[-1])
+    ):
+        raise ShapeError(f"{name} of {shown(x)}: weight must have one value for each class, got {shown(weight)}")
+
+
+def _of_classes(
+    cost: TensorView,
+    target: TensorView,
+    weight: TensorView | None,
+    ignore_index: int,
+    reduction: str,
+    classes: TensorView,
+    spread: TensorView | None = None,
+    smoothing: float = 0.0,
+) -> TensorView:
+    """The cost of the target classes: weighted, smoothed towards `spread`, and averaged over those that are not ignored."""
+    counted = ne(target, ignore_index)
+    outside = logical_or(lt(target, 0), ge(cast(target, cost.dtype), classes))
     cost = where(logical_and(counted, outside), float("nan"), cost)
     if weight is not None:
-        share = where(counted, cast(index(weight, target), logits.dtype), 0.0)
+        share = where(counted, cast(index(weight, target), cost.dtype), 0.0)
         cost = mul(cost, share)
-    if label_smoothing:
-        spread = _cost_of_all(logits, whole, weight, classes)
-        cost = add(mul(cost, 1.0 - label_smoothing), mul(div(spread, classes), label_smoothing))
+    if spread is not None:
+        cost = add(mul(cost, 1.0 - smoothing), mul(spread, smoothing))
     cost = where(counted, cost, 0.0)
     if reduction == "none":
-        return typed(cost, dtype)
+        return cost
     total = sum(cost)
     if reduction == "mean":
-        total = div(total, cast(sum(counted), logits.dtype) if weight is None else sum(share))
-    return typed(total, dtype)
+        total = div(total, cast(sum(counted), cost.dtype) if weight is None else sum(share))
+    return total
 
 
 def _cost_of_all(logits: TensorView, whole: TensorView, weight: TensorView | None, classes: TensorView) -> TensorView:

@@ -1,4 +1,4 @@
-"""`torch.nn.functional` under torch's signatures: products, norms, tables, attention.
+"""`torch.nn.functional` under torch's signatures: products, norms, tables, similarity, attention.
 
 In: traced tensors and options as torch's functions take them. Out: traced tensors.
 """
@@ -155,28 +155,9 @@ def embedding_bag(
     return found
 
 
-def cross_entropy(
-    input: TensorView,
-    target: TensorView,
-    weight: TensorView | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> TensorView:
-    if size_average is not None or reduce is not None:
-        raise CallError("cross_entropy: size_average and reduce are deprecated; use reduction='mean', 'sum' or 'none'")
-    cost = ops.cross_entropy(
-        input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
-    )
-    if not target.dtype.is_floating_point:
-        if input.domains[-1].is_ragged:
-            inside = ops.where(ops.eq(target, ignore_index), 0, target)
-            require_inside("cross_entropy: target", input, -1, ops.unsqueeze(inside, -1))
-        else:
-            require_inside("cross_entropy: target", input, -1, target, ignored=ignore_index)
-    return cost
+def cosine_similarity(x1: TensorView, x2: TensorView, dim: int = 1, eps: float = 1e-8) -> TensorView:
+    sizes = [ops.maximum(vector_norm(x, 2.0, dim, keepdim=True), eps) for x in (x1, x2)]
+    return ops.sum(ops.mul(ops.div(x1, sizes[0]), ops.div(x2, sizes[1])), dim)
 
 
 def scaled_dot_product_attention(

@@ -219,6 +219,30 @@ def tanhshrink(input: TensorView) -> TensorView:
     return ops.sub(input, ops.tanh(input))
 
 
+def softshrink(input: TensorView, lambd: float = 0.5) -> TensorView:
+    near = ops.where(ops.lt(input, -lambd), ops.add(input, lambd), ops.mul(input, 0.0))  # NaN is kept
+    return ops.where(ops.gt(input, lambd), ops.sub(input, lambd), near)
+
+
+def hardshrink(input: TensorView, lambd: float = 0.5) -> TensorView:
+    return ops.where(ops.logical_and(ops.ge(input, -lambd), ops.le(input, lambd)), 0.0, input)
+
+
+def prelu(input: TensorView, weight: TensorView) -> TensorView:
+    """`weight` has one number, or one for each feature of the last dim."""
+    if weight.ndim == 1 and weight.size_of(0) == 1:
+        weight = ops.select(weight, 0, 0)
+    return ops.where(ops.gt(input, 0), input, ops.mul(input, weight))
+
+
+def glu(input: TensorView, dim: int = -1) -> TensorView:
+    size = None if input.domains[dim].is_ragged else input.size_of(dim)
+    if not isinstance(size, int) or size % 2:
+        raise CallError(f"glu: dim {dim} of {shown(input)} must be regular and even")
+    value, gate = ops.split(input, (size // 2, size // 2), dim)
+    return ops.mul(value, ops.sigmoid(gate))
+
+
 def gelu(input: TensorView, *, approximate: str = "none") -> TensorView:
     return ops.gelu(input, approximate)
 
