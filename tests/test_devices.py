@@ -116,6 +116,7 @@ CONTAINER: dict[str, Callable[[JaggedTensor], Any]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [*EAGER, *CONTAINER])
 def test_operations_under_another_default(name: str) -> None:
     """The first call under another default device and dtype, then a warm one."""

@@ -28,6 +28,7 @@ def small(name: str) -> Any:
     return task.make(data_of(task, "exponential", task.dtypes[0], DEVICE, rows=16))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.triton
 @pytest.mark.parametrize("name", TASKS)
 def test_results_are_right_and_wrong_ones_are_seen(name: str) -> None:

@@ -27,6 +27,7 @@ def test_every_ragged_form_of_every_example_is_measured() -> None:
     assert all(isinstance(case(name, "uniform", TINY).kernel, Kernel) for name in EXAMPLES)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lengths", DISTRIBUTIONS)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_bar_and_ours_do_the_same(name: str, lengths: str) -> None:

@@ -44,6 +44,7 @@ def test_pieces_of_long_rows(lengths: list[int], dtype: torch.dtype) -> None:
         assert table[: sum(each)] == [row for row, n in enumerate(each) for _ in range(n)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)} rows")
 def test_the_longest_row_of_each_group(lengths: list[int]) -> None:
     with ir.Fusion("program") as f:

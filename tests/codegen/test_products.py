@@ -9,6 +9,7 @@ import serrate
 from serrate import JaggedTensor
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
 @pytest.mark.parametrize(("depth", "columns"), [(1, 1), (64, 16), (129, 17), (200, 33), (130, 63)])
 @pytest.mark.parametrize("across", [False, True])

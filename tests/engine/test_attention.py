@@ -49,6 +49,7 @@ def fusion_of(
     return f
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("width", "of_values"), [(16, 16), (3, 5), (1, 1)])
@@ -59,6 +60,7 @@ def test_every_sequence_is_torch_alone(backend: str, is_causal: bool, width: int
     torch.testing.assert_close(got.values.double(), by_sequence(q, k, v, is_causal=is_causal), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -189,6 +191,7 @@ CHANGES: dict[str, tuple[Callable[..., JaggedTensor], Scores]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CHANGES)
 def test_scores_are_changed_a_block_at_a_time(name: str) -> None:
     function, change = CHANGES[name]

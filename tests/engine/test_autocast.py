@@ -46,6 +46,7 @@ def unbound(values: Tensor) -> list[Tensor]:
     return list(values.split(LENGTHS))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "jit"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ROWS)

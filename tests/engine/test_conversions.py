@@ -93,6 +93,7 @@ def test_joining(taken: list[bool]) -> None:
     assert all(map(torch.equal, got.unbind(), [torch.cat(pair) for pair in zip(one.unbind(), other.unbind(), strict=True)]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("cache", [0, 1 << 30], ids=["past the cache", "in the cache"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float64, torch.complex64])
 @pytest.mark.parametrize("inner", [(), (3,), (64,), (2, 600)])

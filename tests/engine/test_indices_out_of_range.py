@@ -52,6 +52,7 @@ OPERATORS: dict[str, tuple[Function, Tensor | JaggedTensor, list[int], int, str]
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_torch_operators_raise_with_the_position(name: str, backend: str) -> None:

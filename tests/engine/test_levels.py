@@ -34,6 +34,7 @@ def across(reduce: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.stack([reduce(torch.cat([d[k] for d in documents if len(d) > k])) for k in range(longest)])
 
 
+@pytest.mark.sampled(2)
 @EVERY
 @pytest.mark.parametrize("name", ["sum", "mean", "amax", "prod", "var"])
 def test_words_and_documents_with_sentences_kept(name: str, backend: str, strategy: str) -> None:

@@ -72,6 +72,7 @@ def test_operators(name: str) -> None:
     agree(OPERATORS[name])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [name for name in ON_DEVICE if name != "attention"])
 def test_operators_read_no_lengths(name: str) -> None:
     """Except for attention, which a CPU gives rows of scratch as long as the longest."""

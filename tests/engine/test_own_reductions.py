@@ -189,6 +189,7 @@ SOME = (
 CASES = [pytest.param(n, s, marks=() if (n, s) in SOME else pytest.mark.slow) for n in OWN for s in SHAPES]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "shape"), CASES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_lift_and_combine_are_enough(name: str, backend: str, shape: str) -> None:

@@ -40,6 +40,7 @@ def test_every_composition(name: str, backend: str, strategy: str | None) -> Non
     assert torch.equal(got, jt.to_padded(-2))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fill", [0, 1.5, -0.0, float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -152,6 +153,7 @@ def test_rows_are_copied_and_filled_as_wholes() -> None:
     assert "copy_bytes(" in text and "load(" not in text
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
 @pytest.mark.parametrize("inner", [(), (3,), (64,), (300,)])
 def test_results_past_the_cache(monkeypatch: pytest.MonkeyPatch, inner: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -129,6 +129,7 @@ def _experts_by_torch(x: Tensor, keys: Tensor, weights: Tensor) -> tuple[Any, ..
     return back, rows, torch.stack([r.sum(0) for r in rows]), [torch.softmax(r, 0) for r in rows]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", list(KEYS))
 def test_experts(name: str) -> None:
     count, listed = KEYS[name]

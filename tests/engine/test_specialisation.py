@@ -233,6 +233,7 @@ def values_of(result: Any) -> list[Tensor]:
     return [each.values if isinstance(each, JaggedTensor) else each for each in results]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_building_stops_after_the_second_size(name: str, builds: list[str]) -> None:
     function, arguments, expected = PROGRAMS[name]
@@ -428,6 +429,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_new_number_is_not_a_build(name: str, dtype: torch.dtype, traces: list[int]) -> None:

@@ -90,6 +90,7 @@ def rows(dtype: torch.dtype, mean: float, lengths: tuple[int, ...] = LENGTHS) ->
     return JaggedTensor.from_lengths(values, list(lengths))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mean", [0.0, 1e4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", KERNELS)

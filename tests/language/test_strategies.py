@@ -164,6 +164,7 @@ def test_a_lopsided_batch_is_cut() -> None:
         assert made.explain(jt).startswith("persistent_dynamic")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_are_shared_out_in_parts(name: str) -> None:
     """The loops are others than those of whole rows, and the results are the same."""

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.triton
 STRATEGIES = ("maskless", "masked", "persistent_dynamic cut")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", NAMES)
 def test_examples(name: str, strategy: str) -> None:

@@ -171,6 +171,7 @@ def test_operators_of_one_tensor(dtype: str, backend: str) -> None:
     check(UNARY, (a,), (JaggedTensor.from_lengths(a, LENGTHS),), backend)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dim", [1, 2])
 @pytest.mark.parametrize(("dtype", "backend"), cases(ONE, {("uint8",)}))

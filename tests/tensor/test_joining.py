@@ -64,6 +64,7 @@ def check(jt: JaggedTensor, make: Any, wanted: Any) -> None:
     assert values.grad.reshape(-1).tolist() == counts
 
 
+@pytest.mark.sampled(1)
 @EVERY_KIND
 @given(key=RANGES, data=st.data())
 def test_cat_along_every_dim(kind: str, key: slice, data: st.DataObject) -> None:

@@ -135,6 +135,7 @@ def test_keys_are_those_of_lists(kind: str, data: st.DataObject) -> None:
     check(jt, key, wanted)
 
 
+@pytest.mark.sampled(1)
 @EVERY_KIND
 @given(key=SLICES, data=st.data())
 def test_one_slice_on_every_dim(kind: str, key: slice, data: st.DataObject) -> None:
@@ -161,6 +162,7 @@ def test_ranges_of_rows_are_views_and_need_no_host(kind: str, one: slice, two: s
     assert once.format == jt.format or one.start or jt.format == "csr"
 
 
+@pytest.mark.sampled(1)
 @EVERY_KIND
 @given(data=st.data())
 def test_rows_by_number_and_by_boolean(kind: str, data: st.DataObject) -> None:
@@ -190,6 +192,7 @@ def masked(model: Any, choose: Any, depth: int) -> Any:
     return [masked(each, choose, depth - 1) for each in model]
 
 
+@pytest.mark.sampled(1)
 @ROWS_FIRST
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_ragged_masks(kind: str, data: st.DataObject, seed: int) -> None:
@@ -237,6 +240,7 @@ def test_numbers_are_written_where_the_key_is(kind: str, key: slice, data: st.Da
     assert numbers_written(jt, (*(slice(None),) * at, key)) == written
 
 
+@pytest.mark.sampled(1)
 @EVERY_KIND
 @given(data=st.data())
 def test_ragged_and_dense_tensors_are_written(kind: str, data: st.DataObject) -> None:
