@@ -27,7 +27,7 @@ from serrate.tensor import JaggedTensor, Structure
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class MeshLayout:
     """How a tensor is spread over a mesh."""
 
     mesh: DeviceMesh
@@ -84,14 +84,14 @@ class Spread:
                 shape[placement.dim] *= self.mesh.size(k)
         return tuple(shape)
 
-    def with_shard(self, shard: PartitionedShard, counts: Tensor | None = None) -> Spread:
+    def with_shard(self, shard: PartitionedShard, counts: Tensor | None = None) -> MeshLayout:
         placements = (*self.placements[: self.mesh_dim], shard, *self.placements[self.mesh_dim + 1 :])
-        return Spread(self.mesh, placements, self.counts if counts is None else counts)
+        return MeshLayout(self.mesh, placements, self.counts if counts is None else counts)
 
-    def with_dim(self, dim: int, counts: Tensor | None = None) -> Spread:
+    def with_dim(self, dim: int, counts: Tensor | None = None) -> MeshLayout:
         return self.with_shard(replace(self.shard, dim=dim), counts)
 
-    def same(self, other: Spread) -> bool:
+    def same(self, other: MeshLayout) -> bool:
         if self.placements != other.placements or self.mesh != other.mesh:
             return False
         return self.counts is other.counts or torch.equal(self.counts, other.counts)
@@ -116,7 +116,7 @@ def _not_traced(function: _Function) -> _Function:
 
 
 def _shown(self: PartitionedTensor) -> str:
-    return f"PartitionedTensor({tuple(self.shape)}, {self._spread}, local={self._local})"
+    return f"PartitionedTensor({tuple(self.shape)}, {self._layout}, local={self._local})"
 
 
 @_not_traced
@@ -138,13 +138,13 @@ class PartitionedTensor(Tensor):
     """
 
     _local: Tensor
-    _spread: Spread
+    _layout: MeshLayout
 
-    def __new__(cls, local: Tensor, spread: Spread) -> PartitionedTensor:
+    def __new__(cls, local: Tensor, layout: MeshLayout) -> PartitionedTensor:
         found: PartitionedTensor = Tensor._make_wrapper_subclass(
-            cls, spread.shape_of(local), dtype=local.dtype, device=local.device, requires_grad=local.requires_grad
+            cls, layout.shape_of(local), dtype=local.dtype, device=local.device, requires_grad=local.requires_grad
         )
-        found._local, found._spread = local, spread
+        found._local, found._layout = local, layout
         return found
 
     @staticmethod
@@ -158,24 +158,24 @@ class PartitionedTensor(Tensor):
         On a mesh with several dims pass one placement for each: the PartitionedShard, and Replicate() or Shard() of other dims.
         """
         placements = _placements(mesh, placement)
-        spread = Spread(mesh, placements, torch.empty(0))
-        shard = spread.shard
+        layout = MeshLayout(mesh, placements, torch.empty(0))
+        shard = layout.shard
         if not shard.dim < local.dim():
             raise PartitionError(f"the tensor has {local.dim()} dims, and dim {shard.dim} cannot be partitioned")
-        group = spread.group
+        group = layout.group
         if counts is None:
             if shard.splits is None:
                 raise PartitionError("from_local needs splits: this rank's counts, or the matrix of all ranks x partitions")
             counts = shard.counts(local, group)
-        spread = spread.with_shard(
-            shard.without_splits(), check_counts(counts.cpu(), mesh.size(spread.mesh_dim), shard.num_partitions)
+        layout = layout.with_shard(
+            shard.without_splits(), check_counts(counts.cpu(), mesh.size(layout.mesh_dim), shard.num_partitions)
         )
-        if local.shape[shard.dim] != spread.local_size:
+        if local.shape[shard.dim] != layout.local_size:
             raise PartitionError(
                 f"the local tensor has {local.shape[shard.dim]} positions in dim {shard.dim}, but its counts sum to "
-                f"{spread.local_size}"
+                f"{layout.local_size}"
             )
-        return _wrapped(local, spread)
+        return _wrapped(local, layout)
 
     @staticmethod
     @_not_traced
@@ -186,31 +186,31 @@ class PartitionedTensor(Tensor):
             raise PartitionError("from_dtensor needs the matrix of splits of all ranks x partitions")
         counts, owned = torch.tensor(placement.matrix), placement.owned(mesh.size(mesh_dim))
         placements = (*tensor.placements[:mesh_dim], shard, *tensor.placements[mesh_dim + 1 :])
-        spread = Spread(mesh, _placements(mesh, placements), check_counts(counts, mesh.size(mesh_dim), shard.num_partitions))
+        layout = MeshLayout(mesh, _placements(mesh, placements), check_counts(counts, mesh.size(mesh_dim), shard.num_partitions))
         local, here, dim = tensor.to_local(), tensor.placements[mesh_dim], placement.dim
         if int(counts.sum()) != tensor.shape[dim]:
             raise PartitionError(f"the splits sum to {int(counts.sum())}, but dim {dim} of the DTensor has {tensor.shape[dim]}")
         if here == Replicate():
-            return _wrapped(spread.part_of(local), spread)
+            return _wrapped(layout.part_of(local), layout)
         if here != Shard(dim):
             raise PartitionError(f"expected a DTensor with Replicate() or Shard({dim}) on dim {mesh_dim} of the mesh, got {here}")
         chunks = chunk_bounds(tensor.shape[dim], mesh.size(mesh_dim))
-        moved = convert.exchange_ranges(local, chunks, aligned_bounds(counts, owned), spread.group, dim)
-        aligned = _wrapped(moved, spread.with_shard(replace(shard, aligned=True)))
+        moved = convert.exchange_ranges(local, chunks, aligned_bounds(counts, owned), layout.group, dim)
+        aligned = _wrapped(moved, layout.with_shard(replace(shard, aligned=True)))
         return aligned if shard.aligned else aligned._partitioned(shard)
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        return self._spread.mesh
+        return self._layout.mesh
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        return self._spread.placements
+        return self._layout.placements
 
     @property
     def counts(self) -> Tensor:
         """How many positions of each partition come from each rank: [ranks, partitions], on the host."""
-        return self._spread.counts
+        return self._layout.counts
 
     @_not_traced
     def to_local(self) -> Tensor:
@@ -225,19 +225,19 @@ class PartitionedTensor(Tensor):
         Unaligned <-> aligned is one exchange of data, Replicate() one gathering; Shard() of the same dim is one exchange from
         aligned and two from unaligned.
         """
-        spread = self._spread
+        layout = self._layout
         if isinstance(placement, PartitionedShard):
             return self._partitioned(placement)
         if placement == Replicate():
             return self._dtensor(self._gathered(), placement)
         if isinstance(placement, Shard):
-            if placement.dim != spread.dim:
+            if placement.dim != layout.dim:
                 found = self._dtensor(self._gathered(), Replicate())
                 return found.redistribute(placements=[*self._with(placement)])
-            aligned = self._partitioned(replace(spread.shard, aligned=True))
-            chunks = chunk_bounds(self.shape[spread.dim], spread.counts.shape[0])
-            before = aligned_bounds(spread.counts, spread.owned)
-            moved = convert.exchange_ranges(aligned.to_local(), before, chunks, spread.group, spread.dim)
+            aligned = self._partitioned(replace(layout.shard, aligned=True))
+            chunks = chunk_bounds(self.shape[layout.dim], layout.counts.shape[0])
+            before = aligned_bounds(layout.counts, layout.owned)
+            moved = convert.exchange_ranges(aligned.to_local(), before, chunks, layout.group, layout.dim)
             return self._dtensor(moved, placement)
         raise PartitionError(f"cannot redistribute to {placement}; choose from PartitionedShard, Replicate and Shard")
 
@@ -251,46 +251,46 @@ class PartitionedTensor(Tensor):
     @_not_traced
     def as_jagged(self) -> JaggedTensor:
         """This rank's part as ragged rows: [partition, tokens] if unaligned, [own partition, source rank, tokens] if aligned."""
-        spread = self._spread
-        first = sum(spread.owned[: spread.rank])
+        layout = self._layout
+        first = sum(layout.owned[: layout.rank])
         blocks = (
-            spread.counts[:, first : first + spread.owned[spread.rank]].T if spread.shard.aligned else spread.counts[spread.rank]
+            layout.counts[:, first : first + layout.owned[layout.rank]].T if layout.shard.aligned else layout.counts[layout.rank]
         )
         lengths = blocks.contiguous().to(self.device)
-        structure = Structure.from_lengths(lengths, dim=spread.dim, total=spread.local_size, validate=False)
+        structure = Structure.from_lengths(lengths, dim=layout.dim, total=layout.local_size, validate=False)
         return JaggedTensor(self.to_local(), structure)
 
     def _partitioned(self, target: PartitionedShard) -> PartitionedTensor:
-        spread = self._spread
-        shard, ranks = spread.shard, spread.counts.shape[0]
+        layout = self._layout
+        shard, ranks = layout.shard, layout.counts.shape[0]
         if (target.dim, target.num_partitions) != (shard.dim, shard.num_partitions):
             raise PartitionError(
                 f"redistribute keeps the dim and the partitions, {shard.dim} and {shard.num_partitions}; "
                 f"got {target.dim} and {target.num_partitions}"
             )
-        owned = target.owned(ranks) if target.partitions_per_rank is not None else spread.owned
-        wanted = spread.with_shard(replace(target.without_splits(), partitions_per_rank=owned if len({*owned}) > 1 else None))
+        owned = target.owned(ranks) if target.partitions_per_rank is not None else layout.owned
+        wanted = layout.with_shard(replace(target.without_splits(), partitions_per_rank=owned if len({*owned}) > 1 else None))
         _check_target_splits(target, wanted)
-        local, group, dim = self.to_local(), spread.group, spread.dim
+        local, group, dim = self.to_local(), layout.group, layout.dim
         if shard.aligned and target.aligned:
-            if owned == spread.owned:
+            if owned == layout.owned:
                 return self
-            before, after = aligned_bounds(spread.counts, spread.owned), aligned_bounds(spread.counts, owned)
+            before, after = aligned_bounds(layout.counts, layout.owned), aligned_bounds(layout.counts, owned)
             return _wrapped(convert.exchange_ranges(local, before, after, group, dim), wanted)
         if shard.aligned:
-            return _wrapped(convert.aligned_to_unaligned(local, spread.exchange, group, dim), wanted)
+            return _wrapped(convert.aligned_to_unaligned(local, layout.exchange, group, dim), wanted)
         if target.aligned:
             return _wrapped(convert.unaligned_to_aligned(local, wanted.exchange, group, dim), wanted)
         return _wrapped(local, wanted)
 
     def _gathered(self) -> Tensor:
-        spread = self._spread
+        layout = self._layout
         return convert.to_replicate(
-            self.to_local(), spread.counts, spread.owned, spread.group, spread.dim, aligned=spread.shard.aligned
+            self.to_local(), layout.counts, layout.owned, layout.group, layout.dim, aligned=layout.shard.aligned
         )
 
     def _with(self, placement: Placement) -> tuple[Placement, ...]:
-        mesh_dim = self._spread.mesh_dim
+        mesh_dim = self._layout.mesh_dim
         return (*self.placements[:mesh_dim], placement, *self.placements[mesh_dim + 1 :])
 
     def _dtensor(self, local: Tensor, placement: Placement) -> DTensor:
@@ -306,37 +306,37 @@ class PartitionedTensor(Tensor):
 
 class _FromLocal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, local: Tensor, spread: Spread) -> PartitionedTensor:
-        ctx.spread = spread
-        return PartitionedTensor(local.view_as(local), spread)
+    def forward(ctx: Any, local: Tensor, layout: MeshLayout) -> PartitionedTensor:
+        ctx.layout = layout
+        return PartitionedTensor(local.view_as(local), layout)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _local_of(grads[0], ctx.spread), None
+        return _local_of(grads[0], ctx.layout), None
 
 
 class _ToLocal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: PartitionedTensor) -> Tensor:
-        ctx.spread = tensor._spread
+        ctx.layout = tensor._layout
         return tensor._local.view_as(tensor._local)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (_wrapped(grads[0], ctx.spread),)
+        return (_wrapped(grads[0], ctx.layout),)
 
 
-def _wrapped(local: Tensor, spread: Spread) -> PartitionedTensor:
-    apply: Callable[[Tensor, Spread], PartitionedTensor] = _FromLocal.apply
-    return apply(local, spread)
+def _wrapped(local: Tensor, layout: MeshLayout) -> PartitionedTensor:
+    apply: Callable[[Tensor, MeshLayout], PartitionedTensor] = _FromLocal.apply
+    return apply(local, layout)
 
 
-def _local_of(grad: Tensor, spread: Spread) -> Tensor:
+def _local_of(grad: Tensor, layout: MeshLayout) -> Tensor:
     """A gradient's local part; a plain gradient is replicated."""
     if not isinstance(grad, PartitionedTensor):
-        return spread.part_of(grad)
-    if not grad._spread.same(spread):
-        raise PartitionError(f"the gradient has another layout than its tensor: {grad._spread} and {spread}")
+        return layout.part_of(grad)
+    if not grad._layout.same(layout):
+        raise PartitionError(f"the gradient has another layout than its tensor: {grad._layout} and {layout}")
     return grad.to_local()
 
 
@@ -356,7 +356,7 @@ def _placements(mesh: DeviceMesh, given: PartitionedShard | Sequence[Placement])
     return placements
 
 
-def _check_target_splits(target: PartitionedShard, wanted: Spread) -> None:
+def _check_target_splits(target: PartitionedShard, wanted: MeshLayout) -> None:
     """Raises if a target's splits are not those of the tensor: redistribution does not change who holds which block."""
     if target.matrix is not None and target.matrix != tuple(map(tuple, wanted.counts.tolist())):
         raise PartitionError(f"the target's splits {target.matrix} differ from the tensor's {wanted.counts.tolist()}")

@@ -63,7 +63,7 @@ def test_every_layout_and_back(case: Any, dim: int) -> None:
             chunks = whole.chunk(ranks, dim)
             if rank < len(chunks):
                 assert torch.equal(shard.to_local(), chunks[rank])
-            splits = PartitionedShard(dim, sum(owned), counts, source._spread.shard.aligned, tuple(owned))
+            splits = PartitionedShard(dim, sum(owned), counts, source._layout.shard.aligned, tuple(owned))
             assert torch.equal(PartitionedTensor.from_dtensor(shard, splits).to_local(), source.to_local())
             replicated = source.redistribute(Replicate())
             assert isinstance(replicated, DTensor) and torch.equal(replicated.to_local(), whole)
