@@ -27,6 +27,7 @@ BENCHMARKS = {
     "calls": "call overhead: warm, and with new lengths",
     "construction": "the cost of building a ragged tensor from existing tensors",
     "steps": "a loop of training-like steps with new lengths in every step: host time of a step, memory that it keeps",
+    "distributed": "conversions between layouts over gloo processes, against the collective with one local copy",
     "gpu": "tasks on a GPU whose lengths the host does not know: % of the hardware limit, host time per call",
 }
 
