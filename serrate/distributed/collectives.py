@@ -17,6 +17,7 @@ from torch import Tensor
 
 from serrate.distributed.layout import check_counts
 from serrate.errors import ExchangeError, PartitionError
+from serrate.runtime.memory import empty
 from serrate.tensor.sync import host_copy
 
 _all_gather: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -62,7 +63,7 @@ def exchange_rows(rows: Tensor, send: Sequence[int], receive: Sequence[int], gro
     if dist.get_world_size(group) == 1:
         return rows
     sent = _bytes(rows)
-    got = sent.new_empty((sum(receive), sent.shape[1]))
+    got = empty((sum(receive), sent.shape[1]), sent.dtype, sent.device)
     if sent.shape[1]:
         with _explained("exchange of rows", group):
             dist.all_to_all_single(got, sent, list(receive), list(send), group=group)
@@ -80,7 +81,7 @@ def gather_rows(rows: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) ->
         padded = sent.new_empty((room, sent.shape[1]))
         padded[: sent.shape[0]] = sent
         sent = padded
-    got = sent.new_empty((room * len(sizes), sent.shape[1]))
+    got = empty((room * len(sizes), sent.shape[1]), sent.dtype, sent.device)
     if got.numel():
         with _explained("gathering of rows", group):
             _all_gather(got, sent, group=group)
