@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn as _spawn
 
 from benchmarks import limits, report
 from benchmarks.options import Options
@@ -105,7 +105,7 @@ def methods(case: Case, rank: int, group: dist.ProcessGroup) -> dict[str, Callab
 def run(case: Case, rounds: int) -> Line:
     """Starts the ranks of a case and collects their times."""
     with tempfile.TemporaryDirectory() as folder:
-        spawn: Callable[..., object] = mp.spawn
+        spawn: Callable[..., object] = _spawn
         spawn(_rank, args=(case, rounds, folder), nprocs=case.ranks)
         times: dict[str, list[float]] = torch.load(Path(folder) / "times.pt")
     medians = {name: 1e3 * statistics.median(times[name]) for name in METHODS}

@@ -93,6 +93,7 @@ def test_kernels_are_shown_beside_their_bar_and_with_what_calls_cost(tmp_path: P
     assert all(each["first"] > 0 and each["later"] > 0 and not each["fault"] for each in starts)
 
 
+@pytest.mark.slow
 def test_conversions_between_layouts_are_measured_on_processes(tmp_path: Path) -> None:
     shown = run("distributed", "--quick", "--rounds", "2", "--out", str(tmp_path))
     assert shown.exit_code == 0, shown.output
