@@ -19,7 +19,9 @@ from tests.conftest import FULL
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if path.is_file()]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("[a-z]*.py"))
+TRAINING = [path for path in EXAMPLES if path.name.startswith("train_")]
+"""Examples that take up to a minute; `tests/nn/test_training.py` runs them on small sizes."""
 
 _FENCE = re.compile(r"^(?P<indent>[ ]*)(?P<ticks>`{3,})(?P<info>[^`]*)$")
 
@@ -64,7 +66,7 @@ def test_document_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     runpy.run_path(str(program), run_name="document")
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=_name)
+@pytest.mark.parametrize("path", EXAMPLES if FULL else [path for path in EXAMPLES if path not in TRAINING], ids=_name)
 def test_example_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process; the first, and all where time does not matter, in one that has imported nothing yet."""
     if FULL or path == EXAMPLES[0]:
