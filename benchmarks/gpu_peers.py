@@ -27,7 +27,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 def peers(name: str, work: Work, *, compiled: bool) -> dict[str, Prepare]:
     """All methods for a task besides serrate's."""
     kind = name.removeprefix("short ").removeprefix("1-D ")
-    family = "attention" if kind.startswith("attention") else kind
+    family = next((each for each in ("attention", "grouped matmul") if kind.startswith(each)), kind)
     found: dict[str, Prepare] = {}
     if family in HANDWRITTEN and work.data.values.ndim > 1:
         found["hand-written Triton"] = partial(_handwritten, family, work)
@@ -160,9 +160,16 @@ NESTED: dict[str, Callable[..., Any]] = {
 }
 
 
+PADDING = ("to_padded", "jagged + dense")
+FAULTLESS = 1 << 30
+"""Elements of a padded tensor that NestedTensor makes without a fault of the device: 1.45 * 2**30 are too many."""
+
+
 def _nested(family: str, work: Work, compiled: bool) -> Run:
     """On a NestedTensor that is told its longest row; otherwise it would pad every row to the total of all."""
     data, function = work.data, NESTED[family]
+    if family in PADDING and len(data.lengths) * data.longest > FAULTLESS:
+        raise ValueError(f"NestedTensor's padding faults, and takes the device along, beyond {FAULTLESS} elements")
     arguments: tuple[Any, ...]
     if family == "from_padded":
         counts = data.offsets.diff()

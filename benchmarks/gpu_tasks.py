@@ -216,8 +216,8 @@ def gather(data: Data) -> Work:
 # --- matrix products and attention ---------------------------------------------------------------------------------------
 
 
-def grouped_matmul(data: Data) -> Work:
-    groups, depth, width = len(data.lengths), data.values.shape[1], data.values.shape[1] // 2
+def grouped_matmul(width: int, data: Data) -> Work:
+    groups, depth = len(data.lengths), data.values.shape[1]
     weights = torch.randn(groups, depth, width, device=data.values.device, dtype=data.values.dtype) / depth**0.5
     function = serrate.jit(lambda x, w: x @ w)
 
@@ -324,7 +324,10 @@ TASKS: dict[str, GpuTask] = {
     "from_padded": GpuTask(from_padded, 2048, 2048, (), ("float32",)),
     "block permute": GpuTask(block_permute),
     "gather of rows": GpuTask(gather, 4096, 256, ()),
-    "grouped matmul": GpuTask(grouped_matmul, 64, 1024, (4096,), ("bfloat16",)),
+    "grouped matmul": GpuTask(partial(grouped_matmul, 2048), 64, 1024, (4096,), ("bfloat16",)),
+    "grouped matmul, 128 groups": GpuTask(partial(grouped_matmul, 1536), 128, 256, (2048,), ("bfloat16",)),
+    "grouped matmul, 8 groups": GpuTask(partial(grouped_matmul, 2048), 8, 1024, (2048,), ("bfloat16",)),
+    "grouped matmul, 256 groups": GpuTask(partial(grouped_matmul, 2048), 256, 128, (2048,), ("bfloat16",)),
     **{
         f"attention {size}{', causal' if causal else ''}": GpuTask(
             partial(attention, causal), 64, 1024, (HEADS, size), ("bfloat16",), ("uniform", "exponential")
@@ -332,6 +335,6 @@ TASKS: dict[str, GpuTask] = {
         for size in (64, 128)
         for causal in (False, True)
     },
-    "decode attention": GpuTask(decode, 64, 8192, (HEADS, 128), ("bfloat16",)),
+    "decode attention": GpuTask(decode, 256, 4096, (HEADS, 128), ("bfloat16",)),
     "experts": GpuTask(experts, 64, 512, (2048,), ("bfloat16",)),
 }

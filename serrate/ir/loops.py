@@ -136,6 +136,8 @@ class For:
     bound: Expr
     sparse: bool = False
     """Whether the extent is usually far below the bound: fewer programs than that then share the positions there are."""
+    brief: bool = False
+    """Whether it runs a few times at most, so that keeping blocks of later iterations in flight would cost more than it saves."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ With left - right = f*s + rest, where `rest` does not mention s, the condition i
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from serrate.ir.expr import Expr, Less, Sum, Symbol, ceildiv, const
 
@@ -81,15 +81,33 @@ def possible(condition: Less, others: Collection[Symbol]) -> Less | None:
     >>> print(possible(Less(symbol("o") * 8 + k, q + 1), [q, k]))
     o*8 < 8
     """
+    return _at_bounds(condition, others, lambda factor: 0 if factor > 0 else 1)
+
+
+def certain(condition: Less, others: Collection[Symbol]) -> Less | None:
+    """The weakest condition without `others` under which this one holds for all values of them within their bounds. None if one
+    of them is not a plain term, or has no bound on the side that matters.
+
+    >>> from serrate.ir.expr import symbol
+    >>> q, k = symbol("q", 0, 7), symbol("k", 0, 7)
+    >>> print(certain(Less(symbol("o") * 8 + k, symbol("n") + q), [q, k]))
+    o*8 + 7 < n
+    """
+    return _at_bounds(condition, others, lambda factor: 1 if factor > 0 else 0)
+
+
+def _at_bounds(condition: Less, others: Collection[Symbol], side: Callable[[int], int]) -> Less | None:
+    """The condition with each of `others` at its lower (0) or upper (1) bound, whichever `side` says for its coefficient in
+    left - right."""
     mine = [s for s in condition.symbols if s in others]
     if not mine:
         return condition
     difference = condition.left - condition.right
-    best: dict[Expr, Expr] = {}
+    put: dict[Expr, Expr] = {}
     for s in mine:
         factor = factor_of(difference, s)
-        bound = s.bounds[0] if factor > 0 else s.bounds[1]
+        bound = s.bounds[side(factor)]
         if not factor or bound is None:
             return None
-        best[s] = const(bound)
-    return Less(condition.left.substitute(best), condition.right.substitute(best))
+        put[s] = const(bound)
+    return Less(condition.left.substitute(put), condition.right.substitute(put))

@@ -29,11 +29,13 @@ from serrate.lower.passes.long_sums import long_sums
 from serrate.lower.passes.name_indices import name_indices
 from serrate.lower.passes.narrow import narrow
 from serrate.lower.passes.pad_lanes import pad_lanes
+from serrate.lower.passes.peel import peel
 from serrate.lower.passes.prefetch import prefetch
 from serrate.lower.passes.split_selects import split_selects
 from serrate.lower.passes.strip_mine import strip_mine
 from serrate.lower.passes.tabulate import tabulate
 from serrate.lower.passes.unfold import unfold
+from serrate.lower.passes.unmask import unmask
 from serrate.lower.passes.unswitch import unswitch
 from serrate.lower.statements import block_statements
 from serrate.lower.verify import verify_loops
@@ -64,6 +66,9 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (True, inside),
         # test conditions that a loop does not change before it
         (not target.lanes_in_order, hoist_guards),
+        # do not mask private blocks, nor blocks of products that are whole
+        (not target.lanes_in_order, unmask),
+        (not target.lanes_in_order, peel),
         # prefetch the next row while processing the current one
         (True, prefetch),
         # loop over indices from memory, and prefetch the rows they select

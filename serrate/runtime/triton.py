@@ -30,9 +30,6 @@ from serrate.runtime import cache_folder
 from serrate.runtime.launch import Numbers, Tensors
 from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, whole
 
-STAGES = 4
-"""How many blocks of a matrix product are in flight."""
-
 SHARED = 4096
 """How many programs share a work list that is mostly empty: enough to fill a GPU, few enough to be gone at once."""
 
@@ -180,7 +177,7 @@ class TritonExecutable:
     def _ready(self, launch: Launch, warps: int) -> _PreparedLaunch:
         program = self._printed.program
         # A product and a sum round twice, as in torch; fused multiply-adds are written explicitly.
-        options = {"num_warps": warps, "enable_fp_fusion": False, **({"num_stages": STAGES} if launch.has_dot else {})}
+        options = {"num_warps": warps, "enable_fp_fusion": False, **({"num_stages": launch.stages} if launch.stages else {})}
         return _PreparedLaunch(
             TritonFunction(getattr(self._module, launch.function), options),
             tuple(program.tensors.index(t) for t in launch.tensors),

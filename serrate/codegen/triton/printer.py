@@ -57,7 +57,7 @@ from serrate.ir.loops import (
     written_by,
 )
 from serrate.ir.reductions import Reduction, reduction
-from serrate.ir.solve import end_of
+from serrate.ir.solve import end_of, possible, terms_of
 from serrate.ir.tile import GRID
 from serrate.ir.values import LIBRARY_BINARY, LIBRARY_UNARY, Call, Constant, Role, Tensor, Value, carried_dtype
 from serrate.lower.names import array_names
@@ -155,6 +155,8 @@ LIBDEVICE = "from triton.language.extra import libdevice"
 INTERPRETED_LIBDEVICE = "from serrate.codegen.triton import interpreted_libdevice as libdevice"
 LEAST_PRODUCT = 16
 """The fewest rows, columns or depth that `tl.dot` takes."""
+STAGES, CHAINED_STAGES = 4, 3
+"""Blocks of a matrix product in flight: of a single one, and of one that feeds another in the same loop."""
 RESERVED = Reserved(
     frozenset((*keyword.kwlist, *dir(builtins), "tl", "triton", "libdevice", "position")),
     re.compile(rf"v\d+|{HELPER}\w*|__\w*"),
@@ -202,7 +204,8 @@ class Launch:
     grid: tuple[Expr, ...]
     shared: bool
     """Whether programs share the grid, so that fewer will do."""
-    has_dot: bool
+    stages: int | None
+    """How many blocks the loops with matrix products keep in flight; None without products."""
 
 
 @dataclass(frozen=True)
@@ -248,15 +251,21 @@ class _TritonPrinter:
         self.indent = 1
         self.count = 0
         self.lanes_of: dict[Symbol, Lanes] = {}
+        self.counted: set[Symbol] = set()
+        """Lanes that count from zero, in 32 bits."""
         self.variables: dict[Symbol, str] = {}
         self.single: dict[Symbol, str] = {}
         """Lanes that a loop runs over, one at a time: what holds all their positions."""
         self.shared: dict[tuple[int, Lanes, Guard], str] = {}
         self.kept: list[Value] = []
+        self.factors: dict[tuple[int, Lanes, Guard], str] = {}
+        """Blocks of products that were read before the loop."""
         self.preferred: dict[int, float] = {}
         """What loads, by id, should give where their statement is masked off."""
         self.others: dict[str, float] = {}
-        """What the blocks that were loaded hold there, by name."""
+        """What blocks hold there, by name, if that is known."""
+        self.absent: dict[str, tuple[Guard, float]] = {}
+        """What private blocks hold where a guard fails."""
 
     def run(self) -> tuple[str, Launch]:
         kernel, body = self.kernel, self.kernel.body
@@ -272,14 +281,15 @@ class _TritonPrinter:
             # Two loops over one domain may have blocks of different sizes.
             taken = lane.symbol.name in self.variables.values()
             self.variables[lane.symbol] = f"{lane.symbol}_{lane.size}" if taken else lane.symbol.name
+            self.counted.add(lane.symbol)
             self.put(f"{self.variables[lane.symbol]} = tl.arange(0, {lane.size})")
         grid, shared = self._body(body)
         names = [t.name for t in tensors] + [self.names[a] for a in arrays] + [str(s) for s in symbols]
         fixed = ", ".join(f'"{s}"' for s in symbols)
         name = _function_name(kernel.name)
         head = f"@triton.jit(do_not_specialize=[{fixed}])\ndef {name}({', '.join(names)}):\n"
-        has_dot = any(isinstance(n, Dot) for n in every)
-        return head + "\n".join(self.lines) + "\n", Launch(name, tensors, arrays, symbols, grid, shared, has_dot)
+        stages = _stages(body)
+        return head + "\n".join(self.lines) + "\n", Launch(name, tensors, arrays, symbols, grid, shared, stages)
 
     # --- what a kernel takes -----------------------------------------------------------------------------------------
 
@@ -412,6 +422,7 @@ class _TritonPrinter:
         if isinstance(node, For):
             extent = self.index(node.extent)
             outer, self.loop = self.loop, id(node)
+            self._factors_before(node)
             with self._one_lane(node.symbol) as name:
                 self._under(f"for {name} in {self._range(node, extent)}:", node.body)
             self.loop = outer
@@ -425,6 +436,7 @@ class _TritonPrinter:
             else:
                 self.put(f"{node.local.name} = tl.full([], {number}, {kind})")
             self._forget(node.local.name)
+            self.absent[node.local.name] = (), node.number or 0
         elif isinstance(node, If):
             self._if(node)
         elif isinstance(node, While):
@@ -435,8 +447,26 @@ class _TritonPrinter:
 
     def _range(self, node: For, extent: str) -> str:
         """What a loop runs over; loads of blocks that only a reduction needs are kept in flight."""
+        if node.brief:
+            return f"tl.range(0, {extent}, num_stages=1)"
         pipelined = self.stages > 1 and all(isinstance(n, Reduce | Declare) for n in node.body)
         return f"tl.range(0, {extent}, num_stages={self.stages})" if pipelined else f"range(0, {extent})"
+
+    def _factors_before(self, node: For) -> None:
+        """Reads the blocks of products in a loop that are the same in all its iterations."""
+        inside = (n for n in nodes((node,)) if isinstance(n, For | Bind))
+        changing = {node.symbol, *(n.symbol for n in inside)}
+        for dot in (n for n in node.body if isinstance(n, Dot)):
+            rows, columns, depth = dot.lanes
+            for value, lanes in ((dot.left, (rows, depth)), (dot.right, (depth, columns))):
+                if not isinstance(value, Load) or value.tensor.role is not Role.INPUT or self.interpreted:
+                    continue
+                own = self._own(dot.guard, lanes)
+                exprs = [*value.index, *(side for g in (*own, *value.guard) for side in (g.left, g.right))]
+                locals_ = any(isinstance(e, Element) and e.array.local for x in exprs for e in x.walk())
+                plain = self._pointer(value.tensor, value.index, lanes)[1] == set(lanes)
+                if plain and not locals_ and not changing & {s for e in exprs for s in e.symbols}:
+                    self.factors[id(value), lanes, own] = self.value(value, lanes, own, raw=True)
 
     @contextlib.contextmanager
     def _one_lane(self, s: Symbol) -> Iterator[str]:
@@ -508,6 +538,7 @@ class _TritonPrinter:
 
     def _forget(self, local: str) -> None:
         """Invalidates values computed from a private block that changed."""
+        self.absent.pop(local, None)
         stale = {id(v) for v in self.kept if any(isinstance(n, Held) and n.local.name == local for n in v.walk())}
         self.shared = {key: name for key, name in self.shared.items() if key[0] not in stale}
 
@@ -532,7 +563,14 @@ class _TritonPrinter:
         return " & ".join(f"({self._condition(g, lanes)})" for g in wanted)
 
     def _condition(self, g: Less, lanes: Lanes) -> str:
-        return f"{self.index(g.left, lanes)} < {self.index(g.right, lanes)}"
+        """A condition; of one on plain lanes, the lanes are compared with one number, in 32 bits."""
+        rest = g.right - g.left
+        mine = [(term, factor) for term, factor in terms_of(rest) if self.lanes_in(term)]
+        if not mine or not all(isinstance(term, Symbol) and term in self.counted for term, _ in mine):
+            return f"{self.index(g.left, lanes)} < {self.index(g.right, lanes)}"
+        here: Expr = sum((term * -factor for term, factor in mine), const(0))
+        limit = rest + here
+        return f"{self.index(here, lanes)} < {limit if limit.value is not None else f'sr_number({self.index(limit)})'}"
 
     def _pointer(self, tensor: Tensor, index: Sequence[Expr], lanes: Lanes) -> tuple[str, set[Lane]]:
         """A pointer block: the part without lanes first, so that lanes add small offsets to one base."""
@@ -589,7 +627,9 @@ class _TritonPrinter:
     def _assign(self, node: Assign) -> None:
         local, mask = node.local, self._mask(node.guard, node.lanes, set(node.lanes))
         value = self._full(node.value, node.lanes, node.guard)
-        value = f"tl.where({mask}, {value}, {self._held(local, node.lanes)})" if mask else value
+        guard, before = self.absent.get(local.name, (node.guard, None))
+        if mask and (guard or before is None or self._missing(node.value, node.lanes, node.guard) != before):
+            value = f"tl.where({mask}, {value}, {self._held(local, node.lanes)})"
         single = [lane for lane in local.lanes if lane.symbol in self.single]
         if single:
             here = " & ".join(f"({self._at_lane(lane, local.lanes)})" for lane in single)
@@ -599,6 +639,8 @@ class _TritonPrinter:
             value = f"tl.where({here}, {self.spread(new, left, local.lanes)}, {local.name})"
         self.put(f"{local.name} = {value}")
         self._forget(local.name)
+        if not guard and before is not None and not single:
+            self.absent[local.name] = node.guard, before
 
     def _load(self, value: Load, lanes: Lanes, guard: Guard, raw: bool) -> str:
         pointer, own = self._pointer(value.tensor, value.index, lanes)
@@ -720,6 +762,11 @@ class _TritonPrinter:
         text = self._full(node.value, lanes, node.guard)
         if mask and self._missing(node.value, lanes, node.guard) != identity:
             text = f"tl.where({mask}, {text}, {_number(identity)})"
+            if node.operator in ("max", "min") and isinstance(node.value, Call):
+                # Exponentials below the maximum are then zero where the statement is masked off.
+                text = self.shared[id(node.value), lanes, node.guard] = self._named(text)
+                self.others[text] = identity
+                self.kept.append(node.value)
         axes = [None] if len(reduced) == len(lanes) > 1 else list(reversed(reduced))
         for axis in axes:
             text = REDUCERS[node.operator].format(text, axis)
@@ -728,12 +775,17 @@ class _TritonPrinter:
 
     def _missing(self, value: Value, lanes: Lanes, guard: Guard) -> float | None:
         """What a computed value is where its statement is masked off, if that is known."""
-        if isinstance(value, Load):
-            whole = self._pointer(value.tensor, value.index, lanes)[1] == set(lanes)
-            return self.others.get(self.shared.get((id(value), lanes, guard), "")) if whole else None
-        if isinstance(value, Call) and value.function == "exp_diff" and self._missing(value.args[0], lanes, guard) == -math.inf:
-            return 0
-        return None
+        if isinstance(value, Load) and self._pointer(value.tensor, value.index, lanes)[1] != set(lanes):
+            return None
+        if isinstance(value, Held):
+            asked, number = self.absent.get(value.local.name, ((), None))
+            known = value.local.lanes == lanes and all(_is_asked(g, asked, lanes) for g in guard)
+            return number if known and not self.single else None
+        if isinstance(value, Call) and value.function in ("exp_diff", "exp_below"):
+            return 0 if self._missing(value.args[0], lanes, guard) == -math.inf else None
+        if isinstance(value, Call) and value.function == "cast":
+            return 0 if self._missing(value.args[0], lanes, guard) == 0 else None
+        return self.others.get(self.shared.get((id(value), lanes, guard), ""))
 
     def _fold(self, node: Fold) -> None:
         """Combines all lanes of a block, then the result with the carried states. `tl.reduce` may reorder lanes; a scan does not,
@@ -827,16 +879,22 @@ class _TritonPrinter:
         self.put(f"{name} = {text}")
         return name
 
+    def _own(self, guard: Guard, lanes: Lanes) -> Guard:
+        """The conditions that concern only these lanes."""
+        return tuple(g for g in guard if (self.lanes_in(g.left) | self.lanes_in(g.right)) <= set(lanes))
+
     def _operand(self, value: Value, lanes: Lanes, guard: Guard) -> tuple[str, torch.dtype]:
         """A block of a product, and the dtype that it has."""
-        own = tuple(g for g in guard if (self.lanes_in(g.left) | self.lanes_in(g.right)) <= set(lanes))
+        own = self._own(guard, lanes)
+        if (id(value), lanes, own) in self.factors:
+            return self.factors[id(value), lanes, own], value.dtype
         wide = carried_dtype(value.dtype)
         if isinstance(value, Load) and self._pointer(value.tensor, value.index, lanes)[1] == set(lanes):
             return self.value(value, lanes, own, raw=not self.interpreted), wide if self.interpreted else value.dtype
         # What a prologue makes of a masked zero need not be zero.
         mask = self._mask(own, lanes, set(lanes))
         text = self._full(value, lanes, own)
-        text = f"tl.where({mask}, {text}, 0)" if mask else text
+        text = f"tl.where({mask}, {text}, 0)" if mask and self._missing(value, lanes, own) != 0 else text
         # What is rounded to sixteen bits meets an operand that has them.
         rounded = isinstance(value, Call) and value.function == "cast" and wide != value.dtype
         if rounded and not self.interpreted:
@@ -873,9 +931,25 @@ def _places(index: Expr, block: Local) -> Lanes:
     return tuple(found)
 
 
+def _stages(body: Sequence[Node]) -> int | None:
+    """How many blocks of products to keep in flight: fewer where one product feeds another, which also needs registers."""
+    products = sum(isinstance(n, Dot) for n in body)
+    inner = (_stages(part) for n in body for part in bodies(n))
+    own = (STAGES if products == 1 else CHAINED_STAGES) if products else None
+    return min((n for n in (own, *inner) if n is not None), default=None)
+
+
+def _is_asked(condition: Less, guard: Guard, lanes: Lanes) -> bool:
+    """Whether a condition fails only where a guard does: it is one of its own, or what one of these says of fewer lanes."""
+    others = {lane.symbol for lane in lanes} - condition.symbols
+    return any(condition in (g, possible(g, others)) for g in guard)
+
+
 def _last_reads(body: Sequence[Node]) -> set[tuple[int, Tensor]]:
-    """The loops, by id, that read an input after another loop beside them has: the last to need it."""
-    loops = {n: {v.tensor for v in _loads(n) if v.tensor.role is Role.INPUT} for n in body if isinstance(n, For)}
+    """The loops, by id, that read an input after another loop beside them has: the last to need it. Blocks of products are read
+    by other programs too."""
+    plain = [n for n in body if isinstance(n, For) and not any(isinstance(inner, Dot) for inner in nodes((n,)))]
+    loops = {n: {v.tensor for v in _loads(n) if v.tensor.role is Role.INPUT} for n in plain}
     found = {tensor: n for n, tensors in loops.items() for tensor in tensors}
     several = {tensor for tensor in found if sum(tensor in tensors for tensors in loops.values()) > 1}
     inside = (_last_reads(part) for n in body for part in bodies(n))

@@ -25,6 +25,10 @@ LONG = 4096
 """The longest block of a row: long enough that the overhead of the loop around it vanishes."""
 
 
+RAGGED_WIDTH = 128
+"""The most features of a ragged product for which few warps hold a block of sums in registers."""
+
+
 def loop_names(recorder: Recorder, phase: str) -> list[str]:
     """The loops of a phase, outermost first."""
     found = chain(next(p for p in recorder.program.phases if p.name == phase))
@@ -88,8 +92,11 @@ def warps_for(program: TileProgram, target: Target, *, small: bool = False) -> i
     found = shapes(program)
     reducing = [s for s in found if s.reduces_rows]
     blocks = [s for s in reducing if not _is_simple(s.leaf)]
-    if any(s.is_product for s in found):
-        return 2 * target.warps
+    products = [s for s in found if s.is_product]
+    if products:
+        # Blocks of ragged products are small, and several programs share a multiprocessor.
+        ragged = all(len(s.own_rows) > 1 and width(s, target) <= RAGGED_WIDTH for s in products)
+        return target.warps if ragged else 2 * target.warps
     if any(s.reduced & {d.uid for d in s.regular} for s in blocks):
         return (4 if small else 2) * target.warps
     return max(target.warps // 2, 1) if small or (reducing and not blocks) else target.warps

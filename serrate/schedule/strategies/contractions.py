@@ -21,8 +21,11 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Accumulate, Store
 from serrate.schedule.plan import Recorder
-from serrate.schedule.prepare import Shape, columns_of, contracted
+from serrate.schedule.prepare import WIDEST, Shape, columns_of, contracted
 from serrate.schedule.target import Target, power_of_two_at_least
+
+LEAST = 16
+"""The fewest queries or keys of a block: a GPU multiplies no smaller ones."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +104,40 @@ def schedule_contraction(recorder: Recorder, found: Contraction, target: Target)
         _arrange(recorder, found, shape, target)
 
 
+def _width(domain: IterDomain, target: Target) -> int:
+    """Lanes of the features of keys or values: all of them, if they fit."""
+    extent = domain.extent_expr.value
+    return target.matmul[2] if extent is None or extent > WIDEST else extent
+
+
+def _blocks(found: Contraction, target: Target) -> tuple[int, int]:
+    """Queries and keys of a block: fewer if each of them is wide."""
+    wide = [
+        d for s in found.phases for d in s.domains if d.uid not in {found.kept.uid, found.along.uid, found.kept.component.uid}
+    ]
+    inner = [_width(d, target) for d in wide if d.uid not in {o.uid for o in found.outer}]
+    room = power_of_two_at_least(target.largest // max(inner, default=1) + 1) // 2
+    m, k = target.contraction
+    if target.power_of_two_lanes:
+        m = min(m, power_of_two_at_least(_longest(found) or m))
+    return max(min(m, room), LEAST), max(min(k, room), LEAST)
+
+
+def _longest(found: Contraction) -> int | None:
+    """How many queries a sequence has at most, if that is known: one, in decoding, where they are a dim of a dense tensor."""
+    reads = [r for s in found.makers for v in s.leaf.values for r in v.reads]
+    places = [(at, dim) for r in reads for at, dim in zip(r.index, r.tensor.logical, strict=True)]
+    dims = [dim.extent_expr.value for at, dim in places if isinstance(at, IterDomain) and at.uid == found.kept.uid]
+    return min((n for n in dims if n is not None), default=None)
+
+
 def _arrange(recorder: Recorder, found: Contraction, shape: Shape, target: Target) -> None:
     phase, component, rows = shape.phase, found.kept.component.name, found.kept.name
     there = {d.uid for d in shape.domains}
     outer = [d.name for d in found.outer if d.uid in there - found.beside]
     beside = [d.name for d in found.outer if d.uid in there & found.beside]
     inner = [d.name for d in shape.domains if d.name not in (*outer, *beside, component, rows)]
-    m, k = target.contraction
+    m, k = _blocks(found, target)
     recorder.do("split", phase, rows, m)
     recorder.do("reorder", phase, *outer, component, f"{rows}o", *beside, f"{rows}i", *inner)
     recorder.do("combine", phase, component, f"{rows}o")
@@ -120,8 +150,8 @@ def _arrange(recorder: Recorder, found: Contraction, shape: Shape, target: Targe
     # The lanes of a matrix product are rows, columns and depth: keys are columns of the scores, and depth of the contraction.
     for domain in (*columns, *along, *depth):
         extent = domain.extent_expr.value
-        size = k if domain.uid == found.along.uid else min(extent or target.matmul[2], target.matmul[2])
-        size = max(power_of_two_at_least(size), 16) if target.power_of_two_lanes else size
+        size = k if domain.uid == found.along.uid else _width(domain, target)
+        size = max(power_of_two_at_least(size), LEAST) if target.power_of_two_lanes else size
         if extent == size and not domain.is_ragged:
             lanes.append(domain.name)
             continue
