@@ -40,28 +40,57 @@ def _grouped(chosen: Any, experts: int) -> tuple[Any, Any]:
     return ops.group_by(chosen, experts)
 
 
-@jit
-def _mixed(x: Any, router: Any, gate: Any, up: Any, down: Any, top_k: int, activation: str, normalise: bool) -> MoEOutput:
-    ragged = any(d.is_ragged for d in x.domains)
-    tokens, experts = x.values if ragged else x, up.shape[0]
-    logits = F.linear(tokens, router)
-    chances = torch.softmax(logits, -1)
-    weights, chosen = torch.topk(chances, top_k)  # [tokens, top_k]
+class Routed(NamedTuple):
+    """The choices of a router, in a traced function: which experts each token goes to, and how to get there and back."""
+
+    logits: Any
+    chances: Any
+    weights: Any
+    """`[tokens, top_k]`, the weight of each choice."""
+    offsets: Any
+    """`[experts + 1]`: where the choices of each expert begin."""
+    order: Any
+    """The choices, `token * top_k + k`, by expert."""
+
+
+def route(tokens: Any, router: Any, experts: int, top_k: int, normalise: bool) -> Routed:
+    """Picks `top_k` experts for each token and groups the choices by expert; for traced functions."""
+    logits: Any = F.linear(tokens, router)
+    chances: Any = torch.softmax(logits, -1)
+    weights, chosen = torch.topk(chances, top_k)
     if normalise:
         weights = weights / weights.sum(-1, keepdim=True)
+    flat: Any = chosen.flatten()
+    return Routed(logits, chances, weights, *ops.group_by(flat, experts))
 
-    offsets, order = _grouped(chosen.flatten(), experts)
-    rows = ops.as_nested(ops.index(tokens, order // top_k), offsets)  # [experts, tokens of each, D]
+
+def apply_experts(rows: Any, gate: Any, up: Any, down: Any, activation: str) -> Any:
+    """Each expert's layers on its own tokens, `[experts, tokens of each, D]`; for traced functions."""
     active = ACTIVATIONS[activation]
     hidden = active(rows @ up) if gate is None else active(rows @ gate) * (rows @ up)
-    worked = ops.as_flattened(hidden @ down)
-    back: Any = ops.unflatten(ops.index(worked, ops.invert(order)), 0, (-1, top_k))  # choices by token
-    output = (back * weights.unsqueeze(2)).sum(1)
+    return hidden @ down
 
-    load = offsets[1:] - offsets[:-1]
-    choices = logits.shape[0] * top_k
-    balance = (chances.mean(0) * load).sum() * experts / choices
-    z_loss = torch.logsumexp(logits, -1).square().mean()
+
+def combine(worked: Any, order: Any, weights: Any, top_k: int) -> Any:
+    """The weighted sum of each token's results, which are in the order of `Routed.order`; for traced functions."""
+    back = ops.unflatten(ops.index(worked, ops.invert(order)), 0, (-1, top_k))  # choices by token
+    return (back * weights.unsqueeze(2)).sum(1)
+
+
+@jit
+def _mixed(
+    x: Any, router: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, top_k: int, activation: str, normalise: bool
+) -> MoEOutput:
+    ragged = any(d.is_ragged for d in x.domains)
+    tokens, experts = x.values if ragged else x, up.shape[0]
+    to = route(tokens, router, experts, top_k, normalise)
+    rows = ops.as_nested(ops.index(tokens, to.order // top_k), to.offsets)  # [experts, tokens of each, D]
+    output = combine(ops.as_flattened(apply_experts(rows, gate, up, down, activation)), to.order, to.weights, top_k)
+
+    load = to.offsets[1:] - to.offsets[:-1]
+    choices = to.logits.shape[0] * top_k
+    balance = (to.chances.mean(0) * load).sum() * experts / choices
+    z_loss = torch.logsumexp(to.logits, -1).square().mean()
     return MoEOutput(x.with_values(output) if ragged else output, balance, z_loss, load)
 
 
@@ -69,8 +98,8 @@ class MoE(nn.Module):
     """A router picks `top_k` experts for each token; the output is the sum of their results, weighted by their probabilities.
 
     Experts are two linear maps with an activation between ("relu", "gelu", "silu"), or gated ones ("swiglu", "geglu"):
-    `(act(x gate) * (x up)) down`. `normalise` makes the weights of a token's experts sum to 1. Add the two losses, scaled, to
-    your own to keep experts evenly loaded and logits small.
+    `(act(x gate) * (x up)) down`. `normalise` makes the weights of a token's experts sum to 1. `shared` is applied to
+    every token, and its result added. Add the two losses, scaled, to your own to keep experts evenly loaded and logits small.
 
     >>> from serrate import JaggedTensor
     >>> x = JaggedTensor.from_lengths(torch.randn(5, 16), [3, 0, 2])
@@ -88,6 +117,7 @@ class MoE(nn.Module):
         top_k: int = 2,
         activation: str = "swiglu",
         normalise: bool = True,
+        shared: nn.Module | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -97,7 +127,7 @@ class MoE(nn.Module):
         if not 1 <= top_k <= num_experts:
             raise CallError(f"MoE: top_k must be between 1 and num_experts={num_experts}, got {top_k}")
         self.embed_dim, self.hidden_dim, self.num_experts, self.top_k = embed_dim, hidden_dim, num_experts, top_k
-        self.activation, self.normalise = activation, normalise
+        self.activation, self.normalise, self.shared = activation, normalise, shared
 
         def weight(rows: int, columns: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(num_experts, rows, columns, device=device, dtype=dtype))
@@ -121,6 +151,11 @@ class MoE(nn.Module):
                 f"MoE: input must have the shape (B, r0, {self.embed_dim}) or (tokens, {self.embed_dim}), "
                 f"got {tuple(input.shape)}"
             )
+        mixed = self.mixed(input)
+        return mixed if self.shared is None else mixed._replace(output=mixed.output + self.shared(input))
+
+    def mixed(self, input: Any) -> MoEOutput:
+        """The output without the shared experts; `serrate.distributed.ExpertParallel` replaces it."""
         mixed: MoEOutput = _mixed(
             input, self.router.weight, self.gate, self.up, self.down, self.top_k, self.activation, self.normalise
         )
