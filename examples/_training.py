@@ -52,7 +52,7 @@ def side_by_side(models: list[nn.Module], batches: Iterable[Any], lr: float = 1e
 
 
 def report(
-    name: str, models: tuple[nn.Module, nn.Module], batches: Callable[[int], Iterator[Any]], steps: int, lr: float
+    name: str, models: tuple[nn.Module, nn.Module], batches: Callable[[int], Iterator[Any]], lr: float, steps: int = 60
 ) -> None:
     """Compares 20 steps with those of the padded model, then trains on; prints losses and speeds."""
     ours, padded = side_by_side(list(models), shown(batches(20), 20, f"{name}: ragged and padded"), lr)
