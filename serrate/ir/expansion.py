@@ -11,6 +11,7 @@ knows no reduction by name; the definition determines the form:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -213,19 +214,35 @@ def existing_only(kind: Reduction, values: tuple[Value, ...], tile: ReductionTil
 
     m max= where(k <= q, x, -inf)   ->   m max= x  where k <= q
     t sum= where(k <= q, x, 0) * y  ->   the same  where k <= q
+    t sum= exp_diff(where(k <= q, x, -inf), m) * y  ->   the same  where k <= q
     """
     neutral, (value, *others) = kind.neutral(values[0].dtype), values
     if neutral is None or not isinstance(value, Call):
         return values, tile
     if kind.operator == "sum" and value.function == "mul":
-        found = tuple(g for side in value.args for g in _chosen(side, 0)[0])
-        return values, replace(tile, guard=_with(tile.guard, found))
+        return values, replace(tile, guard=_with(tile.guard, _zero_unless(value)))
     found, kept = _chosen(value, neutral)
     return (kept, *others), replace(tile, guard=_with(tile.guard, found))
 
 
 def _with(guard: Guard, more: Guard) -> Guard:
     return tuple(dict.fromkeys((*guard, *(g for g in more if not g.proven))))
+
+
+def _zero_unless(value: Value) -> Guard:
+    """Conditions on positions outside of which a value is 0."""
+    if not isinstance(value, Call):
+        return ()
+    first, *others = value.args
+    if value.function == "mul":
+        return tuple(g for side in value.args for g in _zero_unless(side))
+    if value.function in ("cast", "neg"):
+        return _zero_unless(first)
+    if value.function in ("add", "sub"):
+        return tuple(g for g in _zero_unless(first) if g in _zero_unless(others[0]))
+    if value.function in ("exp", "exp_diff"):
+        return _chosen(first, -math.inf)[0]
+    return (*_chosen(value, 0)[0], *_zero_unless(others[0])) if value.function == "where" else ()
 
 
 def _chosen(value: Value, other: float | int | bool) -> tuple[Guard, Value]:

@@ -31,6 +31,7 @@ from serrate.lower.passes.narrow import narrow
 from serrate.lower.passes.pad_lanes import pad_lanes
 from serrate.lower.passes.peel import peel
 from serrate.lower.passes.prefetch import prefetch
+from serrate.lower.passes.share_operands import share_operands
 from serrate.lower.passes.split_selects import split_selects
 from serrate.lower.passes.strip_mine import strip_mine
 from serrate.lower.passes.tabulate import tabulate
@@ -51,6 +52,8 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
     wanted: list[tuple[bool, Pass]] = [
         # pad lanes to sizes that the target has
         (target.power_of_two_lanes, functools.partial(pad_lanes, least=target.least_matmul)),
+        # compute costly parts of operands once for several matrix products
+        (target.lanes_in_order, share_operands),
         # folds of lanes are loops
         (not target.folds, unfold),
         # do not compute lanes of private blocks that nothing reads

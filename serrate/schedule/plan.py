@@ -13,7 +13,7 @@ from serrate.schedule.primitives import PRIMITIVES
 from serrate.schedule.short_rows import by_length
 from serrate.schedule.tree import tree
 
-LOOPS = frozenset(("combine", "delay", "fuse", "inline", "mark", "merge", "reorder", "split"))
+LOOPS = frozenset(("combine", "delay", "fuse", "gather", "inline", "mark", "merge", "reorder", "repeat", "split"))
 """Primitives whose effect is seen in the loops."""
 
 

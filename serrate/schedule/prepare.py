@@ -6,6 +6,7 @@ have no ragged pair. `describe` then returns the `Shape` of each phase.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serrate.analysis.indices import Indices
@@ -155,22 +156,107 @@ def inline_elementwise(recorder: Recorder) -> None:
 def contract_products(recorder: Recorder) -> bool:
     """Contractions along one side of a ragged product: computes the elements that are summed in place, a block at a time.
 
-    A sum weighted by a softmax becomes a state of the softmax; other functions of the elements are inlined. Returns whether
-    there are any contractions.
+    A sum weighted by a softmax becomes a state of the softmax; other functions of the elements are inlined. Contractions along
+    different sides, as in gradients, each compute the product again: it is never stored. Returns whether there are any
+    contractions.
     """
     found = False
     for phase in recorder.program.phases:
         loops = chain(phase)
-        sides = None if loops is None else contracted(loops[1])
-        if sides is None or loops is None:
-            continue
-        if recorder.attempt("online", phase.name):
-            found = True
-            continue
-        for element in {r.tensor: r for v in loops[1].values for r in v.reads}.values():
-            if _is_ragged_product(recorder.program, element.tensor, sides, phase):
-                found |= recorder.attempt("inline", element.tensor.name)
+        if loops is not None and contracted(loops[1]) is not None:
+            found |= recorder.attempt("online", phase.name)
+    while any(recorder.attempt("inline", name) for name in _summed_elements(recorder.program)):
+        found = True
+    first = set[str]()
+    for group in contraction_groups(recorder.program):
+        for tensor in _products_of(recorder.program, group):
+            readers = {p.name for p in recorder.program.phases if tensor in {t.memory for t in p.reads}}
+            if readers <= {p.name for p in group} or (tensor.name not in first and _all_contract(recorder.program, readers)):
+                first.add(tensor.name)
+            else:
+                recorder.do("repeat", tensor.name, *(p.name for p in group if p.name in readers))
     return found
+
+
+def _summed_elements(program: TileProgram) -> list[str]:
+    """Tensors computed elementwise over both sides of a ragged product, and read only by contractions of it; by several only if
+    it is a function of a product, which each of them computes."""
+    found: list[str] = []
+    for phase in program.phases:
+        stored = _stored(phase)
+        if stored is None or stored.tensor.role is not Role.SCRATCH:
+            continue
+        readers = [p for p in program.phases if stored.tensor in {t.memory for t in p.reads}]
+        both = {d.uid for d in stored.tensor.logical}
+        if not readers or not all(_contracts(p, both) for p in readers):
+            continue
+        reads = {r.tensor.memory for r in stored.value.reads}
+        made = [p for p in program.phases if p.writes & reads and _product(p) is not None]
+        if len(readers) == 1 or any(both <= {d.uid for d in t.logical} for p in made for t in p.writes):
+            found.append(phase.name)
+    return found
+
+
+def _stored(phase: Phase) -> Store | None:
+    found = chain(phase)
+    return found[1] if found is not None and isinstance(found[1], Store) else None
+
+
+def _contracts(phase: Phase, both: set[int]) -> bool:
+    """Whether a phase is a contraction of a ragged product of these dims."""
+    found = chain(phase)
+    sides = None if found is None else contracted(found[1])
+    return sides is not None and {d.uid for d in sides} <= both
+
+
+def _product(phase: Phase) -> Accumulate | None:
+    """The sum over a regular dim that makes the elements of a ragged product."""
+    found = chain(phase)
+    leaf = found[1] if found is not None else None
+    if not isinstance(leaf, Accumulate) or leaf.reduction.operator != "sum" or leaf.merge or any(d.is_ragged for d in leaf.over):
+        return None
+    rows = [d.component.uid for d in leaf.index if isinstance(d, RaggedIterDomain)]
+    return leaf if leaf.targets[0].role is Role.SCRATCH and len(set(rows)) < len(rows) else None
+
+
+def _all_contract(program: TileProgram, names: set[str]) -> bool:
+    loops = [chain(p) for p in program.phases if p.name in names]
+    return all(found is not None and contracted(found[1]) is not None for found in loops)
+
+
+def _products_of(program: TileProgram, group: Sequence[Phase]) -> list[Tensor]:
+    """The ragged products that contractions read."""
+    read = {t.memory for p in group for t in p.reads}
+    return [leaf.targets[0] for p in program.phases if (leaf := _product(p)) is not None and leaf.targets[0] in read]
+
+
+def contraction_groups(program: TileProgram) -> list[list[Phase]]:
+    """Contractions by what they keep and sum; those of a group share one pass over the product, if none needs another."""
+    groups: list[tuple[object, list[Phase]]] = []
+    for phase in program.phases:
+        found = chain(phase)
+        sides = None if found is None else contracted(found[1])
+        if found is None or sides is None or not isinstance(found[1], Accumulate):
+            continue
+        columns = {d.uid for d in columns_of(found[1], *sides)}
+        outer = frozenset(loop.domain.uid for loop in found[0] if loop.domain.uid not in columns)
+        key = (sides[0].uid, sides[1].uid, outer, bool(found[1].places))
+        for other, members in groups:
+            if other == key and not any(_depends(program, phase, member) for member in members):
+                members.append(phase)
+                break
+        else:
+            groups.append((key, [phase]))
+    return [members for _, members in groups]
+
+
+def _depends(program: TileProgram, later: Phase, earlier: Phase) -> bool:
+    """Whether a phase needs what an earlier one computes, directly or through others."""
+    made = set(earlier.writes)
+    for phase in program.phases[program.phases.index(earlier) + 1 : program.phases.index(later) + 1]:
+        if made & {t.memory for t in phase.reads}:
+            made |= phase.writes
+    return bool(made & later.writes)
 
 
 def contracted(leaf: Leaf) -> tuple[RaggedIterDomain, RaggedIterDomain] | None:
@@ -201,14 +287,6 @@ def fits_lanes(domain: IterDomain) -> bool:
     """Whether all positions of a dim fit the lanes of one block."""
     size = domain.extent_expr.value
     return not domain.is_ragged and size is not None and size <= WIDEST
-
-
-def _is_ragged_product(program: TileProgram, tensor: Tensor, sides: tuple[IterDomain, IterDomain], reader: Phase) -> bool:
-    """Whether a tensor is computed elementwise over both sides of a ragged product, and read by one phase only."""
-    readers = [p for p in program.phases if tensor in {t.memory for t in p.reads}]
-    stored = next((found[1] for p in program.phases if p.name == tensor.name and (found := chain(p)) is not None), None)
-    both = {d.uid for d in sides} <= {d.uid for d in tensor.logical}
-    return both and isinstance(stored, Store) and tensor.role is Role.SCRATCH and readers == [reader]
 
 
 def _reads_once(phase: Phase, tensor: Tensor) -> bool:

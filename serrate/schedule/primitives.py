@@ -449,6 +449,51 @@ def delay(program: TileProgram, first: str, second: str) -> TileProgram:
     return program.with_phases(tuple(phases))
 
 
+def gather(program: TileProgram, *phases: str) -> TileProgram:
+    """a;  x;  b;  y   ->   x;  a;  b;  y   (`phases` are a and b, in the order in which they run; what they need runs before)"""
+    chosen = [find(program, name) for name in phases]
+    places = [program.phases.index(p) for p in chosen]
+    before, after = list(program.phases[: min(places)]), list(program.phases[max(places) + 1 :])
+    made = {t for p in chosen for t in p.writes}
+    waiting: list[Phase] = []
+    for between in program.phases[min(places) : max(places) + 1]:
+        if between in chosen:
+            continue
+        if made & {t.memory for t in between.reads}:
+            made |= between.writes
+            waiting.append(between)
+        else:
+            before.append(between)
+    for k, phase in enumerate(chosen):
+        late = {t for p in (*chosen[k + 1 :], *waiting) for t in p.writes} & {t.memory for t in phase.reads}
+        if late:
+            raise ScheduleError(f"gather: {phase.name} needs {next(iter(late)).name}, which would run after it")
+    return program.with_phases((*before, *chosen, *waiting, *after))
+
+
+def repeat(program: TileProgram, tensor: str, *readers: str) -> TileProgram:
+    """t = f;  a(t);  b(t)   ->   t = f;  a(t);  t' = f;  b(t')   (`readers` is b: its own copy is computed right before it)"""
+    loops, leaf = _loops(program, tensor)
+    old = leaf.targets[0]
+    if isinstance(leaf, Scan) or len(leaf.targets) > 1 or old.role is not Role.SCRATCH:
+        raise ScheduleError(f"repeat: {tensor} is not an intermediate result of its own")
+    chosen = [find(program, name) for name in readers]
+    if any(t.memory is old and t is not old for p in chosen for t in p.reads):
+        raise ScheduleError(f"repeat: {tensor} is read through a view")
+    names = {t.name for p in program.phases for t in p.writes}
+    new = replace(old, name=next(name for k in range(len(names) + 1) if (name := f"{old.name}_{k + 2}") not in names))
+    copy = replace(leaf, tensor=new) if isinstance(leaf, Store) else replace(leaf, targets=(new,))
+
+    def moved(value: Value) -> Value | None:
+        return value.of(new, value.index) if isinstance(value, Read) and value.tensor is old else None
+
+    phases = [
+        replace(p, body=map_leaves(p.body, lambda leaf: map_values(leaf, moved))) if p in chosen else p for p in program.phases
+    ]
+    first = min(program.phases.index(p) for p in chosen)
+    return program.with_phases((*phases[:first], Phase(new.name, nest(loops, copy)), *phases[first:]))
+
+
 def allocate(program: TileProgram, tensor: str, how: str, *args: str | int) -> TileProgram:
     """t in memory [6]   ->   t in memory [2, 4]   (`allocate t split d 4`; also `merge a b`, and `reorder` of all dims)
 
@@ -608,6 +653,22 @@ PRIMITIVES: dict[str, Callable[..., TileProgram]] = {
     f.__name__: f
     for f in (
         *(split, merge, partition, combine, long_only, short_only, ragged, fork, cut, resize, swizzle, cover, reorder),
-        *(mark, inline, share, rfactor, two_pass, one_pass, about_pivot, online, keep, hold, delay, allocate, fuse),
+        *(
+            mark,
+            inline,
+            share,
+            rfactor,
+            two_pass,
+            one_pass,
+            about_pivot,
+            online,
+            keep,
+            hold,
+            delay,
+            gather,
+            repeat,
+            allocate,
+            fuse,
+        ),
     )
 }

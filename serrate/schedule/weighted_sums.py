@@ -14,7 +14,7 @@ reductions weigh is part of their definition (`Reduction.weighing`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from serrate.errors import ScheduleError
@@ -68,7 +68,8 @@ def online(program: TileProgram, phase: Phase) -> TileProgram:
     parts = _recognised(program, phase, leaf)
     target = leaf.targets[0]
     kept = tuple(d for d in leaf.index if d is not None)
-    sums = Tensor(f"{target.name}_sums", carried_dtype(target.dtype), kept, storage_of(kept))
+    direct = not parts.factors and target.dtype == carried_dtype(target.dtype)
+    sums = target if direct else Tensor(f"{target.name}_sums", carried_dtype(target.dtype), kept, storage_of(kept))
     at = parts.total.index
     states = Accumulate(
         (*parts.total.targets, sums),
@@ -83,7 +84,9 @@ def online(program: TileProgram, phase: Phase) -> TileProgram:
         result = call("mul", result, factor, dtype=target.dtype)
     loops = tuple((loop.domain, loop.kind) for loop in found[0])
     outer = tuple((d, kind) for d, kind in loops if d.uid != leaf.over[0].uid)
-    new = (Phase(sums.name, nest(loops, states)), Phase(phase.name, nest(outer, Store(target, leaf.index, result))))
+    new = [Phase(sums.name, nest(loops, states))]
+    if not direct:
+        new.append(Phase(phase.name, nest(outer, Store(target, leaf.index, result))))
     return program.with_phases(_placed(program, phase, parts, new))
 
 
@@ -206,7 +209,7 @@ def _domains(value: Value) -> set[int]:
     return found
 
 
-def _placed(program: TileProgram, phase: Phase, parts: _WeightedSum, new: tuple[Phase, Phase]) -> tuple[Phase, ...]:
+def _placed(program: TileProgram, phase: Phase, parts: _WeightedSum, new: Sequence[Phase]) -> tuple[Phase, ...]:
     """All phases in order: readers of the statistics run after the weighted sum, which now computes them."""
     gone = {parts.statistics, parts.weights, phase}
     made = set(parts.total.targets)
@@ -223,4 +226,4 @@ def _placed(program: TileProgram, phase: Phase, parts: _WeightedSum, new: tuple[
     if made & {t.memory for t in new[0].reads}:
         raise ScheduleError(f"phase {phase.name}: the weighted values depend on the reduction that weighs them")
     after = [p for p in program.phases[place + 1 :] if p not in gone]
-    return (*before, new[0], *moved, new[1], *after)
+    return (*before, new[0], *moved, *new[1:], *after)

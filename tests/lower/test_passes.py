@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +14,26 @@ import serrate.language as hl
 from serrate import JaggedTensor, ir, ops, settings
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Less, Symbol, minimum, symbol
-from serrate.ir.loops import Assign, Declare, For, Lane, Local, LoopKernel, LoopProgram, Node, Reduce, Write, held, load, nodes
+from serrate.ir.loops import (
+    Assign,
+    Declare,
+    Dot,
+    For,
+    Lane,
+    Local,
+    LoopKernel,
+    LoopProgram,
+    Node,
+    Reduce,
+    Write,
+    held,
+    load,
+    nodes,
+)
 from serrate.ir.tile import GRID, SERIAL
 from serrate.ir.values import Role, Tensor, Value, call, constant
 from serrate.lower.passes.end_loops import end_loops
+from serrate.lower.passes.share_operands import share_operands
 from serrate.lower.shifts import is_shift
 from tests.engine.test_guess import TOLERANCE, _rows
 
@@ -124,6 +141,38 @@ def test_rows_side_by_side_go_on_as_long_as_the_longest() -> None:
     extent, made = ends(Declare(both, 0.0), adds)
     (longest,) = [n for n in nodes(made.kernels[0].body) if isinstance(n, Reduce) and n.operator == "max"]
     assert extent is minimum(LONG, (symbol(longest.local.name, 0) + 3) // 4)
+
+
+def test_a_loop_starts_where_something_can_exist() -> None:
+    own = Less(C * 4, R * 4 + K.symbol + 1)
+    extent, made = ends(replace(ADDS, guard=(own,)))
+    assert extent is LONG - C
+    (adds,) = [n for n in nodes(made.kernels[0].body) if isinstance(n, Reduce)]
+    assert adds.value is load(X, ((R + C) * 4 + K.symbol, D.symbol)) and adds.guard == (own.substitute({R: R + C}),)
+    feeds = Assign((D,), (), COUNT, call("add", held(COUNT), constant(1.0, F32), dtype=F32))
+    assert ends(replace(ADDS, guard=(own,)), feeds)[0] is LONG
+
+
+def test_costly_parts_of_operands_are_computed_once_for_several_products() -> None:
+    q = Lane(symbol("q", 0, 3), 4)
+    scores, sums = Local("scores", F32, (D, q)), [Local(name, F32, (D, K)) for name in ("one", "other")]
+    power = call("exp", held(scores), dtype=F32)
+    products = [
+        Dot((D, K, q), (Less(q.symbol, N),), sums[0], power, load(X, (q.symbol, K.symbol))),
+        Dot((D, K, q), (Less(q.symbol, N),), sums[1], call("mul", power, power, dtype=F32), load(X, (q.symbol, K.symbol))),
+    ]
+
+    def shared(*body: Node) -> list[Node]:
+        program = LoopProgram("p", (LoopKernel("p", body),), (X,), (Y,), (), (), (N,))
+        return list(share_operands(program).kernels[0].body)
+
+    (declared, computed, one, other) = shared(*products)
+    assert isinstance(declared, Declare) and isinstance(computed, Assign) and computed.value is power
+    assert computed.lanes == (D, q) and computed.guard == (Less(q.symbol, N),)
+    assert isinstance(one, Dot) and one.left is held(computed.local)
+    assert isinstance(other, Dot) and set(other.left.walk()) == {other.left, held(computed.local)}
+    changed = Assign((D, q), (), scores, constant(0.0, F32))
+    assert shared(products[0], changed, products[1]) == [products[0], changed, products[1]]
 
 
 # --- maxima that are guessed -------------------------------------------------------------------------------------------------

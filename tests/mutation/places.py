@@ -283,7 +283,7 @@ LOWER = [
         "serrate/lower/passes/end_loops.py",
         ("tests/lower/test_passes.py",),
         ("if not self.guarded or any(not isinstance(s, Assign) or not s.rests for s in self.lasting):", "if not self.guarded:"),
-        ("if loop in guard.right.symbols or not all(", "if loop in guard.right.symbols or all("),
+        ("if not all((loose or guard) in each for each in fed):", "if all((loose or guard) in each for each in fed):"),
     ),
     *_of(
         "serrate/lower/shifts.py",
@@ -619,8 +619,8 @@ FRONTEND = [
         "serrate/frontend/ops/normalise.py",
         _cases("infinities and softmax"),
         (
-            "return _weights(x, dims, largest, add(reciprocal(total), _undefined(largest)))",
-            "return _weights(x, dims, largest, reciprocal(total))",
+            "scale = keep(x, add(reciprocal(total), _undefined(largest)), dims, True)",
+            "scale = keep(x, reciprocal(total), dims, True)",
         ),
         ("scale = keep(x, add(log(total), _undefined(largest)), dims, True)", "scale = keep(x, log(total), dims, True)"),
     ),

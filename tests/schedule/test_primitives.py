@@ -94,6 +94,24 @@ def test_delay() -> None:
     assert [p.name for p in moved.phases] == ["T3", "T5", "T6"]
 
 
+def test_gather() -> None:
+    # T4 needs T3 and T5 needs T4; T6 is the input itself, doubled.
+    assert [p.name for p in after(Step("gather", ("T3", "T6"))).phases] == ["T3", "T6", "T4", "T5"]
+    assert [p.name for p in after(Step("gather", ("T6", "T3"))).phases] == ["T6", "T3", "T4", "T5"]
+    with pytest.raises(ScheduleError, match="gather: T5 needs T4, which would run after it"):
+        after(Step("gather", ("T3", "T5")))
+    with pytest.raises(ScheduleError, match="gather: T4 needs T3, which would run after it"):
+        after(Step("gather", ("T4", "T3")))
+
+
+def test_repeat() -> None:
+    made = after(Step("repeat", ("T3", "T4")))
+    assert [p.name for p in made.phases] == ["T3", "T3_2", "T4", *(p.name for p in program().phases[2:])]
+    assert {t.name for t in made.phases[2].reads} == {t.name.replace("T3", "T3_2") for t in program().phases[1].reads}
+    with pytest.raises(ScheduleError, match="repeat: T6 is not an intermediate result of its own"):
+        after(Step("repeat", ("T6", "T4")))
+
+
 def rows(operation: Callable[[TensorView], TensorView]) -> TileProgram:
     """The program of one operation on rows."""
     with Fusion("f") as f:

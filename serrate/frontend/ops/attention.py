@@ -1,7 +1,8 @@
 """Attention of sequences of different lengths, each to itself or to another: nothing is padded, and no scores are kept.
 
-In: queries, keys and values, `[..., rows, features]`. Out: one row of features for each query. Written out as a softmax
-of products times values; schedules make one pass over blocks of keys of it (`schedule/strategies/contractions.py`).
+In: queries, keys and values, `[..., rows, features]`. Out: one row of features for each query. Written out as sums of values
+weighted by the exponentials of scores, which are then scaled; schedules make one pass over blocks of keys of it
+(`schedule/strategies/contractions.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from serrate.frontend.broadcast import match, under
 from serrate.frontend.ops.common import Number, Operand, floating, require_equal
 from serrate.frontend.ops.elementwise import add, div, mul, tanh, typed, where
 from serrate.frontend.ops.movement import pulled, rows_of
-from serrate.frontend.ops.normalise import softmax_or_zero
+from serrate.frontend.ops.normalise import softmax_terms
 from serrate.frontend.ops.products import operand
 from serrate.frontend.ops.random import attention_dropout
 from serrate.frontend.ops.structure import unsqueeze
@@ -102,7 +103,7 @@ def attention(
     if seen is not None:
         masked = call("where", seen, scores.at(rows), constant(float("-inf"), state), dtype=state)
         scores = pulled(fusion, state, rows, masked)
-    weights = softmax_or_zero(scores, -1)
+    weights, factor = softmax_terms(scores, -1)
     if isinstance(dropout_p, TensorView) or dropout_p > 0:
         weights = attention_dropout(weights, dropout_p, seed=seed)
     width = value.domains[-1]
@@ -112,6 +113,8 @@ def attention(
     term = call("mul", operand(weights, rows, dtype), operand(value, (*shared[1], keys, width)), dtype=state)
     targets = (fusion.tensor(state, kept),)
     found = fusion.define(targets, (*kept, keys), Accumulate(targets, kept, SUM, (term,), (keys,)))[0]
+    # Sums are scaled, not weights: the gradient of a query's scale then needs its sums, and not all of its weights.
+    found = mul(found, factor)
     if query.domains[-2].is_ragged:
         return typed(found, dtype)
     dense = query.domains[-2]

@@ -46,20 +46,20 @@ def softmax(x: TensorView, dim: Dims, dtype: torch.dtype | None = None) -> Tenso
     """`torch.softmax` over one or more dims, ragged or regular."""
     x = x if dtype is None else cast(x, dtype)
     dims, largest, total = softmax_states(x, dim)
-    return _weights(x, dims, largest, add(reciprocal(total), _undefined(largest)))
+    scale = keep(x, add(reciprocal(total), _undefined(largest)), dims, True)
+    return typed(mul(_powers(x, dims, largest), scale), x.dtype)
 
 
-def softmax_or_zero(x: TensorView, dim: Dims) -> TensorView:
-    """The same, and 0 in rows that have nothing but -inf: weights of a query that sees no key, as torch has them."""
+def softmax_terms(x: TensorView, dim: Dims) -> tuple[TensorView, TensorView]:
+    """The exponentials of a softmax, and what they are multiplied by, with a dim of extent 1 in place of `dim`. That is 0 for
+    rows that have nothing but -inf: a query that sees no key gets zeros, as in torch."""
     dims, largest, total = softmax_states(x, dim)
     scale = add(reciprocal(total), _undefined(largest))
-    return _weights(x, dims, largest, where(eq(total, 0), 0.0, scale))
+    return _powers(x, dims, largest), keep(x, where(eq(total, 0), 0.0, scale), dims, True)
 
 
-def _weights(x: TensorView, dims: tuple[int, ...], largest: TensorView, scale: TensorView) -> TensorView:
-    scale = keep(x, scale, dims, True)
-    power = elementwise("exp_diff", scale.dtype, x, keep(x, largest, dims, True), compute=scale.dtype)
-    return typed(mul(power, scale), x.dtype)
+def _powers(x: TensorView, dims: tuple[int, ...], largest: TensorView) -> TensorView:
+    return elementwise("exp_diff", largest.dtype, x, keep(x, largest, dims, True), compute=largest.dtype)
 
 
 def log_softmax(x: TensorView, dim: Dims, dtype: torch.dtype | None = None) -> TensorView:

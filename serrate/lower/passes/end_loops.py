@@ -1,8 +1,9 @@
-"""End loops: a loop stops at the first position past which nothing in it exists.
+"""End loops: a loop stops at the first position past which nothing in it exists, and starts at the first that may exist.
 
 In: a loop program. Out: the same, with tighter loop bounds:
 
     serial r < longest:  t sum= x[r]  where r < len[c]      ->   serial r < min(longest, len[c]):  t sum= x[r]  where r < len[c]
+    serial r < n:  t sum= x[r]  where k < r + 1             ->   serial r < n - k:  t sum= x[r + k]  where k < r + k + 1
 
 Skipping what does not exist changes nothing: a reduction does not count it, a store does not write it, and a carried value rests
 (`Assign.rests`). A loop continues for a store that is not guarded by the row's length, and for a carried value that something
@@ -19,7 +20,7 @@ from dataclasses import replace
 
 import torch
 
-from serrate.ir.expr import Element, Expr, Less, Search, Symbol, minimum, symbol
+from serrate.ir.expr import Element, Expr, Less, Search, Symbol, maximum, minimum, symbol
 from serrate.ir.loops import (
     Assign,
     Bind,
@@ -41,12 +42,24 @@ from serrate.ir.loops import (
     with_bodies,
     written_by,
 )
-from serrate.ir.solve import end_of, loosest, possible
+from serrate.ir.solve import end_of, loosest, possible, start_of
 from serrate.ir.tile import GRID
 from serrate.ir.values import Value
 from serrate.lower.facts import Facts
 from serrate.lower.names import Names
-from serrate.lower.passes.common import Body, Effect, changed, effects, inward, kept, names_in, per_kernel, with_values, without
+from serrate.lower.passes.common import (
+    Body,
+    Effect,
+    changed,
+    effects,
+    inward,
+    kept,
+    names_in,
+    per_kernel,
+    substituted,
+    with_values,
+    without,
+)
 
 MOST_TESTS = 4
 """How many read conditions may be tested once per worker; doing so duplicates its body."""
@@ -90,12 +103,15 @@ class _Ending:
 
     def _serial(self, loop: For, facts: Facts) -> tuple[Node, ...]:
         found = _End(loop, self.names, alone=False)
-        if found.end is None:
+        if found.end is None and found.start is None:
             return (changed(loop, body=self.body(loop.body, facts.and_(Less(loop.symbol, loop.extent)))),)
-        extent = minimum(loop.extent, found.end)
+        extent = loop.extent if found.end is None else minimum(loop.extent, found.end)
         asked = tuple(g for g in found.asked if not facts.holds(g)) if self.branches else ()
         inner = settled(loop.body, (*asked, *found.met))
         body = self.body(inner, facts.and_(*asked, Less(loop.symbol, extent)))
+        if found.start is not None:
+            first = maximum(found.start, 0)
+            body, extent = substituted(body, {loop.symbol: loop.symbol + first}), extent - first
         made = (*found.before, replace(loop, extent=extent, bound=extent, body=body))
         # The end of a row is read only for rows that exist.
         return (If(asked, made, ()),) if asked else made
@@ -134,7 +150,7 @@ class _Own:
 
 
 class _End:
-    """Where a loop can end, if that is known: the first position past which nothing exists.
+    """Where a loop can end, if that is known: the first position past which nothing exists; and where it can start.
 
     Also the statements that compute it, the conditions under which these are safe, and the conditions that the new bound
     implies. With `alone`, only conditions without inner loops and lanes count.
@@ -143,6 +159,7 @@ class _End:
     def __init__(self, loop: For, names: Names, *, alone: bool) -> None:
         self.loop, self.names, self.alone = loop, names, alone
         self.end: Expr | None = None
+        self.start: Expr | None = None
         self.before: list[Node] = []
         self.met: list[Less] = []
         self.asked: Guard = ()
@@ -161,7 +178,7 @@ class _End:
         for guard in self._shared():
             if not self._take(guard):
                 break
-        if self.end is not None:
+        if self.end is not None or self.start is not None:
             fixed = {loop.symbol, *self.lanes}
             self.asked = tuple(g for g in self._shared() if not g.symbols & fixed and not self.own.mentioned(g))
 
@@ -181,7 +198,10 @@ class _End:
         inner = {s for s in self.own.symbols if isinstance(s, Symbol)}
         loose = possible(guard, self.lanes.keys() | inner)
         fed = [self._loose(rests) for s in self.lasting for rests in getattr(s, "rests", ())]
-        if loop in guard.right.symbols or not all((loose or guard) in each for each in fed):
+        if not all((loose or guard) in each for each in fed):
+            return True
+        if loop in guard.right.symbols:
+            self._begin(loose)
             return True
         if self.alone and guard.symbols & (inner | self.lanes.keys()):
             return True
@@ -201,6 +221,12 @@ class _End:
         if along:
             self.before += before
         return not along
+
+    def _begin(self, loose: Less | None) -> None:
+        """Starts the loop where a condition first can hold."""
+        start = None if loose is None or self.alone or self.own.mentioned(loose) else start_of(loose, self.loop.symbol)
+        if start is not None:
+            self.start = start if self.start is None else maximum(self.start, start)
 
     def _longest(self, limit: Expr, along: list[Lane]) -> tuple[Expr, list[Node]]:
         """The bound for several rows in lanes: the longest of them."""

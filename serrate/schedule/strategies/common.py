@@ -335,7 +335,7 @@ def schedule(recorder: Recorder, target: Target, rows: RowLoops, lanes: Lanes | 
         rows.kernel(recorder, target, lanes or {})
         return
     found = shapes(recorder.program)
-    together = contractions(found)
+    together = contractions(recorder.program, found)
     done = {shape.phase for each in together for shape in each.phases}
     for each in together:
         schedule_contraction(recorder, each, target)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.tile import Accumulate, Store
+from serrate.ir.tile import Accumulate, Store, TileProgram
 from serrate.schedule.plan import Recorder
-from serrate.schedule.prepare import WIDEST, Shape, columns_of, contracted
+from serrate.schedule.prepare import WIDEST, Shape, columns_of, contracted, contraction_groups
 from serrate.schedule.target import Target, power_of_two_at_least
 
 LEAST = 16
@@ -30,9 +30,9 @@ LEAST = 16
 
 @dataclass(frozen=True)
 class Contraction:
-    """A sum along one side of a ragged product, with the phases that compute its elements and those that finish its results."""
+    """Sums along one side of a ragged product, with the phases that compute its elements and those that finish its results."""
 
-    root: Shape
+    roots: tuple[Shape, ...]
     makers: tuple[Shape, ...]
     finishers: tuple[Shape, ...]
     kept: RaggedIterDomain
@@ -43,40 +43,43 @@ class Contraction:
 
     @property
     def phases(self) -> tuple[Shape, ...]:
-        return (*self.makers, self.root, *self.finishers)
+        return (*self.makers, *self.roots, *self.finishers)
 
     @property
     def outer(self) -> tuple[IterDomain, ...]:
         """The dims outside the contraction, such as heads."""
         inner = {d.uid for d in (self.kept.component, self.kept, self.along, *self.columns)}
-        return tuple(d for d in self.root.domains if d.uid not in inner)
+        return tuple(d for d in self.roots[0].domains if d.uid not in inner)
 
     @property
     def beside(self) -> frozenset[int]:
         """Which of those are stored after the rows: heads of `[B, r, H, D]`. One after the other, they share pages of memory."""
         outer = {d.uid for d in self.outer}
-        stored = [d.uid for d in self.root.leaf.targets[-1].storage]
+        stored = [d.uid for d in self.roots[0].leaf.targets[-1].storage]
         rows = next(k for k, uid in enumerate(stored) if uid not in outer)
         return frozenset(outer & set(stored[rows:]))
 
 
-def contractions(shapes: Sequence[Shape]) -> list[Contraction]:
+def contractions(program: TileProgram, shapes: Sequence[Shape]) -> list[Contraction]:
     """The contractions of a program whose ragged products are computed there, or feed a softmax."""
     found: list[Contraction] = []
     taken: set[str] = set()
-    for place, root in enumerate(shapes):
-        sides = contracted(root.leaf)
-        if sides is None or not isinstance(root.leaf, Accumulate):
-            continue
-        read = {r.tensor.memory for v in root.leaf.values for r in v.reads}
+    by_name = {s.phase: s for s in shapes}
+    for group in contraction_groups(program):
+        roots = tuple(by_name[p.name] for p in group)
+        sides = contracted(roots[0].leaf)
+        assert sides is not None
+        read = {r.tensor.memory for root in roots for v in root.leaf.values for r in v.reads}
         both = {d.uid for d in sides}
-        makers = tuple(s for s in shapes[:place] if s.is_product and s.leaf.targets[0] in read and both <= _index(s))
-        # A phase of several contractions, as the scores in the gradients of attention, is arranged with the first of them.
+        makers = tuple(s for s in shapes if s.is_product and s.leaf.targets[0] in read and both <= _index(s))
         makers = tuple(s for s in makers if s.phase not in taken)
-        if (makers or root.leaf.places) and root.phase not in taken:
-            finishers = tuple(s for s in _finishers(root, shapes[place + 1 :], sides[0]) if s.phase not in taken)
-            taken.update(s.phase for s in (root, *makers, *finishers))
-            found.append(Contraction(root, makers, finishers, *sides, columns_of(root.leaf, *sides)))
+        if not makers and not any(isinstance(root.leaf, Accumulate) and root.leaf.places for root in roots):
+            continue
+        later = shapes[max(map(shapes.index, roots)) + 1 :]
+        finishers = tuple(s for s in _finishers(roots, later, sides[0]) if s.phase not in taken)
+        columns = {d.uid: d for r in roots if isinstance(r.leaf, Accumulate) for d in columns_of(r.leaf, *sides)}
+        taken.update(s.phase for s in (*roots, *makers, *finishers))
+        found.append(Contraction(roots, makers, finishers, *sides, tuple(columns.values())))
     return found
 
 
@@ -84,13 +87,14 @@ def _index(shape: Shape) -> set[int]:
     return {d.uid for d in shape.leaf.index if d is not None}
 
 
-def _finishers(root: Shape, later: Sequence[Shape], kept: RaggedIterDomain) -> tuple[Shape, ...]:
+def _finishers(roots: Sequence[Shape], later: Sequence[Shape], kept: RaggedIterDomain) -> tuple[Shape, ...]:
     """The elementwise phases that store a contraction's results."""
-    made, found = set(root.leaf.targets), []
+    made, found = {t for root in roots for t in root.leaf.targets}, []
     needed = {kept.uid, kept.component.uid}
+    most = {uid for root in roots for uid in _index(root)}
     for shape in later:
         own = {d.uid for d in shape.domains}
-        if isinstance(shape.leaf, Store) and needed <= own <= _index(root) and made & {r.tensor for r in shape.leaf.value.reads}:
+        if isinstance(shape.leaf, Store) and needed <= own <= most and made & {r.tensor for r in shape.leaf.value.reads}:
             made |= set(shape.leaf.targets)
             found.append(shape)
     return tuple(found)
@@ -98,8 +102,7 @@ def _finishers(root: Shape, later: Sequence[Shape], kept: RaggedIterDomain) -> t
 
 def schedule_contraction(recorder: Recorder, found: Contraction, target: Target) -> None:
     """Arranges the loops of all phases of a contraction, so that they can be fused."""
-    for maker in found.makers:
-        recorder.attempt("delay", maker.phase, found.root.phase)
+    recorder.attempt("gather", *(shape.phase for shape in (*found.makers, *found.roots)))
     for shape in found.phases:
         _arrange(recorder, found, shape, target)
 
