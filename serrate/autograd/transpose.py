@@ -32,8 +32,9 @@ from serrate.frontend.ops.routing import group_by
 from serrate.frontend.ops.structure import as_nested, flatten, viewed
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, FloorDiv, const, maximum, minimum
-from serrate.ir.fusion import Fusion
+from serrate.ir.fusion import Equal, Fusion
 from serrate.ir.partition import Partition
+from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import Cover, Spread
 from serrate.ir.reductions import SUM
 from serrate.ir.solve import factor_of
@@ -207,15 +208,22 @@ def _sort_out(reading: _Reading, own: IterDomain, place: Place) -> None:
 # --- sums over what an index lacks ---------------------------------------------------------------------------------------------
 
 
-def summed(fusion: Fusion, value: Value, domains: Sequence[IterDomain], kept: Sequence[IterDomain]) -> TensorView:
+def summed(
+    fusion: Fusion,
+    value: Value,
+    domains: Sequence[IterDomain],
+    kept: Sequence[IterDomain],
+    named: Sequence[IterDomain] | None = None,
+) -> TensorView:
     """`value`, which has one number per position of `domains`, summed over those not in `kept`; the dims of the result are in the
-    order of `kept`. Rows that are kept without the dim that counts them become regular, as long as the longest."""
+    order of `kept`. Rows that are kept without the dim that counts them become regular, as long as the longest. `named` are
+    other names of the dims of the result."""
     uids = {d.uid for d in kept}
     unit: dict[int, IterDomain | None] = {d.uid: None for d in domains if d.extent == 1 and d.uid not in uids}
     value, domains = reindex(value, unit), [d for d in domains if d.uid not in unit]
     over = tuple(d for d in domains if d.uid not in uids)
     try:
-        target = fusion.tensor(value.dtype, kept)
+        target = fusion.tensor(value.dtype, kept if named is None else named)
     except ShapeError:
         return _in_steps(fusion, value, domains, kept)
     if len([d for d in over if d.is_ragged]) > 1:
@@ -241,9 +249,9 @@ def _in_steps(fusion: Fusion, value: Value, domains: Sequence[IterDomain], kept:
 def _gathered(reading: _Reading, adjoint: Value, domains: Sequence[IterDomain]) -> TensorView:
     """The gradient where every element of the tensor knows which positions of the statement read it."""
     kept = reading.kept
-    total = summed(reading.fusion, adjoint, domains, kept)
-    same = [d.uid for d in kept] == [d.uid for d in reading.own] == [d.uid for d in total.domains]
-    if same and not (reading.solved or reading.pinned or reading.shared):
+    direct = not (reading.solved or reading.pinned or reading.shared)
+    total = summed(reading.fusion, adjoint, domains, kept, reading.own if direct and _alike(reading) else None)
+    if direct and [d.uid for d in reading.own] == [d.uid for d in total.domains]:
         return total
     own = [*reading.own]
     known: dict[Expr, Expr] = {index_of(d): index_of(to) for d, to in reading.plain.values()}
@@ -271,6 +279,23 @@ def _gathered(reading: _Reading, adjoint: Value, domains: Sequence[IterDomain]) 
     for condition in conditions:
         value = select(condition, value, zero(value))
     return summed(reading.fusion, value, (*own, *parts), own)
+
+
+def _alike(reading: _Reading) -> bool:
+    """Whether the dims of the statement that a read takes are as large as those of the tensor, whatever the call: then the sum
+    over the others is the gradient."""
+    equal = {frozenset((c.left, c.right)) for c in reading.fusion.checks if isinstance(c, Equal)}
+    same: dict[int, int] = {}
+    for domain, own in reading.plain.values():
+        sizes = domain.extent_expr, own.extent_expr
+        if isinstance(domain, RaggedIterDomain) and isinstance(own, RaggedIterDomain):
+            alike = domain.length is own.length and same.get(domain.component.uid) == own.component.uid
+        else:
+            alike = not domain.is_ragged and not own.is_ragged and (sizes[0] is sizes[1] or frozenset(sizes) in equal)
+        if not alike and domain.uid != own.uid:
+            return False
+        same[domain.uid] = own.uid
+    return all(owner.uid in same for domain, _ in reading.plain.values() for owner in domain.owners)
 
 
 def _place(expr: Expr, domains: Iterable[IterDomain], reads: Sequence[Value] = ()) -> Place:

@@ -72,6 +72,34 @@ class Shape:
         # Each side has a dim that the other lacks, else it is a row of elementwise products.
         return all(inner[0].uid in side for side in sides) and not (sides[0] <= sides[1] or sides[1] <= sides[0])
 
+    @property
+    def row_product(self) -> RowProduct | None:
+        """This phase as a matrix product that sums over rows, as the gradient of a weight does; None if it is not one."""
+        if not isinstance(self.leaf, Accumulate) or self.leaf.reduction.operator != "sum" or self.leaf.merge:
+            return None
+        value, reduced = self.leaf.values[0], [d for d in self.domains if d.uid in self.reduced]
+        if len(reduced) != 1 or not (isinstance(value, Call) and value.function == "mul"):
+            return None
+        if reduced[0] is not self.ragged and (self.component is not None or reduced[0].extent_expr.value is not None):
+            return None
+        sides = [{d.uid for r in side.reads for d in domains_of(r.index)} for side in value.args]
+        wide = [d for d in self.leaf.index if d is not None and any(d.uid == r.uid for r in self.regular) and not d.is_ragged]
+        own = [[d for d in wide if d.uid in a and d.uid not in b] for a, b in (sides, reversed(sides))]
+        if not all(own) or any(d.extent_expr.value is None for side in own for d in side):
+            return None
+        order = [d.uid for d in wide]
+        rows, columns = sorted((own[0][-1], own[1][-1]), key=lambda d: order.index(d.uid))
+        return RowProduct(rows, columns, reduced[0])
+
+
+@dataclass(frozen=True)
+class RowProduct:
+    """A matrix product that sums over rows: `w[d, e] sum= x[r, d] * y[r, e] over r`."""
+
+    rows: IterDomain
+    columns: IterDomain
+    depth: IterDomain
+
 
 @dataclass(frozen=True)
 class RowFacts:

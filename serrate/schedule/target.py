@@ -43,6 +43,8 @@ class Target:
     """Whether a worker can keep a whole row in private memory, so that exponentials are computed once."""
     matmul: tuple[int, int, int]
     """Rows, columns and depth of one block of a matrix product."""
+    row_product: tuple[int, int, int]
+    """The same of a product that sums over rows."""
     contraction: tuple[int, int]
     """The block of a ragged product in a contraction: positions of the kept and of the summed side."""
     rows_together: int
@@ -90,6 +92,7 @@ CPU = Target(
     chunk=131072,
     keeps_rows=True,
     matmul=(64, 32, 512),
+    row_product=(128, 256, 128),
     contraction=(128, 128),
     rows_together=8,
     grouped=1024,
@@ -121,6 +124,7 @@ GPU = Target(
     chunk=131072,
     keeps_rows=False,
     matmul=(128, 256, 64),
+    row_product=(128, 128, 64),
     contraction=(64, 64),
     rows_together=4,
     grouped=1024,

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
+from math import prod
 from typing import Protocol
 
 from serrate.ir.domains import IterDomain
-from serrate.ir.tile import Accumulate, Scan, Store, TileProgram, chain
+from serrate.ir.tile import GRID, LANES, Accumulate, Phase, Scan, Store, TileProgram, chain, walk
 from serrate.ir.values import Place, Read, Role, domains_of
 from serrate.schedule.plan import Recorder
-from serrate.schedule.prepare import Shape, describe, reduced_loops
+from serrate.schedule.prepare import RowProduct, Shape, describe, reduced_loops
 from serrate.schedule.primitives import goes_in_order
 from serrate.schedule.strategies.contractions import contractions, schedule_contraction
 from serrate.schedule.strategies.kernels import Lanes
@@ -277,6 +278,35 @@ def schedule_product(
     finish_loops(recorder, shape.phase, [*kept, *serial, *lanes], kept[:grid], lanes)
 
 
+FEW_BLOCKS, LONG_SUM = 32, 4096
+"""A row product with fewer blocks of results than this is summed in parts of so many positions, to occupy all workers."""
+
+
+def schedule_row_product(recorder: Recorder, shape: Shape, found: RowProduct, target: Target) -> None:
+    """Schedules a matrix product that sums over rows: blocks of the result on the grid, each summed over all positions. If all
+    rows are summed and the result has few blocks, parts of the rows are summed first, and then combined in order."""
+    sizes = [
+        max(lanes_of(d, target, most), target.least_matmul)
+        for d, most in zip((found.rows, found.columns), target.row_product, strict=False)
+    ]
+    phase, depth, serial = shape.phase, found.depth.name, list[str]()
+    count = prod(-(-(d.extent_expr.value or size) // size) for d, size in zip((found.rows, found.columns), sizes, strict=True))
+    if shape.component is None and count < FEW_BLOCKS:
+        recorder.do("split", phase, depth, LONG_SUM)
+        recorder.do("rfactor", phase, f"{depth}o")
+        phase, serial, depth = f"{shape.leaf.targets[0].name}_{depth}o", [f"{depth}o"], f"{depth}i"
+    for domain, size in zip((found.rows.name, found.columns.name, depth), (*sizes, target.row_product[2]), strict=True):
+        recorder.do("split", phase, domain, size)
+    inner = {found.rows.name, found.columns.name, found.depth.name}
+    others = [d.name for d in shape.domains if d.name not in inner]
+    blocks = [f"{found.rows.name}o", f"{found.columns.name}o"]
+    grid = [*others, *serial, *blocks]
+    lanes = [f"{found.rows.name}i", f"{found.columns.name}i", f"{depth}i"]
+    finish_loops(recorder, phase, [*grid, f"{depth}o", *lanes], grid, lanes)
+    if serial:
+        _finish_total(recorder, shape, describe(recorder.program, shape.phase).regular, target)
+
+
 def finishes_product(shape: Shape, shapes: Sequence[Shape]) -> bool:
     """Whether a phase is the epilogue of a matrix product: elementwise, over the same elements, so it can share its blocks."""
     if not isinstance(shape.leaf, Store):
@@ -287,16 +317,26 @@ def finishes_product(shape: Shape, shapes: Sequence[Shape]) -> bool:
 
 
 def fuse_neighbours(recorder: Recorder) -> None:
-    """Fuses each phase with the one before it, sharing as many loops as is legal."""
+    """Fuses each phase with the one before it, sharing as many loops as is legal. What is fused with a matrix product shares all
+    of its grid, so that its blocks remain spread over all workers."""
     k = 1
     while k < len(recorder.program.phases):
         first, second = recorder.program.phases[k - 1], recorder.program.phases[k]
-        if not _fused(recorder, first.name, second.name):
+        least = max((_grid_depth(p) for p in (first, second) if _is_blocked(p)), default=1)
+        if not any(recorder.attempt("fuse", first.name, second.name, depth) for depth in range(8, least - 1, -1)):
             k += 1
 
 
-def _fused(recorder: Recorder, first: str, second: str) -> bool:
-    return any(recorder.attempt("fuse", first, second, depth) for depth in range(8, 0, -1))
+def _is_blocked(phase: Phase) -> bool:
+    """Whether a phase computes a matrix product by blocks: three of its loops are lanes."""
+    return any(
+        sum(loop.kind is LANES for loop in around) > 2 for node, around in walk(phase.body) if isinstance(node, Accumulate)
+    )
+
+
+def _grid_depth(phase: Phase) -> int:
+    """How many grid loops are around each other."""
+    return max((sum(loop.kind is GRID for loop in around) for _, around in walk(phase.body)), default=1)
 
 
 PhaseBlocks = tuple[tuple[str, int | None], ...]
@@ -376,7 +416,10 @@ def of_sixteen_bits(shapes: Sequence[Shape]) -> bool:
 
 
 def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], target: Target, rows: RowLoops) -> None:
-    if shape.component is None:
+    by_rows = shape.row_product
+    if by_rows is not None:
+        schedule_row_product(recorder, shape, by_rows, target)
+    elif shape.component is None:
         schedule_regular(recorder, shape, shapes, target)
     elif shape.ragged is None:
         grid, own = rows.per_component(recorder, shape)

@@ -55,7 +55,9 @@ class Contraction:
     def beside(self) -> frozenset[int]:
         """Which of those are stored after the rows: heads of `[B, r, H, D]`. One after the other, they share pages of memory."""
         outer = {d.uid for d in self.outer}
-        stored = [d.uid for d in self.roots[0].leaf.targets[-1].storage]
+        leaf = self.roots[0].leaf
+        named = {d.uid: at.uid for d, at in zip(leaf.targets[-1].logical, leaf.index, strict=True) if at is not None}
+        stored = [named.get(d.uid, d.uid) for d in leaf.targets[-1].storage]
         rows = next(k for k, uid in enumerate(stored) if uid not in outer)
         return frozenset(outer & set(stored[rows:]))
 
