@@ -42,7 +42,9 @@ class Gradients:
     given: tuple[int | None, ...]
     """For each result of the original, which input holds its gradient; None if no gradient flows back through it."""
     found: tuple[TensorView | None, ...]
-    """The gradient of each wanted input; None if no result depends on it."""
+    """The gradient of each wanted input; None if it is zero."""
+    connected: tuple[bool, ...]
+    """Whether a result depends on each wanted input, though its gradient may be zero, as that of a rounded number is."""
 
 
 def gradients(fusion: Fusion, wanted: Sequence[int]) -> Gradients:
@@ -66,17 +68,21 @@ def gradients(fusion: Fusion, wanted: Sequence[int]) -> Gradients:
     for definition in reversed(own.definitions[:count]):
         reverse.visit(definition)
     found = tuple(reverse.gradient(tensor, tensor.dtype) for tensor in sources)
-    return Gradients(own, count, tuple(given), found)
+    reached = [
+        any(r.tensor.memory in _Reverse(own, [s], count).active for r in results) if g is None else True
+        for s, g in zip(sources, found, strict=True)
+    ]
+    return Gradients(own, count, tuple(given), found, tuple(reached))
 
 
 class _Reverse:
     """Gradients of tensors, from the last definition to the first."""
 
-    def __init__(self, fusion: Fusion, sources: Sequence[Tensor]) -> None:
+    def __init__(self, fusion: Fusion, sources: Sequence[Tensor], count: int | None = None) -> None:
         self.fusion = fusion
         self.active = set(sources)
         """Tensors that depend on the sources, in a way that has a derivative."""
-        for definition in fusion.definitions:
+        for definition in fusion.definitions[:count]:
             statement = definition.statement
             if any(map(self._is_active, statement.values)):
                 constant = CONSTANT.get(statement.reduction.name, ()) if isinstance(statement, Accumulate) else ()
@@ -188,7 +194,7 @@ class _Reverse:
     def _is_active(self, value: Value) -> bool:
         if isinstance(value, Read):
             return value.tensor.memory in self.active
-        return isinstance(value, Call) and any(map(self._is_active, value.args))
+        return isinstance(value, Call) and value.function != "detach" and any(map(self._is_active, value.args))
 
 
 def _in_dtype(adjoint: Value, like: Value) -> Value:

@@ -239,6 +239,7 @@ ELEMENTWISE: dict[str, Rule] = {
     "lgamma": lambda g, out, x: (times(g, _of(g, "digamma", x)),),
     "digamma": _trigamma,
     "finite_or_zero": _finite_or_zero,
+    "detach": lambda g, out, x: (None,),
     "add": lambda g, out, a, b: (g, g),
     "sub": lambda g, out, a, b: (g, minus(g)),
     "mul": lambda g, out, a, b: (times(g, b), times(g, a)),

@@ -87,6 +87,9 @@ class _Function(torch.autograd.Function):
         ctx.owner, ctx.count, ctx.floats = owner, len(floats), floats
         ctx.kept = [None if k in floats else x for k, x in enumerate(kept)]
         ctx.versions = [None if x is None else version(x) for x in ctx.kept]
+        # Gradients that are zero whatever arrives, such as those of rounded numbers.
+        constant = [c and k is None for c, k in zip(owner._made.connected, owner.backward.found, strict=True)]
+        ctx.zeros = [(x.shape, x.dtype, x.device) if zero else None for x, zero in zip(wanted, constant, strict=True)]
         ctx.save_for_backward(*(kept[k] for k in floats), *saved)
         ctx.mark_non_differentiable(*(v for v, k in zip(values, owner._made.given, strict=True) if k is None))
         call.leaves, call.args = [], []
@@ -117,7 +120,8 @@ class _Function(torch.autograd.Function):
             made = program(*args)
             # The gradient of an input that is ragged in the program, as saved tensors are, is that of its values.
             found = [x.values if isinstance(x, JaggedTensor) else x for x in (made if isinstance(made, tuple) else (made,))]
-        return (None, *(None if k is None else found[k] for k in part.found))
+        zeros = [None if z is None else torch.zeros(z[0], dtype=z[1], device=z[2]) for z in ctx.zeros]
+        return (None, *(zero if k is None else found[k] for k, zero in zip(part.found, zeros, strict=True)))
 
 
 _apply: Callable[..., tuple[torch.Tensor, ...]] = _Function.apply

@@ -194,7 +194,7 @@ def _by_name() -> dict[str, Callable[..., Any]]:
         del found[name]
     found |= {alias: found[name] for alias, name in ALIASES.items()}
     found["positive"] = shaping.same
-    found |= {"t": shaping.reversed_dims, "contiguous": shaping.same, "detach": shaping.same, "getitem": shaping.getitem}
+    found |= {"t": shaping.reversed_dims, "contiguous": shaping.same, "detach": shaping.detach, "getitem": shaping.getitem}
     found["to_padded"] = ops.to_padded
     found |= {"half": _cast(torch.float16), "float": _cast(torch.float32), "double": _cast(torch.float64)}
     found |= {"bfloat16": _cast(torch.bfloat16), "int": _cast(torch.int32), "long": _cast(torch.int64)}

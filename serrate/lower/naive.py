@@ -13,7 +13,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.fusion import Definition
 from serrate.ir.tile import SERIAL, Leaf, Phase, Store, TileProgram, nest
 from serrate.ir.transforms import Transform
-from serrate.ir.values import Place, Places, Read, Role, Tensor, Value, rewrite
+from serrate.ir.values import Call, Place, Places, Read, Role, Tensor, Value, call, rewrite
 
 
 def naive(
@@ -22,6 +22,11 @@ def naive(
     """One phase per definition, named after the tensor it writes; `swap` gives tensors their role in this stage."""
 
     def resolve(value: Value) -> Value | None:
+        if isinstance(value, Call) and value.function == "detach":
+            return rewrite(value.args[0], resolve)
+        if isinstance(value, Call) and value.function == "where":
+            condition, *chosen = (rewrite(a, resolve) for a in value.args)
+            return chosen[0] if chosen[0] is chosen[1] else call("where", condition, *chosen, dtype=value.dtype)
         if not isinstance(value, Read):
             return None
         index = base_index(value)

@@ -90,6 +90,30 @@ def test_modes() -> None:
     assert (jt * 2).requires_grad and not (jt.detach() * 2).requires_grad
 
 
+def test_no_gradient_flows_through_what_is_detached() -> None:
+    x = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+    jt = JaggedTensor.from_lengths(x, [2, 0, 1])
+    (found,) = torch.autograd.grad(jit(lambda jt: (jt * jt.detach()).sum())(jt), x)
+    assert torch.equal(found, x.detach())
+    assert not jit(lambda jt: jt.detach() * 2)(jt).requires_grad
+
+
+@pytest.mark.parametrize("function", [torch.sign, torch.floor, torch.round])
+def test_a_gradient_that_is_always_zero_is_zeros(function: Any) -> None:
+    x = torch.tensor([0.5, -2.0, 0.0], requires_grad=True)
+    result = jit(lambda jt: function(jt) * 2)(JaggedTensor.from_lengths(x, [2, 1]))
+    assert result.requires_grad
+    assert torch.equal(torch.autograd.grad(result.values.sum(), x)[0], torch.zeros(3))
+
+
+@pytest.mark.parametrize("padding", [0, -1])
+def test_the_padding_row_of_a_table_has_no_gradient(padding: int) -> None:
+    table, tokens = torch.arange(8.0).reshape(4, 2).requires_grad_(), torch.tensor([0, 1, 3, 3])
+    (wanted,) = torch.autograd.grad(F.embedding(tokens, table, padding_idx=padding).square().sum(), table)
+    found = F.embedding(JaggedTensor.from_lengths(tokens, [3, 1]), table, padding_idx=padding)
+    assert torch.equal(torch.autograd.grad(found.values.square().sum(), table)[0], wanted)
+
+
 def test_a_checkpoint_computes_again() -> None:
     jt, weight = rows([3, 0, 2], 4).requires_grad_(), torch.linspace(-1, 1, 8).reshape(4, 2).requires_grad_()
     calls: list[int] = []

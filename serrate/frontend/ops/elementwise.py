@@ -242,7 +242,19 @@ def _crosses(rest: TensorView, b: Operand) -> TensorView:
 
 def sign(x: TensorView) -> TensorView:
     """`torch.sign`: -1, 0 or 1; 0 for NaN."""
-    return x if x.dtype == torch.bool else sub(cast(gt(x, 0), x.dtype), cast(lt(x, 0), x.dtype))
+    if x.dtype == torch.bool or not x.dtype.is_floating_point:
+        return x if x.dtype == torch.bool else sub(cast(gt(x, 0), x.dtype), cast(lt(x, 0), x.dtype))
+    # One definition of `x`, so that the result requires a gradient, which is 0.
+    state, here = carried_dtype(x.dtype), x.at(x.domains)
+    sides = (call(test, here, constant(0, here.dtype), dtype=torch.bool) for test in ("gt", "lt"))
+    value = call("sub", *(call("cast", side, dtype=state) for side in sides), dtype=state)
+    out = x.fusion.tensor(state, x.domains)
+    return typed(x.fusion.define([out], x.domains, Store(out, x.domains, value))[0], x.dtype)
+
+
+def detach(x: TensorView) -> TensorView:
+    """`x`, and no gradient flows back through it."""
+    return elementwise("detach", x.dtype, x) if x.dtype.is_floating_point else x
 
 
 def trunc(x: TensorView) -> TensorView:

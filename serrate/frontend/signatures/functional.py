@@ -117,12 +117,18 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> TensorView:
-    # `padding_idx`, `scale_grad_by_freq` and `sparse` only affect gradients, which are refused elsewhere.
+    if scale_grad_by_freq:
+        raise CallError(
+            "embedding: scale_grad_by_freq is not supported; divide the gradient of the table by the counts of its rows"
+        )
     if max_norm is not None:
         raise CallError("embedding: max_norm changes the table while it is read; scale the table before the call")
     found = ops.embedding(input, weight)
     require_inside("embedding", weight, 0, input)
-    return found
+    if padding_idx is None:
+        return found
+    own = padding_idx if padding_idx >= 0 else weight.size_of(0) + padding_idx
+    return ops.where(ops.unsqueeze(ops.eq(input, own), input.ndim), ops.detach(found), found)
 
 
 def embedding_bag(

@@ -126,8 +126,12 @@ def expand_as(input: TensorView, other: TensorView) -> TensorView:
 
 
 def same(input: TensorView, **_: Any) -> TensorView:
-    """A no-op on traced tensors: `contiguous`, `detach`."""
+    """A no-op on traced tensors: `contiguous`."""
     return input
+
+
+def detach(input: TensorView) -> TensorView:
+    return ops.detach(input)
 
 
 def clone(input: TensorView, *, memory_format: Any = None) -> TensorView:
