@@ -88,8 +88,9 @@ class Structure:
 
     _rows: tuple[Rows, ...]
     _ahead: Ahead | None
-    _canonical: Structure
-    """The structure in canonical order, with every ragged dim right after the dim that counts its rows; itself if it is."""
+    _canonical: Structure | None
+    """The structure in canonical order, with every ragged dim right after the dim that counts its rows; None if this one is, so
+    that it is freed with its last reference and not by the garbage collector."""
     _transposed: weakref.WeakValueDictionary[Ahead, Structure] | None
     """The same rows in other orders of dims, one object each, because programs compare structures by identity."""
     _dims: tuple[int, ...]
@@ -108,7 +109,7 @@ class Structure:
         self._dims = dims
         self._extents = extents
         self._ahead = None
-        self._canonical = self
+        self._canonical = None
         self._transposed = None
 
     # --- constructors ---
@@ -239,7 +240,7 @@ class Structure:
         >>> [dim.values_dim for dim in heads.dims_of(3)], heads
         ([0, 1, 0, 2], Structure(2 > 5, 1 dim before r0))
         """
-        canonical = self._canonical
+        canonical = self.canonical
         if ahead is None or not any(map(any, ahead)):
             return canonical
         if canonical._transposed is None:
@@ -278,7 +279,7 @@ class Structure:
         >>> rows.transposed(((1,),)).canonical is rows
         True
         """
-        return self._canonical
+        return self if self._canonical is None else self._canonical
 
     def order(self, ndim: int) -> tuple[int, ...]:
         """For each dim of a tensor whose values have `ndim` dims, its number in canonical order.
@@ -286,7 +287,7 @@ class Structure:
         >>> Structure.from_lengths(torch.tensor([3, 2])).transposed(((1,),)).order(3)
         (0, 2, 1, 3)
         """
-        return _order_of(self.dims_of(ndim), self._canonical.dims_of(ndim))
+        return _order_of(self.dims_of(ndim), self.canonical.dims_of(ndim))
 
     @property
     def offsets(self) -> tuple[Tensor, ...]:
@@ -615,7 +616,7 @@ class Structure:
         if self is other:
             return True
         if all(on_host(rows.offsets[0]) for rows in (*self._rows, *other._rows)):
-            return self._canonical == other._canonical
+            return self.canonical == other.canonical
         return self._dims == other._dims and all(
             mine.same_tensors(theirs) for mine, theirs in zip(self._rows, other._rows, strict=True)
         )

@@ -5,10 +5,12 @@ In: random and chosen lengths. Out: failures where a structure disagrees with pl
 
 from __future__ import annotations
 
+import gc
 import itertools
 import pickle
 import statistics
 import timeit
+import weakref
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serrate.errors import DeviceError, ShapeError, StructureError
-from serrate.tensor import Structure
+from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor import rows as rows_module
 from serrate.tensor.rows import Rows
 
@@ -306,3 +308,15 @@ def test_rows_with_gaps_are_checked_against_every_values() -> None:
     for size in (9, 0):
         with pytest.raises(ShapeError, match="the rows reach position 10"):
             structure.check_values(torch.zeros(size))
+
+
+def test_is_freed_with_its_last_reference() -> None:
+    """Offsets on a GPU must not wait for the garbage collector."""
+    gc.disable()
+    try:
+        jt = JaggedTensor.from_lengths(torch.zeros(5), torch.tensor([3, 2]))
+        gone = [weakref.ref(each) for each in (jt.structure, jt.structure.rows[0], jt.offsets)]
+        del jt
+        assert [each() for each in gone] == [None] * 3
+    finally:
+        gc.enable()
