@@ -39,7 +39,7 @@ from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import NOTHING_KNOWN, Arguments, Binder, BoundCall, KnownRows
 from serrate.runtime.compiler import find_compiler
-from serrate.runtime.dispatch import Binding, Key, Leaves, Prepared, bound, key_of, profiled, remember
+from serrate.runtime.dispatch import Binding, Key, Leaves, Prepared, Seen, bound, key_of, profiled, remember
 from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, ReferenceExecutable, TensorExecutable, load_together
 from serrate.runtime.locks import making
@@ -128,7 +128,7 @@ class BuiltProgram(NamedTuple):
     rows: tuple[ShapeReader, ...]
     """Those of private rows."""
     arrays: Callable[[BoundCall], tuple[InMemory, ...]]
-    numbers: tuple[Callable[[BoundCall], int], ...]
+    numbers: Callable[[BoundCall], tuple[int, ...]]
     """The program's arrays and symbols, as functions of a call."""
     results: tuple[int, ...]
     """The positions of the fusion's results among the program's tensors; -1 for results of other stages."""
@@ -196,7 +196,7 @@ class CompiledStage(ABC):
             tuple(self._shape_reader(t) for t in allocated[:count]),
             tuple(self._row_reader(t, chosen) for t in private),
             arguments.arrays_reader(program.arrays, together=backend == "triton"),
-            tuple(arguments.number_reader(s if s in arguments.symbols else launched[s]) for s in program.symbols),
+            arguments.numbers_reader([s if s in arguments.symbols else launched[s] for s in program.symbols]),
             self.result_places(program),
         )
 
@@ -211,7 +211,7 @@ class CompiledStage(ABC):
             built.executable,
             built.arrays(call),
             built.indices,
-            tuple([read(call) for read in built.numbers]),
+            built.numbers(call),
             tuple([(shape(call), t.dtype) for shape, t in zip(built.shapes, built.allocated, strict=True)]),
             built.outputs,
             tuple([_row(shape(call), t.dtype) for shape, t in zip(built.rows, built.private, strict=True)]),
@@ -395,8 +395,7 @@ class Compiled:
         hidden = {a.name for view in fusion.results for a in arrays_of(view.tensor.logical)} - given
         first = self.stages[0]
         self._bindings: OrderedDict[Key, Binding] = OrderedDict()
-        self._seen: OrderedDict[Key, None] = OrderedDict()
-        """The keys of calls that ran without a binding: the next such call leaves one."""
+        self._seen = Seen()
         self._gradients: dict[tuple[int, ...], Differentiable] = {}
         """With gradients of these arguments."""
         self._whole = first if len(self.stages) == 1 and isinstance(first, FusionStage) and not hidden else None
@@ -405,15 +404,16 @@ class Compiled:
         args, ragged = self._plain(args)
         leaves: Leaves = []
         key = key_of(args, leaves, [], _unknown)
-        for k in self.binder.offsets if len(args) == len(self.binder.inputs) - self.binder.seeds else ():
+        every = args if len(args) == len(self.binder.inputs) - self.binder.seeds else ()
+        offsets = [every[k] for k in self.binder.offsets if every and isinstance(every[k], torch.Tensor)]
+        for each in offsets:
             # Their values are part of the key of a binding.
-            key += (id(args[k]), version(args[k]) if isinstance(args[k], torch.Tensor) else None)
+            key += (id(each), version(each))
         exact = tuple(key)
         binding = self._bindings.get(exact)
         if binding is None:
             known = known_rows(ragged)
-            if exact not in self._seen:
-                remember(self._seen, exact, None)
+            if not self._seen.note(exact, offsets):
                 return self.once(args, range(len(args)), _handed_out, known=known)([*args])
             binding = self.bind(args, range(len(args)), _handed_out, known=known)
             remember(self._bindings, exact, binding)

@@ -35,7 +35,7 @@ from serrate.frontend.python_objects import WeakMethod
 from serrate.frontend.specialise import Specialised, changing
 from serrate.frontend.trace import BY_VALUE, FusionInputs, StructureNumbers, TracedFunction, described, trace
 from serrate.ir.view import TensorView
-from serrate.runtime.dispatch import Binding, FastPath, Key, Other, form_of, key_of, remember
+from serrate.runtime.dispatch import Binding, FastPath, Key, Other, Seen, form_of, key_of, remember
 from serrate.runtime.locks import making
 from serrate.runtime.results import known_rows
 from serrate.schedule.plan import Plan
@@ -100,8 +100,7 @@ class FunctionState:
         """Which of the reachable tensors are inputs of the programs. Grows while the function is traced."""
         self.kinds: OrderedDict[Key, Signature] = OrderedDict()
         self.bindings: OrderedDict[Key, Binding] = OrderedDict()
-        self.seen: OrderedDict[Key, None] = OrderedDict()
-        """The keys of calls that ran without a binding: the next such call leaves one."""
+        self.seen = Seen()
 
     def read(self, objects: Sequence[Any]) -> Sequence[Any] | None:
         """The tensors that the function reaches; None if anything that it reads has changed."""
@@ -244,8 +243,7 @@ class Jitted:
             return None
         program, tensors = found
         # Rows are often seen only once: nothing is prepared for calls that may not come.
-        if not into and key not in state.seen:
-            remember(state.seen, key, None)
+        if not into and not state.seen.note(key, [leaf.structure for leaf in leaves if type(leaf) is JaggedTensor]):
             return program.bind(leaves, tensors, once=True)
         binding = program.bind(leaves, tensors)
         remember(state.bindings, key, binding)

@@ -56,16 +56,19 @@ class Specialised(Generic[P]):
 
     def find(self, sizes: Sequence[int]) -> P | None:
         """The program for these sizes: the earliest that fits, which has the most sizes compiled in."""
-        ragged = self._ragged
         for pattern, program in list(self._programs.items()):
-            for k, (own, size) in enumerate(zip(pattern, sizes, strict=True)):
-                if own != size and (own is not None or not (size > 1 or k in ragged)):
-                    break
-            else:
+            if self._fits(pattern, sizes):
                 self._calls += 1
                 self._used[pattern] = self._calls
                 return program
         return None
+
+    def _fits(self, pattern: Pattern, sizes: Sequence[int]) -> bool:
+        for k, own in enumerate(pattern):
+            size = sizes[k]
+            if own != size and (own is not None or (size < 2 and k not in self._ragged)):
+                return False
+        return True
 
     def _varies(self, place: int, size: int) -> bool:
         return size > 1 or place in self._ragged

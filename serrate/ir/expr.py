@@ -677,6 +677,17 @@ def size_function(expr: Expr, symbols: Sequence[Symbol]) -> Callable[[Sequence[i
     return found
 
 
+def numbers_function(exprs: Sequence[Expr], symbols: Sequence[Symbol]) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    """As `size_function`, for several expressions at once.
+
+    >>> numbers_function([symbol("n") - 3, const(4)], [symbol("n")])([2])
+    (-1, 4)
+    """
+    text = "".join(f"{_python(expr, symbols)}, " for expr in exprs)
+    found: Callable[[Sequence[int]], tuple[int, ...]] = eval(f"lambda numbers: ({text})")
+    return found
+
+
 def shape_function(sizes: Sequence[Expr], symbols: Sequence[Symbol]) -> Callable[[Sequence[int]], tuple[int, ...]]:
     """As `size_function`, for the sizes of all dims of a tensor, none of which is less than 0.
 

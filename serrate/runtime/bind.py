@@ -9,7 +9,6 @@ tensor of offsets.
 from __future__ import annotations
 
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import torch
 from serrate.analysis.vectors import MustDivide
 from serrate.errors import CallError, DeviceError, ShapeError, StructureError
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Array, Environment, Expr, Symbol, element, shape_function, size_function
+from serrate.ir.expr import Array, Environment, Expr, Symbol, element, numbers_function, shape_function, size_function
 from serrate.ir.fusion import (
     AtLeastLongest,
     Check,
@@ -47,8 +46,6 @@ from serrate.tensor.rows import Rows
 from serrate.tensor.sync import host_copy, on_host
 
 T = TypeVar("T")
-
-_numbers = itertools.count()
 
 
 class KnownRows(NamedTuple):
@@ -118,6 +115,14 @@ class Arguments:
         shape = shape_function(sizes, tuple(self.symbols))
         return lambda call: shape(call.numbers)
 
+    def numbers_reader(self, exprs: Sequence[Expr]) -> Callable[[BoundCall], tuple[int, ...]]:
+        """Several extents, as a function of a call."""
+        if any(expr.arrays for expr in exprs):
+            readers = [self.number_reader(expr) for expr in exprs]
+            return lambda call: tuple([read(call) for read in readers])
+        numbers = numbers_function(exprs, tuple(self.symbols))
+        return lambda call: numbers(call.numbers)
+
     def number_reader(self, expr: Expr) -> Callable[[BoundCall], int]:
         """An extent, as a function of a call."""
         if isinstance(expr, Symbol) and (place := self.symbols.get(expr)) is not None:
@@ -137,21 +142,21 @@ class Arguments:
         places = [k for k, array in enumerate(arrays) if can_derive(array)]
         if not places:
             return lambda call: tuple([read(call) for read in readers])
-        derivation, number = Derivation([arrays[k] for k in places], tuple(self.symbols)), next(_numbers)
+        derivation = Derivation([arrays[k] for k in places], tuple(self.symbols))
         sources = [(self._place.get(name), name) for name in derivation.names]
-        others = [(k, read) for k, read in enumerate(readers) if k not in places]
+        order = dict(zip(places, derivation.order, strict=True))
+        parts = [(order.get(k), each) for k, each in enumerate(readers)]
 
         def read(call: BoundCall) -> tuple[InMemory, ...]:
             computed = call.computed or {}
             given = tuple([computed[name] if place is None else call.args[place] for place, name in sources])
+            numbers = derivation.numbers(call.numbers)
 
             def derive() -> list[Scratch]:
-                return derivation(given, call.numbers, call.device)
+                return derivation(given, numbers, call.device)
 
-            made = call.remember(given, (number, derivation.numbers(call.numbers)), derive) if given else derive()
-            found: dict[int, InMemory] = dict(zip(places, made, strict=True))
-            found.update((k, each(call)) for k, each in others)
-            return tuple([found[k] for k in range(len(readers))])
+            made = call.remember(given, (derivation.text, numbers), derive) if given else derive()
+            return tuple([each(call) if k is None else made[k] for k, each in parts])
 
         return read
 

@@ -89,11 +89,6 @@ def summarise(levels: Sequence[Tensor]) -> Arrival | None:
     if start is None:
         return None
     for k, level in enumerate(levels):
-        kernel, count, place = _kernel(level.dtype), level.shape[0], start + NUMBERS * k
-        address = level.data_ptr()
-        launcher = kernel.launcher((1, 1, 1), (count,), device) if not address & 15 else None
-        if launcher is not None:
-            launcher(address, slots.memory.data_ptr() + 8 * place, count)
-        else:
-            kernel.launch((1, 1, 1), [level, slots.memory[place : place + NUMBERS]], (count,))
+        place = start + NUMBERS * k
+        _kernel(level.dtype)((1, 1), [level, slots.memory[place : place + NUMBERS]], (level.shape[0],), device)
     return slots.arrival(start, NUMBERS * len(levels))

@@ -17,6 +17,7 @@ are often seen once, so only the second call of a traced function or fusion with
 
 from __future__ import annotations
 
+import weakref
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -424,9 +425,25 @@ class FastPath(Generic[S]):
         return state
 
 
+class Seen:
+    """The keys of calls that ran without a binding: the next such call leaves one."""
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[Key, list[weakref.ref[Any]]] = OrderedDict()
+
+    def note(self, key: Key, rows: Sequence[Any]) -> bool:
+        """Whether a call with this key and these structures or offsets came before. A key has only their ids, and those of rows
+        that are gone are soon reused."""
+        found = self._keys.get(key)
+        if found is not None and all(each() is own for each, own in zip(found, rows, strict=True)):
+            return True
+        remember(self._keys, key, [weakref.ref(own) for own in rows])
+        return False
+
+
 def remember(bindings: OrderedDict[Key, T], key: Key, binding: T) -> None:
     """Caches a binding; the oldest ones are dropped."""
     with _lock:
-        while len(bindings) >= BINDINGS:
-            bindings.popitem(last=False)
         bindings[key] = binding
+        if len(bindings) > BINDINGS:
+            bindings.popitem(last=False)

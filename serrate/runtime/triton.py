@@ -8,12 +8,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import itertools
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +21,7 @@ import torch
 from serrate.codegen.triton.derived import BLOCK, COMPONENTS, can_derive, print_derived, table_size
 from serrate.codegen.triton.printer import Launch, print_triton
 from serrate.errors import BackendError, CacheError
-from serrate.ir.expr import Array, Symbol, const, size_function
+from serrate.ir.expr import Array, Symbol, const, numbers_function, size_function
 from serrate.ir.loops import LoopProgram
 from serrate.ir.recipes import RunningSum
 from serrate.runtime import cache_folder
@@ -38,30 +36,31 @@ __all__ = ["Derivation", "TritonExecutable", "TritonFunction", "can_derive", "lo
 _modules: dict[str, ModuleType] = {}
 
 
+Grid = tuple[int, int]
+"""How many programs are launched along each axis."""
+
+
 class TritonFunction:
     """A Triton function, compiled once for each device and for the widths of its integers.
 
-    The first launch goes through Triton, which compiles. Later ones go straight to the compiled kernel's launcher, whatever the
-    values of their integers, because none of these is specialised.
+    The first launch goes through Triton, which compiles. Later ones go straight to the compiled kernel, whatever the values of
+    their integers, because none of these is specialised.
     """
 
     def __init__(self, function: Any, options: Mapping[str, int]) -> None:
         self.function, self._options = function, options
-        self._compiled: dict[tuple[torch.device, tuple[int, ...]], Any] = {}
+        self.compiled: dict[tuple[torch.device, tuple[int, ...]], Callable[..., None]] = {}
+        """By device and `wide` integers: launches the compiled kernel, given the grid, a stream, addresses that are multiples of
+        16, and numbers."""
 
-    @functools.cached_property
-    def _several(self) -> bool:
-        """Whether there are several GPUs. Triton launches on the current one, which need not be that of the tensors."""
-        return torch.cuda.device_count() > 1
-
-    def launcher(self, grid: Grid, numbers: Numbers, device: torch.device) -> Callable[..., None] | None:
-        """Launches the compiled kernel, given addresses that are multiples of 16 and then the numbers; None before it is compiled
-        for such numbers."""
-        compiled = self._compiled.get((device, _wide(numbers)))
+    def __call__(self, grid: Grid, tensors: Sequence[InMemory], numbers: Numbers, device: torch.device) -> None:
+        """A launch: of the compiled kernel, if there is one for such arguments."""
+        addresses = [t.data_ptr() for t in tensors]
+        compiled = self.compiled.get((device, wide(numbers))) if is_direct(addresses) else None
         if compiled is None:
-            return None
-        launcher: Callable[..., None] = compiled[grid]
-        return functools.partial(_launch_on, device, launcher) if device.type == "cuda" and self._several else launcher
+            self.launch(grid, tensors, numbers)
+            return
+        compiled(*grid, stream_of(device), *addresses, *numbers)
 
     def launch(self, grid: Grid, tensors: Sequence[InMemory], numbers: Numbers) -> None:
         """A launch through Triton."""
@@ -69,13 +68,13 @@ class TritonFunction:
         device = given[0].device
         if device.type == "cpu" and not _interpreted():
             raise BackendError("the triton backend runs CPU tensors only under its interpreter; set TRITON_INTERPRET=1 first")
-        with torch.cuda.device(device) if device.type == "cuda" and self._several else nullcontext():
-            compiled = self._compiled_and_launched(grid, given, numbers)
+        with torch.cuda.device(device) if _is_one_of_several(device) else nullcontext():
+            kernel = self._compiled_and_launched((*grid, 1), given, numbers)
         # None under the interpreter. Triton compiles for aligned addresses, and anew for others.
-        if compiled is not None and _aligned([t.data_ptr() for t in given]):
-            self._compiled[device, _wide(numbers)] = compiled
+        if kernel is not None and not functools.reduce(operator.or_, [t.data_ptr() for t in given], 0) & 15:
+            self.compiled[device, wide(numbers)] = direct(kernel, device)
 
-    def _compiled_and_launched(self, grid: Grid, tensors: Tensors, numbers: Numbers) -> Any:
+    def _compiled_and_launched(self, grid: tuple[int, int, int], tensors: Tensors, numbers: Numbers) -> Any:
         """The compiled kernel, after a launch. If it does not fit the device's shared memory, fewer blocks are in flight."""
         from triton.runtime.errors import OutOfResources
 
@@ -97,23 +96,53 @@ def fewer_stages(options: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
         yield {**options, "num_stages": stages}
 
 
-Grid = tuple[int, int, int]
+def direct(kernel: Any, device: torch.device) -> Callable[..., None]:
+    """Launches a compiled kernel as Triton does, without its hooks."""
+    run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
+
+    def launch(x: int, y: int, stream: int, *arguments: int) -> None:
+        run(x, y, 1, stream, function, metadata, None, None, None, *arguments)
+
+    def launch_there(*arguments: int) -> None:
+        with torch.cuda.device(device):
+            launch(*arguments)
+
+    return launch_there if _is_one_of_several(device) else launch
 
 
-def _launch_on(device: torch.device, launcher: Callable[..., None], *args: int) -> None:
-    with torch.cuda.device(device):
-        launcher(*args)
+def _is_one_of_several(device: torch.device) -> bool:
+    """Whether there are other GPUs: Triton launches on the current one, which need not be that of the tensors."""
+    return device.type == "cuda" and torch.cuda.device_count() > 1
 
 
-def _wide(numbers: Numbers) -> tuple[int, ...]:
+def is_direct(addresses: Sequence[int], others: int = 0) -> bool:
+    """Whether a compiled kernel may be launched without Triton: all addresses are multiples of 16, and no profiler has asked
+    Triton to be called at every launch. `others` are further addresses, joined by or."""
+    if functools.reduce(operator.or_, addresses, others) & 15:
+        return False
+    runtime = _triton().knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    # A chain of hooks; in earlier releases one hook, or None.
+    return not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+def stream_of(device: torch.device) -> int:
+    """The address of a device's current stream."""
+    return _triton().runtime.driver.active.get_current_stream(device.index) if device.type == "cuda" else 0
+
+
+@functools.cache
+def _triton() -> Any:
+    import triton
+
+    return triton
+
+
+def wide(numbers: Numbers) -> tuple[int, ...]:
     """Which integers do not fit 32 bits: Triton compiles anew for them."""
     if not numbers or max(numbers) < 1 << 31:
         return ()
     return tuple([k for k, number in enumerate(numbers) if number >= 1 << 31])
-
-
-def _aligned(addresses: Sequence[int]) -> bool:
-    return not functools.reduce(operator.or_, addresses, 0) & 15
 
 
 class TritonExecutable:
@@ -127,82 +156,72 @@ class TritonExecutable:
         self._launches = [self._ready(*each) for each in zip(self._printed.launches, warps, strict=True)]
 
     def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Numbers) -> None:
-        own, others = [t.data_ptr() for t in tensors], [a.data_ptr() for a in arrays]
-        aligned, device = _aligned([*own, *others]), tensors[0].device
-        for each in self._launches:
-            programs = each.programs(symbols)
-            if not programs:
-                continue
-            grid, numbers = (programs, 1, 1), [symbols[k] for k in each.symbols]
-            launcher = each.kernel.launcher(grid, numbers, device) if aligned else None
-            if launcher is not None:
-                launcher(*[own[k] for k in each.tensors], *[others[k] for k in each.arrays], *numbers)
-            else:
-                each.kernel.launch(grid, [*[tensors[k] for k in each.tensors], *[arrays[k] for k in each.arrays]], numbers)
+        self.bound(arrays, symbols, tensors[0].device)(tensors)
 
     def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Callable[[Sequence[InMemory]], None]:
         """The program with everything but the addresses of its tensors."""
-        launches = [(each, (programs, 1, 1)) for each in self._launches if (programs := each.programs(symbols))]
+        launches = [(each, (programs, 1)) for each in self._launches if (programs := each.programs(symbols))]
         places = [a.data_ptr() for a in arrays]
-        ready: list[tuple[Callable[..., None], tuple[int, ...], list[int]]] | None = None
-
-        def prepare() -> None:
-            nonlocal ready
-            found = []
-            for each, grid in launches:
-                numbers = [symbols[k] for k in each.symbols]
-                launcher = each.kernel.launcher(grid, numbers, device)
-                if launcher is None:
-                    return
-                found.append((launcher, each.tensors, [*[places[k] for k in each.arrays], *numbers]))
-            ready = found
 
         def run(tensors: Sequence[InMemory]) -> None:
-            addresses = [t.data_ptr() for t in tensors]
-            if ready is not None and not functools.reduce(operator.or_, addresses, 0) & 15:
-                for launcher, own, rest in ready:
-                    launcher(*[addresses[k] for k in own], *rest)
-                return
-            for each, grid in launches:
-                given = [*[tensors[k] for k in each.tensors], *[arrays[k] for k in each.arrays]]
-                each.kernel.launch(grid, given, [symbols[k] for k in each.symbols])
-            if aligned and ready is None:
-                prepare()
+            launch_all(launches, [*[t.data_ptr() for t in tensors], *places], [*tensors, *arrays], symbols, device)
 
-        aligned = _aligned(places)
-        if aligned:
-            prepare()
         return run
 
     def _ready(self, launch: Launch, warps: int) -> _PreparedLaunch:
         program = self._printed.program
         # A product and a sum round twice, as in torch; fused multiply-adds are written explicitly.
         options = {"num_warps": warps, "enable_fp_fusion": False, **({"num_stages": launch.stages} if launch.stages else {})}
-        return _PreparedLaunch(
-            TritonFunction(getattr(self._module, launch.function), options),
-            tuple(program.tensors.index(t) for t in launch.tensors),
-            tuple(program.arrays.index(a) for a in launch.arrays),
-            tuple(program.symbols.index(s) for s in launch.symbols),
-            tuple(size_function(extent, program.symbols) for extent in launch.grid),
-            launch.shared,
-        )
+        memory = [*(program.tensors.index(t) for t in launch.tensors)]
+        memory += [len(program.tensors) + program.arrays.index(a) for a in launch.arrays]
+        kernel = TritonFunction(getattr(self._module, launch.function), options)
+        grid = size_function(functools.reduce(operator.mul, launch.grid, const(1)), program.symbols)
+        symbols = [program.symbols.index(s) for s in launch.symbols]
+        return _PreparedLaunch(kernel, memory, symbols, len(program.tensors) + len(program.arrays), grid, launch.shared)
 
 
-@dataclass(frozen=True)
 class _PreparedLaunch:
-    kernel: TritonFunction
-    tensors: tuple[int, ...]
-    arrays: tuple[int, ...]
-    symbols: tuple[int, ...]
-    grid: tuple[Callable[[Sequence[int]], int], ...]
-    shared: bool
+    """A launch, and which of a program's tensors, arrays and symbols it takes; `count` is the number of tensors and arrays."""
+
+    def __init__(
+        self,
+        kernel: TritonFunction,
+        memory: Sequence[int],
+        symbols: Sequence[int],
+        count: int,
+        grid: Callable[[Numbers], int],
+        shared: bool,
+    ) -> None:
+        self.kernel, self.memory, self.symbols = kernel, memory, symbols
+        self._grid, self._shared = grid, shared
+        places = [*memory, *(count + k for k in symbols)]
+        self.arguments: Callable[[Sequence[int]], Sequence[int]]
+        """The arguments of the kernel, of all addresses and symbols of the program."""
+        self.arguments = operator.itemgetter(*places) if len(places) > 1 else lambda every: [every[k] for k in places]
 
     def programs(self, symbols: Numbers) -> int:
         """How many programs are launched."""
-        count = 1
-        for extent in self.grid:
-            count *= extent(symbols)
-        return min(count, SHARED) if self.shared else count
+        count = self._grid(symbols)
+        return min(count, SHARED) if self._shared else count
+
+
+def launch_all(
+    launches: Sequence[tuple[_PreparedLaunch, Grid]],
+    addresses: Sequence[int],
+    memory: Sequence[InMemory],
+    symbols: Numbers,
+    device: torch.device,
+) -> None:
+    """The launches of a program, in order, given all its tensors and arrays, their addresses, and its symbols."""
+    is_wide = bool(wide(symbols))
+    direct, stream, every = is_direct(addresses), stream_of(device), [*addresses, *symbols]
+    for each, grid in launches:
+        widths = wide([symbols[k] for k in each.symbols]) if is_wide else ()
+        compiled = each.kernel.compiled.get((device, widths)) if direct else None
+        if compiled is not None:
+            compiled(*grid, stream, *each.arguments(every))
+        else:
+            each.kernel.launch(grid, [memory[k] for k in each.memory], [symbols[k] for k in each.symbols])
 
 
 # --- derived arrays ----------------------------------------------------------------------------------------------------------
@@ -211,59 +230,57 @@ class _PreparedLaunch:
 class Derivation:
     """Arrays, all of which `can_derive`, computed in a few launches, in one allocation.
 
-    `names` are the tensors that they are derived from.
+    `names` are the tensors that they are derived from. Programs over the same rows often derive the same arrays: `text` and
+    `numbers` tell whether they do.
     """
 
     def __init__(self, arrays: Sequence[Array], symbols: Sequence[Symbol]) -> None:
         printed = print_derived(tuple(arrays))
-        self.names = tuple(a.name for a in printed.inputs)
+        self.text, self.names = printed.text, tuple(a.name for a in printed.inputs)
         made = (*printed.sums, *printed.tables)
-        self._order = tuple(made.index(array) for array in arrays)
+        self.order = tuple(made.index(array) for array in arrays)
+        """Where each array is among those that are made."""
         self._sums = len(printed.sums)
         one = const(1)
-        counts = [_recipe(a).count + one for a in printed.sums] + [table_size(a) for a in printed.tables]
-        self._sizes = [size_function(count, tuple(symbols)) for count in counts]
-        self._symbols = [tuple(symbols).index(s) for s in printed.symbols]
-        module = load(printed.text, "derived")
-        self._block_sums = TritonFunction(module.block_sums, {}) if printed.sums else None
-        self._running_sums = TritonFunction(module.running_sums, {}) if printed.sums else None
-        self._tables = TritonFunction(module.tables, {}) if printed.tables else None
+        sizes = [_recipe(a).count + one for a in printed.sums] + [table_size(a) for a in printed.tables]
+        self.numbers = numbers_function([*sizes, *printed.symbols], tuple(symbols))
+        """Everything besides tensors that the arrays depend on, as a function of the values of all symbols."""
+        self._count = len(made)
+        module, first = load(printed.text, "derived"), len(printed.inputs)
+        inputs, symbols_of = [*range(first)], [*range(len(printed.symbols))]
+        count = first + 1 + len(made)
 
-    def numbers(self, numbers: Numbers) -> tuple[int, ...]:
-        """Everything besides tensors that the arrays depend on."""
-        return tuple([size(numbers) for size in self._sizes]) + tuple([numbers[k] for k in self._symbols])
+        def prepared(name: str, memory: Sequence[int]) -> _PreparedLaunch:
+            return _PreparedLaunch(TritonFunction(getattr(module, name), {}), memory, symbols_of, count, lambda _: 1, False)
+
+        # All memory: the inputs, partial sums, sums, tables.
+        sums, tables = [*range(first + 1, first + 1 + self._sums)], [*range(first + 1 + self._sums, count)]
+        self._block_sums = prepared("block_sums", [*inputs, first]) if sums else None
+        self._running_sums = prepared("running_sums", [*inputs, first, *sums]) if sums else None
+        self._tables = prepared("tables", [*inputs, *sums, *tables]) if tables else None
 
     def __call__(self, inputs: Tensors, numbers: Numbers, device: torch.device) -> list[Scratch]:
-        """The arrays, given the tensors that they are derived from and the values of all symbols."""
-        sizes = [size(numbers) for size in self._sizes]
-        components = max(-(-(max(sizes[: self._sums], default=1) - 1) // COMPONENTS), 1)
-        # Without components, code may still ask for the length of the first. Partial sums of blocks of components come last.
-        counts = [*(max(size, 2) for size in sizes), max(self._sums * components, 1)]
-        starts = [0, *itertools.accumulate(-(-count * 8 // ALIGNMENT) * ALIGNMENT for count in counts)]
-        memory = (torch.empty if min(sizes) > 1 else torch.zeros)(starts.pop(), dtype=torch.uint8, device=device)
-        *made, partial = (Scratch(memory, start, (n,), torch.int64) for start, n in zip(starts, counts, strict=True))
-        own = [numbers[k] for k in self._symbols]
+        """The arrays that are made, given the tensors that they are derived from and `numbers`."""
+        sizes, symbols = numbers[: self._count], numbers[self._count :]
+        components = -(-(max(sizes[: self._sums], default=1) - 1) // COMPONENTS) or 1
+        # Partial sums of blocks of components come first. Without components, code may still ask for the length of the first.
+        counts = [self._sums * components or 1, *[max(size, 2) for size in sizes]]
+        places, room = [], 0
+        for count in counts:
+            places.append(room)
+            room += -(-count * 8 // ALIGNMENT) * ALIGNMENT
+        memory = (torch.empty if min(sizes) > 1 else torch.zeros)(room, dtype=torch.uint8, device=device)
+        made = [Scratch(memory, place, (count,), torch.int64) for place, count in zip(places, counts, strict=True)]
+        launches: list[tuple[_PreparedLaunch, Grid]] = []
         if self._running_sums is not None and self._block_sums is not None:
-            grid = (components, self._sums, 1)
-            if components > 1:
-                self._run(self._block_sums, grid, [*inputs, partial], own, device)
-            self._run(self._running_sums, grid, [*inputs, partial, *made[: self._sums]], own, device)
-        if self._tables is not None:
-            tables = sizes[self._sums :]
-            blocks = -(-max(tables) // BLOCK)
-            if blocks:
-                self._run(self._tables, (blocks, len(tables), 1), [*inputs, *made], own, device)
-        return [made[k] for k in self._order]
-
-    def _run(
-        self, kernel: TritonFunction, grid: Grid, tensors: Sequence[InMemory], numbers: list[int], device: torch.device
-    ) -> None:
-        addresses = [t.data_ptr() for t in tensors]
-        launcher = kernel.launcher(grid, numbers, device) if _aligned(addresses) else None
-        if launcher is None:
-            kernel.launch(grid, tensors, numbers)
-        else:
-            launcher(*addresses, *numbers)
+            grid = (components, self._sums)
+            launches += [(self._block_sums, grid), (self._running_sums, grid)][0 if components > 1 else 1 :]
+        if self._tables is not None and (blocks := -(-max(sizes[self._sums :]) // BLOCK)):
+            launches.append((self._tables, (blocks, self._count - self._sums)))
+        base = memory.data_ptr()
+        addresses = [*[t.data_ptr() for t in inputs], *[base + place for place in places]]
+        launch_all(launches, addresses, [*inputs, *made], symbols, device)
+        return made[1:]
 
 
 def _recipe(array: Array) -> RunningSum:

@@ -82,10 +82,11 @@ class Compilation:
         return run
 
     def derived(self, derivation: Derivation) -> list[Scratch]:
-        for kernel in (derivation._block_sums, derivation._running_sums, derivation._tables):
-            if kernel is not None:
-                self._compile(kernel, ["i64" if name.startswith("n") else "*i64" for name in kernel.function.arg_names])
-        return [Scratch(torch.zeros(2, dtype=torch.int64), 0, (2,), torch.int64) for _ in derivation._order]
+        for launch in (derivation._block_sums, derivation._running_sums, derivation._tables):
+            if launch is not None:
+                names = launch.kernel.function.arg_names
+                self._compile(launch.kernel, ["i64" if name.startswith("n") else "*i64" for name in names])
+        return [Scratch(torch.zeros(2, dtype=torch.int64), 0, (2,), torch.int64) for _ in range(1 + max(derivation.order))]
 
     def _compile(self, kernel: Any, kinds: list[str]) -> None:
         signature = dict(zip(kernel.function.arg_names, kinds, strict=True))

@@ -33,8 +33,8 @@ def test_pieces_of_long_rows(lengths: list[int], dtype: torch.dtype) -> None:
     wanted = [a for a in ready.executable.program.arrays if can_derive(a)]
     derivation = Derivation(wanted, tuple(run.binder.symbols))
     assert derivation.names == ("T1",)
-    arrays = derivation([given], call.numbers, given.device)
-    made = {array: own.tensor() for array, own in zip(wanted, arrays, strict=True)}
+    arrays = derivation([given], derivation.numbers(call.numbers), given.device)
+    made = {array: arrays[place].tensor() for array, place in zip(wanted, derivation.order, strict=True)}
     pieces = [-(-n // PIECE) if n > PIECE else 0 for n in lengths]
     counts = [pieces, [min(n, 1) for n in pieces]]
     sums = [made[a].tolist()[: len(lengths) + 1] for a in wanted if isinstance(a.recipe, RunningSum)]
@@ -54,8 +54,10 @@ def test_the_longest_row_of_each_group(lengths: list[int]) -> None:
     values, given = torch.ones(sum(lengths)), torch.tensor([0, *accumulate(lengths)])
     call = run.binder.bind((values, given))
     wanted = [a for a in run.stages[0].prepared(call).executable.program.arrays if can_derive(a)]
-    made = Derivation(wanted, tuple(run.binder.symbols))([given], call.numbers, given.device)
-    (longest,) = [own.tensor().tolist() for a, own in zip(wanted, made, strict=True) if isinstance(a.recipe, GroupMaximum)]
+    derivation = Derivation(wanted, tuple(run.binder.symbols))
+    made = derivation([given], derivation.numbers(call.numbers), given.device)
+    (place,) = [place for a, place in zip(wanted, derivation.order, strict=True) if isinstance(a.recipe, GroupMaximum)]
+    longest = made[place].tensor().tolist()
     short = [n if n <= PIECE else 0 for n in lengths]
     groups = [max(short[k : k + 4]) for k in range(0, len(lengths), 4)]
     assert longest[: len(groups)] == groups

@@ -12,7 +12,7 @@ import torch
 from serrate import JaggedTensor, Structure, ir, jit, ops
 from serrate.errors import StructureError
 from serrate.runtime import arrays
-from serrate.runtime.dispatch import BINDINGS, key_of
+from serrate.runtime.dispatch import BINDINGS, Seen, key_of
 from tests.engine.oracle import BACKENDS, STRATEGIES
 
 
@@ -93,3 +93,15 @@ def test_no_binding_serves_a_call_that_a_graph_records(monkeypatch: pytest.Monke
             patch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
             patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
             assert key_of([value], [], [], lambda *_: None) != key_of([value], [], [], lambda *_: None)
+
+
+def test_rows_that_are_gone_were_not_seen() -> None:
+    """A key has the ids of rows, and other rows soon have the same."""
+
+    class Row:
+        pass
+
+    seen, first, second = Seen(), Row(), Row()
+    assert [seen.note(("key",), [first]) for _ in range(2)] == [False, True]
+    assert [seen.note(("key",), [second]) for _ in range(2)] == [False, True]
+    assert not seen.note(("another key",), [second])

@@ -37,59 +37,90 @@ class Function:
 
 
 class CompiledFunction:
+    """What Triton compiles, as far as launches use it."""
+
+    function, packed_metadata = "the kernel", "its metadata"
+
     def __init__(self, function: Function) -> None:
         self._function = function
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *args: self._function.direct.append((grid, *args))
+    def run(self, x: int, y: int, z: int, stream: int, kernel: str, metadata: str, *args: Any) -> None:
+        assert (stream, kernel, metadata, *args[:3]) == (0, "the kernel", "its metadata", None, None, None)
+        self._function.direct.append(((x, y, z), *args[3:]))
 
 
 def test_integers_of_one_width_share_a_compiled_kernel() -> None:
     function = Function()
     kernel, tensor = TritonFunction(function, {}), torch.zeros(8)
-    assert kernel.launcher((1, 1, 1), [5], CPU) is None
-    kernel.launch((1, 1, 1), [tensor], [5])
-    for number in (1, 16, 0, (1 << 31) - 1):
-        launcher = kernel.launcher((2, 1, 1), [number], CPU)
-        assert launcher is not None
-        launcher(tensor.data_ptr(), number)
-    assert function.direct == [((2, 1, 1), tensor.data_ptr(), n) for n in (1, 16, 0, (1 << 31) - 1)]
-    assert kernel.launcher((1, 1, 1), [1 << 31], CPU) is None
-    kernel.launch((1, 1, 1), [tensor], [1 << 31])
-    assert kernel.launcher((1, 1, 1), [1 << 31], CPU) is not None
-    assert kernel.launcher((1, 1, 1), [5], torch.device("meta")) is None
-    assert function.through_triton == [((1, 1, 1), 5), ((1, 1, 1), 1 << 31)]
+    for number in (5, 1, 16, 0, (1 << 31) - 1, 1 << 31, (1 << 31) + 1):
+        kernel((2, 3), [tensor], [number], CPU)
+    assert function.through_triton == [((2, 3, 1), 5), ((2, 3, 1), 1 << 31)]
+    assert function.direct == [((2, 3, 1), tensor.data_ptr(), n) for n in (1, 16, 0, (1 << 31) - 1, (1 << 31) + 1)]
+    kernel((2, 3), [tensor], [5], torch.device("meta"))
+    assert function.through_triton[2:] == [((2, 3, 1), 5)], "another device has a kernel of its own"
 
 
-def test_tensors_that_are_not_aligned_compile_for_themselves() -> None:
-    kernel, room = TritonFunction(Function(), {}), torch.zeros(8)
-    kernel.launch((1, 1, 1), [room[1:]], [5])
-    assert kernel.launcher((1, 1, 1), [5], CPU) is None
+def test_tensors_that_are_not_aligned_go_through_triton() -> None:
+    function = Function()
+    kernel, room = TritonFunction(function, {}), torch.zeros(8)
+    for _ in range(2):
+        kernel((1, 1), [room[1:]], [5], CPU)
+    assert len(function.through_triton) == 2 and not kernel.compiled
     scratch = Scratch(torch.zeros(512, dtype=torch.uint8), 256, (4,), torch.float32)
-    kernel.launch((1, 1, 1), [room, scratch], [5])
-    assert kernel.launcher((1, 1, 1), [5], CPU) is not None
+    kernel((1, 1), [room, scratch], [5], CPU)
+    kernel((1, 1), [room, scratch], [5], CPU)
+    assert function.direct == [((1, 1, 1), room.data_ptr(), scratch.data_ptr(), 5)]
+    kernel((1, 1), [room[1:], scratch], [5], CPU)
+    assert len(function.through_triton) == 4
 
 
-def test_new_offsets_go_to_the_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    functions: dict[str, Function] = {}
+def test_profilers_that_hook_into_triton_see_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import knobs
+
+    function = Function()
+    kernel, room = TritonFunction(function, {}), torch.zeros(8)
+
+    def launched() -> tuple[int, int]:
+        kernel((1, 1), [room], [5], CPU)
+        return len(function.through_triton), len(function.direct)
+
+    assert [launched(), launched()] == [(1, 0), (1, 1)]
+    with monkeypatch.context() as patched:
+        patched.setattr(knobs.runtime, "launch_exit_hook", lambda metadata: None)
+        assert launched() == (2, 1)
+    assert launched() == (2, 2)
+
+
+@pytest.fixture
+def functions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Function]:
+    """Everything that is launched, by name and by the text of its module."""
+    found: dict[str, Function] = {}
 
     class Module:
         def __init__(self, text: str) -> None:
             self.text = text
 
         def __getattr__(self, name: str) -> Function:
-            return functions.setdefault(f"{name} of {self.text}", Function())
+            return found.setdefault(f"{name} of {self.text}", Function())
 
+    monkeypatch.setattr(runtime, "load", lambda text, name: Module(text))
+    return found
+
+
+def program(operation: Callable[..., Any]) -> Any:
+    with ir.Fusion("program") as f:
+        x, offsets = f.input((None, 4), torch.float32), f.input((None,), torch.int64)
+        f.output(operation(ops.as_nested(x, offsets), 1))
+    return f.compile("triton", "persistent_dynamic", chunk=16, tile=8)
+
+
+def test_new_offsets_go_to_the_compiled_kernels(functions: dict[str, Function]) -> None:
     def launches() -> list[tuple[int, int]]:
         found = [(len(each.through_triton), len(each.direct)) for each in functions.values()]
         # Few rows need no sums of blocks.
         return [each for each in found if each != (0, 0)]
 
-    monkeypatch.setattr(runtime, "load", lambda text, name: Module(text))
-    with ir.Fusion("program") as f:
-        x, offsets = f.input((None, 4), torch.float32), f.input((None,), torch.int64)
-        f.output(ops.softmax(ops.as_nested(x, offsets), 1))
-    run = f.compile("triton", "persistent_dynamic", chunk=16, tile=8)
+    run = program(ops.softmax)
     for lengths in ([40, 3, 0], [1, 50, 2], [20, 20, 20], [17, 5, 33, 2]):
         counted = launches()
         values = torch.zeros(sum(lengths), 4)
@@ -99,6 +130,17 @@ def test_new_offsets_go_to_the_compiled_kernels(monkeypatch: pytest.MonkeyPatch)
             assert now == [(1, direct + 1) for _, direct in counted]
         else:
             assert len(now) > 2 and set(now) == {(1, 0)}
+
+
+def test_programs_over_the_same_rows_share_what_they_derive(functions: dict[str, Function]) -> None:
+    first, second, values, offsets = program(ops.softmax), program(ops.sum), torch.zeros(43, 4), torch.tensor([0, 40, 43])
+    first(values, offsets)
+    second(values, offsets)
+    launches = {name.split()[0]: each for name, each in functions.items() if each.through_triton}
+    assert [len(launches[name].through_triton) for name in ("running_sums", "tables")] == [1, 1]
+    assert not launches["running_sums"].direct and not launches["tables"].direct
+    second(values, offsets.clone())
+    assert launches["running_sums"].direct or len(launches["running_sums"].through_triton) == 2
 
 
 def test_a_kernel_that_does_not_fit_has_fewer_stages() -> None:
@@ -117,13 +159,13 @@ def test_a_kernel_that_does_not_fit_has_fewer_stages() -> None:
     fits = 2
     kernel = TritonFunction(Large(), {"num_warps": 4, "num_stages": 4})
     for _ in range(2):
-        kernel.launch((1, 1, 1), [torch.zeros(8)], [5])
+        kernel.launch((1, 1), [torch.zeros(8)], [5])
     assert tried == [4, 3, 2, 2]
     fits = 0
     with pytest.raises(OutOfResources):
-        kernel.launch((1, 1, 1), [torch.zeros(8)], [5])
+        kernel.launch((1, 1), [torch.zeros(8)], [5])
     with pytest.raises(OutOfResources):
-        TritonFunction(Large(), {}).launch((1, 1, 1), [torch.zeros(8)], [5])
+        TritonFunction(Large(), {}).launch((1, 1), [torch.zeros(8)], [5])
 
 
 def test_launches_are_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +183,5 @@ def test_launches_are_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         monkeypatch.setattr(torch.cuda, "device", switched)
         function = Function()
-        kernel = TritonFunction(function, {})
-        kernel._compiled[second, ()] = CompiledFunction(function)
-        launcher = kernel.launcher((1, 1, 1), [5], second)
-        assert launcher is not None
-        launcher(16, 5)
+        runtime.direct(CompiledFunction(function), second)(1, 1, 0, 16, 5)
         assert function.direct == [((1, 1, 1), 16, 5)] and current == wanted
