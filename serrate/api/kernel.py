@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serrate import settings
+from serrate.api.kernel_gradients import KernelPair, check_backward
 from serrate.errors import BackendError, CallError, IgnoredWarning, StrategyError, choices
 from serrate.frontend.kernel.machine import activate, deactivate
 from serrate.interpret.interpreter import interpret, prepare
@@ -218,9 +219,25 @@ class Kernel:
         return f"<kernel {self.__name__}>"  # type: ignore[attr-defined]
 
 
+class DifferentiableKernel(Kernel):
+    """A kernel with a backward kernel. Created by `serrate.kernel(backward=...)`."""
+
+    def __init__(
+        self, function: Callable[..., Any], config: Config, asked: Mapping[str, Any], backward: Callable[..., Any]
+    ) -> None:
+        super().__init__(function, config, asked)
+        self.backward = backward
+        """What computes the gradients."""
+        self._pair = KernelPair(function.__name__, super().__call__, function, backward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._pair(args, kwargs)
+
+
 def kernel(
     function: Callable[..., Any] | None = None,
     *,
+    backward: Callable[..., Any] | None = None,
     config: Config | None = None,
     strategy: str | None = None,
     jagged_strategy: str | None = None,
@@ -234,6 +251,9 @@ def kernel(
     ragged rows become loops, and `config` fixes block sizes; neither changes the meaning of a kernel. Sizes are compiled in
     until they change; `static_shapes=True` always compiles them in, `static_shapes=False` never, unless the kernel needs one.
     Helion's other settings are accepted and have no effect, as in `Config`.
+
+    `backward` computes gradients: a kernel, or any function, that gets the arguments, the results and the gradients of the
+    results, and returns one gradient for each argument that is a floating-point tensor.
 
     >>> import serrate, torch
     >>> import serrate.language as hl
@@ -254,7 +274,7 @@ def kernel(
     if static_shapes not in (None, True, False):
         raise CallError(f"static_shapes is True, False or None: got {static_shapes!r}")
     for name in others.keys() - {*SETTINGS, *_KNOWN}:
-        known = ("config", "strategy", "jagged_strategy", "static_shapes", *SETTINGS, *_KNOWN)
+        known = ("backward", "config", "strategy", "jagged_strategy", "static_shapes", *SETTINGS, *_KNOWN)
         raise CallError(f"serrate.kernel takes no {name}: {choices(name, known)}")
     base = config or Config()
     if not isinstance(base, Config):
@@ -264,4 +284,9 @@ def kernel(
     given = {"static_shapes": static_shapes, "autotune_effort": autotune_effort, **others}
     asked = {name: value for name, value in given.items() if value is not None and name not in _KNOWN}
     made = Config(block_sizes=base.block_sizes, strategy=chosen, **base.others | of_config)
-    return Kernel(function, made, asked) if function is not None else lambda f: Kernel(f, made, asked)
+    if backward is None:
+        return Kernel(function, made, asked) if function is not None else lambda f: Kernel(f, made, asked)
+    check_backward(backward)
+    if function is not None:
+        return DifferentiableKernel(function, made, asked, backward)
+    return lambda f: DifferentiableKernel(f, made, asked, backward)
