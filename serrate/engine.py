@@ -525,7 +525,7 @@ class Compiled:
             return self._differentiable(args, wanted, sources, finish, hints, (), known, once=True)
         seeds = self.binder.seeds
         if not seeds:
-            return functools.partial(self._unbound, sources, finish, hints, known, False)
+            return lambda leaves, into=(): self._run(args, finish, hints, known, again=False)
         every = (*sources, *range(-seeds, 0))
         return drawing(functools.partial(self._unbound, every, finish, hints, known, False), seeds, _device_of(args))
 
@@ -590,9 +590,20 @@ class Compiled:
         leaves: Leaves,
         into: Sequence[torch.Tensor] = (),
     ) -> Any:
+        """As `_run`, given the leaves of a call and where its arguments are among them."""
+        return self._run([leaves[s] if isinstance(s, int) else s for s in sources], finish, hints, known, again)
+
+    def _run(
+        self,
+        args: Sequence[Any],
+        finish: Callable[[list[Any]], Any],
+        hints: tuple[Structure, Hints] | None,
+        known: KnownRows,
+        again: bool,
+    ) -> Any:
         """Runs a call without a binding: the first with these rows, or one that must be bound anew every time (stages with
         computed extents, checks of indices, arguments that must be copied first). `again` if there may be others like it."""
-        call = self.binder.bind([leaves[s] if isinstance(s, int) else s for s in sources], known)
+        call = self.binder.bind(args, known)
         if self._whole is None:
             call, env = self._run_stages(call)
             read = tuple([reader(call) for reader in self.results])
@@ -685,7 +696,7 @@ def _requiring_gradients(args: Sequence[Any]) -> tuple[int, ...]:
     """The arguments whose gradients are recorded."""
     if not torch.is_grad_enabled():
         return ()
-    return tuple(k for k, arg in enumerate(args) if isinstance(arg, torch.Tensor) and arg.requires_grad)
+    return tuple([k for k, arg in enumerate(args) if isinstance(arg, torch.Tensor) and arg.requires_grad])
 
 
 def _device_of(args: Sequence[Any]) -> torch.device:
@@ -702,6 +713,7 @@ def _unknown(value: Any, key: list[Any], leaves: Leaves, objects: list[Any]) -> 
     key.append(object())
 
 
+@functools.cache
 def device_workers(device: torch.device) -> int:
     """How many workers a device runs concurrently."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from serrate.codegen.triton.offsets import NUMBERS, UNSET, print_summary
+from serrate.runtime.memory import Scratch
 from serrate.runtime.triton import TritonFunction, load
 from serrate.tensor.checks.deferred import Arrival
 
@@ -35,12 +36,17 @@ class Slots:
         self.device, self._size = device, NUMBERS * LEVELS
         pinned = device.type == "cuda"
         self.memory = torch.full((SLOTS * self._size,), UNSET, dtype=torch.int64, device="cpu", pin_memory=pinned)
+        self._bytes = self.memory.view(torch.uint8)
         self._numbers = (ctypes.c_int64 * len(self.memory)).from_address(self.memory.data_ptr())
         self._free = deque(range(0, len(self.memory), self._size))
 
     def take(self) -> int | None:
         """Where the numbers of a check begin; None if no slot is free."""
         return self._free.popleft() if self._free else None
+
+    def part(self, place: int) -> Scratch:
+        """The memory for the numbers of one level."""
+        return Scratch(self._bytes, 8 * place, (NUMBERS,), torch.int64)
 
     def arrival(self, start: int, count: int) -> Arrival:
         """Reads `count` numbers, and frees their slot."""
@@ -89,6 +95,5 @@ def summarise(levels: Sequence[Tensor]) -> Arrival | None:
     if start is None:
         return None
     for k, level in enumerate(levels):
-        place = start + NUMBERS * k
-        _kernel(level.dtype)((1, 1), [level, slots.memory[place : place + NUMBERS]], (level.shape[0],), device)
+        _kernel(level.dtype)((1, 1), [level, slots.part(start + NUMBERS * k)], (level.shape[0],), device)
     return slots.arrival(start, NUMBERS * len(levels))

@@ -85,6 +85,7 @@ def key_of(
     """
     if key is None:
         key = [get_num_threads(), is_grad_enabled(), settings.current().backend, is_batch_invariant()]
+    on_device: torch.Tensor | None = None
     for value in values:
         kind = type(value)
         if kind is torch.Tensor:
@@ -92,7 +93,8 @@ def key_of(
             described = _of_tensor(value)
             key += (described, value.is_contiguous())
             if not described[3]:
-                key += (value.device, _recorded(value))
+                key.append(value.device)
+                on_device = value
         elif kind is JaggedTensor:
             # Its device is that of its structure.
             own, structure, hints = value._values, value._structure, value._hints
@@ -100,7 +102,7 @@ def key_of(
             described = _of_tensor(own)
             key += (described, own.is_contiguous(), id(structure))
             if not described[3]:
-                key.append(_recorded(own))
+                on_device = own
             if hints is not NO_HINTS:
                 key.append(hints)
             for rows in structure._rows:
@@ -125,6 +127,8 @@ def key_of(
             key_of(value.values(), leaves, objects, other, live, key)
         else:
             other(value, key, leaves, objects)
+    if on_device is not None:
+        key.append(_recorded(on_device))
     return key
 
 

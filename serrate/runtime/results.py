@@ -202,20 +202,25 @@ def known_rows(given: Iterable[tuple[Structure, int]]) -> KnownRows:
     levels: dict[int, tuple[Rows, int]] = {}
     structures: dict[tuple[object, ...], Structure] = {}
     for structure, first in given:
-        every = structure.rows
-        if not all(rows.verified() for rows in every):
-            continue
-        at, contiguous = first, True
-        for rows in every:
-            back_to_back = rows.starts is None
-            contiguous = contiguous and back_to_back and rows.storage_dims == 1
-            if back_to_back and rows.levels == rows.depth:
-                for level in range(rows.depth):
+        at, contiguous, depths = first, True, []
+        for rows in structure.rows:
+            if not rows.verified():
+                break
+            depth, count = rows.depth, len(rows.offsets)
+            depths.append(depth)
+            if rows.starts is not None:
+                contiguous = False
+                at += len(rows.buffers())
+                continue
+            if count == depth:
+                for level in range(depth):
                     levels[at + level] = (rows, level)
-            at += rows.levels if back_to_back else len(rows.buffers())
-        if contiguous:
-            depths = tuple([rows.depth for rows in every])
-            structures[structure_key(structure.dims, depths, tuple(range(first, at)))] = structure.canonical
+            elif not rows.packed:
+                contiguous = False
+            at += count
+        else:
+            if contiguous:
+                structures[structure_key(structure.dims, tuple(depths), tuple(range(first, at)))] = structure.canonical
     return KnownRows(levels, structures)
 
 

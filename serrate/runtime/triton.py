@@ -120,8 +120,8 @@ def is_direct(addresses: Sequence[int], others: int = 0) -> bool:
     Triton to be called at every launch. `others` are further addresses, joined by or."""
     if functools.reduce(operator.or_, addresses, others) & 15:
         return False
-    runtime = _triton().knobs.runtime
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    knobs = _triton().knobs.runtime
+    enter, leave = knobs.launch_enter_hook, knobs.launch_exit_hook
     # A chain of hooks; in earlier releases one hook, or None.
     return not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
