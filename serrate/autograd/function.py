@@ -20,7 +20,7 @@ from serrate.errors import GradientError
 from serrate.ir.fusion import Fusion
 from serrate.runtime.dispatch import Binding, Leaves
 from serrate.tensor import JaggedTensor
-from serrate.tensor.torch_private import version
+from serrate.tensor.torch_private import is_transformed, version
 
 
 class Differentiable:
@@ -102,6 +102,11 @@ class _Function(torch.autograd.Function):
         stored = ctx.saved_tensors
         for k, x in zip(ctx.floats, stored, strict=False):
             held[k] = x
+            if x.data_ptr() == 0 and x.numel() and not is_transformed(x):
+                raise GradientError(
+                    f"{owner.fusion.name}: the memory of a tensor that the backward program needs was freed since the call, as FSDP "
+                    "frees weights between passes: gather them again before backward()"
+                )
         for x, before in zip(ctx.kept, ctx.versions, strict=True):
             if x is not None and version(x) != before:
                 raise GradientError(

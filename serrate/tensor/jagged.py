@@ -39,6 +39,7 @@ from serrate.tensor.permuting import MaybeRagged, permute
 from serrate.tensor.positions import compact, coordinates, row_ids, tile_list, total_tiles
 from serrate.tensor.reshaping import flatten, split, split_like, unbind
 from serrate.tensor.structure import Structure
+from serrate.tensor.torch_private import fields_of
 
 _operators: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -79,6 +80,8 @@ class JaggedTensor(Casts):
     """
 
     __slots__ = ()
+    # DDP and FSDP find the tensors of a module's arguments and results in dataclasses, not in pytrees, and replace them there.
+    __dataclass_fields__ = fields_of("values", "structure", "hints")
     __array_ufunc__ = None  # makes numpy scalars and arrays defer to our operators, as they do to torch's
 
     # --- constructors ---

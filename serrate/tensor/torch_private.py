@@ -6,6 +6,7 @@ counter, and other facts about the tensor.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -40,6 +41,20 @@ def register_container(
     3
     """
     register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+
+
+def fields_of(*names: str) -> dict[str, dataclasses.Field[Any]]:
+    """What makes a class a dataclass to functions that take dataclasses apart; its constructor takes these names.
+
+    >>> class Pair:
+    ...     __dataclass_fields__ = fields_of("a", "b")
+    ...     def __init__(self, a, b):
+    ...         self.a, self.b = a, b
+    >>> dataclasses.replace(Pair(1, 2), b=3).b
+    3
+    """
+    made: type = dataclasses.make_dataclass("Fields", names)
+    return {field.name: field for field in dataclasses.fields(made)}
 
 
 def is_recorded(tensor: Tensor) -> bool:
