@@ -104,8 +104,8 @@ class _Function(torch.autograd.Function):
             held[k] = x
             if x.data_ptr() == 0 and x.numel() and not is_transformed(x):
                 raise GradientError(
-                    f"{owner.fusion.name}: the memory of a tensor that the backward program needs was freed since the call, as FSDP "
-                    "frees weights between passes: gather them again before backward()"
+                    f"{owner.fusion.name}: the memory of a tensor that the backward program needs was freed since the call, as "
+                    "FSDP frees weights between passes: gather them again before backward()"
                 )
         for x, before in zip(ctx.kept, ctx.versions, strict=True):
             if x is not None and version(x) != before:

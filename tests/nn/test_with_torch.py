@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import io
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -84,15 +83,12 @@ def test_ragged_tensors_are_taken_apart_as_dataclasses() -> None:
     assert [field.name for field in dataclasses.fields(x)] == ["values", "structure", "hints"]
 
 
-def test_two_processes_train_as_one() -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     program = str(ROOT / "tests" / "nn" / "two_processes.py")
     processes = [
         subprocess.Popen(
-            [sys.executable, program, str(rank), str(port)],
+            [sys.executable, program, str(rank), str(tmp_path / "meeting")],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

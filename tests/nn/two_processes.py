@@ -1,6 +1,6 @@
-"""`python two_processes.py RANK PORT`: one of two processes that train a ragged model, over gloo.
+"""`python two_processes.py RANK FILE`: one of two processes that train a ragged model, over gloo.
 
-In: its rank, and the port of the first. Out: nothing, or an error. Every process trains on its half of the rows under DDP, then
+In: its rank, and a file to meet at. Out: nothing, or an error. Every process trains on its half of the rows under DDP, then
 under FSDP2, and compares its weights with those of one process that trains on all of them.
 """
 
@@ -49,9 +49,9 @@ def trained(model: Any, rows: JaggedTensor, clip: float | None) -> None:
         optimizer.step()
 
 
-def main(rank: int, port: int) -> None:
+def main(rank: int, meeting: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     torch.manual_seed(0)
     alone, half = Model(), batch()[3 * rank : 3 * rank + 3]
     replicated = DistributedDataParallel(copy.deepcopy(alone))
@@ -70,4 +70,4 @@ def main(rank: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), sys.argv[2])
