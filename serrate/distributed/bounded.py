@@ -17,12 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from serrate.distributed.collectives import exchange_rows
+from serrate.distributed.layout import by_owner
 from serrate.errors import PartitionError
 from serrate.tensor.checks.deferred import defer, poll
 
 
 @dataclass(frozen=True, eq=False)
-class Slots:
+class FixedExchange:
     """An exchange of fixed slots, one for each pair of ranks. An index of -1 stands for a row of zeros.
 
     unaligned rows --pack--> slots [destination, bound] --exchange--> slots [source, bound] --unpack--> aligned rows
@@ -48,18 +49,15 @@ class Slots:
         return _taken(self._swapped(_taken(rows, self.unpacked, self.unpack)), self.packed, self.pack)
 
     def _swapped(self, slots: Tensor) -> Tensor:
-        apply: Callable[[Tensor, Slots], Tensor] = _Swap.apply
+        apply: Callable[[Tensor, FixedExchange], Tensor] = _SlotExchange.apply
         return apply(slots, self)
 
 
-def exchange(row: Tensor, owned: Sequence[int], bound: int, size: int, group: dist.ProcessGroup) -> Slots:
+def exchange(row: Tensor, owned: Sequence[int], bound: int, size: int, group: dist.ProcessGroup) -> FixedExchange:
     """The exchange of this rank, whose counts are `row` and sum to `size`: one exchange of counts, which the host does not
     read."""
-    ranks, rank, device, most = len(owned), group.rank(), row.device, max(owned)
-    first = torch.tensor([sum(owned[:r]) for r in range(ranks)], device=device)
-    local = torch.arange(most, device=device)
-    places = first[:, None] + local
-    mine = torch.where(local < torch.tensor(owned, device=device)[:, None], row[places.clamp(max=row.shape[0] - 1)], 0)
+    ranks, rank, device = len(owned), group.rank(), row.device
+    mine = by_owner(row, owned)
     got = exchange_rows(mine, [1] * ranks, [1] * ranks, group)[:, : owned[rank]]  # [source rank, own partition]
     send, receive = mine.sum(1), got.sum(1)
     _check_bound(torch.maximum(send.max(), receive.sum()), bound, rank)
@@ -81,7 +79,7 @@ def exchange(row: Tensor, owned: Sequence[int], bound: int, size: int, group: di
     lengths = got.sum(0)
     if owned[rank]:
         lengths = torch.cat([lengths[:-1], (bound - lengths[:-1].sum())[None]])
-    return Slots(group, bound, lengths, pack, _inverse(pack, size), unpack, _inverse(unpack, ranks * bound))
+    return FixedExchange(group, bound, lengths, pack, _inverse(pack, size), unpack, _inverse(unpack, ranks * bound))
 
 
 def _check_bound(most: Tensor, bound: int, rank: int) -> None:
@@ -103,7 +101,7 @@ def _inverse(index: Tensor, size: int) -> Tensor:
     return found[:size]
 
 
-class _Take(torch.autograd.Function):
+class _RowsByIndex(torch.autograd.Function):
     """Rows by index, where the other index leads back: the gradient reads, too, and nothing is added atomically."""
 
     @staticmethod
@@ -120,9 +118,9 @@ class _Take(torch.autograd.Function):
         return _taken(grads[0], back, index), None, None
 
 
-class _Swap(torch.autograd.Function):
+class _SlotExchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, slots: Tensor, exchange: Slots) -> Tensor:
+    def forward(ctx: Any, slots: Tensor, exchange: FixedExchange) -> Tensor:
         ctx.exchange = exchange
         sizes = [exchange.bound] * exchange.group.size()
         return exchange_rows(slots, sizes, sizes, exchange.group)
@@ -133,5 +131,5 @@ class _Swap(torch.autograd.Function):
 
 
 def _taken(rows: Tensor, index: Tensor, back: Tensor) -> Tensor:
-    apply: Callable[[Tensor, Tensor, Tensor], Tensor] = _Take.apply
+    apply: Callable[[Tensor, Tensor, Tensor], Tensor] = _RowsByIndex.apply
     return apply(rows, index, back)

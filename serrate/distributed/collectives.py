@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from serrate.distributed.layout import check_counts
+from serrate.distributed.layout import by_owner, check_counts
 from serrate.errors import ExchangeError, PartitionError
 from serrate.runtime.memory import empty
 from serrate.tensor.sync import host_copy
@@ -137,18 +137,14 @@ def swap_counts(row: CheckedRow, owned: Sequence[int], header: Header, group: di
     from a device together.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    room = _room(HEADER + max(owned), 8)
-    sent = row.counts.new_zeros(ranks, room)
+    sent = row.counts.new_zeros(ranks, message_room(max(owned)))
     sent[:, :HEADER] = _message_head(header, row)
-    first = 0
-    for message, count in zip(sent, owned, strict=True):
-        message[HEADER : HEADER + count] = row.counts[first : first + count]
-        first += count
+    sent[:, HEADER : HEADER + max(owned)] = by_owner(row.counts, owned)
     got = torch.empty_like(sent)
     with _explained("exchange of counts", group):
         dist.all_to_all_single(got, sent, group=group)
     host = host_copy(torch.cat([row.counts, got.flatten()]), "an exchange between ranks")
-    messages = host[sum(owned) :].view(ranks, room)
+    messages = host[sum(owned) :].view(ranks, -1)
     _agree(messages[:, :HEADER], header, row, rank)
     return torch.cat([host[: sum(owned)], messages[:, HEADER : HEADER + owned[rank]].flatten()])
 
@@ -156,7 +152,7 @@ def swap_counts(row: CheckedRow, owned: Sequence[int], header: Header, group: di
 def gather_counts(row: CheckedRow, room: int, header: Header, group: dist.ProcessGroup) -> Tensor:
     """Gathers a row of counts from every rank, on the host, as [ranks, room]; rows are padded with zeros to `room`."""
     ranks = dist.get_world_size(group)
-    sent = row.counts.new_zeros(_room(HEADER + room, 64))
+    sent = row.counts.new_zeros(message_room(room, 64))
     sent[:HEADER] = _message_head(header, row)
     sent[HEADER : HEADER + row.counts.shape[0]] = row.counts
     got = torch.empty(ranks * sent.shape[0], dtype=torch.int64, device=sent.device)
@@ -167,10 +163,11 @@ def gather_counts(row: CheckedRow, room: int, header: Header, group: dist.Proces
     return messages[:, HEADER : HEADER + room].contiguous()
 
 
-def _room(needed: int, least: int) -> int:
-    """The length of a message: a power of two. Ranks that disagree about the number of partitions then send messages of one size,
-    unless they differ much, and can read each other's headers; a backend ends the process where sizes differ."""
-    return max(least, 1 << (needed - 1).bit_length())
+def message_room(counts: int, least: int = 8) -> int:
+    """The length of a message with so many counts: a power of two. Ranks that disagree about the number of partitions then send
+    messages of one size, unless they differ much, and can read each other's headers; a backend ends the process where sizes
+    differ."""
+    return max(least, 1 << (HEADER + counts - 1).bit_length())
 
 
 def _message_head(header: Header, row: CheckedRow) -> Tensor:
@@ -181,6 +178,8 @@ def _agree(heads: Tensor, header: Header, row: CheckedRow, rank: int) -> None:
     """Raises this rank's own problem, or an ExchangeError that names the first rank that disagrees or has failed."""
     if row.problem is not None:
         raise row.problem
+    if bool((heads == torch.tensor([*astuple(header), 0])).all()):
+        return
     for other, (*theirs, failed) in enumerate(heads.tolist()):
         if failed and other == rank:
             raise PartitionError(f"counts must not be negative and must sum to the {row.size} positions of the local tensor")

@@ -99,8 +99,22 @@ def exchange_of(counts: Tensor, owned: Sequence[int], rank: int) -> Exchange:
 
 def exchange_from(row: Tensor, received: Tensor, owned: Sequence[int]) -> Exchange:
     """The exchange of one rank, from its own counts and those that every rank has for the partitions it owns."""
-    send = [int(part.sum()) for part in torch.split(row, list(owned))]
-    return Exchange(tuple(send), tuple(received.sum(1).tolist()), received.contiguous())
+    bounds = torch.tensor([0, *accumulate(owned)])
+    send = torch.cat([row.new_zeros(1), row.cumsum(0)]).index_select(0, bounds).diff()
+    return Exchange(tuple(send.tolist()), tuple(received.sum(1).tolist()), received.contiguous())
+
+
+def by_owner(row: Tensor, owned: Sequence[int]) -> Tensor:
+    """A row of counts as [ranks, most partitions of a rank]: the counts of each rank's partitions, then zeros.
+
+    >>> by_owner(torch.tensor([4, 6, 3]), (2, 1))
+    tensor([[4, 6],
+            [3, 0]])
+    """
+    most, size = max(owned), torch.tensor(owned, device=row.device)[:, None]
+    local = torch.arange(most, device=row.device)
+    place = (size.cumsum(0) - size + local).clamp(max=row.shape[0] - 1)
+    return torch.where(local < size, row.index_select(0, place.flatten()).view_as(place), 0)
 
 
 def own_range(counts: Tensor, owned: Sequence[int], rank: int) -> tuple[int, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -231,3 +233,18 @@ def test_a_data_dim_and_an_expert_dim() -> None:
 @pytest.mark.parametrize("how", ["DDP", "fully_shard"])
 def test_data_parallelism_of_torch_on_the_other_dim(how: str) -> None:
     assert on_processes(4, data_and_experts, how) == [None] * 4
+
+
+def trained(rank: int, ranks: int) -> list[float]:
+    example = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "expert_parallel.py"))
+    losses: list[float] = example["train"](torch.device("cpu"))
+    return losses
+
+
+@pytest.mark.slow
+def test_the_example_has_the_same_losses_on_any_number_of_processes() -> None:
+    (alone,) = on_processes(1, trained)
+    for ranks in (2, 4):
+        for losses in on_processes(ranks, trained):
+            torch.testing.assert_close(losses, alone, rtol=1e-4, atol=1e-4)
+    assert alone[-1] < alone[0] / 2
