@@ -35,11 +35,6 @@ class MoEOutput(NamedTuple):
     """How many tokens each expert got, int64 `[experts]`."""
 
 
-def _grouped(chosen: Any, experts: int) -> tuple[Any, Any]:
-    """Offsets of the choices of each expert, and the choices in that order."""
-    return ops.group_by(chosen, experts)
-
-
 class Routed(NamedTuple):
     """The choices of a router, in a traced function: which experts each token goes to, and how to get there and back."""
 
