@@ -49,6 +49,7 @@ def on_values(name: str, backend: str | None) -> tuple[Callable[..., Any], list[
     return run, given
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", sample(*(name for name in CASES if name not in SLOW)))
 def test_gradients_are_those_of_differences(name: str) -> None:
     run, given = on_values(name, "reference")
@@ -61,12 +62,14 @@ def test_gradients_of_attention(name: str) -> None:
     assert torch.autograd.gradcheck(run, given, fast_mode=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", sample(*CHEAP))
 def test_second_gradients_are_those_of_differences(name: str) -> None:
     run, given = on_values(name, "reference")
     assert torch.autograd.gradgradcheck(run, given, fast_mode=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", sample(*CHEAP))
 @pytest.mark.parametrize("backend", ["cpp", pytest.param("triton", marks=pytest.mark.slow)])
 def test_backends_agree_with_the_reference(name: str, backend: str) -> None:

@@ -28,6 +28,7 @@ NAMES = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("backend", "name"), [*(("triton", n) for n in NAMES), *(("cpp", n) for n in ("load", "double", "a b", "1x", ""))]
 )

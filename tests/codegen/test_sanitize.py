@@ -94,6 +94,7 @@ def test_no_access_outside(part: int) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(-(-len(composed_points()) // CHUNK)))
 def test_no_access_outside_compositions(part: int) -> None:
     done = run_sanitized("composed", json.dumps(composed_points()[part * CHUNK : (part + 1) * CHUNK]))

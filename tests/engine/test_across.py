@@ -12,7 +12,7 @@ from tests.engine.across_cases import ACROSS, NESTED_SCANS, SCANS, SPECIAL_SCANS
 from tests.engine.matrix import POINT, Options, points, run
 from tests.engine.oracle import ONE_LEVEL, TWO_LEVELS, Features, arguments, recorded, wanted
 
-pytestmark = [pytest.mark.sampled(2), pytest.mark.filterwarnings("ignore:var:UserWarning", "ignore:std:UserWarning")]
+pytestmark = [pytest.mark.sampled(3), pytest.mark.filterwarnings("ignore:var:UserWarning", "ignore:std:UserWarning")]
 
 
 @pytest.mark.parametrize(POINT, points(ACROSS, "across"))

@@ -64,6 +64,7 @@ def close(got: JaggedTensor, want: list[list[Tensor]], tolerance: float = 1e-5) 
             torch.testing.assert_close(piece[:, h].double(), one, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend(backend: str, causal: bool) -> None:

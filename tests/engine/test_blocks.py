@@ -50,6 +50,7 @@ def test_dims_that_count_rows_change_places(backend: str, strategy: str) -> None
         assert got.structure.same_rows(jt.permute(1, 0, 2, 3).structure)
 
 
+@pytest.mark.sampled(1)
 @EVERY
 def test_in_the_middle_of_a_program(backend: str, strategy: str) -> None:
     jt = parts_of(LENGTHS, 2)

@@ -18,7 +18,7 @@ from tests.engine.composed import COMPOSITIONS, LENGTHS, OPERATIONS, Dims, Way, 
 from tests.engine.oracle import BACKENDS, FULL, VARIANTS
 
 # Triton's interpreter computes where nothing exists, and says so.
-pytestmark = [pytest.mark.sampled(2), pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:var:UserWarning")]
+pytestmark = [pytest.mark.sampled(3), pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:var:UserWarning")]
 
 WAYS = [(strategy, tuple(sorted(options.items()))) for strategy, some in VARIANTS.items() for options in some]
 Point = tuple[str, str, str, Way, torch.dtype, Dims]

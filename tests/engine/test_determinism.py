@@ -112,6 +112,7 @@ def centred_rows(x: JaggedTensor) -> torch.Tensor:
     return out
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_plans_that_nobody_chose_do_not_depend_on_threads(lengths: str, threads: None) -> None:
     rows = LENGTHS[lengths]

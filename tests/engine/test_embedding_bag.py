@@ -121,6 +121,7 @@ def test_cross_entropy_over_the_candidates_of_each_row(run: Any) -> None:
         run(F.cross_entropy)(logits, torch.tensor([2, 2, 5, 0]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("strategy", ["maskless", "masked", "persistent_dynamic"])
 def test_wide_tables_are_pooled_in_blocks_of_columns(strategy: str, dtype: torch.dtype) -> None:

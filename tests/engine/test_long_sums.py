@@ -57,6 +57,7 @@ def test_ten_million_elements(count: int, threads: None) -> None:
     near(jit(lambda x: x.var(1))(JaggedTensor.from_lengths(noise + 100, [10 * MILLION])), (noise + 100).double().var(), 1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", ["maskless", "masked", "persistent_dynamic"])
 @pytest.mark.parametrize("width", [(), (1,), (3,), (64,)])
 def test_every_strategy(width: tuple[int, ...], strategy: str) -> None:

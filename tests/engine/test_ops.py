@@ -29,7 +29,7 @@ from tests.engine.oracle import (
     wanted,
 )
 
-pytestmark = [pytest.mark.sampled(2), pytest.mark.filterwarnings("ignore:var:UserWarning", "ignore:std:UserWarning")]
+pytestmark = [pytest.mark.sampled(3), pytest.mark.filterwarnings("ignore:var:UserWarning", "ignore:std:UserWarning")]
 
 
 @pytest.mark.parametrize(POINT, points(CASES, "one level"))

@@ -77,6 +77,7 @@ def test_from_padded(structure: str, strategy: str) -> None:
             assert len(found) == len(want) and all(map(torch.equal, found, want))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("inner", [(), (3,), (64,), (2, 3)])
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -37,6 +37,7 @@ def chunked(row: list[float], chunks: int, k: int) -> list[float]:
     return row[k * size : (k + 1) * size]
 
 
+@pytest.mark.sampled(1)
 @RUNS
 @pytest.mark.parametrize("rows", [ROWS, WORDS], ids=["one level", "two levels"])
 def test_pieces_of_every_row(run: Any, rows: JaggedTensor) -> None:

@@ -115,6 +115,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_backends_and_strategies_agree(name: str) -> None:
     fusion = recorded(PROGRAMS[name])

@@ -431,6 +431,7 @@ def _exact(a: Any, b: Any) -> None:
         torch.testing.assert_close(p, q, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FUSIONS)
 def test_clones_are_equal_and_compute_the_same(name: str) -> None:
     fusion, again, args = record(FUSIONS[name]), record(FUSIONS[name]), _call(name)

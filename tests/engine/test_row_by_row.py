@@ -95,6 +95,7 @@ def test_running_extremes_have_names_and_compositions() -> None:
 # --- infinities ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @EVERY
 def test_rows_with_several_infinities(backend: str, strategy: str) -> None:
     rows = [[INF, INF, 1.0], [-INF, -INF], [INF, -INF], [1.0, INF, 2.0, INF], [-INF, 3.0, -INF], []]
@@ -183,6 +184,7 @@ def _row(jt: JaggedTensor, head: int) -> list[Tensor]:
     return list(leaves(jt[head]))
 
 
+@pytest.mark.sampled(1)
 @EVERY
 def test_products_of_heads(backend: str, strategy: str) -> None:
     query, key = _heads([3, 0, 5]), _heads([3, 0, 5])

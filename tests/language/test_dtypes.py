@@ -230,12 +230,14 @@ def test_stores_convert(dtype: torch.dtype, to: torch.dtype, way: Any) -> None:
     near(ran(converted, way)(jt, to).values, jt.values.to(to), to)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_products(dtype: torch.dtype, way: Any) -> None:
     jt, weight = ragged(dtype, 5), torch.randn(5, 3).to(dtype)
     near(ran(products, way)(jt, weight).values, jt.values.double() @ weight.double(), dtype, scale=20)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_softmax(dtype: torch.dtype, way: Any) -> None:
     jt = ragged(dtype)

@@ -315,6 +315,7 @@ def test_every_strategy_and_many_tiles(kernel: Kernel, wanted: Wanted, strategy:
         agrees(again, wanted, lengths, "cpp")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(
@@ -349,6 +350,7 @@ def test_the_size_of_a_ragged_dim_is_no_number() -> None:
             ran(k, way)(ragged([2, 3]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
 @pytest.mark.parametrize(("kernel", "wanted"), KERNELS, ids=lambda x: getattr(x, "__name__", ""))
 def test_one_kernel_for_all_lengths(kernel: Kernel, wanted: Wanted, backend: str) -> None:

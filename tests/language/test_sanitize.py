@@ -1,6 +1,6 @@
 """Generated C++ of tile kernels under the address and undefined-behaviour sanitizers: every read and write is inside its tensor.
 
-In: a few examples; all of them, and random programs, under SERRATE_TEST_FULL=1. Out: the sanitizer's report of the first bad
+In: an example; all of them, and random programs, under SERRATE_TEST_FULL=1. Out: the sanitizer's report of the first bad
 access.
 """
 
@@ -16,8 +16,8 @@ from tests.language.test_examples import NAMES
 pytestmark = pytest.mark.sanitize
 
 MODULE = "tests.language.sanitized"
-SAMPLE = ("jagged_dense_add@masked", "moe_matmul@persistent_dynamic")
-"""Examples of the short run: a dense tail, gathers and scatters."""
+SAMPLE = ("moe_matmul@persistent_dynamic",)
+"""The example of the short run: gathers and scatters."""
 ALL = [(f"{name}@{strategy}",) for name in NAMES for strategy in ("maskless", "masked", "persistent_dynamic")]
 
 
@@ -35,6 +35,7 @@ def test_random_programs(seed: int) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+@pytest.mark.slow
 def test_the_sanitizer_sees_an_overrun() -> None:
     done = run_sanitized("overrun", module=MODULE)
     assert done.returncode != 0

@@ -15,7 +15,7 @@ from tests.codegen.test_sanitize import ROOT, run_sanitized
 from tests.conftest import FULL
 
 MODULE = "tests.runtime.bad_input"
-SAMPLE = 200
+SAMPLE = 100
 PROCESSES, INPUTS = 5, 2100
 """More than 10,000 inputs under the sanitizers."""
 

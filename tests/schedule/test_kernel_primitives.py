@@ -141,6 +141,7 @@ def test_a_cut_leaves_parts_and_then_rows() -> None:
     assert "kept" in str(lower(found, "centred", (), CPU))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 64])
 @pytest.mark.parametrize("lengths", [LENGTHS, [], [0, 0], [1], [40, 1, 0, 39]])
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
