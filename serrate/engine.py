@@ -13,7 +13,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -622,7 +621,7 @@ class Compiled:
         self, call: BoundCall, seen: Callable[[Prepared], None] = lambda _: None
     ) -> tuple[BoundCall, dict[str, torch.Tensor]]:
         computed: dict[str, torch.Tensor] = {}
-        call = replace(call, computed=computed, memo={})
+        call = BoundCall(call.args, call.numbers, call.device, call.known, computed)
         env = dict(zip((t.name for t in self.binder.inputs), call.args, strict=True))
         self.binder.check(call)
         for stage in self.stages:

@@ -203,9 +203,11 @@ class Arguments:
 
     def array(self, call: BoundCall, array: Array) -> torch.Tensor:
         """The elements of an array in a call."""
-        if array.recipe is None and array.data is None and array.name in self._place:
+        if array.recipe is None and array.data is None:
+            place, computed = self._place.get(array.name), call.computed
+            tensor = call.args[place] if place is not None else computed[array.name] if computed else None
+            assert tensor is not None, f"{array.name} is neither an argument nor computed"
             # The same tensor object if possible: caches identify tensors by identity.
-            tensor = call.args[self._place[array.name]]
             return tensor if tensor.ndim == 1 else tensor.reshape(-1)
         named = dict(zip(self.names, call.args, strict=True)) | (call.computed or {})
         symbols = dict(zip(self.symbols, call.numbers, strict=True))

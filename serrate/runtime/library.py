@@ -30,8 +30,8 @@ def group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
     >>> group_by(torch.tensor([2, 0, 2, 1]), 3)
     (tensor([0, 1, 2, 4]), tensor([1, 3, 0, 2]))
     """
-    # Keys outside all groups come last.
-    known = torch.where((keys < 0) | (keys >= count), count, keys)
+    # Keys outside all groups come last. On a GPU every operation is a launch.
+    known = torch.where(keys.clamp(0, max(count - 1, 0)) == keys, keys, count)
     ordered, permutation = torch.sort(known, stable=True)
     bounds = torch.arange(count + 1, device=keys.device, dtype=ordered.dtype)
     return torch.searchsorted(ordered, bounds), permutation
