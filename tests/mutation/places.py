@@ -589,7 +589,7 @@ RUNTIME = [
     *_of(
         "serrate/runtime/library.py",
         _cases("reference and (group_by or no_group)", "tests/engine/test_routing.py"),
-        ("(keys < 0) | (keys >= count), count, keys)", "keys >= count, count, keys)"),
+        ("keys.clamp(0, max(count - 1, 0)) == keys", "keys.clamp(max=max(count - 1, 0)) == keys"),
     ),
 ]
 
