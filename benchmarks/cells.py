@@ -12,10 +12,24 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks import handwritten, limits, methods, ours, peers
+from benchmarks import handwritten, limits, methods, ours, peers, training
 from benchmarks.measure import Timing, measure, timing
 from benchmarks.methods import Call, Method
-from benchmarks.tasks import DTYPES, PRODUCTS, TASKS, Sizes, Task, again, dense_product, expected, is_right, make_task, traffic
+from benchmarks.tasks import (
+    BACKWARD,
+    DTYPES,
+    PRODUCTS,
+    TASKS,
+    Sizes,
+    Task,
+    again,
+    dense_product,
+    expected,
+    is_right,
+    make_task,
+    passes,
+    traffic,
+)
 
 # a median this many times the minimum is due to other load on the machine
 UNSTEADY = 1.25
@@ -29,6 +43,8 @@ NARROW = 0.8
 GIANT = 0.9
 # seconds: slower methods are timed by a single call, and if the first call took this long, by that one
 ONCE = 1.5
+# methods that are not peers
+OWN = ("hand C++", "serrate")
 PATIENCE = 10.0
 
 
@@ -127,13 +143,15 @@ def run(
     found = measure(calls, rounds, before=limit.before)
     timed |= {name: each if name in limit.calls else _of_one(each, 1 + len(more)) for name, each in found.items()}
     times = {name: each.median for name, each in timed.items()}
-    named = {each.name: times[each.name] for each in peers.methods(it, compiled) if each.name in times}
+    named = {each.name: times[each.name] for each in _methods(it, compiled) if each.name in times and each.name not in OWN}
     fault = skipped.pop("serrate", "")
     own = (limit.milliseconds(timed), times.get("hand C++"), times.get("serrate"))
     return Cell(task, dtype, distribution, *own, fault, named, skipped, timed)
 
 
 def _methods(it: Task, compiled: bool) -> list[Method]:
+    if it.name.endswith(BACKWARD):
+        return training.methods(it)
     hand = handwritten.method(it)
     return [*([hand] if hand is not None else []), ours.method(it), *peers.methods(it, compiled)]
 
@@ -157,7 +175,7 @@ def _of_one(all_of_them: Timing, calls: int) -> Timing:
 
 def _limit(it: Task) -> limits.Limit:
     if it.name in PRODUCTS:
-        return limits.of_product(*dense_product(it))
+        return limits.of_product(*dense_product(it), passes(it))
     return limits.of_traffic(traffic(it), it.data.values, it.data.offsets)
 
 

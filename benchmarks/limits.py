@@ -106,12 +106,12 @@ def of_traffic(traffic: Traffic, values: Tensor, offsets: Tensor) -> Limit:
     return Limit(calls, milliseconds, before)
 
 
-def of_product(tokens: Tensor, weight: Tensor) -> Limit:
-    """One dense float32 product with the FLOPs of the grouped one."""
+def of_product(tokens: Tensor, weight: Tensor, passes: float = 1.0) -> Limit:
+    """One dense float32 product with the FLOPs of the grouped one, as often as that has passes."""
     tokens, weight = tokens.float(), weight.float().contiguous()
     out = tokens.new_empty(tokens.shape[0], weight.shape[1])
     name = "limit: dense mm"
-    return Limit({name: lambda: torch.mm(tokens, weight, out=out)}, lambda timings: timings[name].median, {})
+    return Limit({name: lambda: torch.mm(tokens, weight, out=out)}, lambda timings: passes * timings[name].median, {})
 
 
 def own_cache() -> int:

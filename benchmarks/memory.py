@@ -21,7 +21,7 @@ from benchmarks import limits, ours, peers, report
 from benchmarks.measure import measure
 from benchmarks.methods import Method
 from benchmarks.options import Options, chosen
-from benchmarks.tasks import DTYPES, QUICK, TASKS, Sizes, Task, make_task
+from benchmarks.tasks import BACKWARD, DTYPES, QUICK, TASKS, Sizes, Task, make_task
 from serrate.cli.peak import held, peak_of, settle
 
 LENGTHS = ("uniform", "exponential", "bimodal")
@@ -60,7 +60,8 @@ class Fresh:
 def main(options: Options) -> bool:
     """Measures, prints and writes; returns whether every peak of serrate could be measured."""
     console, machine = Console(), limits.machine()
-    tasks, kinds = chosen("--only", options.only, TASKS), chosen("--lengths", options.lengths, LENGTHS)
+    alone = [task for task in TASKS if not task.endswith(BACKWARD)]
+    tasks, kinds = chosen("--only", options.only, alone), chosen("--lengths", options.lengths, LENGTHS)
     wanted = [(task, kind) for task in tasks for kind in kinds if kind in TASKS[task].lengths]
     found: list[Peak] = []
     speeds: list[Fresh] = []

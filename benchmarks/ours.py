@@ -96,10 +96,11 @@ JITTED: dict[str, Callable[..., Any]] = {
 
 def method(task: Task) -> Method:
     """The method for the task; ragged tensors are built before timing starts."""
-    return Method("serrate", lambda: _prepared(task), _values)
+    return Method("serrate", lambda: prepared(task), values)
 
 
-def _prepared(task: Task) -> Call:
+def prepared(task: Task) -> Call:
+    """The call to time."""
     if task.kind == "from_padded":
         padded, lengths = task.operands[0], task.data.lengths
         return lambda: JaggedTensor.from_padded(padded, lengths)
@@ -123,7 +124,8 @@ def _ragged(data: Ragged) -> JaggedTensor:
     return JaggedTensor.from_csr(data.values, data.offsets)
 
 
-def _values(result: Any) -> Tensor:
-    values = result.values if isinstance(result, JaggedTensor) else result
-    assert isinstance(values, Tensor)
-    return values
+def values(result: Any) -> Tensor:
+    """The values of a result."""
+    found = result.values if isinstance(result, JaggedTensor) else result
+    assert isinstance(found, Tensor)
+    return found

@@ -23,6 +23,8 @@ SCALE = 1.5
 PARTS = 16
 """Groups of a block permutation: rows are blocks, `PARTS` of them per component."""
 
+BACKWARD = " + backward"
+"""The end of the names of tasks that also compute gradients."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -58,8 +60,8 @@ class Task:
 
     @property
     def kind(self) -> str:
-        """The task's name without its rank: a 1-D sum is a sum."""
-        return self.name.removeprefix("1-D ")
+        """The task's name without its rank, and without its backward pass: a 1-D sum is a sum."""
+        return self.name.removeprefix("1-D ").removesuffix(BACKWARD)
 
     @property
     def inputs(self) -> int:
@@ -107,8 +109,17 @@ TASKS = {
     "grouped matmul": TaskSpec(100 / 1.15, 1e-4, _NO_GIANT, never_behind="torch.mm per group"),
     "attention": TaskSpec(70, 1e-4, never_behind="SDPA per sequence"),
     "causal attention": TaskSpec(70, 1e-4, never_behind="SDPA per sequence"),
+    "sum + backward": TaskSpec(85, 0.0),
+    "pointwise + backward": TaskSpec(85, 1e-5),
+    "softmax + backward": TaskSpec(60, 1e-5),
+    "layer norm + backward": TaskSpec(55, 1e-4),
+    "embedding bag + backward": TaskSpec(60, 1e-4),
+    "grouped matmul + backward": TaskSpec(100 / 1.2, 1e-3, _NO_GIANT),
+    "attention + backward": TaskSpec(60, 1e-3, _NO_GIANT),
+    "causal attention + backward": TaskSpec(60, 1e-3, _NO_GIANT),
 }
-PRODUCTS = ("grouped matmul", "attention", "causal attention")
+_OF_PRODUCTS = ("grouped matmul", "attention", "causal attention")
+PRODUCTS = (*_OF_PRODUCTS, *(name + BACKWARD for name in _OF_PRODUCTS))
 """Tasks whose limit is a dense float32 product."""
 SPINE = ("sum", "pointwise", "softmax", "layer norm", "grouped matmul")
 """The tasks that also have a hand-written baseline."""
@@ -116,6 +127,8 @@ SPINE = ("sum", "pointwise", "softmax", "layer norm", "grouped matmul")
 
 def make_task(task: str, distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task:
     """The data of one cell."""
+    if task.endswith(BACKWARD):
+        return replace(make_task(task.removesuffix(BACKWARD), distribution, dtype, sizes), name=task)
     if task == "grouped matmul":
         return _grouped_matmul(distribution, dtype, sizes)
     if task in PRODUCTS:
@@ -173,10 +186,10 @@ def _embedding_bag(distribution: str, dtype: torch.dtype, sizes: Sizes) -> Task:
 
 def dense_product(it: Task) -> tuple[Tensor, Tensor]:
     """Operands of a dense product that takes as many additions and multiplications as the task."""
-    if it.name == "grouped matmul":
+    if it.kind == "grouped matmul":
         return it.data.values, it.operands[0][0]
     lengths = it.data.lengths
-    scores = int((lengths * (lengths + 1) // 2 if it.name == "causal attention" else lengths * lengths).sum())
+    scores = int((lengths * (lengths + 1) // 2 if it.kind == "causal attention" else lengths * lengths).sum())
     rows = 2 * scores * it.data.values[0].numel() // 512**2
     return torch.ones(max(rows, 1), 512), torch.ones(512, 512)
 
@@ -188,6 +201,57 @@ def attend(task: Task, *rows: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)[0].transpose(0, 1)
 
 
+def passes(it: Task) -> float:
+    """How many times the FLOPs of a product its task takes: a product has two gradients; attention's backward pass multiplies
+    five times, its forward pass twice."""
+    if not it.name.endswith(BACKWARD):
+        return 1.0
+    return 3.0 if it.kind == "grouped matmul" else 3.5
+
+
+# --- tasks with a backward pass --------------------------------------------------------------------------------------------
+
+
+def forward(it: Task) -> Task:
+    """The task without its backward pass."""
+    return replace(it, name=it.name.removesuffix(BACKWARD))
+
+
+def differentiated(it: Task) -> tuple[Tensor, ...]:
+    """The inputs whose gradients are computed."""
+    if it.kind == "embedding bag":
+        return it.operands
+    return (it.data.values, *it.operands) if it.kind in PRODUCTS else (it.data.values,)
+
+
+def with_leaves(it: Task, leaves: tuple[Tensor, ...]) -> Task:
+    """The task with other tensors for those inputs."""
+    if it.kind == "embedding bag":
+        return replace(it, operands=leaves)
+    operands = leaves[1:] if it.kind in PRODUCTS else it.operands
+    return replace(it, data=replace(it.data, values=leaves[0]), operands=operands)
+
+
+def upstream(it: Task) -> Tensor:
+    """The gradient of the task's result."""
+    values, shape = it.data.values, list(it.data.values.shape)
+    if it.kind == "embedding bag":
+        values, shape = it.operands[0], [it.data.rows, it.operands[0].shape[1]]
+    elif it.kind in _OF_A_ROW:
+        shape[0] = it.data.rows
+    return torch.randn(shape, generator=torch.Generator().manual_seed(6)).to(values.dtype)
+
+
+def flat(gradients: tuple[Tensor, ...]) -> Tensor:
+    """All gradients as one tensor."""
+    return torch.cat([g.reshape(-1) for g in gradients])
+
+
+def _gradients(it: Task) -> Tensor:
+    leaves = tuple(x.detach().float().requires_grad_() for x in differentiated(it))
+    return flat(torch.autograd.grad(expected(with_leaves(forward(it), leaves)), leaves, upstream(it).float()))
+
+
 def _documents(sentences: int) -> Tensor:
     """Offsets of documents of 1 to 15 sentences."""
     generator = torch.Generator().manual_seed(3)
@@ -196,7 +260,9 @@ def _documents(sentences: int) -> Tensor:
 
 
 def expected(it: Task) -> Tensor:
-    """The result of plain torch, row by row, in float32."""
+    """The result of plain torch, row by row, in float32; gradients for tasks with a backward pass."""
+    if it.name.endswith(BACKWARD):
+        return _gradients(it)
     if it.name in ("to_padded", "jagged + dense", "1-D jagged + dense"):
         dense = padded(it.data).float()
         return dense.add_(it.operands[0]) if it.operands else dense
@@ -249,6 +315,8 @@ def is_right(it: Task, result: Tensor, wanted: Tensor) -> bool:
 def traffic(it: Task) -> Traffic:
     """The bytes that must move; not used for matrix products, whose limit is another product."""
     values = it.data.values.nbytes
+    if it.name.endswith(BACKWARD):
+        return _both_ways(it)
     if it.kind in _OF_A_ROW or it.kind == "two-level sum":
         return Traffic(read=values)
     if it.kind == "embedding bag":
@@ -261,3 +329,14 @@ def traffic(it: Task) -> Traffic:
     if it.kind == "jagged + dense":
         return Traffic(read=values + it.data.padded_bytes, written=it.data.padded_bytes)
     return Traffic(read=values, written=values)
+
+
+def _both_ways(it: Task) -> Traffic:
+    """The forward pass, the gradients that arrive, and those that are returned. Gradients of elements need the elements again."""
+    there = traffic(forward(it))
+    if it.kind == "embedding bag":
+        return Traffic(there.read + upstream(it).nbytes, it.operands[0].nbytes)
+    values = it.data.values.nbytes
+    if it.kind in _OF_A_ROW:
+        return Traffic(there.read, values)
+    return Traffic(there.read + 2 * values, there.written + values, there.twice)

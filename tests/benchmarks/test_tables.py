@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import cells, limits, memory, methods, ours, peers, report, tasks
+from benchmarks import cells, limits, memory, methods, peers, report, tasks
 from benchmarks.measure import Timing, measure
 from benchmarks.tasks import DTYPES, TASKS, Sizes
 from serrate.runtime.launch import last_level_cache
@@ -27,12 +27,17 @@ def test_every_method_computes_its_task(task: str, dtype: str) -> None:
     it = tasks.make_task(task, "exponential", DTYPES[dtype], TINY)
     wanted = tasks.expected(it)
     tried = {
-        method.name: cells._tried(method, it, wanted, 60.0) for method in (ours.method(it), *peers.methods(it, compiled=False))
+        method.name: cells._tried(method, it, wanted, 60.0)
+        for method in cells._methods(it, compiled=False)
+        if method.name != "hand C++"
     }
     faults = {name: reason for name, (call, _, reason) in tried.items() if call is None and reason.startswith(("wrong", "Type"))}
     if dtype == "bfloat16":
         # in this dtype torch sums as it stores: it is shown as wrong, which it is
         faults = {name: reason for name, reason in faults.items() if not name.startswith(("segment", "index_add_"))}
+    if task.endswith(tasks.BACKWARD):
+        # torch's gradient of a NestedTensor's softmax is wrong, and rounded numbers may be on the other side of a relu's edge
+        faults = {name: reason for name, reason in faults.items() if name == "serrate"}
     assert not faults
     assert len(tried) > 1 and any(call is not None for name, (call, _, _) in tried.items() if name != "serrate")
 
