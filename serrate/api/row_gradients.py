@@ -93,7 +93,7 @@ def recorded(found: Any, table: Tensor, lookup: Lookup, apply: Apply) -> Any:
     return found.with_values(out) if isinstance(found, JaggedTensor) else out
 
 
-def sparse_gradient(table: Tensor) -> Apply:
+def sparse_gradient(table: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """Gradients as a sparse tensor, as torch's `sparse=True` leaves them, but with every row once."""
     shape, dtype = table.shape, table.dtype
 
