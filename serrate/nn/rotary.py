@@ -14,7 +14,8 @@ def rotated(x: Ragged, cos: Tensor, sin: Tensor) -> Ragged:
     """`x` with each pair of features, one from each half, turned by the angle of its position. For traced functions."""
     first, second = x.chunk(2, -1)
     cos, sin = cos[None, :, None], sin[None, :, None]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    turned: Ragged = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return turned.to(x.dtype)  # under autocast, the angles have more precision than the features
 
 
 _rotated = jit(rotated)

@@ -244,6 +244,21 @@ def test_attention_pooling() -> None:
     check(module, module, lambda row: (row @ module.query).softmax(0) @ row, rows(5))
 
 
+@pytest.mark.usefixtures("reference")
+def test_sixteen_bits() -> None:
+    torch.manual_seed(0)
+    module, x = ragged.MultiheadAttention(8, 2, is_causal=True, rotary=ragged.RotaryEmbedding(4)), rows(8)
+    wanted = module(x).values
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module(x).values
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.02)
+    found.float().sum().backward()
+    assert {parameter.grad.dtype for parameter in module.parameters()} == {torch.float32}
+    found = module.bfloat16()(x.bfloat16()).values
+    torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.02)
+
+
 @pytest.mark.slow
 def test_modules_inside_a_traced_function() -> None:
     torch.manual_seed(0)
