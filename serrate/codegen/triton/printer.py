@@ -258,6 +258,8 @@ class _TritonPrinter:
         """Lanes that a loop runs over, one at a time: what holds all their positions."""
         self.shared: dict[tuple[int, Lanes, Guard], str] = {}
         self.kept: list[Value] = []
+        self.narrow: set[str] = set()
+        """Private blocks that are products of 16-bit blocks."""
         self.factors: dict[tuple[int, Lanes, Guard], str] = {}
         """Blocks of products that were read before the loop."""
         self.preferred: dict[int, float] = {}
@@ -688,8 +690,19 @@ class _TritonPrinter:
             # A plain number would be float32 there, whatever it meets.
             kind = TYPES[carried_dtype(value.dtype)]
             args = [f"tl.full([], {a}, {kind})" if isinstance(v, Constant) else a for a, v in zip(args, value.args, strict=True)]
+        if value.function in ("exp_diff", "exp_below") and (scaled := self._scaled(value.args[0], lanes, guard)) is not None:
+            return f"sr_exp_scaled({', '.join(scaled)}, {args[1]})"
         special = SPECIAL.get((value.function, _kind(value.dtype)))
         return (special or FUNCTIONS[value.function]).format(*args)
+
+    def _scaled(self, value: Value, lanes: Lanes, guard: Guard) -> tuple[str, str] | None:
+        """The block and the number of scores of 16-bit queries and keys, which need not be subtracted exactly."""
+        if not isinstance(value, Call) or value.function != "mul" or self._missing(value, lanes, guard) is not None:
+            return None
+        block, scale = value.args
+        if not isinstance(block, Held) or not isinstance(scale, Constant) or block.local.name not in self.narrow:
+            return None
+        return self._held(block.local, lanes), self.value(scale, lanes, guard)
 
     def _cast(self, value: Call, arg: str) -> str:
         if isinstance(value.args[0], Number) and value.args[0].expr.value is not None:
@@ -870,6 +883,8 @@ class _TritonPrinter:
                 text if own == common else f"{text}.to({TYPES[common]})"
                 for text, own in ((left, left_dtype), (right, right_dtype))
             )
+            if common.itemsize == 2:
+                self.narrow.add(local)
             precision = ', input_precision="ieee"' if common == torch.float32 else ""
             self.put(f"{local} = tl.dot({left}, {right}, acc={local}{precision}, out_dtype={kind})")
         self._forget(local)
