@@ -705,6 +705,8 @@ class _TritonPrinter:
         return self._held(block.local, lanes), self.value(scale, lanes, guard)
 
     def _cast(self, value: Call, arg: str) -> str:
+        if isinstance(value.args[0], Constant):
+            return f"tl.full([], {arg}, {TYPES[value.dtype]}).to({TYPES[carried_dtype(value.dtype)]})"
         if isinstance(value.args[0], Number) and value.args[0].expr.value is not None:
             return f"{float(value.args[0].expr.value)}" if value.dtype.is_floating_point else arg
         if value.dtype == torch.bool:

@@ -26,6 +26,12 @@ LONG = 4096
 """The longest block of a row: long enough that the overhead of the loop around it vanishes."""
 
 
+FINISHED = 2048
+"""The most partial results that are combined in one block."""
+
+FOLDED = 64
+"""Elements of partial results that one fold combines; folds get slower with more lanes."""
+
 RAGGED_WIDTH = 128
 """The most features of a ragged product for which few warps hold a block of sums in registers."""
 
@@ -203,7 +209,8 @@ def _schedule_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain,
     first, rest = domains[0], domains[1:]
     across = lanes_of(rest[-1], target, target.widest) if rest else 1
     block = block_size(None, max(target.block // across, 1), target)
-    part = block_size(None, max(target.chunk // across, 1), target)
+    # Many workers take short pieces: the whole may be as small as the check of some indices.
+    part = 2 * block if target.many_workers else block_size(None, max(target.chunk // across, 1), target)
     recorder.do("split", shape.phase, first.name, max(part // block, 1) * block)
     outer, inner = f"{first.name}o", f"{first.name}i"
     recorder.do("rfactor", shape.phase, outer)
@@ -217,8 +224,19 @@ def _schedule_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain,
 
 def _finish_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain, ...], target: Target) -> None:
     """Combines partial results along the first dim, in order, by one worker."""
+    first = domains[0].name
     kept, _, lanes = lane_regular(recorder, Shape(shape.phase, shape.leaf, None, None, domains[1:], shape.reduced), target)
-    finish_loops(recorder, shape.phase, [*kept, domains[0].name, *lanes], [], lanes)
+    if target.finish > 1:
+        recorder.do("split", shape.phase, first, finished_at_once(shape, width(shape, target) if domains[1:] else 1, target))
+        first, lanes = f"{first}o", [f"{first}i", *lanes]
+    finish_loops(recorder, shape.phase, [*kept, first, *lanes], [], lanes)
+
+
+def finished_at_once(shape: Shape, across: int, target: Target) -> int:
+    """How many partial results are combined in one block, with `across` elements each."""
+    folds = isinstance(shape.leaf, Accumulate) and shape.leaf.reduction.folds
+    size = min((min(target.finish, FOLDED) if folds else target.finish) // across, FINISHED)
+    return block_size(None, max(size, 1), target)
 
 
 def _schedule_running(recorder: Recorder, shape: Shape, domains: tuple[IterDomain, ...], target: Target) -> None:

@@ -20,6 +20,7 @@ from serrate.schedule.strategies.common import (
     PhaseBlocks,
     block_size,
     finish_loops,
+    finished_at_once,
     in_columns,
     lane_regular,
     loop_names,
@@ -40,12 +41,6 @@ LINE = 512
 
 UNCUT = 2
 """Pieces of the longest row that a GPU leaves whole: a worker finishes it before all others are done."""
-
-FINISHED = 2048
-"""The most partial results of a row that are combined in one block."""
-
-FOLDED = 64
-"""Elements of partial results that one fold combines; folds get slower with more lanes."""
 
 
 def persistent_dynamic(
@@ -207,9 +202,7 @@ class PiecesOfRows:
         row, pieces = shape.component.name, shape.ragged.name
         serial = pieces
         if target.finish > 1:
-            folds = isinstance(shape.leaf, Accumulate) and shape.leaf.reduction.folds
-            size = min((min(target.finish, FOLDED) if folds else target.finish) // width(shape, target), FINISHED)
-            recorder.do("split", shape.phase, pieces, block_size(None, max(size, 1), target))
+            recorder.do("split", shape.phase, pieces, finished_at_once(shape, width(shape, target), target))
             serial, lanes = f"{pieces}o", [f"{pieces}i", *lanes]
         grid = [row, *kept] if target.column_bytes else [row]
         finish_loops(recorder, shape.phase, [row, *kept, serial, *reduced, *lanes], grid, lanes)
