@@ -191,9 +191,9 @@ def test_ranks_with_other_widths_fail_together() -> None:
     def work(rank: int, ranks: int) -> None:
         moe = parallelize_module(modules[rank], init_device_mesh("cpu", (ranks,)), ExpertParallel())
         with pytest.raises(ExchangeError, match="width"):
-            moe(torch.ones(5, 8 + 8 * rank))
+            moe(torch.ones(12, 8 + 4 * rank))
 
-    modules = [MoE(8, 4, 4), MoE(16, 4, 4)]
+    modules = [MoE(8, 16, EXPERTS), MoE(12, 16, EXPERTS)]
     on_threads(2, work)
 
 

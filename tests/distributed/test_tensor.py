@@ -163,8 +163,10 @@ def test_gradients_flow_through_every_layout() -> None:
         leaf = PartitionedTensor.from_local(local, t.device_mesh, PartitionedShard(0, 4, COUNTS[rank]))
         moved = partitioned(leaf.redistribute(PartitionedShard(0, 4, aligned=True)))
         back = partitioned((moved * moved).redistribute(PartitionedShard(0, 4)))
-        (back.to_local().sum() + leaf.full_tensor().sum() + moved.as_jagged().values.sum()).backward()
-        torch.testing.assert_close(local.grad, 2 * local.detach() + 2)
+        uneven = partitioned(moved.redistribute(PartitionedShard(0, 4, aligned=True, partitions_per_rank=(3, 1))))
+        lost = (uneven.to_local().square() / 2).sum()
+        (back.to_local().sum() + leaf.full_tensor().sum() + moved.as_jagged().values.sum() + lost).backward()
+        torch.testing.assert_close(local.grad, 3 * local.detach() + 2)
 
     on_threads(2, work)
 
