@@ -1,8 +1,9 @@
 """What every test shares: one cache of built programs, the hypothesis profiles, the thread count, and who is skipped.
 
-In: the environment (`SERRATE_TEST_FULL`, `SERRATE_CACHE_DIR`, `TRITON_INTERPRET`). Out: settings made before any test is
-imported, and fixtures. A process either interprets Triton or compiles it. The one that interprets, the default, sees no GPU and
-skips `gpu` tests. With `TRITON_INTERPRET=0` a process needs a GPU and runs `gpu` and `triton` tests only.
+In: the environment (`SERRATE_TEST_FULL`, `SERRATE_TEST_UNSAMPLED`, `SERRATE_CACHE_DIR`, `TRITON_INTERPRET`). Out: settings made
+before any test is imported, and fixtures. A process either interprets Triton or compiles it. The one that interprets is the
+default; it sees no GPU and skips `gpu` tests. With `TRITON_INTERPRET=0` a process needs a GPU, and runs only `gpu` and `triton`
+tests.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FULL = os.environ.get("SERRATE_TEST_FULL") == "1"
+SAMPLED = not FULL and os.environ.get("SERRATE_TEST_UNSAMPLED") != "1"
+"""Whether `sampled` tests are sampled; mutations are held against all of them."""
 
 # Before torch and serrate are imported, because both read the environment then. One folder for all workers and runs: a program is
 # built once and found by the others.
@@ -92,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
         dropped = set(others)
         items[:] = [item for item in items if item not in dropped]
-    left_out = set() if FULL else _left_out(items)
+    left_out = _left_out(items) if SAMPLED else set()
     for item in items:
         if item.nodeid in left_out:
             item.add_marker(pytest.mark.skip(reason="not in the sample: set SERRATE_TEST_FULL=1"))

@@ -141,7 +141,7 @@ def main(wanted: Sequence[str]) -> int:
         print("\n".join(["the list is out of date:", *wrong]))
         return 2
     chosen = [(n, m) for n, m in enumerate(MUTATIONS) if not wanted or str(n) in wanted or any(w in m.path for w in wanted)]
-    os.environ |= {"OMP_NUM_THREADS": "2", "TRITON_INTERPRET": "1"}
+    os.environ |= {"OMP_NUM_THREADS": "2", "TRITON_INTERPRET": "1", "SERRATE_TEST_UNSAMPLED": "1"}
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
