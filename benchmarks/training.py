@@ -6,7 +6,7 @@ another, and that compute the result of the task first. What autograd records is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,11 @@ def methods(task: Task) -> list[Method]:
     return found
 
 
+def _gradients(results: Any, leaves: Sequence[Tensor], given: Any) -> tuple[Tensor, ...]:
+    """Gradients in memory of their own, as `.grad` has them: that of a sum is a view of the gradient that arrives."""
+    return tuple(g.contiguous() for g in torch.autograd.grad(results, leaves, given))
+
+
 def _leaves(task: Task) -> tuple[Tensor, ...]:
     return tuple(x.detach().requires_grad_() for x in differentiated(task))
 
@@ -55,7 +60,7 @@ def _padded(task: Task) -> Call:
     if given.shape[0] == task.data.values.shape[0]:
         given = padded(replace(task.data, values=given))
 
-    return lambda: torch.autograd.grad(function(leaves[0], *others[:2], *weights), leaves, given)
+    return lambda: _gradients(function(leaves[0], *others[:2], *weights), leaves, given)
 
 
 def _unpadded(task: Task) -> Callable[[tuple[Tensor, ...]], Tensor]:
@@ -70,7 +75,7 @@ def _nested(task: Task) -> Call:
     def call() -> tuple[Tensor, ...]:
         rows = torch.nested.nested_tensor_from_jagged(leaf, data.offsets, min_seqlen=1, max_seqlen=longest)
         result = function(rows, *task.operands)
-        return torch.autograd.grad(result.values() if result.is_nested else result, (leaf,), given)
+        return _gradients(result.values() if result.is_nested else result, (leaf,), given)
 
     return call
 
@@ -83,7 +88,7 @@ def _alone(task: Task) -> Call:
     def call() -> tuple[Tensor, ...]:
         results = function(task, lengths, *leaves)
         parts = torch.split(given, lengths) if isinstance(results, list) else [given]
-        return torch.autograd.grad(results, leaves, parts)
+        return _gradients(results, leaves, parts)
 
     return call
 

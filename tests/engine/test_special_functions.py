@@ -130,3 +130,13 @@ def test_powers_and_remainders_of_odd_numbers(dtype: torch.dtype, backend: str) 
         torch.testing.assert_close(got, want, rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
         zero = (want == 0) & ~want.isnan()
         assert torch.equal(got[zero].signbit(), want[zero].signbit())
+
+
+def test_erf_is_exact_to_two_units_in_the_last_place() -> None:
+    near, far = torch.logspace(-30, 0, 20_000), torch.linspace(-5, 5, 100_001)
+    x = torch.cat([near, far, torch.tensor([0.0, float("inf"), -float("inf"), float("nan")])])
+    found = jit(torch.erf, backend="cpp")(JaggedTensor.from_lengths(x, [x.numel()])).values.double()
+    wanted = torch.erf(x.double())
+    unit = torch.nextafter(wanted.float().abs(), torch.tensor(2.0)).double() - wanted.float().abs().double()
+    assert torch.equal(found.isnan(), wanted.isnan())
+    assert ((found - wanted).abs() <= 2 * unit)[:-1].all()

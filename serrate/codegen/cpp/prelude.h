@@ -254,7 +254,26 @@ template <class T> static inline T fn_sigmoid(T x) { return (T)1 / ((T)1 + fn_ex
 template <class T> static inline T fn_silu(T x) { return x / ((T)1 + fn_exp(-x)); }
 static inline f32 fn_sqrt(f32 x) { return __builtin_sqrtf(x); }
 static inline f64 fn_sqrt(f64 x) { return __builtin_sqrt(x); }
-static inline f32 fn_erf(f32 x) { return __builtin_erff(x); }
+// The error function to within two units in the last place: a polynomial near 0, else 1 - e^p.
+static inline f32 fn_erf(f32 x) {
+  f32 a = __builtin_fabsf(x), s = x * x;
+  f32 t = a < 4.0f ? a : 4.0f, q = t * t;
+  f32 p = fused(-1.72853470e-5f, t, 3.83197126e-4f);
+  p = fused(p, q, fused(-3.88396438e-3f, t, 2.42546219e-2f));
+  p = fused(p, t, -1.06777877e-1f);
+  p = fused(p, t, -6.34846687e-1f);
+  p = fused(p, t, -1.28717512e-1f);
+  p = fused(p, t, -t);
+  f32 far = __builtin_copysignf(1.0f - fn_exp(p), x);
+  f32 r = fused(-5.96761703e-4f, s, 4.99119423e-3f);
+  r = fused(r, s, -2.67681349e-2f);
+  r = fused(r, s, 1.12819925e-1f);
+  r = fused(r, s, -3.76125336e-1f);
+  r = fused(r, s, 1.28379166e-1f);
+  f32 near = fused(r, x, x);
+  f32 y = a > 0.927734375f ? far : near;
+  return x != x ? x : y;
+}
 static inline f64 fn_erf(f64 x) { return __builtin_erf(x); }
 template <class T> static inline T fn_gelu(T x) { return x * (T)0.5 * ((T)1 + fn_erf(x * (T)0.7071067811865476)); }
 static inline f32 fn_abs(f32 x) { return __builtin_fabsf(x); }
