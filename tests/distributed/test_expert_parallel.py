@@ -187,13 +187,13 @@ def test_what_is_refused() -> None:
     on_threads(2, work)
 
 
-def test_ranks_with_other_widths_fail_together() -> None:
+def test_ranks_with_other_dtypes_fail_together() -> None:
     def work(rank: int, ranks: int) -> None:
         moe = parallelize_module(modules[rank], init_device_mesh("cpu", (ranks,)), ExpertParallel())
-        with pytest.raises(ExchangeError, match="width"):
-            moe(torch.ones(12, 8 + 4 * rank))
+        with pytest.raises(ExchangeError, match="element size"):
+            moe(tokens(rank + 2).to(modules[rank].up.dtype))
 
-    modules = [MoE(8, 16, EXPERTS), MoE(12, 16, EXPERTS)]
+    modules = [model().moe, model().moe.double()]
     on_threads(2, work)
 
 
