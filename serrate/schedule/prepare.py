@@ -80,7 +80,10 @@ class Shape:
         value, reduced = self.leaf.values[0], [d for d in self.domains if d.uid in self.reduced]
         if len(reduced) != 1 or not (isinstance(value, Call) and value.function == "mul"):
             return None
-        if reduced[0] is not self.ragged and (self.component is not None or reduced[0].extent_expr.value is not None):
+        depth = reduced[0]
+        # Positions of levels that were combined must be searched for, each on its own: not a block of consecutive ones.
+        searched = depth.definition is not None or depth.extent_expr.value is not None
+        if depth is not self.ragged and (self.component is not None or searched):
             return None
         sides = [{d.uid for r in side.reads for d in domains_of(r.index)} for side in value.args]
         wide = [d for d in self.leaf.index if d is not None and any(d.uid == r.uid for r in self.regular) and not d.is_ragged]
@@ -89,7 +92,7 @@ class Shape:
             return None
         order = [d.uid for d in wide]
         rows, columns = sorted((own[0][-1], own[1][-1]), key=lambda d: order.index(d.uid))
-        return RowProduct(rows, columns, reduced[0])
+        return RowProduct(rows, columns, depth)
 
 
 @dataclass(frozen=True)
