@@ -178,7 +178,7 @@ def _agree(heads: Tensor, header: Header, row: CheckedRow, rank: int) -> None:
     """Raises this rank's own problem, or an ExchangeError that names the first rank that disagrees or has failed."""
     if row.problem is not None:
         raise row.problem
-    if bool((heads == torch.tensor([*astuple(header), 0])).all()):
+    if bool((heads == torch.tensor([*astuple(header), 0], device="cpu")).all()):
         return
     for other, (*theirs, failed) in enumerate(heads.tolist()):
         if failed and other == rank:

@@ -147,7 +147,7 @@ class Gather(Move):
             return packed_runs(got, *gathered_runs(self.counts, room), sum(sizes))
         if min(sizes) == room:
             return got
-        return packed_runs(got, torch.arange(len(sizes)) * room, torch.tensor(sizes), sum(sizes))
+        return packed_runs(got, torch.arange(len(sizes), device="cpu") * room, torch.tensor(sizes, device="cpu"), sum(sizes))
 
     def back(self) -> Move:
         return Take(self.group, self.dim, self.counts, self.owned, self.aligned)

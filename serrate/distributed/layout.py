@@ -99,7 +99,7 @@ def exchange_of(counts: Tensor, owned: Sequence[int], rank: int) -> Exchange:
 
 def exchange_from(row: Tensor, received: Tensor, owned: Sequence[int]) -> Exchange:
     """The exchange of one rank, from its own counts and those that every rank has for the partitions it owns."""
-    bounds = torch.tensor([0, *accumulate(owned)])
+    bounds = torch.tensor([0, *accumulate(owned)], device="cpu")
     send = torch.cat([row.new_zeros(1), row.cumsum(0)]).index_select(0, bounds).diff()
     return Exchange(tuple(send.tolist()), tuple(received.sum(1).tolist()), received.contiguous())
 
@@ -176,7 +176,7 @@ def gathered_runs(counts: Tensor, room: int) -> tuple[Tensor, Tensor]:
     (tensor([ 0, 10,  4, 12]), tensor([4, 2, 6, 4]))
     """
     within = counts.cumsum(1) - counts
-    starts = within + torch.arange(counts.shape[0])[:, None] * room
+    starts = within + torch.arange(counts.shape[0], device="cpu")[:, None] * room
     return starts.T.flatten(), counts.T.flatten()
 
 

@@ -123,7 +123,7 @@ def _after(fusion: Fusion, target: Tensor, outputs: Sequence[TensorView]) -> tup
     if component.is_ragged or not rows.is_ragged or any(d.is_ragged for d in rest):
         raise PartitionError(f"the result of a regroup over a mesh must be [components, rows, ...], got {target}")
     shape = [None, *(d.extent_expr.value for d in rest)]
-    example = Structure.from_lengths(torch.tensor([1]))
+    example = Structure.from_lengths(torch.tensor([1], device="cpu"))
     given = new.input(shape, target.dtype, structure=example)
     cloner = _Replacing(
         dict(zip(target.logical, given.domains, strict=True)),

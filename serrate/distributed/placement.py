@@ -86,9 +86,9 @@ class PartitionedShard(Placement):
         """The counts of all ranks, [ranks, partitions], on the host: gathered, unless the splits have them."""
         owned = self.owned(group.size())
         if self.matrix is not None:
-            return check_counts(torch.tensor(self.matrix), group.size(), self.num_partitions)
+            return check_counts(torch.tensor(self.matrix, device="cpu"), group.size(), self.num_partitions)
         return convert.gathered_counts(
-            local, torch.tensor(self._own_row(), dtype=torch.int64), owned, group, self.dim, self.aligned
+            local, torch.tensor(self._own_row(), dtype=torch.int64, device="cpu"), owned, group, self.dim, self.aligned
         )
 
     def _unaligned_to_replicate(
@@ -119,7 +119,7 @@ class PartitionedShard(Placement):
             exchange = exchange_of(self.counts(local_tensor, group), owned, group.rank())
         else:
             exchange = convert.plan_exchange(
-                local_tensor, torch.tensor(self._own_row(), dtype=torch.int64), owned, group, self.dim
+                local_tensor, torch.tensor(self._own_row(), dtype=torch.int64, device="cpu"), owned, group, self.dim
             )
         return convert.unaligned_to_aligned(local_tensor, exchange, group, self.dim)
 

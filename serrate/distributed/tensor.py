@@ -158,7 +158,7 @@ class PartitionedTensor(Tensor):
         On a mesh with several dims pass one placement for each: the PartitionedShard, and Replicate() or Shard() of other dims.
         """
         placements = _placements(mesh, placement)
-        layout = MeshLayout(mesh, placements, torch.empty(0))
+        layout = MeshLayout(mesh, placements, torch.empty(0, device="cpu"))
         shard = layout.shard
         if not shard.dim < local.dim():
             raise PartitionError(f"the tensor has {local.dim()} dims, and dim {shard.dim} cannot be partitioned")
@@ -184,7 +184,7 @@ class PartitionedTensor(Tensor):
         mesh, shard = tensor.device_mesh, placement.without_splits()
         if placement.matrix is None:
             raise PartitionError("from_dtensor needs the matrix of splits of all ranks x partitions")
-        counts, owned = torch.tensor(placement.matrix), placement.owned(mesh.size(mesh_dim))
+        counts, owned = torch.tensor(placement.matrix, device="cpu"), placement.owned(mesh.size(mesh_dim))
         placements = (*tensor.placements[:mesh_dim], shard, *tensor.placements[mesh_dim + 1 :])
         layout = MeshLayout(mesh, _placements(mesh, placements), check_counts(counts, mesh.size(mesh_dim), shard.num_partitions))
         local, here, dim = tensor.to_local(), tensor.placements[mesh_dim], placement.dim
