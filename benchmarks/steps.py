@@ -50,13 +50,14 @@ class Batches:
 
 @serrate.kernel
 def pooled(x: JaggedTensor) -> Tensor:
-    """The mean of each row."""
+    """The mean of each row. How long a tile's rows are is computed on the device: the host need not know."""
     out = torch.empty([x.num_rows, x.values.size(1)], dtype=x.dtype, device=x.device)
     for tile_b in hl.tile(x.num_rows):
         total = hl.zeros([tile_b, x.size(2)])
-        for tile_k in hl.tile(x.max_length):
+        lengths = x.lengths[tile_b]
+        for tile_k in hl.tile(lengths.amax()):
             total = total + x[tile_b, tile_k, :].sum(1)
-        out[tile_b, :] = total / x.lengths[tile_b][:, None]
+        out[tile_b, :] = total / lengths[:, None]
     return out
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from serrate import JaggedTensor, jit, settings
+from tests.conftest import INTERPRETED
 
 LENGTHS = [30, 0, 41, 12]
 ODD = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.0, -1.0, 0.5, -2.0, 3.0, 10.0]
@@ -60,8 +61,8 @@ def test_floating_point_is_as_near_as_torch(dtype: torch.dtype, backend: str) ->
         if got.dtype == torch.bool:
             assert torch.equal(got, want[name]), name
             continue
-        # Where torch is far from the exact number because the function is steep there, so may we be.
-        allowed = torch.maximum(distance(want[name], exact[name]) * 4, torch.tensor(8.0))
+        # Where torch is far from the exact number because the function is steep there, so may we be; a GPU's library rounds more.
+        allowed = torch.maximum(distance(want[name], exact[name]) * 4, torch.tensor(8.0 if INTERPRETED else 16.0))
         if dtype == torch.float64 and name in ("digamma", "erfinv", "logaddexp", "logaddexp2"):
             allowed = allowed * 64  # torch itself is what is taken for exact
         assert (distance(got, exact[name]) <= allowed).all(), (name, distance(got, exact[name]).max())

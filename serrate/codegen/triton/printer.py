@@ -991,4 +991,7 @@ def _number(value: float | int | bool) -> str:
         return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
+    if isinstance(value, float) and value == 0 and math.copysign(1, value) < 0:
+        # Triton makes a constant that equals zero from zero bits.
+        return "(tl.full([], 0.0, tl.float32) * -1.0)"
     return repr(value)
