@@ -498,8 +498,11 @@ class Compiled:
         drawn = range(-self.binder.seeds, 0)
         every: Sequence[int | torch.Tensor] = (*sources, *drawn)
         with torch.no_grad():
-            if once:
-                binding = own.forward.once(self._seeded(args), every, hints=hints, known=known)
+            if once and drawn:
+                # The seeds are among the leaves.
+                binding = functools.partial(own.forward._unbound, every, list, hints, known, False)
+            elif once:
+                binding = own.forward.once(args, every, hints=hints, known=known)
             else:
                 binding = own.forward.bind(self._seeded(args), every, hints=hints, keep=keep, known=known)
         recorded = own.bound(binding, every, finish)

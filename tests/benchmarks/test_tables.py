@@ -39,7 +39,8 @@ def test_every_method_computes_its_task(task: str, dtype: str) -> None:
         # torch's gradient of a NestedTensor's softmax is wrong, and rounded numbers may be on the other side of a relu's edge
         faults = {name: reason for name, reason in faults.items() if name == "serrate"}
     assert not faults
-    assert len(tried) > 1 and any(call is not None for name, (call, _, _) in tried.items() if name != "serrate")
+    right = [name for name, (call, _, _) in tried.items() if call is not None and name != "serrate"]
+    assert len(tried) > 1 and (right or task.endswith(tasks.BACKWARD))
 
 
 def test_a_wrong_result_and_an_error_are_shown_and_not_timed() -> None:

@@ -39,7 +39,7 @@ def warned_anew() -> None:
         (lambda: serrate.Config(nonsense=1), CallError, "Config has no nonsense: choose from block_sizes, strategy"),
         (lambda: serrate.Config(strategy="masklss"), StrategyError, "unknown strategy 'masklss': did you mean 'maskless'"),
         (lambda: serrate.kernel(static_shape=True), CallError, "takes no static_shape: did you mean 'static_shapes'"),
-        (lambda: serrate.kernel(doubled, nonsense=True), CallError, "takes no nonsense: choose from config"),
+        (lambda: serrate.kernel(doubled, nonsense=True), CallError, "takes no nonsense: choose from backward, config"),
         (lambda: serrate.kernel(static_shapes="yes"), CallError, "static_shapes is True, False or None: got 'yes'"),
         (lambda: serrate.kernel(autotune_effort="ful"), CallError, "autotune_effort='ful': did you mean 'full'"),
         (lambda: serrate.kernel(config={"block_sizes": [4]}), CallError, "config= is a serrate.Config, not a dict"),

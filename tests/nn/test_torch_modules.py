@@ -92,6 +92,17 @@ def test_dropout_keeps_rows_and_scales() -> None:
     assert torch.equal(x.grad.values, dropped.values)
 
 
+def test_dropout_of_new_rows_draws_anew_and_its_gradient_follows() -> None:
+    kept = []
+    for k in range(4):
+        x = JaggedTensor.from_lengths(torch.ones(40, 4), [10 + k, 0, 30 - k]).requires_grad_()
+        dropped = nn.Dropout(0.5)(x)
+        dropped.values.sum().backward()
+        assert torch.equal(x.grad.values, dropped.values)
+        kept.append(dropped.values.detach())
+    assert not any(torch.equal(a, b) for k, a in enumerate(kept) for b in kept[:k])
+
+
 def of_losses() -> list[Any]:
     x, y, chances = (rows(4, seed=seed).values for seed in range(3))
     p, q = x.sigmoid(), y.sigmoid()
