@@ -109,7 +109,8 @@ def test_products_over_long_rows() -> None:
     count = 400_000
     x, y = torch.full((count, 3), 0.1), torch.full((count, 4), 0.3)
     found = jit(lambda x, y: x.transpose(1, 2) @ y)(JaggedTensor.from_lengths(x, [count]), JaggedTensor.from_lengths(y, [count]))
-    near(found, torch.full((1, 3, 4), count * x[0, 0].double().item() * y[0, 0].double().item()))
+    # Blocks of a product are summed over 1,024 positions at a time. torch's product of the same numbers is off by 7e-4.
+    near(found, torch.full((1, 3, 4), count * x[0, 0].double().item() * y[0, 0].double().item()), 2e-5)
 
 
 def test_infinities_and_nan_stay() -> None:
