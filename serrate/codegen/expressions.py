@@ -63,11 +63,11 @@ def written(expr: Expr, spelling: Spelling) -> str:
         if isinstance(e, FloorDiv):
             if _negative(e.left):
                 return f"{spelling.helper}floor_divide({unwrapped(go(e.left))}, {go(e.right)})"
-            return f"({go(e.left)} {spelling.divide} {go(e.right)})"
+            return f"({go(e.left)} {spelling.divide} {divisor(e.right, go)})"
         if isinstance(e, Mod):
             if _negative(e.left):
                 return f"{spelling.helper}floor_rest({unwrapped(go(e.left))}, {go(e.right)})"
-            return f"({go(e.left)} % {go(e.right)})"
+            return f"({go(e.left)} % {divisor(e.right, go)})"
         if isinstance(e, Xor):
             return f"({go(e.left)} ^ {go(e.right)})"
         if isinstance(e, Minimum):
@@ -80,6 +80,11 @@ def written(expr: Expr, spelling: Spelling) -> str:
         return spelling.search(e, go)
 
     return go(expr)
+
+
+def divisor(e: Expr, go: Write) -> str:
+    """An expression after a division sign: only a product is written without parentheses of its own."""
+    return f"({go(e)})" if isinstance(e, Product) else go(e)
 
 
 def _negative(e: Expr) -> bool:

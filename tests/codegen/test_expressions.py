@@ -25,7 +25,7 @@ from serrate.runtime.compiler import find_compiler
 from serrate.schedule.plan import Plan
 
 BACKENDS = ["reference", "cpp", "triton"]
-SYMBOLS = [symbol("x", 0, 40), symbol("y", -30, 30), symbol("z", -5, 90)]
+SYMBOLS = [symbol("x", 0, 40), symbol("y", -30, 30), symbol("z", -5, 90), symbol("p", 1, 4), symbol("q", 1, 3)]
 PARTS = Array("parts", (0, 3, 7, 0, 0, 5, 0, 2, 2))
 
 
@@ -33,7 +33,7 @@ def random_expression(rng: random.Random, depth: int) -> Expr:
     if depth == 0:
         return rng.choice(SYMBOLS) + rng.randint(-3, 3)
     a, b = random_expression(rng, depth - 1), random_expression(rng, depth - 1)
-    size = rng.choice((2, 3, 4, 7, 8))
+    size = rng.choice((2, 3, 4, 7, 8, SYMBOLS[-1], SYMBOLS[-2] * SYMBOLS[-1]))
     operations = [
         a + b,
         a - b * 2,
@@ -55,7 +55,7 @@ def test_random_expressions_in_cpp(tmp_path: Path) -> None:
     data = f"static const i64 parts[] = {{{', '.join(map(str, PARTS.data or ()))}}};"
     body = "\n".join(f"  out[{k}] = {index_text(e, {PARTS: 'parts'})};" for k, e in enumerate(expressions))
     source, library = tmp_path / "expressions.cpp", tmp_path / "expressions.so"
-    source.write_text(f'{prelude}\n{data}\nextern "C" void run(i64 x, i64 y, i64 z, i64* out) {{\n{body}\n}}\n')
+    source.write_text(f'{prelude}\n{data}\nextern "C" void run(i64 x, i64 y, i64 z, i64 p, i64 q, i64* out) {{\n{body}\n}}\n')
     find_compiler().build(source, library)
     run = ctypes.CDLL(str(library)).run
     out = (ctypes.c_longlong * len(expressions))()
@@ -75,7 +75,7 @@ def clamped(e: Expr, at: list[int]) -> int:
 
 
 def test_a_dividend_that_may_be_negative_is_rounded_down() -> None:
-    x, y, _ = SYMBOLS
+    x, y = SYMBOLS[:2]
     assert index_text(x // 4, {}) == "x / 4"
     assert index_text(y // 4, {}) == "floor_divide(y, 4)"
     assert index_text(x % 4, {}) == "x % 4"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from serrate.codegen.expressions import OPERATORS, Spelling, written
+from serrate.codegen.expressions import OPERATORS, Spelling, divisor, written
 from serrate.codegen.names import Reserved, identifier, renamed, spellings
 from serrate.errors import VerificationError
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
@@ -405,8 +405,9 @@ class _TritonPrinter:
             self.put("position = tl.program_id(0).to(tl.int64)")
         rest = "position"
         for k, loop in reversed(list(enumerate(loops))):
-            self.put(f"{loop.symbol} = {rest}{f' % {self.index(loop.bound)}' if k else ''}")
-            rest = f"({rest} // {self.index(loop.bound)})"
+            count = divisor(loop.bound, self.index)
+            self.put(f"{loop.symbol} = {rest}{f' % {count}' if k else ''}")
+            rest = f"({rest} // {count})"
         for head in heads:
             if isinstance(head, Bind):
                 self._node(head)
