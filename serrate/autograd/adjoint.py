@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
+from serrate.analysis.indices import Indices
 from serrate.autograd.derivatives import ELEMENTWISE
 from serrate.autograd.reductions import CONSTANT, REDUCTIONS, Reduced
 from serrate.autograd.scans import LIBRARY, SCANS
-from serrate.autograd.transpose import memory_gradient, transposed
+from serrate.autograd.transpose import memory_gradient, place_of, transposed
 from serrate.errors import GradientError
 from serrate.frontend.ops.elementwise import add, typed
 from serrate.frontend.ops.movement import pulled
@@ -26,10 +27,10 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.fusion import Definition, Fusion
 from serrate.ir.ragged_transforms import Cover
 from serrate.ir.reductions import SUM
-from serrate.ir.storage import storage_of
 from serrate.ir.tile import Accumulate, Library, Scan, Store
-from serrate.ir.values import Call, Place, Places, Read, Role, Tensor, Value, call, carried_dtype, index_of, read
+from serrate.ir.values import Call, Index, Place, Places, Read, Role, Tensor, Value, call, carried_dtype, index_of, read
 from serrate.ir.view import TensorView
+from serrate.runtime.results import values_storage
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def gradients(fusion: Fusion, wanted: Sequence[int]) -> Gradients:
             given.append(None)
             continue
         given.append(len(own.inputs))
-        arriving = Tensor(own.fresh("T"), result.dtype, result.domains, storage_of(result.domains), Role.INPUT)
+        arriving = Tensor(own.fresh("T"), result.dtype, result.domains, values_storage(result), Role.INPUT)
         own.inputs.append(own.view(arriving))
         reverse.add(result.tensor, own.inputs[-1])
     for definition in reversed(own.definitions[:count]):
@@ -131,8 +132,8 @@ class _Reverse:
 
     def _store(self, definition: Definition, statement: Store, gradient: TensorView | None) -> None:
         assert gradient is not None
-        result = read(statement.tensor, statement.index)
-        self._value(statement.value, gradient.at(statement.index), definition.domains, result)
+        place = _written_at(definition.domains, statement.index)
+        self._value(statement.value, gradient.at(place), definition.domains, read(statement.tensor, place))
 
     def _accumulate(self, definition: Definition, statement: Accumulate, found: Sequence[TensorView | None]) -> None:
         rule = REDUCTIONS.get(statement.reduction.name)
@@ -209,6 +210,15 @@ def _side_dtype(statement: Accumulate, value: Value) -> torch.dtype | None:
     dtypes = {side.dtype for side in value.args}
     narrow = dtypes.pop()
     return narrow if not dtypes and carried_dtype(narrow) != narrow else None
+
+
+def _written_at(domains: Sequence[IterDomain], index: Index) -> Places:
+    """Where a write goes, in terms of the domains it runs over: a block permutation runs over the rows in their old order."""
+    own = {d.uid for d in domains}
+    if all(at is None or at.uid in own for at in index):
+        return index
+    known = Indices([(d, index_of(d)) for d in domains])
+    return tuple(at if at is None or at.uid in own else place_of(known.of(at), domains) for at in index)
 
 
 def _uncovered(domains: Sequence[IterDomain], statement: Accumulate) -> tuple[tuple[IterDomain, ...], Places]:

@@ -11,7 +11,7 @@ takes them, the inputs it needs and the gradients of the results.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -27,9 +27,10 @@ from serrate.ir.tile import Store
 from serrate.ir.traversal import traverse
 from serrate.ir.values import Computed, Extent, Place, Read, Role, Tensor, Value
 from serrate.lower.stages import arrays_of
-from serrate.runtime.results import groups
+from serrate.runtime.results import groups, values_storage
 
 Save = Literal["auto", "all", "inputs"]
+Storage = tuple[IterDomain, ...]
 
 
 def check_save(save: str) -> None:
@@ -64,9 +65,10 @@ def backward_of(made: Gradients, results: Iterable[str], save: Save) -> Backward
     given = [j for j, k in enumerate(made.given) if k is not None and fusion.inputs[k].tensor in needed]
     grads = [fusion.inputs[k].tensor for k in (made.given[j] for j in given) if k is not None]
     used = [k for k in plain if fusion.inputs[k].tensor in needed or fusion.inputs[k].tensor.name in arrays]
-    inputs = _with_sizes(fusion, plain, used, live, [*saved, *grads])
+    stored = {t: values_storage(fusion.view(t)) for t in saved}
+    inputs = _with_sizes(fusion, plain, used, live, stored, grads)
     return Backward(
-        _assembled(made, live, [*(fusion.inputs[k].tensor for k in inputs), *saved, *grads], saved),
+        _assembled(made, live, [*(fusion.inputs[k].tensor for k in inputs), *saved, *grads], stored),
         tuple(inputs),
         tuple(t.name for t in saved),
         tuple(given),
@@ -140,28 +142,33 @@ def _arrays_in(value: Value) -> set[str]:
 
 
 def _with_sizes(
-    fusion: Fusion, plain: Sequence[int], used: Sequence[int], live: Sequence[Definition], others: Sequence[Tensor]
+    fusion: Fusion,
+    plain: Sequence[int],
+    used: Sequence[int],
+    live: Sequence[Definition],
+    stored: Mapping[Tensor, Storage],
+    grads: Sequence[Tensor],
 ) -> list[int]:
     """Adds inputs whose sizes the program needs, if no other input has them."""
     found = list(used)
-    tensors = [*others, *(fusion.inputs[k].tensor for k in used)]
+    tensors = [*stored, *grads, *(fusion.inputs[k].tensor for k in used)]
     reads = [r.tensor for d in live for v in d.statement.values for r in v.reads]
     domains = [d for definition in live for d in definition.domains]
     domains += [d for t in (*tensors, *reads, *(t for d in live for t in d.statement.targets)) for d in (*t.logical, *t.storage)]
     wanted = {symbol for domain in domains for symbol in _symbols_of(domain)}
     wanted |= {symbol for d in live for v in d.statement.values for symbol in _symbols_in(v)}
-    known = {s for t in tensors for s in _sizes(t)}
+    known = {s for t in tensors for s in _sizes(stored.get(t, t.storage))}
     for k in plain:
-        missing = _sizes(fusion.inputs[k].tensor) & wanted - known
+        missing = _sizes(fusion.inputs[k].tensor.storage) & wanted - known
         if k not in used and missing:
             found.append(k)
             known |= missing
     return sorted(found)
 
 
-def _sizes(tensor: Tensor) -> set[Symbol]:
+def _sizes(storage: Storage) -> set[Symbol]:
     """The sizes that an input determines."""
-    return {d.extent_expr for d in tensor.storage if isinstance(d.extent_expr, Symbol)}
+    return {d.extent_expr for d in storage if isinstance(d.extent_expr, Symbol)}
 
 
 def _symbols_of(domain: IterDomain) -> Iterator[Symbol]:
@@ -185,9 +192,9 @@ def _symbols_in(value: Value) -> Iterator[Symbol]:
             yield from _symbols_of(node.domain)
 
 
-def _assembled(made: Gradients, live: Sequence[Definition], inputs: Sequence[Tensor], saved: Sequence[Tensor]) -> Fusion:
+def _assembled(made: Gradients, live: Sequence[Definition], inputs: Sequence[Tensor], stored: Mapping[Tensor, Storage]) -> Fusion:
     old = made.fusion
-    cloner = _Given(saved)
+    cloner = _Given(stored)
     new = Fusion(old.name, identity=old.identity)
     new._numbers = dict(old._numbers)
     new.inputs = [new.view(cloner(t)) for t in inputs]
@@ -199,16 +206,18 @@ def _assembled(made: Gradients, live: Sequence[Definition], inputs: Sequence[Ten
 
 
 class _Given(Cloner):
-    """Copies a program in which some tensors are inputs."""
+    """Copies a program in which some tensors are inputs, stored as the values of results are."""
 
-    def __init__(self, given: Sequence[Tensor]) -> None:
+    def __init__(self, given: Mapping[Tensor, Storage]) -> None:
         super().__init__()
-        self._given = set(given)
+        self._given = given
 
     def _record(self, node: object) -> object:
         new = super()._record(node)
         if isinstance(node, Tensor) and node.memory in self._given:
             object.__setattr__(new, "role", Role.INPUT)
+            if node in self._given:
+                object.__setattr__(new, "storage", self(self._given[node]))
         return new
 
 

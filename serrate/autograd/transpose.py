@@ -160,7 +160,7 @@ class _Located:
     conditions: list[Value] = field(default_factory=list)
 
     def place(self, expr: Expr) -> Place:
-        return _place(expr, self.domains, self.reads)
+        return place_of(expr, self.domains, self.reads)
 
 
 def _located(index: Sequence[tuple[IterDomain, IterDomain | Place]]) -> _Located:
@@ -263,9 +263,9 @@ def _gathered(reading: _Reading, adjoint: Value, domains: Sequence[IterDomain]) 
         index.append(Place(index_of(to), (to,)) if moved else to)
     for to, _, rest, factor in reading.solved:
         away = index_of(to) - rest.substitute(known)
-        index.append(_place(away * factor if factor in (1, -1) else away // factor, own))
+        index.append(place_of(away * factor if factor in (1, -1) else away // factor, own))
         if factor not in (1, -1):
-            even = call("eq", computed(_place(away % abs(factor), own)), constant(0, torch.int64), dtype=torch.bool)
+            even = call("eq", computed(place_of(away % abs(factor), own)), constant(0, torch.int64), dtype=torch.bool)
             conditions.append(even)
     for to, _, count in reading.shared:
         part = IterDomain(count, name=reading.fusion.fresh("d"))
@@ -298,7 +298,7 @@ def _alike(reading: _Reading) -> bool:
     return all(owner.uid in same for domain, _ in reading.plain.values() for owner in domain.owners)
 
 
-def _place(expr: Expr, domains: Iterable[IterDomain], reads: Sequence[Value] = ()) -> Place:
+def place_of(expr: Expr, domains: Iterable[IterDomain], reads: Sequence[Value] = ()) -> Place:
     """A place with exactly the domains it mentions: places are compared by their expressions."""
     return Place(expr, tuple(d for d in domains if index_of(d) in expr.symbols), tuple(reads))
 
@@ -323,7 +323,7 @@ def _scattered(reading: _Reading, adjoint: Value, domains: Sequence[IterDomain])
     offsets, order = group_by(_flat(keys, len(first)), count + 1)
     sums = summed_over(as_nested(indexed(_flat(total, len(first)), order), offsets), 1)
     here = Indices([(d, index_of(d)) for d in own[:keyed]])
-    at = _place(_row_major([(here.of(d), d) for d in stored]), own)
+    at = place_of(_row_major([(here.of(d), d) for d in stored]), own)
     return pulled(fusion, adjoint.dtype, own, sums.at((at, *own[keyed:])))
 
 
@@ -340,7 +340,7 @@ def _key(own: Sequence[IterDomain], index: Sequence[IterDomain | Place], stored:
     known = Indices(found.indices)
     key = computed(found.place(_row_major([(known.of(d), d) for d in stored])))
     for condition in found.conditions:
-        key = call("where", condition, key, computed(_place(count, ())), dtype=torch.int64)
+        key = call("where", condition, key, computed(place_of(count, ())), dtype=torch.int64)
     return key
 
 

@@ -24,6 +24,8 @@ from serrate.ir.expr import Expr
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import product
+from serrate.ir.storage import storage_of
+from serrate.ir.transforms import merge
 from serrate.ir.view import TensorView
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, BoundCall, KnownRows, known_key, known_total, structure_key
@@ -139,6 +141,12 @@ def groups(view: TensorView) -> Groups:
         found.append((tuple(logical[j] for j in inside), before))
         taken.update(inside)
     return found
+
+
+def values_storage(view: TensorView) -> tuple[IterDomain, ...]:
+    """The storage of an output's values: one domain per dim. Where a tensor has one for each of several dims that count rows
+    (`[G, I]` for rows by `[G, K+1]` offsets), the values have one dim for all of them."""
+    return tuple(functools.reduce(merge, storage_of(group)) for group, _ in groups(view))
 
 
 def owners(ragged: IterDomain) -> list[IterDomain]:

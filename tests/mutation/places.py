@@ -499,7 +499,7 @@ GRADIENTS = [
     *_of(
         "serrate/autograd/saved.py",
         ("tests/autograd/test_autograd.py",),
-        ("    inputs = _with_sizes(fusion, plain, used, live, [*saved, *grads])", "    inputs = plain"),
+        ("    inputs = _with_sizes(fusion, plain, used, live, stored, grads)", "    inputs = plain"),
     ),
     *_of(
         "serrate/autograd/function.py",
