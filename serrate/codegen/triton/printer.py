@@ -452,7 +452,7 @@ class _TritonPrinter:
         """What a loop runs over; loads of blocks that only a reduction needs are kept in flight."""
         if node.brief:
             return f"tl.range(0, {extent}, num_stages=1)"
-        pipelined = self.stages > 1 and all(isinstance(n, Reduce | Declare) for n in node.body)
+        pipelined = self.stages > 1 and all(isinstance(n, Reduce | Declare | Bind) for n in node.body)
         return f"tl.range(0, {extent}, num_stages={self.stages})" if pipelined else f"range(0, {extent})"
 
     def _factors_before(self, node: For) -> None:
