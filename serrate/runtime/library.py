@@ -30,9 +30,10 @@ def group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
     >>> group_by(torch.tensor([2, 0, 2, 1]), 3)
     (tensor([0, 1, 2, 4]), tensor([1, 3, 0, 2]))
     """
-    # Keys outside all groups come last. On a GPU every operation is a launch.
+    # Keys outside all groups come last. On a GPU every operation is a launch, and a sort takes one for every byte of a key.
     known = torch.where(keys.clamp(0, max(count - 1, 0)) == keys, keys, count)
-    ordered, permutation = torch.sort(known, stable=True)
+    narrow = next((dtype for dtype in (torch.uint8, torch.int16, torch.int32) if count <= torch.iinfo(dtype).max), torch.int64)
+    ordered, permutation = torch.sort(known.to(narrow), stable=True)
     bounds = torch.arange(count + 1, device=keys.device, dtype=ordered.dtype)
     return torch.searchsorted(ordered, bounds), permutation
 
