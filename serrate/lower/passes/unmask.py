@@ -17,26 +17,23 @@ from dataclasses import replace
 from serrate.ir.expr import Less, Symbol
 from serrate.ir.loops import (
     Assign,
-    Bind,
     Dot,
-    For,
     Guard,
     Held,
-    If,
     Load,
     Local,
     LoopProgram,
     Node,
     Reduce,
-    While,
     Write,
+    expressions_of,
     load,
     nodes,
     values_of,
     written_by,
 )
 from serrate.ir.values import Value
-from serrate.lower.passes.common import Body, Effect, blocks_read, effects, inward, kept, names_in, per_kernel, with_values
+from serrate.lower.passes.common import Body, Effect, effects, inward, kept, names_in, per_kernel, with_values
 
 
 def unmask(program: LoopProgram) -> LoopProgram:
@@ -63,17 +60,7 @@ def _unmasked(body: Body) -> Body:
 
 def _steering(body: Body) -> set[str]:
     """The private blocks that decide what runs, and where something is read or written."""
-    found: set[str] = set()
-    for node in nodes(body):
-        if isinstance(node, For):
-            found |= names_in(node.extent, node.bound)
-        elif isinstance(node, Bind):
-            found |= names_in(node.expr)
-        elif isinstance(node, If | While):
-            found |= names_in(*(side for g in node.guard for side in (g.left, g.right)))
-        elif isinstance(node, Effect):
-            found |= blocks_read(node) - {local.name for local in _held(node)}
-    return found
+    return names_in(*(e for node in nodes(body) for e in expressions_of(node)))
 
 
 def _held(node: Effect) -> list[Local]:
