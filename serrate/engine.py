@@ -56,6 +56,7 @@ from serrate.schedule.target import CPU, GPU, Target
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.checks.deferred import Arrival, install_summary
 from serrate.tensor.hints import Hints
+from serrate.tensor.sync import is_host
 from serrate.tensor.torch_private import version
 
 log = logging.getLogger("serrate")
@@ -233,7 +234,7 @@ class CompiledStage(ABC):
         ready = [arguments.shape_reader((size,)) for size in exact]
 
         def read(call: BoundCall) -> tuple[int, ...]:
-            if not is_exact and call.device.type != "cpu":
+            if not is_exact and not is_host(call.device):
                 return bound(call)
             known = [arguments.ready(call, *size.arrays) for size in exact]
             if not all(known):
@@ -350,7 +351,7 @@ class FusionStage(CompiledStage):
             # On a device, lengths are not copied to the host just to choose a plan.
             longest = binder.known_longest(call, facts.ragged)
             # If rows have gaps, the host knows the space they take.
-            total = (exact if call.device.type == "cpu" else bound)(call)
+            total = (exact if is_host(call.device) else bound)(call)
             rows = RowStatistics(count(call), total, longest, prod([size(call) for size in width]) * facts.itemsize)
         strategy, options = choose(rows, target, device_workers(call.device), product=facts is not None and facts.product)
         return strategy, {**options, **owner.options}

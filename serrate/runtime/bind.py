@@ -43,7 +43,7 @@ from serrate.tensor import Structure
 from serrate.tensor.checks.agreement import require_same_offsets
 from serrate.tensor.checks.validate import CheckTime, check_lengths, check_products, check_starts, check_time, run_check
 from serrate.tensor.rows import Rows
-from serrate.tensor.sync import host_copy, on_host
+from serrate.tensor.sync import host_copy, is_host, on_host
 
 T = TypeVar("T")
 
@@ -491,7 +491,7 @@ class Binder(Arguments):
             return known_longest(*call.known.levels[place])
         if total is not None:
             return self.structure(call, (self.offsets_of(ragged),), total).known_max_length()
-        return self.longest(call, ragged) if call.device.type == "cpu" else None
+        return self.longest(call, ragged) if is_host(call.device) else None
 
     def longest(self, call: BoundCall, ragged: RaggedIterDomain) -> int:
         """The length of the longest row."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import IntEnum
 
+import torch
 from torch import Tensor
 
 from serrate.errors import SyncError
@@ -60,6 +61,15 @@ def on_host(tensor: Tensor) -> bool:
     (True, False)
     """
     return tensor.is_cpu and _mode.get() is not _Mode.NO_READ_AT_ALL
+
+
+def is_host(device: torch.device) -> bool:
+    """Whether tensors on a device can be read without a copy.
+
+    >>> is_host(torch.device("cpu")), is_host(torch.device("cuda"))
+    (True, False)
+    """
+    return device.type == "cpu" and _mode.get() is not _Mode.NO_READ_AT_ALL
 
 
 def may_copy(tensor: Tensor) -> bool:

@@ -7,7 +7,7 @@ a statement that stores in the lanes whose own indices exist and are in bounds (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -185,12 +185,13 @@ class ResolvedIndex:
     fed: list[Feeder] = field(default_factory=list)
 
 
-def resolve_index(trace: Trace, keys: Sequence[Any], extents: Sequence[Expr], broadcast: Sequence[bool]) -> ResolvedIndex:
-    """Resolves every key to an index expression, and collects their axes in the order of dims. `broadcast` marks dims of size 1,
-    whose one element all lanes of a tile read."""
+def resolve_index(trace: Trace, keys: Sequence[Any], extent: Callable[[int], Expr], broadcast: Sequence[bool]) -> ResolvedIndex:
+    """Resolves every key to an index expression, and collects their axes in the order of dims. `extent` is asked only for dims
+    whose size a key depends on, because the host must then know it; `broadcast` marks dims of size 1, whose one element all lanes
+    of a tile read."""
     found = ResolvedIndex()
-    rest = zip(extents, broadcast, strict=True)
-    values: list[Traced | None] = [None if k is None else _key(trace, k, *next(rest)) for k in keys]
+    rest = enumerate(broadcast)
+    values: list[Traced | None] = [None if k is None else _key(trace, k, extent, *next(rest)) for k in keys]
     blocks = [v for v in values if v is not None and v.ndim > 1]
     broadcast_axes, moved = broadcast_dims(trace, blocks, "an index")
     new = dict(zip(map(id, blocks), moved, strict=True))
@@ -236,13 +237,13 @@ def _shared_dim(axis: Axis, others: Sequence[Axis | None]) -> Axis | None:
     return next((a for a in others if a is not None and a.original is axis.original), None)
 
 
-def _key(trace: Trace, key: Any, extent: Expr, broadcast: bool) -> Traced:
+def _key(trace: Trace, key: Any, extent: Callable[[int], Expr], dim: int, broadcast: bool) -> Traced:
     if broadcast and isinstance(key, TracedTile):
         return Traced(number(const(0)), key.index.axes, key.index.conditions)
     if isinstance(key, slice):
         if key != slice(None) and not all(k is None or isinstance(k, int) for k in (key.start, key.stop, key.step)):
             refuse("the bounds of a slice must be known when the kernel is compiled: use hl.tile, or hl.arange and an offset")
-        positions = range(trace.static(extent, "a slice needs"))[key]
+        positions = range(trace.static(extent(dim), "a slice needs"))[key]
         axis = trace.fixed_axis(len(positions))
         if axis is None:
             return Traced(number(const(positions.start if len(positions) else 0)), [None])
@@ -252,7 +253,7 @@ def _key(trace: Trace, key: Any, extent: Expr, broadcast: bool) -> Traced:
     if isinstance(key, torch.Tensor):
         refuse("an index must not be a tensor from outside the loop: index it by tiles first, as idx[tile]")
     if isinstance(key, int) and key < 0:
-        return Traced(number(extent + int(key)), ())
+        return Traced(number(extent(dim) + int(key)), ())
     value = as_traced(key)
     if value.dtype.is_floating_point or value.dtype is torch.bool:
         refuse(f"an index must be an integer, not {value.dtype}: convert it, or use torch.where or extra_mask= for a mask")
@@ -284,9 +285,8 @@ def target_of(trace: Trace, tensor: Any, key: Any, *, reads: bool) -> IndexedEle
         return _rows(trace, tensor, key, reads)
     if not isinstance(tensor, TracedTensor):
         refuse(f"loads and stores need a tensor created before the loop, not a {type(tensor).__name__}")
-    place = resolve_index(
-        trace, expand_keys(key, tensor.ndim), tensor.sizes, [reads and size.value == 1 for size in tensor.sizes]
-    )
+    broadcast = [reads and size.value == 1 for size in tensor.sizes]
+    place = resolve_index(trace, expand_keys(key, tensor.ndim), tensor.sizes.__getitem__, broadcast)
     guard = [c.holds for c in place.conditions]
     for index, size in zip(place.indices, tensor.sizes, strict=True):
         _inside(guard, index, size)
@@ -297,21 +297,21 @@ def _rows(trace: Trace, jt: TracedRows, key: Any, reads: bool) -> IndexedElement
     """Component, then a position on each level, then columns: every step looks up the start and end of its row."""
     like, values = jt.like, jt.values
     structure = like.structure
-    extents = [
-        trace.size((jt.rows, "longest", d.ragged))
-        if d.ragged is not None
-        else trace.size((jt.rows, jt.groups))
-        if d.axis is not None
-        else values.sizes[d.values_dim]
-        for d in like.dims
-    ]
-    broadcast = [reads and d.axis is None and size.value == 1 for d, size in zip(like.dims, extents, strict=True)]
-    place = resolve_index(trace, expand_keys(key, like.ndim), extents, broadcast)
+    groups = trace.size((jt.rows, jt.groups))
+
+    def extent(dim: int) -> Expr:
+        own = like.dims[dim]
+        if own.ragged is not None:
+            return trace.size((jt.rows, "longest", own.ragged))
+        return values.sizes[own.values_dim] if own.axis is None else groups
+
+    broadcast = [reads and d.axis is None and values.sizes[d.values_dim].value == 1 for d in like.dims]
+    place = resolve_index(trace, expand_keys(key, like.ndim), extent, broadcast)
     guard = [c.holds for c in place.conditions]
     where: dict[int, Expr] = {}
     component: Expr = const(0)
     position: Expr = const(0)
-    for dim, index, extent in zip(like.dims, place.indices, extents, strict=True):
+    for dim, index in zip(like.dims, place.indices, strict=True):
         if dim.axis is None:
             _inside(guard, index, values.sizes[dim.values_dim])
             where[dim.values_dim] = index
@@ -321,8 +321,8 @@ def _rows(trace: Trace, jt: TracedRows, key: Any, reads: bool) -> IndexedElement
             component = index
             asked: list[Less] = []
             outermost = trace.array(jt.rows, dim.axis, "offsets0")
-            trace.counted[outermost] = extent
-            _inside(asked, index, extent)
+            trace.counted[outermost] = groups
+            _inside(asked, index, groups)
             guard += asked
             place.conditions += [Condition(g, True) for g in asked if g not in {c.holds for c in place.conditions}]
             continue
@@ -359,7 +359,7 @@ def _limit(trace: Trace, jt: TracedRows, dim: Dim, rows: Rows, extent: Expr) -> 
     assert dim.axis is not None and dim.level is not None and dim.ragged is not None
     packed = rows.columns is not None and rows.packed
     if dim.level >= rows.depth:
-        trace.limits[trace.array(jt.rows, dim.axis, "counts")] = trace.size((jt.rows, "longest", dim.ragged))
+        trace.limits[trace.array(jt.rows, dim.axis, "counts")] = extent
         if not packed:
             return
     else:

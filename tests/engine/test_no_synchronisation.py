@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import gpu_timing
-from serrate import JaggedTensor, Kernel, jit
-from serrate.tensor import no_sync
+import serrate.language as hl
+from benchmarks import gpu_timing, steps
+from serrate import JaggedTensor, Kernel, jit, kernel, settings
+from serrate.errors import SyncError
+from serrate.tensor import Structure, no_sync
+from tests.conftest import INTERPRETED
 from tests.engine.test_eager_gpu import OPERATIONS, ROWS
 from tests.language.kinds import LENGTHS
 from tests.language.on_device import moved
@@ -22,6 +26,7 @@ from tests.oracle.operators import BINARY, REDUCTIONS, UNARY
 from tests.test_devices import EAGER
 
 KNOWN = [4, 0, 3, 9]
+ON_CPU = pytest.mark.skipif(not INTERPRETED, reason="Triton runs on a CPU only under its interpreter")
 
 
 def no_synchronisation() -> AbstractContextManager[None]:
@@ -80,6 +85,64 @@ def test_operators_read_no_lengths(name: str) -> None:
     with no_sync(strict=True):
         got = OPERATORS[name](rows("cpu"))
     torch.testing.assert_close(plain(got), plain(want), rtol=0, atol=0, equal_nan=True)
+
+
+@kernel
+def doubled_products(x: JaggedTensor, out: JaggedTensor, most: int) -> JaggedTensor:
+    """Twice the elements of rows by columns, of which the kernel is told how many there may be."""
+    for tile_b, tile_i, tile_j in hl.tile([x.num_groups, most, most]):
+        out[tile_b, tile_i, tile_j] = x[tile_b, tile_i, tile_j] * 2
+    return out
+
+
+@kernel
+def edges(x: JaggedTensor) -> torch.Tensor:
+    """The last position of the longest row, and the second to last, counted from the end of the longest."""
+    out = torch.empty([x.num_rows, 2], dtype=x.dtype, device=x.device)
+    for tile_b in hl.tile(x.num_rows):
+        out[tile_b, 0] = x[tile_b, -1, 0]
+        out[tile_b, 1] = x[tile_b, -2, 0]
+    return out
+
+
+def of_lengths(*lengths: int, seed: int = 0) -> JaggedTensor:
+    """Rows of which nothing is known but their offsets."""
+    values = torch.rand(sum(lengths), 3, generator=torch.Generator().manual_seed(seed))
+    return JaggedTensor.from_csr(values, torch.tensor([0, *accumulate(lengths)]), validate=False)
+
+
+@pytest.mark.parametrize("backend", ["cpp", pytest.param("triton", marks=ON_CPU)])
+def test_a_kernel_indexes_new_rows_without_reading_their_lengths(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERRATE_BACKEND", backend)
+    settings.reload()
+    for lengths in ((4, 1, 3), (2, 7, 1, 5), (90,)):
+        x = of_lengths(*lengths)
+        want = torch.stack([row.mean(0) for row in x.values.split(lengths)])
+        with no_sync(strict=True):
+            got = steps.pooled(x)
+        torch.testing.assert_close(got, want)
+
+
+def test_a_kernel_indexes_rows_by_columns_without_reading_their_numbers() -> None:
+    for k, shapes in enumerate(([(1, 1)], [(2, 3), (0, 9), (4, 1)], [(1, 5), (3, 2)])):
+        parts = [torch.rand(shape, generator=torch.Generator().manual_seed(1)) for shape in shapes]
+        values = torch.cat([part.flatten() for part in parts])
+        # The program is built for the first of them.
+        with no_sync(strict=True) if k else nullcontext():
+            rows = Structure.from_lengths(torch.tensor([n for n, _ in shapes]), validate=False)
+            structure = rows.with_columns(torch.tensor([n for _, n in shapes]), validate=False)
+            x = JaggedTensor(values, structure)
+            got = doubled_products(x, x.with_values(torch.zeros_like(values)), 9)
+        assert torch.equal(got.values, values * 2)
+
+
+def test_indices_from_the_end_of_a_row_count_from_the_longest() -> None:
+    x = of_lengths(2, 3, 3)
+    rows = x.values[:, 0].split((2, 3, 3))
+    want = torch.tensor([[0.0, rows[0][1]], [rows[1][2], rows[1][1]], [rows[2][2], rows[2][1]]])
+    assert torch.equal(edges(x), want)
+    with no_sync(strict=True), pytest.raises(SyncError, match="max_length"):
+        edges(of_lengths(2, 3, 3))
 
 
 ELEMENTWISE = [name for name in UNARY if name not in ("bitwise_not", "~x")]
