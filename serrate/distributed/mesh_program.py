@@ -2,7 +2,7 @@
 
 In: a fusion with a `regroup` whose loop over groups is parallelized as "mesh", and a mesh. Out: a program for each rank. What
 comes before the regroup runs on this rank's group, what comes after on the components it owns; both are compiled as usual. The
-regroup itself is the exchange from unaligned to aligned.
+regroup itself is the exchange from unaligned to aligned, whose gradient is the exchange back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from serrate.distributed import convert
 from serrate.distributed.layout import owned_partitions
 from serrate.engine import Compiled
-from serrate.errors import GradientError, PartitionError
+from serrate.errors import PartitionError
 from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Array, Expr
@@ -38,8 +38,10 @@ class MeshProgram:
 
     Each rank passes its own part of every argument: of tensors with the group dim its own group, with size 1; of tensors with one
     entry for each component (weights of experts) those of the components it owns. Results after the regroup are those of
-    its own components, results before it those of its own group. Group and component dims must be declared with None. There
-    are no gradients: arguments that require one are refused.
+    its own components, results before it those of its own group. Group and component dims must be declared with None.
+
+    Each part records its own gradients, and so does the exchange between them: the backward pass is one exchange in the other
+    direction, which every rank must take part in.
     """
 
     def __init__(
@@ -57,8 +59,6 @@ class MeshProgram:
         self._early, self._late = Compiled(self.before, backend), Compiled(self.after, backend)
 
     def __call__(self, *args: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
-            raise GradientError("a MeshProgram has no gradients yet; call it under torch.no_grad(), or detach its arguments")
         first, *early = _tuple(self._early(*(args[k] for k in self._taken_before)))
         assert isinstance(first, JaggedTensor)
         rows, counts = _rows_and_counts(first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from serrate import ir, ops
 from serrate.distributed import MeshProgram
-from serrate.errors import GradientError, PartitionError, ScheduleError
+from serrate.errors import PartitionError, ScheduleError
 from tests.distributed.ranks import on_processes, on_threads
 
 OFFSETS = torch.tensor([[0, 30, 30, 70, 100], [0, 25, 60, 85, 100]])
@@ -64,6 +65,65 @@ def test_two_processes() -> None:
     check(on_processes(2, local_results), [[55, 35], [65, 45]])
 
 
+Gradients = tuple[torch.Tensor, ...]
+
+
+def objective(layer: torch.Tensor, seen: torch.Tensor, total: torch.Tensor, merged: torch.Tensor) -> torch.Tensor:
+    """A sum over tokens and experts, so that the objectives of all ranks add up to that of all tokens."""
+    return layer.square().sum() + seen.sin().sum() + (total / 9).cos().sum() + merged.tanh().sum()
+
+
+def differentiated(loss: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor) -> Gradients:
+    """The gradients of both, and those of the sum of their squares."""
+    first = torch.autograd.grad(loss, (tokens, weights), create_graph=True)
+    second = torch.autograd.grad(sum((g.square().sum() for g in first), torch.zeros(())), (tokens, weights))
+    return tuple(g.detach() for g in (*first, *second))
+
+
+def local_gradients(rank: int, ranks: int, owned: tuple[int, ...] = (2, 2)) -> Gradients:
+    tokens, offsets, weights = arguments()
+    program = MeshProgram(experts(mesh=True), init_device_mesh("cpu", (ranks,)), owned)
+    first, own = sum(owned[:rank]), owned[rank]
+    tokens, weights = tokens[rank : rank + 1].requires_grad_(), weights[first : first + own].requires_grad_()
+    layer, seen, total, merged = program(tokens, offsets[rank : rank + 1], weights)
+    return differentiated(objective(layer.values, seen, total, merged.values), tokens, weights)
+
+
+def check_gradients(results: list[Gradients]) -> None:
+    """Side by side, they are those of plain torch, expert by expert."""
+    tokens, offsets, weights = arguments()
+    tokens, weights = tokens.requires_grad_(), weights.requires_grad_()
+    loss = torch.zeros(())
+    for expert in range(4):
+        rows = [tokens[gpu, offsets[gpu, expert] : offsets[gpu, expert + 1]].relu() for gpu in range(2)]
+        merged = torch.cat(rows) * 2
+        loss = loss + objective(merged @ weights[expert], torch.stack([r.sum(0) for r in rows]), merged.sum(0), merged)
+    for found, wanted in zip(zip(*results, strict=True), differentiated(loss, tokens, weights), strict=True):
+        torch.testing.assert_close(torch.cat(found), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("owned", [(2, 2), (3, 1), (4, 0)])
+def test_gradients_travel_back_through_the_exchange(owned: tuple[int, int]) -> None:
+    check_gradients(on_threads(2, lambda rank, ranks: local_gradients(rank, ranks, owned)))
+
+
+@pytest.mark.slow
+def test_gradients_of_two_processes() -> None:
+    check_gradients(on_processes(2, local_gradients))
+
+
+def test_gradients_of_the_experts_alone() -> None:
+    def work(rank: int, ranks: int) -> Any:
+        tokens, offsets, weights = arguments()
+        weights.requires_grad_()
+        layer, *_ = MeshProgram(experts(mesh=True), init_device_mesh("cpu", (ranks,)))(tokens[:1], offsets[:1], weights)
+        return torch.autograd.grad(layer.values.sum(), weights)[0]
+
+    tokens = arguments()[0][0].relu() * 2
+    wanted = torch.stack([tokens[a:b].sum(0) for a, b in itertools.pairwise(OFFSETS[0])])
+    torch.testing.assert_close(on_threads(1, work)[0], wanted[:, :, None].expand(4, 3, 2))
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(ScheduleError, match="spread over a mesh of processes"):
         experts(mesh=True).compile()(*arguments())
@@ -84,8 +144,6 @@ def test_what_is_refused() -> None:
             MeshProgram(fixed(), mesh)
         with pytest.raises(PartitionError, match="offsets before the regroup"):
             MeshProgram(fixed(flat=True), mesh)
-        with pytest.raises(GradientError, match="no gradients yet"):
-            MeshProgram(experts(mesh=True), mesh)(arguments()[0].requires_grad_(), *arguments()[1:])
         with pytest.raises(PartitionError, match="must have size 1, got 2"):
             MeshProgram(experts(mesh=True), mesh)(*arguments())
 
