@@ -214,8 +214,7 @@ def combine(component: IterDomain, ragged: IterDomain) -> IterDomain:
 
     def make() -> Outputs:
         offsets = offsets_array(ragged)
-        total = offsets[ragged.component.extent_expr]
-        output = IterDomain(total, name=f"{component.name}{ragged.name}", bound=ragged.host_bound)
+        output = IterDomain(ragged.extent_expr, name=f"{component.name}{ragged.name}", bound=ragged.host_bound)
         twin = None if ragged.component.uid == component.uid else ragged.component
         return finish(Combine((component, ragged), (), offsets, twin), (output,))
 
@@ -276,7 +275,7 @@ def _combine_inner(component: IterDomain, ragged: RaggedIterDomain, group: IterD
     def make() -> Outputs:
         offsets = offsets_array(ragged)
         output = RaggedIterDomain(
-            offsets[ragged.component.extent_expr],
+            ragged.extent_expr,
             name=f"{component.name}{ragged.name}",
             pairing=component.pairing if component.is_ragged else group.pairing,
             component=group,

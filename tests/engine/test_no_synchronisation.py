@@ -27,6 +27,7 @@ from tests.test_devices import EAGER
 
 KNOWN = [4, 0, 3, 9]
 ON_CPU = pytest.mark.skipif(not INTERPRETED, reason="Triton runs on a CPU only under its interpreter")
+BACKENDS = pytest.mark.parametrize("backend", ["cpp", pytest.param("triton", marks=ON_CPU)])
 
 
 def no_synchronisation() -> AbstractContextManager[None]:
@@ -111,7 +112,7 @@ def of_lengths(*lengths: int, seed: int = 0) -> JaggedTensor:
     return JaggedTensor.from_csr(values, torch.tensor([0, *accumulate(lengths)]), validate=False)
 
 
-@pytest.mark.parametrize("backend", ["cpp", pytest.param("triton", marks=ON_CPU)])
+@BACKENDS
 def test_a_kernel_indexes_new_rows_without_reading_their_lengths(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERRATE_BACKEND", backend)
     settings.reload()
@@ -143,6 +144,24 @@ def test_indices_from_the_end_of_a_row_count_from_the_longest() -> None:
     assert torch.equal(edges(x), want)
     with no_sync(strict=True), pytest.raises(SyncError, match="max_length"):
         edges(of_lengths(2, 3, 3))
+
+
+@BACKENDS
+def test_whole_rows_move_without_reading_their_lengths(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A permutation has as many positions as its argument, which the host knows."""
+    monkeypatch.setenv("SERRATE_BACKEND", backend)
+    settings.reload()
+    swapped = jit(lambda x: x.permute(1, 0, 2, 3))
+    for lengths in ((1, 2, 3, 4), (2, 0, 4, 1, 7, 3), (5, 0, 0, 6)):
+        x, parts = of_lengths(*lengths), len(lengths) // 2
+        rows = x.values.split(lengths)
+        with no_sync(strict=True):
+            outer = torch.tensor([0, parts, 2 * parts])
+            got = swapped(JaggedTensor.from_csr(x.values, (outer, x.offsets), validate=False))
+        order = [half * parts + part for part in range(parts) for half in range(2)]
+        assert torch.equal(got.values, torch.cat([rows[k] for k in order]))
+        assert got.structure.offsets[0].tolist() == list(range(0, 2 * parts + 1, 2))
+        assert got.structure.offsets[1].tolist() == [0, *accumulate(lengths[k] for k in order)]
 
 
 ELEMENTWISE = [name for name in UNARY if name not in ("bitwise_not", "~x")]
