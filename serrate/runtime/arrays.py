@@ -96,6 +96,11 @@ def derive(
     return made
 
 
+def _on_device(x: torch.Tensor | int, device: torch.device) -> torch.Tensor:
+    """A number as a tensor: filled in on the device, because a copy from the host would wait."""
+    return x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=torch.int64, device=device)
+
+
 def _symbols(array: Array) -> frozenset[Symbol]:
     if array.recipe is None:
         return frozenset()
@@ -113,7 +118,7 @@ def _make(
     assert recipe is not None
 
     def element(array: Array, index: Any) -> Any:
-        data, places = derive(array, tensors, symbols, device, remember), torch.as_tensor(index, device=device)
+        data, places = derive(array, tensors, symbols, device, remember), _on_device(index, device)
         if not len(data):
             return torch.zeros_like(places)
         # A row selected from an empty batch has no length; any element will do.
@@ -124,14 +129,14 @@ def _make(
     def owner(array: Array, count: Any, position: Any, first: Any) -> Any:
         assert isinstance(first, int) and first == 0
         ends = derive(array, tensors, symbols, device, remember)[1 : int(count) + 1].contiguous()
-        return torch.searchsorted(ends, torch.as_tensor(position, dtype=ends.dtype, device=device), right=True)
+        return torch.searchsorted(ends, _on_device(position, device).to(ends.dtype), right=True)
 
     numbers = Environment(symbols, element, owner)
 
     def evaluated(term: Expr, coordinate: Symbol, count: int) -> torch.Tensor:
         positions = torch.arange(count, device=device)
         terms = term.evaluate(Environment({**symbols, coordinate: positions}, element, owner))
-        return torch.as_tensor(terms, device=device).expand(count)
+        return _on_device(terms, device).expand(count)
 
     if isinstance(recipe, Owners):
         count = int(recipe.count.evaluate(numbers))

@@ -331,7 +331,9 @@ class Binder(Arguments):
 
     def _check_steps(self, fusion: Fusion) -> list[Callable[[BoundCall], None]]:
         """Every check of a call. Offsets that a domain is made with are checked also where the fusion does not ask for it."""
-        rows = dict.fromkeys((*self.partitions, *(((c.offsets,), c.extent) for c in fusion.checks if isinstance(c, Offsets))))
+        # What is derived from no argument holds in every call.
+        made = [(chain, total) for chain, total in self.partitions if any(array.sources for array in chain)]
+        rows = dict.fromkeys((*made, *(((c.offsets,), c.extent) for c in fusion.checks if isinstance(c, Offsets))))
         steps = [self._when_ready(chain, self._rows_step(chain, total)) for chain, total in rows]
         for check in fusion.checks:
             if not isinstance(check, Offsets):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as functional
 
 import serrate.language as hl
 from benchmarks import gpu_timing, steps
@@ -79,9 +80,8 @@ def test_operators(name: str) -> None:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", [name for name in ON_DEVICE if name != "attention"])
+@pytest.mark.parametrize("name", ON_DEVICE)
 def test_operators_read_no_lengths(name: str) -> None:
-    """Except for attention, which a CPU gives rows of scratch as long as the longest."""
     want = OPERATORS[name](rows("cpu"))
     with no_sync(strict=True):
         got = OPERATORS[name](rows("cpu"))
@@ -162,6 +162,23 @@ def test_whole_rows_move_without_reading_their_lengths(backend: str, monkeypatch
         assert torch.equal(got.values, torch.cat([rows[k] for k in order]))
         assert got.structure.offsets[0].tolist() == list(range(0, 2 * parts + 1, 2))
         assert got.structure.offsets[1].tolist() == [0, *accumulate(lengths[k] for k in order)]
+
+
+@BACKENDS
+def test_dense_queries_see_new_rows_of_keys_without_reading_their_lengths(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERRATE_BACKEND", backend)
+    settings.reload()
+    generator, attention = torch.Generator().manual_seed(0), functional.scaled_dot_product_attention
+    decoded = jit(lambda q, k, v: attention(q, k.transpose(1, 2), v.transpose(1, 2)))
+    for lengths, count in (((2, 5), 1), ((1, 3, 40), 1), ((7, 2), 3)):
+        keys, values = (torch.randn(sum(lengths), 2, 8, generator=generator) for _ in range(2))
+        queries = torch.randn(len(lengths), 2, count, 8, generator=generator)
+        with no_sync(strict=True):
+            k = JaggedTensor.from_csr(keys, torch.tensor([0, *accumulate(lengths)]), validate=False)
+            got = decoded(queries, k, k.with_values(values))
+        for q, own, rows in zip(queries, keys.split(lengths), values.split(lengths), strict=True):
+            torch.testing.assert_close(got[0], attention(q, own.transpose(0, 1), rows.transpose(0, 1)))
+            got = got[1:]
 
 
 ELEMENTWISE = [name for name in UNARY if name not in ("bitwise_not", "~x")]

@@ -66,7 +66,8 @@ def rows_of(fusion: Fusion, length: Expr, count: Expr, bound: Expr | None) -> tu
     """`count` new rows of `length` positions each (an expression in COORDINATE), at most `bound` positions in total."""
     name = f"sum({length.substitute({COORDINATE: symbol('c')})})"
     array = Array(name, recipe=RunningSum(length, COORDINATE, count))
-    flat = IterDomain(array[count], name=fusion.fresh("d"), bound=bound)
+    total = array[count] if COORDINATE in length.symbols or length.arrays else length * count
+    flat = IterDomain(total, name=fusion.fresh("d"), bound=bound)
     return partition(flat, array, count, names=(fusion.fresh("c"), fusion.fresh("r")), program=fusion.identity)
 
 
