@@ -10,6 +10,7 @@ replicated tensor is taken to be replicated: the same on every rank.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,18 +97,19 @@ def exchange_ranges(local: Tensor, before: Sequence[int], after: Sequence[int], 
 
 
 @dataclass(frozen=True, eq=False)
-class Move:
+class Move(ABC):
     """A linear map that moves rows between ranks, along dim `dim`; `back` is its inverse, and its gradient."""
 
     group: dist.ProcessGroup
     dim: int
 
+    @abstractmethod
     def rows(self, rows: Tensor) -> Tensor:
         """Moves rows of dim 0."""
-        raise NotImplementedError
 
+    @abstractmethod
     def back(self) -> Move:
-        raise NotImplementedError
+        """The inverse."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,7 +47,7 @@ def test_whole_blocks_have_no_masks(causal: bool) -> None:
 
 
 def test_rows_of_other_sequences_do_not_matter() -> None:
-    """Infinities and NaN right behind a sequence: blocks that reach past its end must not read them."""
+    """NaNs in the next sequence: a block that reaches past the end of its own must not read them."""
     lengths = [65, 64, 3]
     q, k, v = (rows(lengths, 2, 16) for _ in range(3))
     alone = attention(False, 16)(q, k, v).unbind()

@@ -439,7 +439,7 @@ class _TritonPrinter:
             else:
                 self.put(f"{node.local.name} = tl.full([], {number}, {kind})")
             self._forget(node.local.name)
-            self.absent[node.local.name] = (), node.number or 0
+            self.absent[node.local.name] = (), 0 if node.number is None else node.number
         elif isinstance(node, If):
             self._if(node)
         elif isinstance(node, While):
@@ -457,12 +457,13 @@ class _TritonPrinter:
 
     def _factors_before(self, node: For) -> None:
         """Reads the blocks of products in a loop that are the same in all its iterations."""
-        inside = (n for n in nodes((node,)) if isinstance(n, For | Bind))
-        changing = {node.symbol, *(n.symbol for n in inside)}
+        inside = list(nodes((node,)))
+        changing = {n.symbol for n in inside if isinstance(n, For | Bind)}
+        written = {n.tensor for n in inside if isinstance(n, Write)}
         for dot in (n for n in node.body if isinstance(n, Dot)):
             rows, columns, depth = dot.lanes
             for value, lanes in ((dot.left, (rows, depth)), (dot.right, (depth, columns))):
-                if not isinstance(value, Load) or value.tensor.role is not Role.INPUT or self.interpreted:
+                if not isinstance(value, Load) or value.tensor in written or self.interpreted:
                     continue
                 own = self._own(dot.guard, lanes)
                 exprs = [*value.index, *(side for g in (*own, *value.guard) for side in (g.left, g.right))]
@@ -497,6 +498,10 @@ class _TritonPrinter:
         self.put(head)
         self.indent += 1
         outer, self.shared = self.shared, {}
+        factors = {**self.factors}
+        for local in (x for node in nodes(tuple(body)) for x in written_by(node)):
+            # In a second iteration it holds what the first has left.
+            self.absent.pop(local.name, None)
         with contextlib.ExitStack() as scope:
             for node in body:
                 if isinstance(node, Bind) and self.lanes_of.get(node.symbol):
@@ -504,7 +509,7 @@ class _TritonPrinter:
                 self._node(node)
         if not body or all(isinstance(n, Prefetch) for n in body):
             self.put("pass")
-        self.shared = outer
+        self.shared, self.factors = outer, factors
         self.indent -= 1
         for node in nodes(tuple(body)):
             for local in (*written_by(node), *([node.local] if isinstance(node, Declare) else [])):
@@ -569,11 +574,16 @@ class _TritonPrinter:
         """A condition; of one on plain lanes, the lanes are compared with one number, in 32 bits."""
         rest = g.right - g.left
         mine = [(term, factor) for term, factor in terms_of(rest) if self.lanes_in(term)]
-        if not mine or not all(isinstance(term, Symbol) and term in self.counted for term, _ in mine):
+        plain = all(isinstance(term, Symbol) and term in self.counted for term, _ in mine)
+        if not mine or not plain or sum(abs(factor) * self._most(term) for term, factor in mine) >= 2**31:
             return f"{self.index(g.left, lanes)} < {self.index(g.right, lanes)}"
         here: Expr = sum((term * -factor for term, factor in mine), const(0))
         limit = rest + here
         return f"{self.index(here, lanes)} < {limit if limit.value is not None else f'sr_number({self.index(limit)})'}"
+
+    def _most(self, e: Expr) -> int:
+        """The last position of a lane."""
+        return max(lane.size - 1 for lane in self.lanes_in(e))
 
     def _pointer(self, tensor: Tensor, index: Sequence[Expr], lanes: Lanes) -> tuple[str, set[Lane]]:
         """A pointer block: the part without lanes first, so that lanes add small offsets to one base."""
