@@ -116,11 +116,12 @@ class CompilerMissing(CompilerError):
 
 
 class CacheError(SerrateError, RuntimeError):
-    """The cache folder is damaged, writable by other users, or cannot store a program."""
+    """The cache folder is writable by other users or cannot store a program, or an archive cannot be exported or imported."""
 
 
 class CacheWarning(UserWarning):
-    """The cache folder cannot be used; compiled programs are kept only until the process ends."""
+    """The cache folder cannot be used, and compiled programs are kept only until the process ends; or an entry is damaged, and is
+    built again."""
 
 
 class BackendError(SerrateError, ValueError):

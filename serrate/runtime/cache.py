@@ -1,8 +1,9 @@
 """Built programs on disk: content-addressed, shared by processes, checked before use.
 
-In: source text and a compiler. Out: loaded functions. An entry is a folder `<digest>/` with the source, the library and the
-library's digest, so that a damaged library is an error and not a cache miss. `cache_folder` locates the entries and protects them
-from other users.
+In: source text and a compiler. Out: loaded functions. An entry is a folder `<digest>/` with the source and the library;
+`cache_folder` locates the entries, checks them, and protects them from other users. A program is built once: threads and
+processes that need it wait for the one that builds it. An entry that is damaged, or is not the program that its name says, is
+reported and built again.
 """
 
 from __future__ import annotations
@@ -11,30 +12,16 @@ import ctypes
 import functools
 import hashlib
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock
 
 from serrate.errors import CacheError, CompilerError
 from serrate.runtime import cache_folder
 from serrate.runtime.compiler import Compiler
 
 _loaded: dict[str, Any] = {}
-_building = threading.Lock()
-"""Threads of one process compile one at a time, so that each finds what the previous one compiled."""
-
-
-def _after_fork() -> None:
-    """After a fork, the parent's thread that held the lock does not exist in the child."""
-    global _building
-    _building = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True)
@@ -51,16 +38,21 @@ class Unit:
 def functions(units: Sequence[Unit], prelude: str, compiler: Compiler) -> list[Any]:
     """The functions of all units; missing ones are compiled in one translation unit."""
     wanted = {unit.digest(prelude, compiler): unit for unit in units}
-    with _building:
-        for _ in range(3):
-            missing = {d: u for d, u in wanted.items() if d not in _loaded and not _load(d, u.name)}
-            if not missing:
-                break
-            # Entries compiled by another process may be cleared before they are loaded here.
-            cache_folder.write(functools.partial(_build, units=missing, prelude=prelude, compiler=compiler))
-        else:
-            raise CacheError("built programs are deleted as soon as they are written; is something clearing the cache folder?")
-    return [_loaded[unit.digest(prelude, compiler)] for unit in units]
+    missing = {d: u for d, u in wanted.items() if d not in _loaded and not _find(d, u.name)}
+    if missing:
+        cache_folder.write(functools.partial(_build, units=missing, prelude=prelude, compiler=compiler))
+    return [_loaded[digest] for digest in (unit.digest(prelude, compiler) for unit in units)]
+
+
+def _find(digest: str, name: str) -> bool:
+    """Loads an entry if one of the folders has a sound one. What is not sound is reported when it is built again."""
+    for place in cache_folder.places():
+        try:
+            if _load(place, digest, name):
+                return True
+        except cache_folder.Unsound:
+            continue
+    return False
 
 
 def _symbol(name: str, digest: str) -> str:
@@ -68,13 +60,18 @@ def _symbol(name: str, digest: str) -> str:
 
 
 def _build(folder: Path, units: dict[str, Unit], prelude: str, compiler: Compiler) -> None:
-    # Processes that start together need the same programs: one compiles, the others wait.
-    lock = folder / f"{min(units)}.lock"
-    with FileLock(lock):
-        left = {d: u for d, u in units.items() if not (folder / d).is_dir()}
+    # Processes that start together need the same programs: one compiles, the others wait and find them here.
+    with cache_folder.locked(folder, units):
+        left = {}
+        for digest, unit in units.items():
+            try:
+                if digest in _loaded or _load(folder, digest, unit.name):
+                    continue
+            except cache_folder.Unsound as reason:
+                cache_folder.report(folder, digest, reason)
+            left[digest] = unit
         if left:
             _compile(folder, left, prelude, compiler)
-    lock.unlink(missing_ok=True)
 
 
 def _compile(folder: Path, units: dict[str, Unit], prelude: str, compiler: Compiler) -> None:
@@ -89,51 +86,49 @@ def _compile(folder: Path, units: dict[str, Unit], prelude: str, compiler: Compi
             os.replace(source, kept)
             raise CompilerError(f"{error}\nthe source is kept at {kept}") from None
         content = library.read_bytes()
-        check = hashlib.sha256(content).hexdigest().encode()
         for digest, text in texts.items():
-            source_text = f"{prelude}\n{text}".encode()
-            cache_folder.put(folder, digest, {"program.cpp": source_text, "program.so": library, "sha256": check})
-            # Loaded immediately: another process may clear the cache at any time.
-            _loaded[digest] = _function(folder / digest / "program.so", content, _symbol(units[digest].name, digest))
+            cache_folder.put(folder, digest, {"program.cpp": f"{prelude}\n{text}".encode(), "program.so": library})
+            try:
+                # Loaded by its bytes if another process has just cleared the cache.
+                _loaded[digest] = _function(folder / digest / "program.so", content, _symbol(units[digest].name, digest))
+            except OSError as error:
+                raise CacheError(f"{folder / digest / 'program.so'} was just built and cannot be loaded: {error}") from error
 
 
-def _load(digest: str, name: str) -> bool:
-    """Loads an entry if one of the folders has it."""
-    for place in cache_folder.places():
-        entry = place / digest
-        if not entry.is_dir():
-            continue
-        try:
-            library, wanted = (entry / "program.so").read_bytes(), (entry / "sha256").read_text()
-        except OSError as error:
-            if not entry.is_dir():
-                return False
-            raise CacheError(f"{entry} is damaged ({error}); run `serrate cache clear`") from error
-        if hashlib.sha256(library).hexdigest() != wanted:
-            raise CacheError(f"{entry / 'program.so'} is not what was built; run `serrate cache clear`")
-        _loaded[digest] = _function(entry / "program.so", library, _symbol(name, digest))
-        return True
-    return False
+def _load(place: Path, digest: str, name: str) -> bool:
+    """Loads an entry of a folder; False if the folder does not have it."""
+    files = cache_folder.get(place, digest)
+    if files is None:
+        return False
+    try:
+        _loaded[digest] = _function(place / digest / "program.so", files["program.so"], _symbol(name, digest))
+    except KeyError as error:
+        raise cache_folder.Unsound("has no program.so") from error
+    except (OSError, AttributeError) as error:
+        raise cache_folder.Unsound(f"cannot be loaded ({error})") from error
+    return True
 
 
 def _function(path: Path, content: bytes, symbol: str) -> Any:
-    function = getattr(_open(path, content), symbol)
+    """A function of the library at `path`, whose bytes are `content`. Raises `OSError` if it is not a library, and
+    `AttributeError` if it has no such function."""
+    try:
+        function = getattr(ctypes.CDLL(str(path)), symbol)
+    except (OSError, AttributeError):
+        # The folder is mounted noexec, or the file was just cleared, or the loader knows what was there before by this name.
+        function = getattr(_open_bytes(path.parent.name, content), symbol)
     function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], None
     return function
 
 
-def _open(path: Path, content: bytes) -> ctypes.CDLL:
-    """Loads the library at `path`, whose bytes are `content`."""
+def _open_bytes(name: str, content: bytes) -> ctypes.CDLL:
+    """Loads a library from an anonymous file."""
+    handle = os.memfd_create(name)
+    with os.fdopen(handle, "wb", closefd=False) as file:
+        file.write(content)
     try:
-        return ctypes.CDLL(str(path))
+        # The descriptor stays open: the loader knows libraries by name, and a reused number would name the library loaded first.
+        return ctypes.CDLL(f"/proc/self/fd/{handle}")
     except OSError:
-        # On a noexec mount, load the library from an anonymous file. Its descriptor stays open: the loader knows libraries by
-        # name, and a reused descriptor number would name the library loaded first.
-        handle = os.memfd_create(path.parent.name)
-        with os.fdopen(handle, "wb", closefd=False) as file:
-            file.write(content)
-        try:
-            return ctypes.CDLL(f"/proc/self/fd/{handle}")
-        except OSError as error:
-            os.close(handle)
-            raise CacheError(f"{path} cannot be loaded ({error}); run `serrate cache clear`") from error
+        os.close(handle)
+        raise

@@ -1,24 +1,32 @@
-"""The folder of compiled programs: its permissions, the fallback if it cannot be used, and cleaning up.
+"""The cache folder: its permissions, its entries, the fallback if it cannot be used, and cleaning up.
 
-In: the settings in force. Out: folders to search, a folder to write to, and atomic entries in it.
+In: the settings in force. Out: folders to search, a folder to write to, and entries in it that are written atomically and checked
+when they are read.
 
 Anyone who can write to this folder can run code as its owner, so a folder that others can write to is an error, as with ssh keys.
-A folder that cannot be used (read-only, full, not a folder) is reported, and programs are built in a temporary folder that is
-removed when the process ends.
+Permissions guard against people, digests against damage: an entry lists the digests of its files, and one that does not match is
+reported and made again. A folder that cannot be used (read-only, full, not a folder) is reported, and programs are built in a
+temporary folder that is removed when the process ends.
+
+Processes agree through locks in the folder, which the kernel releases when a process is killed. The files of locks are never
+deleted while another process could wait for them: it would then hold a lock that nobody else can see.
 """
 
 from __future__ import annotations
 
 import atexit
+import hashlib
+import json
 import os
 import shutil
 import stat
 import tempfile
 import threading
 import time
+import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -30,8 +38,12 @@ PROGRAMS = "programs"
 """The subfolder of the cache folder with one folder per compiled program."""
 
 BUILDING, FAILED, REMOVING = "building-", "failed-", ".removing"
-"""Prefixes of folders of builds in progress, of failed builds, and of entries being deleted."""
+"""The prefixes of folders of builds in progress and of failed builds, and the suffix of entries being deleted."""
 
+MANIFEST = "manifest.json"
+"""The file of an entry with the entry's name and the digests of its other files."""
+
+LOCKS = "locks"
 _BUILD_LOCK = "in-use.lock"
 _KEEP_FAILED = 24 * 3600
 _guard = threading.Lock()
@@ -59,7 +71,7 @@ def check_private(path: Path) -> None:
             f"{path} can be written by other users (mode {stat.S_IMODE(status.st_mode):04o}), who could put programs there that "
             f"you would run; check what it holds, then `chmod go-w {path}`, or name another folder in SERRATE_CACHE_DIR"
         )
-    for parent in path.parents:
+    for parent in dict.fromkeys((*path.parents, *path.resolve().parents)):
         mode = parent.stat().st_mode
         # In a sticky folder such as /tmp only the owner of an entry can rename it.
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
@@ -100,25 +112,33 @@ def write(use: Callable[[Path], None]) -> None:
             ) from second
 
 
+class Unsound(Exception):
+    """An entry is damaged, or is not what its name says. The message is the reason."""
+
+
 def put(folder: Path, name: str, files: Mapping[str, bytes | Path]) -> None:
     """Creates the entry `name` atomically; contents given as a path are linked, or copied if links do not work.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     put(Path(folder), "0123", {"a": b"text"})
-    ...     (Path(folder) / "0123" / "a").read_text()
-    'text'
+    ...     get(Path(folder), "0123")
+    {'a': b'text'}
     """
     with building(folder) as work:
         entry = work / name
         entry.mkdir()
+        digests = {}
         for file, content in files.items():
             if isinstance(content, bytes):
                 (entry / file).write_bytes(content)
-                continue
-            try:
-                os.link(content, entry / file)
-            except OSError:
-                shutil.copyfile(content, entry / file)
+            else:
+                try:
+                    os.link(content, entry / file)
+                except OSError:
+                    shutil.copyfile(content, entry / file)
+                content = content.read_bytes()
+            digests[file] = hashlib.sha256(content).hexdigest()
+        (entry / MANIFEST).write_text(json.dumps({"entry": name, "files": digests}))
         try:
             os.rename(entry, folder / name)
         except OSError:
@@ -127,28 +147,79 @@ def put(folder: Path, name: str, files: Mapping[str, bytes | Path]) -> None:
                 raise
 
 
+def get(folder: Path, name: str) -> dict[str, bytes] | None:
+    """The files of an entry, each compared with its digest; None if there is no such entry. Raises `Unsound` if one does not
+    match."""
+    entry = folder / name
+    try:
+        if not stat.S_ISDIR(entry.lstat().st_mode):
+            raise Unsound("is not a folder")
+        manifest = json.loads((entry / MANIFEST).read_bytes())
+        found = {file: (entry / file).read_bytes() for file in manifest["files"] if Path(file).name == file}
+        if manifest["entry"] != name:
+            raise Unsound(f"is a copy of {manifest['entry']}")
+        for file, wanted in manifest["files"].items():
+            if file not in found or hashlib.sha256(found[file]).hexdigest() != wanted:
+                raise Unsound(f"has a damaged {file}")
+    except FileNotFoundError as error:
+        # Either it never existed or another process has just removed it.
+        if not os.path.lexists(entry):
+            return None
+        raise Unsound(f"is incomplete: {Path(error.filename).name} is missing") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Unsound(f"has a damaged {MANIFEST}") from error
+    return found
+
+
+def report(folder: Path, name: str, reason: Unsound) -> None:
+    """Warns of an unsound entry and removes it, so that it is made again. The caller holds its lock."""
+    warnings.warn(f"{folder / name} {reason}; it is not used, and built again", CacheWarning, stacklevel=2)
+    try:
+        discard(folder / name)
+    except FileNotFoundError:
+        return
+
+
+@contextmanager
+def locked(folder: Path, names: Iterable[str]) -> Iterator[None]:
+    """Holds the locks of some entries, so that processes and threads that need the same entry wait for one that makes it.
+
+    Entries share 256 locks, taken in order, so that no two processes wait for each other.
+    """
+    (folder / LOCKS).mkdir(mode=0o700, exist_ok=True)
+    with ExitStack() as stack:
+        for part in sorted({name[:2] for name in names}):
+            stack.enter_context(FileLock(folder / LOCKS / f"{part}.lock"))
+        yield
+
+
 @contextmanager
 def building(folder: Path) -> Iterator[Path]:
-    """A folder to build in, removed afterwards. While its lock is held, `leftovers` does not list it."""
-    work = Path(tempfile.mkdtemp(dir=folder, prefix=BUILDING))
+    """A folder to build in, removed afterwards. While its lock is held, it is not a leftover."""
+    while True:
+        work = Path(tempfile.mkdtemp(dir=folder, prefix=BUILDING))
+        lock = FileLock(work / _BUILD_LOCK)
+        lock.acquire()
+        if (work / _BUILD_LOCK).exists():
+            break
+        # Another process took it for abandoned, between the creation of the lock's file and the lock.
+        lock.release()
     try:
-        with FileLock(work / _BUILD_LOCK):
-            yield work
+        yield work
     finally:
+        lock.release()
         shutil.rmtree(work, ignore_errors=True)
 
 
 def leftovers(folder: Path, failed_for: float = 0.0) -> list[Path]:
-    """Leftovers of interrupted processes: builds and locks that nobody holds, and sources that failed `failed_for` seconds
-    ago."""
+    """Leftovers of interrupted processes: builds that nobody works on, and sources that failed `failed_for` seconds ago."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_symlink():
             continue  # serrate creates no links
         if path.name.startswith(BUILDING):
-            abandoned = _is_free(path / _BUILD_LOCK)
-        elif path.suffix == ".lock":
-            abandoned = _is_free(path)
+            with _abandoned(path) as abandoned:
+                pass
         elif path.name.startswith(FAILED):
             abandoned = _age(path) >= failed_for
         else:
@@ -159,15 +230,22 @@ def leftovers(folder: Path, failed_for: float = 0.0) -> list[Path]:
 
 
 def discard(path: Path) -> None:
-    """Deletes a file or folder atomically, as seen from other processes."""
-    if path.is_file():
+    """Deletes a file or folder atomically, as seen from other processes; not a build that another process works on."""
+    if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
         return
-    if path.suffix != REMOVING:
-        doomed = path.with_name(path.name + REMOVING)
-        shutil.rmtree(doomed, ignore_errors=True)
-        path = path.rename(doomed)
+    if path.name.startswith(BUILDING) and path.suffix != REMOVING:
+        with _abandoned(path) as abandoned:
+            if not abandoned:
+                return
+            path = _set_aside(path)
+    elif path.suffix != REMOVING:
+        path = _set_aside(path)
     shutil.rmtree(path)
+
+
+def _set_aside(path: Path) -> Path:
+    return path.rename(path.with_name(f"{path.name}-{uuid.uuid4().hex[:8]}{REMOVING}"))
 
 
 def _temporary_folder() -> Path:
@@ -197,15 +275,23 @@ def _sweep_once(folder: Path) -> None:
             continue
 
 
-def _is_free(lock: Path) -> bool:
+@contextmanager
+def _abandoned(work: Path) -> Iterator[bool]:
+    """Whether nobody works in the folder of a build; if so, nobody can begin to until the end of the `with` statement."""
     # Taking the lock would create the file; a build whose lock does not exist yet has only just begun.
-    if not lock.exists():
-        return _age(lock.parent) > 60
+    if not (work / _BUILD_LOCK).exists():
+        yield _age(work) > 60
+        return
+    lock = FileLock(work / _BUILD_LOCK)
     try:
-        with FileLock(lock, timeout=0):
-            return True
+        lock.acquire(timeout=0)
     except (Timeout, OSError):
-        return False
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 def _age(path: Path) -> float:

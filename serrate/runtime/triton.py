@@ -20,7 +20,7 @@ import torch
 
 from serrate.codegen.triton.derived import BLOCK, COMPONENTS, can_derive, print_derived, table_size
 from serrate.codegen.triton.printer import Launch, print_triton
-from serrate.errors import BackendError, CacheError
+from serrate.errors import BackendError
 from serrate.ir.expr import Array, Symbol, const, numbers_function, size_function
 from serrate.ir.loops import LoopProgram
 from serrate.ir.recipes import RunningSum
@@ -312,12 +312,24 @@ def load(text: str, name: str) -> ModuleType:
 
 def _write(text: str, digest: str) -> Path:
     """The file that holds `text`, written if it does not exist: Triton reads a kernel's source from its file."""
-    for _ in range(3):
-        for place in cache_folder.places():
-            path = place / digest / "program.py"
-            if path.is_file():
-                if path.read_text() != text:
-                    raise CacheError(f"{path} is not what was written; run `serrate cache clear`")
-                return path
-        cache_folder.write(lambda folder: cache_folder.put(folder, digest, {"program.py": text.encode()}))
-    raise CacheError("built programs are deleted as soon as they are written; is something clearing the cache folder?")
+    for place in cache_folder.places():
+        path = place / digest / "program.py"
+        if path.is_file() and path.read_text() == text:
+            return path
+    written: list[Path] = []
+
+    def write(folder: Path) -> None:
+        with cache_folder.locked(folder, [digest]):
+            try:
+                found = cache_folder.get(folder, digest)
+                if found is not None and found.get("program.py") != text.encode():
+                    raise cache_folder.Unsound("holds another program")
+            except cache_folder.Unsound as reason:
+                cache_folder.report(folder, digest, reason)
+                found = None
+            if found is None:
+                cache_folder.put(folder, digest, {"program.py": text.encode()})
+        written.append(folder / digest / "program.py")
+
+    cache_folder.write(write)
+    return written[-1]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -57,7 +59,7 @@ def test_many_programs_share_one_run_of_the_compiler(private_cache: Path, compil
     for k, p in enumerate(programs):
         assert torch.equal(p(*ARGS), torch.tensor([[2.0, 4.0], [0.0, 0.0], [28.0, 32.0]]) * k)
     assert len(compilations) == 1
-    assert len([d for d in (private_cache / "programs").iterdir() if d.is_dir()]) == 5
+    assert len(entries(private_cache)) == 5
 
 
 def test_a_built_program_is_found_again(private_cache: Path, compilations: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,17 +93,92 @@ def test_another_compiler_has_libraries_of_its_own(part: str) -> None:
     assert cache.Unit("f", "text").digest("prelude", one) != cache.Unit("f", "text").digest("prelude", other)
 
 
-def test_a_damaged_library_is_an_error_not_a_miss(
-    private_cache: Path, compilations: list[Path], monkeypatch: pytest.MonkeyPatch
+def _cut(entry: Path) -> None:
+    library = entry / "program.so"
+    library.write_bytes(library.read_bytes()[:-100])
+
+
+def _emptied(entry: Path) -> None:
+    for file in entry.iterdir():
+        file.unlink()
+
+
+def _linked(entry: Path) -> None:
+    entry.symlink_to(entry.rename(entry.with_name("elsewhere")))
+
+
+def _file(entry: Path) -> None:
+    shutil.rmtree(entry)
+    entry.write_text("not a folder")
+
+
+def _another(entry: Path) -> None:
+    shutil.rmtree(entry)
+    text = 'extern "C" void told(void* const*, const long long*) {}'
+    cache.functions([cache.Unit("told", text)], "", find_compiler())
+    (other,) = (d for d in entry.parent.iterdir() if len(d.name) == 32)
+    other.rename(entry)
+
+
+def _another_that_says_otherwise(entry: Path) -> None:
+    _another(entry)
+    manifest = json.loads((entry / "manifest.json").read_text())
+    (entry / "manifest.json").write_text(json.dumps({**manifest, "entry": entry.name}))
+
+
+def _nonsense(entry: Path) -> None:
+    cache_folder.discard(entry)
+    cache_folder.put(entry.parent, entry.name, {"program.cpp": b"", "program.so": b"nonsense"})
+
+
+def _outside(entry: Path) -> None:
+    library = (entry / "program.so").rename(entry.parent / "program.so")
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()
+    (entry / "manifest.json").write_text(json.dumps({"entry": entry.name, "files": {"../program.so": digest}}))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut": (_cut, "has a damaged program.so"),
+    "emptied": (_emptied, "is incomplete"),
+    "without a library": (lambda entry: (entry / "program.so").unlink(), "is incomplete: program.so is missing"),
+    "another format": (lambda entry: (entry / "manifest.json").write_text('["program.so"]'), "has a damaged manifest.json"),
+    "not text": (lambda entry: (entry / "manifest.json").write_bytes(b"\xff\x00"), "has a damaged manifest.json"),
+    "a link": (_linked, "is not a folder"),
+    "a file": (_file, "is not a folder"),
+    "another program": (_another, "is a copy of"),
+    "another program that says otherwise": (_another_that_says_otherwise, "cannot be loaded"),
+    "not a library": (_nonsense, "cannot be loaded"),
+    "a file outside": (_outside, "has a damaged ../program.so"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_or_foreign_entry_is_reported_and_built_again(
+    private_cache: Path, compilations: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str
 ) -> None:
-    program(4.0)(*ARGS)
-    (entry,) = [d for d in (private_cache / "programs").iterdir() if d.is_dir()]
-    damaged = entry / "program.so.new"
-    damaged.write_bytes(b"not a library")
-    damaged.replace(entry / "program.so")
-    monkeypatch.setattr(cache, "_loaded", {})
-    with pytest.raises(CacheError, match="not what was built"):
-        program(4.0)(*ARGS)
+    text = f'extern "C" void five(void* const* to, const long long*) {{ *(int*)to[0] = 5; }} // {damage}'
+
+    def five() -> int:
+        found = torch.zeros(1, dtype=torch.int32)
+        cache.functions([cache.Unit("five", text)], "", find_compiler())[0]((ctypes.c_void_p * 1)(found.data_ptr()), None)
+        return int(found)
+
+    five()
+    (name,) = (d.name for d in (private_cache / "programs").iterdir() if len(d.name) == 32)
+    # The loader knows the libraries of this process by their paths and inodes.
+    moved = tmp_path / "moved"
+    shutil.copytree(private_cache, moved)
+    monkeypatch.setenv("SERRATE_CACHE_DIR", str(moved))
+    settings.reload()
+    change, reason = DAMAGE[damage]
+    change(moved / "programs" / name)
+    cache._loaded.clear()
+    compilations.clear()
+    with pytest.warns(CacheWarning, match=f"{name} {reason}.*; it is not used, and built again"):
+        assert five() == 5
+    assert len(compilations) == 1
+    cache._loaded.clear()
+    assert five() == 5 and len(compilations) == 1, "what was built again is sound"
 
 
 def test_the_folder_is_private(private_cache: Path, compilations: list[Path]) -> None:
@@ -137,6 +214,17 @@ def test_a_folder_that_others_can_exchange_is_refused(private_cache: Path, compi
         program(7.5)(*ARGS)
     private_cache.chmod(0o1777)
     program(7.5)(*ARGS)
+
+
+def test_a_link_to_a_folder_that_others_can_exchange_is_refused(
+    private_cache: Path, compilations: list[Path], tmp_path: Path
+) -> None:
+    open_to_all = tmp_path / "open"
+    (open_to_all / "mine").mkdir(parents=True, mode=0o700)
+    open_to_all.chmod(0o777)
+    private_cache.symlink_to(open_to_all / "mine")
+    with pytest.raises(CacheError, match=rf"{open_to_all} can be written by everybody"):
+        program(7.75)(*ARGS)
 
 
 def test_folders_are_made_private_whatever_the_umask(private_cache: Path, compilations: list[Path]) -> None:
@@ -175,7 +263,7 @@ def test_a_full_disk_is_reported_and_done_without(private_cache: Path, compilati
     folder = mount(private_cache, "size=64k")
     with pytest.warns(CacheWarning, match=f"{folder}.*No space left on device"):
         assert torch.equal(program(10.0)(*ARGS), WANTED * 10)
-    assert not [d for d in (folder / "programs").iterdir() if d.is_dir()]
+    assert not entries(folder)
 
 
 def test_a_read_only_folder_is_read(private_cache: Path, compilations: list[Path], mount: Mount) -> None:
